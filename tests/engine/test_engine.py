@@ -1,0 +1,163 @@
+import asyncio
+
+import pytest
+
+from tests.engine.fakes import GONE, RUNS, FakeMover
+from tests.unit.builders import sample
+from vmckpt.errors import HypervisorError, OutcomeUnknown, PeerLoginFailed
+from vmckpt.migrate.engine import PATIENCE, Ending, Migration
+from vmckpt.migrate.watch import Limits
+from vmckpt.model.events import Decided, Event, PhaseChanged, Sampled
+from vmckpt.model.guests import GuestState, Presence
+from vmckpt.model.jobs import JobPhase, Outcome
+from vmckpt.model.ports import Driver, MoveOrder
+from vmckpt.units import MIB, Seconds
+
+pytestmark = pytest.mark.looptime
+
+ORDER = MoveOrder(
+    driver=Driver.PEER_TO_PEER, persistent=True, autostart=False, storage_proven=True,
+    bandwidth=None,
+)  # fmt: skip
+MOVING = Presence(reachable=True, state=GuestState.RUNNING, migrating=True)
+PAUSED = Presence(reachable=True, state=GuestState.PAUSED)
+
+
+async def run(
+    mover: FakeMover, *, timeout: float | None = None, stop_after: float | None = None,
+    events: list[Event] | None = None,
+) -> Ending:  # fmt: skip
+    stop = asyncio.Event()
+    if stop_after is not None:
+        asyncio.get_running_loop().call_later(stop_after, stop.set)
+    limits = Limits(
+        max_downtime=Seconds(0.1), timeout=None if timeout is None else Seconds(timeout)
+    )
+    emit = (events if events is not None else []).append
+    return await Migration(mover, limits, emit, stop).run(ORDER)
+
+
+async def test_a_migration_that_goes_well_is_complete() -> None:
+    mover = FakeMover(lasts=3.0)
+    ending = await run(mover)
+
+    assert ending.outcome is Outcome.COMPLETED
+    assert ending.totals == mover.statistics
+    assert mover.calls == ["downtime 0.1", "move peer-to-peer"]
+    assert ending.elapsed == pytest.approx(3.0, abs=0.2)
+
+
+async def test_samples_and_phases_are_told_as_they_come() -> None:
+    events: list[Event] = []
+    mover = FakeMover(lasts=0.35, samples=[
+        sample(iteration=0, total=0), sample(iteration=1), sample(iteration=2),
+        sample(iteration=2, phase=JobPhase.SWITCHOVER),
+    ])  # fmt: skip
+    ending = await run(mover, events=events)
+
+    phases = [event.phase for event in events if isinstance(event, PhaseChanged)]
+    assert phases == [
+        JobPhase.SETUP, JobPhase.PRE_COPY, JobPhase.SWITCHOVER, JobPhase.CLEANUP, JobPhase.DONE,
+    ]  # fmt: skip
+    assert [s.iteration for s in ending.samples] == [1, 2, 2]
+    shares = [event.done for event in events if isinstance(event, Sampled)]
+    assert shares == sorted(shares)
+
+
+async def test_the_operators_stop_aborts_and_ends_on_the_source() -> None:
+    events: list[Event] = []
+    mover = FakeMover(lasts=1000, samples=[sample(iteration=4, remaining=9 * MIB)])
+    ending = await run(mover, stop_after=2.0, events=events)
+
+    assert ending.outcome is Outcome.CANCELLED
+    assert mover.calls == ["downtime 0.1", "move peer-to-peer", "abort", "downtime 0.3"]
+    assert [d.action for d in ending.decisions] == ["abort"]
+    assert ending.decisions[0].numbers["remaining"] == 9 * MIB
+    assert sum(isinstance(event, Decided) for event in events) == 1
+
+
+async def test_an_abort_that_came_too_early_is_given_again() -> None:
+    mover = FakeMover(lasts=1000, aborts_ignored=2)
+    ending = await run(mover, stop_after=0.0)
+
+    assert ending.outcome is Outcome.CANCELLED
+    assert mover.calls.count("abort") == 3
+    assert len(ending.decisions) == 1
+
+
+async def test_a_stop_that_came_too_late_is_said_and_changes_nothing() -> None:
+    mover = FakeMover(lasts=1.0, aborts_ignored=99)
+    ending = await run(mover, stop_after=0.9)
+
+    assert ending.outcome is Outcome.COMPLETED
+    assert "before it could be stopped" in ending.warnings[0]
+
+
+async def test_the_time_limit_aborts() -> None:
+    mover = FakeMover(lasts=1000)
+    ending = await run(mover, timeout=5.0)
+
+    assert ending.outcome is Outcome.TIMED_OUT
+    assert ending.elapsed == pytest.approx(5.3, abs=0.2)
+
+
+async def test_a_failure_is_told_in_libvirts_words_and_the_limit_set_back() -> None:
+    mover = FakeMover(errors=[HypervisorError("alpha: migration: no room", host="alpha")])
+    ending = await run(mover)
+
+    assert (ending.outcome, ending.error) == (Outcome.FAILED, "alpha: migration: no room")
+    assert mover.calls[-1] == "downtime 0.3"
+
+
+async def test_a_source_that_cannot_log_in_at_the_target_lets_the_client_drive() -> None:
+    mover = FakeMover(errors=[PeerLoginFailed("alpha: no route", host="alpha")])
+    ending = await run(mover)
+
+    assert (ending.outcome, ending.driver) == (Outcome.COMPLETED, Driver.CLIENT)
+    assert [d.action for d in ending.decisions] == ["client-driven"]
+    assert mover.calls[1:] == ["move peer-to-peer", "move client-driven"]
+
+
+async def test_a_broken_call_is_no_failure_the_hosts_are_asked() -> None:
+    lost = OutcomeUnknown("alpha: the connection broke", host="alpha")
+    mover = FakeMover(errors=[lost], presences=[(MOVING, PAUSED), (PAUSED, PAUSED), (GONE, RUNS)])
+    ending = await run(mover)
+
+    assert ending.outcome is Outcome.COMPLETED
+    assert ending.error is None
+
+
+async def test_a_job_that_outlives_our_call_is_followed_and_can_be_stopped() -> None:
+    lost = OutcomeUnknown("alpha: the connection broke", host="alpha")
+    mover = FakeMover(errors=[lost], presences=[(MOVING, PAUSED)] * 700 + [(RUNS, GONE)])
+    ending = await run(mover, stop_after=60.0)
+
+    assert ending.outcome is Outcome.CANCELLED
+    assert "abort" in mover.calls
+
+
+async def test_when_hosts_stay_silent_the_outcome_is_not_guessed() -> None:
+    silent = Presence(reachable=False)
+    lost = OutcomeUnknown("alpha: the connection broke", host="alpha")
+    mover = FakeMover(lasts=1.0, errors=[lost], presences=[(silent, RUNS)])
+    ending = await run(mover)
+
+    assert ending.outcome is Outcome.UNKNOWN
+    assert ending.elapsed >= PATIENCE
+    assert ending.warnings == ("source says nothing, target says running",)
+
+
+async def test_missing_final_statistics_are_said_not_invented() -> None:
+    ending = await run(FakeMover(statistics=None))
+
+    assert (ending.outcome, ending.totals) == (Outcome.COMPLETED, None)
+    assert "downtime is not known" in ending.warnings[0]
+
+
+async def test_passes_of_an_earlier_cancelled_job_are_not_counted() -> None:
+    mover = FakeMover(lasts=0.35, samples=[
+        sample(iteration=5, total=0), sample(iteration=6), sample(iteration=7),
+    ])  # fmt: skip
+    ending = await run(mover)
+
+    assert [s.iteration for s in ending.samples] == [1, 2, 2]

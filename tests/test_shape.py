@@ -1,0 +1,56 @@
+"""The limits of the house that no linter knows."""
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted(
+    path for room in ("vmckpt", "tui", "tests", "bench") for path in (ROOT / room).rglob("*.py")
+)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_has_fewer_than_400_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 400
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_function_has_at_most_40_statements(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    sizes = {f.name: sum(isinstance(n, ast.stmt) for n in ast.walk(f)) - 1 for f in functions}
+
+    assert {name: size for name, size in sizes.items() if size > 40} == {}
+
+
+def test_no_file_names_a_path_of_one_machine_or_a_registry() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    ).stdout.split()  # fmt: skip
+    forbidden = ("/work" + "/", "/opt/" + "pypi", "pypi" + ".org", "deb.debian" + ".org")
+    found = [
+        (name, word)
+        for name in listed
+        if (ROOT / name).is_file() and (ROOT / name).stat().st_size < 1 << 20
+        for word in forbidden
+        if word in (ROOT / name).read_text(errors="ignore")
+    ]
+
+    assert found == []
+
+
+def test_the_core_runs_without_the_dashboard_and_its_library() -> None:
+    code = (
+        "import vmckpt.cli.main, sys; print('textual' in sys.modules, 'vmckpt_tui' in sys.modules)"
+    )
+    seen = subprocess.run(
+        [ROOT / ".venv/bin/python", "-c", code], capture_output=True, text=True, check=True
+    )
+
+    assert seen.stdout == "False False\n"

@@ -1,0 +1,143 @@
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmckpt import inventory
+from vmckpt.errors import InventoryError
+
+PATH = Path("hosts.yaml")
+GOOD = """\
+hosts:
+  alpha:
+    uri: qemu+ssh://root@alpha/system
+    ssh: {address: alpha, port: 2222, key_file: ~/.ssh/id}
+    labels: {rack: a1}
+    networks: [br0]
+  beta:
+    uri: qemu+tls://beta/system
+    peer_uri: qemu+tcp://10.0.0.2/system
+observer: /run/observer.sock
+"""
+
+
+def test_a_good_inventory_is_read_whole() -> None:
+    found = inventory.parse(GOOD, PATH)
+
+    alpha, beta = found.host("alpha"), found.host("beta")
+    assert alpha.ssh is not None
+    assert (alpha.ssh.user, alpha.ssh.port) == ("root", 2222)
+    assert alpha.ssh.key_file == Path("~/.ssh/id").expanduser()
+    assert alpha.uri_for_peers == alpha.uri
+    assert beta.uri_for_peers == "qemu+tcp://10.0.0.2/system"
+    assert beta.ssh is None
+    assert found.observer == Path("/run/observer.sock")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        pytest.param(
+            "labels:",
+            "lables:",
+            ":5: unknown key 'lables'; did you mean 'labels'?",
+            id="misspelt-key",
+        ),
+        pytest.param(
+            "port: 2222",
+            "prot: 2222",
+            ":4: unknown key 'prot'; did you mean 'port'?",
+            id="misspelt-key-within",
+        ),
+        pytest.param(
+            "observer:",
+            "observr:",
+            ":10: unknown key 'observr'; did you mean 'observer'?",
+            id="misspelt-key-at-the-top",
+        ),
+        pytest.param("port: 2222", "port: 99999", ":4: hosts.alpha.ssh.port", id="port-too-high"),
+        pytest.param("port: 2222", "port: yes", ":4: hosts.alpha.ssh.port", id="port-no-number"),
+        pytest.param(
+            "uri: qemu+tls://beta/system",
+            "uri: beta",
+            ":8: hosts.beta.uri: 'beta' is no libvirt URI",
+            id="no-uri",
+        ),
+        pytest.param(
+            "    uri: qemu+tls://beta/system\n",
+            "",
+            ":7: hosts.beta.uri is missing",
+            id="uri-missing",
+        ),
+        pytest.param("  beta:", "  alpha:", ":7: 'alpha' is written twice", id="host-twice"),
+        pytest.param("[br0]", "br0", ":6: hosts.alpha.networks", id="not-a-list"),
+        pytest.param("{rack: a1}", "{rack: 1}", ":5: hosts.alpha.labels.rack", id="label-a-number"),
+        pytest.param("[br0]", "[br0", ":7:", id="no-yaml"),
+        pytest.param("[br0]", "!!python/object:os.system [x]", ":6:", id="tag"),
+        pytest.param("{rack: a1}", "&a {rack: *a}", "aliases", id="alias-of-itself"),
+    ],
+)
+def test_a_mistake_is_named_with_file_line_key_and_likely_word(
+    old: str, new: str, complaint: str
+) -> None:
+    with pytest.raises(InventoryError) as caught:
+        inventory.parse(GOOD.replace(old, new, 1), PATH)
+
+    assert str(caught.value).startswith("hosts.yaml:")
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "hosts:", "hosts: {}", "hosts: [a]", "1", "\t", "a: b: c"]
+)
+def test_what_is_no_inventory_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(InventoryError) as caught:
+        inventory.parse(text, PATH)
+
+    assert "\n" not in str(caught.value)
+
+
+def test_aliases_that_would_fill_the_memory_are_refused() -> None:
+    bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+        f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n"
+        for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    with pytest.raises(InventoryError, match="aliases"):
+        inventory.parse(bomb, PATH)
+
+
+@given(st.text(max_size=200))
+def test_no_text_does_worse_than_an_inventory_error(text: str) -> None:
+    with suppress(InventoryError):
+        inventory.parse(text, PATH)
+
+
+def test_an_unknown_host_is_refused_with_the_likely_one() -> None:
+    with pytest.raises(InventoryError, match=r"no host 'alhpa'; did you mean 'alpha'\?"):
+        inventory.parse(GOOD, PATH).host("alhpa")
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InventoryError, match="No such file"):
+        inventory.load(tmp_path / "hosts.yaml")
+
+
+def test_a_file_that_is_not_text_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InventoryError, match="not UTF-8"):
+        inventory.load(path)
+
+
+def test_the_inventory_is_found_in_the_order_documented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert inventory.find(None, {}) is None
+    Path("hosts.yaml").touch()
+    assert inventory.find(None, {}) == Path("hosts.yaml")
+    assert inventory.find(None, {"VMCKPT_INVENTORY": "/b"}) == Path("/b")
+    assert inventory.find(Path("/a"), {"VMCKPT_INVENTORY": "/b"}) == Path("/a")

@@ -1,0 +1,130 @@
+import libvirt
+import pytest
+
+from vmckpt.hypervisor import parse
+from vmckpt.model.guests import Disk, GuestState, Nic
+from vmckpt.model.jobs import JobPhase
+from vmckpt.units import Seconds
+
+XML = """
+<domain type='kvm' id='3'>
+  <name>db &lt;1&gt;</name>
+  <uuid>0d6f7a57-be04-4dd1-80ff-c8e5fa28580b</uuid>
+  <memory unit='KiB'>1048576</memory>
+  <vcpu placement='static'>4</vcpu>
+  <memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>
+  <os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type><loader>/fw.fd</loader>
+    <kernel>/k</kernel></os>
+  <cpu mode='host-model'/>
+  <devices>
+    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    <disk type='file' device='disk'><driver name='qemu' type='raw' cache='none'/>
+      <source file='/srv/a b.raw'/><target dev='vda'/></disk>
+    <disk type='network' device='disk'><source protocol='rbd' name='pool/x'/>
+      <target dev='vdb'/></disk>
+    <disk type='file' device='cdrom'><target dev='sda'/><readonly/></disk>
+    <interface type='network'><mac address='52:54:00:00:00:01'/>
+      <source network='lan' bridge='virbr0'/></interface>
+    <interface type='bridge'><source bridge='br0'/></interface>
+    <interface type='hostdev'><mac address='52:54:00:00:00:02'/></interface>
+    <hostdev mode='subsystem' type='pci'><source>
+      <address domain='0x0000' bus='0x03' slot='0x00' function='0x0'/></source></hostdev>
+    <filesystem type='mount'><source dir='/x'/><target dir='tag'/></filesystem>
+  </devices>
+</domain>
+"""
+
+
+def test_a_guest_is_read_from_its_xml() -> None:
+    guest = parse.guest(
+        XML, state=(1, 1), persistent=True, autostart=True, snapshots=2, job="backup"
+    )
+
+    assert (guest.name, guest.state, guest.memory) == ("db <1>", GuestState.RUNNING, 1 << 30)
+    assert (guest.machine, guest.arch, guest.accelerator) == ("pc-q35-7.2", "x86_64", "kvm")
+    assert guest.disks == (
+        Disk(target="vda", kind="file", source="/srv/a b.raw", cache="none", read_only=False,
+             shareable=False),
+        Disk(target="vdb", kind="network", source="pool/x", cache=None, read_only=False,
+             shareable=False),
+        Disk(target="sda", kind="file", source=None, cache=None, read_only=True, shareable=False),
+    )  # fmt: skip
+    assert guest.nics[:2] == (Nic(kind="network", source="lan"), Nic(kind="bridge", source="br0"))
+    assert guest.host_devices == (
+        "pci 0x0000 0x03 0x00 0x0", "network card 52:54:00:00:00:02", "filesystem tag",
+    )  # fmt: skip
+    assert guest.boot_files == ("/k", "/fw.fd")
+    assert guest.shared_memory
+
+
+def test_a_guest_with_the_barest_xml_is_read_too() -> None:
+    guest = parse.guest(
+        "<domain/>", state=(99, 0), persistent=False, autostart=False, snapshots=0, job=None
+    )
+
+    assert (guest.state, guest.memory, guest.disks) == (GuestState.UNKNOWN, 0, ())
+
+
+def stats(**changes: int) -> dict[str, int | str | float | bool]:
+    whole: dict[str, int | str | float | bool] = {
+        "type": libvirt.VIR_DOMAIN_JOB_UNBOUNDED,
+        "operation": libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT,
+        "memory_iteration": 3, "memory_page_size": 4096, "memory_dirty_rate": 5000,
+        "memory_bps": 50_000_000, "data_remaining": 1000, "data_total": 2000,
+        "data_processed": 9000, "downtime": 300,
+    }  # fmt: skip
+    return whole | changes
+
+
+def test_a_sample_has_bytes_seconds_and_bytes_per_second() -> None:
+    seen = parse.job_sample(stats(), at=Seconds(5.0), paused=False, post_copy=False)
+
+    assert (seen.iteration, seen.remaining, seen.total, seen.transferred) == (3, 1000, 2000, 9000)
+    assert seen.dirty_rate == 5000 * 4096
+    assert seen.bandwidth == 50_000_000
+    assert seen.expected_downtime == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("iteration", "paused", "post_copy", "phase"),
+    [
+        (0, False, False, JobPhase.SETUP),
+        (1, False, False, JobPhase.PRE_COPY),
+        (3, True, False, JobPhase.SWITCHOVER),
+        (3, True, True, JobPhase.POST_COPY),
+    ],
+)
+def test_the_phase_follows_from_passes_and_state(
+    iteration: int, paused: bool, post_copy: bool, phase: JobPhase
+) -> None:
+    seen = parse.job_sample(
+        stats(memory_iteration=iteration), at=Seconds(0.0), paused=paused, post_copy=post_copy
+    )
+
+    assert seen.phase is phase
+
+
+def test_what_qemu_has_not_measured_yet_is_none_not_zero() -> None:
+    seen = parse.job_sample(
+        stats(memory_dirty_rate=0, downtime=0), at=Seconds(0.0), paused=False, post_copy=False
+    )
+
+    assert (seen.dirty_rate, seen.expected_downtime) == (None, None)
+
+
+def test_final_statistics_prefer_times_without_the_way_between_the_hosts() -> None:
+    totals = parse.job_totals(stats(downtime=185, downtime_net=184, time_elapsed=2524,
+                                    time_elapsed_net=2523, setup_time=2))  # fmt: skip
+
+    assert (totals.downtime, totals.total, totals.setup) == (0.184, 2.523, 0.002)
+
+
+def test_only_an_outgoing_migration_is_one() -> None:
+    assert parse.is_migration(stats())
+    assert not parse.is_migration(stats(type=libvirt.VIR_DOMAIN_JOB_NONE))
+    assert not parse.is_migration(stats(operation=libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP))
+    assert not parse.is_migration({})
+
+
+def test_versions_are_unpacked() -> None:
+    assert parse.version(7_002_022) == "7.2.22"

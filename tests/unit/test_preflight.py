@@ -1,0 +1,114 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.builders import FACTS, GUEST, host_facts
+from vmckpt.migrate import preflight
+from vmckpt.migrate.preflight import Facts
+from vmckpt.model.findings import Severity
+from vmckpt.model.guests import GuestState, Nic
+from vmckpt.model.hosts import GuestOnHost
+from vmckpt.units import Bytes
+
+DISK = GUEST.disks[0]
+
+
+def guest(**changes: Any) -> Facts:
+    return replace(FACTS, guest=replace(GUEST, **changes))
+
+
+def target(**changes: Any) -> Facts:
+    return replace(FACTS, target_facts=replace(host_facts("b"), **changes))
+
+
+def on_target(name: str, uuid: str, state: GuestState) -> Facts:
+    return target(guests=(GuestOnHost(name=name, uuid=uuid, state=state),))
+
+
+def test_nothing_is_said_of_a_guest_that_can_move() -> None:
+    assert preflight.check(FACTS) == ()
+    assert preflight.storage_proven(FACTS)
+
+
+CASES = [
+    ("host-down", replace(FACTS, target_facts=None, target_error="beta: no answer")),
+    ("host-down", replace(FACTS, guest=None, source_facts=None, source_error="alpha: no answer")),
+    ("guest-unknown", replace(FACTS, guest=None)),
+    ("same-host", replace(FACTS, target="alpha")),
+    ("same-libvirt", target(uuid="a")),
+    ("guest-not-running", guest(state=GuestState.SHUT_OFF)),
+    ("guest-not-running", guest(state=GuestState.PAUSED)),
+    ("job-in-progress", guest(job="backup")),
+    ("has-snapshots", guest(snapshots=2)),
+    ("host-device", guest(host_devices=("pci 0000:03:00.0",))),
+    ("cache-mode", guest(disks=(replace(DISK, cache="unsafe"),))),
+    ("storage-not-visible", replace(FACTS, same_folder={"/srv": False})),
+    ("storage-not-visible", replace(
+        FACTS, guest=replace(GUEST, disks=(replace(DISK, read_only=True),)),
+        on_target={"/srv/web1.raw": False})),
+    ("file-missing", replace(
+        FACTS, guest=replace(GUEST, boot_files=("/boot/k",)), on_target={"/boot/k": False})),
+    ("network-missing", replace(FACTS, target_links=frozenset({"lo"}))),
+    ("network-missing", guest(nics=(Nic(kind="network", source="lan"),))),
+    ("uuid-taken", on_target("other", GUEST.uuid, GuestState.SHUT_OFF)),
+    ("uuid-taken", on_target("web1", GUEST.uuid, GuestState.RUNNING)),
+    ("name-taken", on_target("web1", "another", GuestState.SHUT_OFF)),
+    ("accelerator", target(accelerators=frozenset({"qemu"}))),
+    ("machine-type", target(machines=frozenset({"pc-q35-5.2"}))),
+    ("cpu-model", replace(FACTS, cpu_fits=False)),
+    ("memory-room", target(memory_free=Bytes(300 << 20))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("code", "facts"), CASES, ids=[f"{i}-{c}" for i, (c, _) in enumerate(CASES)]
+)
+def test_each_reason_against_a_move_is_a_blocker_that_says_what_to_do(
+    code: str, facts: Facts
+) -> None:
+    found = preflight.blockers(preflight.check(facts))
+
+    assert [code] == [finding.code for finding in found]
+    assert found[0].mend
+
+
+WARNINGS = [
+    ("cpu-passthrough", guest(cpu_mode="host-passthrough")),
+    ("storage-unproven", replace(FACTS, same_folder=None, on_target={})),
+    ("network-unproven", replace(FACTS, target_links=None)),
+    ("definition-replaced", on_target("web1", GUEST.uuid, GuestState.SHUT_OFF)),
+    ("client-driven", replace(FACTS, peer_login_error="no route")),
+    ("ssh", replace(FACTS, ssh_errors=("alpha: no login",))),
+]
+
+
+@pytest.mark.parametrize(("code", "facts"), WARNINGS, ids=[code for code, _ in WARNINGS])
+def test_what_may_go_wrong_is_a_warning(code: str, facts: Facts) -> None:
+    found = preflight.check(facts)
+
+    assert [(code, Severity.WARNING)] == [(finding.code, finding.severity) for finding in found]
+
+
+def test_all_blockers_come_at_once_and_before_warnings() -> None:
+    facts = replace(
+        guest(job="backup", snapshots=1, cpu_mode="host-passthrough", state=GuestState.PAUSED),
+        cpu_fits=False, same_folder={"/srv": False}, target_links=frozenset(),
+    )  # fmt: skip
+    found = preflight.check(facts)
+
+    assert [f.code for f in found] == [
+        "guest-not-running", "job-in-progress", "has-snapshots", "storage-not-visible",
+        "network-missing", "cpu-model", "cpu-passthrough",
+    ]  # fmt: skip
+
+
+def test_an_empty_drive_is_no_obstacle() -> None:
+    empty = replace(DISK, target="sda", source=None)
+
+    assert preflight.check(guest(disks=(DISK, empty))) == ()
+
+
+def test_storage_that_was_not_looked_at_is_not_proven() -> None:
+    assert not preflight.storage_proven(replace(FACTS, same_folder=None))
+    assert not preflight.storage_proven(replace(FACTS, same_folder={}))

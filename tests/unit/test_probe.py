@@ -1,0 +1,47 @@
+import base64
+
+import pytest
+
+from vmckpt.errors import RemoteError
+from vmckpt.remote import probe
+
+ANSWER = f"""\
+clock 1000.500000000
+link lo
+link br0
+kvm yes
+uffd device
+uffd 0
+backing /dev/shm/ram
+backing-kind tmpfs
+port 22
+port 16509
+room 12345 /srv/with space
+pem /etc/pki/CA/cacert.pem {base64.b64encode(b"PEM").decode()}
+"""
+
+
+def test_the_answer_of_a_host_is_read() -> None:
+    seen = probe.parse(ANSWER, asked=1000.0, answered=1000.2, host="alpha")
+
+    assert seen.clock_skew == pytest.approx(0.5)
+    assert seen.clock_uncertainty == pytest.approx(0.2)
+    assert seen.links == {"lo", "br0"}
+    assert seen.storage_free == {"/srv/with space": 12345}
+    assert seen.certificates == {"/etc/pki/CA/cacert.pem": "PEM"}
+    assert seen.busy_ports == {22, 16509}
+    assert (seen.kvm_device, seen.userfaultfd, seen.post_copy_by_root_only) == (True, True, False)
+
+
+def test_without_the_device_the_sysctl_decides_about_post_copy() -> None:
+    text = ANSWER.replace("uffd device\n", "")
+
+    assert probe.parse(text, asked=0, answered=0, host="a").post_copy_by_root_only
+    text = text.replace("uffd 0", "uffd 1")
+    assert not probe.parse(text, asked=0, answered=0, host="a").post_copy_by_root_only
+
+
+@pytest.mark.parametrize("text", ["", "hello", "clock now", "clock $(reboot)"])
+def test_nonsense_is_an_error_of_one_line(text: str) -> None:
+    with pytest.raises(RemoteError, match="alpha: the probe's answer makes no sense"):
+        probe.parse(text, asked=0, answered=0, host="alpha")

@@ -1,0 +1,101 @@
+import pytest
+
+from vmckpt.migrate import watch
+from vmckpt.migrate.watch import Abort, Limits, PassCounter, Stop, Wait
+from vmckpt.model.guests import GuestState, Presence
+from vmckpt.model.jobs import Outcome
+from vmckpt.units import Seconds
+
+RUNS = Presence(reachable=True, state=GuestState.RUNNING)
+MOVING = Presence(reachable=True, state=GuestState.RUNNING, migrating=True)
+PAUSED = Presence(reachable=True, state=GuestState.PAUSED)
+OFF = Presence(reachable=True, state=GuestState.SHUT_OFF)
+GONE = Presence(reachable=True)
+SILENT = Presence(reachable=False)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "outcome"),
+    [
+        pytest.param(GONE, RUNS, Outcome.COMPLETED, id="moved"),
+        pytest.param(OFF, RUNS, Outcome.COMPLETED, id="moved, definition left on the source"),
+        pytest.param(RUNS, GONE, Outcome.FAILED, id="never left"),
+        pytest.param(RUNS, OFF, Outcome.FAILED, id="never left, defined on both"),
+        pytest.param(RUNS, SILENT, Outcome.FAILED, id="never left, target lost"),
+        pytest.param(RUNS, PAUSED, Outcome.FAILED, id="never left, the target still cleans up"),
+        pytest.param(MOVING, PAUSED, None, id="still on its way"),
+        pytest.param(PAUSED, RUNS, None, id="switching over"),
+        pytest.param(PAUSED, PAUSED, None, id="neither runs"),
+        pytest.param(RUNS, RUNS, None, id="both run: never decided from here"),
+        pytest.param(GONE, GONE, None, id="gone on both"),
+        pytest.param(GONE, PAUSED, None, id="not started on the target yet"),
+        pytest.param(SILENT, RUNS, None, id="source lost: it may run there too"),
+        pytest.param(GONE, SILENT, None, id="target lost after the switch"),
+        pytest.param(SILENT, SILENT, None, id="both lost"),
+    ],
+)
+def test_the_outcome_is_what_both_hosts_say(
+    source: Presence, target: Presence, outcome: Outcome | None
+) -> None:
+    assert watch.settle(source, target, stopped=None) is outcome
+
+
+@pytest.mark.parametrize(
+    ("stopped", "outcome"),
+    [
+        (Stop.OPERATOR, Outcome.CANCELLED),
+        (Stop.TIME_LIMIT, Outcome.TIMED_OUT),
+        (None, Outcome.FAILED),
+    ],
+)
+def test_a_guest_that_never_left_was_stopped_or_failed(
+    stopped: Stop | None, outcome: Outcome
+) -> None:
+    assert watch.settle(RUNS, GONE, stopped=stopped) is outcome
+
+
+def test_a_stop_that_came_too_late_is_no_cancellation() -> None:
+    assert watch.settle(GONE, RUNS, stopped=Stop.OPERATOR) is Outcome.COMPLETED
+
+
+def limits(timeout: float | None) -> Limits:
+    return Limits(max_downtime=Seconds(0.3), timeout=None if timeout is None else Seconds(timeout))
+
+
+@pytest.mark.parametrize(
+    ("timeout", "now", "stops", "expected"),
+    [
+        pytest.param(None, 1e6, False, None, id="no limit"),
+        pytest.param(5.0, 14.9, False, None, id="within the limit"),
+        pytest.param(5.0, 15.0, False, Stop.TIME_LIMIT, id="limit reached"),
+        pytest.param(None, 10.0, True, Stop.OPERATOR, id="operator"),
+        pytest.param(5.0, 99.0, True, Stop.OPERATOR, id="the operator's word comes first"),
+    ],
+)
+def test_a_migration_is_stopped_by_the_operator_or_the_clock(
+    timeout: float | None, now: float, stops: bool, expected: Stop | None
+) -> None:
+    action = watch.decide(
+        limits(timeout), began=Seconds(10.0), now=Seconds(now), operator_stops=stops
+    )
+
+    assert expected is (action.why if isinstance(action, Abort) else None)
+    assert isinstance(action, Abort | Wait)
+
+
+@pytest.mark.parametrize(
+    ("readings", "numbers"),
+    [
+        pytest.param([0, 1, 2, 3], [0, 1, 2, 3], id="fresh"),
+        pytest.param([4, 4, 5, 6], [0, 0, 1, 2], id="the counter goes on from a cancelled job"),
+        pytest.param([4, 0, 1, 2], [0, 0, 1, 2], id="the counter is reset after the first reading"),
+        pytest.param([4, 1, 2, 5], [0, 1, 2, 5], id="the same, past the old value"),
+    ],
+)
+def test_passes_are_counted_from_one(readings: list[int], numbers: list[int]) -> None:
+    counter, seen = PassCounter(), []
+    for reading in readings:
+        counter = counter.after(reading)
+        seen.append(counter.number(reading))
+
+    assert numbers == seen

@@ -1,0 +1,1 @@
+"""The command line: stdout is for results, stderr for progress and complaints."""

@@ -1,0 +1,36 @@
+"""Options and argument types that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vmckpt import units
+from vmckpt.units import BytesPerSecond, Seconds
+
+INVENTORY = Annotated[
+    Path | None,
+    typer.Option(
+        "--inventory", "-i", help="hosts.yaml; else VMCKPT_INVENTORY, ./hosts.yaml, the lab's."
+    ),
+]
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout.")]
+
+
+def seconds(text: str) -> Seconds:
+    """A time argument."""
+    try:
+        value = units.parse_seconds(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from None
+    if value <= 0:
+        raise typer.BadParameter(f"{text!r}: must be more than nothing")
+    return value
+
+
+def rate(text: str) -> BytesPerSecond:
+    """A rate argument."""
+    try:
+        return units.parse_rate(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from None

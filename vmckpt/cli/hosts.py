@@ -1,0 +1,142 @@
+"""vmckpt hosts, guests and doctor."""
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from vmckpt import api
+from vmckpt.cli import output
+from vmckpt.cli.arguments import INVENTORY, JSON
+from vmckpt.errors import Blocked, HostUnreachable
+from vmckpt.model.findings import Severity
+from vmckpt.model.guests import Guest
+from vmckpt.model.hosts import Host
+from vmckpt.units import show_bytes
+
+
+def hosts(inventory: INVENTORY = None, json: JSON = False) -> None:
+    """Show all hosts: versions, memory, guests.
+
+    Example:
+
+        vmckpt hosts --json
+    """
+    views = asyncio.run(api.hosts(api.load_inventory(inventory)))
+    if json:
+        output.print_json([_host_json(view) for view in views])
+    else:
+        shown = output.table(
+            "host", "state", "libvirt", "QEMU", ">CPUs", ">memory", ">free", ">guests"
+        )
+        for view in views:
+            if view.facts is None:
+                shown.add_row(view.host.name, "[red]unreachable[/]")
+                continue
+            facts = view.facts
+            active = sum(guest.state.is_active for guest in facts.guests)
+            shown.add_row(
+                view.host.name,
+                "up",
+                facts.libvirt_version,
+                facts.qemu_version,
+                str(facts.cpus),
+                show_bytes(facts.memory),
+                show_bytes(facts.memory_free),
+                f"{active} of {len(facts.guests)}",
+            )
+        output.out.print(shown)
+    if errors := [f"{view.error}" for view in views if view.error is not None]:
+        raise HostUnreachable("; ".join(errors), host="", mend="run vmckpt doctor")
+
+
+def _host_json(view: api.HostView) -> dict[str, Any]:
+    facts = view.facts
+    return {
+        "name": view.host.name,
+        "uri": view.host.uri,
+        "labels": dict(view.host.labels),
+        "reachable": facts is not None,
+        "error": view.error,
+        "libvirt": facts.libvirt_version if facts else None,
+        "qemu": facts.qemu_version if facts else None,
+        "cpus": facts.cpus if facts else None,
+        "memory": facts.memory if facts else None,
+        "memory_free": facts.memory_free if facts else None,
+        "guests": [guest.name for guest in facts.guests] if facts else None,
+    }
+
+
+def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
+    """Show all guests of all hosts.
+
+    Example:
+
+        vmckpt guests
+    """
+    found, errors = asyncio.run(api.guests(api.load_inventory(inventory)))
+    if json:
+        output.print_json([_guest_json(host, guest) for host, guest in found])
+    else:
+        shown = output.table("guest", "host", "state", ">memory", ">vCPUs", "accelerator", "job")
+        for host, guest in found:
+            shown.add_row(
+                guest.name,
+                host.name,
+                str(guest.state),
+                show_bytes(guest.memory),
+                str(guest.vcpus),
+                "TCG" if guest.accelerator == "qemu" else guest.accelerator,
+                guest.job or "",
+            )
+        output.out.print(shown)
+    if errors:
+        raise HostUnreachable(
+            "; ".join(errors.values()), host=next(iter(errors)), mend="run vmckpt doctor"
+        )
+
+
+def _guest_json(host: Host, guest: Guest) -> dict[str, Any]:
+    return {
+        "name": guest.name,
+        "uuid": guest.uuid,
+        "host": host.name,
+        "state": str(guest.state),
+        "persistent": guest.persistent,
+        "memory": guest.memory,
+        "vcpus": guest.vcpus,
+        "accelerator": guest.accelerator,
+        "machine": guest.machine,
+        "disks": [disk.source for disk in guest.disks],
+        "networks": [nic.source for nic in guest.nics],
+        "job": guest.job,
+    }
+
+
+def doctor(
+    hosts: Annotated[
+        list[str] | None, typer.Argument(help="Hosts to examine; all if none.")
+    ] = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what is wrong.")] = False,
+) -> None:
+    """Examine hosts: is everything there that migrations need?
+
+    Every finding that is not ok names what mends it. Exit code 21 if something keeps migrations
+    from working.
+
+    Example:
+
+        vmckpt doctor alpha beta
+    """
+    found = asyncio.run(api.doctor(api.load_inventory(inventory), hosts or []))
+    fine = (Severity.OK, Severity.INFO) if quiet else ()
+    shown = [finding for finding in found if finding.severity not in fine]
+    if json:
+        output.print_json([finding.as_json() for finding in shown])
+    else:
+        output.findings(output.out, shown)
+    count = sum(finding.severity is Severity.BLOCKER for finding in found)
+    if count:
+        raise Blocked(f"{count} finding(s) keep migrations from working", mend="see above")

@@ -1,0 +1,242 @@
+"""vmckpt lab: real libvirt hosts on one machine."""
+
+import subprocess
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from vmckpt.cli import arguments, output
+from vmckpt.cli.arguments import JSON
+from vmckpt.errors import BadInput, LabError
+from vmckpt.lab import guests, host, lab, ledger, network, observer_client
+from vmckpt.lab.plan import LabPlan
+from vmckpt.units import BytesPerSecond, show_bytes, show_rate, show_seconds
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Real libvirt hosts on this machine, each in its own namespaces.",
+    rich_markup_mode=None,
+)
+
+NAME = Annotated[str, typer.Option("--name", "-n", help="Which lab.")]
+HOST = Annotated[str, typer.Argument(help="A host of the lab: alpha, beta, …")]
+GUEST = Annotated[str, typer.Argument(help="A guest of the lab.")]
+
+
+@app.command()
+def up(
+    hosts: Annotated[int, typer.Option(min=2, max=4, help="How many hosts.")] = 2,
+    shape: Annotated[
+        BytesPerSecond | None,
+        typer.Option(parser=arguments.rate, metavar="RATE", help="Limit every link, like 1gbit."),
+    ] = None,
+    witness: Annotated[bool, typer.Option("--witness", help="Also a PostgreSQL outside.")] = False,
+    name: NAME = "lab",
+) -> None:
+    """Bring a lab up. What a crashed one left is removed first.
+
+    Example:
+
+        vmckpt lab up --hosts 3 --shape 1gbit
+    """
+    made = lab.up(name, hosts=hosts, shape=shape, with_witness=witness, say=output.say)
+    output.say(f"inventory: {made.inventory}")
+
+
+@app.command()
+def down(name: NAME = "lab") -> None:
+    """Take a lab down: no process, namespace, link, mount or file of it stays."""
+    lab.down(name, say=output.say)
+
+
+@app.command()
+def status(name: NAME = "lab", json: JSON = False) -> None:
+    """Show a lab's hosts and guests."""
+    found = lab.load(name)
+    hosts = [{"name": h.name, "address": h.address, "up": host.is_up(h)} for h in found.hosts]
+    machines = [_guest_status(found, guest) for guest in guests.stored(found)]
+    if json:
+        output.print_json(
+            {
+                "name": found.name,
+                "inventory": str(found.inventory),
+                "hosts": hosts,
+                "guests": machines,
+            }
+        )
+        return
+    shown = output.table("host", "address", "state")
+    for one in hosts:
+        shown.add_row(str(one["name"]), str(one["address"]), "up" if one["up"] else "off")
+    output.out.print(shown)
+    shown = output.table("guest", "address", ">memory", ">dirty", ">heard")
+    for guest, machine in zip(guests.stored(found), machines, strict=True):
+        dirty = f"{show_bytes(guest.dirty)} at {show_rate(guest.dirty_rate)}"
+        shown.add_row(
+            guest.name, guest.address, show_bytes(guest.memory), dirty, str(machine["heard"])
+        )
+    output.out.print(shown)
+
+
+def _guest_status(found: LabPlan, guest: guests.LabGuest) -> dict[str, Any]:
+    try:
+        heard: int | None = observer_client.status(found.observer_socket, guest.name).heard
+    except LabError:
+        heard = None
+    return {"name": guest.name, "address": guest.address, "heard": heard}
+
+
+@app.command()
+def guest(
+    guest: Annotated[str, typer.Argument(help="Its name.")],
+    on: Annotated[str, typer.Option("--on", help="The host it starts on.")],
+    memory: Annotated[str, typer.Option(help="Its memory.")] = "256MiB",
+    dirty: Annotated[
+        str, typer.Option(help="A region and how fast it is rewritten.")
+    ] = "64MiB@20MiB/s",
+    disk: Annotated[str, typer.Option(help="Size of its disk; 0 for none.")] = "64MiB",
+    disk_format: Annotated[str, typer.Option(help="raw or qcow2.")] = "raw",
+    private_disk: Annotated[
+        bool, typer.Option("--private-disk", help="On the host's own storage, not the shared one.")
+    ] = False,
+    shared_memory: Annotated[
+        bool, typer.Option("--shared-memory", help="Memory in a file that others can map.")
+    ] = False,
+    vcpus: Annotated[int, typer.Option(min=1, max=4)] = 1,
+    name: NAME = "lab",
+) -> None:
+    """Start a guest that keeps three proofs: memory, disk, output.
+
+    Example:
+
+        vmckpt lab guest web1 --on alpha --memory 512MiB --dirty 64MiB@20MiB/s
+    """
+    guests.start(
+        lab.load(name),
+        guest,
+        on,
+        memory=memory,
+        dirty=dirty,
+        disk=disk,
+        disk_format=disk_format,
+        private_disk=private_disk,
+        shared_memory=shared_memory,
+        vcpus=vcpus,
+        say=output.say,
+    )
+
+
+@app.command()
+def remove(guest: GUEST, name: NAME = "lab") -> None:
+    """End a guest and remove its disk."""
+    found = lab.load(name)
+    guests.find(found, guest)
+    guests.remove(found, guest)
+
+
+@app.command()
+def verify(guest: GUEST, name: NAME = "lab", json: JSON = False) -> None:
+    """Hold a guest's three ledgers against each other; exit code 30 if something was lost."""
+    audit = ledger.audit(lab.load(name), guest)
+    if json:
+        output.print_json(
+            {
+                "guest": audit.guest,
+                "whole": audit.whole,
+                "ledgers": {
+                    entry.name: {"whole": entry.whole, "text": entry.text}
+                    for entry in audit.entries
+                },
+            }
+        )
+    else:
+        for entry in audit.entries:
+            mark = "[green]whole [/]" if entry.whole else "[bold red]BROKEN[/]"
+            output.out.print(f"{mark} {entry.name:<7} {entry.text}")
+    if not audit.whole:
+        raise LabError(f"the ledgers of {guest} do not agree")
+
+
+@app.command()
+def cut(
+    host_name: HOST,
+    guests_too: Annotated[bool, typer.Option("--guests", help="The guests' network too.")] = False,
+    name: NAME = "lab",
+) -> None:
+    """Take a host's network cable out."""
+    found, chosen = _host(name, host_name)
+    network.cut(found, chosen, guests_too=guests_too)
+
+
+@app.command()
+def heal(host_name: HOST, name: NAME = "lab") -> None:
+    """Cables in, no shaping, power on."""
+    lab.heal(*_host(name, host_name))
+
+
+@app.command()
+def kill(host_name: HOST, name: NAME = "lab") -> None:
+    """Power a host off: every process of it dies at once."""
+    found, chosen = _host(name, host_name)
+    host.power_off(found.host(chosen))
+
+
+@app.command()
+def shape(
+    host_name: HOST,
+    rate: Annotated[str, typer.Argument(help="Like 200mbit; 'off' for no limit.")],
+    name: NAME = "lab",
+) -> None:
+    """Limit a host's link in both directions."""
+    found, chosen = _host(name, host_name)
+    network.shape(found, chosen, None if rate == "off" else arguments.rate(rate))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def run(
+    host_name: HOST,
+    command: Annotated[list[str], typer.Argument(help="What to run there.")],
+    name: NAME = "lab",
+) -> None:
+    """Run a command inside a host, as if logged in there.
+
+    Example:
+
+        vmckpt lab run alpha virsh list
+    """
+    found, chosen = _host(name, host_name)
+    sys.exit(subprocess.run(host.enter(found.host(chosen), *command), check=False).returncode)
+
+
+@app.command()
+def observe(
+    guest: GUEST,
+    seconds: Annotated[float, typer.Option(help="For how long; 0: until Ctrl-C.")] = 0.0,
+    name: NAME = "lab",
+) -> None:
+    """What is seen of a guest from outside, a line a second."""
+    found = lab.load(name)
+    guests.find(found, guest)
+    began = last = time.monotonic()
+    pages: int | None = None
+    while not seconds or time.monotonic() - began < seconds:
+        time.sleep(1.0)
+        now = time.monotonic()
+        seen = observer_client.status(found.observer_socket, guest, since=last, until=now)
+        written = 0 if pages is None else (seen.pages_written - pages) * 4096 / (now - last)
+        pages, last = seen.pages_written, now
+        output.out.print(
+            f"{now - began:6.0f}s longest silence {show_seconds(seen.blackout)}, heard up to"
+            f" {seen.highest}, writes {show_rate(written)}, told twice {seen.conflicts},"
+            f" forgotten {seen.forgotten}"
+        )
+
+
+def _host(name: str, host_name: str) -> tuple[LabPlan, str]:
+    found = lab.load(name)
+    names = [h.name for h in found.hosts]
+    if host_name not in names:
+        raise BadInput(f"lab {name!r} has no host {host_name!r}", mend=f"use {', '.join(names)}")
+    return found, host_name

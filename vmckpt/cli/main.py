@@ -1,0 +1,84 @@
+"""The program `vmckpt`: its commands, and the one place where errors become exit codes."""
+
+import logging
+import signal
+import sys
+from typing import Annotated
+
+import click
+import typer
+
+import vmckpt
+from vmckpt.cli import hosts, lab, output
+from vmckpt.cli.migrate import migrate
+from vmckpt.errors import VmckptError
+
+app = typer.Typer(
+    name="vmckpt",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(hosts.hosts)
+app.command()(hosts.guests)
+app.command()(hosts.doctor)
+app.command()(migrate)
+app.add_typer(lab.app, name="lab")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        output.out.print(f"vmckpt {vmckpt.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log what libvirt and ssh say to stderr.")
+    ] = False,
+    _show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Move, replicate and snapshot QEMU/KVM guests under libvirt."""
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.CRITICAL,
+        format="%(relativeCreated)6d ms %(name)s: %(message)s",
+    )
+
+
+def main() -> None:
+    """Run the command line and exit with the code that README documents."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: list[str]) -> int:
+    """Run one command; the exit code."""
+    # Commands without a handler of their own end on SIGTERM as on Ctrl-C: cleaned up.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        result = app(args, standalone_mode=False, prog_name="vmckpt")
+    except VmckptError as exc:
+        output.complain(str(exc))
+        return exc.exit_code
+    except click.exceptions.NoArgsIsHelpError as exc:
+        output.say(exc.ctx.get_help() if exc.ctx else exc.format_message())
+        return 2
+    except click.ClickException as exc:
+        where = exc.ctx.command_path if isinstance(exc, click.UsageError) and exc.ctx else "vmckpt"
+        output.complain(f"{' '.join(exc.format_message().split())}; see {where} --help")
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        output.say("stopped")
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+    return result if isinstance(result, int) else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Live progress of a migration: a panel on a terminal, else a log line a second."""
+
+import time
+from types import TracebackType
+
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from vmckpt.cli import output
+from vmckpt.model.events import Checked, Decided, Estimate, Event, PhaseChanged, Sampled
+from vmckpt.model.findings import Severity
+from vmckpt.model.jobs import JobPhase, JobSample
+from vmckpt.units import show_bytes, show_rate, show_seconds
+
+_LOG_EVERY = 1.0
+
+
+def show_estimate(estimate: Estimate) -> str:
+    """A range, or the plain truth: "3 to 5 s", "at least 4 s", "not converging"."""
+    if estimate.converging is False:
+        return "not converging"
+    if estimate.low is None:
+        return "not known yet"
+    low = show_seconds(estimate.low)
+    if estimate.high is None:
+        return f"at least {low}"
+    high = show_seconds(estimate.high)
+    return f"about {low}" if low == high else f"{low} to {high}"
+
+
+def show_downtime(sample: JobSample) -> str:
+    """QEMU's expected downtime."""
+    return "–" if sample.expected_downtime is None else show_seconds(sample.expected_downtime)
+
+
+class Progress:
+    """Takes events; use as a context manager around the migration."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._phase = JobPhase.PREFLIGHT
+        self._last: Sampled | None = None
+        self._began = time.monotonic()
+        self._logged = 0.0
+        self._live: Live | None = None
+
+    def __enter__(self) -> "Progress":
+        if output.err.is_terminal:
+            self._live = Live(
+                get_renderable=self._panel, console=output.err, refresh_per_second=8, transient=True
+            )
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def take(self, event: Event) -> None:
+        """Show one event."""
+        match event:
+            case PhaseChanged():
+                self._phase = event.phase
+                if self._live is None:
+                    self._log(f"phase={event.phase}")
+            case Checked():
+                output.findings(
+                    output.err, [f for f in event.findings if f.severity is Severity.WARNING]
+                )
+            case Decided():
+                self._log(f"decided action={event.decision.action} ({event.decision.reason})")
+            case Sampled():
+                self._last = event
+                if self._live is None and time.monotonic() - self._logged >= _LOG_EVERY:
+                    self._logged = time.monotonic()
+                    self._log(_line(event))
+
+    def _log(self, line: str) -> None:
+        output.say(f"{time.monotonic() - self._began:7.1f}s {line}")
+
+    def _panel(self) -> Group:
+        elapsed = show_seconds(time.monotonic() - self._began)
+        head = Text.assemble((self._title, "bold"), f"  {self._phase}  {elapsed}")
+        if self._last is None:
+            return Group(head)
+        sample, grid = self._last.sample, Table.grid(padding=(0, 2))
+        left = f"{show_bytes(sample.remaining)} of {show_bytes(sample.total)}"
+        grid.add_row("iteration", str(sample.iteration), "remaining", left)
+        dirty = "–" if sample.dirty_rate is None else show_rate(sample.dirty_rate)
+        grid.add_row("bandwidth", show_rate(sample.bandwidth), "dirty rate", dirty)
+        grid.add_row(
+            "expected downtime",
+            show_downtime(sample),
+            "time left",
+            show_estimate(self._last.estimate),
+        )
+        return Group(head, ProgressBar(total=1.0, completed=self._last.done, width=60), grid)
+
+
+def _line(event: Sampled) -> str:
+    sample = event.sample
+    dirty = "-" if sample.dirty_rate is None else show_rate(sample.dirty_rate)
+    return (
+        f"{sample.phase} iteration={sample.iteration} remaining={show_bytes(sample.remaining)}"
+        f" bandwidth={show_rate(sample.bandwidth)} dirty={dirty}"
+        f" expected-downtime={show_downtime(sample)} left={show_estimate(event.estimate)}"
+    )

@@ -1,0 +1,1 @@
+"""Is a host fit for migrations? `checks` decides (pure), `gather` asks."""

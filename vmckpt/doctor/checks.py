@@ -1,0 +1,290 @@
+"""What is right and wrong with a host, each finding with the command that mends it. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from cryptography import x509
+
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.hosts import Host, HostFacts, HostProbe
+from vmckpt.units import MIB, show_bytes, show_seconds
+
+OLDEST_LIBVIRT = (9, 0, 0)
+OLDEST_QEMU = (7, 2, 0)
+# libvirt's default range for incoming migrations, migration_port_min in qemu.conf.
+FIRST_PORT = 49152
+# Final statistics of a migration compare the clocks of both hosts; its downtime is in milliseconds.
+_SKEW = 0.1
+_EXPIRES_SOON = timedelta(days=30)
+_NEEDED = {
+    "/etc/pki/CA/cacert.pem": "libvirt over TLS",
+    "/etc/pki/libvirt/servercert.pem": "libvirt over TLS",
+    "/etc/pki/libvirt/clientcert.pem": "peer-to-peer migration over TLS",
+    "/etc/pki/qemu/server-cert.pem": "encrypted migration streams",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """Everything that was found out about one host."""
+
+    host: Host
+    facts: HostFacts | None = None
+    facts_error: str | None = None
+    probe: HostProbe | None = None
+    probe_error: str | None = None
+    kvm_boots: bool | None = None
+    logins: Mapping[str, str | None] = field(default_factory=dict)
+    """For each other host: None if its libvirtd lets this one in, else why not."""
+    ports: Mapping[str, bool] = field(default_factory=dict)
+    """For each other host: whether packets reach its migration ports."""
+    twins: tuple[str, ...] = ()
+    """Other hosts with the same libvirt host UUID."""
+
+
+def check(examined: Examined, now: datetime) -> tuple[Finding, ...]:
+    """All findings about one host, in the order of the checks."""
+    found = [*_libvirt(examined)]
+    if examined.facts is not None:
+        found += _accelerator(examined, examined.facts)
+        found += _memory(examined.host.name, examined.facts)
+    found += _ssh(examined)
+    if examined.probe is not None:
+        found += _clock(examined.host.name, examined.probe)
+        found += _post_copy(examined.host.name, examined.probe)
+        found += _shared_memory(examined.host.name, examined.probe)
+        found += _storage(examined.host, examined.probe)
+        found += _certificates(examined.host.name, examined.probe, now)
+    found += _peers(examined)
+    return tuple(found)
+
+
+def _finding(
+    code: str, severity: Severity, where: str, text: str, mend: str | None = None
+) -> Finding:
+    return Finding(code=code, severity=severity, where=where, text=text, mend=mend)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _libvirt(examined: Examined) -> Iterator[Finding]:
+    name, facts = examined.host.name, examined.facts
+    if facts is None:
+        yield _finding(
+            "libvirt",
+            Severity.BLOCKER,
+            name,
+            examined.facts_error or "no answer",
+            f"run systemctl status libvirtd on {name}",
+        )
+        return
+    for what, version, oldest, package in (
+        ("libvirt", facts.libvirt_version, OLDEST_LIBVIRT, "libvirt-daemon-system"),
+        ("qemu", facts.qemu_version, OLDEST_QEMU, "qemu-system-x86"),
+    ):
+        new_enough = _numbers(version) >= oldest
+        least = ".".join(str(part) for part in oldest)
+        yield _finding(
+            f"{what}-version",
+            Severity.OK if new_enough else Severity.BLOCKER,
+            name,
+            f"{what} {version}" + ("" if new_enough else f" is older than {least}"),
+            None if new_enough else f"run apt-get install {package} (from backports)",
+        )
+    if examined.twins:
+        yield _finding(
+            "same-libvirt",
+            Severity.BLOCKER,
+            name,
+            f"has the libvirt host UUID of {', '.join(examined.twins)}",
+            "set host_uuid in /etc/libvirt/libvirtd.conf to what uuidgen prints; restart libvirtd",
+        )
+
+
+def _accelerator(examined: Examined, facts: HostFacts) -> Iterator[Finding]:
+    name = examined.host.name
+    if examined.kvm_boots:
+        yield _finding(
+            "accelerator", Severity.OK, name, "KVM: an ordinary kernel was booted with it"
+        )
+    elif examined.probe is not None and examined.probe.kvm_device and examined.kvm_boots is False:
+        yield _finding(
+            "accelerator",
+            Severity.WARNING,
+            name,
+            "/dev/kvm is there but does not boot an ordinary kernel: guests need TCG (type 'qemu')",
+            "run kvm-ok; a virtual machine needs nested virtualisation on its host",
+        )
+    elif "kvm" in facts.accelerators:
+        yield _finding("accelerator", Severity.INFO, name, "KVM is offered; it could not be tried")
+    else:
+        yield _finding(
+            "accelerator",
+            Severity.WARNING,
+            name,
+            "no KVM: guests run under TCG, many times slower",
+            "switch on virtualisation in the firmware",
+        )
+
+
+def _memory(name: str, facts: HostFacts) -> Iterator[Finding]:
+    short = facts.memory_free < 512 * MIB or facts.memory_free < facts.memory // 20
+    yield _finding(
+        "memory",
+        Severity.WARNING if short else Severity.OK,
+        name,
+        f"{show_bytes(facts.memory_free)} of {show_bytes(facts.memory)} free",
+        "move a guest away before another comes" if short else None,
+    )
+
+
+def _ssh(examined: Examined) -> Iterator[Finding]:
+    name = examined.host.name
+    if examined.host.ssh is None:
+        yield _finding(
+            "ssh",
+            Severity.WARNING,
+            name,
+            "no ssh address: storage and networks cannot be proven",
+            "add ssh: {address: ...} to the inventory",
+        )
+    elif examined.probe_error is not None:
+        text, _, mend = examined.probe_error.partition("; ")
+        yield _finding(
+            "ssh", Severity.BLOCKER, name, text, mend or f"try ssh {examined.host.ssh.address}"
+        )
+    else:
+        yield _finding(
+            "ssh", Severity.OK, name, f"login as {examined.host.ssh.user}, host key verified"
+        )
+
+
+def _clock(name: str, probe: HostProbe) -> Iterator[Finding]:
+    off = abs(probe.clock_skew) - probe.clock_uncertainty > _SKEW
+    yield _finding(
+        "clock-skew",
+        Severity.WARNING if off else Severity.OK,
+        name,
+        f"clock differs by {show_seconds(abs(probe.clock_skew))}"
+        f" (measured to {show_seconds(probe.clock_uncertainty)})",
+        "run timedatectl set-ntp true there" if off else None,
+    )
+
+
+def _post_copy(name: str, probe: HostProbe) -> Iterator[Finding]:
+    if not probe.userfaultfd:
+        yield _finding(
+            "post-copy",
+            Severity.WARNING,
+            name,
+            "the kernel has no userfaultfd: no post-copy",
+            "boot a kernel with CONFIG_USERFAULTFD",
+        )
+    elif probe.post_copy_by_root_only:
+        yield _finding(
+            "post-copy",
+            Severity.WARNING,
+            name,
+            "userfaultfd is for root only: post-copy fails unless QEMU runs as root",
+            "run sysctl -w vm.unprivileged_userfaultfd=1 there",
+        )
+    else:
+        yield _finding("post-copy", Severity.OK, name, "userfaultfd can be used")
+
+
+def _shared_memory(name: str, probe: HostProbe) -> Iterator[Finding]:
+    on_memory = probe.memory_backing_kind in ("tmpfs", "hugetlbfs")
+    yield _finding(
+        "shared-memory",
+        Severity.OK if on_memory else Severity.WARNING,
+        name,
+        f"shared guest memory is in {probe.memory_backing_dir} ({probe.memory_backing_kind})",
+        None
+        if on_memory
+        else 'set memory_backing_dir = "/dev/shm" in /etc/libvirt/qemu.conf; restart libvirtd',
+    )
+
+
+def _storage(host: Host, probe: HostProbe) -> Iterator[Finding]:
+    for path in host.storage:
+        room = probe.storage_free.get(path)
+        if room is None:
+            yield _finding(
+                "storage",
+                Severity.WARNING,
+                host.name,
+                f"{path} is not there",
+                f"mount it, or take it out of {host.name}'s storage list",
+            )
+        else:
+            short = room < 1024 * MIB
+            yield _finding(
+                "storage",
+                Severity.WARNING if short else Severity.OK,
+                host.name,
+                f"{path}: {show_bytes(room)} free",
+                "free some room" if short else None,
+            )
+
+
+def _certificates(name: str, probe: HostProbe, now: datetime) -> Iterator[Finding]:
+    for path, use in _NEEDED.items():
+        if path not in probe.certificates:
+            yield _finding(
+                "certificate",
+                Severity.INFO,
+                name,
+                f"no {path}: no {use}",
+                "see libvirt's TLS certificate guide (kbase/tlscerts)",
+            )
+    for path, pem in sorted(probe.certificates.items()):
+        try:
+            ends = x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc
+        except ValueError:
+            yield _finding(
+                "certificate",
+                Severity.WARNING,
+                name,
+                f"{path} is no certificate",
+                f"replace {path}",
+            )
+            continue
+        days = (ends - now).days
+        severity = Severity.OK
+        if ends <= now + _EXPIRES_SOON:
+            severity = Severity.WARNING if ends > now else Severity.BLOCKER
+        state = f"valid for {days} days" if ends > now else f"expired {-days} days ago"
+        yield _finding(
+            "certificate",
+            severity,
+            name,
+            f"{path} {state}",
+            None if severity is Severity.OK else f"renew {path}",
+        )
+
+
+def _peers(examined: Examined) -> Iterator[Finding]:
+    name = examined.host.name
+    for other, error in sorted(examined.logins.items()):
+        yield _finding(
+            "peer-login",
+            Severity.OK if error is None else Severity.WARNING,
+            name,
+            f"logs in at {other}'s libvirtd"
+            if error is None
+            else f"cannot log in at {other}'s libvirtd ({error}): client-driven migrations only",
+            None if error is None else f"set peer_uri of {other} to one that {name} can use",
+        )
+    for other, open_ in sorted(examined.ports.items()):
+        yield _finding(
+            "migration-ports",
+            Severity.OK if open_ else Severity.BLOCKER,
+            name,
+            f"reaches the migration ports of {other}"
+            if open_
+            else f"packets to port {FIRST_PORT} of {other} are lost",
+            None if open_ else f"open TCP {FIRST_PORT}-49215 on {other} for {name}",
+        )

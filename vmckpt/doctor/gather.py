@@ -1,0 +1,69 @@
+"""Ask hosts everything that doctor checks, all at once."""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+
+from vmckpt.doctor.checks import FIRST_PORT, Examined
+from vmckpt.errors import HypervisorError, RemoteError
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.facts import host_facts
+from vmckpt.model.hosts import Host, HostFacts, HostProbe
+from vmckpt.remote import probe
+from vmckpt.remote.ssh import Remote
+
+
+async def examine(hosts: Sequence[Host], everyone: Sequence[Host]) -> list[Examined]:
+    """Examine hosts; `everyone` are those they may have to migrate to."""
+    found = await asyncio.gather(*(_one(host, everyone) for host in hosts))
+    return [_with_twins(one, found) for one in found]
+
+
+def _with_twins(one: Examined, found: Sequence[Examined]) -> Examined:
+    twins = tuple(
+        other.host.name
+        for other in found
+        if other is not one and one.facts and other.facts and other.facts.uuid == one.facts.uuid
+    )
+    return dataclasses.replace(one, twins=twins)
+
+
+async def _one(host: Host, everyone: Sequence[Host]) -> Examined:
+    facts, facts_error = await _facts(host)
+    if host.ssh is None:
+        return Examined(host=host, facts=facts, facts_error=facts_error)
+    others = [other for other in everyone if other.name != host.name]
+    seen: HostProbe | None = None
+    try:
+        async with Remote(host) as remote:
+            seen = await probe.look(remote, host.storage)
+            boots = await probe.kvm_boots(remote) if seen.kvm_device else None
+            logins = {
+                other.name: await probe.peer_login(remote, other.uri_for_peers) for other in others
+            }
+            ports = {
+                other.name: await probe.reachable(remote, other.migration_address, FIRST_PORT)
+                for other in others
+                if other.migration_address is not None
+            }
+    except RemoteError as exc:
+        return Examined(
+            host=host, facts=facts, facts_error=facts_error, probe=seen, probe_error=str(exc)
+        )
+    return Examined(
+        host=host,
+        facts=facts,
+        facts_error=facts_error,
+        probe=seen,
+        kvm_boots=boots,
+        logins=logins,
+        ports=ports,
+    )
+
+
+async def _facts(host: Host) -> tuple[HostFacts | None, str | None]:
+    async with Hypervisor(host) as hypervisor:
+        try:
+            return await host_facts(hypervisor), None
+        except HypervisorError as exc:
+            return None, exc.message

@@ -1,0 +1,112 @@
+"""Every error this package raises on purpose, with the exit code of the command that meets it.
+
+    VmckptError                      1   anything below; never raised itself
+     +-- BadInput                    2   an argument or a file is wrong; nothing was done
+     |    +-- InventoryError         3   hosts.yaml is wrong or cannot be found
+     +-- HypervisorError            10   libvirt or QEMU said no
+     |    +-- HostUnreachable       11   no connection to the host's libvirt
+     |    +-- OutcomeUnknown        13   a call that changes something may or may not have happened
+     |    +-- PeerLoginFailed       15   the source's libvirtd cannot log in at the target's
+     +-- RemoteError                12   ssh: no connection, no login, or the command failed
+     |    +-- HostKeyRefused        14   the host's ssh key is unknown or has changed
+     +-- MigrationFailed            20   the migration ended; the guest runs on the source
+     +-- Blocked                    21   preflight found reasons not to start; nothing was changed
+     +-- LabError                   30   the lab could not do what was asked
+     +-- Cancelled                 130   the operator stopped it (Ctrl-C or SIGTERM)
+
+An error is one line: what, where, and what to do. `mend` is the last part.
+"""
+
+
+class VmckptError(Exception):
+    """Base of all errors raised on purpose."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, mend: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.mend = mend
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.mend}" if self.mend else self.message
+
+
+class BadInput(VmckptError):
+    """An argument or a file is wrong."""
+
+    exit_code = 2
+
+
+class InventoryError(BadInput):
+    """hosts.yaml is wrong or cannot be found."""
+
+    exit_code = 3
+
+
+class HypervisorError(VmckptError):
+    """libvirt or QEMU said no."""
+
+    exit_code = 10
+
+    def __init__(
+        self, message: str, *, host: str, code: int | None = None, mend: str | None = None
+    ) -> None:
+        super().__init__(message, mend=mend)
+        self.host = host
+        self.code = code
+        """libvirt's VIR_ERR_* number; None when the error is our own."""
+
+
+class HostUnreachable(HypervisorError):
+    """No connection to the host's libvirt."""
+
+    exit_code = 11
+
+
+class OutcomeUnknown(HypervisorError):
+    """A call that changes something may or may not have happened: look at both hosts first."""
+
+    exit_code = 13
+
+
+class PeerLoginFailed(HypervisorError):
+    """The source's libvirtd could not log in at the target's; nothing has happened."""
+
+    exit_code = 15
+
+
+class RemoteError(VmckptError):
+    """ssh: no connection, no login, or the command failed."""
+
+    exit_code = 12
+
+
+class HostKeyRefused(RemoteError):
+    """The host's ssh key is unknown or has changed."""
+
+    exit_code = 14
+
+
+class MigrationFailed(VmckptError):
+    """The migration ended and the guest runs on the source."""
+
+    exit_code = 20
+
+
+class Blocked(VmckptError):
+    """Preflight found reasons not to start."""
+
+    exit_code = 21
+
+
+class LabError(VmckptError):
+    """The lab could not do what was asked."""
+
+    exit_code = 30
+
+
+class Cancelled(VmckptError):
+    """The operator stopped it."""
+
+    exit_code = 130

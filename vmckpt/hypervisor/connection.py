@@ -1,0 +1,144 @@
+"""A host's libvirt: two lanes, each with a connection of its own.
+
+The short lane asks and commands, with a time limit on each call. The long lane holds the one call
+that lasts as long as a migration. So statistics and abort never wait for it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import libvirt
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+
+from vmckpt.errors import HostUnreachable, OutcomeUnknown
+from vmckpt.hypervisor import library
+from vmckpt.hypervisor.lanes import Lane
+from vmckpt.model.hosts import Host
+from vmckpt.units import Seconds
+
+T = TypeVar("T")
+
+CALL_LIMIT = Seconds(10.0)
+_KEEPALIVE_SECONDS, _KEEPALIVE_COUNT = 5, 3
+
+
+class _Line:
+    """One lane and its connection, opened at the first call and again after it broke."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        self._host = host
+        self._lane = Lane(f"{host.name} {name}")
+        self._connection: libvirt.virConnect | None = None
+
+    async def run(self, call: Callable[[libvirt.virConnect], T]) -> T:
+        return await self._lane.run(lambda: self._do(call))
+
+    def _do(self, call: Callable[[libvirt.virConnect], T]) -> T:
+        """Runs in the lane. Tells a refused call from a broken connection."""
+        try:
+            connection = self._open()
+        except libvirt.libvirtError as exc:
+            raise library.Broken(exc, sent=False) from exc
+        try:
+            return call(connection)
+        except libvirt.libvirtError as exc:
+            if connection.isAlive() != 1:
+                raise library.Broken(exc, sent=True) from exc
+            raise
+
+    def _open(self) -> libvirt.virConnect:
+        """Runs in the lane."""
+        if self._connection is not None and self._connection.isAlive() != 1:
+            self._drop()
+        if self._connection is None:
+            library.start()
+            self._connection = libvirt.open(self._host.uri)
+            with suppress(libvirt.libvirtError):  # local URIs have no keep-alive
+                self._connection.setKeepAlive(_KEEPALIVE_SECONDS, _KEEPALIVE_COUNT)
+        return self._connection
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            with suppress(libvirt.libvirtError):
+                self._connection.close()
+            self._connection = None
+
+    async def close(self, limit: Seconds) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                await self._lane.run(self._drop)
+        self._lane.close()
+
+
+class Hypervisor:
+    """The libvirt of one host. Use as `async with Hypervisor(host) as hypervisor`."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self._short = _Line(host, "short")
+        self._long = _Line(host, "long")
+
+    async def __aenter__(self) -> "Hypervisor":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._short.close(Seconds(2.0))
+        await self._long.close(Seconds(2.0))
+
+    async def ask(
+        self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds = CALL_LIMIT
+    ) -> T:
+        """A call that changes nothing; tried once more on a new connection if it broke.
+
+        Raises HostUnreachable or HypervisorError.
+        """
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(HostUnreachable),
+            stop=stop_after_attempt(2),
+            wait=wait_fixed(0.2),
+            reraise=True,
+        ):
+            with attempt:
+                return await self._call(what, call, limit=limit, changes=False)
+        raise AssertionError("tenacity ends with a result or an error")
+
+    async def command(
+        self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds = CALL_LIMIT
+    ) -> T:
+        """A call that changes something; never repeated. Also raises OutcomeUnknown."""
+        return await self._call(what, call, limit=limit, changes=True)
+
+    async def long_command(self, what: str, call: Callable[[libvirt.virConnect], T]) -> T:
+        """A call that changes something and may take as long as it likes, in the long lane."""
+        try:
+            return await self._long.run(call)
+        except libvirt.libvirtError as exc:
+            raise library.refused(exc, host=self.host.name, what=what) from exc
+        except library.Broken as exc:
+            raise library.broken(exc, host=self.host.name, what=what, changes=True) from exc
+
+    async def _call(
+        self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds, changes: bool
+    ) -> T:
+        name = self.host.name
+        try:
+            async with asyncio.timeout(limit):
+                return await self._short.run(call)
+        except libvirt.libvirtError as exc:
+            raise library.refused(exc, host=name, what=what) from exc
+        except library.Broken as exc:
+            raise library.broken(exc, host=name, what=what, changes=changes) from exc
+        except TimeoutError as exc:
+            # The thread is stuck in that call: leave it behind and start afresh.
+            self._short = _Line(self.host, "short")
+            if changes:
+                raise OutcomeUnknown(
+                    f"{name}: {what} gave no answer in {limit:g} s and may have happened", host=name
+                ) from exc
+            raise HostUnreachable(
+                f"{name}: {what} gave no answer in {limit:g} s",
+                host=name,
+                mend=f"run vmckpt doctor {name}",
+            ) from exc

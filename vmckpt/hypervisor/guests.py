@@ -1,0 +1,142 @@
+"""Guests of a host: list, describe, define and end."""
+
+from contextlib import suppress
+
+import libvirt
+
+from vmckpt.errors import HypervisorError
+from vmckpt.hypervisor import parse
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.model.guests import Guest, Presence
+
+_JOBS = {
+    libvirt.VIR_DOMAIN_JOB_OPERATION_START: "start",
+    libvirt.VIR_DOMAIN_JOB_OPERATION_SAVE: "save",
+    libvirt.VIR_DOMAIN_JOB_OPERATION_RESTORE: "restore",
+    libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_IN: "incoming migration",
+    libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT: "outgoing migration",
+    libvirt.VIR_DOMAIN_JOB_OPERATION_SNAPSHOT: "snapshot",
+    libvirt.VIR_DOMAIN_JOB_OPERATION_SNAPSHOT_REVERT: "revert to a snapshot",
+    libvirt.VIR_DOMAIN_JOB_OPERATION_DUMP: "dump",
+    libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP: "backup",
+}
+_MIGRATIONS = ("incoming migration", "outgoing migration")
+
+
+async def all_guests(hypervisor: Hypervisor) -> list[Guest]:
+    """Every guest the host knows, by name."""
+
+    def read(connection: libvirt.virConnect) -> list[Guest]:
+        found = []
+        for domain in connection.listAllDomains():
+            with suppress(libvirt.libvirtError):  # it went away while we were reading
+                found.append(_describe(domain))
+        return sorted(found, key=lambda guest: guest.name)
+
+    return await hypervisor.ask("listing guests", read)
+
+
+async def find_guest(hypervisor: Hypervisor, name: str) -> Guest | None:
+    """The guest of that name (or UUID) on this host; None if there is none."""
+
+    def read(connection: libvirt.virConnect) -> Guest | None:
+        domain = _lookup(connection, name)
+        return None if domain is None else _describe(domain)
+
+    return await hypervisor.ask(f"looking for guest {name}", read)
+
+
+async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
+    """What the host says about a guest; an unreachable host is an answer, not an error."""
+
+    def read(connection: libvirt.virConnect) -> Presence:
+        domain = _lookup(connection, uuid)
+        if domain is None:
+            return Presence(reachable=True)
+        state, reason = domain.state()
+        return Presence(
+            reachable=True,
+            state=parse.STATES.get(state),
+            state_reason=reason,
+            migrating=_job(domain) in _MIGRATIONS,
+        )
+
+    try:
+        return await hypervisor.ask(f"looking for guest {uuid}", read)
+    except HypervisorError:
+        return Presence(reachable=False)
+
+
+async def define_and_start(hypervisor: Hypervisor, xml: str) -> None:
+    """Define a guest and start it; not defined any more if it does not start."""
+
+    def change(connection: libvirt.virConnect) -> None:
+        domain = connection.defineXML(xml)
+        try:
+            domain.create()
+        except libvirt.libvirtError:
+            domain.undefine()
+            raise
+
+    await hypervisor.command("starting a guest", change)
+
+
+async def remove(hypervisor: Hypervisor, name: str) -> None:
+    """End a guest at once and forget it; fine if it is not there."""
+
+    def change(connection: libvirt.virConnect) -> None:
+        domain = _lookup(connection, name)
+        if domain is None:
+            return
+        persistent = domain.isPersistent()
+        if domain.isActive():
+            domain.destroy()
+        if persistent:
+            domain.undefineFlags(
+                libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+                | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
+                | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM
+            )
+
+    await hypervisor.command(f"removing guest {name}", change)
+
+
+def _lookup(connection: libvirt.virConnect, name: str) -> libvirt.virDomain | None:
+    """By name, else by UUID."""
+    for look in (connection.lookupByName, connection.lookupByUUIDString):
+        try:
+            return look(name)
+        except libvirt.libvirtError as exc:
+            if exc.get_error_code() not in (
+                libvirt.VIR_ERR_NO_DOMAIN,
+                libvirt.VIR_ERR_INVALID_ARG,
+            ):
+                raise
+    return None
+
+
+def _describe(domain: libvirt.virDomain) -> Guest:
+    state, reason = domain.state()
+    return parse.guest(
+        domain.XMLDesc(),
+        state=(state, reason),
+        persistent=bool(domain.isPersistent()),
+        autostart=bool(domain.autostart()),
+        snapshots=domain.snapshotNum(),
+        job=_job(domain),
+    )
+
+
+def _job(domain: libvirt.virDomain) -> str | None:
+    """The job that holds the guest. A busy QEMU monitor answers with an error: unknown, then."""
+    if not domain.isActive():
+        return None
+    try:
+        stats = domain.jobStats()
+    except libvirt.libvirtError as exc:
+        if exc.get_error_code() == libvirt.VIR_ERR_OPERATION_UNSUPPORTED:
+            return None
+        return "unknown"
+    if stats.get("type", libvirt.VIR_DOMAIN_JOB_NONE) == libvirt.VIR_DOMAIN_JOB_NONE:
+        return None
+    return _JOBS.get(int(stats.get(libvirt.VIR_DOMAIN_JOB_OPERATION, 0)), "unknown")

@@ -1,0 +1,65 @@
+"""libvirt as a library: its event loop, its error output, and its errors in our words."""
+
+import functools
+import logging
+import threading
+
+import libvirt
+
+from vmckpt.errors import HostUnreachable, HypervisorError, OutcomeUnknown
+
+log = logging.getLogger("vmckpt.libvirt")
+
+
+@functools.cache
+def start() -> None:
+    """Run libvirt's event loop in a thread of its own and take its error output into our log.
+
+    Keep-alive works only while that loop runs, and only for connections opened after this call.
+    """
+    libvirt.registerErrorHandler(lambda _context, error: log.debug("%s", error[2]), None)
+    libvirt.virEventRegisterDefaultImpl()
+    threading.Thread(target=_turn_for_ever, name="libvirt events", daemon=True).start()
+
+
+def _turn_for_ever() -> None:
+    while True:
+        libvirt.virEventRunDefaultImpl()
+
+
+class Broken(Exception):
+    """The connection failed, not the call."""
+
+    def __init__(self, error: libvirt.libvirtError, *, sent: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.sent = sent
+        """False: the call never left, so it cannot have changed anything."""
+
+
+def refused(error: libvirt.libvirtError, *, host: str, what: str) -> HypervisorError:
+    """Our error for a call that libvirt answered with no."""
+    return HypervisorError(
+        f"{host}: {what}: {_text(error)}", host=host, code=error.get_error_code()
+    )
+
+
+def broken(broken: Broken, *, host: str, what: str, changes: bool) -> HypervisorError:
+    """Our error for a call whose connection broke; `changes`: it may have changed something."""
+    text, code = _text(broken.error), broken.error.get_error_code()
+    if changes and broken.sent:
+        return OutcomeUnknown(
+            f"{host}: the connection broke during {what}, which may have happened: {text}",
+            host=host,
+            code=code,
+        )
+    return HostUnreachable(
+        f"{host}: libvirt cannot be reached: {text}",
+        host=host,
+        code=code,
+        mend=f"run vmckpt doctor {host}",
+    )
+
+
+def _text(error: libvirt.libvirtError) -> str:
+    return " ".join(str(error).split())

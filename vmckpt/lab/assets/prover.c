@@ -1,0 +1,353 @@
+/* The program inside a lab guest. It keeps three proofs that nothing was lost:
+ *
+ *   memory  every page of a region carries a pattern made from its index and generation; a page is
+ *           checked before it is written again, and all of them on request
+ *   disk    numbered records with a checksum, each flushed before the next
+ *   output  each number is sent to the observer only after its record is on the disk
+ *
+ * Settings come from the environment (the kernel hands key=value words of its command line to
+ * init). The messages are described in vmckpt/lab/wire.py; both ends must agree.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { WORDS = 512, STRIDE = 8, PAGE = 4096, SECTOR = 512, BLOCK = 128 * SECTOR };
+enum { NUMBER = 1, PING = 2, PONG = 3, VERIFY = 4, VERIFIED = 5 };
+#define MESSAGE_MAGIC 0x31504b434d56ULL /* "VMCKP1" */
+#define RECORD_MAGIC 0x31434552434d56ULL /* "VMCREC1" */
+
+struct message {
+    uint64_t magic, kind, token, run, number, ticks, clock_ns, pages_written, memory_errors,
+        disk_errors, pages_checked, records_checked;
+};
+
+struct record {
+    uint64_t magic, run, number, ticks, pages_written, clock_ns, filler[57], checksum;
+};
+
+static uint64_t *memory;
+static uint64_t pages, cursor, generation, pages_written, memory_errors;
+static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int disk = -1;
+static uint64_t slots, disk_errors;
+static volatile uint64_t number, ticks;
+static uint64_t run_id;
+static int sock;
+static struct sockaddr_in observer;
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
+}
+
+static void sleep_ns(uint64_t ns)
+{
+    struct timespec t = { (time_t)(ns / 1000000000ULL), (long)(ns % 1000000000ULL) };
+    nanosleep(&t, NULL);
+}
+
+static uint64_t setting(const char *name, uint64_t fallback)
+{
+    const char *text = getenv(name);
+    return text && *text ? strtoull(text, NULL, 10) : fallback;
+}
+
+static void fatal(const char *what)
+{
+    fprintf(stderr, "prover: %s: %s\n", what, strerror(errno));
+    sync();
+    exit(1);
+}
+
+/* --- memory ------------------------------------------------------------------------------- */
+
+static uint64_t page_base(uint64_t page, uint64_t gen)
+{
+    uint64_t x = page * 0x9e3779b97f4a7c15ULL ^ (gen + 1) * 0xbf58476d1ce4e5b9ULL;
+    x ^= x >> 29;
+    return x * 0x94d049bb133111ebULL;
+}
+
+static uint64_t word_at(uint64_t base, uint64_t k) { return base + k * 0xd6e8feb86659fd93ULL; }
+
+/* Words on the stride change with each generation; the rest keep their first value, so that a
+ * write costs 64 words and still a flipped bit anywhere in the page is found by a full check. */
+static int page_is_whole(uint64_t page, uint64_t gen, int every_word)
+{
+    uint64_t *w = memory + page * WORDS, hot = page_base(page, gen), cold = page_base(page, 0);
+    for (uint64_t k = 0; k < WORDS; k += every_word ? 1 : STRIDE)
+        if (w[k] != word_at(k % STRIDE ? cold : hot, k))
+            return 0;
+    return 1;
+}
+
+static void page_write(uint64_t page, uint64_t gen)
+{
+    uint64_t *w = memory + page * WORDS, hot = page_base(page, gen);
+    for (uint64_t k = 0; k < WORDS; k += STRIDE)
+        w[k] = word_at(hot, k);
+}
+
+static uint64_t generation_of(uint64_t page) { return page < cursor ? generation : generation - 1; }
+
+static void memory_fill(uint64_t mib)
+{
+    pages = mib * 256;
+    if (!pages)
+        return;
+    memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        fatal("no room for the memory region");
+    for (uint64_t p = 0; p < pages; p++) {
+        uint64_t base = page_base(p, 0);
+        for (uint64_t k = 0; k < WORDS; k++)
+            memory[p * WORDS + k] = word_at(base, k);
+    }
+    generation = 1;
+}
+
+static void memory_step(uint64_t count)
+{
+    pthread_mutex_lock(&memory_lock);
+    while (count--) {
+        if (!page_is_whole(cursor, generation_of(cursor), 0))
+            memory_errors++;
+        page_write(cursor, generation);
+        pages_written++;
+        if (++cursor == pages) {
+            cursor = 0;
+            generation++;
+        }
+    }
+    pthread_mutex_unlock(&memory_lock);
+}
+
+static void *memory_main(void *unused)
+{
+    uint64_t rate = setting("VMC_DIRTY_KIB", 0) / 4, last = now_ns(), owed = 0;
+    (void)unused;
+    while (pages && rate) {
+        sleep_ns(4000000);
+        uint64_t at = now_ns(), passed = at - last;
+        last = at;
+        if (passed > 100000000)
+            passed = 100000000; /* do not make up for time in which the guest could not run */
+        owed += passed * rate;
+        memory_step(owed / 1000000000ULL);
+        owed %= 1000000000ULL;
+    }
+    return NULL;
+}
+
+static uint64_t memory_check(void)
+{
+    for (uint64_t first = 0; first < pages; first += 64) {
+        pthread_mutex_lock(&memory_lock);
+        for (uint64_t p = first; p < first + 64 && p < pages; p++)
+            if (!page_is_whole(p, generation_of(p), 1))
+                memory_errors++;
+        pthread_mutex_unlock(&memory_lock);
+    }
+    return pages;
+}
+
+/* --- output ------------------------------------------------------------------------------- */
+
+static void send_message(uint64_t kind, uint64_t token, uint64_t checked_pages,
+                         uint64_t checked_records, const struct sockaddr_in *to)
+{
+    struct message m = { MESSAGE_MAGIC, kind, token, run_id, number, ticks, now_ns(),
+                         pages_written, memory_errors, disk_errors, checked_pages,
+                         checked_records };
+    sendto(sock, &m, sizeof m, MSG_DONTWAIT, (const struct sockaddr *)to, sizeof *to);
+}
+
+/* --- disk --------------------------------------------------------------------------------- */
+
+static uint64_t record_sum(const struct record *r)
+{
+    const uint64_t *w = (const uint64_t *)r;
+    uint64_t sum = 0xcbf29ce484222325ULL;
+    for (unsigned i = 0; i < SECTOR / 8 - 1; i++)
+        sum = (sum ^ w[i]) * 0x100000001b3ULL;
+    return sum;
+}
+
+static void record_write(struct record *r, uint64_t n)
+{
+    r->magic = RECORD_MAGIC;
+    r->run = run_id;
+    r->number = n;
+    r->ticks = ticks;
+    r->pages_written = pages_written;
+    r->clock_ns = now_ns();
+    for (unsigned i = 0; i < sizeof r->filler / 8; i++)
+        r->filler[i] = word_at(n, i);
+    r->checksum = record_sum(r);
+    if (pwrite(disk, r, SECTOR, (off_t)((n - 1) % slots * SECTOR)) != SECTOR || fdatasync(disk))
+        disk_errors++;
+}
+
+static void *disk_main(void *unused)
+{
+    struct record *r = aligned_alloc(PAGE, PAGE);
+    uint64_t pause = 1000000000ULL / setting("VMC_RECORDS", 50);
+    (void)unused;
+    for (;;) {
+        if (disk >= 0)
+            record_write(r, number + 1);
+        number++;
+        send_message(NUMBER, 0, 0, 0, &observer);
+        sleep_ns(pause);
+    }
+    return NULL;
+}
+
+static uint64_t disk_check(void)
+{
+    uint64_t newest = number, checked = 0;
+    /* Once the ring is full the writer overtakes a reader of the oldest records. */
+    uint64_t oldest = newest > slots ? newest - slots + 1 + slots / 8 : 1;
+    struct record *block = aligned_alloc(PAGE, BLOCK);
+    if (disk < 0)
+        return 0;
+    for (uint64_t n = oldest; n <= newest;) {
+        uint64_t slot = (n - 1) % slots, first = slot & ~127ULL;
+        ssize_t got = pread(disk, block, BLOCK, (off_t)(first * SECTOR));
+        for (; n <= newest && (n - 1) % slots < first + 128 && (n - 1) % slots >= first; n++) {
+            struct record *r = block + ((n - 1) % slots - first);
+            if ((ssize_t)(((n - 1) % slots - first + 1) * SECTOR) > got || r->number != n ||
+                r->run != run_id || r->checksum != record_sum(r))
+                disk_errors++;
+            checked++;
+        }
+    }
+    free(block);
+    return checked;
+}
+
+static void disk_open(void)
+{
+    uint64_t bytes = 0;
+    disk = open("/dev/vda", O_RDWR | O_DIRECT);
+    if (disk < 0)
+        return;
+    if (ioctl(disk, BLKGETSIZE64, &bytes))
+        fatal("size of /dev/vda");
+    slots = bytes / BLOCK * 128;
+}
+
+/* --- answers ------------------------------------------------------------------------------ */
+
+static volatile uint64_t verify_token;
+static struct sockaddr_in verify_from;
+
+static void *verify_main(void *unused)
+{
+    uint64_t done = 0, checked_pages = 0, checked_records = 0;
+    (void)unused;
+    for (;;) {
+        uint64_t token = verify_token;
+        if (!token) {
+            sleep_ns(5000000);
+            continue;
+        }
+        if (token != done) {
+            checked_pages = memory_check();
+            checked_records = disk_check();
+            done = token;
+        }
+        send_message(VERIFIED, token, checked_pages, checked_records, &verify_from);
+        if (verify_token == token)
+            verify_token = 0;
+    }
+    return NULL;
+}
+
+static void *tick_main(void *unused)
+{
+    (void)unused;
+    for (;;) {
+        sleep_ns(10000000);
+        ticks++;
+    }
+    return NULL;
+}
+
+static void answer_main(void)
+{
+    struct message m;
+    for (;;) {
+        struct sockaddr_in from;
+        socklen_t size = sizeof from;
+        ssize_t got = recvfrom(sock, &m, sizeof m, 0, (struct sockaddr *)&from, &size);
+        if (got != sizeof m || m.magic != MESSAGE_MAGIC)
+            continue;
+        if (m.kind == PING)
+            send_message(PONG, m.token, 0, 0, &from);
+        if (m.kind == VERIFY) {
+            verify_from = from;
+            verify_token = m.token;
+        }
+    }
+}
+
+static void start(void *(*main)(void *), int priority)
+{
+    pthread_t thread;
+    pthread_attr_t attr;
+    struct sched_param p = { .sched_priority = priority };
+    pthread_attr_init(&attr);
+    if (priority) {
+        pthread_attr_setinheritsched(&attr, PTHREAD_EXPLICIT_SCHED);
+        pthread_attr_setschedpolicy(&attr, SCHED_FIFO);
+        pthread_attr_setschedparam(&attr, &p);
+    }
+    if (pthread_create(&thread, &attr, main, NULL))
+        fatal("no thread");
+}
+
+int main(void)
+{
+    struct sockaddr_in here = { .sin_family = AF_INET, .sin_port = htons(7001) };
+    struct sched_param first = { .sched_priority = 20 };
+    if (getrandom(&run_id, sizeof run_id, 0) != sizeof run_id)
+        fatal("no random number");
+    memory_fill(setting("VMC_MEMORY_MIB", 0));
+    disk_open();
+    sock = socket(AF_INET, SOCK_DGRAM, 0);
+    if (sock < 0 || bind(sock, (struct sockaddr *)&here, sizeof here))
+        fatal("socket");
+    observer.sin_family = AF_INET;
+    observer.sin_port = htons(7000);
+    if (!inet_aton(getenv("VMC_OBSERVER") ? getenv("VMC_OBSERVER") : "", &observer.sin_addr))
+        fatal("VMC_OBSERVER");
+    printf("prover: %llu pages, %llu slots, run %016llx\n", (unsigned long long)pages,
+           (unsigned long long)slots, (unsigned long long)run_id);
+    fflush(stdout);
+    start(tick_main, 15);
+    start(disk_main, 10);
+    start(memory_main, 0);
+    start(verify_main, 0);
+    sched_setscheduler(0, SCHED_FIFO, &first);
+    answer_main();
+    return 0;
+}

@@ -1,0 +1,246 @@
+"""Lab guests: their XML, their disks, and where they are written down."""
+
+import asyncio
+import json
+import re
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from vmckpt import inventory
+from vmckpt.errors import BadInput, LabError, VmckptError
+from vmckpt.hypervisor import guests as hypervisor_guests
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.lab import host, image, observer_client
+from vmckpt.lab.lab import Say, silent
+from vmckpt.lab.plan import GUEST_BRIDGE, LabPlan, check_name
+from vmckpt.lab.shell import run
+from vmckpt.units import MIB, Bytes, BytesPerSecond, parse_bytes, parse_rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabGuest:
+    """What was asked for, and the address the guest got."""
+
+    name: str
+    address: str
+    memory: Bytes
+    vcpus: int
+    dirty: Bytes
+    dirty_rate: BytesPerSecond
+    disk: Bytes
+    """0: no disk."""
+    disk_format: str
+    disk_path: str
+    private_disk: bool
+    shared_memory: bool
+
+
+def parse_dirty(text: str) -> tuple[Bytes, BytesPerSecond]:
+    """Read "64MiB@20MiB/s": a region and how fast it is rewritten."""
+    region, _, rate = text.partition("@")
+    return parse_bytes(region), parse_rate(rate) if rate else BytesPerSecond(0)
+
+
+def domain_xml(lab: LabPlan, guest: LabGuest, booted: image.Image) -> str:
+    """The guest as libvirt wants it described."""
+    words = (
+        f"console=ttyS0 quiet panic=-1 VMC_ADDRESS={guest.address}/24"
+        f" VMC_OBSERVER={lab.observer_address} VMC_MEMORY_MIB={guest.dirty // MIB}"
+        f" VMC_DIRTY_KIB={guest.dirty_rate // 1024}"
+    )
+    backing = (
+        "<memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>"
+        if guest.shared_memory
+        else ""
+    )
+    disk = (
+        f"<disk type='file' device='disk'><driver name='qemu' type='{guest.disk_format}'"
+        f" cache='none'/><source file={quoteattr(guest.disk_path)}/>"
+        "<target dev='vda' bus='virtio'/></disk>"
+        if guest.disk
+        else ""
+    )
+    mac = "52:54:00:" + ":".join(f"{int(part):02x}" for part in guest.address.split(".")[1:])
+    return f"""
+<domain type='qemu'>
+  <name>{guest.name}</name>
+  <memory unit='b'>{guest.memory}</memory>
+  {backing}
+  <vcpu>{guest.vcpus}</vcpu>
+  <os>
+    <type arch='x86_64' machine='pc'>hvm</type>
+    <kernel>{booted.kernel}</kernel>
+    <initrd>{booted.initramfs}</initrd>
+    <cmdline>{words}</cmdline>
+  </os>
+  <cpu mode='custom' match='exact'><model>qemu64</model></cpu>
+  <features><acpi/></features>
+  <on_reboot>destroy</on_reboot>
+  <devices>
+    {disk}
+    <interface type='bridge'><mac address='{mac}'/><source bridge='{GUEST_BRIDGE}'/>
+      <model type='virtio'/><driver name='qemu'/></interface>
+    <serial type='file'><source path='/var/log/libvirt/{guest.name}.console'/></serial>
+    <memballoon model='none'/>
+    <controller type='usb' model='none'/>
+  </devices>
+</domain>"""
+
+
+def start(
+    lab: LabPlan,
+    name: str,
+    on: str,
+    *,
+    memory: str = "256MiB",
+    dirty: str = "64MiB@20MiB/s",
+    disk: str = "64MiB",
+    disk_format: str = "raw",
+    private_disk: bool = False,
+    shared_memory: bool = False,
+    vcpus: int = 1,
+    say: Say = silent,
+) -> LabGuest:
+    """Make a guest, start it, and wait until the observer hears it."""
+    try:
+        check_name(name)
+        region, rate = parse_dirty(dirty)
+        size, room = parse_bytes(memory), parse_bytes(disk)
+    except ValueError as exc:
+        raise BadInput(f"guest {name}: {exc}") from None
+    _check_host(lab, on)
+    _check(lab, name, size, region, disk_format)
+    folder = lab.private if private_disk else lab.shared
+    guest = LabGuest(
+        name=name,
+        address=lab.guest_address(_free_number(lab)),
+        memory=size,
+        vcpus=vcpus,
+        dirty=region,
+        dirty_rate=rate,
+        disk=room,
+        disk_format=disk_format,
+        disk_path=str(folder / f"{name}.{disk_format}"),
+        private_disk=private_disk,
+        shared_memory=shared_memory,
+    )
+    booted = image.prepare()
+    if room:
+        create = f"qemu-img create -q -f {disk_format} {guest.disk_path} {room}".split()
+        run(host.enter(lab.host(on), *create))
+    _write_down(lab, [*stored(lab), guest])
+    say(f"{name}: starting on {on}")
+    try:
+        asyncio.run(_launch(lab, on, domain_xml(lab, guest, booted)))
+        observer_client.ask(lab.observer_socket, op="watch", guest=name, address=guest.address)
+        _wait_until_heard(lab, name)
+    except BaseException:
+        remove(lab, name)
+        raise
+    say(f"{name}: answers at {guest.address}")
+    return guest
+
+
+def _check_host(lab: LabPlan, on: str) -> None:
+    names = [h.name for h in lab.hosts]
+    if on not in names:
+        raise BadInput(f"no host {on!r} in lab {lab.name!r}", mend=f"use one of {', '.join(names)}")
+
+
+def _check(lab: LabPlan, name: str, size: Bytes, region: Bytes, disk_format: str) -> None:
+    if disk_format not in ("raw", "qcow2"):
+        raise BadInput(f"disk format {disk_format!r}", mend="use raw or qcow2")
+    if any(guest.name == name for guest in stored(lab)):
+        raise BadInput(f"lab {lab.name!r} has a guest {name!r} already")
+    if size < 128 * MIB or region > size - 96 * MIB:
+        raise BadInput(
+            f"guest {name}: {size // MIB} MiB of memory for a region of {region // MIB} MiB",
+            mend="give at least 128 MiB and 96 MiB more than the region",
+        )
+
+
+def stored(lab: LabPlan) -> list[LabGuest]:
+    """The guests of a lab, as written down when they were made."""
+    path = lab.folder / "guests.json"
+    return [LabGuest(**one) for one in json.loads(path.read_text())] if path.exists() else []
+
+
+def find(lab: LabPlan, name: str) -> LabGuest:
+    """One guest of a lab; BadInput if there is none of that name."""
+    for guest in stored(lab):
+        if guest.name == name:
+            return guest
+    known = ", ".join(guest.name for guest in stored(lab)) or "none"
+    raise BadInput(f"lab {lab.name!r} has no guest {name!r} (guests: {known})")
+
+
+def _write_down(lab: LabPlan, guests: list[LabGuest]) -> None:
+    partial = lab.folder / "guests.json.new"
+    partial.write_text(json.dumps([asdict(guest) for guest in guests]))
+    partial.rename(lab.folder / "guests.json")
+
+
+def _free_number(lab: LabPlan) -> int:
+    taken = {guest.address for guest in stored(lab)}
+    return next(n for n in range(100) if lab.guest_address(n) not in taken)
+
+
+async def _launch(lab: LabPlan, on: str, xml: str) -> None:
+    known = inventory.load(lab.inventory)
+    async with Hypervisor(known.host(on)) as hypervisor:
+        await hypervisor_guests.define_and_start(hypervisor, xml)
+
+
+def _wait_until_heard(lab: LabPlan, name: str, *, limit: float = 40.0) -> None:
+    give_up = time.monotonic() + limit
+    while observer_client.status(lab.observer_socket, name).heard < 5:
+        if time.monotonic() > give_up:
+            raise LabError(
+                f"guest {name} does not answer; see its console in the host's log folder"
+            )
+        time.sleep(0.05)
+
+
+def remove(lab: LabPlan, name: str) -> None:
+    """End a guest on every host that is up, with its disks; fine if it is not there."""
+    with suppress(LabError):
+        observer_client.ask(lab.observer_socket, op="forget", guest=name)
+    asyncio.run(_remove_everywhere(lab, name))
+    for folder in (lab.shared, *(h.root / "private" for h in lab.hosts)):
+        for path in folder.glob(f"{name}.*"):
+            if re.fullmatch(rf"{re.escape(name)}\.(raw|qcow2)", path.name):
+                path.unlink()
+    _write_down(lab, [guest for guest in stored(lab) if guest.name != name])
+
+
+async def _remove_everywhere(lab: LabPlan, name: str) -> None:
+    known = inventory.load(lab.inventory)
+    for lab_host in lab.hosts:
+        if host.is_up(lab_host):
+            with suppress(VmckptError):
+                async with Hypervisor(known.host(lab_host.name)) as hypervisor:
+                    await hypervisor_guests.remove(hypervisor, name)
+
+
+async def whereabouts(lab: LabPlan, name: str) -> list[str]:
+    """The hosts on which a QEMU process of that guest exists."""
+    known = inventory.load(lab.inventory)
+    found = []
+    for lab_host in lab.hosts:
+        if host.is_up(lab_host):
+            with suppress(VmckptError):
+                async with Hypervisor(known.host(lab_host.name)) as hypervisor:
+                    guest = await hypervisor_guests.find_guest(hypervisor, name)
+                    if guest is not None and guest.state.is_active:
+                        found.append(lab_host.name)
+    return found
+
+
+def disk_seen_from(lab: LabPlan, guest: LabGuest, on: str) -> Path:
+    """The guest's disk as a path of this machine."""
+    if guest.private_disk:
+        return lab.host(on).root / "private" / Path(guest.disk_path).name
+    return Path(guest.disk_path)

@@ -1,0 +1,205 @@
+"""A lab as a whole: up, down, healed, and found again by its name."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from vmckpt.errors import BadInput, LabError
+from vmckpt.lab import configs, host, network, observer_client, pki, plan, witness
+from vmckpt.lab.plan import LABS, LabPlan
+from vmckpt.units import BytesPerSecond
+
+Say = Callable[[str], None]
+
+
+def silent(_line: str) -> None:
+    """A listener for callers that want no progress."""
+
+
+def require_root() -> None:
+    """Namespaces and bridges need root; LabError that says so."""
+    if os.geteuid() != 0:
+        raise LabError("the lab makes network namespaces and needs root", mend="run it with sudo")
+
+
+@contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Hold the lab's lock, so that two `lab up` of one name come one after the other."""
+    path = LABS / f".{name}.lock"
+    while True:
+        LABS.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # The holder before us removed the file we waited on: then that lock guards nothing.
+            if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+                continue
+            try:
+                yield
+            finally:
+                path.unlink()
+                with suppress(OSError):
+                    LABS.rmdir()
+                    LABS.parent.rmdir()
+            return
+
+
+def names() -> list[str]:
+    """Every lab that has a folder or a namespace here, whole or not."""
+    found = {p.name for p in LABS.iterdir() if p.is_dir()} if LABS.is_dir() else set()
+    found |= {name.split(".")[1] for name in network.namespaces("vmckpt.")}
+    return sorted(found)
+
+
+def load(name: str) -> LabPlan:
+    """The plan of a lab that is up; LabError if there is none."""
+    path = LABS / name / "lab.json"
+    try:
+        stored = json.loads(path.read_text())
+    except FileNotFoundError:
+        others = ", ".join(names()) or "none"
+        raise LabError(
+            f"no lab {name!r} is up (labs here: {others})", mend="run vmckpt lab up"
+        ) from None
+    except (OSError, ValueError) as exc:
+        raise LabError(f"{path}: {exc}", mend=f"run vmckpt lab down --name {name}") from exc
+    return LabPlan(**stored)
+
+
+def up(
+    name: str,
+    *,
+    hosts: int = 2,
+    shape: BytesPerSecond | None = None,
+    with_witness: bool = False,
+    say: Say = silent,
+) -> LabPlan:
+    """Build a lab, or find that it is up already; nothing stays if it cannot be built.
+
+    A lab that an earlier, broken run left is removed first. Raises LabError, and BadInput if a lab
+    of this name is up with another shape.
+    """
+    require_root()
+    try:
+        plan.check_name(name)
+    except ValueError as exc:
+        raise BadInput(f"lab name {exc}") from None
+    with locked(name):
+        if (running := _whole(name)) is not None:
+            if (running.host_count, running.witness) != (hosts, with_witness):
+                raise BadInput(
+                    f"lab {name!r} is up with {running.host_count} hosts"
+                    f" and {'a' if running.witness else 'no'} witness",
+                    mend=f"run vmckpt lab down --name {name} first",
+                )
+            say(f"lab {name} is up already")
+            return running
+        _remove(name, say)
+        try:
+            return _build(name, hosts, shape, with_witness, say)
+        except BaseException:
+            _remove(name, silent)
+            raise
+
+
+def _whole(name: str) -> LabPlan | None:
+    """The plan of this lab if it is up and every host lives, else None."""
+    try:
+        found = load(name)
+    except (LabError, TypeError):
+        return None
+    alive = all(host.is_up(h) for h in found.hosts) and observer_client.answers(found)
+    return found if alive else None
+
+
+def _build(
+    name: str, hosts: int, shape: BytesPerSecond | None, with_witness: bool, say: Say
+) -> LabPlan:
+    made = LabPlan(
+        name=name,
+        subnet=plan.free_subnet(name, network.subnets_in_use()),
+        host_count=hosts,
+        witness=with_witness,
+    )
+    say(
+        f"lab {name}: network 198.18.{made.subnet}.0/24, hosts "
+        + ", ".join(h.name for h in made.hosts)
+    )
+    for folder in (made.shared, made.private, made.folder / "hosts"):
+        folder.mkdir(parents=True)
+    made.folder.chmod(0o711)
+    network.build(made)
+    authority = pki.Authority(name)
+    pki.install_client(authority, made.folder / "pki")
+    host.befriend(made, {h.name: host.furnish(made, h, authority) for h in made.hosts})
+    for h in made.hosts:
+        host.power_on(made, h)
+    observer_client.start(made)
+    if with_witness:
+        say("witness: PostgreSQL")
+        witness.start(made)
+    for h in made.hosts:
+        host.wait_until_up(h)
+        say(f"{h.name}: libvirt and ssh answer at {h.address}")
+        if shape is not None:
+            network.shape(made, h.name, shape)
+    observer_client.wait_until_up(made)
+    key, known = made.folder / "ssh/id_ed25519", made.folder / "ssh/known_hosts"
+    made.inventory.write_text(configs.inventory(made, str(key), str(known)))
+    _store(made)
+    return made
+
+
+def _store(made: LabPlan) -> None:
+    """Published last: a lab without lab.json is not up."""
+    fields = {
+        "name": made.name,
+        "subnet": made.subnet,
+        "host_count": made.host_count,
+        "witness": made.witness,
+    }
+    partial = made.folder / "lab.json.new"
+    partial.write_text(json.dumps(fields))
+    partial.rename(made.folder / "lab.json")
+
+
+def down(name: str, say: Say = silent) -> None:
+    """Remove a lab and all it made; fine if it is half built or not there."""
+    require_root()
+    try:
+        plan.check_name(name)
+    except ValueError as exc:
+        raise BadInput(f"lab name {exc}") from None
+    with locked(name):
+        _remove(name, say)
+
+
+def _remove(name: str, say: Say) -> None:
+    scratch = LabPlan(name=name, subnet=0, host_count=0)
+    if scratch.folder.exists() or network.namespaces(scratch.prefix):
+        say(f"lab {name}: removing")
+    network.remove(scratch.prefix, scratch.bridge)
+    shutil.rmtree(scratch.folder, ignore_errors=True)
+
+
+def heal(lab: LabPlan, name: str) -> None:
+    """Cables in, shaping off, and power on if the host is off."""
+    network.heal(lab, name)
+    network.shape(lab, name, None)
+    if not host.is_up(lab.host(name)):
+        host.power_on(lab, lab.host(name))
+    host.wait_until_up(lab.host(name))
+
+
+def running_inventory() -> Path | None:
+    """hosts.yaml of the one running lab; None if none runs; BadInput if several do."""
+    found = sorted(LABS.glob("*/hosts.yaml"))
+    if len(found) > 1:
+        names_ = ", ".join(path.parent.name for path in found)
+        raise BadInput(
+            f"several labs are up ({names_})", mend=f"choose with --inventory {found[0]}"
+        )
+    return found[0] if found else None

@@ -1,0 +1,115 @@
+"""Start the observer and ask it what it saw."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from vmckpt.errors import LabError
+from vmckpt.lab import wire
+from vmckpt.lab.plan import LabPlan
+from vmckpt.lab.sightings import View
+from vmckpt.units import Seconds
+
+
+def start(plan: LabPlan) -> None:
+    """Start the observer's process in its namespace; `lab down` ends it with the namespace."""
+    with (plan.folder / "observer.log").open("ab") as log:
+        subprocess.Popen(
+            [
+                "ip",
+                "netns",
+                "exec",
+                plan.observer_namespace,
+                sys.executable,
+                "-m",
+                "vmckpt.lab.observer",
+                plan.observer_address,
+                str(plan.observer_socket),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+        )
+
+
+def ask(control: Path, **question: Any) -> dict[str, Any]:
+    """One question, one answer; LabError if the observer is gone or knows no such guest."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(5.0)
+        try:
+            connection.connect(str(control))
+            connection.sendall(json.dumps(question).encode() + b"\n")
+            answer: dict[str, Any] = json.loads(connection.makefile().readline())
+        except (OSError, ValueError) as exc:
+            raise LabError(f"the observer at {control} does not answer: {exc}") from exc
+    if "error" in answer:
+        raise LabError(str(answer["error"]))
+    return answer
+
+
+def status(
+    control: Path, guest: str, *, since: float | None = None, until: float | None = None
+) -> View:
+    """What the observer knows of a guest; its longest silence in a window of monotonic time."""
+    window = {"since": since, "until": until}
+    given = {key: value for key, value in window.items() if value is not None}
+    answer = ask(control, op="status", guest=guest, **given)
+    verified = answer.pop("verified")
+    return View(**answer, verified=wire.Message(**verified) if verified else None)
+
+
+def answers(plan: LabPlan) -> bool:
+    """Whether the observer lives."""
+    try:
+        ask(plan.observer_socket, op="guests")
+    except LabError:
+        return False
+    return True
+
+
+def wait_until_up(plan: LabPlan, *, limit: float = 15.0) -> None:
+    """Return when the observer answers."""
+    give_up = time.monotonic() + limit
+    while not answers(plan):
+        if time.monotonic() > give_up:
+            log = (plan.folder / "observer.log").read_text(errors="replace").strip()
+            raise LabError(f"the observer did not start: {log.splitlines()[-1:] or 'no log'}")
+        time.sleep(0.05)
+
+
+def verify(control: Path, guest: str, *, limit: float = 30.0) -> View:
+    """Ask the guest to check all its memory and disk; what the observer knows afterwards.
+
+    Raises LabError if the guest gives no answer in `limit` seconds.
+    """
+    token = ask(control, op="verify", guest=guest)["token"]
+    give_up = time.monotonic() + limit
+    while True:
+        seen = status(control, guest)
+        if seen.verified is not None and seen.verified.token == token:
+            return seen
+        if time.monotonic() > give_up:
+            raise LabError(f"guest {guest} did not answer a verify in {limit:g} s")
+        time.sleep(0.05)
+
+
+class LabObserver:
+    """The observer as the port `model.ports.OutsideView`."""
+
+    def __init__(self, control: Path) -> None:
+        self._control = control
+
+    async def blackout(self, guest: str, since: Seconds, until: Seconds) -> Seconds | None:
+        """See OutsideView.blackout; an observer that is gone watched nothing."""
+        try:
+            seen = await asyncio.to_thread(status, self._control, guest, since=since, until=until)
+        except LabError:
+            return None
+        return Seconds(seen.blackout)

@@ -1,0 +1,152 @@
+"""Names, addresses and folders of a lab, all derived from its name and a subnet number. Pure.
+
+Networks come from 198.18.0.0/15, which RFC 2544 sets aside for tests of network equipment, so a lab
+never shadows an office or data-centre network.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+HOST_NAMES = ("alpha", "beta", "gamma", "delta")
+LABS = Path("/var/lib/vmckpt/labs")
+CACHE = Path("/var/cache/vmckpt")
+OBSERVER_PORT = 7000
+GUEST_PORT = 7001
+GUEST_BRIDGE = "guests"
+WITNESS = "witness"
+OBSERVER = "observer"
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,22}[a-z0-9])?")
+
+
+def check_name(name: str) -> str:
+    """Return a usable lab or guest name; raise ValueError that says the rule."""
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(f"{name!r}: use 1 to 24 of a-z, 0-9 and '-', not at the ends")
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPlan:
+    """Where one lab host lives."""
+
+    name: str
+    address: str
+    """On the lab's own network: libvirt, ssh and migrations."""
+    namespace: str
+    """Network namespace, as `ip netns` lists it."""
+    link: str
+    """The outer end of the host's cable, on the lab bridge; cutting it isolates the host."""
+    root: Path
+    """Its private folders."""
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabPlan:
+    """Everything about a lab that follows from its name, its subnet and its size."""
+
+    name: str
+    subnet: int
+    """0 to 255: third byte of 198.18.x.0/24 (hosts) and 198.19.x.0/24 (guests)."""
+    host_count: int
+    witness: bool = False
+
+    @property
+    def folder(self) -> Path:
+        return LABS / self.name
+
+    @property
+    def tag(self) -> str:
+        """Four letters that make this lab's link names its own; links have at most 15."""
+        return hashlib.sha256(self.name.encode()).hexdigest()[:4]
+
+    @property
+    def bridge(self) -> str:
+        return f"vk{self.tag}"
+
+    @property
+    def prefix(self) -> str:
+        return namespace_prefix(self.name)
+
+    @property
+    def hosts(self) -> tuple[HostPlan, ...]:
+        return tuple(self._host(i, name) for i, name in enumerate(HOST_NAMES[: self.host_count]))
+
+    def _host(self, index: int, name: str) -> HostPlan:
+        digest = hashlib.sha256(f"{self.name}/{name}".encode()).hexdigest()
+        return HostPlan(
+            name=name,
+            address=f"198.18.{self.subnet}.{11 + index}",
+            namespace=self.prefix + name,
+            link=self.link_to(name),
+            root=self.folder / "hosts" / name,
+            uuid="-".join(
+                (digest[:8], digest[8:12], "4" + digest[13:16], "8" + digest[17:20], digest[20:32])
+            ),
+        )
+
+    def host(self, name: str) -> HostPlan:
+        """The host of that name; KeyError if this lab has none."""
+        return {host.name: host for host in self.hosts}[name]
+
+    def link_to(self, name: str) -> str:
+        return f"{self.bridge}-{name}"
+
+    @property
+    def controller_address(self) -> str:
+        return f"198.18.{self.subnet}.1"
+
+    @property
+    def witness_address(self) -> str:
+        return f"198.18.{self.subnet}.50"
+
+    @property
+    def observer_address(self) -> str:
+        return f"198.19.{self.subnet}.1"
+
+    @property
+    def observer_namespace(self) -> str:
+        return self.prefix + OBSERVER
+
+    @property
+    def witness_namespace(self) -> str:
+        return self.prefix + WITNESS
+
+    @property
+    def observer_socket(self) -> Path:
+        return self.folder / "observer.sock"
+
+    @property
+    def inventory(self) -> Path:
+        return self.folder / "hosts.yaml"
+
+    @property
+    def shared(self) -> Path:
+        """Storage that every host sees under this path."""
+        return self.folder / "shared"
+
+    @property
+    def private(self) -> Path:
+        """The same path on every host, a folder of its own behind it on each."""
+        return self.folder / "private"
+
+    def guest_address(self, number: int) -> str:
+        """Address of the number-th guest, counted from 0."""
+        return f"198.19.{self.subnet}.{100 + number}"
+
+
+def namespace_prefix(lab: str) -> str:
+    """What the names of a lab's network namespaces begin with; '.' keeps "a" and "a-b" apart."""
+    return f"vmckpt.{lab}."
+
+
+def free_subnet(name: str, taken: set[int]) -> int:
+    """A subnet number that no other lab uses, the same for the same name when it can be."""
+    first = int(hashlib.sha256(name.encode()).hexdigest()[4:6], 16)
+    for step in range(256):
+        if (first + step) % 256 not in taken:
+            return (first + step) % 256
+    raise ValueError("all 256 lab networks are in use")

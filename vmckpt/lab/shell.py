@@ -1,0 +1,25 @@
+"""Run the machine's own tools for the lab, with errors of one line."""
+
+import subprocess
+from collections.abc import Sequence
+
+from vmckpt.errors import LabError
+
+
+def run(args: Sequence[str], *, check: bool = True, text: str | None = None) -> str:
+    """Run a command to its end and return what it printed; LabError if it fails."""
+    try:
+        done = subprocess.run(
+            list(args), input=text, capture_output=True, text=True, check=False, timeout=120
+        )
+    except FileNotFoundError as exc:
+        raise LabError(f"{args[0]} is not installed here", mend="run ./check --install") from exc
+    if check and done.returncode != 0:
+        reason = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["no reason"]
+        raise LabError(f"{' '.join(args)}: {reason[0]}")
+    return done.stdout
+
+
+def in_namespace(namespace: str, *args: str) -> list[str]:
+    """The command that runs `args` on the network of a namespace."""
+    return ["ip", "netns", "exec", namespace, *args]

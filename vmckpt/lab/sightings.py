@@ -1,0 +1,154 @@
+"""What can be seen of a guest from outside: when it was silent and which numbers it told. Pure.
+
+All times are seconds on the observer's monotonic clock. A guest's clock stops with the guest, so
+nothing here is measured by it.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from vmckpt.lab import wire
+
+PROBE_INTERVAL = 0.005
+# Shorter silences than this are the normal rhythm of probes and answers.
+NOTABLE = 0.012
+_KEEP = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A time without something."""
+
+    start: float
+    end: float
+
+    @property
+    def length(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(slots=True)
+class Rhythm:
+    """Something that should happen every few milliseconds, and the gaps in it."""
+
+    last: float | None = None
+    gaps: deque[Gap] = field(default_factory=lambda: deque(maxlen=_KEEP))
+
+    def beat(self, at: float) -> None:
+        if self.last is not None and at - self.last > NOTABLE:
+            self.gaps.append(Gap(self.last, at))
+        self.last = at if self.last is None else max(at, self.last)
+
+    def gaps_between(self, since: float, until: float) -> list[Gap]:
+        """Gaps that touch the window, the one that lasts until now included."""
+        found = [gap for gap in self.gaps if gap.end > since and gap.start < until]
+        if self.last is not None and until - self.last > NOTABLE:
+            found.append(Gap(self.last, until))
+        return found
+
+
+def blackout(answers: Rhythm, own: Rhythm, since: float, until: float) -> float:
+    """The longest silence of a guest in a window, in seconds, less the observer's own silences."""
+    own_gaps = own.gaps_between(since, until)
+
+    def net(gap: Gap) -> float:
+        return gap.length - sum(
+            max(0.0, min(gap.end, o.end) - max(gap.start, o.start)) for o in own_gaps
+        )
+
+    return max((net(gap) for gap in answers.gaps_between(since, until)), default=PROBE_INTERVAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What the observer tells of a guest when asked."""
+
+    now: float
+    blackout: float
+    """The longest silence in the window asked for, seconds."""
+    runs: int
+    """How often the guest was started since it is watched."""
+    run: int
+    """The newest run's number, drawn by the guest."""
+    ticks: int
+    pages_written: int
+    highest: int
+    """The highest number the newest run told."""
+    heard: int
+    """How many numbers of it were heard; the network may lose some."""
+    conflicts: int
+    forgotten: int
+    verified: wire.Message | None
+    """The guest's answer to the last request to check itself."""
+
+
+@dataclass(slots=True)
+class Output:
+    """The numbers told by one run of a guest, and what cannot be if only one copy of it runs."""
+
+    first: int = 0
+    highest: int = 0
+    heard: int = 0
+    conflicts: int = 0
+    """Numbers told twice with different contents: two copies, or a rolled-back one."""
+    forgotten: int = 0
+    """Answers of a guest that did not know a number it had told before."""
+    _recent: dict[int, wire.Message] = field(default_factory=dict)
+
+    def number(self, message: wire.Message) -> None:
+        known = self._recent.get(message.number)
+        if (known is None and message.number <= self.highest) or (
+            known is not None and known != message
+        ):
+            self.conflicts += 1
+        elif known is None:
+            self.first = self.first or message.number
+            self.highest = message.number
+            self.heard += 1
+        self._recent[message.number] = message
+        self._recent.pop(message.number - 4096, None)
+
+    def answer(self, message: wire.Message) -> None:
+        # One behind is no proof: with two CPUs an answer can be composed while a number leaves.
+        if message.number + 1 < self.highest:
+            self.forgotten += 1
+
+
+@dataclass(slots=True)
+class Sightings:
+    """Everything heard from one guest."""
+
+    answers: Rhythm = field(default_factory=Rhythm)
+    outputs: dict[int, Output] = field(default_factory=dict)
+    latest: wire.Message | None = None
+    verified: wire.Message | None = None
+
+    def hear(self, message: wire.Message, at: float) -> None:
+        output = self.outputs.setdefault(message.run, Output())
+        if message.kind == wire.NUMBER:
+            output.number(message)
+        elif message.kind == wire.PONG:
+            output.answer(message)
+            self.answers.beat(at)
+        elif message.kind == wire.VERIFIED:
+            output.answer(message)
+            self.verified = message
+        self.latest = message
+
+    def view(self, own: Rhythm, *, now: float, since: float, until: float) -> View:
+        """Everything at once; `own` are the observer's own gaps."""
+        run = self.latest.run if self.latest else 0
+        output = self.outputs.get(run, Output())
+        return View(
+            now=now,
+            blackout=blackout(self.answers, own, since, until),
+            runs=len(self.outputs),
+            run=run,
+            ticks=self.latest.ticks if self.latest else 0,
+            pages_written=self.latest.pages_written if self.latest else 0,
+            highest=output.highest,
+            heard=output.heard,
+            conflicts=sum(one.conflicts for one in self.outputs.values()),
+            forgotten=sum(one.forgotten for one in self.outputs.values()),
+            verified=self.verified,
+        )

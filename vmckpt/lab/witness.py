@@ -1,0 +1,66 @@
+"""The witness: PostgreSQL in a namespace that every host reaches and that is part of none."""
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from vmckpt.errors import LabError
+from vmckpt.lab.plan import LabPlan
+from vmckpt.lab.shell import in_namespace, run
+
+
+def start(plan: LabPlan) -> None:
+    """Create a cluster and start it; LabError if PostgreSQL is not installed or does not start."""
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not programs:
+        raise LabError("the witness needs PostgreSQL", mend="run apt-get install postgresql")
+    data = plan.folder / "witness"
+    data.mkdir(mode=0o700)
+    shutil.chown(data, "postgres", "postgres")
+    as_postgres = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
+    run(
+        [
+            *as_postgres,
+            f"{programs[-1]}/initdb",
+            "--auth=trust",
+            "--username=postgres",
+            "--encoding=UTF8",
+            "--no-sync",
+            str(data),
+        ]
+    )
+    network = f"198.18.{plan.subnet}.0/24"
+    with Path(data, "pg_hba.conf").open("a") as hba:
+        hba.write(f"host all all {network} trust\n")
+    with (plan.folder / "witness.log").open("ab") as log:
+        subprocess.Popen(
+            in_namespace(
+                plan.witness_namespace,
+                *as_postgres,
+                f"{programs[-1]}/postgres",
+                "-D",
+                str(data),
+                "-c",
+                f"listen_addresses={plan.witness_address}",
+                "-c",
+                f"unix_socket_directories={data}",
+            ),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env={**os.environ, "LC_ALL": "C.UTF-8"},
+        )
+    _wait(programs[-1], plan)
+
+
+def _wait(programs: Path, plan: LabPlan, *, limit: float = 30.0) -> None:
+    give_up = time.monotonic() + limit
+    ready = [f"{programs}/pg_isready", "-q", "-h", plan.witness_address]
+    while subprocess.run(ready, check=False).returncode != 0:
+        if time.monotonic() > give_up:
+            raise LabError(f"PostgreSQL does not start; see {plan.folder}/witness.log")
+        time.sleep(0.1)

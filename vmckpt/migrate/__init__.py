@@ -1,0 +1,1 @@
+"""Move one guest: preflight, estimate, watch and settle decide (pure); gather and engine do."""

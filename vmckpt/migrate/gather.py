@@ -1,0 +1,124 @@
+"""Fetch what preflight wants to know, from both hosts at once."""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TypeVar
+
+from vmckpt.errors import HypervisorError, RemoteError
+from vmckpt.hypervisor import facts as host_facts
+from vmckpt.hypervisor import guests
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.migrate.preflight import Facts
+from vmckpt.model.guests import Guest
+from vmckpt.model.hosts import Host
+from vmckpt.remote import probe
+from vmckpt.remote.ssh import Remote
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SshFacts:
+    links: frozenset[str] | None = None
+    same_folder: dict[str, bool] | None = None
+    on_target: dict[str, bool] | None = None
+    login_tried: bool = False
+    login_error: str | None = None
+    errors: tuple[str, ...] = ()
+
+
+async def gather(source: Hypervisor, target: Hypervisor, name: str) -> Facts:
+    """Everything that could be found out; what could not is named in the facts, never raised."""
+    (
+        (guest, guest_error),
+        (source_facts, source_error),
+        (target_facts, target_error),
+    ) = await asyncio.gather(
+        _or_error(guests.find_guest(source, name)),
+        _or_error(host_facts.host_facts(source)),
+        _or_error(host_facts.host_facts(target)),
+    )
+    cpu_fits = None
+    seen = _SshFacts()
+    if guest is not None and target_error is None:
+        (cpu_fits, _), seen = await asyncio.gather(
+            _or_error(host_facts.cpu_fits(target, guest)),
+            _over_ssh(source.host, target.host, guest),
+        )
+    return Facts(
+        name=name,
+        source=source.host.name,
+        target=target.host.name,
+        guest=guest,
+        source_facts=source_facts,
+        source_error=source_error or guest_error,
+        target_facts=target_facts,
+        target_error=target_error,
+        target_links=seen.links,
+        same_folder=seen.same_folder,
+        on_target=seen.on_target or {},
+        cpu_fits=cpu_fits,
+        peer_login_tried=seen.login_tried,
+        peer_login_error=seen.login_error,
+        ssh_errors=seen.errors,
+    )
+
+
+async def _or_error(call: Awaitable[T]) -> tuple[T | None, str | None]:
+    try:
+        return await call, None
+    except HypervisorError as exc:
+        return None, exc.message
+
+
+async def _over_ssh(source: Host, target: Host, guest: Guest) -> _SshFacts:
+    """What only a look at the hosts' files and links can tell; hosts without ssh tell nothing."""
+    if source.ssh is None or target.ssh is None or source.name == target.name:
+        return _SshFacts()
+    folders = sorted(
+        {
+            str(PurePosixPath(disk.source).parent)
+            for disk in guest.disks
+            if disk.kind == "file" and disk.source is not None and not disk.read_only
+        }
+    )
+    files = sorted(
+        {
+            *guest.boot_files,
+            *(
+                disk.source
+                for disk in guest.disks
+                if disk.kind == "file" and disk.source is not None
+            ),
+        }
+    )
+    async with Remote(source) as here, Remote(target) as there:
+        tasks = (
+            asyncio.create_task(there.run(["ls", "-1", "/sys/class/net"])),
+            asyncio.create_task(probe.same_files(here, there, folders)),
+            asyncio.create_task(_present(there, files)),
+            asyncio.create_task(probe.peer_login(here, target.uri_for_peers)),
+        )
+        try:
+            links, same, present, login = await asyncio.gather(*tasks)
+        except RemoteError as exc:
+            return _SshFacts(errors=(str(exc),))
+        finally:
+            # All are let finish: the probe file of same_files must be gone before we log out.
+            await asyncio.wait(tasks)
+    return _SshFacts(
+        links=frozenset(links.out.split()),
+        same_folder=same,
+        on_target=present,
+        login_tried=True,
+        login_error=login,
+    )
+
+
+async def _present(host: Remote, files: list[str]) -> dict[str, bool]:
+    """Whether each file exists on the host, in one call."""
+    script = 'for f in "$@"; do if [ -e "$f" ]; then echo y; else echo n; fi; done'
+    answer = await host.run(["sh", "-c", script, "sh", *files])
+    return dict(zip(files, (line == "y" for line in answer.out.split()), strict=False))

@@ -1,0 +1,294 @@
+"""May this guest move there? All reasons against it at once, each with what to do. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.guests import Disk, Guest, GuestState
+from vmckpt.model.hosts import HostFacts
+from vmckpt.units import MIB, show_bytes
+
+# QEMU's own memory beside the guest's: video, page tables, device buffers.
+_OVERHEAD = 128 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What preflight was able to find out."""
+
+    name: str
+    """The guest, as the operator called it."""
+    source: str
+    target: str
+    guest: Guest | None = None
+    """None: no host that answered knows it, or its host does not answer."""
+    source_facts: HostFacts | None = None
+    source_error: str | None = None
+    target_facts: HostFacts | None = None
+    target_error: str | None = None
+    target_links: frozenset[str] | None = None
+    """Bridges and interfaces of the target; None: could not be asked."""
+    same_folder: Mapping[str, bool] | None = None
+    """For each folder of a disk, whether it was seen to be the same; None: could not be tried."""
+    on_target: Mapping[str, bool] = field(default_factory=dict)
+    """For each file that must exist on the target, whether it does; absent: could not be asked."""
+    cpu_fits: bool | None = None
+    peer_login_tried: bool = False
+    peer_login_error: str | None = None
+    ssh_errors: tuple[str, ...] = ()
+
+
+def check(facts: Facts) -> tuple[Finding, ...]:
+    """Every finding, blockers first."""
+    found = [*_hosts(facts)]
+    if facts.guest is not None:
+        found += _guest(facts, facts.guest)
+        found += _storage(facts, facts.guest)
+        found += _networks(facts, facts.guest)
+        found += _target(facts, facts.guest)
+        found += _way(facts)
+    order = {Severity.BLOCKER: 0, Severity.WARNING: 1, Severity.INFO: 2, Severity.OK: 3}
+    return tuple(sorted(found, key=lambda finding: order[finding.severity]))
+
+
+def blockers(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Those that forbid the migration."""
+    return tuple(f for f in findings if f.severity is Severity.BLOCKER)
+
+
+def storage_proven(facts: Facts) -> bool:
+    """Whether every disk on a file was seen to be the same file on both hosts."""
+    if facts.guest is None or facts.same_folder is None:
+        return False
+    written = [disk for disk in facts.guest.disks if _on_file(disk) and not disk.read_only]
+    return all(facts.same_folder.get(_folder(disk), False) for disk in written)
+
+
+def _finding(code: str, severity: Severity, where: str, text: str, mend: str | None) -> Finding:
+    return Finding(code=code, severity=severity, where=where, text=text, mend=mend)
+
+
+def _blocker(code: str, where: str, text: str, mend: str) -> Finding:
+    return _finding(code, Severity.BLOCKER, where, text, mend)
+
+
+def _warning(code: str, where: str, text: str, mend: str | None = None) -> Finding:
+    return _finding(code, Severity.WARNING, where, text, mend)
+
+
+def _hosts(facts: Facts) -> Iterator[Finding]:
+    for host, error in ((facts.source, facts.source_error), (facts.target, facts.target_error)):
+        if error is not None:
+            yield _blocker("host-down", host, error, f"run vmckpt doctor {host}")
+    if facts.source == facts.target:
+        yield _blocker(
+            "same-host", facts.name, f"already on {facts.target}", "choose another host with --to"
+        )
+    elif (
+        facts.source_facts is not None
+        and facts.target_facts is not None
+        and facts.source_facts.uuid == facts.target_facts.uuid
+    ):
+        yield _blocker(
+            "same-libvirt",
+            facts.target,
+            f"{facts.source} and {facts.target} have one libvirt host UUID,"
+            f" {facts.target_facts.uuid}",
+            "set host_uuid in /etc/libvirt/libvirtd.conf on one of them and restart libvirtd",
+        )
+    if facts.guest is None and facts.source_error is None:
+        yield _blocker(
+            "guest-unknown", facts.source, f"no guest {facts.name!r} there", "run vmckpt guests"
+        )
+    for error in facts.ssh_errors:
+        yield _warning("ssh", facts.name, error, "some checks are left to libvirt")
+
+
+def _guest(facts: Facts, guest: Guest) -> Iterator[Finding]:
+    if guest.state not in (GuestState.RUNNING, GuestState.BLOCKED):
+        verb = "resume" if guest.state is GuestState.PAUSED else "start"
+        yield _blocker(
+            "guest-not-running",
+            guest.name,
+            f"is {guest.state} on {facts.source}",
+            f"run virsh {verb} {guest.name} on {facts.source}",
+        )
+    if guest.job is not None:
+        yield _blocker(
+            "job-in-progress",
+            guest.name,
+            f"a job holds it: {guest.job}",
+            f"wait for it, or run virsh domjobabort {guest.name} on {facts.source}",
+        )
+    if guest.snapshots:
+        yield _blocker(
+            "has-snapshots",
+            guest.name,
+            f"libvirt moves no guest with snapshots; it has {guest.snapshots}",
+            f"delete them with virsh snapshot-delete {guest.name}",
+        )
+    for device in guest.host_devices:
+        yield _blocker(
+            "host-device",
+            guest.name,
+            f"holds a device of {facts.source}: {device}",
+            f"detach it with virsh detach-device {guest.name}",
+        )
+    if guest.cpu_mode in ("host-passthrough", "maximum"):
+        yield _warning(
+            "cpu-passthrough",
+            guest.name,
+            f"its CPU is {guest.cpu_mode}: it may crash later if {facts.target} has another CPU",
+            "use cpu mode host-model, or a named model",
+        )
+
+
+def _on_file(disk: Disk) -> bool:
+    return disk.kind == "file" and disk.source is not None
+
+
+def _folder(disk: Disk) -> str:
+    return str(PurePosixPath(disk.source or "/").parent)
+
+
+def _storage(facts: Facts, guest: Guest) -> Iterator[Finding]:
+    for disk in guest.disks:
+        if disk.source is not None:
+            yield from _disk(facts, guest, disk)
+    for path in guest.boot_files:
+        if facts.on_target.get(path) is False:
+            yield _blocker(
+                "file-missing",
+                facts.target,
+                f"{path}, which {guest.name} boots from, is not there",
+                f"copy it from {facts.source}",
+            )
+
+
+def _disk(facts: Facts, guest: Guest, disk: Disk) -> Iterator[Finding]:
+    what = f"disk {disk.target} of {guest.name} ({disk.source})"
+    if disk.cache == "unsafe" and not disk.read_only:
+        yield _blocker(
+            "cache-mode",
+            guest.name,
+            f"{what} has cache=unsafe: what it wrote may be in {facts.source}'s memory only",
+            "set cache='none' and restart the guest",
+        )
+    if _on_file(disk) and not disk.read_only and facts.same_folder is not None:
+        if not facts.same_folder.get(_folder(disk), False):
+            yield _blocker(
+                "storage-not-visible",
+                facts.target,
+                f"{what} is not the same file there",
+                f"share {_folder(disk)} between {facts.source} and {facts.target}",
+            )
+    elif facts.on_target.get(disk.source or "") is False:
+        yield _blocker(
+            "storage-not-visible",
+            facts.target,
+            f"{what} is not there",
+            "make it visible, or eject it",
+        )
+    elif disk.kind != "network" and not disk.read_only:
+        yield _warning(
+            "storage-unproven",
+            guest.name,
+            f"{what} was not seen to be the same on both hosts; libvirt decides",
+            "give ssh addresses of both hosts in the inventory",
+        )
+
+
+def _networks(facts: Facts, guest: Guest) -> Iterator[Finding]:
+    for source in sorted({nic.source or "" for nic in guest.nics if nic.kind == "network"}):
+        if facts.target_facts is not None and source not in facts.target_facts.networks:
+            yield _blocker(
+                "network-missing",
+                facts.target,
+                f"no active libvirt network {source!r}",
+                f"run virsh net-start {source} there",
+            )
+    for source in sorted(
+        {nic.source or "" for nic in guest.nics if nic.kind in ("bridge", "direct")}
+    ):
+        if facts.target_links is None:
+            yield _warning("network-unproven", facts.target, f"could not look for {source!r}")
+        elif source not in facts.target_links:
+            yield _blocker(
+                "network-missing",
+                facts.target,
+                f"no bridge or interface {source!r}",
+                f"create it there: {guest.name} is plugged into it",
+            )
+
+
+def _target(facts: Facts, guest: Guest) -> Iterator[Finding]:
+    target = facts.target_facts
+    if target is None or facts.source == facts.target:
+        return
+    for other in target.guests:
+        same = (other.name == guest.name, other.uuid == guest.uuid)
+        if same == (True, True) and not other.state.is_active:
+            yield _warning(
+                "definition-replaced",
+                facts.target,
+                f"an inactive {guest.name} is defined there; its definition will be replaced",
+            )
+        elif same[1]:
+            yield _blocker(
+                "uuid-taken",
+                facts.target,
+                f"guest {other.name!r} has the same UUID {guest.uuid} and is {other.state}",
+                f"find out which one is right; then virsh undefine {other.name} there",
+            )
+        elif same[0]:
+            yield _blocker(
+                "name-taken",
+                facts.target,
+                f"another guest {guest.name!r} is there (UUID {other.uuid})",
+                f"rename it: virsh domrename {guest.name} NEW on {facts.target}",
+            )
+    if guest.accelerator not in target.accelerators:
+        yield _blocker(
+            "accelerator",
+            facts.target,
+            f"does not offer {guest.accelerator!r}",
+            f"run vmckpt doctor {facts.target}",
+        )
+    if guest.machine not in target.machines:
+        yield _blocker(
+            "machine-type",
+            facts.target,
+            f"QEMU {target.qemu_version} there has no machine {guest.machine}",
+            "upgrade QEMU there, or restart the guest with an older machine",
+        )
+    if facts.cpu_fits is False:
+        yield _blocker(
+            "cpu-model",
+            facts.target,
+            f"cannot give {guest.name} its CPU",
+            "choose a CPU model that both hosts have: virsh hypervisor-cpu-baseline",
+        )
+    yield from _memory(facts, guest, target)
+
+
+def _memory(facts: Facts, guest: Guest, target: HostFacts) -> Iterator[Finding]:
+    needed = guest.memory + _OVERHEAD
+    if needed > target.memory_free:
+        yield _blocker(
+            "memory-room",
+            facts.target,
+            f"{show_bytes(needed)} needed, {show_bytes(target.memory_free)} free",
+            "free memory there, or choose another host",
+        )
+
+
+def _way(facts: Facts) -> Iterator[Finding]:
+    if facts.peer_login_error is not None:
+        yield _warning(
+            "client-driven",
+            facts.source,
+            f"cannot log in at {facts.target}'s libvirtd ({facts.peer_login_error}): this command"
+            " will drive the migration, and it ends if this command dies",
+            f"run vmckpt doctor {facts.source}",
+        )

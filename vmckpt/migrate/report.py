@@ -1,0 +1,151 @@
+"""What happened, for people and for scripts. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vmckpt.model.findings import Finding
+from vmckpt.model.jobs import Decision, JobSample, JobTotals, Outcome
+from vmckpt.model.ports import Driver
+from vmckpt.units import Bytes, BytesPerSecond, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One pass over memory, as far as the samples show it."""
+
+    number: int
+    began: Seconds
+    """Since the migration began."""
+    lasted: Seconds
+    sent: Bytes
+    remaining: Bytes
+    """The least that was left to send in it."""
+    dirty_rate: BytesPerSecond | None
+    bandwidth: BytesPerSecond
+    """Mean of what the samples show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationReport:
+    """Everything a migration command has to say at its end."""
+
+    guest: str
+    source: str
+    target: str
+    outcome: Outcome
+    driver: Driver | None
+    """None when it never came to a migration."""
+    began: Seconds
+    """Monotonic time."""
+    elapsed: Seconds
+    """By our clock, from the order until the outcome was known."""
+    totals: JobTotals | None
+    """None if the statistics were gone, or the migration did not complete."""
+    observed_downtime: Seconds | None
+    """Client-visible blackout; None if nobody watched."""
+    samples: tuple[JobSample, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    error: str | None = None
+    """What libvirt said when it failed."""
+
+    @property
+    def iterations(self) -> int:
+        if self.totals is not None:
+            return self.totals.iterations
+        return max((sample.iteration for sample in self.samples), default=0)
+
+    @property
+    def transferred(self) -> Bytes:
+        if self.totals is not None:
+            return self.totals.transferred
+        return max((sample.transferred for sample in self.samples), default=Bytes(0))
+
+    @property
+    def total(self) -> Seconds:
+        return self.totals.total if self.totals is not None else self.elapsed
+
+
+def passes(samples: Sequence[JobSample], began: Seconds) -> tuple[Pass, ...]:
+    """One row for each pass that was sampled; a pass shorter than the sampling may be missing."""
+    rows = []
+    for number in sorted({sample.iteration for sample in samples if sample.iteration}):
+        inside = [sample for sample in samples if sample.iteration == number]
+        first = inside[0]
+        # A pass ends where the next begins; the last one ends with its last sample.
+        after = next((s for s in samples if s.iteration > number), inside[-1])
+        moving = [sample.bandwidth for sample in inside if sample.bandwidth]
+        rows.append(
+            Pass(
+                number=number,
+                began=Seconds(first.at - began),
+                lasted=Seconds(after.at - first.at),
+                sent=Bytes(after.transferred - first.transferred),
+                remaining=min(sample.remaining for sample in inside),
+                dirty_rate=inside[-1].dirty_rate,
+                bandwidth=BytesPerSecond(round(sum(moving) / len(moving)) if moving else 0),
+            )
+        )
+    return tuple(rows)
+
+
+def as_json(report: MigrationReport) -> dict[str, Any]:
+    """The object that `--json` prints. Times in milliseconds, sizes in bytes, rates per second."""
+    totals = report.totals
+    return {
+        "guest": report.guest,
+        "source": report.source,
+        "target": report.target,
+        "outcome": str(report.outcome),
+        "mode": "precopy",
+        "driver": str(report.driver) if report.driver else None,
+        "total_ms": _ms(report.total),
+        "setup_ms": _ms(totals.setup) if totals else None,
+        "downtime_ms": _ms(totals.downtime) if totals else None,
+        "observed_downtime_ms": _ms(report.observed_downtime),
+        "iterations": report.iterations,
+        "bytes_transferred": report.transferred,
+        "samples": [_sample(sample, report.began) for sample in report.samples],
+        "passes": [_pass(row) for row in passes(report.samples, report.began)],
+        "decisions": [_decision(one, report.began) for one in report.decisions],
+        "warnings": list(report.warnings),
+        "findings": [finding.as_json() for finding in report.findings],
+        "error": report.error,
+    }
+
+
+def _ms(time: Seconds | None) -> float | None:
+    return None if time is None else round(time * 1000, 1)
+
+
+def _sample(sample: JobSample, began: Seconds) -> dict[str, Any]:
+    return {
+        "at_ms": _ms(Seconds(sample.at - began)),
+        "phase": str(sample.phase),
+        "iteration": sample.iteration,
+        "remaining": sample.remaining,
+        "total": sample.total,
+        "transferred": sample.transferred,
+        "bandwidth": sample.bandwidth,
+        "dirty_rate": sample.dirty_rate,
+        "expected_downtime_ms": _ms(sample.expected_downtime),
+        "throttle": sample.throttle,
+    }
+
+
+def _pass(row: Pass) -> dict[str, Any]:
+    fields = asdict(row)
+    fields["began_ms"] = _ms(fields.pop("began"))
+    fields["lasted_ms"] = _ms(fields.pop("lasted"))
+    return fields
+
+
+def _decision(one: Decision, began: Seconds) -> dict[str, Any]:
+    return {
+        "at_ms": _ms(Seconds(one.at - began)),
+        "action": one.action,
+        "reason": one.reason,
+        "numbers": dict(one.numbers),
+    }

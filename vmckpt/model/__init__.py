@@ -1,0 +1,1 @@
+"""What the rooms talk about: frozen data and a few ports. Standard library only."""

@@ -1,0 +1,47 @@
+"""What an operation tells while it runs. One stream; every front end draws from it."""
+
+from dataclasses import dataclass
+
+from vmckpt.model.findings import Finding
+from vmckpt.model.jobs import Decision, JobPhase, JobSample
+from vmckpt.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """How long a migration will still take, as a range."""
+
+    low: Seconds | None
+    """None: nothing can be said yet."""
+    high: Seconds | None
+    """None: no upper bound is known."""
+    converging: bool | None
+    """None: not known before the second pass over memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseChanged:
+    phase: JobPhase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """Preflight is done."""
+
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    sample: JobSample
+    estimate: Estimate
+    done: float
+    """Share of the work that is done, 0 to 1; never goes down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    decision: Decision
+
+
+Event = PhaseChanged | Checked | Sampled | Decided

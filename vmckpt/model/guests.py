@@ -1,0 +1,100 @@
+"""A guest: what libvirt calls a domain."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vmckpt.units import Bytes
+
+
+class GuestState(StrEnum):
+    """What a guest does, in libvirt's words."""
+
+    RUNNING = "running"
+    BLOCKED = "blocked"
+    PAUSED = "paused"
+    SHUTTING_DOWN = "shutting-down"
+    SHUT_OFF = "shut-off"
+    CRASHED = "crashed"
+    SUSPENDED = "suspended"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a QEMU process exists."""
+        return self not in (GuestState.SHUT_OFF, GuestState.CRASHED, GuestState.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """One drive."""
+
+    target: str
+    """Its name in the guest: "vda"."""
+    kind: str
+    """libvirt's source type: "file", "block", "network", "volume", …"""
+    source: str | None
+    """Path, device or name; None for an empty drive."""
+    cache: str | None
+    """None: the default of QEMU, which is write-back."""
+    read_only: bool
+    shareable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
+    """One network card."""
+
+    kind: str
+    """libvirt's interface type: "bridge", "network", "direct", "hostdev", …"""
+    source: str | None
+    """Bridge, network or device it is plugged into."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guest:
+    """What a migration must know of a guest."""
+
+    name: str
+    uuid: str
+    state: GuestState
+    state_reason: int
+    """libvirt's reason number for that state."""
+    persistent: bool
+    autostart: bool
+    memory: Bytes
+    vcpus: int
+    accelerator: str
+    """Domain type: "kvm" or "qemu" (TCG)."""
+    emulator: str | None
+    arch: str
+    machine: str
+    cpu_mode: str | None
+    """None: QEMU's default CPU."""
+    cpu_xml: str | None
+    disks: tuple[Disk, ...]
+    nics: tuple[Nic, ...]
+    host_devices: tuple[str, ...]
+    """Devices of the host handed to the guest, described in a word or two each."""
+    boot_files: tuple[str, ...]
+    """Kernel, initrd and firmware that QEMU reads from the host."""
+    shared_memory: bool
+    snapshots: int
+    job: str | None
+    """The job that holds the guest; None if none does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presence:
+    """What one host says about a guest, asked by UUID."""
+
+    reachable: bool
+    state: GuestState | None = None
+    """None: the host does not know the guest, or is not reachable."""
+    state_reason: int = 0
+    migrating: bool = False
+    """A migration job holds the guest there."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether its CPUs run there."""
+        return self.state in (GuestState.RUNNING, GuestState.BLOCKED)

@@ -1,0 +1,100 @@
+"""A host as the operator described it, and what was found out about it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from vmckpt.model.guests import GuestState
+from vmckpt.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshAddress:
+    """How to log in."""
+
+    address: str
+    user: str = "root"
+    port: int = 22
+    key_file: Path | None = None
+    """None: the agent's keys and the user's default ones."""
+    known_hosts: Path | None = None
+    """None: the user's and the system's known_hosts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One entry of hosts.yaml."""
+
+    name: str
+    uri: str
+    """libvirt URI as seen from here."""
+    peer_uri: str | None = None
+    """libvirt URI as seen from the other hosts; None: the same as `uri`."""
+    ssh: SshAddress | None = None
+    """None: no ssh; some checks are then left to libvirt."""
+    migration_address: str | None = None
+    """Address that guests' memory is sent to; None: what the target's libvirt names."""
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    storage: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
+    """Bridges and libvirt networks for guests, by name."""
+
+    @property
+    def uri_for_peers(self) -> str:
+        return self.peer_uri or self.uri
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestOnHost:
+    """A guest that a host knows, running or not."""
+
+    name: str
+    uuid: str
+    state: GuestState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What a host's libvirt says of it."""
+
+    hostname: str
+    uuid: str
+    """libvirt's host UUID; equal ones make libvirt take two hosts for one."""
+    libvirt_version: str
+    qemu_version: str
+    cpus: int
+    memory: Bytes
+    memory_free: Bytes
+    """Free, or held by caches that can be dropped."""
+    machines: frozenset[str]
+    accelerators: frozenset[str]
+    """Domain types offered: "kvm", "qemu" (TCG)."""
+    networks: frozenset[str]
+    """libvirt networks that are active."""
+    guests: tuple[GuestOnHost, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProbe:
+    """What one look over ssh says of a host."""
+
+    clock_skew: Seconds
+    """The host's clock less ours."""
+    clock_uncertainty: Seconds
+    """Half the round trip: a smaller skew says nothing."""
+    links: frozenset[str]
+    """Network interfaces and bridges."""
+    kvm_device: bool
+    post_copy_by_root_only: bool
+    """False: any user may use userfaultfd."""
+    userfaultfd: bool
+    memory_backing_dir: str
+    memory_backing_kind: str
+    """File system below it: "tmpfs", "ext2/ext3", … or "missing"."""
+    storage_free: Mapping[str, Bytes]
+    """For each storage folder of the inventory that exists."""
+    certificates: Mapping[str, str]
+    """PEM text by path; only those that exist."""
+    busy_ports: frozenset[int]
+    """TCP ports that somebody listens on."""

@@ -1,0 +1,151 @@
+"""One look at a host over ssh: a single script, answered in lines of `key value`.
+
+The script only reads. What it is told (folders, ports) goes in as arguments, quoted by ssh.py.
+"""
+
+import base64
+import re
+import time
+from collections.abc import Iterable
+
+from vmckpt.errors import RemoteError
+from vmckpt.model.hosts import HostProbe
+from vmckpt.remote.ssh import Remote
+from vmckpt.units import Bytes, Seconds
+
+CERTIFICATES = (
+    "/etc/pki/CA/cacert.pem",
+    "/etc/pki/libvirt/servercert.pem",
+    "/etc/pki/libvirt/clientcert.pem",
+    "/etc/pki/qemu/server-cert.pem",
+    "/etc/pki/qemu/client-cert.pem",
+)
+
+_SCRIPT = r"""
+echo "clock $(date +%s.%N)"
+for link in /sys/class/net/*; do echo "link ${link##*/}"; done
+[ -e /dev/kvm ] && echo "kvm yes"
+[ -e /dev/userfaultfd ] && echo "uffd device"
+[ -r /proc/sys/vm/unprivileged_userfaultfd ] && \
+    echo "uffd $(cat /proc/sys/vm/unprivileged_userfaultfd)"
+backing=$(sed -n 's/^ *memory_backing_dir *= *"\(.*\)".*/\1/p' /etc/libvirt/qemu.conf 2>/dev/null)
+backing=${backing:-/var/lib/libvirt/qemu/ram}
+echo "backing $backing"
+at=$backing; while [ ! -e "$at" ] && [ "$at" != / ]; do at=$(dirname "$at"); done
+echo "backing-kind $(stat -f -c %T "$at" 2>/dev/null)"
+for port in $(ss -Hltn 2>/dev/null | sed -n 's/^[^ ]* *[^ ]* *[^ ]* *[^ ]*:\([0-9]*\) .*/\1/p'); do
+    echo "port $port"; done
+for path in "$@"; do
+    case $path in
+    *.pem) [ -r "$path" ] && echo "pem $path $(base64 -w0 <"$path")";;
+    *) [ -d "$path" ] && echo "room $(df -PB1 "$path" | awk 'NR==2 {print $4}') $path";;
+    esac
+done
+"""
+
+
+async def look(remote: Remote, storage: Iterable[str]) -> HostProbe:
+    """Look at a host. Raises RemoteError or HostKeyRefused."""
+    await remote.run(["true"])  # the connection's own set-up must not count as clock skew
+    before = time.time()
+    answer = await remote.run(["sh", "-s", "--", *storage, *CERTIFICATES], text=_SCRIPT)
+    return parse(answer.out, asked=before, answered=time.time(), host=remote.host.name)
+
+
+def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
+    """Read the script's answer. `asked` and `answered` are our own clock, seconds since 1970."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        found.setdefault(key, []).append(value)
+    if not re.fullmatch(r"\d+(\.\d+)?", clock := _first(found, "clock")):
+        raise RemoteError(f"{host}: the probe's answer makes no sense: {text[:80]!r}")
+    room = [value.split(" ", 1) for value in found.get("room", []) if " " in value]
+    pems = dict(value.split(" ", 1) for value in found.get("pem", []) if " " in value)
+    unprivileged = [value for value in found.get("uffd", []) if value.isdigit()]
+    return HostProbe(
+        # The script reads the clock first, so the host's time is that of the question.
+        clock_skew=Seconds(float(clock) - asked),
+        clock_uncertainty=Seconds(answered - asked),
+        links=frozenset(found.get("link", [])),
+        kvm_device="kvm" in found,
+        userfaultfd="uffd" in found,
+        post_copy_by_root_only="device" not in found.get("uffd", []) and unprivileged == ["0"],
+        memory_backing_dir=_first(found, "backing"),
+        memory_backing_kind=_first(found, "backing-kind") or "missing",
+        storage_free={path: Bytes(int(size)) for size, path in room},
+        certificates={
+            path: base64.b64decode(body).decode(errors="replace") for path, body in pems.items()
+        },
+        busy_ports=frozenset(int(port) for port in found.get("port", [])),
+    )
+
+
+def _first(found: dict[str, list[str]], key: str) -> str:
+    return found.get(key, [""])[0]
+
+
+async def same_files(source: Remote, target: Remote, folders: Iterable[str]) -> dict[str, bool]:
+    """For each folder, whether both hosts see the same one.
+
+    Proven by a file with a random name, made on the source, looked for on the target, and removed:
+    equal paths, sizes and even inode numbers can belong to different disks of cloned hosts.
+    A folder that the source may not write to counts as not proven.
+    """
+    proven = {}
+    for folder in folders:
+        made = await source.run(["mktemp", f"{folder}/.vmckpt-probe-XXXXXXXXXX"])
+        path = made.out.strip()
+        if made.status != 0:
+            proven[folder] = False
+            continue
+        try:
+            proven[folder] = (await target.run(["test", "-e", path])).status == 0
+        finally:
+            await source.run(["rm", "-f", path])
+    return proven
+
+
+async def peer_login(source: Remote, uri: str) -> str | None:
+    """None if the source can log in at the target's libvirtd; else the reason it gave.
+
+    Without virsh on the source it cannot be tried, and the migration itself will tell: also None.
+    """
+    answer = await source.run(
+        ["timeout", "6", "virsh", "-q", "-c", uri, "hostname"], limit=Seconds(8.0)
+    )
+    if answer.status in (0, 127):
+        return None
+    if answer.status == 124:
+        return "no answer in 6 s"
+    lines = [line for line in answer.err.splitlines() if line.strip()]
+    return lines[-1].removeprefix("error: ") if lines else f"virsh ended with {answer.status}"
+
+
+async def reachable(source: Remote, address: str, port: int) -> bool:
+    """Whether packets from the source reach that port; a refusal shows that they do."""
+    answer = await source.run(
+        ["timeout", "3", "bash", "-c", 'exec 3<>"/dev/tcp/$0/$1"', address, str(port)],
+        limit=Seconds(6.0),
+    )
+    return answer.status == 0 or "refused" in answer.err.lower()
+
+
+_KVM_SCRIPT = r"""
+for kernel in "/boot/vmlinuz-$(uname -r)" /boot/vmlinuz-* /var/cache/vmckpt/guest/*/vmlinuz; do
+    [ -r "$kernel" ] && break
+done
+[ -r "$kernel" ] || exit 3
+out=$(timeout 5 qemu-system-x86_64 -accel kvm -m 256 -nodefaults -display none -no-reboot \
+    -serial stdio -kernel "$kernel" -append "console=ttyS0 panic=-1" </dev/null 2>&1)
+case $out in *"Kernel panic"*|*"Run /init"*) exit 0;; *) exit 1;; esac
+"""
+
+
+async def kvm_boots(remote: Remote) -> bool | None:
+    """Whether KVM runs an ordinary kernel up to its search for a root disk.
+
+    /dev/kvm may exist and still not manage that. None: no kernel is there to try with.
+    """
+    answer = await remote.run(["sh", "-s"], text=_KVM_SCRIPT, limit=Seconds(15.0))
+    return None if answer.status == 3 else answer.status == 0

@@ -1,0 +1,81 @@
+"""Sizes, times and rates as types of their own, and the forms people write them in.
+
+Sizes are powers of 1024 whatever the suffix ("64M", "64MiB" and "64MB" are the same 64 MiB), as in
+virsh and QEMU. Link speeds are decimal bits, as in tc: "200mbit" is 25 000 000 bytes per second.
+"""
+
+import re
+from typing import NewType
+
+Bytes = NewType("Bytes", int)
+Seconds = NewType("Seconds", float)
+BytesPerSecond = NewType("BytesPerSecond", int)
+
+MIB = 1024 * 1024
+
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Zµ]*)\s*")
+_BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_DECIMAL = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def _split(text: str, example: str) -> tuple[float, str]:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not understood; write it like {example}")
+    return float(match[1]), match[2]
+
+
+def parse_bytes(text: str) -> Bytes:
+    """Read a size: "64MiB", "2G", "4096". Raises ValueError with an example."""
+    number, suffix = _split(text, "64MiB")
+    unit = suffix.lower().removesuffix("b").removesuffix("i")
+    if unit not in _BINARY or suffix.lower() == "i":
+        raise ValueError(f"{text!r}: unknown size unit {suffix!r}; write it like 64MiB")
+    return Bytes(round(number * _BINARY[unit]))
+
+
+def parse_seconds(text: str) -> Seconds:
+    """Read a time: "300ms", "5m", "1.5s". A bare number is refused: its unit would be a guess."""
+    number, suffix = _split(text, "300ms")
+    if suffix not in _TIMES:
+        raise ValueError(f"{text!r}: unknown time unit {suffix!r}; write it like 300ms, 20s or 5m")
+    return Seconds(number * _TIMES[suffix])
+
+
+def parse_rate(text: str) -> BytesPerSecond:
+    """Read a rate: "200MiB/s" (bytes) or "1gbit" (bits). Raises ValueError with an example."""
+    unit = _split(text.lower().removesuffix("/s"), "200MiB/s or 1gbit")[1]
+    if unit in _DECIMAL:
+        number = _split(text.lower().removesuffix("/s"), "1gbit")[0]
+        return BytesPerSecond(round(number * _DECIMAL[unit] / 8))
+    if not text.endswith("/s"):
+        raise ValueError(f"{text!r} is not a rate; write it like 200MiB/s or 1gbit")
+    return BytesPerSecond(parse_bytes(text.removesuffix("/s")))
+
+
+def show_bytes(size: float) -> str:
+    """A size for people, three digits at most: "138 MiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1000 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 10 else f"{size:.1f} {unit}"
+
+
+def show_rate(rate: float) -> str:
+    """A rate for people: "20 MiB/s"."""
+    return show_bytes(rate) + "/s"
+
+
+def show_seconds(time: float) -> str:
+    """A time for people: "83 ms", "4.2 s", "2 min 05 s"."""
+    if time < 0.0005:
+        return "0 ms"
+    if time < 1:
+        return f"{time * 1000:.0f} ms"
+    if time < 100:
+        return f"{time:.1f} s"
+    minutes, seconds = divmod(round(time), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"
