@@ -20,7 +20,6 @@ from vmckpt.errors import (
     HostUnreachable,
     HypervisorError,
     InventoryError,
-    OutcomeUnknown,
 )
 from vmckpt.hypervisor import facts as host_facts
 from vmckpt.hypervisor import guests as hypervisor_guests
@@ -28,7 +27,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.mover import LibvirtMover
 from vmckpt.inventory import Inventory
 from vmckpt.lab import lab, observer_client
-from vmckpt.migrate import preflight
+from vmckpt.migrate import locate, preflight
 from vmckpt.migrate.engine import Emit, Ending, Migration
 from vmckpt.migrate.gather import gather
 from vmckpt.migrate.report import MigrationReport
@@ -179,22 +178,16 @@ async def migrate(
 
 
 async def _find(inventory: Inventory, name: str, to: str) -> Host:
-    """The host that runs the guest, else the one that knows it.
+    """The host that a guest is to be moved away from.
 
     Raises BadInput if no host knows it, HostUnreachable if one that may know it does not answer,
-    OutcomeUnknown if two hosts run it.
+    OutcomeUnknown if it is active on two hosts.
     """
     found, errors = await guests(inventory)
-    holders = [(host, guest) for host, guest in found if name in (guest.name, guest.uuid)]
-    active = [host for host, guest in holders if guest.state.is_active]
-    if len(active) > 1:
-        raise OutcomeUnknown(
-            f"guest {name} is active on {' and '.join(host.name for host in active)}",
-            host=active[0].name,
-            mend="stop one of them by hand: virsh -c URI destroy",
-        )
-    if active:
-        return active[0]
+    states = {host.name: guest.state for host, guest in found if name in (guest.name, guest.uuid)}
+    holder = locate.holder(name, states, to=to)
+    if holder is not None and (states[holder].is_active or not errors):
+        return inventory.host(holder)
     if errors:
         silent = ", ".join(f"{host} ({error})" for host, error in errors.items())
         raise HostUnreachable(
@@ -202,10 +195,6 @@ async def _find(inventory: Inventory, name: str, to: str) -> Host:
             host=next(iter(errors)),
             mend="mend the host, or name the source with --from",
         )
-    # A guest that is shut off is often defined on several hosts; the target's copy is not the one.
-    elsewhere = [host for host, _ in holders if host.name != to] or [host for host, _ in holders]
-    if elsewhere:
-        return elsewhere[0]
     known = sorted({guest.name for _, guest in found})
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else "run vmckpt guests"

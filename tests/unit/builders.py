@@ -15,7 +15,7 @@ GUEST = Guest(
     machine="pc-q35-7.2", cpu_mode="custom", cpu_xml="<cpu/>",
     disks=(Disk(target="vda", kind="file", source="/srv/web1.raw", cache="none",
                 read_only=False, shareable=False),),
-    nics=(Nic(kind="bridge", source="br0"),), host_devices=(), boot_files=(),
+    nics=(Nic(kind="bridge", source="br0"),), host_devices=(), boot_files=(), kernel_arguments="",
     shared_memory=False, snapshots=0, job=None,
 )  # fmt: skip
 

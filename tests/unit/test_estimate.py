@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from tests.unit.builders import sample
 from vmckpt.migrate.estimate import estimate, share_done
-from vmckpt.model.jobs import JobPhase
+from vmckpt.model.jobs import JobPhase, JobSample
 from vmckpt.units import MIB, Seconds
 
 LIMIT = Seconds(0.3)
@@ -23,39 +23,57 @@ def test_in_the_first_pass_there_is_no_upper_bound() -> None:
     assert seen.converging is None
 
 
-def test_a_slow_writer_converges_in_a_range() -> None:
-    seen = estimate([sample(iteration=2, remaining=100 * MIB, dirty_rate=20 * MIB)], LIMIT)
+def history(*sizes: int, bandwidth: int = 100, each: int = 5) -> list[JobSample]:
+    """Samples at the starts of passes of these sizes (MiB), each lasting size / bandwidth."""
+    at, samples = 0.0, []
+    for number, size in enumerate(sizes, start=1):
+        for step in range(each):
+            left = size * (1 - step / each)
+            samples.append(
+                sample(
+                    at + step / each * size / bandwidth,
+                    iteration=number,
+                    remaining=int(left * MIB),
+                    bandwidth=bandwidth * MIB,
+                )
+            )
+        at += size / bandwidth
+    return samples
+
+
+def test_in_the_second_pass_there_is_still_no_upper_bound() -> None:
+    seen = estimate(history(250, 60), LIMIT)
 
     assert seen.low is not None
-    assert seen.high is not None
-    assert 1.0 <= seen.low <= seen.high <= 2.0
+    assert (seen.high, seen.converging) == (None, None)
+
+
+def test_passes_that_shrink_converge_in_a_range() -> None:
+    seen = estimate(history(400, 200, 100), LIMIT)
+
     assert seen.converging
+    assert seen.low is not None
+    assert seen.high is not None
+    # What is left: a fifth of 100 MiB now, then 50, then 25 MiB, at 100 MiB/s.
+    assert seen.low <= 0.95 <= seen.high
 
 
-def test_a_writer_faster_than_the_link_does_not_converge() -> None:
-    seen = estimate([sample(iteration=2, remaining=100 * MIB, dirty_rate=200 * MIB)], LIMIT)
+def test_passes_that_do_not_shrink_do_not_converge() -> None:
+    seen = estimate(history(190, 64, 64), LIMIT)
 
     assert (seen.low, seen.high, seen.converging) == (None, None, False)
 
 
-def test_a_fast_writer_on_a_small_region_converges_as_long_as_less_is_left_each_time() -> None:
-    falling = [
-        sample(iteration=i, remaining=left * MIB, dirty_rate=200 * MIB)
-        for i, left in ((2, 90), (3, 70), (4, 50))
-    ]
-    level = [
-        sample(iteration=i, remaining=left * MIB, dirty_rate=200 * MIB)
-        for i, left in ((2, 50), (3, 52), (4, 50))
-    ]
+def test_near_the_end_of_a_pass_that_does_not_shrink_no_end_is_promised() -> None:
+    seen = estimate(history(190, 64, 64, 63, each=50), LIMIT)
 
-    assert estimate(falling, LIMIT).converging
-    assert estimate(level, LIMIT).converging is False
+    assert seen.converging is False
 
 
 def test_what_fits_into_the_downtime_is_the_last_pass() -> None:
-    seen = estimate([sample(iteration=3, remaining=10 * MIB, dirty_rate=200 * MIB)], LIMIT)
+    seen = estimate(history(400, 200, 20, each=1), LIMIT)
 
-    assert seen.low == seen.high == pytest.approx(0.1)
+    assert seen.low == seen.high == pytest.approx(0.2)
 
 
 def test_after_the_switch_only_the_rest_counts() -> None:

@@ -73,7 +73,19 @@ def test_each_reason_against_a_move_is_a_blocker_that_says_what_to_do(
     assert found[0].mend
 
 
+TCG = replace(GUEST, accelerator="qemu")
+
+
+def test_a_tcg_guest_that_flushes_its_tlb_or_a_newer_qemu_loses_no_writes() -> None:
+    flushing = replace(TCG, kernel_arguments="quiet pti=on")
+    newer = replace(host_facts("a"), qemu_version="10.0.2")
+
+    assert preflight.check(replace(FACTS, guest=flushing)) == ()
+    assert preflight.check(replace(FACTS, guest=TCG, source_facts=newer)) == ()
+
+
 WARNINGS = [
+    ("tcg-lost-writes", replace(FACTS, guest=TCG)),
     ("cpu-passthrough", guest(cpu_mode="host-passthrough")),
     ("storage-unproven", replace(FACTS, same_folder=None, on_target={})),
     ("network-unproven", replace(FACTS, target_links=None)),
@@ -101,6 +113,15 @@ def test_all_blockers_come_at_once_and_before_warnings() -> None:
         "guest-not-running", "job-in-progress", "has-snapshots", "storage-not-visible",
         "network-missing", "cpu-model", "cpu-passthrough",
     ]  # fmt: skip
+
+
+def test_the_arriving_end_of_a_running_migration_is_no_second_blocker() -> None:
+    facts = replace(
+        on_target("web1", GUEST.uuid, GuestState.PAUSED),
+        guest=replace(GUEST, job="outgoing migration"),
+    )
+
+    assert [f.code for f in preflight.check(facts)] == ["job-in-progress"]
 
 
 def test_an_empty_drive_is_no_obstacle() -> None:

@@ -15,14 +15,20 @@ from vmckpt.lab.plan import LabPlan
 from vmckpt.units import BytesPerSecond, show_bytes, show_rate, show_seconds
 
 app = typer.Typer(
-    no_args_is_help=True,
-    help="Real libvirt hosts on this machine, each in its own namespaces.",
+    invoke_without_command=True,
     rich_markup_mode=None,
 )
 
 NAME = Annotated[str, typer.Option("--name", "-n", help="Which lab.")]
 HOST = Annotated[str, typer.Argument(help="A host of the lab: alpha, beta, …")]
 GUEST = Annotated[str, typer.Argument(help="A guest of the lab.")]
+
+
+@app.callback()
+def lab_options(context: typer.Context) -> None:
+    """Real libvirt hosts on this machine, each in its own namespaces."""
+    if context.invoked_subcommand is None:
+        output.out.print(context.get_help(), markup=False)
 
 
 @app.command()

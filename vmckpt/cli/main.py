@@ -3,9 +3,8 @@
 import logging
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, cast
 
-import click
 import typer
 
 import vmckpt
@@ -13,9 +12,12 @@ from vmckpt.cli import hosts, lab, output
 from vmckpt.cli.migrate import migrate
 from vmckpt.errors import VmckptError
 
+# Typer has a click of its own and exports only the end of its error tree.
+_ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
+
 app = typer.Typer(
     name="vmckpt",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -36,6 +38,7 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Log what libvirt and ssh say to stderr.")
     ] = False,
@@ -43,11 +46,13 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Move, replicate and snapshot QEMU/KVM guests under libvirt."""
+    """Live-migrate QEMU/KVM guests under libvirt."""
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.CRITICAL,
         format="%(relativeCreated)6d ms %(name)s: %(message)s",
     )
+    if context.invoked_subcommand is None:
+        output.out.print(context.get_help(), markup=False)
 
 
 def main() -> None:
@@ -64,20 +69,24 @@ def run(args: list[str]) -> int:
     except VmckptError as exc:
         output.complain(str(exc))
         return exc.exit_code
-    except click.exceptions.NoArgsIsHelpError as exc:
-        output.say(exc.ctx.get_help() if exc.ctx else exc.format_message())
+    except _ClickException as exc:
+        output.complain(_in_one_line(exc))
         return 2
-    except click.ClickException as exc:
-        where = exc.ctx.command_path if isinstance(exc, click.UsageError) and exc.ctx else "vmckpt"
-        output.complain(f"{' '.join(exc.format_message().split())}; see {where} --help")
-        return 2
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         output.say("stopped")
         return 130
     except BrokenPipeError:
         sys.stderr.close()
         return 141
     return result if isinstance(result, int) else 0
+
+
+def _in_one_line(error: Exception) -> str:
+    """A complaint about the command line, and where to read on."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "vmckpt"
+    text: str = getattr(error, "format_message", error.__str__)()
+    return f"{' '.join(text.split()).rstrip('.')}; see {command} --help"
 
 
 if __name__ == "__main__":

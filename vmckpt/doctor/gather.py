@@ -29,9 +29,13 @@ def _with_twins(one: Examined, found: Sequence[Examined]) -> Examined:
 
 
 async def _one(host: Host, everyone: Sequence[Host]) -> Examined:
-    facts, facts_error = await _facts(host)
+    (facts, facts_error), seen = await asyncio.gather(_facts(host), _over_ssh(host, everyone))
+    return dataclasses.replace(seen, facts=facts, facts_error=facts_error)
+
+
+async def _over_ssh(host: Host, everyone: Sequence[Host]) -> Examined:
     if host.ssh is None:
-        return Examined(host=host, facts=facts, facts_error=facts_error)
+        return Examined(host=host)
     others = [other for other in everyone if other.name != host.name]
     seen: HostProbe | None = None
     try:
@@ -47,18 +51,8 @@ async def _one(host: Host, everyone: Sequence[Host]) -> Examined:
                 if other.migration_address is not None
             }
     except RemoteError as exc:
-        return Examined(
-            host=host, facts=facts, facts_error=facts_error, probe=seen, probe_error=str(exc)
-        )
-    return Examined(
-        host=host,
-        facts=facts,
-        facts_error=facts_error,
-        probe=seen,
-        kvm_boots=boots,
-        logins=logins,
-        ports=ports,
-    )
+        return Examined(host=host, probe=seen, probe_error=str(exc))
+    return Examined(host=host, probe=seen, kvm_boots=boots, logins=logins, ports=ports)
 
 
 async def _facts(host: Host) -> tuple[HostFacts | None, str | None]:

@@ -5,8 +5,8 @@ that lasts as long as a migration. So statistics and abort never wait for it.
 """
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import libvirt
@@ -21,6 +21,8 @@ from vmckpt.units import Seconds
 T = TypeVar("T")
 
 CALL_LIMIT = Seconds(10.0)
+# A host that is off or cut off never answers the first packet; ssh and TLS take a second or two.
+OPEN_LIMIT = Seconds(6.0)
 _KEEPALIVE_SECONDS, _KEEPALIVE_COUNT = 5, 3
 
 
@@ -34,6 +36,9 @@ class _Line:
 
     async def run(self, call: Callable[[libvirt.virConnect], T]) -> T:
         return await self._lane.run(lambda: self._do(call))
+
+    async def open(self) -> None:
+        await self._lane.run(lambda: self._do(lambda _connection: None))
 
     def _do(self, call: Callable[[libvirt.virConnect], T]) -> T:
         """Runs in the lane. Tells a refused call from a broken connection."""
@@ -90,55 +95,68 @@ class Hypervisor:
     async def ask(
         self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds = CALL_LIMIT
     ) -> T:
-        """A call that changes nothing; tried once more on a new connection if it broke.
+        """A call that changes nothing; tried once more on a new connection if that broke.
 
         Raises HostUnreachable or HypervisorError.
         """
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(HostUnreachable),
-            stop=stop_after_attempt(2),
-            wait=wait_fixed(0.2),
-            reraise=True,
-        ):
-            with attempt:
-                return await self._call(what, call, limit=limit, changes=False)
+        with self._translated(what, changes=False):
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception_type(library.Broken),
+                stop=stop_after_attempt(2),
+                wait=wait_fixed(0.2),
+                reraise=True,
+            ):
+                with attempt:
+                    return await self._in_time(what, call, limit=limit, changes=False)
         raise AssertionError("tenacity ends with a result or an error")
 
     async def command(
         self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds = CALL_LIMIT
     ) -> T:
         """A call that changes something; never repeated. Also raises OutcomeUnknown."""
-        return await self._call(what, call, limit=limit, changes=True)
+        with self._translated(what, changes=True):
+            return await self._in_time(what, call, limit=limit, changes=True)
 
     async def long_command(self, what: str, call: Callable[[libvirt.virConnect], T]) -> T:
         """A call that changes something and may take as long as it likes, in the long lane."""
-        try:
+        with self._translated(what, changes=True):
             return await self._long.run(call)
+
+    @contextmanager
+    def _translated(self, what: str, *, changes: bool) -> Iterator[None]:
+        """libvirt's errors become ours."""
+        try:
+            yield
         except libvirt.libvirtError as exc:
             raise library.refused(exc, host=self.host.name, what=what) from exc
         except library.Broken as exc:
-            raise library.broken(exc, host=self.host.name, what=what, changes=True) from exc
+            raise library.broken(exc, host=self.host.name, what=what, changes=changes) from exc
 
-    async def _call(
+    async def _in_time(
         self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds, changes: bool
     ) -> T:
-        name = self.host.name
+        """Connect and call in the short lane, each within its time limit."""
+        line, name = self._short, self.host.name
+        try:
+            async with asyncio.timeout(OPEN_LIMIT):
+                await line.open()
+        except TimeoutError as exc:
+            raise self._no_answer("libvirt", OPEN_LIMIT) from exc
         try:
             async with asyncio.timeout(limit):
-                return await self._short.run(call)
-        except libvirt.libvirtError as exc:
-            raise library.refused(exc, host=name, what=what) from exc
-        except library.Broken as exc:
-            raise library.broken(exc, host=name, what=what, changes=changes) from exc
+                return await line.run(call)
         except TimeoutError as exc:
-            # The thread is stuck in that call: leave it behind and start afresh.
-            self._short = _Line(self.host, "short")
+            error = self._no_answer(what, limit)
             if changes:
-                raise OutcomeUnknown(
-                    f"{name}: {what} gave no answer in {limit:g} s and may have happened", host=name
-                ) from exc
-            raise HostUnreachable(
-                f"{name}: {what} gave no answer in {limit:g} s",
-                host=name,
-                mend=f"run vmckpt doctor {name}",
-            ) from exc
+                raise OutcomeUnknown(f"{error.message} and may have happened", host=name) from exc
+            raise error from exc
+
+    def _no_answer(self, what: str, limit: Seconds) -> HostUnreachable:
+        """The lane's thread is stuck in its call: leave it behind and start afresh."""
+        self._short = _Line(self.host, "short")
+        name = self.host.name
+        return HostUnreachable(
+            f"{name}: {what} gave no answer in {limit:g} s",
+            host=name,
+            mend=f"run vmckpt doctor {name}",
+        )

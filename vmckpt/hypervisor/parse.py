@@ -71,6 +71,7 @@ def guest(
             for node in root.findall(path)
             if node.text
         ),
+        kernel_arguments=root.findtext("os/cmdline", ""),
         shared_memory=_shared_memory(root),
         snapshots=snapshots,
         job=job,

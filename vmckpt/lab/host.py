@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from vmckpt.errors import LabError
 from vmckpt.lab import configs, network, pki
 from vmckpt.lab.plan import HostPlan, LabPlan
+from vmckpt.lab.shell import in_namespace, start_daemon
 
 _PORTS = {"ssh": 22, "libvirt": 16509, "libvirt over TLS": 16514}
 
@@ -56,29 +56,18 @@ def power_on(plan: LabPlan, host: HostPlan) -> None:
     """Start the host's first process; return without waiting until it answers."""
     script = host.root / "boot.sh"
     script.write_text(configs.boot_script(plan, host))
-    with (host.root / "boot.log").open("ab") as log:
-        subprocess.Popen(
-            [
-                "ip",
-                "netns",
-                "exec",
-                host.namespace,
-                "unshare",
-                "--mount",
-                "--uts",
-                "--pid",
-                "--fork",
-                "--kill-child",
-                "--mount-proc",
-                "bash",
-                str(script),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd="/",
-        )
+    unshare = [
+        "unshare",
+        "--mount",
+        "--uts",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "bash",
+    ]
+    command = in_namespace(host.namespace, *unshare, str(script))
+    start_daemon(command, host.root / "boot.log")
 
 
 def wait_until_up(host: HostPlan, *, limit: float = 30.0) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,31 +11,17 @@ from typing import Any
 from vmckpt.errors import LabError
 from vmckpt.lab import wire
 from vmckpt.lab.plan import LabPlan
+from vmckpt.lab.shell import in_namespace, start_daemon
 from vmckpt.lab.sightings import View
 from vmckpt.units import Seconds
 
 
 def start(plan: LabPlan) -> None:
     """Start the observer's process in its namespace; `lab down` ends it with the namespace."""
-    with (plan.folder / "observer.log").open("ab") as log:
-        subprocess.Popen(
-            [
-                "ip",
-                "netns",
-                "exec",
-                plan.observer_namespace,
-                sys.executable,
-                "-m",
-                "vmckpt.lab.observer",
-                plan.observer_address,
-                str(plan.observer_socket),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd="/",
-        )
+    program = [sys.executable, "-m", "vmckpt.lab.observer"]
+    arguments = [plan.observer_address, str(plan.observer_socket)]
+    command = in_namespace(plan.observer_namespace, *program, *arguments)
+    start_daemon(command, plan.folder / "observer.log")
 
 
 def ask(control: Path, **question: Any) -> dict[str, Any]:

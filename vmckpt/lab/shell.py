@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from vmckpt.errors import LabError
 
@@ -23,3 +24,16 @@ def run(args: Sequence[str], *, check: bool = True, text: str | None = None) -> 
 def in_namespace(namespace: str, *args: str) -> list[str]:
     """The command that runs `args` on the network of a namespace."""
     return ["ip", "netns", "exec", namespace, *args]
+
+
+def start_daemon(args: Sequence[str], log: Path) -> None:
+    """Start a program that outlives us, as nobody's child, with its output in a file."""
+    with log.open("ab") as output:
+        subprocess.run(
+            ["setsid", "--fork", *args],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            check=True,
+        )

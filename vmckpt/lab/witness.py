@@ -1,6 +1,5 @@
 """The witness: PostgreSQL in a namespace that every host reaches and that is part of none."""
 
-import os
 import shutil
 import subprocess
 import time
@@ -8,7 +7,7 @@ from pathlib import Path
 
 from vmckpt.errors import LabError
 from vmckpt.lab.plan import LabPlan
-from vmckpt.lab.shell import in_namespace, run
+from vmckpt.lab.shell import in_namespace, run, start_daemon
 
 
 def start(plan: LabPlan) -> None:
@@ -34,26 +33,11 @@ def start(plan: LabPlan) -> None:
     network = f"198.18.{plan.subnet}.0/24"
     with Path(data, "pg_hba.conf").open("a") as hba:
         hba.write(f"host all all {network} trust\n")
-    with (plan.folder / "witness.log").open("ab") as log:
-        subprocess.Popen(
-            in_namespace(
-                plan.witness_namespace,
-                *as_postgres,
-                f"{programs[-1]}/postgres",
-                "-D",
-                str(data),
-                "-c",
-                f"listen_addresses={plan.witness_address}",
-                "-c",
-                f"unix_socket_directories={data}",
-            ),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd="/",
-            env={**os.environ, "LC_ALL": "C.UTF-8"},
-        )
+    server = [f"{programs[-1]}/postgres", "-D", str(data)]
+    server += ["-c", f"listen_addresses={plan.witness_address}"]
+    server += ["-c", f"unix_socket_directories={data}"]
+    command = in_namespace(plan.witness_namespace, *as_postgres, *server)
+    start_daemon(command, plan.folder / "witness.log")
     _wait(programs[-1], plan)
 
 

@@ -1,60 +1,77 @@
 """How long will it still take? A range, or that it does not converge. Pure.
 
-Model: geometric pre-copy. A pass over R bytes at B bytes/s leaves R·D/B dirty ones when the guest
-dirties D bytes/s, so passes shrink by r = D/B until what is left can be sent within the downtime
-limit (Clark et al., Live Migration of Virtual Machines, NSDI 2005, section 3).
+Model: geometric pre-copy. A pass that takes T seconds leaves S dirty bytes for the next one, which
+takes S/B at bandwidth B; so passes shrink by r = S/(T·B) until what is left can be sent within the
+downtime limit (Clark et al., Live Migration of Virtual Machines, NSDI 2005, section 3).
+
+QEMU's own dirty rate is not used: it counts a page once for a pass however often it was written,
+so for a guest that rewrites one region for ever it sinks to the bandwidth and promises an end.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from vmckpt.model.events import Estimate
 from vmckpt.model.jobs import JobPhase, JobSample
-from vmckpt.units import Bytes, BytesPerSecond, Seconds
+from vmckpt.units import Seconds
 
-# The dirty rate of the next pass differs from the last one's by about that much either way.
+# From pass to pass r varies by about that much either way.
 _SPREAD = 0.3
-_UNKNOWN = Estimate(low=None, high=None, converging=None)
+# Passes that shrink by less than a tenth would take dozens more.
+_STANDS_STILL = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    began: Seconds
+    size: int
+    """The most that was left in it: what its start found dirty."""
 
 
 def estimate(samples: Sequence[JobSample], max_downtime: Seconds) -> Estimate:
     """The time that is left, seen from the last sample."""
     if not samples or (now := samples[-1]).bandwidth <= 0:
-        return _UNKNOWN
+        return Estimate(low=None, high=None, converging=None)
+    rest = Seconds(now.remaining / now.bandwidth)
     if now.phase in (JobPhase.SWITCHOVER, JobPhase.POST_COPY):
-        left = Seconds(now.remaining / now.bandwidth)
-        return Estimate(low=left, high=Seconds(2 * left + 1.0), converging=True)
-    if now.dirty_rate is None:
+        return Estimate(low=rest, high=Seconds(2 * rest + 1.0), converging=True)
+    seen = _passes(samples)
+    if len(seen) < 2:
         # First pass: how much of it will have to be sent again is not known yet.
-        return Estimate(low=Seconds(now.remaining / now.bandwidth), high=None, converging=None)
-    low = _time_left(now.remaining, now.bandwidth, now.dirty_rate * (1 - _SPREAD), max_downtime)
-    high = _time_left(now.remaining, now.bandwidth, now.dirty_rate * (1 + _SPREAD), max_downtime)
-    converging = low is not None or _still_falling(samples)
-    return Estimate(low=low, high=high, converging=converging)
+        return Estimate(low=rest, high=None, converging=None)
+    before, here = seen[-2:]
+    at_once = now.bandwidth * max_downtime
+    shrinks = here.size / max(1.0, (here.began - before.began) * now.bandwidth)
+    low = _after(rest, here.size, at_once, shrinks * (1 - _SPREAD), now.bandwidth)
+    if len(seen) < 3:
+        # One size alone may be the guest's whole working set, which then never shrinks.
+        return Estimate(low=low if low is not None else rest, high=None, converging=None)
+    if shrinks >= _STANDS_STILL and here.size > at_once:
+        return Estimate(low=None, high=None, converging=False)
+    high = _after(rest, here.size, at_once, shrinks * (1 + _SPREAD), now.bandwidth)
+    return Estimate(low=low, high=high, converging=True)
 
 
-def _time_left(
-    remaining: Bytes, bandwidth: BytesPerSecond, dirty_rate: float, max_downtime: Seconds
-) -> Seconds | None:
-    """Time until the switchover is over; None if passes do not shrink."""
-    at_once = bandwidth * max_downtime
-    first = remaining / bandwidth
-    if remaining <= at_once:
-        return Seconds(first)
-    ratio = dirty_rate / bandwidth
-    if ratio >= 1:
-        return None
-    passes = 1 if ratio == 0 else max(1, math.ceil(math.log(at_once / remaining, ratio)))
-    return Seconds(first * (1 - ratio ** (passes + 1)) / (1 - ratio))
-
-
-def _still_falling(samples: Sequence[JobSample]) -> bool:
-    """Whether each of the last three passes ended with less left than the one before."""
-    lows: dict[int, int] = {}
+def _passes(samples: Sequence[JobSample]) -> list[_Pass]:
+    found: dict[int, _Pass] = {}
     for sample in samples:
-        lows[sample.iteration] = min(sample.remaining, lows.get(sample.iteration, sample.remaining))
-    last = [lows[iteration] for iteration in sorted(lows)][-3:]
-    return len(last) == 3 and last[0] > last[1] > last[2]
+        known = found.get(sample.iteration, _Pass(sample.at, 0))
+        found[sample.iteration] = _Pass(known.began, max(known.size, sample.remaining))
+    return list(found.values())
+
+
+def _after(
+    rest: Seconds, size: int, at_once: float, shrinks: float, bandwidth: int
+) -> Seconds | None:
+    """`rest` and all passes that follow one of `size` bytes; None if they do not shrink."""
+    following = size * shrinks
+    if size <= at_once or following <= 0:
+        return rest
+    if shrinks >= 1:
+        return None
+    count = max(1, math.ceil(math.log(at_once / size, shrinks))) if at_once > 0 else 100
+    return Seconds(rest + following * (1 - shrinks**count) / (1 - shrinks) / bandwidth)
 
 
 def share_done(samples: Sequence[JobSample]) -> float:

@@ -11,6 +11,9 @@ from vmckpt.units import MIB, show_bytes
 
 # QEMU's own memory beside the guest's: video, page tables, device buffers.
 _OVERHEAD = 128 * MIB
+# First major version of QEMU in which TCG notes every write during a migration.
+_TCG_NOTES_WRITES = 9
+_LEAVING = "outgoing migration"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ def check(facts: Facts) -> tuple[Finding, ...]:
     found = [*_hosts(facts)]
     if facts.guest is not None:
         found += _guest(facts, facts.guest)
+        found += _emulated(facts, facts.guest)
         found += _storage(facts, facts.guest)
         found += _networks(facts, facts.guest)
         found += _target(facts, facts.guest)
@@ -144,6 +148,21 @@ def _guest(facts: Facts, guest: Guest) -> Iterator[Finding]:
         )
 
 
+def _emulated(facts: Facts, guest: Guest) -> Iterator[Finding]:
+    """QEMU 7.2 under TCG forgets to note writes; see docs/adr/0005-tcg-lost-writes.md."""
+    source = facts.source_facts
+    if source is None or guest.accelerator != "qemu" or "pti=on" in guest.kernel_arguments.split():
+        return
+    if int(source.qemu_version.split(".")[0]) < _TCG_NOTES_WRITES:
+        yield _warning(
+            "tcg-lost-writes",
+            guest.name,
+            f"runs under TCG, and QEMU {source.qemu_version} there loses writes of such guests"
+            " during a long pre-copy: it may crash after the move",
+            "boot the guest with pti=on, use KVM, or QEMU 9.0 or newer",
+        )
+
+
 def _on_file(disk: Disk) -> bool:
     return disk.kind == "file" and disk.source is not None
 
@@ -234,6 +253,8 @@ def _target(facts: Facts, guest: Guest) -> Iterator[Finding]:
                 facts.target,
                 f"an inactive {guest.name} is defined there; its definition will be replaced",
             )
+        elif same == (True, True) and guest.job == _LEAVING:
+            continue  # the arriving end of the migration that holds it
         elif same[1]:
             yield _blocker(
                 "uuid-taken",

@@ -77,6 +77,8 @@ class Guest:
     """Devices of the host handed to the guest, described in a word or two each."""
     boot_files: tuple[str, ...]
     """Kernel, initrd and firmware that QEMU reads from the host."""
+    kernel_arguments: str
+    """Command line of a kernel that QEMU boots directly; empty if it boots none."""
     shared_memory: bool
     snapshots: int
     job: str | None

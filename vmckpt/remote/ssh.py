@@ -145,9 +145,9 @@ class Remote:
             raise RemoteError(f"{name}: ssh to {where.address}: {exc}") from exc
         except OSError as exc:
             client.close()
-            raise _NoConnection(
-                f"{name}: ssh to {where.address}:{where.port}: {_why(exc)}"
-            ) from exc
+            # Silence has used up the time already; a refusal may be a daemon that restarts.
+            kind = RemoteError if isinstance(exc, TimeoutError) else _NoConnection
+            raise kind(f"{name}: ssh to {where.address}:{where.port}: {_why(exc)}") from exc
         return client
 
     def _run(

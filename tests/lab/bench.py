@@ -1,0 +1,135 @@
+"""What the lab tests use: a lab, hands to use it with, and vmckpt run as a person would."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vmckpt import inventory
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.inventory import Inventory
+from vmckpt.lab import guests, host, ledger, observer_client
+from vmckpt.lab.plan import LabPlan
+from vmckpt.lab.sightings import View
+
+T = TypeVar("T")
+VMCKPT = [sys.executable, "-m", "vmckpt.cli.main"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A lab and hands to use it with."""
+
+    plan: LabPlan
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "VMCKPT_INVENTORY": str(self.plan.inventory)}
+
+    @property
+    def inventory(self) -> Inventory:
+        return inventory.load(self.plan.inventory)
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        """Start a vmckpt command."""
+        return subprocess.Popen(
+            [*VMCKPT, *args], env=self.environment, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, *args: str) -> Done:
+        """Run a vmckpt command to its end."""
+        return finish(self.start(*args))
+
+    def good(self, *args: str) -> Done:
+        """Run a command that must end well."""
+        done = self.run(*args)
+        assert done.code == 0, done.err
+        return done
+
+    def guest(self, name: str = "web1", on: str = "alpha", **wishes: Any) -> guests.LabGuest:
+        return guests.start(self.plan, name, on, **wishes)
+
+    def inside(self, name: str, *args: str) -> str:
+        """Run a command inside a host that must end well; what it printed."""
+        entered = host.enter(self.plan.host(name), *args)
+        return subprocess.run(entered, check=True, capture_output=True, text=True).stdout
+
+    def where(self, name: str = "web1") -> list[str]:
+        return asyncio.run(guests.whereabouts(self.plan, name))
+
+    def seen(self, name: str = "web1", **window: float) -> View:
+        return observer_client.status(self.plan.observer_socket, name, **window)
+
+    def ledgers(self, name: str = "web1") -> dict[str, bool]:
+        return {entry.name: entry.whole for entry in ledger.audit(self.plan, name).entries}
+
+    def ask(self, name: str, question: Callable[[Hypervisor], Awaitable[T]]) -> T:
+        """One question to a host's libvirt."""
+
+        async def asked() -> T:
+            async with Hypervisor(self.inventory.host(name)) as hypervisor:
+                return await question(hypervisor)
+
+        return asyncio.run(asked())
+
+
+WHOLE = {"memory": True, "disk": True, "output": True}
+
+
+def finish(process: subprocess.Popen[str], *, limit: float = 120.0) -> Done:
+    """Wait for a command."""
+    out, err = process.communicate(timeout=limit)
+    return Done(process.returncode, out, err)
+
+
+def until(condition: Callable[[], bool], *, limit: float = 30.0) -> None:
+    """Wait for a condition; a test that waits in vain fails."""
+    give_up = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < give_up, "waited in vain"
+        time.sleep(0.02)
+
+
+def first_line(process: subprocess.Popen[str], word: str) -> None:
+    """Read a command's progress until a line has that word."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if word in line:
+            return
+    raise AssertionError(f"it ended before it said {word!r}")
+
+
+def traces(prefix: str) -> list[str]:
+    """What a lab whose names begin so has on this machine: processes, namespaces, links, files."""
+    found = [f"netns {p}" for p in Path("/run/netns").glob(f"vmckpt.{prefix}*")]
+    found += [f"file {p}" for p in Path("/var/lib/vmckpt/labs").glob(f"*{prefix}*")]
+    found += [f"mount {line}" for line in Path("/proc/self/mounts").read_text().splitlines()
+              if f"vmckpt/labs/{prefix}" in line]  # fmt: skip
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = command.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if f"vmckpt/labs/{prefix}" in words or f"vmckpt.{prefix}" in words:
+            found.append(f"process {words[:100]}")
+    return found

@@ -1,0 +1,33 @@
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.bench import Bench, traces
+from vmckpt.lab import guests, lab
+
+
+@pytest.fixture(scope="session")
+def session_lab() -> Iterator[Bench]:
+    """A lab for the whole session, under a name that no other run has."""
+    name = f"t{os.getpid()}"
+    plan = lab.up(name, hosts=2)
+    yield Bench(plan)
+    lab.down(name)
+    assert traces(f"{name}/") + traces(f"{name}.") == []
+
+
+@pytest.fixture
+def bench(session_lab: Bench) -> Iterator[Bench]:
+    """The session's lab; afterwards its hosts are healed and its guests gone."""
+    yield session_lab
+    for host in session_lab.plan.hosts:
+        lab.heal(session_lab.plan, host.name)
+    for guest in guests.stored(session_lab.plan):
+        guests.remove(session_lab.plan, guest.name)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/lab/" in item.nodeid:
+            item.add_marker(pytest.mark.lab)

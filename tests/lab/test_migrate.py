@@ -1,0 +1,321 @@
+"""vmckpt migrate, from the command line, on real hosts."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.lab.bench import WHOLE, Bench, Done, finish, first_line, until
+from vmckpt.hypervisor.guests import find_guest
+from vmckpt.lab import network
+from vmckpt.units import parse_rate
+
+# Rewrites its region faster than the link carries: pre-copy never ends.
+BUSY = {"memory": "192MiB", "dirty": "64MiB@90MiB/s"}
+SLOW = parse_rate("200mbit")
+
+
+def migrate(bench: Bench, to: str = "beta", *more: str) -> Done:
+    return bench.run("migrate", "web1", "--to", to, "--json", *more)
+
+
+def codes(done: Done) -> list[str]:
+    return [f["code"] for f in done.json["findings"] if f["severity"] == "blocker"]
+
+
+def limit_on(bench: Bench, host: str = "alpha") -> str:
+    return bench.inside(host, "virsh", "-q", "migrate-getmaxdowntime", "web1").strip()
+
+
+def test_a_guest_moves_and_nothing_is_lost(bench: Bench) -> None:
+    bench.guest()
+    report = bench.good("migrate", "web1", "--to", "beta", "--json").json
+
+    assert (report["outcome"], report["source"], report["target"]) == ("completed", "alpha", "beta")
+    assert (report["mode"], report["driver"]) == ("precopy", "peer-to-peer")
+    assert report["iterations"] >= 2
+    assert report["bytes_transferred"] > 64 << 20
+    assert 0 < report["downtime_ms"] < 1500
+    assert report["setup_ms"] is not None
+    assert report["observed_downtime_ms"] > 5
+    assert report["samples"]
+    assert report["warnings"] == []
+    assert bench.where() == ["beta"]
+    assert bench.ledgers() == WHOLE
+    assert bench.inside("alpha", "virsh", "list", "--all", "--name").split() == []
+    assert bench.inside("beta", "virsh", "list", "--persistent", "--name").split() == ["web1"]
+
+
+def test_a_transient_guest_stays_transient_and_autostart_moves_along(bench: Bench) -> None:
+    bench.guest("web1")
+    bench.guest("web2")
+    bench.inside("alpha", "virsh", "-q", "undefine", "web1")
+    bench.inside("alpha", "virsh", "-q", "autostart", "web2")
+    for name in ("web1", "web2"):
+        bench.good("migrate", name, "--to", "beta")
+
+    assert bench.inside("beta", "virsh", "list", "--persistent", "--name").split() == ["web2"]
+    assert bench.inside("beta", "virsh", "list", "--autostart", "--name").split() == ["web2"]
+
+
+def test_twenty_moves_leave_the_ledgers_whole_and_nothing_behind(bench: Bench) -> None:
+    bench.guest()
+
+    def remains(host: str) -> set[str]:
+        files = bench.inside(host, "find", "/run/libvirt", "/var/lib/libvirt", "/dev/shm", "/tmp")
+        return {"qemu" if "qemu-system" in line else line
+                for line in (*files.split("\n"), *bench.inside(host, "ps", "-eo", "comm").split())
+                if "ps" not in line and "find" not in line and "sleep" not in line}  # fmt: skip
+
+    bench.good("migrate", "web1", "--to", "beta")
+    bench.good("migrate", "web1", "--to", "alpha")
+    before = {host: remains(host) for host in ("alpha", "beta")}
+    for _ in range(10):
+        bench.good("migrate", "web1", "--to", "beta")
+        bench.good("migrate", "web1", "--to", "alpha")
+
+    assert bench.ledgers() == WHOLE
+    after = {host: remains(host) for host in ("alpha", "beta")}
+
+    def nameless(names: set[str]) -> set[str]:
+        # QEMU's own sockets and folders carry the guest's running number.
+        return {name for name in names if "domain-" not in name and "-web1" not in name}
+
+    assert {h: nameless(n) for h, n in after.items()} == {h: nameless(n) for h, n in before.items()}
+    assert len(after["beta"]) == len(before["beta"])
+
+
+def test_ctrl_c_cancels_and_the_guest_runs_on_the_source(bench: Bench) -> None:
+    bench.guest(**BUSY)
+    network.shape(bench.plan, "alpha", SLOW)
+    usual = limit_on(bench)
+    process = bench.start("migrate", "web1", "--to", "beta", "--json", "--max-downtime", "50ms")
+    first_line(process, "iteration=3")
+    process.send_signal(signal.SIGINT)
+    first_line(process, "stopping")
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+
+    assert done.code == 130
+    assert "error: cancelled; web1 runs on alpha" in done.err
+    assert done.json["outcome"] == "cancelled"
+    assert [d["action"] for d in done.json["decisions"]] == ["abort"]
+    assert bench.where() == ["alpha"]
+    assert limit_on(bench) == usual
+    guest = bench.ask("alpha", lambda hypervisor: find_guest(hypervisor, "web1"))
+    assert guest is not None
+    assert guest.job is None
+    network.shape(bench.plan, "alpha", None)
+    again = migrate(bench, "beta")
+    assert again.json["outcome"] == "completed"
+    assert again.json["passes"][0]["number"] == 1
+    assert bench.ledgers() == WHOLE
+
+
+@pytest.mark.parametrize("after", [0.4, 0.7])
+def test_an_early_ctrl_c_ends_at_once(bench: Bench, after: float) -> None:
+    """In preflight, or while the target's QEMU starts and there is no job to abort yet."""
+    bench.guest(**BUSY)
+    network.shape(bench.plan, "alpha", SLOW)
+    process = bench.start("migrate", "web1", "--to", "beta")
+    first_line(process, "phase=preflight")
+    time.sleep(after - 0.4)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process, limit=20)
+
+    assert done.code == 130
+    assert bench.where() == ["alpha"]
+
+
+def test_the_time_limit_stops_a_migration_that_does_not_converge(bench: Bench) -> None:
+    bench.guest(**BUSY)
+    network.shape(bench.plan, "alpha", SLOW)
+    done = migrate(bench, "beta", "--timeout", "14s", "--max-downtime", "20ms")
+
+    assert done.code == 20
+    assert done.json["outcome"] == "timed-out"
+    assert "not converging" in done.err
+    assert "allow more time" in done.err
+    assert bench.where() == ["alpha"]
+    assert bench.ledgers() == WHOLE
+
+
+def test_a_killed_controller_ends_nothing(bench: Bench) -> None:
+    bench.guest(memory="512MiB")
+    network.shape(bench.plan, "alpha", parse_rate("400mbit"))
+    process = bench.start("migrate", "web1", "--to", "beta")
+    first_line(process, "iteration=1")
+    process.kill()
+    finish(process)
+    until(lambda: bench.where() == ["beta"])
+
+    assert bench.ledgers() == WHOLE
+
+
+def test_when_the_source_cannot_log_in_the_client_drives(bench: Bench) -> None:
+    bench.guest()
+    path = bench.plan.folder / "one-way.yaml"
+    path.write_text(bench.plan.inventory.read_text().replace(
+        "    migration_address", "    peer_uri: qemu+tcp://127.0.0.9/system\n    migration_address"
+    ))  # fmt: skip
+    report = bench.good("migrate", "web1", "--to", "beta", "--json", "-i", str(path)).json
+
+    assert (report["outcome"], report["driver"]) == ("completed", "client-driven")
+    assert "cannot log in at beta's libvirtd" in report["warnings"][0]
+    assert bench.ledgers() == WHOLE
+
+
+@pytest.mark.parametrize("form", ["qemu+ssh://root@beta/system", "qemu+tls://beta/system"])
+def test_peers_talk_over_ssh_and_tls(bench: Bench, form: str) -> None:
+    bench.guest()
+    path = bench.plan.folder / "secure.yaml"
+    path.write_text(bench.plan.inventory.read_text().replace(
+        "    migration_address", f"    peer_uri: {form}\n    migration_address"
+    ))  # fmt: skip
+    report = bench.good("migrate", "web1", "--to", "beta", "--json", "-i", str(path)).json
+
+    assert (report["outcome"], report["driver"]) == ("completed", "peer-to-peer")
+    assert bench.where() == ["beta"]
+
+
+def test_a_bandwidth_limit_is_kept(bench: Bench) -> None:
+    bench.guest(dirty="32MiB@1MiB/s")
+    report = bench.good("migrate", "web1", "--to", "beta", "--bandwidth", "20MiB/s", "--json").json
+    rate = report["bytes_transferred"] / (report["total_ms"] / 1000)
+
+    assert 10 << 20 < rate < 22 << 20
+
+
+def test_final_statistics_are_there_for_others_too(bench: Bench) -> None:
+    bench.guest()
+    report = bench.good("migrate", "web1", "--to", "beta", "--json").json
+    seen = bench.inside("beta", "virsh", "domjobinfo", "web1", "--completed")
+
+    assert report["downtime_ms"] is not None
+    assert "Completed" in seen
+
+
+def test_a_dry_run_changes_nothing(bench: Bench) -> None:
+    bench.guest()
+    done = migrate(bench, "beta", "--dry-run")
+
+    assert (done.code, done.json["outcome"]) == (0, "planned")
+    assert bench.where() == ["alpha"]
+    assert list(bench.plan.shared.glob(".vmckpt*")) == []
+    assert "can move from alpha to beta" in bench.good(
+        "migrate", "web1", "--to", "beta", "--dry-run").out  # fmt: skip
+
+
+def test_a_private_disk_is_seen_not_to_be_the_same(bench: Bench) -> None:
+    bench.guest(private_disk=True)
+    twin = bench.plan.host("beta").root / "private/web1.raw"
+    twin.write_bytes(b"\0" * (64 << 20))
+    done = migrate(bench)
+    twin.unlink()
+
+    assert (done.code, codes(done)) == (21, ["storage-not-visible"])
+    assert "Traceback" not in done.err
+
+
+def test_all_blockers_come_at_once(bench: Bench) -> None:
+    bench.guest(private_disk=True)
+    other = bench.inside("alpha", "virsh", "dumpxml", "web1")
+    bench.inside("beta", "sh", "-c", "ip link set guests name elsewhere")
+    uuid = other.split("<uuid>")[1].split("</uuid>")[0]
+    xml = f"<domain type='qemu'><name>web9</name><uuid>{uuid}</uuid><memory>65536</memory>" \
+          "<os><type>hvm</type></os></domain>"  # fmt: skip
+    path = Path(bench.plan.shared, "web9.xml")
+    path.write_text(xml)
+    bench.inside("beta", "virsh", "-q", "define", str(path))
+    path.unlink()
+    bench.inside("alpha", "virsh", "-q", "suspend", "web1")
+    try:
+        done = migrate(bench)
+    finally:
+        bench.inside("beta", "sh", "-c", "ip link set elsewhere name guests")
+        bench.inside("beta", "virsh", "-q", "undefine", "web9")
+
+    assert done.code == 21
+    assert set(codes(done)) == {
+        "guest-not-running", "storage-not-visible", "network-missing", "uuid-taken",
+    }  # fmt: skip
+    assert "4 reasons" in done.err
+    assert bench.where() == ["alpha"]
+
+
+def test_a_name_taken_on_the_target_is_a_blocker(bench: Bench) -> None:
+    bench.guest("web2", "beta")
+    bench.guest("web1", "alpha")
+    bench.inside("beta", "virsh", "-q", "destroy", "web2")
+    bench.inside("beta", "virsh", "-q", "domrename", "web2", "web1")
+    done = migrate(bench, "beta", "--from", "alpha")
+
+    assert (done.code, codes(done)) == (21, ["name-taken"])
+
+
+def test_a_guest_with_a_job_is_left_alone(bench: Bench) -> None:
+    bench.guest(**BUSY)
+    network.shape(bench.plan, "alpha", SLOW)
+    first = bench.start("migrate", "web1", "--to", "beta")
+    first_line(first, "iteration=1")
+    second = migrate(bench)
+    first.send_signal(signal.SIGINT)
+    ended = finish(first)
+
+    assert (second.code, codes(second)) == (21, ["job-in-progress"])
+    assert ended.code == 130
+
+
+def test_a_target_that_is_off_is_a_blocker(bench: Bench) -> None:
+    bench.guest()
+    bench.good("lab", "kill", "beta", "--name", bench.plan.name)
+    done = migrate(bench)
+
+    assert (done.code, codes(done)) == (21, ["host-down"])
+
+
+def test_a_target_that_dies_on_the_way_leaves_the_guest_where_it_was(bench: Bench) -> None:
+    bench.guest(**BUSY)
+    network.shape(bench.plan, "alpha", SLOW)
+    process = bench.start("migrate", "web1", "--to", "beta", "--json")
+    first_line(process, "iteration=2")
+    bench.good("lab", "kill", "beta", "--name", bench.plan.name)
+    done = finish(process)
+
+    assert (done.code, done.json["outcome"]) == (20, "failed")
+    assert bench.where() == ["alpha"]
+    assert bench.ledgers() == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "complaint"),
+    [
+        (("migrate", "web1", "--to", "alpha"), 21, "already on alpha"),
+        (("migrate", "wbe1", "--to", "beta"), 2, "did you mean web1?"),
+        (("migrate", "web1", "--to", "bta"), 3, "did you mean 'beta'?"),
+        (("migrate", "web1", "--to", "beta", "--from", "beta"), 21, "no guest 'web1' there"),
+        (("migrate", "web1"), 2, "Missing option '--to'"),
+        (("migrate", "web1", "--to", "beta", "--timeout", "5"), 2, "write it like 300ms"),
+        (("migrate", "web1", "--to", "beta", "--timeout", "0s"), 2, "must be more than nothing"),
+        (("migrate", "web1", "--to", "beta", "--bandwidth", "5"), 2, "write it like 200MiB/s"),
+        (("migrate", "web1", "--to", "beta", "--bandwidth", "1K/s"), 2, "1MiB/s is the least"),
+        (("migrate", "a;reboot", "--to", "beta"), 2, "no guest 'a;reboot'"),
+        (("migrate", "web1", "--to", "beta", "--inventory", "/nowhere"), 3, "No such file"),
+        (("migrate", "web1", "--to", "beta", "--frm", "x"), 2, "No such option"),
+        (("doctor", "gama"), 3, "no host 'gama'"),
+        (("nonsense",), 2, "No such command"),
+    ],
+)
+def test_bad_input_gets_one_line_and_its_exit_code(
+    bench: Bench, args: tuple[str, ...], code: int, complaint: str
+) -> None:
+    if not bench.where():
+        bench.guest(dirty="8MiB@1MiB/s")
+    done = bench.run(*args)
+
+    assert done.code == code
+    assert complaint in done.err + done.out
+    assert "Traceback" not in done.err
+    assert sum(line.startswith("error: ") for line in done.err.splitlines()) == 1
