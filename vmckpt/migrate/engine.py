@@ -12,7 +12,7 @@ from vmckpt.model.jobs import Decision, JobPhase, JobSample, JobTotals, Outcome
 from vmckpt.model.ports import Driver, MoveOrder, Mover
 from vmckpt.units import Seconds
 
-INTERVAL = Seconds(0.1)
+INTERVAL = Seconds(0.2)
 # An abort that came before the job could be aborted is given again; so is one that got lost.
 _ABORT_AGAIN = Seconds(0.5)
 # How long both hosts are asked what became of the guest before we say that we do not know.
