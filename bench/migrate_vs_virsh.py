@@ -157,8 +157,14 @@ def main() -> None:
     rows = table(found)
     print(f"CPU while a migration runs: {share:.1%} of one core; ledgers whole: {whole}")
     if asked.json:
-        result = {"guest": {"memory": asked.memory, "dirty": asked.dirty}, "link": asked.link, "runs": found,
-                  "medians": rows, "cpu_share": share, "ledgers_whole": whole}  # fmt: skip
+        result = {
+            "guest": {"memory": asked.memory, "dirty": asked.dirty},
+            "link": asked.link,
+            "runs": found,
+            "medians": rows,
+            "cpu_share": share,
+            "ledgers_whole": whole,
+        }
         asked.json.write_text(json.dumps(result, indent=2) + "\n")
     if not whole:
         raise SystemExit("the ledgers do not agree")

@@ -5,7 +5,7 @@ import pytest
 from tests.engine.fakes import GONE, RUNS, FakeMover
 from tests.unit.builders import sample
 from vmckpt.errors import HypervisorError, OutcomeUnknown, PeerLoginFailed
-from vmckpt.migrate.engine import PATIENCE, Ending, Migration
+from vmckpt.migrate.engine import INTERVAL, PATIENCE, Ending, Migration
 from vmckpt.migrate.watch import Limits
 from vmckpt.model.events import Decided, Event, PhaseChanged, Sampled
 from vmckpt.model.guests import GuestState, Presence
@@ -49,7 +49,7 @@ async def test_a_migration_that_goes_well_is_complete() -> None:
 
 async def test_samples_and_phases_are_told_as_they_come() -> None:
     events: list[Event] = []
-    mover = FakeMover(lasts=0.35, samples=[
+    mover = FakeMover(lasts=3.5 * INTERVAL, samples=[
         sample(iteration=0, total=0), sample(iteration=1), sample(iteration=2),
         sample(iteration=2, phase=JobPhase.SWITCHOVER),
     ])  # fmt: skip
@@ -87,7 +87,7 @@ async def test_an_abort_that_came_too_early_is_given_again() -> None:
 
 async def test_a_stop_that_came_too_late_is_said_and_changes_nothing() -> None:
     mover = FakeMover(lasts=1.0, aborts_ignored=99)
-    ending = await run(mover, stop_after=0.9)
+    ending = await run(mover, stop_after=0.5)
 
     assert ending.outcome is Outcome.COMPLETED
     assert "before it could be stopped" in ending.warnings[0]
@@ -129,7 +129,7 @@ async def test_a_broken_call_is_no_failure_the_hosts_are_asked() -> None:
 
 async def test_a_job_that_outlives_our_call_is_followed_and_can_be_stopped() -> None:
     lost = OutcomeUnknown("alpha: the connection broke", host="alpha")
-    mover = FakeMover(errors=[lost], presences=[(MOVING, PAUSED)] * 700 + [(RUNS, GONE)])
+    mover = FakeMover(errors=[lost], presences=[(MOVING, PAUSED)] * 400 + [(RUNS, GONE)])
     ending = await run(mover, stop_after=60.0)
 
     assert ending.outcome is Outcome.CANCELLED
@@ -155,7 +155,7 @@ async def test_missing_final_statistics_are_said_not_invented() -> None:
 
 
 async def test_passes_of_an_earlier_cancelled_job_are_not_counted() -> None:
-    mover = FakeMover(lasts=0.35, samples=[
+    mover = FakeMover(lasts=3.5 * INTERVAL, samples=[
         sample(iteration=5, total=0), sample(iteration=6), sample(iteration=7),
     ])  # fmt: skip
     ending = await run(mover)

@@ -11,8 +11,19 @@ from rich.table import Table
 
 from vmckpt.model.findings import Finding, Severity
 
-out = Console(highlight=False, soft_wrap=False)
-err = Console(stderr=True, highlight=False)
+# Into a pipe or a file nothing is wrapped: a line stays a line for grep.
+_PIPED_WIDTH = 200
+
+
+def _console(*, stderr: bool) -> Console:
+    piped = not (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(
+        stderr=stderr, highlight=False, soft_wrap=piped, width=_PIPED_WIDTH if piped else None
+    )
+
+
+out = _console(stderr=False)
+err = _console(stderr=True)
 
 _STYLES = {
     Severity.OK: "green",

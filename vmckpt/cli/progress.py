@@ -88,21 +88,22 @@ class Progress:
 
     def _panel(self) -> Group:
         elapsed = show_seconds(time.monotonic() - self._began)
-        head = Text.assemble((self._title, "bold"), f"  {self._phase}  {elapsed}")
+        head = Table.grid(padding=(0, 2))
+        head.add_row(Text(self._title, "bold"), str(self._phase), elapsed)
         if self._last is None:
             return Group(head)
-        sample, grid = self._last.sample, Table.grid(padding=(0, 2))
+        sample = self._last.sample
+        # A bar alone ends without a new line; in a grid it is a line of its own.
+        bar = Table.grid()
+        bar.add_row(ProgressBar(total=1.0, completed=self._last.done, width=60))
         left = f"{show_bytes(sample.remaining)} of {show_bytes(sample.total)}"
-        grid.add_row("iteration", str(sample.iteration), "remaining", left)
         dirty = "–" if sample.dirty_rate is None else show_rate(sample.dirty_rate)
+        grid = Table.grid(padding=(0, 2))
+        grid.add_row("iteration", str(sample.iteration), "remaining", left)
         grid.add_row("bandwidth", show_rate(sample.bandwidth), "dirty rate", dirty)
-        grid.add_row(
-            "expected downtime",
-            show_downtime(sample),
-            "time left",
-            show_estimate(self._last.estimate),
-        )
-        return Group(head, ProgressBar(total=1.0, completed=self._last.done, width=60), grid)
+        time_left = show_estimate(self._last.estimate)
+        grid.add_row("expected downtime", show_downtime(sample), "time left", time_left)
+        return Group(head, bar, grid)
 
 
 def _line(event: Sampled) -> str:
