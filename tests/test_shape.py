@@ -2,6 +2,7 @@
 
 import ast
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,14 @@ def test_no_file_names_a_path_of_one_machine_or_a_registry() -> None:
     ]
 
     assert found == []
+
+
+def test_the_wheel_holds_every_room() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    rooms = {str(p.parent.relative_to(ROOT)) for p in (ROOT / "vmckpt").rglob("__init__.py")}
+
+    assert {room.replace("/", ".") for room in rooms} <= set(listed)
+    assert "vmckpt_tui" in listed
 
 
 def test_the_core_runs_without_the_dashboard_and_its_library() -> None:

@@ -3,6 +3,7 @@
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -319,3 +320,24 @@ def test_bad_input_gets_one_line_and_its_exit_code(
     assert complaint in done.err + done.out
     assert "Traceback" not in done.err
     assert sum(line.startswith("error: ") for line in done.err.splitlines()) == 1
+
+
+@pytest.mark.long
+def test_moves_over_slow_and_fast_links_by_all_kinds_of_guests(bench: Bench) -> None:
+    """Long pre-copies, two CPUs, shared memory, qcow2: each move leaves all ledgers whole."""
+    kinds: list[dict[str, Any]] = [
+        {"dirty": "64MiB@20MiB/s"},
+        {"dirty": "32MiB@1MiB/s", "memory": "512MiB", "disk_format": "qcow2"},
+        {"dirty": "64MiB@10MiB/s", "vcpus": 2, "shared_memory": True},
+    ]
+    for kind in kinds:
+        bench.guest(**kind)
+        for turn in range(8):
+            to = ("beta", "alpha")[turn % 2]
+            rate = (None, "400mbit", "200mbit", None)[turn % 4]
+            for host in ("alpha", "beta"):
+                network.shape(bench.plan, host, parse_rate(rate) if rate else None)
+            done = migrate(bench, to, "--max-downtime", "1s", "--timeout", "2m")
+            assert (done.code, kind, rate) == (0, kind, rate), done.err
+            assert bench.ledgers() == WHOLE, (kind, rate)
+        bench.good("lab", "remove", "web1", "--name", bench.plan.name)

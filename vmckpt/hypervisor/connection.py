@@ -59,7 +59,7 @@ class _Line:
             self._drop()
         if self._connection is None:
             library.start()
-            self._connection = libvirt.open(self._host.uri)
+            self._connection = libvirt.open(library.without_questions(self._host.uri))
             with suppress(libvirt.libvirtError):  # local URIs have no keep-alive
                 self._connection.setKeepAlive(_KEEPALIVE_SECONDS, _KEEPALIVE_COUNT)
         return self._connection

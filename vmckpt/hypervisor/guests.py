@@ -20,6 +20,7 @@ _JOBS = {
     libvirt.VIR_DOMAIN_JOB_OPERATION_DUMP: "dump",
     libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP: "backup",
 }
+UNKNOWN_JOB = "unknown"
 _MIGRATIONS = ("incoming migration", "outgoing migration")
 
 
@@ -58,7 +59,8 @@ async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
             reachable=True,
             state=parse.STATES.get(state),
             state_reason=reason,
-            migrating=_job(domain) in _MIGRATIONS,
+            # A job that cannot be told may be one: saying so costs another look, not a guest.
+            migrating=_job(domain) in (*_MIGRATIONS, UNKNOWN_JOB),
         )
 
     try:
@@ -136,7 +138,7 @@ def _job(domain: libvirt.virDomain) -> str | None:
     except libvirt.libvirtError as exc:
         if exc.get_error_code() == libvirt.VIR_ERR_OPERATION_UNSUPPORTED:
             return None
-        return "unknown"
+        return UNKNOWN_JOB
     if stats.get("type", libvirt.VIR_DOMAIN_JOB_NONE) == libvirt.VIR_DOMAIN_JOB_NONE:
         return None
-    return _JOBS.get(int(stats.get(libvirt.VIR_DOMAIN_JOB_OPERATION, 0)), "unknown")
+    return _JOBS.get(int(stats.get(libvirt.VIR_DOMAIN_JOB_OPERATION, 0)), UNKNOWN_JOB)

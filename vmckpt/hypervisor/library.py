@@ -3,6 +3,7 @@
 import functools
 import logging
 import threading
+from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import libvirt
 
@@ -25,6 +26,19 @@ def start() -> None:
 def _turn_for_ever() -> None:
     while True:
         libvirt.virEventRunDefaultImpl()
+
+
+def without_questions(uri: str) -> str:
+    """The URI with which ssh fails instead of asking for a password or about a host key.
+
+    A question would appear in the middle of our output, and a yes to an unknown key would bypass
+    the rule that host keys are verified.
+    """
+    parts = urlsplit(uri)
+    if not parts.scheme.endswith("+ssh") or "no_tty" in parse_qs(parts.query):
+        return uri
+    query = f"{parts.query}&no_tty=1" if parts.query else "no_tty=1"
+    return urlunsplit(parts._replace(query=query))
 
 
 class Broken(Exception):

@@ -6,7 +6,7 @@ import time
 import libvirt
 
 from vmckpt.errors import HypervisorError, PeerLoginFailed
-from vmckpt.hypervisor import guests, parse
+from vmckpt.hypervisor import guests, library, parse
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.guests import Presence
 from vmckpt.model.jobs import JobSample, JobTotals
@@ -34,7 +34,7 @@ class LibvirtMover:
             self._guest(connection).migrateToURI3(target.uri_for_peers, params, flags)
 
         def client_driven(connection: libvirt.virConnect) -> None:
-            arrival = libvirt.open(target.uri)
+            arrival = libvirt.open(library.without_questions(target.uri))
             try:
                 self._guest(connection).migrate3(arrival, params, flags)
             finally:
