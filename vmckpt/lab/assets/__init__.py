@@ -1,0 +1,1 @@
+"""What goes into a lab guest: its first script and the prover."""
