@@ -184,6 +184,12 @@ async def _find(inventory: Inventory, name: str, to: str) -> Host:
     OutcomeUnknown if it is active on two hosts.
     """
     found, errors = await guests(inventory)
+    called = [(host.name, guest.uuid) for host, guest in found if guest.name == name]
+    if len({uuid for host, uuid in called if host != to}) > 1:
+        places = " and ".join(host for host, _ in called)
+        raise BadInput(
+            f"different guests are called {name}, on {places}", mend="use --from or the UUID"
+        )
     states = {host.name: guest.state for host, guest in found if name in (guest.name, guest.uuid)}
     holder = locate.holder(name, states, to=to)
     if holder is not None and (states[holder].is_active or not errors):

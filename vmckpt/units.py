@@ -13,7 +13,7 @@ BytesPerSecond = NewType("BytesPerSecond", int)
 
 MIB = 1024 * 1024
 
-_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Zµ]*)\s*")
+_NUMBER = re.compile(r"\s*([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([a-zA-Zµ]*)\s*")
 _BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DECIMAL = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}

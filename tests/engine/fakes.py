@@ -33,6 +33,8 @@ class FakeMover:
     presences: list[tuple[Presence, Presence]] = field(default_factory=list)
     """Answers in this order, the last one for ever; empty: what the move led to."""
 
+    autostart_error: HypervisorError | None = None
+
     calls: list[str] = field(default_factory=list)
     moved: bool = False
     limit: Seconds = USUAL_LIMIT
@@ -66,6 +68,11 @@ class FakeMover:
             self.aborts_ignored -= 1
         else:
             self.aborted.set()
+
+    async def set_autostart(self) -> None:
+        self.calls.append("autostart")
+        if self.autostart_error is not None:
+            raise self.autostart_error
 
     async def set_max_downtime(self, limit: Seconds) -> None:
         self.calls.append(f"downtime {limit:g}")

@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -23,9 +24,13 @@ MOVING = Presence(reachable=True, state=GuestState.RUNNING, migrating=True)
 PAUSED = Presence(reachable=True, state=GuestState.PAUSED)
 
 
+AUTOSTART = dataclasses.replace(ORDER, autostart=True)
+
+
 async def run(
     mover: FakeMover, *, timeout: float | None = None, stop_after: float | None = None,
     events: list[Event] | None = None,
+    order: MoveOrder = ORDER,
 ) -> Ending:  # fmt: skip
     stop = asyncio.Event()
     if stop_after is not None:
@@ -34,7 +39,7 @@ async def run(
         max_downtime=Seconds(0.1), timeout=None if timeout is None else Seconds(timeout)
     )
     emit = (events if events is not None else []).append
-    return await Migration(mover, limits, emit, stop).run(ORDER)
+    return await Migration(mover, limits, emit, stop).run(order)
 
 
 async def test_a_migration_that_goes_well_is_complete() -> None:
@@ -161,3 +166,38 @@ async def test_passes_of_an_earlier_cancelled_job_are_not_counted() -> None:
     ending = await run(mover)
 
     assert [s.iteration for s in ending.samples] == [1, 2, 2]
+
+
+async def test_autostart_is_set_once_the_guest_has_arrived() -> None:
+    mover = FakeMover()
+    await run(mover, order=AUTOSTART)
+    left = FakeMover(errors=[HypervisorError("alpha: no", host="alpha")])
+    await run(left, order=AUTOSTART)
+
+    assert mover.calls[-1] == "autostart"
+    assert "autostart" not in left.calls
+
+
+async def test_autostart_that_cannot_be_set_is_said() -> None:
+    mover = FakeMover(autostart_error=HypervisorError("beta: no", host="beta"))
+    ending = await run(mover, order=AUTOSTART)
+
+    assert ending.outcome is Outcome.COMPLETED
+    assert "virsh autostart" in ending.warnings[0]
+
+
+async def test_a_listener_that_fails_does_not_end_the_migration() -> None:
+    def broken(_event: Event) -> None:
+        raise OSError("the terminal is gone")
+
+    limits = Limits(max_downtime=Seconds(0.1), timeout=None)
+    ending = await Migration(FakeMover(), limits, broken, asyncio.Event()).run(ORDER)
+
+    assert ending.outcome is Outcome.COMPLETED
+
+
+async def test_a_guest_that_ends_on_the_way_is_said_to_run_nowhere() -> None:
+    mover = FakeMover(errors=[HypervisorError("alpha: gone", host="alpha")])
+    mover.presences = [(GONE, GONE)]
+
+    assert (await run(mover)).outcome is Outcome.SHUT_OFF

@@ -108,8 +108,8 @@ def test_ctrl_c_cancels_and_the_guest_runs_on_the_source(bench: Bench) -> None:
     guest = bench.ask("alpha", lambda hypervisor: find_guest(hypervisor, "web1"))
     assert guest is not None
     assert guest.job is None
-    network.shape(bench.plan, "alpha", None)
-    again = migrate(bench, "beta")
+    network.shape(bench.plan, "alpha", parse_rate("400mbit"))
+    again = migrate(bench, "beta", "--max-downtime", "2s")
     assert again.json["outcome"] == "completed"
     assert again.json["passes"][0]["number"] == 1
     assert bench.ledgers() == WHOLE
@@ -218,6 +218,58 @@ def test_a_private_disk_is_seen_not_to_be_the_same(bench: Bench) -> None:
 
     assert (done.code, codes(done)) == (21, ["storage-not-visible"])
     assert "Traceback" not in done.err
+
+
+def test_a_link_to_a_private_disk_is_not_taken_for_shared_storage(bench: Bench) -> None:
+    guest = bench.guest(private_disk=True)
+    bench.inside("alpha", "virsh", "-q", "destroy", "web1")
+    link = bench.plan.shared / "web1.raw"
+    link.symlink_to(guest.disk_path)
+    xml = bench.inside("alpha", "virsh", "dumpxml", "--inactive", "web1")
+    path = bench.plan.shared / "web1.xml"
+    path.write_text(xml.replace(guest.disk_path, str(link)))
+    bench.inside("alpha", "virsh", "-q", "define", str(path))
+    path.unlink()
+    bench.inside("alpha", "virsh", "-q", "start", "web1")
+    twin = bench.plan.host("beta").root / "private/web1.raw"
+    twin.write_bytes(b"\0" * (64 << 20))
+    done = migrate(bench)
+
+    assert (done.code, codes(done)) == (21, ["storage-not-visible"])
+
+
+def test_a_changed_host_key_of_the_target_stops_the_migration(bench: Bench) -> None:
+    bench.guest()
+    known = bench.plan.folder / "other_known_hosts"
+    alpha, beta = (bench.plan.folder / "ssh/known_hosts").read_text().splitlines()
+    swapped = [
+        f"{a.split()[0]} {' '.join(b.split()[1:])}" for a, b in ((alpha, alpha), (beta, alpha))
+    ]
+    known.write_text("@cert-authority * ssh-ed25519 AAAA\n" + "\n".join(swapped) + "\n")
+    path = bench.plan.folder / "impostor.yaml"
+    path.write_text(bench.plan.inventory.read_text().replace(
+        str(bench.plan.folder / "ssh/known_hosts"), str(known)
+    ))  # fmt: skip
+    done = bench.run("migrate", "web1", "--to", "beta", "-i", str(path))
+
+    assert (done.code, "has changed" in done.err) == (14, True)
+    assert bench.where() == ["alpha"]
+
+
+def test_a_reader_that_goes_away_does_not_end_the_migration(bench: Bench) -> None:
+    bench.guest()
+    network.shape(bench.plan, "alpha", parse_rate("400mbit"))
+    process = bench.start("migrate", "web1", "--to", "beta")
+    first_line(process, "iteration=1")
+    assert process.stderr is not None
+    process.stderr.close()
+    process.wait(timeout=60)
+    assert process.stdout is not None
+    report = process.stdout.read()
+    process.stdout.close()
+
+    assert "completed, alpha → beta" in report
+    assert bench.ledgers() == WHOLE
 
 
 def test_all_blockers_come_at_once(bench: Bench) -> None:

@@ -16,7 +16,7 @@ GUEST = Guest(
     disks=(Disk(target="vda", kind="file", source="/srv/web1.raw", cache="none",
                 read_only=False, shareable=False),),
     nics=(Nic(kind="bridge", source="br0"),), host_devices=(), boot_files=(), kernel_arguments="",
-    shared_memory=False, snapshots=0, job=None,
+    shared_memory=False, huge_pages=False, snapshots=0, job=None,
 )  # fmt: skip
 
 
@@ -31,8 +31,7 @@ def host_facts(uuid: str) -> HostFacts:
 FACTS = Facts(
     name="web1", source="alpha", target="beta", guest=GUEST, source_facts=host_facts("a"),
     target_facts=host_facts("b"), target_links=frozenset({"lo", "br0"}),
-    same_folder={"/srv": True}, on_target={"/srv/web1.raw": True}, cpu_fits=True,
-    peer_login_tried=True,
+    same_file={"/srv/web1.raw": True}, on_target={"/srv/web1.raw": True}, cpu_fits=True,
 )  # fmt: skip
 
 HOST = Host(

@@ -155,7 +155,8 @@ def test_a_record_in_a_wrong_place_is_broken() -> None:
 
 CHECKED = wire.Message(kind=wire.VERIFIED, number=9, pages_checked=10, records_checked=9)
 VIEW = View(
-    now=1.0, blackout=0.005, runs=1, run=1, ticks=1, pages_written=1, highest=9, heard=9,
+    now=1.0, blackout=0.005, answered_at=1.0,
+    runs=1, run=1, ticks=1, pages_written=1, highest=9, heard=9,
     conflicts=0, forgotten=0, verified=CHECKED,
 )  # fmt: skip
 RECORDS = ledger.Records(highest=9, whole=9, broken=0)

@@ -43,7 +43,7 @@ CASES = [
     ("has-snapshots", guest(snapshots=2)),
     ("host-device", guest(host_devices=("pci 0000:03:00.0",))),
     ("cache-mode", guest(disks=(replace(DISK, cache="unsafe"),))),
-    ("storage-not-visible", replace(FACTS, same_folder={"/srv": False})),
+    ("storage-not-visible", replace(FACTS, same_file={"/srv/web1.raw": False})),
     ("storage-not-visible", replace(
         FACTS, guest=replace(GUEST, disks=(replace(DISK, read_only=True),)),
         on_target={"/srv/web1.raw": False})),
@@ -85,9 +85,10 @@ def test_a_tcg_guest_that_flushes_its_tlb_or_a_newer_qemu_loses_no_writes() -> N
 
 
 WARNINGS = [
+    ("huge-pages", replace(target(memory_free=Bytes(0)), guest=replace(GUEST, huge_pages=True))),
     ("tcg-lost-writes", replace(FACTS, guest=TCG)),
     ("cpu-passthrough", guest(cpu_mode="host-passthrough")),
-    ("storage-unproven", replace(FACTS, same_folder=None, on_target={})),
+    ("storage-unproven", replace(FACTS, same_file={}, on_target={})),
     ("network-unproven", replace(FACTS, target_links=None)),
     ("definition-replaced", on_target("web1", GUEST.uuid, GuestState.SHUT_OFF)),
     ("client-driven", replace(FACTS, peer_login_error="no route")),
@@ -105,7 +106,7 @@ def test_what_may_go_wrong_is_a_warning(code: str, facts: Facts) -> None:
 def test_all_blockers_come_at_once_and_before_warnings() -> None:
     facts = replace(
         guest(job="backup", snapshots=1, cpu_mode="host-passthrough", state=GuestState.PAUSED),
-        cpu_fits=False, same_folder={"/srv": False}, target_links=frozenset(),
+        cpu_fits=False, same_file={"/srv/web1.raw": False}, target_links=frozenset(),
     )  # fmt: skip
     found = preflight.check(facts)
 
@@ -131,5 +132,21 @@ def test_an_empty_drive_is_no_obstacle() -> None:
 
 
 def test_storage_that_was_not_looked_at_is_not_proven() -> None:
-    assert not preflight.storage_proven(replace(FACTS, same_folder=None))
-    assert not preflight.storage_proven(replace(FACTS, same_folder={}))
+    assert not preflight.storage_proven(replace(FACTS, same_file={}))
+
+
+@pytest.mark.parametrize("kind", ["volume", "block", "nvme"])
+def test_one_disk_that_cannot_be_proven_leaves_all_to_libvirt(kind: str) -> None:
+    facts = guest(disks=(DISK, replace(DISK, target="vdb", kind=kind, source="pool/x")))
+
+    assert not preflight.storage_proven(facts)
+    assert [f.code for f in preflight.check(facts)] == ["storage-unproven"]
+
+
+def test_network_disks_are_shared_by_nature_and_media_need_only_be_there() -> None:
+    remote = replace(DISK, target="vdb", kind="network", source="pool/x")
+    medium = replace(DISK, target="sda", source="/iso/a.iso", read_only=True)
+    facts = replace(guest(disks=(DISK, remote, medium)), on_target={"/iso/a.iso": True})
+
+    assert preflight.storage_proven(facts)
+    assert preflight.check(facts) == ()

@@ -8,6 +8,7 @@ from vmckpt.units import Seconds
 
 RUNS = Presence(reachable=True, state=GuestState.RUNNING)
 MOVING = Presence(reachable=True, state=GuestState.RUNNING, migrating=True)
+RESUMED = Presence(reachable=True, state=GuestState.RUNNING, resumed=True)
 PAUSED = Presence(reachable=True, state=GuestState.PAUSED)
 OFF = Presence(reachable=True, state=GuestState.SHUT_OFF)
 GONE = Presence(reachable=True)
@@ -22,12 +23,16 @@ SILENT = Presence(reachable=False)
         pytest.param(RUNS, GONE, Outcome.FAILED, id="never left"),
         pytest.param(RUNS, OFF, Outcome.FAILED, id="never left, defined on both"),
         pytest.param(RUNS, SILENT, Outcome.FAILED, id="never left, target lost"),
-        pytest.param(RUNS, PAUSED, Outcome.FAILED, id="never left, the target still cleans up"),
+        pytest.param(RUNS, PAUSED, None, id="the target still cleans up"),
+        pytest.param(RESUMED, GONE, Outcome.FAILED, id="stopped for the switch and resumed"),
+        pytest.param(RESUMED, SILENT, None, id="resumed, but the target may run as well"),
         pytest.param(MOVING, PAUSED, None, id="still on its way"),
         pytest.param(PAUSED, RUNS, None, id="switching over"),
         pytest.param(PAUSED, PAUSED, None, id="neither runs"),
         pytest.param(RUNS, RUNS, None, id="both run: never decided from here"),
-        pytest.param(GONE, GONE, None, id="gone on both"),
+        pytest.param(GONE, GONE, Outcome.SHUT_OFF, id="ended, transient"),
+        pytest.param(OFF, GONE, Outcome.SHUT_OFF, id="ended on the source"),
+        pytest.param(GONE, OFF, Outcome.SHUT_OFF, id="ended right after the move"),
         pytest.param(GONE, PAUSED, None, id="not started on the target yet"),
         pytest.param(SILENT, RUNS, None, id="source lost: it may run there too"),
         pytest.param(GONE, SILENT, None, id="target lost after the switch"),

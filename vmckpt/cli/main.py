@@ -78,6 +78,9 @@ def run(args: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
+    except OSError as exc:  # no permission, no room: the machine's own words are the best
+        output.complain(f"{exc.filename or 'this machine'}: {exc.strerror or exc}")
+        return 1
     return result if isinstance(result, int) else 0
 
 

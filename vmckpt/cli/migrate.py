@@ -115,6 +115,11 @@ def _error(report: MigrationReport) -> VmckptError | None:
             return MigrationFailed(
                 f"{report.error or 'libvirt gave no reason'}; {guest} runs on {source}"
             )
+        case Outcome.SHUT_OFF:
+            return MigrationFailed(
+                f"{guest} ended meanwhile and runs on neither {source} nor {report.target}",
+                mend="look at its console and log, then start it with virsh start",
+            )
         case Outcome.UNKNOWN:
             return OutcomeUnknown(
                 f"it is not known where {guest} runs ({'; '.join(report.warnings)})",

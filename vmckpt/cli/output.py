@@ -15,9 +15,16 @@ from vmckpt.model.findings import Finding, Severity
 _PIPED_WIDTH = 200
 
 
+class _Console(Console):
+    """A console whose reader may go away: what runs goes on without it."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 def _console(*, stderr: bool) -> Console:
     piped = not (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(
+    return _Console(
         stderr=stderr, highlight=False, soft_wrap=piped, width=_PIPED_WIDTH if piped else None
     )
 

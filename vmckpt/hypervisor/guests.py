@@ -59,6 +59,8 @@ async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
             reachable=True,
             state=parse.STATES.get(state),
             state_reason=reason,
+            resumed=state == libvirt.VIR_DOMAIN_RUNNING
+            and reason == libvirt.VIR_DOMAIN_RUNNING_MIGRATION_CANCELED,
             # A job that cannot be told may be one: saying so costs another look, not a guest.
             migrating=_job(domain) in (*_MIGRATIONS, UNKNOWN_JOB),
         )

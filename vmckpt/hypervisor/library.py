@@ -34,7 +34,10 @@ def without_questions(uri: str) -> str:
     A question would appear in the middle of our output, and a yes to an unknown key would bypass
     the rule that host keys are verified.
     """
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return uri  # libvirt says what is wrong with it
     if not parts.scheme.endswith("+ssh") or "no_tty" in parse_qs(parts.query):
         return uri
     query = f"{parts.query}&no_tty=1" if parts.query else "no_tty=1"

@@ -2,6 +2,7 @@
 
 import math
 import time
+from contextlib import suppress
 
 import libvirt
 
@@ -35,6 +36,9 @@ class LibvirtMover:
 
         def client_driven(connection: libvirt.virConnect) -> None:
             arrival = libvirt.open(library.without_questions(target.uri))
+            with suppress(libvirt.libvirtError):
+                # A target that falls silent must not hold the call for as long as TCP waits.
+                arrival.setKeepAlive(5, 3)
             try:
                 self._guest(connection).migrate3(arrival, params, flags)
             finally:
@@ -50,10 +54,6 @@ class LibvirtMover:
                     exc.message, host=self._source.host.name, code=exc.code
                 ) from exc
             raise
-        if order.autostart:
-            await self._target.command(
-                "setting autostart", lambda c: self._guest(c).setAutostart(1)
-            )
 
     def _params(self, order: MoveOrder) -> dict[str, str | int]:
         params: dict[str, str | int] = {}
@@ -116,6 +116,10 @@ class LibvirtMover:
                     raise
 
         await self._source.command("aborting the migration", change)
+
+    async def set_autostart(self) -> None:
+        """See Mover.set_autostart."""
+        await self._target.command("setting autostart", lambda c: self._guest(c).setAutostart(1))
 
     async def set_max_downtime(self, limit: Seconds) -> None:
         """See Mover.set_max_downtime; libvirt counts in whole milliseconds."""

@@ -73,6 +73,7 @@ def guest(
         ),
         kernel_arguments=root.findtext("os/cmdline", ""),
         shared_memory=_shared_memory(root),
+        huge_pages=root.find("memoryBacking/hugepages") is not None,
         snapshots=snapshots,
         job=job,
     )

@@ -20,8 +20,12 @@ def silent(_line: str) -> None:
     """A listener for callers that want no progress."""
 
 
-def require_root() -> None:
-    """Namespaces and bridges need root; LabError that says so."""
+def _may(name: str) -> None:
+    """Refuse names that could be mistaken, and everybody but root: namespaces need it."""
+    try:
+        plan.check_name(name)
+    except ValueError as exc:
+        raise BadInput(f"lab name {exc}") from None
     if os.geteuid() != 0:
         raise LabError("the lab makes network namespaces and needs root", mend="run it with sudo")
 
@@ -59,14 +63,14 @@ def load(name: str) -> LabPlan:
     path = LABS / name / "lab.json"
     try:
         stored = json.loads(path.read_text())
+        return LabPlan(**stored)
     except FileNotFoundError:
         others = ", ".join(names()) or "none"
         raise LabError(
             f"no lab {name!r} is up (labs here: {others})", mend="run vmckpt lab up"
         ) from None
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, TypeError) as exc:
         raise LabError(f"{path}: {exc}", mend=f"run vmckpt lab down --name {name}") from exc
-    return LabPlan(**stored)
 
 
 def up(
@@ -82,11 +86,7 @@ def up(
     A lab that an earlier, broken run left is removed first. Raises LabError, and BadInput if a lab
     of this name is up with another shape.
     """
-    require_root()
-    try:
-        plan.check_name(name)
-    except ValueError as exc:
-        raise BadInput(f"lab name {exc}") from None
+    _may(name)
     with locked(name):
         if (running := _whole(name)) is not None:
             if (running.host_count, running.witness) != (hosts, with_witness):
@@ -109,7 +109,7 @@ def _whole(name: str) -> LabPlan | None:
     """The plan of this lab if it is up and every host lives, else None."""
     try:
         found = load(name)
-    except (LabError, TypeError):
+    except LabError:
         return None
     alive = all(host.is_up(h) for h in found.hosts) and observer_client.answers(found)
     return found if alive else None
@@ -168,11 +168,7 @@ def _store(made: LabPlan) -> None:
 
 def down(name: str, say: Say = silent) -> None:
     """Remove a lab and all it made; fine if it is half built or not there."""
-    require_root()
-    try:
-        plan.check_name(name)
-    except ValueError as exc:
-        raise BadInput(f"lab name {exc}") from None
+    _may(name)
     with locked(name):
         _remove(name, say)
 

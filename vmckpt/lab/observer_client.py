@@ -85,6 +85,9 @@ def verify(control: Path, guest: str, *, limit: float = 30.0) -> View:
         time.sleep(0.05)
 
 
+_PATIENCE = 5.0
+
+
 class LabObserver:
     """The observer as the port `model.ports.OutsideView`."""
 
@@ -92,9 +95,17 @@ class LabObserver:
         self._control = control
 
     async def blackout(self, guest: str, since: Seconds, until: Seconds) -> Seconds | None:
-        """See OutsideView.blackout; an observer that is gone watched nothing."""
+        """See OutsideView.blackout; an observer that is gone watched nothing.
+
+        A silence that is not over at the end of the window is followed, for `_PATIENCE` at most.
+        """
+        give_up = until + _PATIENCE
         try:
-            seen = await asyncio.to_thread(status, self._control, guest, since=since, until=until)
+            while True:
+                now = time.monotonic()
+                seen = await asyncio.to_thread(status, self._control, guest, since=since, until=now)
+                if (seen.answered_at or 0.0) > until or now > give_up:
+                    return Seconds(seen.blackout)
+                await asyncio.sleep(0.02)
         except LabError:
             return None
-        return Seconds(seen.blackout)

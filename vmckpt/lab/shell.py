@@ -13,6 +13,8 @@ def run(args: Sequence[str], *, check: bool = True, text: str | None = None) -> 
         done = subprocess.run(
             list(args), input=text, capture_output=True, text=True, check=False, timeout=120
         )
+    except subprocess.TimeoutExpired as exc:
+        raise LabError(f"{' '.join(args)}: no end in {exc.timeout:g} s") from exc
     except FileNotFoundError as exc:
         raise LabError(f"{args[0]} is not installed here", mend="run ./check --install") from exc
     if check and done.returncode != 0:

@@ -66,6 +66,8 @@ class View:
     now: float
     blackout: float
     """The longest silence in the window asked for, seconds."""
+    answered_at: float | None
+    """When it last answered; None if it never did."""
     runs: int
     """How often the guest was started since it is watched."""
     run: int
@@ -142,6 +144,7 @@ class Sightings:
         return View(
             now=now,
             blackout=blackout(self.answers, own, since, until),
+            answered_at=self.answers.last,
             runs=len(self.outputs),
             run=run,
             ticks=self.latest.ticks if self.latest else 0,

@@ -42,7 +42,7 @@ class Migration:
     def __init__(self, mover: Mover, limits: Limits, emit: Emit, stop: asyncio.Event) -> None:
         self._mover = mover
         self._limits = limits
-        self._emit = emit
+        self._emit = _harmless(emit)
         self._stop = stop
         self._began = Seconds(0.0)
         self._samples: list[JobSample] = []
@@ -69,7 +69,9 @@ class Migration:
         totals = None
         if outcome is Outcome.COMPLETED:
             totals = await self._totals()
-        elif outcome is not Outcome.UNKNOWN:
+            if order.autostart:
+                await self._autostart()
+        elif outcome not in (Outcome.UNKNOWN, Outcome.SHUT_OFF):
             await self._restore(usual)
         self._enter(JobPhase.DONE)
         if outcome is Outcome.COMPLETED and self._stopped is not None:
@@ -181,6 +183,14 @@ class Migration:
             return None
         return dataclasses.replace(totals, iterations=self._counter.number(totals.iterations))
 
+    async def _autostart(self) -> None:
+        try:
+            await self._mover.set_autostart()
+        except HypervisorError as exc:
+            self._warn(
+                f"it does not start with its new host yet, run virsh autostart: {exc.message}"
+            )
+
     async def _restore(self, usual: Seconds) -> None:
         """The guest stays here: what we set on its QEMU is set back."""
         try:
@@ -203,6 +213,21 @@ class Migration:
     def _warn(self, text: str) -> None:
         if text not in self._warnings:
             self._warnings.append(text)
+
+
+def _harmless(emit: Emit) -> Emit:
+    """A listener that fails, say because its terminal is gone, must not end a migration."""
+    listening = True
+
+    def guarded(event: Event) -> None:
+        nonlocal listening
+        if listening:
+            try:
+                emit(event)
+            except Exception:  # noqa: BLE001 - whatever it is, the guest matters more
+                listening = False
+
+    return guarded
 
 
 def _absent(reachable: bool) -> str:

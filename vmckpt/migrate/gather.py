@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import TypeVar
+from urllib.parse import urlsplit
 
-from vmckpt.errors import HypervisorError, RemoteError
+from vmckpt.errors import HostKeyRefused, HypervisorError, RemoteError
 from vmckpt.hypervisor import facts as host_facts
 from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
@@ -22,9 +22,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SshFacts:
     links: frozenset[str] | None = None
-    same_folder: dict[str, bool] | None = None
+    same_file: dict[str, bool] | None = None
     on_target: dict[str, bool] | None = None
-    login_tried: bool = False
     login_error: str | None = None
     errors: tuple[str, ...] = ()
 
@@ -57,10 +56,9 @@ async def gather(source: Hypervisor, target: Hypervisor, name: str) -> Facts:
         target_facts=target_facts,
         target_error=target_error,
         target_links=seen.links,
-        same_folder=seen.same_folder,
+        same_file=seen.same_file or {},
         on_target=seen.on_target or {},
         cpu_fits=cpu_fits,
-        peer_login_tried=seen.login_tried,
         peer_login_error=seen.login_error,
         ssh_errors=seen.errors,
     )
@@ -77,44 +75,38 @@ async def _over_ssh(source: Host, target: Host, guest: Guest) -> _SshFacts:
     """What only a look at the hosts' files and links can tell; hosts without ssh tell nothing."""
     if source.ssh is None or target.ssh is None or source.name == target.name:
         return _SshFacts()
-    folders = sorted(
-        {
-            str(PurePosixPath(disk.source).parent)
-            for disk in guest.disks
-            if disk.kind == "file" and disk.source is not None and not disk.read_only
-        }
-    )
-    files = sorted(
-        {
-            *guest.boot_files,
-            *(
-                disk.source
-                for disk in guest.disks
-                if disk.kind == "file" and disk.source is not None
-            ),
-        }
-    )
+    on_file = [disk for disk in guest.disks if disk.kind == "file" and disk.source is not None]
+    written = sorted({disk.source or "" for disk in on_file if not disk.read_only})
+    files = sorted({*guest.boot_files, *(disk.source or "" for disk in on_file)})
     async with Remote(source) as here, Remote(target) as there:
-        tasks = (
-            asyncio.create_task(there.run(["ls", "-1", "/sys/class/net"])),
-            asyncio.create_task(probe.same_files(here, there, folders)),
-            asyncio.create_task(_present(there, files)),
-            asyncio.create_task(probe.peer_login(here, target.uri_for_peers)),
-        )
+        # Not cancelled with us: its probe file must be gone before we log out.
+        same = asyncio.create_task(probe.same_files(here, there, written))
         try:
-            links, same, present, login = await asyncio.gather(*tasks)
+            links, same_file, present, login = await asyncio.gather(
+                there.run(["ls", "-1", "/sys/class/net"]),
+                asyncio.shield(same),
+                _present(there, files),
+                _peer_login(here, target),
+            )
+        except HostKeyRefused:
+            raise
         except RemoteError as exc:
             return _SshFacts(errors=(str(exc),))
         finally:
-            # All are let finish: the probe file of same_files must be gone before we log out.
-            await asyncio.wait(tasks)
+            await asyncio.wait([same])
     return _SshFacts(
         links=frozenset(links.out.split()),
-        same_folder=same,
+        same_file=same_file,
         on_target=present,
-        login_tried=True,
         login_error=login,
     )
+
+
+async def _peer_login(source: Remote, target: Host) -> str | None:
+    """Why the source's libvirtd cannot log in at the target's; None if it can."""
+    if not urlsplit(target.uri_for_peers).hostname:
+        return f"{target.uri_for_peers} names no host; set peer_uri of {target.name}"
+    return await probe.peer_login(source, target.uri_for_peers)
 
 
 async def _present(host: Remote, files: list[str]) -> dict[str, bool]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 
 from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.guests import Disk, Guest, GuestState
@@ -32,12 +31,11 @@ class Facts:
     target_error: str | None = None
     target_links: frozenset[str] | None = None
     """Bridges and interfaces of the target; None: could not be asked."""
-    same_folder: Mapping[str, bool] | None = None
-    """For each folder of a disk, whether it was seen to be the same; None: could not be tried."""
+    same_file: Mapping[str, bool] = field(default_factory=dict)
+    """For each file of a disk, whether both hosts see the same one; absent: not known."""
     on_target: Mapping[str, bool] = field(default_factory=dict)
     """For each file that must exist on the target, whether it does; absent: could not be asked."""
     cpu_fits: bool | None = None
-    peer_login_tried: bool = False
     peer_login_error: str | None = None
     ssh_errors: tuple[str, ...] = ()
 
@@ -62,11 +60,16 @@ def blockers(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
 
 
 def storage_proven(facts: Facts) -> bool:
-    """Whether every disk on a file was seen to be the same file on both hosts."""
-    if facts.guest is None or facts.same_folder is None:
+    """Whether every disk that is written to was seen to be the same on both hosts."""
+    if facts.guest is None:
         return False
-    written = [disk for disk in facts.guest.disks if _on_file(disk) and not disk.read_only]
-    return all(facts.same_folder.get(_folder(disk), False) for disk in written)
+    written = [disk for disk in facts.guest.disks if disk.source and not disk.read_only]
+    return all(disk.kind == "network" or _same(facts, disk) is True for disk in written)
+
+
+def _same(facts: Facts, disk: Disk) -> bool | None:
+    """Whether both hosts see the same file; None if nothing is known of it."""
+    return facts.same_file.get(disk.source or "") if disk.kind == "file" else None
 
 
 def _finding(code: str, severity: Severity, where: str, text: str, mend: str | None) -> Finding:
@@ -163,14 +166,6 @@ def _emulated(facts: Facts, guest: Guest) -> Iterator[Finding]:
         )
 
 
-def _on_file(disk: Disk) -> bool:
-    return disk.kind == "file" and disk.source is not None
-
-
-def _folder(disk: Disk) -> str:
-    return str(PurePosixPath(disk.source or "/").parent)
-
-
 def _storage(facts: Facts, guest: Guest) -> Iterator[Finding]:
     for disk in guest.disks:
         if disk.source is not None:
@@ -194,27 +189,27 @@ def _disk(facts: Facts, guest: Guest, disk: Disk) -> Iterator[Finding]:
             f"{what} has cache=unsafe: what it wrote may be in {facts.source}'s memory only",
             "set cache='none' and restart the guest",
         )
-    if _on_file(disk) and not disk.read_only and facts.same_folder is not None:
-        if not facts.same_folder.get(_folder(disk), False):
-            yield _blocker(
-                "storage-not-visible",
-                facts.target,
-                f"{what} is not the same file there",
-                f"share {_folder(disk)} between {facts.source} and {facts.target}",
-            )
-    elif facts.on_target.get(disk.source or "") is False:
+    same = _same(facts, disk)
+    if facts.on_target.get(disk.source or "") is False:
         yield _blocker(
             "storage-not-visible",
             facts.target,
             f"{what} is not there",
-            "make it visible, or eject it",
+            f"share its folder between {facts.source} and {facts.target}, or detach it",
         )
-    elif disk.kind != "network" and not disk.read_only:
+    elif same is False and not disk.read_only:
+        yield _blocker(
+            "storage-not-visible",
+            facts.target,
+            f"{what} is not the same file there",
+            f"share its folder between {facts.source} and {facts.target}",
+        )
+    elif same is None and disk.kind != "network" and not disk.read_only:
         yield _warning(
             "storage-unproven",
             guest.name,
             f"{what} was not seen to be the same on both hosts; libvirt decides",
-            "give ssh addresses of both hosts in the inventory",
+            "give ssh logins in the inventory that may write to the folder",
         )
 
 
@@ -295,7 +290,14 @@ def _target(facts: Facts, guest: Guest) -> Iterator[Finding]:
 
 def _memory(facts: Facts, guest: Guest, target: HostFacts) -> Iterator[Finding]:
     needed = guest.memory + _OVERHEAD
-    if needed > target.memory_free:
+    if guest.huge_pages:
+        yield _warning(
+            "huge-pages",
+            facts.target,
+            f"{guest.name} needs {show_bytes(guest.memory)} of huge pages there; not looked for",
+            f"run virsh freepages --all on {facts.target}",
+        )
+    elif needed > target.memory_free:
         yield _blocker(
             "memory-room",
             facts.target,

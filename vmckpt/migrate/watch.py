@@ -55,19 +55,31 @@ def settle(source: Presence, target: Presence, *, stopped: Stop | None) -> Outco
     libvirt's own answer is not used: a call that failed or broke says nothing about where the
     guest runs.
 
-    | source           | target      | outcome                                        |
-    |------------------|-------------|------------------------------------------------|
-    | gone or shut off | runs        | completed                                      |
-    | runs, no job     | not running | cancelled, timed out or failed: it never left  |
-    | runs, no job     | unreachable | the same: the target runs only what left       |
-    | anything else    |             | look again                                     |
+    | source              | target       | outcome                                          |
+    |---------------------|--------------|--------------------------------------------------|
+    | gone or shut off    | runs         | completed                                        |
+    | runs, no job        | gone or off  | cancelled, timed out or failed: it never left    |
+    | runs, never stopped | unreachable  | the same: the target can run only what left      |
+    | gone or shut off    | gone or off  | shut off: it ended on the way, or right after    |
+    | anything else       |              | look again                                       |
+
+    A source that was stopped for the switchover and resumed, beside a silent target, is in the last
+    row: libvirt resumes it also when only the target's answer got lost.
     """
-    if source.reachable and (source.state is None or not source.state.is_active) and target.runs:
-        return Outcome.COMPLETED
-    if source.runs and not source.migrating and not target.runs:
-        never_left = {Stop.OPERATOR: Outcome.CANCELLED, Stop.TIME_LIMIT: Outcome.TIMED_OUT}
-        return never_left[stopped] if stopped is not None else Outcome.FAILED
+    if _off(source):
+        if target.runs:
+            return Outcome.COMPLETED
+        return Outcome.SHUT_OFF if _off(target) else None
+    never_left = _off(target) or (not target.reachable and not source.resumed)
+    if source.runs and not source.migrating and never_left:
+        why = {Stop.OPERATOR: Outcome.CANCELLED, Stop.TIME_LIMIT: Outcome.TIMED_OUT}
+        return why[stopped] if stopped is not None else Outcome.FAILED
     return None
+
+
+def _off(presence: Presence) -> bool:
+    """Whether the host answers and has no QEMU process of the guest."""
+    return presence.reachable and (presence.state is None or not presence.state.is_active)
 
 
 @dataclass(frozen=True, slots=True)

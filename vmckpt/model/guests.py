@@ -80,6 +80,7 @@ class Guest:
     kernel_arguments: str
     """Command line of a kernel that QEMU boots directly; empty if it boots none."""
     shared_memory: bool
+    huge_pages: bool
     snapshots: int
     job: str | None
     """The job that holds the guest; None if none does."""
@@ -95,6 +96,8 @@ class Presence:
     state_reason: int = 0
     migrating: bool = False
     """A migration job holds the guest there."""
+    resumed: bool = False
+    """Its CPUs were stopped for a switchover and started again, because the migration failed."""
 
     @property
     def runs(self) -> bool:

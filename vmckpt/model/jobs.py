@@ -76,6 +76,8 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
     TIMED_OUT = "timed-out"
     FAILED = "failed"
+    SHUT_OFF = "shut-off"
+    """The guest runs on neither host: it ended meanwhile."""
     UNKNOWN = "unknown"
     BLOCKED = "blocked"
     PLANNED = "planned"

@@ -52,6 +52,9 @@ class Mover(Protocol):
     async def abort(self) -> None:
         """Abort the running job; no error if it has ended."""
 
+    async def set_autostart(self) -> None:
+        """Start the guest with the target host from now on."""
+
     async def set_max_downtime(self, limit: Seconds) -> None:
         """Let QEMU switch over once it expects a downtime of at most `limit`."""
 

@@ -6,7 +6,8 @@ The script only reads. What it is told (folders, ports) goes in as arguments, qu
 import base64
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
 
 from vmckpt.errors import RemoteError
 from vmckpt.model.hosts import HostProbe
@@ -85,25 +86,44 @@ def _first(found: dict[str, list[str]], key: str) -> str:
     return found.get(key, [""])[0]
 
 
-async def same_files(source: Remote, target: Remote, folders: Iterable[str]) -> dict[str, bool]:
-    """For each folder, whether both hosts see the same one.
+async def same_files(source: Remote, target: Remote, files: Sequence[str]) -> dict[str, bool]:
+    """For each file, whether both hosts see the same one under that path.
 
-    Proven by a file with a random name, made on the source, looked for on the target, and removed:
-    equal paths, sizes and even inode numbers can belong to different disks of cloned hosts.
-    A folder that the source may not write to counts as not proven.
+    Links are followed first. Then a file with a random name is made in the folder on the source,
+    looked for on the target, and removed: equal paths, sizes and even inode numbers can belong to
+    different disks of cloned hosts. A file in a folder that we may not write to is left out:
+    nothing is known of it.
     """
-    proven = {}
-    for folder in folders:
-        made = await source.run(["mktemp", f"{folder}/.vmckpt-probe-XXXXXXXXXX"])
-        path = made.out.strip()
-        if made.status != 0:
-            proven[folder] = False
-            continue
-        try:
-            proven[folder] = (await target.run(["test", "-e", path])).status == 0
-        finally:
-            await source.run(["rm", "-f", path])
-    return proven
+    here, there = await _resolved(source, files), await _resolved(target, files)
+    shared: dict[str, bool | None] = {}
+    for folder in sorted({str(PurePosixPath(path).parent) for path in here.values()}):
+        shared[folder] = await _same_folder(source, target, folder)
+    same = {}
+    for name in files:
+        proof = shared[str(PurePosixPath(here[name]).parent)]
+        if here[name] != there[name]:
+            same[name] = False
+        elif proof is not None:
+            same[name] = proof
+    return same
+
+
+async def _resolved(host: Remote, files: Sequence[str]) -> dict[str, str]:
+    """Each file with all links followed; itself where that fails."""
+    script = 'for f in "$@"; do readlink -f -- "$f" || echo; done'
+    lines = (await host.run(["sh", "-c", script, "sh", *files])).out.splitlines()
+    return {name: line or name for name, line in zip(files, lines, strict=True)}
+
+
+async def _same_folder(source: Remote, target: Remote, folder: str) -> bool | None:
+    made = await source.run(["mktemp", f"{folder}/.vmckpt-probe-XXXXXXXXXX"])
+    if made.status != 0:
+        return None
+    path = made.out.strip()
+    try:
+        return (await target.run(["test", "-e", path])).status == 0
+    finally:
+        await source.run(["rm", "-f", path])
 
 
 async def peer_login(source: Remote, uri: str) -> str | None:

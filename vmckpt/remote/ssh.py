@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
+from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from vmckpt.errors import HostKeyRefused, RemoteError
@@ -107,8 +108,7 @@ class Remote:
     def _connect_once(self) -> paramiko.SSHClient:
         client, where = paramiko.SSHClient(), self._where
         for path in [where.known_hosts] if where.known_hosts else _usual_known_hosts():
-            with suppress(OSError):
-                client.load_host_keys(str(path))
+            _know(client.get_host_keys(), path)
         client.set_missing_host_key_policy(_Refuse(where))
         name = self.host.name
         try:
@@ -140,7 +140,7 @@ class Remote:
                 f"{name}: ssh login as {where.user}@{where.address} was refused",
                 mend="set key_file in the inventory or add the key to the agent",
             ) from exc
-        except (paramiko.SSHException, EOFError) as exc:
+        except (paramiko.SSHException, EOFError, UnicodeError) as exc:
             client.close()
             raise RemoteError(f"{name}: ssh to {where.address}: {exc}") from exc
         except OSError as exc:
@@ -176,6 +176,26 @@ class _NoConnection(RemoteError, OSError):
 def _alive(client: paramiko.SSHClient) -> bool:
     transport = client.get_transport()
     return transport is not None and transport.is_active()
+
+
+def _know(keys: paramiko.HostKeys, path: Path) -> None:
+    """Add what a known_hosts file says; lines that paramiko cannot read are passed over.
+
+    Keys marked @revoked are never known. @cert-authority lines are for certificates, which paramiko
+    does not check.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
+    except OSError:
+        return
+    revoked = {line.split()[-1] for line in lines if line.startswith("@revoked")}
+    for line in lines:
+        if line and line[0] not in "#@" and not revoked & set(line.split()):
+            with suppress(paramiko.SSHException, InvalidHostKey):
+                entry = HostKeyEntry.from_line(line)
+                if entry is not None:
+                    for name in entry.hostnames or []:
+                        keys.add(name, entry.key.get_name(), entry.key)
 
 
 def _usual_known_hosts() -> list[Path]:
