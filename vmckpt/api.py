@@ -30,6 +30,7 @@ from vmckpt.lab import lab, observer_client
 from vmckpt.migrate import locate, preflight
 from vmckpt.migrate.engine import Emit, Ending, Migration
 from vmckpt.migrate.gather import gather
+from vmckpt.migrate.locate import GuestAt
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.watch import Limits
 from vmckpt.model.events import Checked, PhaseChanged
@@ -184,13 +185,12 @@ async def _find(inventory: Inventory, name: str, to: str) -> Host:
     OutcomeUnknown if it is active on two hosts.
     """
     found, errors = await guests(inventory)
-    called = [(host.name, guest.uuid) for host, guest in found if guest.name == name]
-    if len({uuid for host, uuid in called if host != to}) > 1:
-        places = " and ".join(host for host, _ in called)
-        raise BadInput(
-            f"different guests are called {name}, on {places}", mend="use --from or the UUID"
-        )
-    states = {host.name: guest.state for host, guest in found if name in (guest.name, guest.uuid)}
+    called = [
+        GuestAt(host=host.name, uuid=guest.uuid, state=guest.state)
+        for host, guest in found
+        if name in (guest.name, guest.uuid)
+    ]
+    states = locate.one_guest(name, called, to=to)
     holder = locate.holder(name, states, to=to)
     if holder is not None and (states[holder].is_active or not errors):
         return inventory.host(holder)

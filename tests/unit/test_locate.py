@@ -1,7 +1,7 @@
 import pytest
 
-from vmckpt.errors import OutcomeUnknown
-from vmckpt.migrate.locate import holder
+from vmckpt.errors import BadInput, OutcomeUnknown
+from vmckpt.migrate.locate import GuestAt, holder, one_guest
 from vmckpt.model.guests import GuestState
 
 RUNS, PAUSED, OFF = GuestState.RUNNING, GuestState.PAUSED, GuestState.SHUT_OFF
@@ -36,3 +36,22 @@ def test_the_holder_is_the_host_that_runs_the_guest_else_has_it(
 def test_two_copies_are_for_a_person(states: dict[str, GuestState], complaint: str) -> None:
     with pytest.raises(OutcomeUnknown, match=complaint):
         holder("web1", states, to="beta")
+
+
+def at(host: str, uuid: str) -> GuestAt:
+    return GuestAt(host=host, uuid=uuid, state=RUNS)
+
+
+def test_a_namesake_on_the_target_is_not_meant() -> None:
+    assert one_guest("web1", [at("alpha", "a"), at("beta", "b")], to="beta") == {"alpha": RUNS}
+
+
+def test_copies_of_one_guest_are_all_meant() -> None:
+    found = [at("alpha", "a"), at("beta", "a"), at("gamma", "a")]
+
+    assert set(one_guest("web1", found, to="beta")) == {"alpha", "beta", "gamma"}
+
+
+def test_namesakes_elsewhere_must_be_told_apart_by_the_operator() -> None:
+    with pytest.raises(BadInput, match="use --from or the UUID"):
+        one_guest("web1", [at("alpha", "a"), at("gamma", "b")], to="beta")

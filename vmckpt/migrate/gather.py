@@ -93,7 +93,7 @@ async def _over_ssh(source: Host, target: Host, guest: Guest) -> _SshFacts:
         except RemoteError as exc:
             return _SshFacts(errors=(str(exc),))
         finally:
-            await asyncio.wait([same])
+            await asyncio.gather(same, return_exceptions=True)
     return _SshFacts(
         links=frozenset(links.out.split()),
         same_file=same_file,

@@ -1,11 +1,37 @@
 """Which host is a guest to be moved away from? Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from vmckpt.errors import OutcomeUnknown
+from vmckpt.errors import BadInput, OutcomeUnknown
 from vmckpt.model.guests import GuestState
 
 _RUNS = (GuestState.RUNNING, GuestState.BLOCKED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestAt:
+    """A guest of the wanted name (or UUID) on a host."""
+
+    host: str
+    uuid: str
+    state: GuestState
+
+
+def one_guest(name: str, found: Sequence[GuestAt], *, to: str) -> dict[str, GuestState]:
+    """The states of the one guest that is meant, by host.
+
+    Another guest of that name on the target is not meant: preflight will say that it is in the way.
+    Raises BadInput if different guests elsewhere have the name.
+    """
+    elsewhere = {one.uuid for one in found if one.host != to}
+    if len(elsewhere) > 1:
+        places = " and ".join(one.host for one in found)
+        raise BadInput(
+            f"different guests are called {name}, on {places}", mend="use --from or the UUID"
+        )
+    meant = elsewhere or {one.uuid for one in found}
+    return {one.host: one.state for one in found if one.uuid in meant}
 
 
 def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | None:
