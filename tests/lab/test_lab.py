@@ -39,7 +39,10 @@ def test_up_twice_is_up_once_and_down_leaves_nothing(name: str) -> None:
     assert vmckpt("lab", "down", "--name", name).returncode == 0
 
 
-@pytest.mark.parametrize("after", [0.6, 0.9, 1.5])
+@pytest.mark.parametrize(
+    "after",
+    [pytest.param(0.6, marks=pytest.mark.long), 0.9, pytest.param(1.5, marks=pytest.mark.long)],
+)
 def test_what_a_killed_up_leaves_is_removed_by_the_next(name: str, after: float) -> None:
     broken = subprocess.Popen([*VMCKPT, "lab", "up", "--name", name], stderr=subprocess.DEVNULL)
     time.sleep(after)
@@ -142,6 +145,7 @@ def test_the_observer_sees_a_pause_that_the_guest_cannot_see(bench: Bench) -> No
     assert bench.ledgers() == WHOLE
 
 
+@pytest.mark.long
 def test_a_guest_that_was_restarted_is_noticed(bench: Bench) -> None:
     bench.guest()
     bench.inside("alpha", "virsh", "-q", "destroy", "web1")

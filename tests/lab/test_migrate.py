@@ -168,7 +168,13 @@ def test_when_the_source_cannot_log_in_the_client_drives(bench: Bench) -> None:
     assert bench.ledgers() == WHOLE
 
 
-@pytest.mark.parametrize("form", ["qemu+ssh://root@beta/system", "qemu+tls://beta/system"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "qemu+ssh://root@beta/system",
+        pytest.param("qemu+tls://beta/system", marks=pytest.mark.long),
+    ],
+)
 def test_peers_talk_over_ssh_and_tls(bench: Bench, form: str) -> None:
     bench.guest()
     path = bench.plan.folder / "secure.yaml"
