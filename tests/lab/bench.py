@@ -17,6 +17,7 @@ from vmckpt.inventory import Inventory
 from vmckpt.lab import guests, host, ledger, observer_client
 from vmckpt.lab.plan import LabPlan
 from vmckpt.lab.sightings import View
+from vmckpt.units import parse_rate
 
 T = TypeVar("T")
 VMCKPT = [sys.executable, "-m", "vmckpt.cli.main"]
@@ -91,6 +92,19 @@ class Bench:
                 return await question(hypervisor)
 
         return asyncio.run(asked())
+
+
+# Rewrites its region faster than the link carries: pre-copy never ends.
+BUSY = {"memory": "192MiB", "dirty": "64MiB@90MiB/s"}
+SLOW = parse_rate("200mbit")
+
+
+def migrate(bench: Bench, to: str = "beta", *more: str) -> Done:
+    return bench.run("migrate", "web1", "--to", to, "--json", *more)
+
+
+def codes(done: Done) -> list[str]:
+    return [f["code"] for f in done.json["findings"] if f["severity"] == "blocker"]
 
 
 WHOLE = {"memory": True, "disk": True, "output": True}
