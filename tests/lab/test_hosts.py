@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,10 +97,10 @@ def test_doctor_finds_storage_that_is_missing_and_a_certificate_that_is_none(ben
     assert found["certificate"] == found["storage"] == "warning"
 
 
-def ssh_to(bench: Bench, **changes: object) -> SshAddress:
+def ssh_to(bench: Bench, **changes: Any) -> SshAddress:
     address = bench.inventory.host("alpha").ssh
     assert address is not None
-    return replace(address, **changes)  # type: ignore[arg-type]
+    return replace(address, **changes)
 
 
 def say_hello(where: SshAddress) -> str:

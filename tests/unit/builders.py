@@ -43,8 +43,7 @@ PROBE = HostProbe(
     clock_skew=Seconds(0.01), clock_uncertainty=Seconds(0.05), links=frozenset({"br0"}),
     kvm_device=True, post_copy_by_root_only=False, userfaultfd=True,
     memory_backing_dir="/dev/shm", memory_backing_kind="tmpfs",
-    storage_free={"/srv": Bytes(100 << 30)}, certificates={}, busy_ports=frozenset(),
-)  # fmt: skip
+    storage_free={"/srv": Bytes(100 << 30)}, certificates={})  # fmt: skip
 
 
 def sample(

@@ -14,8 +14,6 @@ uffd device
 uffd 0
 backing /dev/shm/ram
 backing-kind tmpfs
-port 22
-port 16509
 room 12345 /srv/with space
 pem /etc/pki/CA/cacert.pem {base64.b64encode(b"PEM").decode()}
 """
@@ -29,7 +27,6 @@ def test_the_answer_of_a_host_is_read() -> None:
     assert seen.links == {"lo", "br0"}
     assert seen.storage_free == {"/srv/with space": 12345}
     assert seen.certificates == {"/etc/pki/CA/cacert.pem": "PEM"}
-    assert seen.busy_ports == {22, 16509}
     assert (seen.kvm_device, seen.userfaultfd, seen.post_copy_by_root_only) == (True, True, False)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Callable
 
 from vmckpt.errors import HypervisorError, PeerLoginFailed
@@ -17,6 +18,8 @@ INTERVAL = Seconds(0.2)
 _ABORT_AGAIN = Seconds(0.5)
 # How long both hosts are asked what became of the guest before we say that we do not know.
 PATIENCE = Seconds(30.0)
+
+log = logging.getLogger("vmckpt.migrate")
 
 Emit = Callable[[Event], None]
 
@@ -224,8 +227,9 @@ def _harmless(emit: Emit) -> Emit:
         if listening:
             try:
                 emit(event)
-            except Exception:  # noqa: BLE001 - whatever it is, the guest matters more
+            except Exception:
                 listening = False
+                log.exception("the listener failed and is told nothing more")
 
     return guarded
 

@@ -96,5 +96,3 @@ class HostProbe:
     """For each storage folder of the inventory that exists."""
     certificates: Mapping[str, str]
     """PEM text by path; only those that exist."""
-    busy_ports: frozenset[int]
-    """TCP ports that somebody listens on."""

@@ -34,8 +34,6 @@ backing=${backing:-/var/lib/libvirt/qemu/ram}
 echo "backing $backing"
 at=$backing; while [ ! -e "$at" ] && [ "$at" != / ]; do at=$(dirname "$at"); done
 echo "backing-kind $(stat -f -c %T "$at" 2>/dev/null)"
-for port in $(ss -Hltn 2>/dev/null | sed -n 's/^[^ ]* *[^ ]* *[^ ]* *[^ ]*:\([0-9]*\) .*/\1/p'); do
-    echo "port $port"; done
 for path in "$@"; do
     case $path in
     *.pem) [ -r "$path" ] && echo "pem $path $(base64 -w0 <"$path")";;
@@ -78,7 +76,6 @@ def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
         certificates={
             path: base64.b64decode(body).decode(errors="replace") for path, body in pems.items()
         },
-        busy_ports=frozenset(int(port) for port in found.get("port", [])),
     )
 
 
