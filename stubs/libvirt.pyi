@@ -1,6 +1,6 @@
 """What vmckpt.hypervisor uses of libvirt-python, whose own annotations are wrong."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 class libvirtError(Exception):
@@ -8,6 +8,10 @@ class libvirtError(Exception):
 
 class virNetwork:
     def name(self) -> str: ...
+    def isActive(self) -> int: ...
+
+class virStoragePool:
+    def XMLDesc(self, flags: int = 0) -> str: ...
     def isActive(self) -> int: ...
 
 class virDomain:
@@ -26,12 +30,23 @@ class virDomain:
     def undefineFlags(self, flags: int = 0) -> int: ...
     def jobStats(self, flags: int = 0) -> dict[str, int | str | float | bool]: ...
     def abortJob(self) -> int: ...
+    def startDirtyRateCalc(self, seconds: int, flags: int = 0) -> int: ...
+    def memoryStats(self) -> dict[str, int]: ...
     def migrateToURI3(
-        self, dconnuri: str | None, params: dict[str, str | int], flags: int = 0
+        self, dconnuri: str | None, params: Mapping[str, object], flags: int = 0
     ) -> int: ...
     def migrate3(
-        self, dconn: virConnect, params: dict[str, str | int], flags: int = 0
+        self, dconn: virConnect, params: Mapping[str, object], flags: int = 0
     ) -> virDomain: ...
+    def setMetadata(
+        self, kind: int, metadata: str | None, key: str, uri: str, flags: int = 0
+    ) -> int: ...
+    def abortJobFlags(self, flags: int = 0) -> int: ...
+    def suspend(self) -> int: ...
+    def resume(self) -> int: ...
+    def migrateStartPostCopy(self, flags: int = 0) -> int: ...
+    def migrateSetMaxSpeed(self, bandwidth: int, flags: int = 0) -> int: ...
+    def migrateSetCompressionCache(self, cacheSize: int, flags: int = 0) -> int: ...
     def migrateSetMaxDowntime(self, downtime: int, flags: int = 0) -> int: ...
     def migrateGetMaxDowntime(self, flags: int = 0) -> int: ...
 
@@ -43,6 +58,10 @@ class virConnect:
     def lookupByUUIDString(self, uuid: str) -> virDomain: ...
     def listAllDomains(self, flags: int = 0) -> list[virDomain]: ...
     def listAllNetworks(self, flags: int = 0) -> list[virNetwork]: ...
+    def storagePoolLookupByName(self, name: str) -> virStoragePool: ...
+    def domainListGetStats(
+        self, doms: list[virDomain], stats: int = 0, flags: int = 0
+    ) -> list[tuple[virDomain, dict[str, int | str]]]: ...
     def defineXML(self, xml: str) -> virDomain: ...
     def getCapabilities(self) -> str: ...
     def getMemoryStats(self, cell: int, flags: int = 0) -> dict[str, int]: ...
@@ -123,3 +142,39 @@ VIR_MIGRATE_UNSAFE: int
 VIR_NODE_MEMORY_STATS_ALL_CELLS: int
 VIR_DOMAIN_JOB_UNBOUNDED: int
 VIR_DOMAIN_RUNNING_MIGRATION_CANCELED: int
+VIR_DOMAIN_ABORT_JOB_POSTCOPY: int
+VIR_DOMAIN_MIGRATE_MAX_SPEED_POSTCOPY: int
+VIR_DOMAIN_PAUSED_POSTCOPY_FAILED: int
+VIR_DOMAIN_RUNNING_POSTCOPY: int
+VIR_DOMAIN_RUNNING_POSTCOPY_FAILED: int
+VIR_DOMAIN_SHUTOFF_MIGRATED: int
+VIR_DOMAIN_UNDEFINE_KEEP_NVRAM: int
+VIR_DOMAIN_XML_INACTIVE: int
+VIR_DOMAIN_XML_MIGRATABLE: int
+VIR_DOMAIN_XML_SECURE: int
+VIR_ERR_NO_STORAGE_POOL: int
+VIR_MIGRATE_AUTO_CONVERGE: int
+VIR_MIGRATE_COMPRESSED: int
+VIR_MIGRATE_NON_SHARED_DISK: int
+VIR_MIGRATE_PARALLEL: int
+VIR_MIGRATE_PARAM_AUTO_CONVERGE_INCREMENT: str
+VIR_MIGRATE_PARAM_AUTO_CONVERGE_INITIAL: str
+VIR_MIGRATE_PARAM_BANDWIDTH_POSTCOPY: str
+VIR_MIGRATE_PARAM_COMPRESSION: str
+VIR_MIGRATE_PARAM_COMPRESSION_MT_LEVEL: str
+VIR_MIGRATE_PARAM_COMPRESSION_XBZRLE_CACHE: str
+VIR_MIGRATE_PARAM_DEST_XML: str
+VIR_MIGRATE_PARAM_DISKS_URI: str
+VIR_MIGRATE_PARAM_MIGRATE_DISKS: str
+VIR_MIGRATE_PARAM_PARALLEL_CONNECTIONS: str
+VIR_MIGRATE_PARAM_PERSIST_XML: str
+VIR_MIGRATE_PARAM_TLS_DESTINATION: str
+VIR_MIGRATE_POSTCOPY: int
+VIR_MIGRATE_POSTCOPY_RESUME: int
+VIR_MIGRATE_TLS: int
+VIR_MIGRATE_ZEROCOPY: int
+VIR_DOMAIN_AFFECT_CONFIG: int
+VIR_DOMAIN_AFFECT_LIVE: int
+VIR_DOMAIN_METADATA_ELEMENT: int
+VIR_DOMAIN_DIRTYRATE_MEASURED: int
+VIR_DOMAIN_STATS_DIRTYRATE: int

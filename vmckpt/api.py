@@ -5,45 +5,42 @@ Commands take an inventory, report by a stream of events (`model.events`) and re
 
 import asyncio
 import difflib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from vmckpt import inventory as inventories
 from vmckpt.doctor import checks
 from vmckpt.doctor import gather as doctor_gather
 from vmckpt.errors import (
     BadInput,
-    Cancelled,
     HostUnreachable,
     HypervisorError,
     InventoryError,
+    OutcomeUnknown,
+    VmckptError,
 )
 from vmckpt.hypervisor import facts as host_facts
 from vmckpt.hypervisor import guests as hypervisor_guests
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.mover import LibvirtMover
 from vmckpt.inventory import Inventory
+from vmckpt.journal import desk
+from vmckpt.journal.desk import Answer
+from vmckpt.journal.records import Operation, RequestKind
 from vmckpt.lab import lab, observer_client
-from vmckpt.migrate import locate, preflight
-from vmckpt.migrate.engine import Emit, Ending, Migration
-from vmckpt.migrate.gather import gather
+from vmckpt.migrate import command, direct_control, locate, resuming
+from vmckpt.migrate.command import Caller, MigrateRequest, Setting
 from vmckpt.migrate.locate import GuestAt
 from vmckpt.migrate.report import MigrationReport
-from vmckpt.migrate.watch import Limits
-from vmckpt.model.events import Checked, PhaseChanged
-from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.findings import Finding
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host, HostFacts
-from vmckpt.model.jobs import JobPhase, Outcome
-from vmckpt.model.ports import Driver, MoveOrder
-from vmckpt.units import BytesPerSecond, Seconds
+from vmckpt.policy import shelf
+from vmckpt.policy.types import Policy
 
-T = TypeVar("T")
-
-DEFAULT_MAX_DOWNTIME = Seconds(0.3)
+__all__ = ["Caller", "MigrateRequest"]
 
 
 def load_inventory(explicit: Path | None = None) -> Inventory:
@@ -115,67 +112,93 @@ async def doctor(inventory: Inventory, names: Sequence[str]) -> tuple[Finding, .
     return tuple(finding for one in examined for finding in checks.check(one, now))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigrateRequest:
-    """What the operator asked for."""
+def load_policies(
+    inventory: Inventory, folder: Path | None = None, wanted: str | None = None
+) -> tuple[tuple[Policy, ...], str | None]:
+    """All policies, and the name of the wanted one, which may be a file beside them.
 
-    guest: str
-    to: str
-    from_: str | None = None
-    """None: the host on which the guest is found."""
-    bandwidth: BytesPerSecond | None = None
-    max_downtime: Seconds = DEFAULT_MAX_DOWNTIME
-    timeout: Seconds | None = None
-    dry_run: bool = False
+    Raises PolicyError.
+    """
+    place = shelf.folder(folder, inventory.path)
+    known = shelf.load_all(place)
+    if wanted is None:
+        return known, None
+    chosen = shelf.load_one(wanted, place)
+    return (chosen, *(one for one in known if one.name != chosen.name)), chosen.name
 
 
 async def migrate(
-    inventory: Inventory, request: MigrateRequest, emit: Emit, stop: asyncio.Event
+    inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
 ) -> MigrationReport:
-    """Migrate a guest, or with `dry_run` only say whether it could be.
-
-    Setting `stop` cancels: the job is aborted and the guest seen running on the source. The report
-    says how it ended; errors are raised only for what kept it from beginning. Cancelled is raised
-    when it was stopped before anything was changed.
-    """
+    """See migrate.command.migrate; finds the guest's host if the request does not name it."""
     target = inventory.host(request.to)
     source = inventory.host(request.from_) if request.from_ else None
     if source is None:
-        source = await _stoppable(_find(inventory, request.guest, request.to), stop)
-    async with Hypervisor(source) as here, Hypervisor(target) as there:
-        emit(PhaseChanged(phase=JobPhase.PREFLIGHT))
-        facts = await _stoppable(gather(here, there, request.guest), stop)
-        findings = preflight.check(facts)
-        emit(Checked(findings=findings))
-        if facts.guest is None or preflight.blockers(findings) or request.dry_run:
-            return _not_begun(request, source, findings)
-        order = MoveOrder(
-            driver=Driver.CLIENT if facts.peer_login_error else Driver.PEER_TO_PEER,
-            persistent=facts.guest.persistent,
-            autostart=facts.guest.autostart,
-            storage_proven=preflight.storage_proven(facts),
-            bandwidth=request.bandwidth,
-        )
-        mover = LibvirtMover(here, there, facts.guest.uuid)
-        limits = Limits(max_downtime=request.max_downtime, timeout=request.timeout)
-        ending = await Migration(mover, limits, emit, stop).run(order)
-        observed = await _observed(inventory, facts.guest.name, ending)
-    return MigrationReport(
-        guest=facts.guest.name,
-        source=source.name,
-        target=target.name,
-        outcome=ending.outcome,
-        driver=ending.driver,
-        began=ending.began,
-        elapsed=ending.elapsed,
-        totals=ending.totals,
-        observed_downtime=observed,
-        samples=ending.samples,
-        decisions=ending.decisions,
-        warnings=(*_warnings(findings), *ending.warnings),
-        findings=findings,
-        error=ending.error,
+        finding = _find(inventory, request.guest, request.to)
+        source = await command.stoppable(finding, caller.stop)
+    watcher = observer_client.LabObserver(inventory.observer) if inventory.observer else None
+    setting = Setting(source=source, target=target, policies=policies, outside=watcher)
+    return await command.migrate(setting, request, caller)
+
+
+async def resume(
+    inventory: Inventory, policies: Sequence[Policy], job: str, caller: Caller
+) -> MigrationReport:
+    """Go on with a broken post-copy whose controller has ended.
+
+    Raises BadInput if there is nothing to resume.
+    """
+    with desk.open_journal() as journal:
+        operation = journal.operation(job)
+    source, target = operation.source or "", operation.target or ""
+    setting = Setting(
+        source=inventory.host(source),
+        target=inventory.host(target),
+        policies=policies,
+        outside=None,
     )
+    return await resuming.resume(setting, operation, caller)
+
+
+def control(
+    inventory: Callable[[], Inventory],
+    job: str,
+    kind: RequestKind,
+    arguments: Mapping[str, Any],
+) -> Answer:
+    """Ask a running job for something; without its controller libvirt is asked directly.
+
+    `inventory` is called only in that case.
+    """
+
+    def direct(operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]) -> Answer:
+        try:
+            return asyncio.run(direct_control.act(inventory(), operation, kind, arguments))
+        except OutcomeUnknown:
+            raise
+        except VmckptError as exc:
+            raise desk.unattended(operation, kind, arguments) from exc
+
+    with desk.open_journal() as journal:
+        return desk.control(journal, job, kind, arguments, direct)
+
+
+async def label(
+    inventory: Inventory, guest: str, changes: Mapping[str, str | None]
+) -> Mapping[str, str]:
+    """Change labels of a guest (None: take it away); all that it has then."""
+    found, errors = await guests(inventory)
+    at = [(host, one) for host, one in found if guest in (one.name, one.uuid)]
+    active = [(host, one) for host, one in at if one.state.is_active] or at
+    if len(active) != 1:
+        where = f" (not asked: {', '.join(errors)})" if errors else ""
+        raise BadInput(f"{len(active)} guests are called {guest}{where}", mend="run vmckpt guests")
+    host, one = active[0]
+    kept = {**one.labels, **changes}
+    labels = {name: value for name, value in kept.items() if value is not None}
+    async with Hypervisor(host) as hypervisor:
+        await hypervisor_guests.set_labels(hypervisor, one.uuid, labels)
+    return labels
 
 
 async def _find(inventory: Inventory, name: str, to: str) -> Host:
@@ -205,49 +228,3 @@ async def _find(inventory: Inventory, name: str, to: str) -> Host:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else "run vmckpt guests"
     raise BadInput(f"no guest {name!r} on {', '.join(inventory.hosts)}", mend=hint)
-
-
-async def _stoppable(work: Coroutine[object, object, T], stop: asyncio.Event) -> T:
-    """Wait for `work`, or for `stop`: then the work is cancelled and Cancelled raised."""
-    working = asyncio.create_task(work)
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return await working
-        working.cancel()
-        await asyncio.wait([working])
-        raise Cancelled("stopped before anything was changed")
-    finally:
-        stopping.cancel()
-
-
-def _not_begun(
-    request: MigrateRequest, source: Host, findings: tuple[Finding, ...]
-) -> MigrationReport:
-    blocked = bool(preflight.blockers(findings))
-    return MigrationReport(
-        guest=request.guest,
-        source=source.name,
-        target=request.to,
-        outcome=Outcome.BLOCKED if blocked else Outcome.PLANNED,
-        driver=None,
-        began=Seconds(0.0),
-        elapsed=Seconds(0.0),
-        totals=None,
-        observed_downtime=None,
-        warnings=_warnings(findings),
-        findings=findings,
-    )
-
-
-def _warnings(findings: tuple[Finding, ...]) -> tuple[str, ...]:
-    return tuple(f"{f.where}: {f.text}" for f in findings if f.severity is Severity.WARNING)
-
-
-async def _observed(inventory: Inventory, guest: str, ending: Ending) -> Seconds | None:
-    """The blackout that somebody outside saw; None if nobody looked."""
-    if inventory.observer is None or ending.outcome is not Outcome.COMPLETED:
-        return None
-    view = observer_client.LabObserver(inventory.observer)
-    return await view.blackout(guest, ending.began, Seconds(ending.began + ending.elapsed))

@@ -3,13 +3,17 @@
     VmckptError                      1   anything below; never raised itself
      +-- BadInput                    2   an argument or a file is wrong; nothing was done
      |    +-- InventoryError         3   hosts.yaml is wrong or cannot be found
+     |    +-- PolicyError            4   a policy is wrong, cannot be found, or two are for a guest
      +-- HypervisorError            10   libvirt or QEMU said no
      |    +-- HostUnreachable       11   no connection to the host's libvirt
      |    +-- OutcomeUnknown        13   a call that changes something may or may not have happened
      |    +-- PeerLoginFailed       15   the source's libvirtd cannot log in at the target's
      +-- RemoteError                12   ssh: no connection, no login, or the command failed
      |    +-- HostKeyRefused        14   the host's ssh key is unknown or has changed
+     +-- JournalError              16   the journal cannot be opened, read or written
+     +-- Unattended                17   no controller runs the job any more, or it does not listen
      +-- MigrationFailed            20   the migration ended; the guest runs on the source
+     +-- PostcopyPaused             22   the guest waits on the target for the rest of its memory
      +-- Blocked                    21   preflight found reasons not to start; nothing was changed
      +-- LabError                   30   the lab could not do what was asked
      +-- Cancelled                 130   the operator stopped it (Ctrl-C or SIGTERM)
@@ -42,6 +46,12 @@ class InventoryError(BadInput):
     """hosts.yaml is wrong or cannot be found."""
 
     exit_code = 3
+
+
+class PolicyError(BadInput):
+    """A policy is wrong or cannot be found, or two of them claim the same guest."""
+
+    exit_code = 4
 
 
 class HypervisorError(VmckptError):
@@ -88,10 +98,28 @@ class HostKeyRefused(RemoteError):
     exit_code = 14
 
 
+class JournalError(VmckptError):
+    """The journal cannot be opened, read or written."""
+
+    exit_code = 16
+
+
+class Unattended(VmckptError):
+    """No controller runs the job any more, or it does not listen; nothing was done."""
+
+    exit_code = 17
+
+
 class MigrationFailed(VmckptError):
     """The migration ended and the guest runs on the source."""
 
     exit_code = 20
+
+
+class PostcopyPaused(VmckptError):
+    """A post-copy broke and was not mended; both parts of the guest are kept."""
+
+    exit_code = 22
 
 
 class Blocked(VmckptError):

@@ -3,43 +3,21 @@ import dataclasses
 
 import pytest
 
-from tests.engine.fakes import GONE, RUNS, FakeMover
+from tests.engine.fakes import GONE, MOVING, PAUSED, RUNS, SILENT, FakeMover, refusal
+from tests.engine.running import ORDER, phases, run, terms
 from tests.unit.builders import sample
-from vmckpt.errors import HypervisorError, OutcomeUnknown, PeerLoginFailed
-from vmckpt.migrate.engine import INTERVAL, PATIENCE, Ending, Migration
-from vmckpt.migrate.watch import Limits
-from vmckpt.model.events import Decided, Event, PhaseChanged, Sampled
-from vmckpt.model.guests import GuestState, Presence
+from vmckpt.errors import OutcomeUnknown, PeerLoginFailed
+from vmckpt.migrate.engine import INTERVAL, PATIENCE, Migration
+from vmckpt.model.events import Decided, Event, Sampled
 from vmckpt.model.jobs import JobPhase, Outcome
-from vmckpt.model.ports import Driver, MoveOrder
-from vmckpt.units import MIB, Seconds
+from vmckpt.model.orders import Driver
+from vmckpt.units import MIB
 
-pytestmark = pytest.mark.looptime
-
-ORDER = MoveOrder(
-    driver=Driver.PEER_TO_PEER, persistent=True, autostart=False, storage_proven=True,
-    bandwidth=None,
-)  # fmt: skip
-MOVING = Presence(reachable=True, state=GuestState.RUNNING, migrating=True)
-PAUSED = Presence(reachable=True, state=GuestState.PAUSED)
-
+# A run that does not end is an error, not a test that hangs.
+pytestmark = pytest.mark.looptime(end=3000)
 
 AUTOSTART = dataclasses.replace(ORDER, autostart=True)
-
-
-async def run(
-    mover: FakeMover, *, timeout: float | None = None, stop_after: float | None = None,
-    events: list[Event] | None = None,
-    order: MoveOrder = ORDER,
-) -> Ending:  # fmt: skip
-    stop = asyncio.Event()
-    if stop_after is not None:
-        asyncio.get_running_loop().call_later(stop_after, stop.set)
-    limits = Limits(
-        max_downtime=Seconds(0.1), timeout=None if timeout is None else Seconds(timeout)
-    )
-    emit = (events if events is not None else []).append
-    return await Migration(mover, limits, emit, stop).run(order)
+LOST = OutcomeUnknown("alpha: the connection broke", host="alpha")
 
 
 async def test_a_migration_that_goes_well_is_complete() -> None:
@@ -60,8 +38,7 @@ async def test_samples_and_phases_are_told_as_they_come() -> None:
     ])  # fmt: skip
     ending = await run(mover, events=events)
 
-    phases = [event.phase for event in events if isinstance(event, PhaseChanged)]
-    assert phases == [
+    assert phases(events) == [
         JobPhase.SETUP, JobPhase.PRE_COPY, JobPhase.SWITCHOVER, JobPhase.CLEANUP, JobPhase.DONE,
     ]  # fmt: skip
     assert [s.iteration for s in ending.samples] == [1, 2, 2]
@@ -72,7 +49,7 @@ async def test_samples_and_phases_are_told_as_they_come() -> None:
 async def test_the_operators_stop_aborts_and_ends_on_the_source() -> None:
     events: list[Event] = []
     mover = FakeMover(lasts=1000, samples=[sample(iteration=4, remaining=9 * MIB)])
-    ending = await run(mover, stop_after=2.0, events=events)
+    ending = await run(mover, stops=(2.0,), events=events)
 
     assert ending.outcome is Outcome.CANCELLED
     assert mover.calls == ["downtime 0.1", "move peer-to-peer", "abort", "downtime 0.3"]
@@ -83,7 +60,7 @@ async def test_the_operators_stop_aborts_and_ends_on_the_source() -> None:
 
 async def test_an_abort_that_came_too_early_is_given_again() -> None:
     mover = FakeMover(lasts=1000, aborts_ignored=2)
-    ending = await run(mover, stop_after=0.0)
+    ending = await run(mover, stops=(0.0,))
 
     assert ending.outcome is Outcome.CANCELLED
     assert mover.calls.count("abort") == 3
@@ -92,7 +69,7 @@ async def test_an_abort_that_came_too_early_is_given_again() -> None:
 
 async def test_a_stop_that_came_too_late_is_said_and_changes_nothing() -> None:
     mover = FakeMover(lasts=1.0, aborts_ignored=99)
-    ending = await run(mover, stop_after=0.5)
+    ending = await run(mover, stops=(0.5,))
 
     assert ending.outcome is Outcome.COMPLETED
     assert "before it could be stopped" in ending.warnings[0]
@@ -107,7 +84,7 @@ async def test_the_time_limit_aborts() -> None:
 
 
 async def test_a_failure_is_told_in_libvirts_words_and_the_limit_set_back() -> None:
-    mover = FakeMover(errors=[HypervisorError("alpha: migration: no room", host="alpha")])
+    mover = FakeMover(errors=[refusal("migration: no room")])
     ending = await run(mover)
 
     assert (ending.outcome, ending.error) == (Outcome.FAILED, "alpha: migration: no room")
@@ -124,8 +101,7 @@ async def test_a_source_that_cannot_log_in_at_the_target_lets_the_client_drive()
 
 
 async def test_a_broken_call_is_no_failure_the_hosts_are_asked() -> None:
-    lost = OutcomeUnknown("alpha: the connection broke", host="alpha")
-    mover = FakeMover(errors=[lost], presences=[(MOVING, PAUSED), (PAUSED, PAUSED), (GONE, RUNS)])
+    mover = FakeMover(errors=[LOST], presences=[(MOVING, PAUSED), (PAUSED, PAUSED), (GONE, RUNS)])
     ending = await run(mover)
 
     assert ending.outcome is Outcome.COMPLETED
@@ -133,18 +109,15 @@ async def test_a_broken_call_is_no_failure_the_hosts_are_asked() -> None:
 
 
 async def test_a_job_that_outlives_our_call_is_followed_and_can_be_stopped() -> None:
-    lost = OutcomeUnknown("alpha: the connection broke", host="alpha")
-    mover = FakeMover(errors=[lost], presences=[(MOVING, PAUSED)] * 400 + [(RUNS, GONE)])
-    ending = await run(mover, stop_after=60.0)
+    mover = FakeMover(errors=[LOST], presences=[(MOVING, PAUSED)] * 400 + [(RUNS, GONE)])
+    ending = await run(mover, stops=(60.0,))
 
     assert ending.outcome is Outcome.CANCELLED
     assert "abort" in mover.calls
 
 
 async def test_when_hosts_stay_silent_the_outcome_is_not_guessed() -> None:
-    silent = Presence(reachable=False)
-    lost = OutcomeUnknown("alpha: the connection broke", host="alpha")
-    mover = FakeMover(lasts=1.0, errors=[lost], presences=[(silent, RUNS)])
+    mover = FakeMover(lasts=1.0, errors=[LOST], presences=[(SILENT, RUNS)])
     ending = await run(mover)
 
     assert ending.outcome is Outcome.UNKNOWN
@@ -171,7 +144,7 @@ async def test_passes_of_an_earlier_cancelled_job_are_not_counted() -> None:
 async def test_autostart_is_set_once_the_guest_has_arrived() -> None:
     mover = FakeMover()
     await run(mover, order=AUTOSTART)
-    left = FakeMover(errors=[HypervisorError("alpha: no", host="alpha")])
+    left = FakeMover(errors=[refusal("no")])
     await run(left, order=AUTOSTART)
 
     assert mover.calls[-1] == "autostart"
@@ -179,7 +152,7 @@ async def test_autostart_is_set_once_the_guest_has_arrived() -> None:
 
 
 async def test_autostart_that_cannot_be_set_is_said() -> None:
-    mover = FakeMover(autostart_error=HypervisorError("beta: no", host="beta"))
+    mover = FakeMover(refuses={"autostart": [refusal("no")]})
     ending = await run(mover, order=AUTOSTART)
 
     assert ending.outcome is Outcome.COMPLETED
@@ -190,14 +163,13 @@ async def test_a_listener_that_fails_does_not_end_the_migration() -> None:
     def broken(_event: Event) -> None:
         raise OSError("the terminal is gone")
 
-    limits = Limits(max_downtime=Seconds(0.1), timeout=None)
-    ending = await Migration(FakeMover(), limits, broken, asyncio.Event()).run(ORDER)
+    ending = await Migration(FakeMover(), terms(), broken, asyncio.Event()).run(ORDER)
 
     assert ending.outcome is Outcome.COMPLETED
 
 
 async def test_a_guest_that_ends_on_the_way_is_said_to_run_nowhere() -> None:
-    mover = FakeMover(errors=[HypervisorError("alpha: gone", host="alpha")])
+    mover = FakeMover(errors=[refusal("gone")])
     mover.presences = [(GONE, GONE)]
 
     assert (await run(mover)).outcome is Outcome.SHUT_OFF

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -44,7 +45,12 @@ class Bench:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "VMCKPT_INVENTORY": str(self.plan.inventory)}
+        return {
+            **os.environ,
+            "VMCKPT_INVENTORY": str(self.plan.inventory),
+            "PYTHONFAULTHANDLER": "1",
+            "VMCKPT_STATE": str(self.plan.folder / "state"),
+        }
 
     @property
     def inventory(self) -> Inventory:
@@ -112,7 +118,12 @@ WHOLE = {"memory": True, "disk": True, "output": True}
 
 def finish(process: subprocess.Popen[str], *, limit: float = 120.0) -> Done:
     """Wait for a command."""
-    out, err = process.communicate(timeout=limit)
+    try:
+        out, err = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # so that every thread says where it is
+        out, err = process.communicate()
+        raise AssertionError(f"no end in {limit:g} s; it said last:\n{err[-20000:]}") from None
     return Done(process.returncode, out, err)
 
 

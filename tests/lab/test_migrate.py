@@ -11,6 +11,8 @@ from vmckpt.hypervisor.guests import find_guest
 from vmckpt.lab import network
 from vmckpt.units import parse_rate
 
+SHORT = ("--max-downtime", "20ms")
+
 
 def limit_on(bench: Bench, host: str = "alpha") -> str:
     return bench.inside(host, "virsh", "-q", "migrate-getmaxdowntime", "web1").strip()
@@ -21,7 +23,7 @@ def test_a_guest_moves_and_nothing_is_lost(bench: Bench) -> None:
     report = bench.good("migrate", "web1", "--to", "beta", "--json").json
 
     assert (report["outcome"], report["source"], report["target"]) == ("completed", "alpha", "beta")
-    assert (report["mode"], report["driver"]) == ("precopy", "peer-to-peer")
+    assert (report["mode"], report["driver"]) == ("hybrid", "peer-to-peer")
     assert report["iterations"] >= 2
     assert report["bytes_transferred"] > 64 << 20
     assert 0 < report["downtime_ms"] < 1500
@@ -78,7 +80,7 @@ def test_ctrl_c_cancels_and_the_guest_runs_on_the_source(bench: Bench) -> None:
     bench.guest(**BUSY)
     network.shape(bench.plan, "alpha", SLOW)
     usual = limit_on(bench)
-    process = bench.start("migrate", "web1", "--to", "beta", "--json", "--max-downtime", "50ms")
+    process = bench.start("migrate", "web1", "--to", "beta", "--json", "--mode", "precopy", *SHORT)
     first_line(process, "iteration=3")
     process.send_signal(signal.SIGINT)
     first_line(process, "stopping")
@@ -120,7 +122,7 @@ def test_an_early_ctrl_c_ends_at_once(bench: Bench, after: float) -> None:
 def test_the_time_limit_stops_a_migration_that_does_not_converge(bench: Bench) -> None:
     bench.guest(**BUSY)
     network.shape(bench.plan, "alpha", SLOW)
-    done = migrate(bench, "beta", "--timeout", "14s", "--max-downtime", "20ms")
+    done = migrate(bench, "beta", "--timeout", "14s", "--mode", "precopy", *SHORT)
 
     assert done.code == 20
     assert done.json["outcome"] == "timed-out"
@@ -210,12 +212,13 @@ def test_a_reader_that_goes_away_does_not_end_the_migration(bench: Bench) -> Non
 def test_a_target_that_dies_on_the_way_leaves_the_guest_where_it_was(bench: Bench) -> None:
     bench.guest(**BUSY)
     network.shape(bench.plan, "alpha", SLOW)
-    process = bench.start("migrate", "web1", "--to", "beta", "--json")
+    process = bench.start("migrate", "web1", "--to", "beta", "--json", "--mode", "precopy")
     first_line(process, "iteration=2")
     bench.good("lab", "kill", "beta", "--name", bench.plan.name)
     done = finish(process)
 
     assert (done.code, done.json["outcome"]) == (20, "failed")
+    assert "no further attempt: beta" in " ".join(done.json["warnings"])
     assert bench.where() == ["alpha"]
     assert bench.ledgers() == WHOLE
 

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from tests.unit.builders import sample
 from vmckpt.migrate.estimate import estimate, share_done
+from vmckpt.model.events import Estimate
 from vmckpt.model.jobs import JobPhase, JobSample
 from vmckpt.units import MIB, Seconds
 
@@ -83,19 +84,30 @@ def test_after_the_switch_only_the_rest_counts() -> None:
     assert seen.converging
 
 
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 5000)), min_size=1, max_size=30))
-def test_the_share_done_never_goes_down_and_stays_within_bounds(
-    readings: list[tuple[int, int]],
-) -> None:
-    samples = [
-        sample(remaining=left * MIB, total=256 * MIB, transferred=sent * MIB)
-        for left, sent in readings
-    ]
-    shares = [share_done(samples[: n + 1]) for n in range(len(samples))]
+@given(
+    st.one_of(st.none(), st.floats(0, 1e6)), st.one_of(st.none(), st.floats(0, 1e6)),
+    st.floats(-1, 1e7),
+)  # fmt: skip
+def test_the_share_done_is_a_share(low: float | None, high: float | None, elapsed: float) -> None:
+    guess = Estimate(
+        low=None if low is None else Seconds(low), converging=None,
+        high=None if low is None or high is None else Seconds(low + high),
+    )  # fmt: skip
 
-    assert shares == sorted(shares)
-    assert all(0 <= share <= 1 for share in shares)
+    assert 0 <= share_done(guess, Seconds(elapsed)) <= 1
 
 
-def test_resent_pages_do_not_push_the_share_over_one() -> None:
-    assert share_done([sample(remaining=128 * MIB, transferred=9000 * MIB)]) == 0.5
+def test_the_share_done_is_that_of_the_time_not_of_bytes_sent() -> None:
+    """Pages are sent again and again: what was sent exceeds what there is."""
+    many = [sample(remaining=128 * MIB, transferred=9000 * MIB, bandwidth=64 * MIB)]
+    guess = estimate(many, LIMIT)
+
+    assert share_done(guess, Seconds(6.0)) == pytest.approx(0.75)
+
+
+def test_between_two_bounds_the_middle_counts_and_without_any_nothing_is_said() -> None:
+    between = Estimate(low=Seconds(2.0), high=Seconds(4.0), converging=True)
+
+    assert share_done(between, Seconds(1.0)) == 0.25
+    assert share_done(Estimate(low=None, high=None, converging=False), Seconds(9.0)) == 0.0
+    assert share_done(between, Seconds(0.0)) == 0.0

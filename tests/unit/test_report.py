@@ -2,7 +2,7 @@ from tests.unit.builders import sample
 from vmckpt.migrate import report
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.model.jobs import JobTotals, Outcome
-from vmckpt.model.ports import Driver
+from vmckpt.model.orders import Driver, Mode
 from vmckpt.units import MIB, Bytes, Seconds
 
 SAMPLES = (
@@ -17,7 +17,7 @@ def made(totals: JobTotals | None) -> MigrationReport:
     return MigrationReport(
         guest="web1", source="alpha", target="beta", outcome=Outcome.COMPLETED,
         driver=Driver.PEER_TO_PEER, began=Seconds(9.5), elapsed=Seconds(4.0), totals=totals,
-        observed_downtime=Seconds(0.1204), samples=SAMPLES,
+        observed_downtime=Seconds(0.1204), samples=SAMPLES, mode=Mode.PRECOPY,
     )  # fmt: skip
 
 

@@ -1,10 +1,10 @@
 import pytest
 
 from vmckpt.migrate import watch
-from vmckpt.migrate.watch import Abort, Limits, PassCounter, Stop, Wait
+from vmckpt.migrate.converge import Stop
+from vmckpt.migrate.watch import PassCounter
 from vmckpt.model.guests import GuestState, Presence
 from vmckpt.model.jobs import Outcome
-from vmckpt.units import Seconds
 
 RUNS = Presence(reachable=True, state=GuestState.RUNNING)
 MOVING = Presence(reachable=True, state=GuestState.RUNNING, migrating=True)
@@ -13,6 +13,8 @@ PAUSED = Presence(reachable=True, state=GuestState.PAUSED)
 OFF = Presence(reachable=True, state=GuestState.SHUT_OFF)
 GONE = Presence(reachable=True)
 SILENT = Presence(reachable=False)
+KEPT = Presence(reachable=True, state=GuestState.PAUSED, post_copy=True)
+ON_PART = Presence(reachable=True, state=GuestState.RUNNING, post_copy=True)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,14 @@ SILENT = Presence(reachable=False)
         pytest.param(SILENT, RUNS, None, id="source lost: it may run there too"),
         pytest.param(GONE, SILENT, None, id="target lost after the switch"),
         pytest.param(SILENT, SILENT, None, id="both lost"),
+        pytest.param(KEPT, ON_PART, None, id="in two parts"),
+        pytest.param(KEPT, PAUSED, None, id="in two parts, not started on the target yet"),
+        pytest.param(KEPT, RUNS, None, id="all is there, the source has not noticed"),
+        pytest.param(KEPT, SILENT, None, id="in two parts, target cut off"),
+        pytest.param(KEPT, GONE, Outcome.LOST, id="the target lost its part"),
+        pytest.param(KEPT, OFF, Outcome.LOST, id="the target lost its part, defined there"),
+        pytest.param(SILENT, ON_PART, None, id="source lost in post-copy"),
+        pytest.param(OFF, ON_PART, None, id="the last pages are being put in place"),
     ],
 )
 def test_the_outcome_is_what_both_hosts_say(
@@ -50,6 +60,7 @@ def test_the_outcome_is_what_both_hosts_say(
     [
         (Stop.OPERATOR, Outcome.CANCELLED),
         (Stop.TIME_LIMIT, Outcome.TIMED_OUT),
+        (Stop.RULE, Outcome.NOT_CONVERGED),
         (None, Outcome.FAILED),
     ],
 )
@@ -61,31 +72,6 @@ def test_a_guest_that_never_left_was_stopped_or_failed(
 
 def test_a_stop_that_came_too_late_is_no_cancellation() -> None:
     assert watch.settle(GONE, RUNS, stopped=Stop.OPERATOR) is Outcome.COMPLETED
-
-
-def limits(timeout: float | None) -> Limits:
-    return Limits(max_downtime=Seconds(0.3), timeout=None if timeout is None else Seconds(timeout))
-
-
-@pytest.mark.parametrize(
-    ("timeout", "now", "stops", "expected"),
-    [
-        pytest.param(None, 1e6, False, None, id="no limit"),
-        pytest.param(5.0, 14.9, False, None, id="within the limit"),
-        pytest.param(5.0, 15.0, False, Stop.TIME_LIMIT, id="limit reached"),
-        pytest.param(None, 10.0, True, Stop.OPERATOR, id="operator"),
-        pytest.param(5.0, 99.0, True, Stop.OPERATOR, id="the operator's word comes first"),
-    ],
-)
-def test_a_migration_is_stopped_by_the_operator_or_the_clock(
-    timeout: float | None, now: float, stops: bool, expected: Stop | None
-) -> None:
-    action = watch.decide(
-        limits(timeout), began=Seconds(10.0), now=Seconds(now), operator_stops=stops
-    )
-
-    assert expected is (action.why if isinstance(action, Abort) else None)
-    assert isinstance(action, Abort | Wait)
 
 
 @pytest.mark.parametrize(

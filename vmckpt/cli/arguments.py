@@ -14,6 +14,19 @@ INVENTORY = Annotated[
         "--inventory", "-i", help="hosts.yaml; else VMCKPT_INVENTORY, ./hosts.yaml, the lab's."
     ),
 ]
+POLICY = Annotated[
+    str | None,
+    typer.Option(metavar="NAME|FILE", help="The policy; else the one that is for the guest."),
+]
+POLICIES = Annotated[
+    Path | None,
+    typer.Option(
+        "--policies",
+        metavar="DIR",
+        help="Your own policies; else VMCKPT_POLICIES, policies next to hosts.yaml,"
+        " /etc/vmckpt/policies.",
+    ),
+]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout.")]
 
 

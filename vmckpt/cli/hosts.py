@@ -96,6 +96,36 @@ def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
         )
 
 
+def label(
+    guest: Annotated[str, typer.Argument(help="Name or UUID of the guest.")],
+    labels: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE|KEY-", help="To set, or to take away.")
+    ],
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Give a guest labels, by which policies choose it; they move with it.
+
+    Examples:
+
+        vmckpt label web1 tier=db owner=shop
+
+        vmckpt label web1 owner-
+    """
+    changes: dict[str, str | None] = {}
+    for text in labels:
+        key, equals, value = text.partition("=")
+        if not equals and not text.endswith("-"):
+            raise typer.BadParameter(f"{text!r}: write KEY=VALUE, or KEY- to take it away")
+        changes[key if equals else text[:-1]] = value if equals else None
+    now = asyncio.run(api.label(api.load_inventory(inventory), guest, changes))
+    if json:
+        output.print_json(dict(now))
+    else:
+        shown = " ".join(f"{key}={value}" for key, value in sorted(now.items())) or "no labels"
+        output.out.print(f"{guest}: {shown}", markup=False)
+
+
 def _guest_json(host: Host, guest: Guest) -> dict[str, Any]:
     return {
         "name": guest.name,
@@ -109,6 +139,7 @@ def _guest_json(host: Host, guest: Guest) -> dict[str, Any]:
         "machine": guest.machine,
         "disks": [disk.source for disk in guest.disks],
         "networks": [nic.source for nic in guest.nics],
+        "labels": dict(guest.labels),
         "job": guest.job,
     }
 

@@ -10,6 +10,7 @@ import typer
 from vmckpt.cli import arguments, output
 from vmckpt.cli.arguments import JSON
 from vmckpt.errors import BadInput, LabError
+from vmckpt.lab import delay as far
 from vmckpt.lab import guests, host, lab, ledger, network, observer_client
 from vmckpt.lab.plan import LabPlan
 from vmckpt.units import BytesPerSecond, show_bytes, show_rate, show_seconds
@@ -198,6 +199,19 @@ def shape(
     """Limit a host's link in both directions."""
     found, chosen = _host(name, host_name)
     network.shape(found, chosen, None if rate == "off" else arguments.rate(rate))
+
+
+@app.command()
+def delay(
+    host_name: HOST,
+    one_way: Annotated[
+        str, typer.Argument(metavar="TIME", help="One way, like 40ms; 'off' for none.")
+    ],
+    name: NAME = "lab",
+) -> None:
+    """Make a host far away for migration streams: each byte takes that long, each way."""
+    found, chosen = _host(name, host_name)
+    far.put(found, chosen, None if one_way == "off" else arguments.seconds(one_way))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

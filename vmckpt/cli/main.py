@@ -8,8 +8,8 @@ from typing import Annotated, cast
 import typer
 
 import vmckpt
-from vmckpt.cli import hosts, lab, output
-from vmckpt.cli.migrate import migrate
+from vmckpt.cli import hosts, jobs, lab, output, policy
+from vmckpt.cli.migrate import migrate, resume
 from vmckpt.errors import VmckptError
 
 # Typer has a click of its own and exports only the end of its error tree.
@@ -25,9 +25,13 @@ app = typer.Typer(
 )
 app.command()(hosts.hosts)
 app.command()(hosts.guests)
+app.command()(hosts.label)
 app.command()(hosts.doctor)
 app.command()(migrate)
+app.command()(resume)
+jobs.add_to(app)
 app.add_typer(lab.app, name="lab")
+app.add_typer(policy.app, name="policy")
 
 
 def _version(asked: bool) -> None:

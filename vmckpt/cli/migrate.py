@@ -1,6 +1,7 @@
 """vmckpt migrate."""
 
 import asyncio
+import dataclasses
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -8,14 +9,16 @@ from typing import Annotated
 import typer
 
 from vmckpt import api
-from vmckpt.cli import output
-from vmckpt.cli.arguments import INVENTORY, JSON, rate, seconds
+from vmckpt.cli import endings, output
+from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY, rate, seconds
 from vmckpt.cli.progress import Progress
-from vmckpt.errors import Blocked, Cancelled, MigrationFailed, OutcomeUnknown, VmckptError
 from vmckpt.migrate import report as reports
 from vmckpt.migrate.report import MigrationReport
+from vmckpt.migrate.terms import Wishes
 from vmckpt.model.findings import Severity
 from vmckpt.model.jobs import Outcome
+from vmckpt.model.orders import Mode
+from vmckpt.policy.types import CopyKind, Tls
 from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_rate, show_seconds
 
 
@@ -25,17 +28,30 @@ def migrate(
     from_: Annotated[
         str | None, typer.Option("--from", help="Host it is on; found by itself if left out.")
     ] = None,
+    policy: POLICY = None,
+    policies: POLICIES = None,
+    mode: Annotated[Mode | None, typer.Option(help="Instead of the policy's.")] = None,
     bandwidth: Annotated[
         BytesPerSecond | None,
         typer.Option(parser=rate, metavar="RATE", help="Limit, like 200MiB/s or 1gbit."),
     ] = None,
     max_downtime: Annotated[
-        Seconds,
+        Seconds | None,
         typer.Option(parser=seconds, metavar="TIME", help="Longest pause QEMU may aim for."),
-    ] = "300ms",  # type: ignore[assignment]
+    ] = None,
     timeout: Annotated[
         Seconds | None,
         typer.Option(parser=seconds, metavar="TIME", help="Give up after that, like 5m."),
+    ] = None,
+    tls: Annotated[Tls | None, typer.Option(help="Instead of the policy's.")] = None,
+    copy_storage: Annotated[
+        CopyKind | None, typer.Option(help="Copy disks that the hosts do not share.")
+    ] = None,
+    observe: Annotated[
+        bool, typer.Option("--observe", help="Decide and tell, but leave it all to QEMU.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Record samples and decisions in that file.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check only; change nothing.")] = False,
     inventory: INVENTORY = None,
@@ -43,12 +59,15 @@ def migrate(
 ) -> None:
     """Move a running guest to another host.
 
-    All reasons against it are shown at once, before anything is changed. Ctrl-C cancels: the guest
-    goes on where it was.
+    How is said by the guest's policy (vmckpt policy explain GUEST); options here go before it. All
+    reasons against it are shown at once, before anything is changed. Ctrl-C cancels: the guest goes
+    on where it was. From another terminal: vmckpt watch, set, postcopy, cancel.
 
     Examples:
 
         vmckpt migrate web1 --to beta
+
+        vmckpt migrate web1 --to beta --policy must-finish
 
         vmckpt migrate web1 --to beta --bandwidth 200MiB/s --max-downtime 100ms --timeout 5m
 
@@ -60,72 +79,89 @@ def migrate(
         guest=guest,
         to=to,
         from_=from_,
-        bandwidth=bandwidth,
-        max_downtime=max_downtime,
-        timeout=timeout,
+        policy=policy,
+        wishes=Wishes(
+            mode=mode,
+            bandwidth=bandwidth,
+            max_downtime=max_downtime,
+            timeout=timeout,
+            tls=tls,
+            copy=copy_storage,
+        ),
         dry_run=dry_run,
+        observe=observe,
+        trace=trace,
     )
-    report = asyncio.run(_run(request, inventory))
+    report = asyncio.run(_run(request, inventory, policies))
     if json:
         output.print_json(reports.as_json(report))
     else:
         _show(report)
-    if (error := _error(report)) is not None:
+    if (error := endings.error(report)) is not None:
         raise error
 
 
-async def _run(request: api.MigrateRequest, inventory: Path | None) -> MigrationReport:
+async def _run(
+    request: api.MigrateRequest, inventory: Path | None, folder: Path | None
+) -> MigrationReport:
+    stop = _stop_on_signals("stopping: waiting until the guest is seen running on the source")
+    known = api.load_inventory(inventory)
+    shelf, forced = api.load_policies(known, folder, request.policy)
+    request = dataclasses.replace(request, policy=forced)
+    with Progress(f"{request.guest} → {request.to}") as progress:
+        caller = api.Caller(emit=progress.take, warn=output.say, stop=stop)
+        return await api.migrate(known, shelf, request, caller)
+
+
+def resume(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="Its id, the beginning of it, or its guest.")
+    ],
+    policies: POLICIES = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Go on with a post-copy whose stream broke.
+
+    The guest waits on the target for memory that the source still holds; nothing is lost. This
+    tries again and again, for as long as the policy says; Ctrl-C stops trying and changes nothing.
+
+    Example:
+
+        vmckpt resume m-7k3f
+    """
+    report = asyncio.run(_resume(job, inventory, policies))
+    if json:
+        output.print_json(reports.as_json(report))
+    else:
+        _show(report)
+    if (error := endings.error(report)) is not None:
+        raise error
+
+
+async def _resume(job: str, inventory: Path | None, folder: Path | None) -> MigrationReport:
+    known = api.load_inventory(inventory)
+    policies, _ = api.load_policies(known, folder)
+    stop = _stop_on_signals("stopping: both parts of the guest stay as they are")
+    with Progress(f"resume {job}") as progress:
+        caller = api.Caller(emit=progress.take, warn=output.say, stop=stop)
+        return await api.resume(known, policies, job, caller)
+
+
+def _stop_on_signals(first: str) -> asyncio.Event:
+    """Set by Ctrl-C and SIGTERM, which say `first`."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
 
     def cancel() -> None:
         if not stop.is_set():
-            output.say("stopping: waiting until the guest is seen running on the source")
+            output.say(first)
             stop.set()
         else:
             output.say("still stopping; a migration cannot be left half done")
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, cancel)
-    with Progress(f"{request.guest} → {request.to}") as progress:
-        return await api.migrate(api.load_inventory(inventory), request, progress.take, stop)
-
-
-def _error(report: MigrationReport) -> VmckptError | None:
-    """The error that stands for how it ended; None if it ended well."""
-    guest, source = report.guest, report.source
-    match report.outcome:
-        case Outcome.COMPLETED | Outcome.PLANNED:
-            return None
-        case Outcome.BLOCKED:
-            count = sum(f.severity is Severity.BLOCKER for f in report.findings)
-            noun = "reason" if count == 1 else "reasons"
-            return Blocked(
-                f"{guest} cannot move from {source} to {report.target}: {count} {noun}",
-                mend="see above; nothing was changed",
-            )
-        case Outcome.CANCELLED:
-            return Cancelled(f"cancelled; {guest} runs on {source}")
-        case Outcome.TIMED_OUT:
-            return MigrationFailed(
-                f"time limit reached; {guest} runs on {source}",
-                mend="allow more time, a longer --max-downtime or more --bandwidth",
-            )
-        case Outcome.FAILED:
-            return MigrationFailed(
-                f"{report.error or 'libvirt gave no reason'}; {guest} runs on {source}"
-            )
-        case Outcome.SHUT_OFF:
-            return MigrationFailed(
-                f"{guest} ended meanwhile and runs on neither {source} nor {report.target}",
-                mend="look at its console and log, then start it with virsh start",
-            )
-        case Outcome.UNKNOWN:
-            return OutcomeUnknown(
-                f"it is not known where {guest} runs ({'; '.join(report.warnings)})",
-                host=source,
-                mend=f"look with virsh at {source} and {report.target} before anything is started",
-            )
+        asyncio.get_running_loop().add_signal_handler(number, cancel)
+    return stop
 
 
 def _show(report: MigrationReport) -> None:
@@ -139,9 +175,9 @@ def _show(report: MigrationReport) -> None:
                 " nothing was changed"
             )
         return
+    how = f"{report.mode}, policy {report.policy}, {report.driver}"
     output.out.print(
-        f"[bold]{report.guest}[/]: {report.outcome}, {report.source} → {report.target}"
-        f" (pre-copy, {report.driver})"
+        f"[bold]{report.guest}[/]: {report.outcome}, {report.source} → {report.target} ({how})"
     )
     _figures(report)
     _passes(report)

@@ -13,7 +13,7 @@ from vmckpt.cli import output
 from vmckpt.model.events import Checked, Decided, Estimate, Event, PhaseChanged, Sampled
 from vmckpt.model.findings import Severity
 from vmckpt.model.jobs import JobPhase, JobSample
-from vmckpt.units import show_bytes, show_rate, show_seconds
+from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
 
 _LOG_EVERY = 1.0
 
@@ -81,32 +81,38 @@ class Progress:
                 self._last = event
                 if self._live is None and time.monotonic() - self._logged >= _LOG_EVERY:
                     self._logged = time.monotonic()
-                    self._log(_line(event))
+                    self._log(line(event))
 
-    def _log(self, line: str) -> None:
-        output.say(f"{time.monotonic() - self._began:7.1f}s {line}")
+    def _log(self, text: str) -> None:
+        output.say(f"{time.monotonic() - self._began:7.1f}s {text}")
 
     def _panel(self) -> Group:
-        elapsed = show_seconds(time.monotonic() - self._began)
-        head = Table.grid(padding=(0, 2))
-        head.add_row(Text(self._title, "bold"), str(self._phase), elapsed)
-        if self._last is None:
-            return Group(head)
-        sample = self._last.sample
-        # A bar alone ends without a new line; in a grid it is a line of its own.
-        bar = Table.grid()
-        bar.add_row(ProgressBar(total=1.0, completed=self._last.done, width=60))
-        left = f"{show_bytes(sample.remaining)} of {show_bytes(sample.total)}"
-        dirty = "–" if sample.dirty_rate is None else show_rate(sample.dirty_rate)
-        grid = Table.grid(padding=(0, 2))
-        grid.add_row("iteration", str(sample.iteration), "remaining", left)
-        grid.add_row("bandwidth", show_rate(sample.bandwidth), "dirty rate", dirty)
-        time_left = show_estimate(self._last.estimate)
-        grid.add_row("expected downtime", show_downtime(sample), "time left", time_left)
-        return Group(head, bar, grid)
+        elapsed = Seconds(time.monotonic() - self._began)
+        return panel(self._title, str(self._phase), elapsed, self._last)
 
 
-def _line(event: Sampled) -> str:
+def panel(title: str, phase: str, elapsed: Seconds, last: Sampled | None) -> Group:
+    """What a terminal shows of a running migration."""
+    head = Table.grid(padding=(0, 2))
+    head.add_row(Text(title, "bold"), phase, show_seconds(elapsed))
+    if last is None:
+        return Group(head)
+    sample = last.sample
+    # A bar alone ends without a new line; in a grid it is a line of its own.
+    bar = Table.grid()
+    bar.add_row(ProgressBar(total=1.0, completed=last.done, width=60))
+    left = f"{show_bytes(sample.remaining)} of {show_bytes(sample.total)}"
+    dirty = "–" if sample.dirty_rate is None else show_rate(sample.dirty_rate)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("iteration", str(sample.iteration), "remaining", left)
+    grid.add_row("bandwidth", show_rate(sample.bandwidth), "dirty rate", dirty)
+    time_left = show_estimate(last.estimate)
+    grid.add_row("expected downtime", show_downtime(sample), "time left", time_left)
+    return Group(head, bar, grid)
+
+
+def line(event: Sampled) -> str:
+    """The same in a line of a log."""
     sample = event.sample
     dirty = "-" if sample.dirty_rate is None else show_rate(sample.dirty_rate)
     return (

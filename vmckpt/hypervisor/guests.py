@@ -1,5 +1,6 @@
 """Guests of a host: list, describe, define and end."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 import libvirt
@@ -20,6 +21,12 @@ _JOBS = {
     libvirt.VIR_DOMAIN_JOB_OPERATION_DUMP: "dump",
     libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP: "backup",
 }
+_POST_COPY = (
+    (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_POSTCOPY),
+    (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_POSTCOPY_FAILED),
+    (libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_POSTCOPY),
+    (libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_POSTCOPY_FAILED),
+)
 UNKNOWN_JOB = "unknown"
 _MIGRATIONS = ("incoming migration", "outgoing migration")
 
@@ -61,6 +68,7 @@ async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
             state_reason=reason,
             resumed=state == libvirt.VIR_DOMAIN_RUNNING
             and reason == libvirt.VIR_DOMAIN_RUNNING_MIGRATION_CANCELED,
+            post_copy=(state, reason) in _POST_COPY,
             # A job that cannot be told may be one: saying so costs another look, not a guest.
             migrating=_job(domain) in (*_MIGRATIONS, UNKNOWN_JOB),
         )
@@ -83,6 +91,22 @@ async def define_and_start(hypervisor: Hypervisor, xml: str) -> None:
             raise
 
     await hypervisor.command("starting a guest", change)
+
+
+async def set_labels(hypervisor: Hypervisor, name: str, labels: Mapping[str, str]) -> None:
+    """Give a guest these labels and no others; they go with it wherever it moves."""
+
+    def change(connection: libvirt.virConnect) -> None:
+        domain = _lookup(connection, name)
+        if domain is None:
+            raise HypervisorError(f"no guest {name!r}", host=hypervisor.host.name)
+        flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG if domain.isPersistent() else 0
+        flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE if domain.isActive() else 0
+        kind = libvirt.VIR_DOMAIN_METADATA_ELEMENT
+        text = parse.labels_xml(labels) if labels else None
+        domain.setMetadata(kind, text, "vmckpt", parse.LABELS, flags)
+
+    await hypervisor.command(f"labelling guest {name}", change)
 
 
 async def remove(hypervisor: Hypervisor, name: str) -> None:

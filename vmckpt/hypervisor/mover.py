@@ -1,35 +1,52 @@
 """The migration calls of libvirt, behind the port `model.ports.Mover`."""
 
+import json
 import math
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import libvirt
+import libvirt_qemu
 
 from vmckpt.errors import HypervisorError, PeerLoginFailed
-from vmckpt.hypervisor import guests, library, parse
+from vmckpt.hypervisor import guests, library, orders, parse
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.guests import Presence
 from vmckpt.model.jobs import JobSample, JobTotals
-from vmckpt.model.ports import Driver, MoveOrder
-from vmckpt.units import MIB, Seconds
+from vmckpt.model.orders import AutoConverge, Driver, MoveOrder
+from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
+
+# libvirt's own greatest limit in MiB/s, which it takes for none.
+_NO_LIMIT = (2**63 - 1) // MIB
+# What QEMU comes with.
+_QEMU_THROTTLE = AutoConverge(initial=20, increment=10, at_most=99)
 
 
 class LibvirtMover:
     """Moves one guest from one host to another."""
 
-    def __init__(self, source: Hypervisor, target: Hypervisor, uuid: str) -> None:
+    def __init__(
+        self,
+        source: Hypervisor,
+        target: Hypervisor,
+        uuid: str,
+        *,
+        free_target: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`free_target` drops the target's end of a dead stream, by whatever way there is."""
         self._source = source
         self._target = target
         self._uuid = uuid
+        self._free_target = free_target
 
     def _guest(self, connection: libvirt.virConnect) -> libvirt.virDomain:
         return connection.lookupByUUIDString(self._uuid)
 
     async def move(self, order: MoveOrder) -> None:
         """See Mover.move."""
-        flags, params = _flags(order), self._params(order)
         target = self._target.host
+        flags, params = orders.flags(order), orders.params(order, target)
 
         def peer_to_peer(connection: libvirt.virConnect) -> None:
             self._guest(connection).migrateToURI3(target.uri_for_peers, params, flags)
@@ -53,16 +70,7 @@ class LibvirtMover:
                 raise PeerLoginFailed(
                     exc.message, host=self._source.host.name, code=exc.code
                 ) from exc
-            raise
-
-    def _params(self, order: MoveOrder) -> dict[str, str | int]:
-        params: dict[str, str | int] = {}
-        if (address := self._target.host.migration_address) is not None:
-            bracketed = f"[{address}]" if ":" in address else address
-            params[libvirt.VIR_MIGRATE_PARAM_URI] = f"tcp://{bracketed}"
-        if order.bandwidth is not None:
-            params[libvirt.VIR_MIGRATE_PARAM_BANDWIDTH] = max(1, math.ceil(order.bandwidth / MIB))
-        return params
+            raise orders.explained(exc, order, target) from exc
 
     async def sample(self) -> JobSample | None:
         """See Mover.sample."""
@@ -86,7 +94,9 @@ class LibvirtMover:
                 stats,
                 at=Seconds(time.monotonic()),
                 paused=paused and reason == libvirt.VIR_DOMAIN_PAUSED_MIGRATION,
-                post_copy=paused and reason == libvirt.VIR_DOMAIN_PAUSED_POSTCOPY,
+                post_copy=paused
+                and reason
+                in (libvirt.VIR_DOMAIN_PAUSED_POSTCOPY, libvirt.VIR_DOMAIN_PAUSED_POSTCOPY_FAILED),
             )
 
         return await self._source.ask("reading job statistics", read)
@@ -136,20 +146,96 @@ class LibvirtMover:
         )
         return Seconds(milliseconds / 1000)
 
+    async def set_bandwidth(self, limit: BytesPerSecond | None, *, post_copy: bool) -> None:
+        """See Mover.set_bandwidth; libvirt counts in whole MiB/s."""
+        flags = libvirt.VIR_DOMAIN_MIGRATE_MAX_SPEED_POSTCOPY if post_copy else 0
+        speed = _NO_LIMIT if limit is None else max(1, math.ceil(limit / MIB))
+        await self._source.command(
+            "limiting the bandwidth", lambda c: self._guest(c).migrateSetMaxSpeed(speed, flags)
+        )
+
+    async def throttle(self, how: AutoConverge | None) -> None:
+        """See Mover.throttle.
+
+        libvirt has no call that changes the throttle while a job runs, QEMU has.
+        """
+        how = how or _QEMU_THROTTLE
+        order = {
+            "execute": "migrate-set-parameters",
+            "arguments": {
+                "cpu-throttle-initial": how.initial,
+                "cpu-throttle-increment": how.increment,
+                "max-cpu-throttle": how.at_most,
+            },
+        }
+        await self._source.command(
+            "setting the CPU throttle",
+            lambda c: libvirt_qemu.qemuMonitorCommand(self._guest(c), json.dumps(order), 0),
+        )
+
+    async def set_cache(self, size: Bytes) -> None:
+        """See Mover.set_cache."""
+        await self._source.command(
+            "setting the compression cache",
+            lambda c: self._guest(c).migrateSetCompressionCache(size),
+        )
+
+    async def halt(self) -> None:
+        """See Mover.halt."""
+        await self._source.command("pausing the guest", lambda c: self._guest(c).suspend())
+
+    async def start_post_copy(self) -> None:
+        """See Mover.start_post_copy."""
+        await self._source.command(
+            "switching to post-copy", lambda c: self._guest(c).migrateStartPostCopy()
+        )
+
+    async def stream_given_up(self) -> bool:
+        """See Mover.stream_given_up.
+
+        libvirt says "post-copy failed" also when only its own call was lost; QEMU knows.
+        """
+
+        def read(connection: libvirt.virConnect) -> bool:
+            guest = self._guest(connection)
+            answer = libvirt_qemu.qemuMonitorCommand(guest, '{"execute": "query-migrate"}', 0)
+            return bool(json.loads(answer)["return"].get("status") == "postcopy-paused")
+
+        try:
+            return await self._source.ask("asking QEMU about the stream", read)
+        except HypervisorError:
+            return False
+
+    async def free_target(self) -> None:
+        """See Mover.free_target."""
+        if self._free_target is not None:
+            await self._free_target()
+
+    async def forget_source(self) -> bool:
+        """See Mover.forget_source.
+
+        libvirt leaves the definition when the source's call was lost although the stream arrived.
+        """
+
+        def change(connection: libvirt.virConnect) -> bool:
+            try:
+                domain = self._guest(connection)
+                state, reason = domain.state()
+                migrated = (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_MIGRATED)
+                if (state, reason) != migrated or not domain.isPersistent():
+                    return False
+            except libvirt.libvirtError as exc:
+                if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                    return False
+                raise
+            domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+            return True
+
+        return await self._source.command("undefining the guest on the source", change)
+
     async def presence(self) -> tuple[Presence, Presence]:
         """See Mover.presence."""
         return (
             await guests.presence(self._source, self._uuid),
             await guests.presence(self._target, self._uuid),
         )
-
-
-def _flags(order: MoveOrder) -> int:
-    flags: int = libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_ABORT_ON_ERROR
-    if order.driver is Driver.PEER_TO_PEER:
-        flags |= libvirt.VIR_MIGRATE_PEER2PEER
-    if order.persistent:
-        flags |= libvirt.VIR_MIGRATE_PERSIST_DEST | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE
-    if order.storage_proven:
-        flags |= libvirt.VIR_MIGRATE_UNSAFE
-    return flags

@@ -9,6 +9,9 @@ from vmckpt.model.guests import Disk, Guest, GuestState, Nic
 from vmckpt.model.jobs import JobPhase, JobSample, JobTotals
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
+# Namespace of our element in a domain's metadata.
+LABELS = "urn:vmckpt:labels:1"
+
 STATES = {
     libvirt.VIR_DOMAIN_NOSTATE: GuestState.UNKNOWN,
     libvirt.VIR_DOMAIN_RUNNING: GuestState.RUNNING,
@@ -76,7 +79,22 @@ def guest(
         huge_pages=root.find("memoryBacking/hugepages") is not None,
         snapshots=snapshots,
         job=job,
+        labels=_labels(root),
     )
+
+
+def _labels(root: ET.Element) -> dict[str, str]:
+    """Our labels from the metadata, which travel with the guest."""
+    path = f"metadata/{{{LABELS}}}labels/{{{LABELS}}}label"
+    return {node.get("name", ""): node.get("value", "") for node in root.findall(path)}
+
+
+def labels_xml(labels: Mapping[str, str]) -> str:
+    """The metadata element that holds labels."""
+    root = ET.Element("labels")
+    for name, value in sorted(labels.items()):
+        ET.SubElement(root, "label", name=name, value=value)
+    return ET.tostring(root, encoding="unicode")
 
 
 def _bytes(node: ET.Element | None) -> Bytes:

@@ -17,7 +17,11 @@ from vmckpt.lab import host, image, observer_client
 from vmckpt.lab.lab import Say, silent
 from vmckpt.lab.plan import GUEST_BRIDGE, LabPlan, check_name
 from vmckpt.lab.shell import run
+from vmckpt.model.guests import Guest
 from vmckpt.units import MIB, Bytes, BytesPerSecond, parse_bytes, parse_rate
+
+# A byte that a disk can be filled with, to be looked for elsewhere.
+FILLING = b"\xa7"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +108,17 @@ def start(
     private_disk: bool = False,
     shared_memory: bool = False,
     vcpus: int = 1,
+    written: str = "0",
     say: Say = silent,
 ) -> LabGuest:
-    """Make a guest, start it, and wait until the observer hears it."""
+    """Make a guest, start it, and wait until the observer hears it.
+
+    `written`: so much in the middle of its disk is `FILLING` from the beginning.
+    """
     try:
         check_name(name)
         region, rate = parse_dirty(dirty)
-        size, room = parse_bytes(memory), parse_bytes(disk)
+        size, room, filling = parse_bytes(memory), parse_bytes(disk), parse_bytes(written)
     except ValueError as exc:
         raise BadInput(f"guest {name}: {exc}") from None
     _check_host(lab, on)
@@ -133,6 +141,9 @@ def start(
     if room:
         create = f"qemu-img create -q -f {disk_format} {guest.disk_path} {room}".split()
         run(host.enter(lab.host(on), *create))
+    if filling:
+        write = f"write -P {FILLING[0]} {room // 2 // MIB * MIB} {filling}"
+        run(host.enter(lab.host(on), "qemu-io", "-f", disk_format, "-c", write, guest.disk_path))
     _write_down(lab, [*stored(lab), guest])
     say(f"{name}: starting on {on}")
     try:
@@ -212,7 +223,7 @@ def remove(lab: LabPlan, name: str) -> None:
         observer_client.ask(lab.observer_socket, op="forget", guest=name)
     asyncio.run(_remove_everywhere(lab, name))
     for folder in (lab.shared, *(h.root / "private" for h in lab.hosts)):
-        for path in folder.glob(f"{name}.*"):
+        for path in folder.rglob(f"{name}.*"):
             if re.fullmatch(rf"{re.escape(name)}\.(raw|qcow2)", path.name):
                 path.unlink()
     _write_down(lab, [guest for guest in stored(lab) if guest.name != name])
@@ -242,7 +253,15 @@ async def whereabouts(lab: LabPlan, name: str) -> list[str]:
 
 
 def disk_seen_from(lab: LabPlan, guest: LabGuest, on: str) -> Path:
-    """The guest's disk as a path of this machine."""
-    if guest.private_disk:
-        return lab.host(on).root / "private" / Path(guest.disk_path).name
-    return Path(guest.disk_path)
+    """The guest's disk as a path of this machine, wherever on that host a move has put it."""
+    known = inventory.load(lab.inventory)
+
+    async def asked() -> Guest | None:
+        async with Hypervisor(known.host(on)) as hypervisor:
+            return await hypervisor_guests.find_guest(hypervisor, guest.name)
+
+    found = asyncio.run(asked())
+    path = Path(found.disks[0].source or "") if found is not None and found.disks else None
+    if path is not None and path.is_relative_to(lab.private):
+        return lab.host(on).root / "private" / path.relative_to(lab.private)
+    return path or Path(guest.disk_path)

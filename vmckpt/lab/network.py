@@ -72,6 +72,12 @@ def _guest_cable(plan: LabPlan, name: str, namespace: str) -> None:
     _ip(f"link set g-{name} master {GUEST_BRIDGE} up", observer)
 
 
+def side_room(plan: LabPlan, namespace: str, link: str, address: str) -> None:
+    """A namespace on the hosts' network that is no host."""
+    _namespace(namespace)
+    _plug(plan.link_to(link), plan.bridge, namespace, address)
+
+
 def cut(plan: LabPlan, host: str, *, guests_too: bool = False) -> None:
     """Take the host's cable out: silent, as in life; nobody is told."""
     _ip(f"link set {plan.host(host).link} down")

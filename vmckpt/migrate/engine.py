@@ -2,24 +2,34 @@
 
 import asyncio
 import dataclasses
-import logging
 from collections.abc import Callable
 
-from vmckpt.errors import HypervisorError, PeerLoginFailed
-from vmckpt.migrate import estimate, watch
-from vmckpt.migrate.watch import Abort, Limits, PassCounter, Stop, Wait
-from vmckpt.model.events import Decided, Event, PhaseChanged, Sampled
+from vmckpt.errors import HypervisorError, OutcomeUnknown, PeerLoginFailed
+from vmckpt.journal.records import Request
+from vmckpt.migrate import converge, estimate, track, watch, wishes
+from vmckpt.migrate.converge import Abort, Action, Done, Stop, Switch, Terms
+from vmckpt.migrate.dirtying import DirtyCurve
+from vmckpt.migrate.hands import Hands
+from vmckpt.migrate.mending import Mending
+from vmckpt.migrate.telling import Teller
+from vmckpt.migrate.track import Track
+from vmckpt.migrate.watch import PassCounter
+from vmckpt.migrate.wishes import Desk, Hurry
+from vmckpt.model.events import Estimate, Event, Sampled
 from vmckpt.model.jobs import Decision, JobPhase, JobSample, JobTotals, Outcome
-from vmckpt.model.ports import Driver, MoveOrder, Mover
-from vmckpt.units import Seconds
+from vmckpt.model.orders import Driver, MoveOrder
+from vmckpt.model.ports import Mover
+from vmckpt.units import Bytes, Seconds
 
 INTERVAL = Seconds(0.2)
+# Towards the end of a pass it is looked more often: the first moments of the next one count.
+_SHORTEST = Seconds(0.05)
 # An abort that came before the job could be aborted is given again; so is one that got lost.
 _ABORT_AGAIN = Seconds(0.5)
 # How long both hosts are asked what became of the guest before we say that we do not know.
 PATIENCE = Seconds(30.0)
-
-log = logging.getLogger("vmckpt.migrate")
+# A switch that was ordered so long ago and cannot be seen is ordered again.
+_SWITCH_AGAIN = Seconds(3.0)
 
 Emit = Callable[[Event], None]
 
@@ -37,88 +47,144 @@ class Ending:
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...]
     error: str | None
+    switched: Seconds | None = None
+    """When the switch to post-copy was ordered; None: never."""
 
 
 class Migration:
     """One run of the engine. Everything it learns is kept for the ending."""
 
-    def __init__(self, mover: Mover, limits: Limits, emit: Emit, stop: asyncio.Event) -> None:
+    def __init__(
+        self,
+        mover: Mover,
+        terms: Terms,
+        emit: Emit,
+        stop: asyncio.Event,
+        *,
+        desk: Desk | None = None,
+        curve: DirtyCurve = track.UNKNOWN,
+        observe: bool = False,
+    ) -> None:
+        """`curve` is what was measured before; with `observe` it decides and does not act."""
         self._mover = mover
-        self._limits = limits
-        self._emit = _harmless(emit)
+        self._hands = Hands(mover)
+        self._terms = terms
+        self._tell = Teller(emit)
         self._stop = stop
-        self._began = Seconds(0.0)
+        self._desk = desk
+        self._observe = observe
+        self._done = Done(max_downtime=terms.max_downtime)
+        self._shadow = self._done
+        self._would_end = False
+        self._told_no_way_back = False
+        self._track = Track(began=Seconds(0.0), curve=curve)
         self._samples: list[JobSample] = []
-        self._decisions: list[Decision] = []
-        self._warnings: list[str] = []
         self._counter = PassCounter()
-        self._phase = JobPhase.PREFLIGHT
         self._stopped: Stop | None = None
         self._abort_given = Seconds(0.0)
+        self._switched: Seconds | None = None
+        self._share = 0.0
+        self._mending = Mending(mover, terms.policy.recover_for, self._tell.decide, self._tell.warn)
 
     async def run(self, order: MoveOrder) -> Ending:
         """Migrate; returns however it ends, once that is known or `PATIENCE` is used up."""
-        usual = await self._mover.max_downtime()
-        await self._mover.set_max_downtime(self._limits.max_downtime)
-        self._began = _now()
-        self._enter(JobPhase.SETUP)
+        await self._hands.prepare(self._terms.max_downtime, order.auto_converge)
+        self._track = dataclasses.replace(self._track, began=_now())
+        self._tell.enter(JobPhase.SETUP)
         error = await self._attend(order)
         if isinstance(error, PeerLoginFailed) and self._stopped is None:
             order = dataclasses.replace(order, driver=Driver.CLIENT)
-            self._decide("client-driven", error.message, {})
+            self._tell.decide("client-driven", error.message, "login")
             error = await self._attend(order)
-        outcome = await self._outcome()
-        elapsed = Seconds(_now() - self._began)
-        totals = None
-        if outcome is Outcome.COMPLETED:
-            totals = await self._totals()
-            if order.autostart:
-                await self._autostart()
-        elif outcome not in (Outcome.UNKNOWN, Outcome.SHUT_OFF):
-            await self._restore(usual)
-        self._enter(JobPhase.DONE)
-        if outcome is Outcome.COMPLETED and self._stopped is not None:
-            self._warn("it was complete before it could be stopped")
+        if self._done.switched and error is not None:
+            error = await self._mend(order, error)
+        return await self._ending(order, error)
+
+    async def _ending(self, order: MoveOrder, error: HypervisorError | None) -> Ending:
+        """Find out how it ended, clean up, and tell."""
+        outcome, began = await self._outcome(), self._track.began
+        if self._told_no_way_back and outcome is not Outcome.COMPLETED:
+            self._stop.set()  # no further attempt either
+        elapsed = Seconds(_now() - began)
+        totals = await self._settled(outcome, order)
+        self._tell.enter(JobPhase.DONE)
         return Ending(
             outcome=outcome,
             driver=order.driver,
-            began=self._began,
+            began=began,
             elapsed=elapsed,
             totals=totals,
             samples=tuple(self._samples),
-            decisions=tuple(self._decisions),
-            warnings=tuple(self._warnings),
+            decisions=tuple(self._tell.decisions),
+            warnings=tuple(self._tell.warnings),
             error=str(error) if error is not None and outcome is not Outcome.COMPLETED else None,
+            switched=self._switched,
         )
+
+    async def resume(self, order: MoveOrder) -> Ending:
+        """Go on with a post-copy that broke under another controller. `order` is that one's."""
+        self._track = dataclasses.replace(self._track, began=_now())
+        self._done = dataclasses.replace(self._done, switched=True)
+        self._tell.enter(JobPhase.POST_COPY_PAUSED)
+        broken = HypervisorError("its controller is gone", host="")
+        return await self._ending(order, await self._mend(order, broken))
 
     async def _attend(self, order: MoveOrder) -> HypervisorError | None:
         """Give the order and watch until libvirt's call ends; return the error it ended with."""
         move = asyncio.create_task(self._mover.move(order), name="move")
         while not move.done():
-            await self._turn()
-            await asyncio.wait([move], timeout=INTERVAL)
+            await self._turn(call_runs=True)
+            if self._mending.broken and self._stop.is_set():
+                self._mending.give_up("the operator does not want to wait")
+            if self._mending.given_up:
+                move.add_done_callback(lambda call: call.cancelled() or call.exception())
+                return HypervisorError("libvirt's call has not ended", host="")
+            await asyncio.wait([move], timeout=self._until_next())
         error = move.exception()
         if error is not None and not isinstance(error, HypervisorError):
             raise error
         return error
 
-    async def _turn(self) -> None:
+    def _until_next(self) -> Seconds:
+        """The usual interval, or less if the pass at hand will be over before."""
+        last = self._track.last
+        if last is None or last.phase is not JobPhase.PRE_COPY or not last.bandwidth:
+            return INTERVAL
+        return Seconds(max(_SHORTEST, min(INTERVAL, last.remaining / last.bandwidth)))
+
+    async def _turn(self, *, call_runs: bool) -> None:
         """Take one sample and act on it."""
         try:
             sample = await self._mover.sample()
         except HypervisorError as exc:
-            self._warn(f"no statistics: {exc.message}")
+            self._tell.warn(f"no statistics: {exc.message}")
             sample = None
         if sample is not None:
             self._take(sample)
-        action = watch.decide(
-            self._limits, began=self._began, now=_now(), operator_stops=self._stop.is_set()
-        )
-        match action:
-            case Wait():
-                pass
-            case Abort():
-                await self._abort(action)
+        await self._hear()
+        if not self._done.switched:
+            await self._judge()
+            return
+        self._no_way_back()
+        if call_runs:
+            await self._switch_again()
+        self._mending.look(self._track, _now(), call_runs=call_runs)
+
+    def _no_way_back(self) -> None:
+        """Tell who would stop a post-copy that it cannot be. It counts again once that broke."""
+        if self._stop.is_set() and self._stopped is None and not self._mending.broken:
+            self._stop.clear()
+            self._told_no_way_back = True
+            self._tell.decide("go on", "there is no way back from post-copy", "operator")
+
+    async def _switch_again(self) -> None:
+        """A switch whose order was lost is ordered again; to abort instead would be a gamble."""
+        last, ordered = self._track.last, self._switched
+        if last is None or ordered is None or last.phase is not JobPhase.PRE_COPY:
+            return
+        if last.at - ordered > _SWITCH_AGAIN:
+            refusal = await self._do(Switch())
+            self._done = dataclasses.replace(self._done, switched=refusal is None)
 
     def _take(self, raw: JobSample) -> None:
         self._counter = self._counter.after(raw.iteration)
@@ -126,112 +192,187 @@ class Migration:
         if sample.iteration == 0 and not sample.total:
             return  # libvirt has a job, QEMU has not begun: nothing to show
         self._samples.append(sample)
-        self._enter(sample.phase if self._stopped is None else JobPhase.CANCELLING)
-        self._emit(
-            Sampled(
-                sample=sample,
-                estimate=estimate.estimate(self._samples, self._limits.max_downtime),
-                done=estimate.share_done(self._samples),
-            )
-        )
+        self._track = track.seen(self._track, sample, self._terms.policy.stall)
+        if sample.phase is JobPhase.POST_COPY and not self._done.switched:
+            self._done = dataclasses.replace(self._done, switched=True)  # somebody else did it
+            self._switched = self._switched or _now()
+        self._tell.enter(self._phase_of(sample))
+        guess = self._estimate(sample)
+        share = estimate.share_done(guess, Seconds(sample.at - self._track.began))
+        self._share = max(self._share, share)
+        self._tell.emit(Sampled(sample=sample, estimate=guess, done=self._share))
 
-    async def _abort(self, action: Abort) -> None:
-        if self._stopped is None:
+    def _estimate(self, sample: JobSample) -> Estimate:
+        """From where the last passes began: to go through all samples each time takes too long."""
+        began = [
+            dataclasses.replace(sample, at=p.began, iteration=p.number, remaining=Bytes(p.size))
+            for p in self._track.passes[-3:]
+        ]
+        return estimate.estimate([*began, sample], self._done.max_downtime)
+
+    def _phase_of(self, sample: JobSample) -> JobPhase:
+        if self._stopped is not None:
+            return JobPhase.CANCELLING
+        if self._mending.broken:
+            return JobPhase.POST_COPY_PAUSED
+        if self._done.paused and sample.phase is JobPhase.SWITCHOVER:
+            return JobPhase.PAUSED
+        return sample.phase
+
+    async def _judge(self) -> None:
+        """Let the policy decide; with `observe` only say what it would do."""
+        stops, now = self._stop.is_set(), _now()
+        if self._stopped is not None:
+            await self._abort()
+            return
+        if self._observe and not stops:
+            self._only_say(now)
+            return
+        verdict, after = converge.decide(
+            self._terms, self._track, self._done, now=now, operator_stops=stops
+        )
+        if verdict is None:
+            self._done = after
+        elif await self._do(verdict.action) is None:
+            self._tell.verdict(verdict, acted=True)
+            self._done = after
+        else:
+            self._done = converge.refused(self._done, verdict.rule, now)
+
+    def _only_say(self, now: Seconds) -> None:
+        if self._would_end:
+            return
+        verdict, self._shadow = converge.decide(
+            self._terms, self._track, self._shadow, now=now, operator_stops=False
+        )
+        if verdict is not None:
+            self._would_end = isinstance(verdict.action, Abort)
+            self._tell.verdict(verdict, acted=False)
+
+    async def _do(self, action: Action) -> str | None:
+        """Act; why it was refused, which is a warning. None: done."""
+        if isinstance(action, Abort):
             self._stopped = action.why
-            last = self._samples[-1] if self._samples else None
-            self._decide(
-                "abort",
-                action.reason,
-                {
-                    "elapsed_s": round(_now() - self._began, 3),
-                    "iteration": last.iteration if last else 0,
-                    "remaining": last.remaining if last else None,
-                    "dirty_rate": last.dirty_rate if last else None,
-                    "bandwidth": last.bandwidth if last else None,
-                },
-            )
-            self._enter(JobPhase.CANCELLING)
-        if _now() - self._abort_given >= _ABORT_AGAIN:
-            self._abort_given = _now()
-            try:
-                await self._mover.abort()
-            except HypervisorError as exc:
-                self._warn(f"the abort was not taken: {exc.message}")
+            self._tell.enter(JobPhase.CANCELLING)
+            await self._abort()
+            return None
+        try:
+            await self._hands.act(action)
+        except OutcomeUnknown as exc:
+            # Taken for done: to do it twice helps nobody, and what is true shows in the samples.
+            self._tell.warn(f"to {converge.says(action)} had no answer: {exc.message}")
+        except HypervisorError as exc:
+            refusal = f"could not {converge.says(action)}: {exc.message}"
+            self._tell.warn(refusal)
+            return refusal
+        if isinstance(action, Switch):
+            self._switched = _now()
+        return None
+
+    async def _abort(self) -> None:
+        if _now() - self._abort_given < _ABORT_AGAIN:
+            return
+        self._abort_given = _now()
+        try:
+            await self._mover.abort()
+        except HypervisorError as exc:
+            self._tell.warn(f"the abort was not taken: {exc.message}")
+
+    async def _hear(self) -> None:
+        """Do what other terminals ask for, and answer."""
+        for request in self._desk.take_requests() if self._desk is not None else ():
+            stopping = self._stop.is_set() or self._stopped is not None
+            moves = self._track.iteration > 0
+            wanted = wishes.wish(request, self._terms, self._done, moves=moves, stopping=stopping)
+            if isinstance(wanted, str):
+                self._answer(request, wanted)
+            elif isinstance(wanted, Abort):
+                self._stop.set()
+                self._answer(request, None, "cancelling")
+            elif isinstance(wanted, Hurry):
+                self._answer(request, None, self._mending.hurry())
+            else:
+                refusal, said = await self._do(wanted), converge.says(wanted)
+                if refusal is None:
+                    self._done = converge.after(self._done, wanted)
+                    self._shadow = converge.after(self._shadow, wanted)
+                    self._tell.decide(said, f"{request.asked_by} asked for it", "operator")
+                self._answer(request, refusal, said)
+
+    def _answer(self, request: Request, refusal: str | None, said: str = "") -> None:
+        if self._desk is not None:
+            self._desk.answer(request, ok=refusal is None, text=refusal or said)
+
+    async def _mend(self, order: MoveOrder, error: HypervisorError) -> HypervisorError | None:
+        """Resume a broken post-copy until it is whole or the operator is asked; the last error."""
+        last: HypervisorError | None = error
+        while last is not None and not self._mending.given_up:
+            source, target = await self._mover.presence()
+            in_two_parts = source.post_copy or not source.reachable
+            if not in_two_parts or watch.settle(source, target, stopped=None) is not None:
+                return last
+            if self._stop.is_set() and self._mending.broken:
+                self._mending.give_up("the operator does not want to wait")
+                return last
+            if await self._mending.may_resume(self._track, target, _now()):
+                resumed = dataclasses.replace(order, resume=True)
+                last = await self._attend(resumed)
+                self._mending.attempted(_now(), last)
+            else:
+                await self._turn(call_runs=False)
+                self._tell.enter(self._phase_of_broken())
+                await asyncio.sleep(INTERVAL)
+        return last
+
+    def _phase_of_broken(self) -> JobPhase:
+        return JobPhase.POST_COPY_PAUSED if self._mending.broken else JobPhase.POST_COPY
 
     async def _outcome(self) -> Outcome:
         """Ask both hosts until their answers settle it. An abort is still obeyed meanwhile."""
-        self._enter(JobPhase.CLEANUP)
+        self._tell.enter(JobPhase.CLEANUP)
         give_up = _now() + PATIENCE
         while True:
             source, target = await self._mover.presence()
             settled = watch.settle(source, target, stopped=self._stopped)
             if settled is not None:
                 return settled
+            if self._mending.given_up and source.post_copy:
+                return Outcome.POST_COPY_PAUSED
             if source.migrating:
                 # Our call is over but the job is not: the source's libvirtd still drives it.
-                await self._turn()
+                await self._turn(call_runs=False)
                 give_up = _now() + PATIENCE
             if _now() > give_up:
-                self._warn(
+                self._tell.warn(
                     f"source says {source.state or _absent(source.reachable)},"
                     f" target says {target.state or _absent(target.reachable)}"
                 )
                 return Outcome.UNKNOWN
             await asyncio.sleep(INTERVAL)
 
+    async def _settled(self, outcome: Outcome, order: MoveOrder) -> JobTotals | None:
+        """Clean up after it ended so; its final statistics if it completed."""
+        if outcome is Outcome.COMPLETED:
+            if self._stopped is not None:
+                self._tell.warn("it was complete before it could be stopped")
+            totals = await self._totals()
+            await self._hands.arrived(order, self._tell.warn, switched=self._done.switched)
+            return totals
+        keep = (Outcome.UNKNOWN, Outcome.SHUT_OFF, Outcome.POST_COPY_PAUSED, Outcome.LOST)
+        if outcome not in keep:
+            await self._hands.put_back(self._tell.warn)
+        return None
+
     async def _totals(self) -> JobTotals | None:
         totals = await self._mover.totals()
+        if totals is None and self._done.switched:
+            return None  # libvirt 9.0 keeps none of a post-copy: the source is gone with them
         if totals is None:
-            self._warn("final statistics were gone: downtime is not known, the rest is as sampled")
+            self._tell.warn(
+                "final statistics were gone: downtime is not known, the rest is as sampled"
+            )
             return None
         return dataclasses.replace(totals, iterations=self._counter.number(totals.iterations))
-
-    async def _autostart(self) -> None:
-        try:
-            await self._mover.set_autostart()
-        except HypervisorError as exc:
-            self._warn(
-                f"it does not start with its new host yet, run virsh autostart: {exc.message}"
-            )
-
-    async def _restore(self, usual: Seconds) -> None:
-        """The guest stays here: what we set on its QEMU is set back."""
-        try:
-            await self._mover.set_max_downtime(usual)
-        except HypervisorError as exc:
-            self._warn(f"the downtime limit could not be set back to {usual:g} s: {exc.message}")
-
-    def _enter(self, phase: JobPhase) -> None:
-        if phase is not self._phase:
-            self._phase = phase
-            self._emit(PhaseChanged(phase=phase))
-
-    def _decide(
-        self, action: str, reason: str, numbers: dict[str, float | int | str | None]
-    ) -> None:
-        decision = Decision(at=_now(), action=action, reason=reason, numbers=numbers)
-        self._decisions.append(decision)
-        self._emit(Decided(decision=decision))
-
-    def _warn(self, text: str) -> None:
-        if text not in self._warnings:
-            self._warnings.append(text)
-
-
-def _harmless(emit: Emit) -> Emit:
-    """A listener that fails, say because its terminal is gone, must not end a migration."""
-    listening = True
-
-    def guarded(event: Event) -> None:
-        nonlocal listening
-        if listening:
-            try:
-                emit(event)
-            except Exception:
-                listening = False
-                log.exception("the listener failed and is told nothing more")
-
-    return guarded
 
 
 def _absent(reachable: bool) -> str:

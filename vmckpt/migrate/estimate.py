@@ -74,13 +74,13 @@ def _after(
     return Seconds(rest + following * (1 - shrinks**count) / (1 - shrinks) / bandwidth)
 
 
-def share_done(samples: Sequence[JobSample]) -> float:
-    """Share of the work that is done, 0 to 1, from the least that was ever left.
+def share_done(estimate: Estimate, elapsed: Seconds) -> float:
+    """Share of the time that has passed, 0 to 1; 0 while nothing can be said.
 
-    Not from the memory processed: pages are sent again and again, so it exceeds the total.
+    Not from the memory processed: pages are sent again and again, so it exceeds the total, and what
+    remains goes up again with every pass.
     """
-    totals = [sample.total for sample in samples if sample.total]
-    if not totals:
+    if estimate.low is None or elapsed <= 0:
         return 0.0
-    least = min(sample.remaining for sample in samples if sample.total)
-    return max(0.0, min(1.0, 1 - least / max(totals)))
+    rest = estimate.low if estimate.high is None else (estimate.low + estimate.high) / 2
+    return elapsed / (elapsed + rest)

@@ -25,10 +25,17 @@ class _SshFacts:
     same_file: dict[str, bool] | None = None
     on_target: dict[str, bool] | None = None
     login_error: str | None = None
+    post_copy_error: str | None = None
     errors: tuple[str, ...] = ()
 
 
-async def gather(source: Hypervisor, target: Hypervisor, name: str) -> Facts:
+Remotes = tuple[Remote, Remote]
+"""Source and target over ssh."""
+
+
+async def gather(
+    source: Hypervisor, target: Hypervisor, name: str, remotes: Remotes | None
+) -> Facts:
     """Everything that could be found out; what could not is named in the facts, never raised."""
     (
         (guest, guest_error),
@@ -44,7 +51,7 @@ async def gather(source: Hypervisor, target: Hypervisor, name: str) -> Facts:
     if guest is not None and target_error is None:
         (cpu_fits, _), seen = await asyncio.gather(
             _or_error(host_facts.cpu_fits(target, guest)),
-            _over_ssh(source.host, target.host, guest),
+            _over_ssh(remotes, guest),
         )
     return Facts(
         name=name,
@@ -60,6 +67,7 @@ async def gather(source: Hypervisor, target: Hypervisor, name: str) -> Facts:
         on_target=seen.on_target or {},
         cpu_fits=cpu_fits,
         peer_login_error=seen.login_error,
+        post_copy_error=seen.post_copy_error,
         ssh_errors=seen.errors,
     )
 
@@ -71,34 +79,36 @@ async def _or_error(call: Awaitable[T]) -> tuple[T | None, str | None]:
         return None, exc.message
 
 
-async def _over_ssh(source: Host, target: Host, guest: Guest) -> _SshFacts:
+async def _over_ssh(remotes: Remotes | None, guest: Guest) -> _SshFacts:
     """What only a look at the hosts' files and links can tell; hosts without ssh tell nothing."""
-    if source.ssh is None or target.ssh is None or source.name == target.name:
+    if remotes is None:
         return _SshFacts()
+    here, there = remotes
     on_file = [disk for disk in guest.disks if disk.kind == "file" and disk.source is not None]
     written = sorted({disk.source or "" for disk in on_file if not disk.read_only})
     files = sorted({*guest.boot_files, *(disk.source or "" for disk in on_file)})
-    async with Remote(source) as here, Remote(target) as there:
-        # Not cancelled with us: its probe file must be gone before we log out.
-        same = asyncio.create_task(probe.same_files(here, there, written))
-        try:
-            links, same_file, present, login = await asyncio.gather(
-                there.run(["ls", "-1", "/sys/class/net"]),
-                asyncio.shield(same),
-                _present(there, files),
-                _peer_login(here, target),
-            )
-        except HostKeyRefused:
-            raise
-        except RemoteError as exc:
-            return _SshFacts(errors=(str(exc),))
-        finally:
-            await asyncio.gather(same, return_exceptions=True)
+    # Not cancelled with us: its probe file must be gone before we log out.
+    same = asyncio.create_task(probe.same_files(here, there, written))
+    try:
+        links, same_file, present, login, post_copy = await asyncio.gather(
+            there.run(["ls", "-1", "/sys/class/net"]),
+            asyncio.shield(same),
+            _present(there, files),
+            _peer_login(here, there.host),
+            probe.post_copy_error(there),
+        )
+    except HostKeyRefused:
+        raise
+    except RemoteError as exc:
+        return _SshFacts(errors=(str(exc),))
+    finally:
+        await asyncio.gather(same, return_exceptions=True)
     return _SshFacts(
         links=frozenset(links.out.split()),
         same_file=same_file,
         on_target=present,
         login_error=login,
+        post_copy_error=post_copy,
     )
 
 

@@ -1,6 +1,6 @@
 """May this guest move there? All reasons against it at once, each with what to do. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vmckpt.model.findings import Finding, Severity
@@ -35,8 +35,12 @@ class Facts:
     """For each file of a disk, whether both hosts see the same one; absent: not known."""
     on_target: Mapping[str, bool] = field(default_factory=dict)
     """For each file that must exist on the target, whether it does; absent: could not be asked."""
+    copied: frozenset[str] = frozenset()
+    """Files of disks that are copied: they need not be the same on both hosts."""
     cpu_fits: bool | None = None
     peer_login_error: str | None = None
+    post_copy_error: str | None = None
+    """Why the target cannot take a guest in post-copy; None: it can, or could not be asked."""
     ssh_errors: tuple[str, ...] = ()
 
 
@@ -50,6 +54,11 @@ def check(facts: Facts) -> tuple[Finding, ...]:
         found += _networks(facts, facts.guest)
         found += _target(facts, facts.guest)
         found += _way(facts)
+    return ordered(found)
+
+
+def ordered(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Blockers first."""
     order = {Severity.BLOCKER: 0, Severity.WARNING: 1, Severity.INFO: 2, Severity.OK: 3}
     return tuple(sorted(found, key=lambda finding: order[finding.severity]))
 
@@ -190,19 +199,21 @@ def _disk(facts: Facts, guest: Guest, disk: Disk) -> Iterator[Finding]:
             "set cache='none' and restart the guest",
         )
     same = _same(facts, disk)
+    if disk.source in facts.copied:
+        return
     if facts.on_target.get(disk.source or "") is False:
         yield _blocker(
             "storage-not-visible",
             facts.target,
             f"{what} is not there",
-            f"share its folder between {facts.source} and {facts.target}, or detach it",
+            f"share its folder between {facts.source} and {facts.target}, or --copy-storage thin",
         )
     elif same is False and not disk.read_only:
         yield _blocker(
             "storage-not-visible",
             facts.target,
             f"{what} is not the same file there",
-            f"share its folder between {facts.source} and {facts.target}",
+            f"share its folder between {facts.source} and {facts.target}, or --copy-storage thin",
         )
     elif same is None and disk.kind != "network" and not disk.read_only:
         yield _warning(

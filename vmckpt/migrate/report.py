@@ -1,12 +1,12 @@
 """What happened, for people and for scripts. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from vmckpt.model.findings import Finding
 from vmckpt.model.jobs import Decision, JobSample, JobTotals, Outcome
-from vmckpt.model.ports import Driver
+from vmckpt.model.orders import Driver, Mode
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 
@@ -50,6 +50,18 @@ class MigrationReport:
     findings: tuple[Finding, ...] = ()
     error: str | None = None
     """What libvirt said when it failed."""
+    policy: str | None = None
+    mode: Mode | None = None
+    """How memory was to travel; None when it never came to that."""
+    switched: Seconds | None = None
+    """When the switch to post-copy was ordered; None: never."""
+    attempts: int = 1
+    job: str | None = None
+    """Its id in the journal; None if there is no journal."""
+    forecast: Mapping[str, Any] | None = None
+    """What was expected, beside what was measured; in JSON's types."""
+    left_behind: tuple[str, ...] = ()
+    """What is still on the source: images of disks that were copied."""
 
     @property
     def iterations(self) -> int:
@@ -99,7 +111,13 @@ def as_json(report: MigrationReport) -> dict[str, Any]:
         "source": report.source,
         "target": report.target,
         "outcome": str(report.outcome),
-        "mode": "precopy",
+        "job": report.job,
+        "policy": report.policy,
+        "mode": str(report.mode) if report.mode else None,
+        "attempts": report.attempts,
+        "switched_ms": None
+        if report.switched is None
+        else _ms(Seconds(report.switched - report.began)),
         "driver": str(report.driver) if report.driver else None,
         "total_ms": _ms(report.total),
         "setup_ms": _ms(totals.setup) if totals else None,
@@ -107,11 +125,13 @@ def as_json(report: MigrationReport) -> dict[str, Any]:
         "observed_downtime_ms": _ms(report.observed_downtime),
         "iterations": report.iterations,
         "bytes_transferred": report.transferred,
-        "samples": [_sample(sample, report.began) for sample in report.samples],
+        "samples": [sample_as_json(sample, report.began) for sample in report.samples],
         "passes": [_pass(row) for row in passes(report.samples, report.began)],
-        "decisions": [_decision(one, report.began) for one in report.decisions],
+        "decisions": [decision_as_json(one, report.began) for one in report.decisions],
         "warnings": list(report.warnings),
         "findings": [finding.as_json() for finding in report.findings],
+        "forecast": report.forecast,
+        "left_behind": list(report.left_behind),
         "error": report.error,
     }
 
@@ -120,7 +140,8 @@ def _ms(time: Seconds | None) -> float | None:
     return None if time is None else round(time * 1000, 1)
 
 
-def _sample(sample: JobSample, began: Seconds) -> dict[str, Any]:
+def sample_as_json(sample: JobSample, began: Seconds) -> dict[str, Any]:
+    """One sample; its time since `began`."""
     return {
         "at_ms": _ms(Seconds(sample.at - began)),
         "phase": str(sample.phase),
@@ -142,10 +163,13 @@ def _pass(row: Pass) -> dict[str, Any]:
     return fields
 
 
-def _decision(one: Decision, began: Seconds) -> dict[str, Any]:
+def decision_as_json(one: Decision, began: Seconds) -> dict[str, Any]:
+    """One decision; its time since `began`."""
     return {
         "at_ms": _ms(Seconds(one.at - began)),
         "action": one.action,
+        "rule": one.rule,
+        "acted": one.acted,
         "reason": one.reason,
         "numbers": dict(one.numbers),
     }

@@ -1,52 +1,16 @@
-"""What to do about a running migration now, and what became of it in the end. Pure."""
+"""What became of a migration in the end, from what both hosts say. Pure."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from vmckpt.migrate.converge import Stop
 from vmckpt.model.guests import Presence
 from vmckpt.model.jobs import Outcome
-from vmckpt.units import Seconds
 
-
-class Stop(StrEnum):
-    """Why a migration is being stopped."""
-
-    OPERATOR = "operator"
-    TIME_LIMIT = "time limit"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the operator allowed."""
-
-    max_downtime: Seconds
-    timeout: Seconds | None
-    """None: as long as it takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Go on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """End the job; the guest stays on the source."""
-
-    why: Stop
-    reason: str
-
-
-Action = Wait | Abort
-
-
-def decide(limits: Limits, *, began: Seconds, now: Seconds, operator_stops: bool) -> Action:
-    """Choose the next action; the first rule that matches wins."""
-    if operator_stops:
-        return Abort(Stop.OPERATOR, "the operator stopped it")
-    if limits.timeout is not None and now - began >= limits.timeout:
-        return Abort(Stop.TIME_LIMIT, f"not done within the time limit of {limits.timeout:g} s")
-    return Wait()
+_WHY = {
+    Stop.OPERATOR: Outcome.CANCELLED,
+    Stop.TIME_LIMIT: Outcome.TIMED_OUT,
+    Stop.RULE: Outcome.NOT_CONVERGED,
+}
 
 
 def settle(source: Presence, target: Presence, *, stopped: Stop | None) -> Outcome | None:
@@ -61,19 +25,21 @@ def settle(source: Presence, target: Presence, *, stopped: Stop | None) -> Outco
     | runs, no job        | gone or off  | cancelled, timed out or failed: it never left    |
     | runs, never stopped | unreachable  | the same: the target can run only what left      |
     | gone or shut off    | gone or off  | shut off: it ended on the way, or right after    |
+    | in post-copy        | gone or off  | lost: the target had part of its memory          |
     | anything else       |              | look again                                       |
 
     A source that was stopped for the switchover and resumed, beside a silent target, is in the last
     row: libvirt resumes it also when only the target's answer got lost.
     """
+    if source.post_copy:
+        return Outcome.LOST if _off(target) else None
     if _off(source):
-        if target.runs:
+        if target.runs and not target.post_copy:
             return Outcome.COMPLETED
         return Outcome.SHUT_OFF if _off(target) else None
     never_left = _off(target) or (not target.reachable and not source.resumed)
     if source.runs and not source.migrating and never_left:
-        why = {Stop.OPERATOR: Outcome.CANCELLED, Stop.TIME_LIMIT: Outcome.TIMED_OUT}
-        return why[stopped] if stopped is not None else Outcome.FAILED
+        return _WHY[stopped] if stopped is not None else Outcome.FAILED
     return None
 
 

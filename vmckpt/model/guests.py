@@ -1,7 +1,9 @@
 """A guest: what libvirt calls a domain."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from vmckpt.units import Bytes
 
@@ -84,6 +86,8 @@ class Guest:
     snapshots: int
     job: str | None
     """The job that holds the guest; None if none does."""
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """What the operator wrote into its metadata, to choose policies by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,9 @@ class Presence:
     """A migration job holds the guest there."""
     resumed: bool = False
     """Its CPUs were stopped for a switchover and started again, because the migration failed."""
+
+    post_copy: bool = False
+    """It is in two parts: paused on the source for good, or running here on part of its memory."""
 
     @property
     def runs(self) -> bool:

@@ -15,6 +15,10 @@ class JobPhase(StrEnum):
     SETUP = "setup"
     PRE_COPY = "pre-copy"
     POST_COPY = "post-copy"
+    POST_COPY_PAUSED = "postcopy-paused"
+    """The stream broke: the guest waits on the target for pages that the source holds."""
+    PAUSED = "paused"
+    """The policy stopped the guest so that its memory can be sent to the end."""
     SWITCHOVER = "switchover"
     CLEANUP = "cleanup"
     CANCELLING = "cancelling"
@@ -64,6 +68,10 @@ class Decision:
     """Monotonic time."""
     action: str
     reason: str
+    rule: str = ""
+    """What asked for it: a rule of the policy by its name, "operator", "time limit", …"""
+    acted: bool = True
+    """False: it was only decided, to see what would be done."""
     numbers: Mapping[str, float | int | str | None] = field(
         default_factory=lambda: MappingProxyType({})
     )
@@ -75,9 +83,15 @@ class Outcome(StrEnum):
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     TIMED_OUT = "timed-out"
+    NOT_CONVERGED = "not-converged"
+    """The policy gave up: the guest writes faster than its memory can be sent."""
     FAILED = "failed"
     SHUT_OFF = "shut-off"
     """The guest runs on neither host: it ended meanwhile."""
+    POST_COPY_PAUSED = "postcopy-paused"
+    """The stream of a post-copy broke and was not mended; nothing is lost, nothing was ended."""
+    LOST = "lost"
+    """The target lost the guest in the middle of a post-copy: part of its memory is gone."""
     UNKNOWN = "unknown"
     BLOCKED = "blocked"
     PLANNED = "planned"

@@ -1,36 +1,11 @@
 """What the engines need of the outside world, and no more."""
 
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 from vmckpt.model.guests import Presence
 from vmckpt.model.jobs import JobSample, JobTotals
-from vmckpt.units import BytesPerSecond, Seconds
-
-
-class Driver(StrEnum):
-    """Who drives a migration."""
-
-    PEER_TO_PEER = "peer-to-peer"
-    """The source's libvirtd: it goes on when the controller dies."""
-    CLIENT = "client-driven"
-    """The controller: it ends, without harm, when the controller dies."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoveOrder:
-    """Everything libvirt must be told to move a guest."""
-
-    driver: Driver
-    persistent: bool
-    """The guest is defined on the source: define it on the target and not on the source."""
-    autostart: bool
-    """Start the guest with the target host from now on; libvirt does not carry that over."""
-    storage_proven: bool
-    """The disks were seen to be the same files on both hosts, so libvirt need not doubt it."""
-    bandwidth: BytesPerSecond | None
-    """None: no limit."""
+from vmckpt.model.orders import AutoConverge, MoveOrder
+from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 
 class Mover(Protocol):
@@ -60,6 +35,30 @@ class Mover(Protocol):
 
     async def max_downtime(self) -> Seconds:
         """The limit in force now."""
+
+    async def set_bandwidth(self, limit: BytesPerSecond | None, *, post_copy: bool) -> None:
+        """Limit the job's stream, before or after the switch to post-copy; None: no limit."""
+
+    async def throttle(self, how: AutoConverge | None) -> None:
+        """Let QEMU slow the guest down, in a job that was started for it; None: as QEMU came."""
+
+    async def set_cache(self, size: Bytes) -> None:
+        """Give a job that was started with xbzrle a cache of that size."""
+
+    async def halt(self) -> None:
+        """Stop the guest; libvirt starts it on the target, or here if the migration fails."""
+
+    async def start_post_copy(self) -> None:
+        """Run the guest on the target now. There is no way back."""
+
+    async def stream_given_up(self) -> bool:
+        """Whether the source's QEMU has given a post-copy's stream up: then it can be resumed."""
+
+    async def free_target(self) -> None:
+        """Make the target let go of a dead stream as well; no error if there is none."""
+
+    async def forget_source(self) -> bool:
+        """Undefine what a completed migration left shut off on the source; whether it did."""
 
     async def presence(self) -> tuple[Presence, Presence]:
         """What source and target say about the guest now."""

@@ -166,3 +166,21 @@ async def kvm_boots(remote: Remote) -> bool | None:
     """
     answer = await remote.run(["sh", "-s"], text=_KVM_SCRIPT, limit=Seconds(15.0))
     return None if answer.status == 3 else answer.status == 0
+
+
+# QEMU fetches missing pages by userfaultfd. Which user it runs as: Debian's own choice is
+# libvirt-qemu, and a line of its own in qemu.conf says otherwise.
+_USERFAULTFD = r"""
+[ "$(cat /proc/sys/vm/unprivileged_userfaultfd 2>/dev/null)" = 1 ] && exit 0
+user=$(sed -n 's/^ *user *= *"\{0,1\}\([^" ]*\).*/\1/p' /etc/libvirt/qemu.conf 2>/dev/null)
+case $user in root | 0 | +0) [ -r /proc/sys/vm/unprivileged_userfaultfd ] && exit 0 ;; esac
+exit 1
+"""
+
+
+async def post_copy_error(target: Remote) -> str | None:
+    """Why guests cannot arrive at that host by post-copy; None if they can."""
+    answer = await target.run(["sh", "-s"], text=_USERFAULTFD)
+    if answer.status == 0:
+        return None
+    return "its QEMU may not use userfaultfd (sysctl vm.unprivileged_userfaultfd is not 1)"

@@ -1,0 +1,279 @@
+"""vmckpt's `balanced` beside virsh: guests that converge, guests that do not, links of all speeds.
+
+Every guest is moved by four programs in turn, between the same two lab hosts over the same link:
+
+    vmckpt      vmckpt migrate, policy balanced (without TLS, like the others)
+    virsh       virsh migrate --live
+    throttled   virsh migrate --live --auto-converge
+    schedule    virsh migrate --live --postcopy, with the steps of oVirt's policy "post-copy" given
+                by hand: downtime 100 ms, 150 and 200 ms in the 2nd and 3rd pass, then post-copy
+
+All are measured from outside in the same way: time from the first byte until the source has let
+go of the guest; the longest silence that the observer heard. A row's ideal is what a switch after
+the first pass would send, over the stream's bandwidth, both as vmckpt's run shows them. A peer that
+has not ended after five times the ideal is aborted and counts as not finished.
+
+    sudo .venv/bin/python bench/convergence.py [--rows 1,5] [--json bench/results/convergence.json]
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from vmckpt import inventory
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.guests import find_guest
+from vmckpt.hypervisor.mover import LibvirtMover
+from vmckpt.lab import guests, lab, ledger, network, observer_client
+from vmckpt.lab.plan import LabPlan
+from vmckpt.model.jobs import JobSample
+from vmckpt.units import Seconds, parse_rate
+
+OTHER = {"alpha": "beta", "beta": "alpha"}
+PEERS = ("vmckpt", "virsh", "throttled", "schedule")
+_FIRST_LIMIT = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A guest and the link it is moved over."""
+
+    memory: str
+    dirty: str
+    link: str
+
+
+ROWS = (
+    Row("256MiB", "0MiB", "200mbit"),
+    Row("512MiB", "256MiB", "200mbit"),
+    Row("256MiB", "32MiB@4MiB/s", "200mbit"),
+    Row("256MiB", "64MiB@20MiB/s", "200mbit"),
+    Row("512MiB", "192MiB@25MiB/s", "200mbit"),
+    Row("512MiB", "192MiB@48MiB/s", "200mbit"),
+    Row("1024MiB", "384MiB@48MiB/s", "400mbit"),
+    Row("1024MiB", "512MiB@90MiB/s", "400mbit"),
+    Row("512MiB", "64MiB@20MiB/s", "1gbit"),
+    Row("1024MiB", "512MiB@60MiB/s", "1gbit"),
+    Row("512MiB", "256MiB@20MiB/s", "off"),
+    Row("1024MiB", "512MiB@80MiB/s", "off"),
+)
+
+
+@dataclass(slots=True)
+class Run:
+    """One program's migration of one guest, seen from outside."""
+
+    peer: str
+    finished: bool = False
+    total: float = 0.0
+    """Seconds from the first byte to the end, or to the abort."""
+    setup: float = 0.0
+    """Seconds from the command's start to the first byte."""
+    blackout: float = 0.0
+    undisturbed: float = 0.0
+    transferred: int = 0
+    first_pass: float = 0.0
+    """Bytes sent in it."""
+    left_after_it: float = 0.0
+    bandwidth: float = 0.0
+    switched: bool = False
+    whole: bool = False
+
+
+def command(plan: LabPlan, peer: str, source: str) -> list[str]:
+    """What is run."""
+    target = OTHER[source]
+    if peer == "vmckpt":
+        program = str(Path(sys.executable).parent / "vmckpt")
+        return [
+            program, "migrate", "web1", "--to", target, "--from", source, "--policy", "balanced",
+            "--tls", "off", "-i", str(plan.inventory), "--json",
+        ]  # fmt: skip
+    address = plan.host(target).address
+    more = {"virsh": [], "throttled": ["--auto-converge"], "schedule": ["--postcopy"]}[peer]
+    return [
+        "virsh", "-c", f"qemu+tcp://{plan.host(source).address}/system", "migrate", "--live",
+        "--p2p", "--persistent", "--undefinesource", "--unsafe", *more, "web1",
+        f"qemu+tcp://{address}/system", "--migrateuri", f"tcp://{address}",
+    ]  # fmt: skip
+
+
+def start(command: list[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Run a program; what it prints goes into a file, since a full pipe would stop it."""
+    return subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL)
+
+
+class Stopwatch:
+    """Looks at the source ten times a second, the same for every program."""
+
+    def __init__(self, mover: LibvirtMover, run: Run, act: Callable[[int], Any] | None) -> None:
+        self._mover = mover
+        self._run = run
+        self._act = act
+        self.samples: list[JobSample] = []
+        self.first = self.last = 0.0
+
+    async def watch(self, process: subprocess.Popen[bytes], limit: float) -> bool:
+        """Until the program ends; False if it was stopped at the limit after the first byte."""
+        while process.poll() is None:
+            sample = await self._mover.sample()
+            now = time.monotonic()
+            if sample is not None and sample.total:
+                self.first = self.first or now
+                self.last = now
+                self.samples.append(sample)
+                self._run.switched |= sample.phase == "post-copy"
+                if self._act is not None and not self._run.switched:
+                    await self._act(sample.iteration)
+            if self.first and now - self.first > limit and not self._run.switched:
+                await self._mover.abort()
+                process.wait(30)
+                return False
+            await asyncio.sleep(0.1)
+        return process.returncode == 0
+
+
+def schedule(mover: LibvirtMover) -> Callable[[int], Any]:
+    """oVirt's steps; its own monitor looks every ten seconds, this one at every sample."""
+    done = {"pass": 0}
+
+    async def act(iteration: int) -> None:
+        if iteration <= done["pass"]:
+            return
+        done["pass"] = iteration
+        if iteration in (1, 2, 3):
+            await mover.set_max_downtime(Seconds({1: 0.1, 2: 0.15, 3: 0.2}[iteration]))
+        else:
+            await mover.start_post_copy()
+
+    return act
+
+
+async def move(plan: LabPlan, peer: str, source: str, limit: float) -> Run:
+    """Let one program move the guest, and measure."""
+    known = inventory.load(plan.inventory)
+    run = Run(peer)
+    async with (
+        Hypervisor(known.host(source)) as here,
+        Hypervisor(known.host(OTHER[source])) as there,
+    ):
+        guest = await find_guest(here, "web1")
+        assert guest is not None
+        mover = LibvirtMover(here, there, guest.uuid)
+        if peer != "vmckpt":
+            await mover.set_max_downtime(Seconds(0.3))
+        watch = Stopwatch(mover, run, schedule(mover) if peer == "schedule" else None)
+        quiet = observer_client.status(
+            plan.observer_socket, "web1", since=time.monotonic() - 2.0, until=time.monotonic()
+        )
+        began = time.monotonic()
+        with tempfile.TemporaryFile() as out:
+            process = start(command(plan, peer, source), out)
+            run.finished = await watch.watch(process, limit)
+            ended = time.monotonic()
+            out.seek(0)
+            told = out.read()
+        await asyncio.sleep(0.3)
+        seen = observer_client.status(
+            plan.observer_socket, "web1", since=began, until=time.monotonic()
+        )
+    run.setup = watch.first - began
+    run.total = (watch.last if run.finished else ended) - watch.first
+    run.blackout, run.undisturbed = seen.blackout, quiet.blackout
+    run.transferred = max((sample.transferred for sample in watch.samples), default=0)
+    if peer == "vmckpt":
+        _ideal(run, json.loads(told)["samples"])
+    return run
+
+
+def _ideal(run: Run, samples: list[dict[str, Any]]) -> None:
+    """First pass and what it left, as the samples of vmckpt's run tell it."""
+    moving = [sample for sample in samples if sample["iteration"]]
+    later = next((s for s in moving if s["iteration"] > 1), moving[-1])
+    run.first_pass = later["transferred"]
+    run.left_after_it = later["remaining"] if later["iteration"] > 1 else 0
+    sent = moving[-1]["transferred"] - moving[0]["transferred"]
+    lasted = (moving[-1]["at_ms"] - moving[0]["at_ms"]) / 1000
+    run.bandwidth = sent / lasted if lasted > 0 else float(moving[-1]["bandwidth"])
+
+
+def measure(plan: LabPlan, row: Row) -> dict[str, Any]:
+    """One row: a fresh guest, moved by each program in turn."""
+    for host in ("alpha", "beta"):
+        network.shape(plan, host, None)
+    guests.start(plan, "web1", "alpha", memory=row.memory, dirty=row.dirty)
+    try:
+        for host in ("alpha", "beta"):
+            network.shape(plan, host, None if row.link == "off" else parse_rate(row.link))
+        time.sleep(3.0)
+        place, runs, limit, ideal = "alpha", [], _FIRST_LIMIT, 0.0
+        for peer in PEERS:
+            run = asyncio.run(move(plan, peer, place, limit))
+            place = OTHER[place] if run.finished else place
+            run.whole = ledger.audit(plan, "web1").whole
+            runs.append(run)
+            if peer == "vmckpt":
+                ideal = (run.first_pass + run.left_after_it) / run.bandwidth
+                limit = 5 * ideal
+            print(
+                f"  {peer:<10}{'' if run.finished else 'not finished '}{run.total:6.1f} s",
+                flush=True,
+            )
+            time.sleep(2.0)
+    finally:
+        guests.remove(plan, "web1")
+    return {"row": asdict(row), "ideal_s": ideal, "runs": [asdict(run) for run in runs]}
+
+
+def table(results: list[dict[str, Any]]) -> None:
+    """What was measured, a line for each row."""
+    print(f"\n{'guest and link':<38}{'ideal':>8}", end="")
+    print("".join(f"{peer:>11}" for peer in PEERS), end="")
+    print(f"{'/ideal':>8}{'/virsh':>8}{'blackout':>10}  how")
+    for result in results:
+        runs = {run["peer"]: run for run in result["runs"]}
+        mine, virsh, row = runs["vmckpt"], runs["virsh"], result["row"]
+        times = "".join(
+            f"{runs[p]['total']:>9.1f} s" if runs[p]["finished"] else f"{'–':>11}" for p in PEERS
+        )
+        beside = f"{mine['total'] / virsh['total']:8.2f}" if virsh["finished"] else f"{'':>8}"
+        dark = (mine["blackout"] - mine["undisturbed"]) * 1000
+        how = "post-copy" if mine["switched"] else "pre-copy"
+        broken = "" if all(run["whole"] for run in result["runs"]) else "  LEDGERS BROKEN"
+        guest = f"{row['memory']:>8} {row['dirty']:<17}{row['link']:<12}{result['ideal_s']:>6.1f} s"
+        share = mine["total"] / result["ideal_s"]
+        print(f"{guest}{times}{share:>8.2f}{beside}{dark:>8.0f}ms  {how}{broken}")
+
+
+def main() -> None:
+    """Build a lab, measure the rows, print, and take the lab down."""
+    words = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    words.add_argument("--rows", help="only these, counted from 1: 1,5,6")
+    words.add_argument("--json", type=Path)
+    asked = words.parse_args()
+    chosen = [int(n) - 1 for n in asked.rows.split(",")] if asked.rows else range(len(ROWS))
+    name = f"bench-{os.getpid()}"
+    plan = lab.up(name)
+    results = []
+    try:
+        for index in chosen:
+            print(f"{index + 1}: {ROWS[index]}", flush=True)
+            results.append(measure(plan, ROWS[index]))
+    finally:
+        lab.down(name)
+    table(results)
+    if asked.json:
+        asked.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

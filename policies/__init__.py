@@ -1,0 +1,1 @@
+"""The policies that ship, as data of the package."""

@@ -1,0 +1,93 @@
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from tests.lab.bench import Bench
+from tests.unit.worlds import policy
+from vmckpt.errors import RemoteError
+from vmckpt.hypervisor import dirtyrate
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.guests import find_guest
+from vmckpt.lab import network
+from vmckpt.migrate.forecast import Facts
+from vmckpt.migrate.measure import measure
+from vmckpt.model.guests import Guest
+from vmckpt.model.measured import DirtyPoint
+from vmckpt.remote import measure as remote
+from vmckpt.remote.ssh import Remote
+from vmckpt.units import MIB, Seconds, parse_rate
+
+T = TypeVar("T")
+Question = Callable[[Hypervisor, Remote, Guest], Awaitable[T]]
+
+
+def asked(bench: Bench, question: Question[T]) -> T:
+    """One question about web1 to alpha, with a login there."""
+
+    async def ask() -> T:
+        host = bench.inventory.host("alpha")
+        async with Hypervisor(host) as hypervisor, Remote(host) as here:
+            guest = await find_guest(hypervisor, "web1")
+            assert guest is not None
+            return await question(hypervisor, here, guest)
+
+    return asyncio.run(ask())
+
+
+def test_what_is_measured_is_what_the_guest_and_the_link_do(bench: Bench) -> None:
+    bench.guest(memory="256MiB", dirty="64MiB@20MiB/s")
+    for host in ("alpha", "beta"):
+        network.shape(bench.plan, host, parse_rate("400mbit"))
+
+    async def look(source: Hypervisor, here: Remote, guest: Guest) -> Facts:
+        beta = bench.inventory.host("beta")
+        async with Hypervisor(beta) as target, Remote(beta) as there:
+            return await measure(
+                source, target, guest, policy(), [], probe=Seconds(4.0), remotes=(here, there)
+            )
+
+    try:
+        known = asked(bench, look)
+    finally:
+        for host in ("alpha", "beta"):
+            network.shape(bench.plan, host, None)
+
+    # 400 Mbit/s less the headers; the region and a kernel; 20 MiB/s up to 64 MiB.
+    assert known.bandwidth.covers(45.6 * MIB)
+    assert 100 * MIB < known.in_use.low < known.in_use.high < 160 * MIB
+    at_once = next(one for one in known.dirty if 0.8 < one.time < 1.3)
+    assert at_once.dirtied / at_once.time == pytest.approx(20 * MIB, rel=0.25)
+    assert max(one.time for one in known.dirty) > 2
+    assert all(one.dirtied < 75 * MIB for one in known.dirty)
+    assert ":4921" not in bench.inside("beta", "ss", "-ltn")
+
+
+def test_libvirt_and_the_kernel_tell_less_but_not_something_else(bench: Bench) -> None:
+    bench.guest(memory="256MiB", dirty="64MiB@20MiB/s")
+
+    async def rated(source: Hypervisor, _here: Remote, guest: Guest) -> DirtyPoint:
+        return await dirtyrate.dirtied(source, guest, 2)
+
+    async def held(source: Hypervisor, here: Remote, guest: Guest) -> tuple[int, int | None]:
+        return await remote.resident(here, guest), await dirtyrate.resident(source, guest)
+
+    point = asked(bench, rated)
+    kernel, process = asked(bench, held)
+
+    assert abs(point.dirtied - 40 * MIB) < 1.5 * point.error
+    assert 100 * MIB < kernel < 256 * MIB
+    assert process is not None
+    assert process >= kernel
+
+
+def test_a_guest_of_another_name_is_not_looked_at(bench: Bench) -> None:
+    bench.guest(memory="192MiB", dirty="16MiB@1MiB/s")
+
+    async def look(_source: Hypervisor, here: Remote, guest: Guest) -> None:
+        await remote.memory(here, replace(guest, uuid="no-such-uuid"), [])
+
+    with pytest.raises(RemoteError, match="no QEMU process"):
+        asked(bench, look)

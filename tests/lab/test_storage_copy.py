@@ -1,0 +1,257 @@
+"""Disks that the hosts do not share, copied with the guest on real hosts."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.lab.bench import WHOLE, Bench
+from tests.lab.moving import move
+from vmckpt.errors import BadInput, RemoteError
+from vmckpt.hypervisor import storage
+from vmckpt.hypervisor.guests import find_guest
+from vmckpt.migrate import disks
+from vmckpt.model.images import CopyPlan, Made, Wish
+from vmckpt.model.orders import Driver
+from vmckpt.remote import probe
+from vmckpt.remote.ssh import Remote
+from vmckpt.units import MIB, parse_rate
+
+T = TypeVar("T")
+
+PRIVATE: dict[str, Any] = {
+    "memory": "192MiB", "dirty": "16MiB@1MiB/s", "disk": "512MiB", "written": "20MiB",
+    "private_disk": True,
+}  # fmt: skip
+
+
+def over_ssh(bench: Bench, work: Callable[[Remote, Remote], Awaitable[T]]) -> T:
+    async def run() -> T:
+        inventory = bench.inventory
+        async with Remote(inventory.host("alpha")) as here, Remote(inventory.host("beta")) as there:
+            return await work(here, there)
+
+    return asyncio.run(run())
+
+
+def uuid(bench: Bench) -> str:
+    guest = bench.ask("alpha", lambda hypervisor: find_guest(hypervisor, "web1"))
+    assert guest is not None
+    return guest.uuid
+
+
+def planned(bench: Bench, wish: Wish) -> CopyPlan:
+    """As preflight would: drives from libvirt, the rest over ssh."""
+    known = uuid(bench)
+    drives = bench.ask("alpha", lambda hypervisor: storage.drives(hypervisor, known))
+
+    async def look(here: Remote, there: Remote) -> CopyPlan:
+        same = await probe.same_files(here, there, [drive.path or "" for drive in drives])
+        return await disks.look(here, there, drives, same, wish)
+
+    return over_ssh(bench, look)
+
+
+def prepared(bench: Bench, plan: CopyPlan) -> Made:
+    return over_ssh(bench, lambda _here, there: disks.prepare(there, plan))
+
+
+def removed(bench: Bench, made: Made) -> tuple[str, ...]:
+    return over_ssh(bench, lambda _here, there: disks.remove(there, made))
+
+
+def inside(bench: Bench, host: str, path: str) -> Path:
+    """A path of a host's private storage, as this machine sees it."""
+    return bench.plan.host(host).root / "private" / Path(path).relative_to(bench.plan.private)
+
+
+def taken(path: Path) -> float:
+    """MiB that a file takes."""
+    return path.stat().st_blocks * 512 / MIB
+
+
+def codes(plan: CopyPlan) -> list[str]:
+    return [finding.code for finding in plan.findings]
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@pytest.mark.parametrize("kind", ["raw", "qcow2"])
+@pytest.mark.parametrize("full", [False, True], ids=["thin", "full"])
+def test_a_private_disk_travels_along(bench: Bench, kind: str, full: bool) -> None:
+    guest = bench.guest(**PRIVATE, disk_format=kind)
+    plan = planned(bench, Wish(full=full))
+    assert codes(plan) == ["disk-copied"]
+    assert plan.disks == ("vda",)
+    assert plan.left_behind == (guest.disk_path,)
+    prepared(bench, plan)
+    moved = move(bench, copied_disks=plan.disks, storage_proven=False)
+    troubles = over_ssh(bench, lambda _here, there: disks.finish(there, plan))
+
+    assert (moved.explained, troubles) == ("", ())
+    assert bench.where() == ["beta"]
+    arrived, left = (inside(bench, host, guest.disk_path) for host in ("beta", "alpha"))
+    assert 20 <= taken(left) < 24
+    assert (taken(arrived) >= 512) if full else (20 <= taken(arrived) < 24)
+    assert arrived.stat().st_mode == left.stat().st_mode
+    before = digest(left)
+    assert bench.ledgers() == WHOLE
+    assert digest(left) == before
+    assert any(sample.total > 500 * MIB for sample in moved.samples)
+
+
+def test_a_copy_may_get_another_folder(bench: Bench) -> None:
+    guest = bench.guest(**PRIVATE)
+    folder = bench.plan.private / "new & old"
+    inside(bench, "beta", str(folder)).mkdir(exist_ok=True)
+    known = uuid(bench)
+    plan = planned(bench, Wish(folder=str(folder)))
+    assert plan.moved == {"vda": str(folder / "web1.raw")}
+    running, stored = bench.ask(
+        "alpha", lambda source: storage.definitions_with_images_at(source, known, plan.moved)
+    )
+    prepared(bench, plan)
+    moved = move(
+        bench, copied_disks=plan.disks, storage_proven=False,
+        target_xml=running, target_definition=stored,
+    )  # fmt: skip
+
+    assert moved.explained == ""
+    assert bench.ledgers() == WHOLE
+    assert not inside(bench, "beta", guest.disk_path).exists()
+    for which in ([], ["--inactive"]):
+        xml = bench.inside("beta", "virsh", "dumpxml", "web1", *which)
+        assert [drive.path for drive in storage.read_drives(xml)] == [str(folder / "web1.raw")]
+
+
+def test_a_folder_may_be_a_pool(bench: Bench) -> None:
+    folder = bench.plan.private / "pool"
+    inside(bench, "beta", str(folder)).mkdir(exist_ok=True)
+    bench.inside("beta", "virsh", "-q", "pool-create-as", "tank", "dir", "--target", str(folder))
+    try:
+        found = bench.ask("beta", lambda target: storage.folder_of(target, "tank"))
+        with pytest.raises(BadInput, match="no storage pool 'tnak'"):
+            bench.ask("beta", lambda target: storage.folder_of(target, "tnak"))
+    finally:
+        bench.inside("beta", "virsh", "-q", "pool-destroy", "tank")
+
+    assert found == str(folder)
+    assert bench.ask("beta", lambda target: storage.folder_of(target, "/srv/")) == "/srv"
+
+
+def test_an_aborted_copy_leaves_nothing_on_the_target(bench: Bench) -> None:
+    guest = bench.guest(**PRIVATE)
+    plan = planned(bench, Wish())
+    made = prepared(bench, plan)
+    moved = move(
+        bench, copied_disks=plan.disks, storage_proven=False, bandwidth=parse_rate("2MiB/s"),
+        abort_after=2.0,
+    )  # fmt: skip
+
+    assert moved.error is not None
+    assert bench.where() == ["alpha"]
+    assert inside(bench, "beta", guest.disk_path).exists()
+    assert removed(bench, made) == ()
+    assert not inside(bench, "beta", guest.disk_path).exists()
+    assert bench.ledgers() == WHOLE
+
+
+def test_a_file_that_is_there_is_neither_written_over_nor_removed(bench: Bench) -> None:
+    guest = bench.guest(**PRIVATE)
+    plan = planned(bench, Wish())
+    path = inside(bench, "beta", guest.disk_path)
+    path.write_text("somebody's")
+
+    with pytest.raises(RemoteError, match="File exists"):
+        prepared(bench, plan)
+    assert path.read_text() == "somebody's"
+    path.unlink()
+    made = prepared(bench, plan)
+    path.unlink()
+    path.write_text("somebody's")
+    left = removed(bench, made)
+    assert "not the one that was made" in left[0]
+    assert path.read_text() == "somebody's"
+    assert codes(planned(bench, Wish())) == ["disk-copied", "disk-in-the-way"]
+
+
+def test_an_image_that_a_guest_runs_on_is_not_removed(bench: Bench) -> None:
+    guest = bench.guest(**PRIVATE)
+    plan = planned(bench, Wish())
+    made = prepared(bench, plan)
+    assert move(bench, copied_disks=plan.disks, storage_proven=False).good
+
+    assert removed(bench, made) == (f"{guest.disk_path} (a QEMU has it open)",)
+    assert bench.ledgers() == WHOLE
+
+
+def test_a_copy_to_a_wrong_name_is_refused_and_named(bench: Bench) -> None:
+    guest = bench.guest(**PRIVATE)
+    plan = planned(bench, Wish())
+    made = prepared(bench, plan)
+    moved = move(bench, copied_disks=plan.disks, storage_proven=False, tls_name="gamma")
+
+    assert "beta: " in moved.explained
+    assert "'gamma'" in moved.explained
+    assert removed(bench, made) == ()
+    assert not inside(bench, "beta", guest.disk_path).exists()
+    assert bench.where() == ["alpha"]
+    assert bench.ledgers() == WHOLE
+
+
+def test_post_copy_goes_with_copied_disks(bench: Bench) -> None:
+    bench.guest(memory="192MiB", dirty="64MiB@30MiB/s", disk="32MiB", private_disk=True)
+    plan = planned(bench, Wish())
+    prepared(bench, plan)
+    moved = move(
+        bench, switch_in_pass=2, post_copy=True, copied_disks=plan.disks, storage_proven=False,
+        bandwidth=parse_rate("40MiB/s"), tls_name="beta",
+    )  # fmt: skip
+
+    assert moved.explained == ""
+    assert bench.where() == ["beta"]
+    assert bench.ledgers() == WHOLE
+
+
+@pytest.mark.parametrize("wishes", [{"connections": 2}, {"live": False}, {"tls_name": "beta"}])
+@pytest.mark.long
+def test_copied_disks_go_with(bench: Bench, wishes: dict[str, Any]) -> None:
+    bench.guest(**PRIVATE)
+    plan = planned(bench, Wish())
+    prepared(bench, plan)
+    moved = move(
+        bench, copied_disks=plan.disks, storage_proven=False, driver=Driver.CLIENT, **wishes
+    )
+
+    assert moved.explained == ""
+    assert bench.ledgers() == WHOLE
+
+
+def test_an_image_with_another_below_it_is_refused_by_name(bench: Bench) -> None:
+    guest = bench.guest(**PRIVATE, disk_format="qcow2")
+    overlay = guest.disk_path.replace(".qcow2", ".overlay.qcow2")
+    bench.inside(
+        "alpha", "virsh", "-q", "snapshot-create-as", "web1", "--disk-only", "--no-metadata",
+        "--diskspec", f"vda,file={overlay}",
+    )  # fmt: skip
+    plan = planned(bench, Wish())
+    (bench.plan.host("alpha").root / "private" / Path(overlay).name).unlink()
+
+    assert codes(plan) == ["disk-backing"]
+    assert guest.disk_path in plan.findings[0].text
+    assert plan.copies == ()
+
+
+def test_what_is_shared_is_not_copied_onto_itself(bench: Bench) -> None:
+    bench.guest(memory="128MiB", dirty="16MiB@1MiB/s", disk="16MiB")
+
+    assert planned(bench, Wish()) == CopyPlan(rest_shared=True)
+    assert codes(planned(bench, Wish(disks=("vda",)))) == [
+        "disk-shared", "disk-copied", "disk-in-the-way",
+    ]  # fmt: skip

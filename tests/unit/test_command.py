@@ -1,0 +1,67 @@
+"""What of `command` needs no host: whether and when it is tried again."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.policies import policy
+from vmckpt.errors import Cancelled
+from vmckpt.migrate import command
+from vmckpt.migrate.report import MigrationReport
+from vmckpt.model.jobs import Outcome
+from vmckpt.policy.types import OnFailure, Retries
+from vmckpt.units import Seconds
+
+RETRIES = Retries(
+    times=2, first_wait=Seconds(10.0), factor=2.0, longest_wait=Seconds(60.0)
+)  # fmt: skip
+RETRYING = replace(policy(), retries=RETRIES, on_failure=OnFailure.RETRY)
+
+
+def told(outcome: Outcome) -> MigrationReport:
+    return MigrationReport(
+        guest="web1", source="alpha", target="beta", outcome=outcome, driver=None,
+        began=Seconds(0.0), elapsed=Seconds(1.0), totals=None, observed_downtime=None,
+    )  # fmt: skip
+
+
+def test_waits_grow_up_to_the_longest() -> None:
+    waits = [command.wait_before(RETRIES, failed) for failed in range(1, 6)]
+
+    assert waits == pytest.approx([10, 20, 40, 60, 60])
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_only_what_failed_while_the_guest_went_on_is_tried_again(outcome: Outcome) -> None:
+    assert command._again(told(outcome), RETRYING, 1) is (outcome is Outcome.FAILED)
+
+
+def test_as_often_as_the_policy_says_and_if_it_says_so() -> None:
+    failed = told(Outcome.FAILED)
+
+    assert [command._again(failed, RETRYING, number) for number in (1, 2, 3)] == [True, True, False]
+    assert not command._again(failed, replace(RETRYING, on_failure=OnFailure.STOP), 1)
+
+
+@pytest.mark.looptime
+async def test_work_that_is_stopped_is_cancelled_and_said_to_be() -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(5.0, stop.set)
+    work = asyncio.create_task(asyncio.sleep(60))
+
+    async def waits() -> None:
+        await work
+
+    with pytest.raises(Cancelled):
+        await command.stoppable(waits(), stop)
+    assert work.cancelled()
+
+
+@pytest.mark.looptime
+async def test_work_that_ends_in_time_answers() -> None:
+    async def works() -> str:
+        await asyncio.sleep(1)
+        return "done"
+
+    assert await command.stoppable(works(), asyncio.Event()) == "done"

@@ -1,0 +1,126 @@
+"""When a rule's conditions hold: a table for each of them."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.moving import on_its_way, rule, terms
+from vmckpt.migrate import converge
+from vmckpt.migrate.converge import Done, decide
+from vmckpt.migrate.track import Track
+from vmckpt.policy.types import GiveUp, When
+from vmckpt.units import MIB, Bytes, Seconds
+
+DONE = Done(max_downtime=Seconds(0.1))
+NOTHING = Track(began=Seconds(0.0))
+
+
+def why(when: When, track: Track, *, now: float = 9.0, limit: float | None = None) -> str | None:
+    """Why a rule with that `when` acts; None: it does not."""
+    under = terms(rule(GiveUp(), when), limit=limit)
+    verdict, _ = decide(under, track, DONE, now=Seconds(now), operator_stops=False)
+    return None if verdict is None else verdict.reason
+
+
+def s(value: float) -> Seconds:
+    return Seconds(value)
+
+
+FOUR = on_its_way(100, 50, 50, 50, now=9.0)
+# 50 MiB take half a second; then 30 MiB are dirty again, which take 0.3 s.
+THIRTY = on_its_way(100, 50, now=3.0, curve=[(0.5, 30), (2, 50)])
+# Passes of 50, 30, 18, 10.8, 6.5 MiB; 10 MiB go within the limit: 50 + … are sent again.
+SHRINKING = on_its_way(100, 50, now=3.0, curve=[(0.5, 30), (10, 600)])
+LEVEL = on_its_way(100, 50, now=3.0, curve=[(0.5, 50), (2, 50)])
+
+CASES: list[tuple[When, Track, dict[str, Any], bool]] = [
+    (When(iteration=4), FOUR, {}, True),
+    (When(iteration=5), FOUR, {}, False),
+    (When(iteration=1), NOTHING, {}, False),
+    (When(stalled_for=s(5)), FOUR, {"now": 12.0}, True),
+    (When(stalled_for=s(9)), FOUR, {"now": 12.0}, False),
+    (When(stalled_for=s(0)), on_its_way(100, 50, now=3.0), {"now": 30.0}, False),
+    (When(stalled_for=s(0)), NOTHING, {}, False),
+    (When(dirty_over_bandwidth=0.5), on_its_way(100, 50, now=3.0), {}, True),
+    (When(dirty_over_bandwidth=0.51), on_its_way(100, 50, now=3.0), {}, False),
+    (When(dirty_over_bandwidth=0.0), on_its_way(100, now=3.0), {}, False),
+    (When(precopy_excess=0.6), SHRINKING, {}, True),
+    (When(precopy_excess=0.8), SHRINKING, {}, False),
+    (When(precopy_excess=99.0), LEVEL, {}, True),
+    (When(precopy_excess=0.0), on_its_way(100, now=3.0), {}, False),
+    (When(expected_downtime_above=s(0.29)), THIRTY, {}, True),
+    (When(expected_downtime_above=s(0.31)), THIRTY, {}, False),
+    (When(expected_downtime_below=s(0.31)), THIRTY, {}, True),
+    (When(expected_downtime_below=s(0.29)), THIRTY, {}, False),
+    (When(expected_downtime_above=s(0.2), expected_downtime_below=s(0.4)), THIRTY, {}, True),
+    (When(expected_downtime_above=s(0.0)), on_its_way(100, now=3.0), {}, False),
+    (When(time_used=s(9)), FOUR, {"now": 9.0}, True),
+    (When(time_used=s(9)), FOUR, {"now": 8.9}, False),
+    (When(time_share=0.8), FOUR, {"now": 8.0, "limit": 10.0}, True),
+    (When(time_share=0.8), FOUR, {"now": 7.9, "limit": 10.0}, False),
+    (When(time_share=0.8), FOUR, {"now": 1e9}, False),
+    (When(remaining_above=Bytes(50 * MIB)), FOUR, {}, True),
+    (When(remaining_above=Bytes(51 * MIB)), FOUR, {}, False),
+    (When(remaining_below=Bytes(50 * MIB)), FOUR, {}, True),
+    (When(remaining_below=Bytes(49 * MIB)), FOUR, {}, False),
+    (When(remaining_below=Bytes(99)), on_its_way(now=1.0), {}, False),
+    (When(iteration=4, remaining_below=Bytes(49 * MIB)), FOUR, {}, False),
+    (When(iteration=4, remaining_below=Bytes(50 * MIB)), FOUR, {}, True),
+    (When(), FOUR, {}, True),
+]
+
+
+@pytest.mark.parametrize(("when", "track", "at", "holds"), CASES)
+def test_a_condition_holds_or_not(
+    when: When, track: Track, at: dict[str, Any], holds: bool
+) -> None:
+    assert (why(when, track, **at) is not None) is holds
+
+
+def test_all_that_held_is_said() -> None:
+    when = When(
+        iteration=4, stalled_for=s(1), dirty_over_bandwidth=0.1, time_used=s(1),
+        remaining_below=Bytes(60 * MIB),
+    )  # fmt: skip
+
+    assert why(when, FOUR, now=30.0) == (
+        "pass 4, nothing got better for 26.0 s, a pass leaves 50% of what it sent, 30.0 s used,"
+        " 50 MiB left"
+    )
+    assert why(When(precopy_excess=0.1), LEVEL) == (
+        "pre-copy does not get below 100 ms of downtime"
+    )
+    assert why(When(precopy_excess=0.6), SHRINKING) == (
+        "ending by pre-copy would send 65% of the first pass again"
+    )
+    assert why(When(expected_downtime_above=s(0.1)), THIRTY) == "a downtime of 300 ms is expected"
+    assert why(When(time_share=0.8), FOUR, now=8.0, limit=10.0) == "80% of the time used"
+
+
+def test_a_raised_limit_counts_for_what_precopy_still_costs() -> None:
+    under = terms(rule(GiveUp(), When(precopy_excess=0.1)))
+    raised = converge.after(DONE, converge.SetDowntime(s(0.5)))
+    verdict, _ = decide(under, LEVEL, raised, now=s(9.0), operator_stops=False)
+
+    assert verdict is None
+
+
+def test_the_numbers_of_a_decision_are_those_it_was_made_from() -> None:
+    under = terms(rule(GiveUp()))
+    verdict, _ = decide(under, LEVEL, DONE, now=s(3.0), operator_stops=False)
+
+    assert verdict is not None
+    assert verdict.numbers == {
+        "elapsed_s": 3.0, "iteration": 2, "remaining": 50 * MIB, "bandwidth": 100 * MIB,
+        "dirty_rate": None, "dirty_over_bandwidth": 0.5, "expected_downtime_ms": 500.0,
+        "max_downtime_ms": 100.0, "precopy_excess": "endless",
+    }  # fmt: skip
+
+
+def test_before_anything_is_known_the_numbers_are_left_open() -> None:
+    verdict, _ = decide(terms(), NOTHING, DONE, now=s(1.0), operator_stops=True)
+
+    assert verdict is not None
+    assert {name for name, value in verdict.numbers.items() if value is None} == {
+        "remaining", "dirty_rate", "dirty_over_bandwidth", "expected_downtime_ms", "precopy_excess",
+    }  # fmt: skip

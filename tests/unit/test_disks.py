@@ -1,0 +1,206 @@
+"""Which disks are copied, to where, and what is against it."""
+
+from dataclasses import replace
+
+import pytest
+
+from vmckpt.migrate import disks
+from vmckpt.model.images import CopyPlan, Drive, Image, Place, Wish
+from vmckpt.remote import images
+from vmckpt.units import MIB, Bytes
+
+VDA = Drive(
+    name="vda", kind="file", device="disk", path="/images/web.raw", format="raw",
+    read_only=False, encrypted=False,
+)  # fmt: skip
+VDB = replace(VDA, name="vdb", path="/data/big.qcow2", format="qcow2")
+CD = replace(VDA, name="sda", device="cdrom", path="/iso/debian.iso", read_only=True)
+EMPTY = replace(CD, name="sdb", path=None)
+NETWORK = replace(VDA, name="vdc", kind="network", path=None)
+IMAGE = Image(size=Bytes(512 * MIB), allocated=Bytes(20 * MIB), options="", mode="600")
+PLACE = Place(exists=False, writable=True, device="1", free=Bytes(1024 * MIB))
+
+
+def planned(
+    *drives: Drive,
+    wish: Wish | None = None,
+    same: dict[str, bool] | None = None,
+    image: Image | str = IMAGE,
+    place: Place | None = PLACE,
+) -> CopyPlan:
+    wish = wish or Wish()
+    known = {drive.path: False for drive in drives if drive.path} if same is None else same
+    paths = [disks.path_on_target(drive, wish) for drive in drives if drive.path]
+    return disks.plan(
+        source="alpha", target="beta", drives=drives, same_file=known, wish=wish,
+        images={drive.path: image for drive in drives if drive.path},
+        places={} if place is None else dict.fromkeys(paths, place),
+    )  # fmt: skip
+
+
+def codes(plan: CopyPlan) -> list[str]:
+    return [finding.code for finding in plan.findings]
+
+
+def test_what_is_not_shared_and_written_to_is_copied() -> None:
+    plan = planned(VDA, VDB, CD, EMPTY, NETWORK)
+
+    assert plan.disks == ("vda", "vdb")
+    assert plan.rest_shared
+    assert plan.moved == {}
+    assert plan.left_behind == ("/images/web.raw", "/data/big.qcow2")
+    assert codes(plan) == ["disk-copied", "disk-copied"]
+
+
+@pytest.mark.parametrize(
+    ("same", "wish", "copied", "rest_shared"),
+    [
+        ({"/images/web.raw": True, "/data/big.qcow2": True}, Wish(), (), True),
+        ({"/images/web.raw": True, "/data/big.qcow2": False}, Wish(), ("vdb",), True),
+        ({"/data/big.qcow2": False}, Wish(), ("vdb",), False),
+        ({}, Wish(), (), False),
+        ({}, Wish(disks=("vda",)), ("vda",), False),
+        ({"/data/big.qcow2": True}, Wish(disks=("vda",)), ("vda",), True),
+        (
+            {"/images/web.raw": False, "/data/big.qcow2": False},
+            Wish(disks=("vda",)), ("vda",), False,
+        ),
+    ],
+)  # fmt: skip
+def test_who_is_chosen_and_what_is_proven_of_the_rest(
+    same: dict[str, bool], wish: Wish, copied: tuple[str, ...], rest_shared: bool
+) -> None:
+    plan = planned(VDA, VDB, CD, same=same, wish=wish)
+
+    assert (plan.disks, plan.rest_shared) == (copied, rest_shared)
+
+
+@pytest.mark.parametrize(
+    ("drive", "shared"), [(NETWORK, True), (replace(NETWORK, kind="volume"), False)]
+)
+def test_a_drive_without_a_path_is_proven_only_on_the_network(drive: Drive, shared: bool) -> None:
+    assert planned(VDA, drive).rest_shared is shared
+
+
+@pytest.mark.parametrize(
+    ("drive", "image", "code"),
+    [
+        (replace(VDA, kind="block"), IMAGE, "disk-not-copied"),
+        (replace(VDA, format="vmdk"), IMAGE, "disk-not-copied"),
+        (replace(VDA, encrypted=True), IMAGE, "disk-encrypted"),
+        (VDA, "alpha: /images/web.raw: Permission denied", "disk-unread"),
+        (VDB, replace(IMAGE, backing="/images/base.qcow2"), "disk-backing"),
+        (VDB, replace(IMAGE, data_file="/images/data"), "disk-data-file"),
+        (VDB, replace(IMAGE, damaged=True), "disk-damaged"),
+    ],
+)
+def test_what_cannot_be_copied_is_named(drive: Drive, image: Image | str, code: str) -> None:
+    plan = planned(drive, image=image)
+
+    assert codes(plan) == [code]
+    assert plan.copies == ()
+    assert (drive.path or "") in plan.findings[0].text
+
+
+@pytest.mark.parametrize(
+    ("wish", "code", "words"),
+    [
+        (Wish(disks=("vdx",)), "disk-unknown", "its disks are vda, sda, sdb"),
+        (Wish(disks=("sda",)), "disk-not-copied", "read-only"),
+        (Wish(disks=("sdb",)), "disk-not-copied", "read-only"),
+        (Wish(disks=("vda",)), "disk-shared", "onto itself"),
+    ],
+)
+def test_wishes_that_make_no_sense(wish: Wish, code: str, words: str) -> None:
+    plan = planned(VDA, CD, EMPTY, wish=wish, same={"/images/web.raw": True})
+
+    assert plan.findings[0].code == code
+    assert words in f"{plan.findings[0].text}; {plan.findings[0].mend}"
+
+
+@pytest.mark.parametrize(
+    ("place", "code"),
+    [
+        (None, "disk-place-unknown"),
+        (replace(PLACE, exists=True), "disk-in-the-way"),
+        (replace(PLACE, writable=False), "disk-no-folder"),
+    ],
+)
+def test_the_place_on_the_target(place: Place | None, code: str) -> None:
+    assert codes(planned(VDA, place=place)) == ["disk-copied", code]
+
+
+@pytest.mark.parametrize(
+    ("full", "free", "code"),
+    [
+        (False, 600, None),
+        (False, 100, "disk-overcommitted"),
+        (False, 22, "disk-overcommitted"),
+        (False, 21, "disk-room"),
+        (True, 512, None),
+        (True, 511, "disk-room"),
+    ],
+)
+def test_room_for_one_disk(full: bool, free: int, code: str | None) -> None:
+    place = replace(PLACE, free=Bytes(free * MIB))
+    plan = planned(VDA, wish=Wish(full=full), place=place)
+
+    assert codes(plan) == ["disk-copied", *([code] if code else [])]
+
+
+def test_disks_on_one_file_system_share_its_room() -> None:
+    place = replace(PLACE, free=Bytes(700 * MIB))
+    other = replace(VDA, name="vdd", path="/images/more.raw")
+
+    assert "disk-room" in codes(planned(VDA, other, wish=Wish(full=True), place=place))
+
+
+def test_another_folder() -> None:
+    plan = planned(VDA, wish=Wish(folder="/srv/images"))
+
+    assert plan.moved == {"vda": "/srv/images/web.raw"}
+    assert plan.copies[0].source == "/images/web.raw"
+
+
+def test_two_disks_of_one_name_do_not_go_into_one_folder() -> None:
+    other = replace(VDA, name="vdd", path="/elsewhere/web.raw")
+    plan = planned(VDA, other, wish=Wish(folder="/srv"))
+
+    assert [f.text for f in plan.findings if f.code == "disk-twins"] == [
+        "disks vda and vdd would both become /srv/web.raw"
+    ]
+
+
+def test_snapshots_inside_stay_behind() -> None:
+    assert codes(planned(VDB, image=replace(IMAGE, snapshots=2))) == [
+        "disk-copied", "disk-snapshots",
+    ]  # fmt: skip
+
+
+def test_what_qemu_img_tells() -> None:
+    told = """{"virtual-size": 536870912, "actual-size": 21250048, "format": "qcow2",
+      "cluster-size": 131072, "backing-filename": "base.qcow2", "snapshots": [{"id": "1"}],
+      "format-specific": {"type": "qcow2", "data": {"compat": "1.1", "compression-type": "zlib",
+      "lazy-refcounts": true, "refcount-bits": 16, "corrupt": false, "extended-l2": false}}}"""
+
+    assert images.parse(told, "640", "qcow2") == Image(
+        size=Bytes(536870912), allocated=Bytes(21250048), mode="640", backing="base.qcow2",
+        snapshots=1, options="compat=1.1,cluster_size=131072,refcount_bits=16,lazy_refcounts=on,"
+        "extended_l2=off,compression_type=zlib",
+    )  # fmt: skip
+
+
+def test_an_old_qcow2_is_copied_as_an_old_qcow2() -> None:
+    told = """{"virtual-size": 1048576, "actual-size": 4096, "cluster-size": 65536,
+      "format-specific": {"type": "qcow2", "data": {"compat": "0.10", "refcount-bits": 16,
+      "compression-type": "zlib"}}}"""
+
+    assert images.parse(told, "600", "qcow2").options == (
+        "compat=0.10,cluster_size=65536,refcount_bits=16,compression_type=zlib"
+    )
+
+
+def test_a_raw_image_has_no_make() -> None:
+    told = '{"virtual-size": 512, "actual-size": 0, "format": "raw"}'
+
+    assert images.parse(told, "644", "raw").options == ""

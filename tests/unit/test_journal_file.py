@@ -1,0 +1,204 @@
+"""The journal's file: its place, its schema, several writers, and writers that die."""
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, text
+
+from vmckpt.errors import JournalError
+from vmckpt.journal import identity, place, schema
+from vmckpt.journal.records import Controller, NewOperation, Record
+from vmckpt.journal.store import Journal
+from vmckpt.units import Seconds
+
+WEB1 = NewOperation(kind="migrate", guest="web1", source="alpha", target="beta")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "journal.db"
+
+
+@pytest.fixture
+def journal(path: Path) -> Iterator[Journal]:
+    with Journal(path) as made:
+        yield made
+
+
+def sampled(at: float) -> list[Record]:
+    return [Record(kind="sampled", at=Seconds(at), values={"done": 0.5})]
+
+
+def test_the_journal_is_its_owners_alone(journal: Journal, path: Path) -> None:
+    journal.begin(WEB1)
+    files = list(path.parent.iterdir())
+
+    assert path in files
+    assert {stat.S_IMODE(one.stat().st_mode) for one in files} == {0o600}
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_the_journal_is_where_the_environment_says() -> None:
+    assert place.state_folder({"VMCKPT_STATE": "/x"}, root=True) == Path("/x")
+    assert place.state_folder({}, root=True) == Path("/var/lib/vmckpt")
+    assert place.state_folder({"XDG_STATE_HOME": "/s"}, root=False) == Path("/s/vmckpt")
+    assert place.state_folder({"XDG_STATE_HOME": "s"}, root=False) == (
+        Path.home() / ".local/state/vmckpt"
+    )
+
+
+def test_a_newer_schema_is_refused_in_one_line_and_left_alone(path: Path) -> None:
+    Journal(path).close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE meta SET value = '9' WHERE key = 'version'")
+    raw.close()
+
+    with pytest.raises(JournalError, match=r"has schema 9, this vmckpt knows 1") as caught:
+        Journal(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_an_older_schema_is_migrated_step_by_step(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Journal(path).close()
+    done = []
+
+    def second(connection: Connection) -> None:
+        done.append(2)
+        connection.execute(text("ALTER TABLE operations ADD COLUMN colour TEXT"))
+
+    monkeypatch.setattr(schema, "MIGRATIONS", (second, lambda _: done.append(3)))
+    Journal(path).close()
+    Journal(path).close()
+
+    assert done == [2, 3]
+    with sqlite3.connect(path) as raw:
+        assert raw.execute("SELECT value FROM meta WHERE key = 'version'").fetchone() == ("3",)
+        raw.execute("SELECT colour FROM operations")
+    raw.close()
+
+
+def test_a_migration_that_fails_changes_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Journal(path).close()
+
+    def half(connection: Connection) -> None:
+        connection.execute(text("ALTER TABLE operations ADD COLUMN colour TEXT"))
+        connection.execute(text("SELECT 1 FROM nowhere"))
+
+    monkeypatch.setattr(schema, "MIGRATIONS", (half,))
+    with pytest.raises(JournalError, match="nowhere"):
+        Journal(path)
+    monkeypatch.undo()
+    with Journal(path) as again:
+        again.begin(WEB1)
+
+
+def test_a_file_that_is_no_journal_is_refused_in_one_line(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"these are not the tables you are looking for" * 100)
+
+    with pytest.raises(JournalError, match="move the file away"):
+        Journal(path)
+
+
+def test_a_folder_that_cannot_be_made_is_told_with_a_way_out() -> None:
+    with pytest.raises(JournalError, match="VMCKPT_STATE"):
+        Journal(Path("/dev/null/state/journal.db"))
+
+
+def test_many_may_open_a_new_journal_and_write_at_once(path: Path) -> None:
+    ids: list[str] = []
+    faults: list[Exception] = []
+
+    def work() -> None:
+        try:
+            with Journal(path, busy=Seconds(20.0)) as mine:
+                id_ = mine.begin(WEB1)
+                for number in range(10):
+                    mine.add_samples(id_, sampled(float(number)))
+                    mine.operations()
+                ids.append(id_)
+        except JournalError as exc:
+            faults.append(exc)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+
+    assert faults == []
+    with Journal(path) as journal:
+        assert {len(journal.samples(id_)) for id_ in ids} == {10}
+        assert len(journal.operations()) == 6
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from vmckpt.journal.records import NewOperation, Record
+from vmckpt.journal.store import Journal
+
+journal = Journal(Path(sys.argv[1]))
+id_ = journal.begin(NewOperation(kind="migrate", guest="web2"))
+print(id_, flush=True)
+while True:
+    journal.add_samples(id_, [Record(kind="sampled", at=0.0, values={"n": n}) for n in range(50)])
+    print("batch", flush=True)
+"""
+
+
+def test_a_writer_killed_in_the_middle_leaves_whole_batches_and_shows_as_dead(
+    journal: Journal, path: Path
+) -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    id_ = writer.stdout.readline().strip()
+    for _ in range(5):
+        writer.stdout.readline()
+        journal.add_samples(journal.begin(WEB1), sampled(0.0))  # two processes write at once
+    controller = journal.operation(id_).controller
+    assert identity.alive(controller) is True
+    os.kill(writer.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)
+    assert identity.alive(controller) is False  # a zombie, until its parent looks
+    writer.wait()
+    writer.stdout.close()
+
+    assert identity.alive(controller) is False
+    with Journal(path) as again:
+        count = len(again.samples(id_))
+        assert count >= 250
+        assert count % 50 == 0
+        again.add_samples(id_, sampled(1.0))
+    with sqlite3.connect(path) as raw:
+        assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    raw.close()
+
+
+def test_a_controller_is_known_by_its_start_and_its_boot() -> None:
+    me = identity.this_process()
+
+    def other(**changes: object) -> Controller:
+        fields = {"host": me.host, "boot": me.boot, "pid": me.pid, "started": me.started}
+        return Controller(**{**fields, **changes})  # type: ignore[arg-type]
+
+    assert identity.alive(me) is True
+    assert identity.alive(other(started=me.started + 1)) is False
+    assert identity.alive(other(boot="another")) is False
+    assert identity.alive(other(pid=2**22 + 1)) is False
+    assert identity.alive(other(host="elsewhere.invalid")) is None

@@ -1,0 +1,164 @@
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from tests.unit.builders import GUEST, HOST
+from tests.unit.worlds import facts, policy
+from vmckpt.errors import HypervisorError, RemoteError
+from vmckpt.hypervisor import dirtyrate
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.migrate import experience
+from vmckpt.migrate.forecast import Facts, forecast
+from vmckpt.migrate.gather import Remotes
+from vmckpt.migrate.measure import measure, worth
+from vmckpt.model.measured import DirtyPoint, LinkSeen, MemorySeen
+from vmckpt.model.orders import Mode
+from vmckpt.remote import measure as remote
+from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
+
+
+def points(*seen: tuple[float, float]) -> tuple[DirtyPoint, ...]:
+    return tuple(DirtyPoint(time=Seconds(t), dirtied=u * MIB, error=0.1 * MIB) for t, u in seen)
+
+
+def after_a_second(u: float, **wishes: float) -> Facts:
+    known = facts(512, 300, bandwidth=wishes.get("bandwidth", 20))
+    return replace(known, dirty=points((0.5, u / 2), (1.0, u)))
+
+
+WORTH = [
+    # The first pass lasts 15 s: look as long as may be, or as long as that.
+    (after_a_second(20), 10, 10),
+    (after_a_second(20), 60, 300 / (20 * 0.98)),
+    # A second is all there is to look at.
+    (after_a_second(20), 1, None),
+    (after_a_second(20, bandwidth=280), 60, None),
+    # It writes next to nothing.
+    (after_a_second(1), 60, None),
+    # It has levelled off.
+    (replace(facts(512, 300, bandwidth=20), dirty=points((0.5, 40), (1.0, 40))), 60, None),
+    # Nothing is known of it.
+    (replace(facts(512, 300, bandwidth=20), dirty=()), 60, None),
+]
+
+
+@pytest.mark.parametrize(("known", "probe", "longer"), WORTH)
+def test_a_second_look_is_worth(known: Facts, probe: float, longer: float | None) -> None:
+    found = worth(known, policy(), Seconds(probe))
+
+    assert found == (None if longer is None else pytest.approx(longer, rel=0.01))
+
+
+def test_a_limit_makes_the_first_pass_longer_and_a_second_look_worthwhile() -> None:
+    known = after_a_second(20, bandwidth=280)
+
+    assert worth(known, policy(bandwidth=10), Seconds(5)) == Seconds(5)
+
+
+HERE = cast("Hypervisor", type("Fake", (), {"host": HOST})())
+LOGINS = cast("Remotes", (object(), object()))
+LINK = LinkSeen(rate=BytesPerSecond(50 * MIB), received=Bytes(25 * MIB), lasted=Seconds(0.5))
+MEMORY = MemorySeen(
+    size=GUEST.memory, resident=200.0 * MIB, in_use=100.0 * MIB, error=1.0 * MIB,
+    dirtied=points((0.5, 5), (1.0, 10)), tail=((256.0 * MIB, 100.0 * MIB),), samples=16384,
+)  # fmt: skip
+
+
+class World:
+    """What the hosts answer; an exception is raised."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.answers: dict[str, Any] = {
+            "link": LINK, "memory": MEMORY, "resident": Bytes(120 * MIB),
+            "dirtied": DirtyPoint(time=Seconds(1.0), dirtied=9.0 * MIB, error=4.0 * MIB),
+            "process": Bytes(180 * MIB),
+        }  # fmt: skip
+        for name in ("link", "memory", "resident"):
+            monkeypatch.setattr(remote, name, self.replies(name))
+        monkeypatch.setattr(dirtyrate, "dirtied", self.replies("dirtied"))
+        monkeypatch.setattr(dirtyrate, "resident", self.replies("process"))
+
+    def replies(self, name: str) -> Callable[..., Any]:
+        async def reply(*args: Any) -> Any:
+            self.asked.append((name, args[-1]))
+            answer = self.answers[name]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return reply
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+async def look(probe: float = 1.0, remotes: Remotes | None = LOGINS) -> Facts:
+    return await measure(HERE, HERE, GUEST, policy(), [], probe=Seconds(probe), remotes=remotes)
+
+
+@pytest.mark.usefixtures("world")
+async def test_everything_that_can_be_measured_is() -> None:
+    known = await look()
+
+    assert known.in_use.covers(100.5 * MIB)
+    assert known.in_use.width < 0.03
+    assert known.bandwidth.covers(49 * MIB)
+    assert len(known.dirty) == 2
+    assert known.basis[0] == "100 MiB of 256 MiB in use, by 16384 of its pages"
+    assert forecast(known, policy(), Mode.PRECOPY, GUEST).converges is True
+
+
+async def test_where_pages_cannot_be_seen_others_are_asked(world: World) -> None:
+    world.answers["memory"] = RemoteError("alpha: no python3 there to measure with")
+
+    known = await look()
+
+    assert known.in_use.high == 120 * MIB
+    assert known.dirty[0].dirtied == 9 * MIB
+    assert "no python3" in known.basis[0]
+
+
+async def test_without_ssh_libvirt_is_asked(world: World) -> None:
+    known = await look(remotes=None)
+
+    assert known.in_use.high == 180 * MIB
+    assert known.link is None
+    assert "link" not in [name for name, _ in world.asked]
+
+
+async def test_where_nothing_answers_the_ranges_are_wide(world: World) -> None:
+    world.answers = dict.fromkeys(world.answers, RemoteError("gone"))
+    world.answers |= dict.fromkeys(("dirtied", "process"), HypervisorError("gone", host="alpha"))
+
+    known = await look()
+
+    assert known.in_use.high == GUEST.memory
+    assert known.dirty == ()
+    assert known.setup == experience.SETUP
+    assert "link not measured: gone" in known.basis
+    assert forecast(known, policy(), Mode.PRECOPY, GUEST).converges is None
+
+
+async def test_a_probe_of_no_time_does_not_look_at_what_is_written(world: World) -> None:
+    world.answers["memory"] = replace(MEMORY, dirtied=())
+
+    known = await look(probe=0)
+
+    assert world.asked == [("link", HOST.ssh and HOST.ssh.address), ("memory", [])]
+    assert known.dirty == ()
+
+
+async def test_a_guest_that_goes_on_writing_is_looked_at_longer(world: World) -> None:
+    world.answers["memory"] = replace(MEMORY, dirtied=points((0.5, 20), (1.0, 40)))
+
+    await look(probe=60)
+
+    times = [asked for name, asked in world.asked if name == "memory"]
+    assert len(times) == 2
+    # Never longer than the first pass of about two seconds.
+    assert 1.5 < times[1][-1] < 2.3

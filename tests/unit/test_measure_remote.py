@@ -1,0 +1,183 @@
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from ctypes import addressof, c_char
+from importlib import resources
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmckpt.remote import measure, onhost
+from vmckpt.units import MIB, Bytes
+
+PAGE = onhost.PAGE
+
+
+def test_the_sampler_sees_what_is_used_and_what_changes() -> None:
+    with mmap.mmap(-1, 400 * PAGE) as memory:
+        begin = addressof(c_char.from_buffer(memory))
+        for page in range(100):
+            memory[page * PAGE] = 1
+        sampler = onhost.Sampler(os.getpid(), [begin + i * PAGE for i in range(400)])
+
+        memory[0 : 10 * PAGE : PAGE] = bytes(range(2, 12))
+        memory[200 * PAGE] = 1
+        memory[300 * PAGE] = 0  # touched, but the same
+        when, changed, flips = sampler.again()
+
+        assert sum(one != 0 for one in sampler.first) == 100
+        assert (changed, flips) == (11, 3)
+        assert 0 <= when < 1
+        assert 102 <= sampler.resident() <= 400
+
+
+def test_a_page_that_changed_back_was_written_all_the_same() -> None:
+    with mmap.mmap(-1, PAGE) as memory:
+        begin = addressof(c_char.from_buffer(memory))
+        sampler = onhost.Sampler(os.getpid(), [begin])
+        memory[0] = 1
+        assert sampler.again()[1] == 1
+        memory[0] = 0
+        assert sampler.again()[1] == 1
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=4), st.integers(1, 2000))
+def test_places_are_spread_over_all_regions(pages: list[int], samples: int) -> None:
+    regions, begin = [], 1 << 30
+    for count in pages:
+        regions.append((begin, begin + count * PAGE))
+        begin += (count + 7) * PAGE
+
+    found = onhost.places(regions, samples)
+
+    assert len(found) == min(samples, sum(pages))
+    assert found == sorted(set(found))
+    assert all(any(a <= one < b for a, b in regions) for one in found)
+
+
+MAPS = """\
+7f0000000000-7f0010000000 rw-p 00000000 00:00 0
+7f0020000000-7f005ffff000 rwxp 00000000 00:00 0
+7f0060000000-7f0061000000 rw-p 00000000 00:00 0
+7f0070000000-7f0080000000 r--p 00000000 00:00 0
+"""
+
+
+def test_the_guests_memory_is_found_among_the_mappings() -> None:
+    size = 256 * MIB
+
+    assert onhost.mappings(MAPS, [size]) == [(0x7F0000000000, 0x7F0010000000)]
+    with pytest.raises(onhost.Refused):
+        onhost.mappings(MAPS, [size, size])
+
+
+@pytest.mark.parametrize(
+    ("command", "sizes"),
+    [
+        ('-object\0{"qom-type":"memory-backend-ram","id":"pc.ram","size":268435456}', [268435456]),
+        ("-object\0memory-backend-file,id=a,size=1024\0-object\0memory-backend-ram,size=2048",
+         [1024, 2048]),
+        ("-m\0256", [7]),
+    ],
+)  # fmt: skip
+def test_sizes_are_read_from_qemus_command_line(command: str, sizes: list[int]) -> None:
+    assert onhost.backends(command, 7) == sizes
+
+
+def test_the_answer_is_scaled_to_the_guest() -> None:
+    answer = {
+        "samples": 8, "used": "11000011", "resident": 6, "points": [[0.5, 2, 1], [1.0, 4, 3]],
+    }  # fmt: skip
+
+    seen = measure.memory_seen(answer, Bytes(64 * MIB))
+
+    assert seen.in_use == 32 * MIB
+    assert seen.resident == 48 * MIB
+    assert [one.dirtied for one in seen.dirtied] == [16 * MIB, 32 * MIB]
+    assert seen.dirtied[0].error < seen.dirtied[1].error
+    assert list(seen.tail[0]) == [8.0 * MIB, 8.0 * MIB]
+    assert list(seen.tail[-1]) == [64.0 * MIB, 32.0 * MIB]
+
+
+def test_the_beginning_of_a_link_is_left_out() -> None:
+    # A bucket of 100 at once, then 10 in each tenth of a second.
+    marks = [(i / 10, 100 + 10 * i) for i in range(11)]
+
+    seen = measure.link_seen(marks)
+
+    assert seen is not None
+    assert seen.rate == 100
+    assert seen.received == 200
+    assert measure.link_seen([(0.0, 1)]) is None
+
+
+def test_the_kernels_count_is_of_the_mapping_that_holds_the_guest() -> None:
+    smaps = """\
+7f0000000000-7f0010000000 rw-p 00000000 00:00 0
+Rss:              100000 kB
+Swap:               1000 kB
+7f0020000000-7f005ffff000 rwxp 00000000 00:00 0
+Rss:              900000 kB
+Swap:                  0 kB
+"""
+
+    assert measure.largest_resident(smaps, Bytes(256 * MIB)) == 101000 * 1024
+    assert measure.largest_resident(smaps, Bytes(4096 * MIB)) is None
+    assert measure.largest_resident("", Bytes(MIB)) is None
+
+
+def program(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run it as a host does: its text on stdin."""
+    text = resources.files("vmckpt.remote").joinpath("onhost.py").read_text()
+    return subprocess.run(
+        [sys.executable, "-", *words], input=text, text=True, capture_output=True, check=False,
+        timeout=30,
+    )  # fmt: skip
+
+
+def test_what_a_host_cannot_do_is_one_line() -> None:
+    done = program("memory", "no-such-uuid", "no-such-guest", "1048576", "16", "0.1")
+
+    assert done.returncode == 1
+    assert done.stderr == "no QEMU process of it is seen\n"
+
+
+def test_strangers_are_not_served() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    serving = threading.Thread(target=onhost.receive, args=(server, b"secret", 2.0))
+    serving.start()
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(b"hello!")
+        assert stranger.recv(10) == b""
+
+    answer = onhost.send("127.0.0.1", port, "secret", 0.1)
+    serving.join(5)
+    server.close()
+
+    assert isinstance(answer, dict)
+    seen = measure.link_seen(answer["marks"])
+    assert seen is not None
+    assert seen.rate > MIB
+
+
+def test_a_listener_that_nobody_calls_ends_by_itself() -> None:
+    done = program("listen", "127.0.0.1", "secret", "0")
+    port = int(done.stdout.partition(":")[2].strip(" }\n"))
+
+    assert port in onhost.PORTS
+    give_up = time.monotonic() + 10
+    while time.monotonic() < give_up:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+                return
+            except OSError:
+                time.sleep(0.2)
+    raise AssertionError("it still listens")

@@ -1,0 +1,156 @@
+"""The policies that ship, their schema, and what explain says of them."""
+
+import re
+import textwrap
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from tests.unit.policies import GOOD, policy
+from vmckpt.model.orders import Mode
+from vmckpt.policy import explain, schema, shelf, transport, words
+from vmckpt.policy.transport import Versions
+from vmckpt.policy.types import GiveUp, Pause, Policy, RaiseDowntime, StartPostcopy, Throttle
+
+ROOM = Path(str(resources.files("vmckpt_policies")))
+FILES = sorted(ROOM.glob("*.yaml"))
+POLICIES = {one.name: one for one in shelf.load_all(None)}
+DOCUMENT = Path(__file__).parents[2] / "docs/policies.md"
+DEBIAN12 = Versions(qemu="7.2.22", libvirt="9.0.0")
+
+_KEY = re.compile(r"\s*(- )?[a-z_]+:( |$)")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_key_has_a_comment_on_its_line_or_above_it(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    bare = [
+        line
+        for above, line in zip(["", *lines], lines, strict=False)
+        if _KEY.match(line) and " #" not in line and not above.lstrip().startswith("#")
+    ]
+
+    assert bare == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_shipped_policy_is_called_like_its_file_and_says_what_it_is(path: Path) -> None:
+    found = POLICIES[path.stem]
+
+    assert found.description
+    assert path.read_text().splitlines()[2].startswith(f"# {path.stem}: ")
+
+
+@pytest.mark.parametrize("found", POLICIES.values(), ids=lambda found: found.name)
+def test_only_the_default_is_for_somebody_who_does_not_ask(found: Policy) -> None:
+    assert found.select.by_name_only == (found.name != "balanced")
+
+
+@pytest.mark.parametrize("found", POLICIES.values(), ids=lambda found: found.name)
+def test_debian_12_can_do_all_that_they_want(found: Policy) -> None:
+    assert transport.conflicts(found, source=DEBIAN12, target=DEBIAN12) == ()
+
+
+def test_the_default_shows_every_key_that_is_no_matter_of_the_guest() -> None:
+    unsaid = {one.key for one in explain.values(POLICIES["balanced"]) if one.where == "default"}
+
+    assert unsaid == {"transport.compression_level", "storage.disks", "storage.pool"}
+
+
+def test_they_do_what_their_names_say() -> None:
+    def does(name: str) -> list[type]:
+        return [type(rule.do) for rule in POLICIES[name].rules]
+
+    assert POLICIES["balanced"].mode is Mode.AUTO
+    assert does("balanced") == [StartPostcopy, StartPostcopy, Throttle]
+    assert POLICIES["low-downtime"].limits.max_downtime == pytest.approx(0.1)
+    assert RaiseDowntime not in does("low-downtime")
+    assert does("must-finish")[-1] is Pause
+    assert GiveUp not in does("must-finish")
+    assert explain.limit(POLICIES["must-finish"]) == "none"
+    for name in ("never-postcopy", "low-downtime", "huge-memory"):
+        assert not POLICIES[name].may_switch_early
+    assert POLICIES["huge-memory"].transport.connections == 8
+    assert str(POLICIES["wan"].transport.tls) == "required"
+    assert does("maintenance")[0] is StartPostcopy
+
+
+def test_where_postcopy_can_be_used_something_else_is_tried_after_it() -> None:
+    for found in POLICIES.values():
+        if found.may_switch_early:
+            last = max(
+                number
+                for number, rule in enumerate(found.rules)
+                if isinstance(rule.do, StartPostcopy)
+            )
+            assert last < len(found.rules) - 1
+
+
+def test_the_schema_beside_them_is_the_one_of_the_form() -> None:
+    stored = (ROOM / "schema.json").read_text(encoding="utf-8")
+
+    assert stored == schema.text(), "run: vmckpt policy schema > policies/schema.json"
+
+
+def test_the_schema_says_what_each_key_is_for_and_allows_no_others() -> None:
+    made = schema.schema()
+    objects = [made, *(one for one in made["$defs"].values() if one.get("type") == "object")]
+
+    for one in objects:
+        assert one["additionalProperties"] is False
+        for key, value in one["properties"].items():
+            assert "description" in value or "$ref" in value, key
+
+
+def test_the_documentation_names_every_key_and_its_first_example_is_right() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `([a-z_.]+)`", text, re.MULTILINE))
+    keys = {one.key for one in explain.values(POLICIES["balanced"])}
+    example = text.split("    version: vmckpt/v1\n")[1].split("\n\n")[0]
+    shop = policy("version: vmckpt/v1\n" + textwrap.dedent(example))
+
+    missing = {key for key in keys if key != "select" and not key.startswith("converge.rules.")}
+    assert missing - rows == set()
+    assert [type(rule.do) for rule in shop.rules] == [StartPostcopy, GiveUp]
+
+
+def test_every_value_is_explained_with_its_line_or_as_default() -> None:
+    rows = {one.key: one for one in explain.values(policy(GOOD))}
+
+    assert (rows["limits.max_downtime"].value, rows["limits.max_downtime"].where) == (
+        "300 ms",
+        "mine.yaml:11",
+    )
+    assert rows["transport.compression_level"].where == "default"
+    assert rows["select"].value == (
+        "guests web* and guest label tier=web and host label rack=a1"
+        " and memory of 1.0 GiB or more and memory below 64 GiB"
+    )
+    assert rows["converge.rules.0"].meaning == (
+        "long: in pass 3 or later and 80 % of what was sent is dirty again"
+        " and pre-copy would send 10 % of memory more than post-copy"
+    )
+    assert rows["converge.rules.0"].where == "mine.yaml:22"
+    assert all(one.value and one.meaning for one in rows.values())
+
+
+def test_a_policy_as_json_has_plain_numbers_and_no_empty_conditions() -> None:
+    made = explain.as_json(policy(GOOD))
+
+    assert made["limits"]["bandwidth"] == 125_000_000
+    assert made["rules"][1] == {
+        "name": "rule 2",
+        "when": {
+            "stalled_for": 20.0, "time_share": 0.8, "remaining_above": 1 << 20,
+            "remaining_below": 1 << 30,
+        },
+        "do": {"start_postcopy": {}},
+    }  # fmt: skip
+    assert made["rules"][2]["do"] == {
+        "auto_converge": {"how": {"initial": 20, "increment": 10, "at_most": 60}}
+    }
+
+
+def test_a_rule_without_conditions_always_holds() -> None:
+    assert words.when(policy(GOOD).rules[3].when) == "always"

@@ -1,0 +1,96 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.moving import terms
+from vmckpt.journal.records import Request, RequestKind
+from vmckpt.migrate import wishes
+from vmckpt.migrate.converge import (
+    Abort,
+    Action,
+    Done,
+    Halt,
+    Limit,
+    SetDowntime,
+    Stop,
+    Switch,
+    Terms,
+)
+from vmckpt.migrate.wishes import Hurry
+from vmckpt.model.orders import Mode
+from vmckpt.units import MIB, BytesPerSecond, Seconds
+
+DONE = Done(max_downtime=Seconds(0.1))
+SWITCHED, PAUSED = replace(DONE, switched=True), replace(DONE, paused=True)
+HYBRID, PRECOPY = terms(), terms(mode=Mode.PRECOPY, post_copy=False)
+
+
+def ask(
+    kind: str, under: Terms = HYBRID, done: Done = DONE, *, moves: bool = True,
+    stopping: bool = False, **arguments: Any,
+) -> Action | Hurry | str:  # fmt: skip
+    request = Request(
+        id=1, operation="m1", kind=kind, arguments=arguments, asked_by="anna@desk", asked_at=0.0,
+        taken_at=0.0, answered_at=None, ok=None, answer=None,
+    )  # fmt: skip
+    return wishes.wish(request, under, done, moves=moves, stopping=stopping)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "action"),
+    [
+        (RequestKind.BANDWIDTH, {"bytes_per_second": 5 * MIB}, Limit(BytesPerSecond(5 * MIB))),
+        (RequestKind.BANDWIDTH, {"bytes_per_second": None}, Limit(None)),
+        (RequestKind.MAX_DOWNTIME, {"seconds": 0.5}, SetDowntime(Seconds(0.5))),
+        (RequestKind.POSTCOPY, {}, Switch()),
+        (RequestKind.PAUSE, {}, Halt()),
+        (RequestKind.CANCEL, {}, Abort(Stop.OPERATOR)),
+    ],
+)
+def test_each_request_has_its_action(
+    kind: RequestKind, arguments: dict[str, Any], action: Action
+) -> None:
+    assert ask(kind, **arguments) == action
+
+
+REFUSED = [
+    ("dance", {}, {}, "'dance' {} is not understood"),
+    (RequestKind.BANDWIDTH, {}, {}, "not understood"),
+    (RequestKind.BANDWIDTH, {}, {"bytes_per_second": 0}, "not understood"),
+    (RequestKind.BANDWIDTH, {}, {"bytes_per_second": "much"}, "not understood"),
+    (RequestKind.MAX_DOWNTIME, {}, {"seconds": None}, "not understood"),
+    (RequestKind.MAX_DOWNTIME, {}, {"seconds": -1}, "not understood"),
+    (RequestKind.MAX_DOWNTIME, {}, {"seconds": float("nan")}, "not understood"),
+    (RequestKind.MAX_DOWNTIME, {}, {"seconds": float("inf")}, "not understood"),
+    (RequestKind.POSTCOPY, {"under": PRECOPY}, {}, "was started in mode precopy"),
+    (RequestKind.POSTCOPY, {"moves": False}, {}, "memory does not move yet"),
+    (RequestKind.POSTCOPY, {"stopping": True}, {}, "it is being stopped"),
+    (RequestKind.PAUSE, {"moves": False}, {}, "memory does not move yet"),
+    (RequestKind.PAUSE, {"done": PAUSED}, {}, "stands still already"),
+    (RequestKind.PAUSE, {"stopping": True}, {}, "it is being stopped"),
+    (RequestKind.CANCEL, {"done": SWITCHED}, {}, "no way back"),
+    (RequestKind.PAUSE, {"done": SWITCHED}, {}, "no way back"),
+    (RequestKind.POSTCOPY, {"done": SWITCHED}, {}, "no way back"),
+    (RequestKind.MAX_DOWNTIME, {"done": SWITCHED}, {"seconds": 1}, "no way back"),
+    (RequestKind.RESUME, {}, {}, "not in post-copy"),
+]
+
+
+@pytest.mark.parametrize(("kind", "where", "arguments", "words"), REFUSED)
+def test_what_cannot_be_is_refused_in_words(
+    kind: str, where: dict[str, Any], arguments: dict[str, Any], words: str
+) -> None:
+    answer = ask(kind, **where, **arguments)
+
+    assert isinstance(answer, str)
+    assert words.replace("'", "") in answer
+
+
+def test_in_post_copy_there_is_the_bandwidth_and_the_next_attempt() -> None:
+    assert ask(RequestKind.BANDWIDTH, done=SWITCHED, bytes_per_second=None) == Limit(None)
+    assert ask(RequestKind.RESUME, done=SWITCHED) == Hurry()
+
+
+def test_who_cancels_twice_is_told_so_twice() -> None:
+    assert ask(RequestKind.CANCEL, stopping=True) == Abort(Stop.OPERATOR)

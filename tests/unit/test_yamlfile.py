@@ -1,0 +1,128 @@
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from vmckpt import yamlfile
+from vmckpt.errors import BadInput, PolicyError
+from vmckpt.yamlfile import Problem
+
+PATH = Path("a.yaml")
+
+
+class Leaf(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    colour: str = "red"
+
+
+class Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    size: int = 1
+    leaf: Leaf | None = None
+    leaves: list[Leaf] = []
+    words: dict[str, str] = {}
+
+
+def wrong(text: str) -> list[str]:
+    return [one.at(PATH) for one in yamlfile.examine(text, Form).problems]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("sise: 1", "a.yaml:1: unknown key 'sise'; did you mean 'size'?"),
+        (
+            "zzz: 1",
+            "a.yaml:1: unknown key 'zzz'; known are leaf, leaves, size, words",
+        ),
+        (
+            "size: 1\nleaf:\n  color: x",
+            "a.yaml:3: unknown key 'color'; did you mean 'colour'?",
+        ),
+        (
+            "leaves:\n- colour: x\n- {hue: x}",
+            "a.yaml:3: unknown key 'hue'; known are colour",
+        ),
+        ("leaf: red", "a.yaml:1: leaf: must be keys with values, not 'red'"),
+        ("leaves: {}", "a.yaml:1: leaves: must be a list, like [a, b], not {}"),
+        ("words: {on: 7}", "a.yaml:1: on as a key needs quotes"),
+        ("words: {a: 7}", "a.yaml:1: words.a: must be text; put it in quotes, not 7"),
+        ("- 1", "a.yaml:1: the file: must be keys with values, not [1]"),
+        ("", "a.yaml:1: the file: must be keys with values, not None"),
+        ("size: 1\nsize: 2", "a.yaml:2: 'size' is written twice"),
+        ("size: &a 1", "a.yaml:1: aliases (&, *) are refused"),
+        ("\nsize: !!bool x", "a.yaml:2: tags (!) are refused"),
+        ("<<: {size: 2}", "a.yaml:1: << as a key needs quotes"),
+        ("? [size]\n: 2", "a.yaml:1: a key must be a word"),
+        ("size: 1\n--- \nsize: 2", "a.yaml:2: but found another document"),
+        ('"a\\nb": 1', "a.yaml:1: unknown key 'a\\nb'; known are leaf, leaves, size, words"),
+        ("[" * 5000, "a.yaml: nested too deeply"),
+    ],
+)
+def test_each_mistake_is_one_line_with_file_line_key_and_mend(text: str, told: str) -> None:
+    found = wrong(text)
+
+    assert told in found
+    assert all("\n" not in one for one in found)
+
+
+def test_all_mistakes_are_told_in_the_order_of_the_file() -> None:
+    text = "words: 1\nsise: 2\nsize: x"
+
+    assert [one.line for one in yamlfile.examine(text, Form).problems] == [1, 2, 3]
+    assert yamlfile.first(yamlfile.examine(text, Form).problems, PATH).endswith("(and 2 more)")
+
+
+def test_a_date_stays_the_text_that_was_written() -> None:
+    value = yamlfile.examine("words: {built: 2026-13-99}", Form).value
+
+    assert value is not None
+    assert value.words == {"built": "2026-13-99"}
+
+
+def test_a_key_without_a_value_is_refused_where_it_could_be_taken_for_the_default() -> None:
+    text = "size: 1\nleaf:\n  colour:\nwords: ~"
+
+    assert yamlfile.examine(text, Form, empty_values=False).problems == (
+        Problem(3, "colour has no value; write one, or take the key out"),
+        Problem(4, "words has no value; write one, or take the key out"),
+    )
+
+
+def test_the_lines_of_all_keys_and_list_entries_are_known() -> None:
+    lines = yamlfile.examine("size: 1\nleaves:\n- colour: a\n-\n  colour: b", Form).lines
+
+    assert lines.all() == {
+        "size": 1, "leaves": 2, "leaves.0": 3, "leaves.0.colour": 3, "leaves.1": 5,
+        "leaves.1.colour": 5,
+    }  # fmt: skip
+    assert lines.of("leaves", 1, "hue") == 5
+    assert lines.of("nowhere") == 1
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused_in_one_line_each(text: str) -> None:
+    assert all("\n" not in line for line in wrong(text))
+
+
+@given(st.text(alphabet="ab:-[]{}&*!?|>'\"#%@`\n <,0.", max_size=60))
+def test_any_yaml_is_read_or_refused_in_one_line_each(text: str) -> None:
+    assert all("\n" not in line for line in wrong(text))
+
+
+def test_a_file_is_read_to_its_limit_whatever_its_size_says(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(b"x" * ((1 << 20) + 1))
+
+    with pytest.raises(PolicyError, match="larger than 1 MiB; that is no policy"):
+        yamlfile.read(large, PolicyError, "policy")
+    with pytest.raises(PolicyError, match="larger than 1 MiB"), suppress(FileNotFoundError):
+        yamlfile.read(Path("/dev/zero"), PolicyError, "policy")
+
+
+def test_the_error_is_the_one_that_was_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="No such file"):
+        yamlfile.read(tmp_path / "none", BadInput, "policy")

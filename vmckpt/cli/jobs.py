@@ -1,0 +1,267 @@
+"""vmckpt jobs, job, set, postcopy, cancel and pause: other terminals' operations."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from vmckpt import api
+from vmckpt.cli import output, watching
+from vmckpt.cli.arguments import INVENTORY, JSON, rate, seconds
+from vmckpt.errors import BadInput
+from vmckpt.journal import desk
+from vmckpt.journal.desk import JobDetail, JobView
+from vmckpt.journal.records import Operation, RequestKind
+from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_seconds
+
+JOB = Annotated[
+    str, typer.Argument(metavar="JOB", help="Its id, the beginning of it, or its guest.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make these, and watch, commands of `app`."""
+    for command in (jobs, job, watching.watch, postcopy, cancel, pause):
+        app.command()(command)
+    app.command("set")(set_)
+
+
+def jobs(
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Also those that have ended.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at the most.")] = 50,
+    json: JSON = False,
+) -> None:
+    """Show the jobs that run, or all, the latest first.
+
+    "unattended" is a job whose controller has ended before the job did.
+
+    Example:
+
+        vmckpt jobs --all
+    """
+    with desk.open_journal() as journal:
+        views = desk.jobs(journal, everything=everything, limit=limit)
+    if json:
+        output.print_json([view.as_json() for view in views])
+    elif views:
+        output.out.print(table(views, datetime.now(UTC)))
+    else:
+        output.say("no jobs" if everything else "no job runs; vmckpt jobs --all shows past ones")
+
+
+def table(views: Sequence[JobView], now: datetime) -> Table:
+    """The list of jobs; fits into 80 columns."""
+    shown = output.table("job", "guest", "from → to", "state", ">done", "began", "by")
+    for view in views:
+        operation = view.operation
+        shown.add_row(
+            operation.id,
+            escape(operation.guest),
+            escape(_way(operation)),
+            "[bold red]unattended[/]" if view.unattended else escape(view.doing),
+            "–" if view.sample is None else f"{view.sample.done:.0%}",
+            _when(operation.began_at, now),
+            escape(operation.asked_by),
+        )
+    return shown
+
+
+def _way(operation: Operation) -> str:
+    return f"{operation.source or '?'} → {operation.target or '?'}"
+
+
+def _when(time: float, now: datetime) -> str:
+    """A time as a clock on the wall shows it, with the day if that is another one."""
+    local, today = datetime.fromtimestamp(time, UTC).astimezone(), now.astimezone()
+    if local.date() == today.date():
+        return f"{local:%H:%M:%S}"
+    return f"{local:%d %b %H:%M}" if local.year == today.year else f"{local:%Y-%m-%d}"
+
+
+def job(job: JOB, json: JSON = False) -> None:
+    """Show everything there is on a job: report, decisions, forecast, requests.
+
+    Example:
+
+        vmckpt job m-7k3f --json
+    """
+    with desk.open_journal() as journal:
+        found = desk.job(journal, job)
+    if json:
+        output.print_json(found.as_json())
+    else:
+        show(output.out, found, datetime.now(UTC))
+
+
+def show(console: Console, found: JobDetail, now: datetime) -> None:
+    """A job for people."""
+    view, operation = found.view, found.view.operation
+    console.print(
+        f"{operation.id} {operation.guest}: {view.doing}, {_way(operation)}", markup=False
+    )
+    facts = output.table("", "")
+    facts.show_header = False
+    for name, text in _facts(found, now):
+        facts.add_row(name, escape(text))
+    console.print(facts)
+    for event in found.events:
+        if (line := watching.told(event)) is not None:
+            console.print(f"at {show_seconds(event.at)}: {line}", markup=False)
+    for request in found.requests:
+        answer = "not answered" if request.ok is None else request.answer
+        arguments = _pairs(request.arguments)
+        asked = f"{request.asked_by} asked for {request.kind} {arguments}".rstrip()
+        console.print(f"{asked}: {answer}", markup=False)
+    for warning in (operation.report or {}).get("warnings") or ():
+        console.print(f"warning: {warning}", markup=False)
+
+
+def _facts(found: JobDetail, now: datetime) -> list[tuple[str, str]]:
+    operation, controller = found.view.operation, found.view.operation.controller
+    by = operation.asked_by + (f" from {operation.asked_from}" if operation.asked_from else "")
+    facts = [("began", _when(operation.began_at, now)), ("asked by", by)]
+    if operation.active:
+        alive = {True: "alive", False: "dead", None: "cannot be seen from here"}
+        process = f"process {controller.pid} on {controller.host}"
+        facts.append(("controller", f"{process}, {alive[found.view.attended]}"))
+    if operation.ended_at is not None:
+        facts.append(("ended", _when(operation.ended_at, now)))
+    given = (("policy", operation.policy), ("mode", operation.mode))
+    facts += [(name, value) for name, value in given if value is not None]
+    if found.view.sample is not None:
+        facts.append(("done", f"{found.view.sample.done:.0%}"))
+    facts += _figures(operation.report or {})
+    if found.forecast is not None:
+        facts.append(("forecast", _pairs(found.forecast.values)))
+    return facts
+
+
+_TIMES = {
+    "total_ms": "total",
+    "setup_ms": "setup",
+    "downtime_ms": "downtime, as QEMU says",
+    "observed_downtime_ms": "blackout, seen from outside",
+}
+
+
+def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    figures = [
+        (name, show_seconds(report[key] / 1000))
+        for key, name in _TIMES.items()
+        if report.get(key) is not None
+    ]
+    if report.get("iterations") is not None:
+        figures.append(("iterations", str(report["iterations"])))
+    if report.get("bytes_transferred") is not None:
+        figures.append(("transferred", show_bytes(report["bytes_transferred"])))
+    if report.get("error"):
+        figures.append(("error", str(report["error"])))
+    return figures
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in values.items())
+
+
+def set_(
+    job: JOB,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(metavar="RATE", help="New limit, like 200MiB/s or 1gbit, or unlimited."),
+    ] = None,
+    max_downtime: Annotated[
+        Seconds | None,
+        typer.Option(parser=seconds, metavar="TIME", help="Longest pause QEMU may aim for."),
+    ] = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Change the limits of a running migration.
+
+    Examples:
+
+        vmckpt set m-7k3f --bandwidth 100MiB/s
+
+        vmckpt set web1 --bandwidth unlimited --max-downtime 500ms
+    """
+    wanted: list[tuple[RequestKind, dict[str, Any]]] = []
+    if bandwidth is not None:
+        wanted.append((RequestKind.BANDWIDTH, {"bytes_per_second": _limit(bandwidth)}))
+    if max_downtime is not None:
+        wanted.append((RequestKind.MAX_DOWNTIME, {"seconds": max_downtime}))
+    if not wanted:
+        raise typer.BadParameter("say what to set: --bandwidth, --max-downtime or both")
+    _ask(job, wanted, inventory, json=json)
+
+
+def _limit(text: str) -> BytesPerSecond | None:
+    if text == "unlimited":
+        return None
+    limit = rate(text)
+    if limit < MIB:
+        raise typer.BadParameter("libvirt limits in whole MiB/s: 1MiB/s is the least")
+    return limit
+
+
+def postcopy(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
+    """Switch a running migration to post-copy: the guest goes on at the target at once.
+
+    From then on the guest's memory is on both hosts: it cannot be cancelled any more.
+
+    Example:
+
+        vmckpt postcopy m-7k3f
+    """
+    _ask(job, [(RequestKind.POSTCOPY, {})], inventory, json=json)
+
+
+def cancel(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
+    """Cancel a running job: its guest goes on where it was.
+
+    Example:
+
+        vmckpt cancel web1
+    """
+    _ask(job, [(RequestKind.CANCEL, {})], inventory, json=json)
+
+
+def pause(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
+    """Let the guest of a running migration stand still, so that the migration can end.
+
+    Example:
+
+        vmckpt pause m-7k3f
+    """
+    _ask(job, [(RequestKind.PAUSE, {})], inventory, json=json)
+
+
+def _ask(
+    job: str,
+    wanted: Sequence[tuple[RequestKind, dict[str, Any]]],
+    inventory: Path | None,
+    *,
+    json: bool,
+) -> None:
+    """Ask one thing after the other, and say what became of each."""
+    refused, told = [], []
+    with desk.open_journal() as journal:
+        id_ = journal.operation(job).id
+    for kind, arguments in wanted:
+        answer = api.control(lambda: api.load_inventory(inventory), id_, kind, arguments)
+        one = {"request": str(kind), "arguments": arguments}
+        told.append({**one, "ok": answer.ok, "answer": answer.text})
+        if not answer.ok:
+            refused.append(f"{kind}: {answer.text}")
+        elif not json:
+            output.out.print(f"{id_}: {answer.text}", markup=False)
+    if json:
+        output.print_json({"job": id_, "answers": told})
+    if refused:
+        raise BadInput(f"{id_} refused {'; '.join(refused)}")

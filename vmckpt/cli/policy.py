@@ -1,0 +1,236 @@
+"""vmckpt policy: what policies there are, which one a guest gets, and whether a file is right."""
+
+import asyncio
+import difflib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from vmckpt import api
+from vmckpt import inventory as inventories
+from vmckpt.cli import output
+from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES
+from vmckpt.errors import BadInput, HostUnreachable, PolicyError
+from vmckpt.model.guests import Guest
+from vmckpt.model.hosts import Host
+from vmckpt.policy import explain as explanations
+from vmckpt.policy import schema as schemas
+from vmckpt.policy import shelf
+from vmckpt.policy.select import Chosen, Subject, choose
+from vmckpt.policy.types import Policy
+from vmckpt.units import show_seconds
+
+app = typer.Typer(
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def policy_options(context: typer.Context) -> None:
+    """Policies: how migrations are to be done, and which one a guest gets."""
+    if context.invoked_subcommand is None:
+        output.out.print(context.get_help(), markup=False)
+
+
+@app.command("list")
+def list_(policies: POLICIES = None, inventory: INVENTORY = None, json: JSON = False) -> None:
+    """Show all policies, your own and those that came with vmckpt.
+
+    Example:
+
+        vmckpt policy list
+    """
+    found = shelf.survey(_folder(policies, inventory))
+    if json:
+        output.print_json([_line(policy) for policy in found.policies])
+    else:
+        shown = output.table(
+            "name", "mode", ">downtime", ">time limit", "post-copy", "file", "description"
+        )
+        for policy in found.policies:
+            shown.add_row(
+                policy.name,
+                str(policy.mode),
+                show_seconds(policy.limits.max_downtime),
+                explanations.limit(policy),
+                "yes" if policy.may_switch_early else "no",
+                "shipped" if policy.shipped else escape(policy.file),
+                escape(policy.description),
+            )
+        output.out.print(shown)
+    if found.problems:
+        for problem in found.problems[1:]:
+            output.complain(problem)
+        raise PolicyError(found.problems[0])
+
+
+def _line(policy: Policy) -> dict[str, Any]:
+    limits = policy.limits
+    return {
+        "name": policy.name,
+        "mode": str(policy.mode),
+        "max_downtime": limits.max_downtime,
+        "time": limits.time,
+        "time_per_gib": limits.time_per_gib,
+        "post_copy": policy.may_switch_early,
+        "file": policy.file,
+        "shipped": policy.shipped,
+        "description": policy.description,
+    }
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="Name of a policy, or a file.")],
+    policies: POLICIES = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Show every value of a policy, where it comes from and what it is for.
+
+    Examples:
+
+        vmckpt policy show balanced
+
+        vmckpt policy show ./mine.yaml --json
+    """
+    found = shelf.load_one(name, _folder(policies, inventory))
+    if json:
+        output.print_json(explanations.as_json(found) | {"values": _values(found)})
+    else:
+        _show_values(found)
+
+
+@app.command()
+def check(
+    files: Annotated[list[Path], typer.Argument(help="Policies, or folders of them.")],
+    json: JSON = False,
+) -> None:
+    """Say all that is wrong with policies, one line each; exit code 4 if there is anything.
+
+    Example:
+
+        vmckpt policy check policies/*.yaml
+    """
+    found = shelf.problems(files)
+    if json:
+        output.print_json(
+            [
+                {"file": str(path), "good": not wrong, "problems": list(wrong)}
+                for path, wrong in found.items()
+            ]
+        )
+    else:
+        for path, wrong in found.items():
+            for line in wrong or (f"{path}: good",):
+                output.out.print(line, markup=False, soft_wrap=True)
+    bad = [path for path, wrong in found.items() if wrong]
+    if bad:
+        count = sum(map(len, found.values()))
+        noun = "problem" if count == 1 else "problems"
+        raise PolicyError(f"{count} {noun}; good are {len(found) - len(bad)} of {len(found)} files")
+
+
+@app.command()
+def explain(
+    guest: Annotated[str, typer.Argument(help="Name or UUID of a guest.")],
+    policy: Annotated[
+        str | None, typer.Option("--policy", "-p", help="As if this one were asked for.")
+    ] = None,
+    policies: POLICIES = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Show which policy a guest gets, why not another one, and every value of it.
+
+    Example:
+
+        vmckpt policy explain web1
+    """
+    host, found = _find(guest, inventory)
+    known = shelf.load_all(_folder(policies, inventory))
+    subject = Subject(
+        guest=found.name,
+        guest_labels=found.labels,
+        host_labels=host.labels,
+        memory=found.memory,
+    )
+    if policy is not None and "/" in policy:
+        own = shelf.load_file(Path(policy))
+        known, policy = (*(one for one in known if one.name != own.name), own), own.name
+    chosen = choose(known, subject, policy)
+    if json:
+        output.print_json(_choice(host, found, chosen))
+        return
+    output.out.print(f"{found.name} on {host.name}:", markup=False)
+    for line in explanations.choice(chosen):
+        output.out.print(f"  {line}", markup=False)
+    output.out.print()
+    _show_values(chosen.policy)
+
+
+@app.command()
+def schema(json: JSON = False) -> None:
+    """Print the JSON schema of policy files, for editors.
+
+    Example:
+
+        vmckpt policy schema > policies/schema.json
+    """
+    output.print_json(schemas.schema())
+
+
+def _folder(policies: Path | None, inventory: Path | None) -> Path | None:
+    return shelf.folder(policies, inventories.find(inventory))
+
+
+def _find(name: str, inventory: Path | None) -> tuple[Host, Guest]:
+    """A guest and the host it is on, rather one where it is active."""
+    found, errors = asyncio.run(api.guests(api.load_inventory(inventory)))
+    called = [(host, guest) for host, guest in found if name in (guest.name, guest.uuid)]
+    if called:
+        return max(called, key=lambda one: one[1].state.is_active)
+    if errors:
+        raise HostUnreachable(
+            f"no host that answers knows guest {name}; not asked: {'; '.join(errors.values())}",
+            host=next(iter(errors)),
+            mend="run vmckpt doctor",
+        )
+    close = difflib.get_close_matches(name, [guest.name for _, guest in found], n=1)
+    hint = f"did you mean {close[0]}?" if close else "run vmckpt guests"
+    raise BadInput(f"no guest {name!r}", mend=hint)
+
+
+def _choice(host: Host, guest: Guest, chosen: Chosen) -> dict[str, Any]:
+    return {
+        "guest": guest.name,
+        "host": host.name,
+        "policy": chosen.policy.name,
+        "file": chosen.policy.file,
+        "why": list(chosen.why),
+        "passed_over": [
+            {"policy": one.policy.name, "file": one.policy.file, "why": one.why}
+            for one in chosen.passed_over
+        ],
+        "values": _values(chosen.policy),
+    }
+
+
+def _values(policy: Policy) -> list[dict[str, str]]:
+    return [
+        {"key": one.key, "value": one.value, "from": one.where, "meaning": one.meaning}
+        for one in explanations.values(policy)
+    ]
+
+
+def _show_values(policy: Policy) -> None:
+    """Every value; the file is named once above, and by lines in the table."""
+    output.out.print(f"{policy.name}: {policy.file}", markup=False)
+    shown = output.table("key", "value", ">line", "meaning")
+    for one in explanations.values(policy):
+        line = one.where.removeprefix(f"{policy.file}:")
+        shown.add_row(one.key, escape(one.value), line, f"[dim]{escape(one.meaning)}[/]")
+    output.out.print(shown)

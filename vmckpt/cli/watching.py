@@ -1,0 +1,169 @@
+"""vmckpt watch: another terminal's operation, from the journal."""
+
+import json as jsons
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+
+from vmckpt.cli import output, progress
+from vmckpt.errors import Unattended
+from vmckpt.journal import desk, forms
+from vmckpt.journal.desk import Follower, JobView, News
+from vmckpt.journal.records import StoredEvent, StoredSample
+from vmckpt.model.events import Sampled
+from vmckpt.units import Seconds, show_seconds
+
+_LOOK_EVERY = 0.5
+_LOG_EVERY = 1.0
+
+
+def watch(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="Its id, the beginning of it, or its guest.")
+    ],
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line, from the beginning on.")
+    ] = False,
+) -> None:
+    """Watch a job of another terminal until it ends. Ctrl-C ends the watching, not the job.
+
+    The exit code is 0 however the job ended, and 17 if its controller is dead.
+
+    Examples:
+
+        vmckpt watch m-7k3f
+
+        vmckpt watch web1 --json
+    """
+    with desk.open_journal() as journal:
+        follower = Follower(journal, job)
+        try:
+            if json:
+                view = follow(follower, _print_news)
+                end = {"kind": "ended", "outcome": view.operation.outcome, "job": view.as_json()}
+                _print_line(end)
+            else:
+                with Window(output.err.is_terminal) as window:
+                    view = follow(follower, window.take)
+                output.out.print(ended(view), markup=False)
+        except KeyboardInterrupt:
+            output.say(f"no longer watched; {follower.id} goes on")
+            raise typer.Exit(130) from None
+
+
+def follow(follower: Follower, take: Callable[[News], None]) -> JobView:
+    """Look until the job has ended; how it stands then. Raises Unattended if nobody runs it."""
+    while True:
+        news = follower.look()
+        take(news)
+        if not news.view.operation.active:
+            if not news.events and not news.samples:
+                return news.view
+            continue  # one look brings only so much
+        if news.view.unattended:
+            controller = news.view.operation.controller
+            raise Unattended(
+                f"nobody attends {follower.id} any more: its controller, process"
+                f" {controller.pid} on {controller.host}, has ended",
+                mend="look at both hosts with vmckpt guests",
+            )
+        time.sleep(_LOOK_EVERY)
+
+
+def ended(view: JobView) -> str:
+    """How a job ended, in a line."""
+    operation = view.operation
+    took = (operation.ended_at or operation.began_at) - operation.began_at
+    error = (operation.report or {}).get("error")
+    line = f"{operation.id} {operation.guest}: {view.doing} after {show_seconds(took)}"
+    return f"{line}: {error}" if error else line
+
+
+def told(event: StoredEvent) -> str | None:
+    """An event in a line; None if it is not worth one."""
+    values = event.values
+    match event.kind:
+        case "phase-changed":
+            return f"phase={values.get('phase')}"
+        case "decided":
+            numbers = " ".join(f"{key}={value}" for key, value in values["numbers"].items())
+            return f"decided {values['action']}, because {values['reason']} {numbers}".rstrip()
+        case "checked":
+            warnings = [f for f in values["findings"] if f["severity"] == "warning"]
+            return "; ".join(f"{f['where']}: {f['text']}" for f in warnings) or None
+        case _:
+            pairs = " ".join(f"{key}={value}" for key, value in values.items())
+            return f"{event.kind} {pairs}".rstrip()
+
+
+class Window:
+    """Shows news: a panel on a terminal, else a line a second at the most."""
+
+    def __init__(self, terminal: bool) -> None:
+        self._live: Live | None = None
+        self._view: JobView | None = None
+        self._last: Sampled | None = None
+        self._logged = -_LOG_EVERY
+        if terminal:
+            self._live = Live(
+                get_renderable=self._panel, console=output.err, refresh_per_second=4, transient=True
+            )
+
+    def __enter__(self) -> "Window":
+        if self._live is not None:
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def take(self, news: News) -> None:
+        first = self._view is None
+        self._view = news.view
+        # Who comes late is not shown every sample since the beginning.
+        samples = news.samples[-1:] if first or self._live else news.samples
+        lines = [(event.at, told(event)) for event in news.events]
+        lines += [(sample.at, self._sampled(sample)) for sample in samples]
+        for at, text in sorted(lines, key=lambda line: line[0]):
+            if text is not None:
+                output.say(f"{at:7.1f}s {text}")
+
+    def _sampled(self, sample: StoredSample) -> str | None:
+        """Keep a sample; its line, if it is time for one."""
+        self._last = forms.as_sampled(sample)
+        if self._live is not None or sample.at - self._logged < _LOG_EVERY:
+            return None
+        self._logged = sample.at
+        return progress.line(self._last)
+
+    def _panel(self) -> Group:
+        if self._view is None:
+            return Group()
+        operation = self._view.operation
+        title = f"{operation.id} {operation.guest} → {operation.target or '?'}"
+        elapsed = Seconds((operation.ended_at or time.time()) - operation.began_at)
+        return progress.panel(title, self._view.doing, elapsed, self._last)
+
+
+def _print_news(news: News) -> None:
+    lines = [(event.at, event.as_json()) for event in news.events]
+    lines += [(sample.at, {"kind": "sampled", **sample.as_json()}) for sample in news.samples]
+    for _, line in sorted(lines, key=lambda line: line[0]):
+        _print_line(line)
+
+
+def _print_line(value: dict[str, Any]) -> None:
+    sys.stdout.write(jsons.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.flush()

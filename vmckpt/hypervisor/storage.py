@@ -1,0 +1,105 @@
+"""A guest's drives, and its definition with images at other paths."""
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from xml.etree import ElementTree as ET
+
+import libvirt
+
+from vmckpt.errors import BadInput, HypervisorError
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.model.images import Drive
+
+# With what the source would else keep to itself, such as passwords of its consoles.
+_WHOLE = libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_SECURE
+
+
+async def drives(hypervisor: Hypervisor, uuid: str) -> tuple[Drive, ...]:
+    """The guest's drives as they are now."""
+    return await hypervisor.ask(
+        "reading the guest's drives",
+        lambda connection: read_drives(connection.lookupByUUIDString(uuid).XMLDesc()),
+    )
+
+
+def read_drives(xml: str) -> tuple[Drive, ...]:
+    """The drives of a domain XML."""
+    return tuple(_drive(node) for node in ET.fromstring(xml).findall("devices/disk"))
+
+
+def _drive(node: ET.Element) -> Drive:
+    source, target, driver = node.find("source"), node.find("target"), node.find("driver")
+    path = None
+    if source is not None:
+        path = source.get("file") or source.get("dev")
+    return Drive(
+        name=target.get("dev", "?") if target is not None else "?",
+        kind=node.get("type", "file"),
+        device=node.get("device", "disk"),
+        path=path,
+        # libvirt probes no formats and takes raw where none is written.
+        format=driver.get("type", "raw") if driver is not None else "raw",
+        read_only=node.find("readonly") is not None,
+        encrypted=any(found is not None for found in (_in(node), _in(source))),
+    )
+
+
+def _in(node: ET.Element | None) -> ET.Element | None:
+    return node.find("encryption") if node is not None else None
+
+
+def with_images_at(xml: str, paths: Mapping[str, str]) -> str:
+    """A domain XML in which these disks ("vda") have their images elsewhere; all else stays."""
+    root = ET.fromstring(xml)
+    for disk in root.findall("devices/disk"):
+        target, source = disk.find("target"), disk.find("source")
+        name = target.get("dev", "") if target is not None else ""
+        if name in paths and source is not None and source.get("file") is not None:
+            source.set("file", paths[name])
+    return ET.tostring(root, encoding="unicode")
+
+
+async def definitions_with_images_at(
+    source: Hypervisor, uuid: str, paths: Mapping[str, str]
+) -> tuple[str, str | None]:
+    """The running guest and its definition (None: it has none) for a target with other paths."""
+
+    def read(connection: libvirt.virConnect) -> tuple[str, str | None]:
+        domain = connection.lookupByUUIDString(uuid)
+        running = with_images_at(domain.XMLDesc(_WHOLE), paths)
+        if not domain.isPersistent():
+            return running, None
+        stored = domain.XMLDesc(_WHOLE | libvirt.VIR_DOMAIN_XML_INACTIVE)
+        return running, with_images_at(stored, paths)
+
+    return await source.ask("reading the guest's definition", read)
+
+
+async def folder_of(target: Hypervisor, wish: str) -> str:
+    """A folder of the target, which the operator named by its path or as a libvirt pool.
+
+    Raises BadInput if it is neither, or a pool that keeps no files.
+    """
+    if wish.startswith("/"):
+        return str(PurePosixPath(wish))
+    name = target.host.name
+
+    def read(connection: libvirt.virConnect) -> tuple[str, str, bool]:
+        pool = connection.storagePoolLookupByName(wish)
+        root = ET.fromstring(pool.XMLDesc())
+        return root.get("type", ""), root.findtext("target/path", ""), bool(pool.isActive())
+
+    try:
+        kind, path, active = await target.ask(f"looking for storage pool {wish}", read)
+    except HypervisorError as exc:
+        if exc.code != libvirt.VIR_ERR_NO_STORAGE_POOL:
+            raise
+        raise BadInput(
+            f"{name}: no storage pool {wish!r}",
+            mend=f"run virsh pool-list --all on {name}, or give a folder",
+        ) from exc
+    if kind not in ("dir", "fs", "netfs"):
+        raise BadInput(f"{name}: pool {wish!r} ({kind}) keeps no files", mend="give a folder")
+    if not active:
+        raise BadInput(f"{name}: pool {wish!r} is not active", mend=f"run virsh pool-start {wish}")
+    return path

@@ -1,0 +1,251 @@
+"""What front ends may do with the journal: look at jobs, follow one, and ask something of it."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vmckpt.errors import BadInput, OutcomeUnknown, Unattended
+from vmckpt.journal import identity
+from vmckpt.journal.records import (
+    Operation,
+    Request,
+    RequestKind,
+    StoredEvent,
+    StoredForecast,
+    StoredSample,
+)
+from vmckpt.units import Seconds
+
+if TYPE_CHECKING:
+    from vmckpt.journal.store import Journal
+
+PATIENCE = Seconds(10.0)
+_POLL = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What became of a request."""
+
+    ok: bool
+    text: str
+
+
+Direct = Callable[[Operation, RequestKind, Mapping[str, Any]], Answer]
+"""Does to a guest what its controller can no longer do; raises VmckptError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One job in a list."""
+
+    operation: Operation
+    attended: bool | None
+    """Whether its controller lives; None if that cannot be seen from here. Of a job that has ended
+    it means nothing."""
+    sample: StoredSample | None
+    """The last one of an active job."""
+
+    @property
+    def unattended(self) -> bool:
+        return self.operation.active and self.attended is False
+
+    @property
+    def doing(self) -> str:
+        """In a word: how it ended, that nobody attends it, or what it does."""
+        operation = self.operation
+        if not operation.active:
+            return operation.outcome or operation.state
+        if self.unattended:
+            return "unattended"
+        return operation.phase or operation.state
+
+    def as_json(self) -> dict[str, Any]:
+        told = self.operation.as_json()
+        told["controller"]["alive"] = self.attended if self.operation.active else None
+        told["unattended"] = self.unattended
+        told["done"] = self.sample.done if self.sample else None
+        return told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDetail:
+    """Everything there is on one job."""
+
+    view: JobView
+    forecast: StoredForecast | None
+    events: Sequence[StoredEvent]
+    samples: Sequence[StoredSample]
+    requests: Sequence[Request]
+
+    def as_json(self) -> dict[str, Any]:
+        report = self.view.operation.report
+        return {
+            **self.view.as_json(),
+            "report": None if report is None else dict(report),
+            "forecast": self.forecast.as_json() if self.forecast else None,
+            "events": [event.as_json() for event in self.events],
+            "samples": [sample.as_json() for sample in self.samples],
+            "requests": [request.as_json() for request in self.requests],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What is new of a job since the last look."""
+
+    view: JobView
+    events: Sequence[StoredEvent]
+    samples: Sequence[StoredSample]
+
+
+def open_journal(path: Path | None = None) -> "Journal":
+    """The journal of whoever runs this, or another one."""
+    # Only who reads a journal pays for loading the database library.
+    from vmckpt.journal.store import Journal  # noqa: PLC0415
+
+    return Journal(path)
+
+
+def jobs(journal: "Journal", *, everything: bool = False, limit: int = 50) -> list[JobView]:
+    """Active jobs, or also those that have ended; the latest first."""
+    return [
+        _view(journal, one)
+        for one in journal.operations(active=None if everything else True, limit=limit)
+    ]
+
+
+def job(journal: "Journal", name: str) -> JobDetail:
+    """One job by its id, the beginning of it, or its guest. Raises BadInput with likely names."""
+    operation = journal.operation(name)
+    return JobDetail(
+        view=_view(journal, operation),
+        forecast=journal.forecast(operation.id),
+        events=journal.events(operation.id),
+        samples=journal.samples(operation.id),
+        requests=journal.requests(operation.id),
+    )
+
+
+def _view(journal: "Journal", operation: Operation) -> JobView:
+    active = operation.active
+    return JobView(
+        operation=operation,
+        attended=identity.alive(operation.controller) if active else None,
+        sample=journal.last_sample(operation.id) if active else None,
+    )
+
+
+class Follower:
+    """Follows one job; each `look` brings what is new since the one before."""
+
+    def __init__(self, journal: "Journal", name: str) -> None:
+        self.id = journal.operation(name).id
+        self._journal = journal
+        self._event = self._sample = 0
+
+    def look(self) -> News:
+        # First the operation: once that has ended, nothing comes after what is read then.
+        view = _view(self._journal, self._journal.operation(self.id))
+        events = self._journal.events(self.id, self._event)
+        samples = self._journal.samples(self.id, self._sample)
+        self._event = events[-1].seq if events else self._event
+        self._sample = samples[-1].seq if samples else self._sample
+        return News(view=view, events=events, samples=samples)
+
+
+def control(
+    journal: "Journal",
+    job: str,
+    kind: RequestKind,
+    arguments: Mapping[str, Any],
+    direct: Direct | None = None,
+    *,
+    patience: Seconds = PATIENCE,
+) -> Answer:
+    """Ask something of a running job and wait for the answer.
+
+    If its controller is dead, `direct` does it. Raises BadInput if there is no such job or it has
+    ended, Unattended if nobody could be asked (then nothing was done), and OutcomeUnknown if it was
+    taken but not answered.
+    """
+    operation = journal.operation(job)
+    if not operation.active:
+        raise BadInput(
+            f"job {operation.id} has ended: {operation.outcome}",
+            mend=f"vmckpt job {operation.id} tells how",
+        )
+    if identity.alive(operation.controller) is False:
+        if direct is not None:
+            return direct(operation, kind, arguments)
+        raise unattended(operation, kind, arguments)
+    request = journal.ask(operation.id, kind, arguments, identity.asked_by())
+    answered = _wait(journal, operation, request, patience)
+    if answered is not None:
+        return answered
+    if journal.withdraw(request):
+        if identity.alive(operation.controller) is False:
+            if direct is not None:
+                return direct(operation, kind, arguments)
+            raise unattended(operation, kind, arguments)
+        raise Unattended(
+            f"the controller of {operation.id} did not listen for {patience:.0f} s; the request"
+            " was withdrawn and nothing was done",
+            mend="try again",
+        )
+    late = journal.request(request)
+    if late.ok is not None:
+        return Answer(ok=late.ok, text=late.answer or "")
+    raise OutcomeUnknown(
+        f"{operation.id} took the request and did not answer within {patience:.0f} s; it may or"
+        " may not be done",
+        host=operation.source or operation.controller.host,
+        mend=f"look with vmckpt job {operation.id}",
+    )
+
+
+def _wait(
+    journal: "Journal", operation: Operation, request: int, patience: Seconds
+) -> Answer | None:
+    """The answer; None if there is none in time, or nobody left to give it."""
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        found = journal.request(request)
+        if found.ok is not None:
+            return Answer(ok=found.ok, text=found.answer or "")
+        if identity.alive(operation.controller) is False:
+            return None
+        time.sleep(_POLL)
+    return None
+
+
+def unattended(operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]) -> Unattended:
+    """The error for a job that nobody attends, with what does the same by hand."""
+    controller = operation.controller
+    command = _by_hand(operation.guest, kind, arguments)
+    return Unattended(
+        f"nobody attends {operation.id} any more: its controller, process {controller.pid} on"
+        f" {controller.host}, has ended; nothing was done",
+        mend=f"on {operation.source or 'the source'}, run {command}",
+    )
+
+
+def _by_hand(guest: str, kind: RequestKind, arguments: Mapping[str, Any]) -> str:
+    """What does the same without us."""
+    match kind:
+        case RequestKind.BANDWIDTH:
+            rate = arguments.get("bytes_per_second")
+            # 0 is no limit; virsh counts in MiB/s.
+            return f"virsh migrate-setspeed {guest} {0 if rate is None else max(1, rate >> 20)}"
+        case RequestKind.MAX_DOWNTIME:
+            return f"virsh migrate-setmaxdowntime {guest} {round(arguments['seconds'] * 1000)}"
+        case RequestKind.POSTCOPY:
+            return f"virsh migrate-postcopy {guest}"
+        case RequestKind.CANCEL:
+            return f"virsh domjobabort {guest}"
+        case RequestKind.PAUSE:
+            return f"virsh suspend {guest}"
+        case RequestKind.RESUME:
+            return f"virsh migrate --postcopy-resume {guest}, and all the options it began with"

@@ -1,0 +1,81 @@
+"""What past moves teach the next forecast. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.journal.records import Operation
+from vmckpt.units import Bytes, BytesPerSecond, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastMove:
+    """One migration that has ended, as its report tells it. None: the report does not say."""
+
+    id: str
+    guest: str
+    guest_uuid: str | None
+    source: str | None
+    target: str | None
+    ended_at: float
+    outcome: str
+    mode: str | None
+    total: Seconds | None
+    setup: Seconds | None
+    downtime: Seconds | None
+    observed_downtime: Seconds | None
+    transferred: Bytes | None
+    bandwidth: BytesPerSecond | None
+    """Mean while memory was moving."""
+    dirty_rates: tuple[BytesPerSecond, ...]
+    """One for each pass that measured one."""
+    dirty_probes: tuple[Mapping[str, Any], ...]
+    """What was measured before it began, as the report has it."""
+    detail: Mapping[str, Any]
+    """What was asked for, limits included."""
+
+
+def past_move(operation: Operation) -> PastMove | None:
+    """What an operation teaches; None if it has not ended or left no report."""
+    report = operation.report
+    if report is None or operation.ended_at is None:
+        return None
+    passes = report.get("passes") or ()
+    transferred = report.get("bytes_transferred")
+    rates = (row.get("dirty_rate") for row in passes)
+    return PastMove(
+        id=operation.id,
+        guest=operation.guest,
+        guest_uuid=operation.guest_uuid,
+        source=operation.source,
+        target=operation.target,
+        ended_at=operation.ended_at,
+        outcome=operation.outcome or "unknown",
+        mode=report.get("mode") or operation.mode,
+        total=_seconds(report, "total_ms"),
+        setup=_seconds(report, "setup_ms"),
+        downtime=_seconds(report, "downtime_ms"),
+        observed_downtime=_seconds(report, "observed_downtime_ms"),
+        transferred=None if transferred is None else Bytes(int(transferred)),
+        bandwidth=_bandwidth(passes, report),
+        dirty_rates=tuple(BytesPerSecond(int(rate)) for rate in rates if rate is not None),
+        dirty_probes=tuple(report.get("dirty_probes") or ()),
+        detail=operation.detail,
+    )
+
+
+def _bandwidth(
+    passes: Sequence[Mapping[str, Any]], report: Mapping[str, Any]
+) -> BytesPerSecond | None:
+    """A long pass says more than a short one; without passes, all bytes by all the time."""
+    moving = [(row["bandwidth"], row["lasted_ms"]) for row in passes if row.get("bandwidth")]
+    time = sum(lasted for _, lasted in moving)
+    if time > 0:
+        return BytesPerSecond(round(sum(rate * lasted for rate, lasted in moving) / time))
+    sent, total = report.get("bytes_transferred"), report.get("total_ms")
+    return BytesPerSecond(round(sent / total * 1000)) if sent and total else None
+
+
+def _seconds(report: Mapping[str, Any], key: str) -> Seconds | None:
+    value = report.get(key)
+    return None if value is None else Seconds(value / 1000)

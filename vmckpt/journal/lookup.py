@@ -1,0 +1,53 @@
+"""Which operation an operator means. Pure."""
+
+import difflib
+from collections.abc import Sequence
+from typing import TypeVar
+
+from vmckpt.errors import BadInput
+from vmckpt.journal.records import Operation
+
+T = TypeVar("T")
+
+
+def is_prefix(name: str) -> bool:
+    """Whether a name may stand for the ids that begin with it: "m-" would be all of them."""
+    return len(name) > len("m-")
+
+
+def choose(name: str, found: Sequence[Operation]) -> Operation | None:
+    """The one that is meant, of those whose id begins with `name` or whose guest is called so.
+
+    An id wins. Otherwise what fits must be one alone; None if nothing fits at all. Raises BadInput
+    if several fit, or if the guest has none that is active.
+    """
+    wanted = name.lower()
+    exact = next((one for one in found if one.id == wanted), None)
+    if exact is not None:
+        return exact
+    guests = [one for one in found if one.guest == name]
+    begun = [one for one in found if one.id.startswith(wanted) and is_prefix(name)]
+    meant = {one.id: one for one in [*begun, *(one for one in guests if one.active)]}
+    if len(meant) == 1:
+        return next(iter(meant.values()))
+    if meant:
+        latest = sorted(meant.values(), key=lambda one: -one.began_at)
+        raise BadInput(f"{name!r} may be any of {_listed(latest)}", mend="name one of them")
+    if guests:
+        last = max(guests, key=lambda one: one.began_at)
+        raise BadInput(
+            f"guest {name} has no active job", mend=f"its last one was {last.id} ({last.outcome})"
+        )
+    return None
+
+
+def unknown(name: str, names: Sequence[str]) -> BadInput:
+    """The error for a name that nothing has, with those that are nearly it."""
+    close = difflib.get_close_matches(name, names, n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "run vmckpt jobs --all"
+    return BadInput(f"no job {name!r}", mend=hint)
+
+
+def _listed(found: Sequence[Operation], most: int = 4) -> str:
+    shown = ", ".join(f"{one.id} ({one.guest})" for one in found[:most])
+    return shown if len(found) <= most else f"{shown} and {len(found) - most} more"

@@ -1,0 +1,94 @@
+"""Keeping the journal small: what `thinning` decides, done."""
+
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, bindparam, delete, false, insert, or_, select, update
+
+from vmckpt.journal import schema, thinning
+from vmckpt.journal.database import Database
+from vmckpt.journal.thinning import Retention
+from vmckpt.units import Seconds
+
+RETENTION = Retention()
+_EVERY = 3600.0
+_MARK = "pruned_at"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What was done."""
+
+    operations: int
+    """Forgotten altogether."""
+    thinned: int
+    """Operations that have fewer samples now."""
+    complete: bool
+    """False: there was not enough time; the next operation goes on with it."""
+
+
+def prune(database: Database, now: float, retention: Retention, budget: Seconds) -> Pruned | None:
+    """Thin and forget for `budget` at the most, one short transaction after the other."""
+    until = time.monotonic() + budget
+    with database.reading() as connection:
+        chosen = select(schema.meta.c.value).where(schema.meta.c.key == _MARK)
+        last = connection.execute(chosen).scalar()
+        # A mark in the future was set by a clock that was wrong.
+        if last is not None and 0 <= now - float(last) < _EVERY:
+            return None
+        old, waiting = _due(connection, now, retention)
+    done = 0
+    for id_ in old:
+        with database.writing() as connection:
+            connection.execute(delete(schema.operations).where(schema.operations.c.id == id_))
+        done += 1
+        if time.monotonic() > until:
+            return Pruned(operations=done, thinned=0, complete=False)
+    for number, (id_, step) in enumerate(waiting):
+        if time.monotonic() > until:
+            return Pruned(operations=done, thinned=number, complete=False)
+        with database.writing() as connection:
+            _thin(connection, id_, step, retention)
+    with database.writing() as connection:
+        connection.execute(delete(schema.meta).where(schema.meta.c.key == _MARK))
+        connection.execute(insert(schema.meta).values(key=_MARK, value=repr(now)))
+    return Pruned(operations=done, thinned=len(waiting), complete=True)
+
+
+def _due(
+    connection: Connection, now: float, retention: Retention
+) -> tuple[list[str], list[tuple[str, int]]]:
+    """Operations that are too old, and those that are to be thinned, with the step they are at."""
+    table = schema.operations
+    too_old = table.c.ended_at < now - retention.operations
+    old = list(connection.execute(select(table.c.id).where(too_old)).scalars())
+    late = [
+        (table.c.ended_at <= now - step.until) & (table.c.thinned <= number)
+        for number, step in enumerate(retention.steps)
+    ]
+    chosen = select(table.c.id, table.c.ended_at, table.c.thinned).where(
+        or_(false(), *late), ~too_old
+    )
+    steps = [
+        (row.id, step)
+        for row in connection.execute(chosen.order_by(table.c.ended_at))
+        if (step := thinning.due(Seconds(now - row.ended_at), retention)) > row.thinned
+    ]
+    return old, steps
+
+
+def _thin(connection: Connection, id_: str, step: int, retention: Retention) -> None:
+    samples, events = schema.samples, schema.events
+    if step >= len(retention.steps):
+        connection.execute(delete(samples).where(samples.c.operation == id_))
+        connection.execute(delete(events).where(events.c.operation == id_))
+    else:
+        chosen = select(samples.c.seq, samples.c.at).where(samples.c.operation == id_)
+        found = connection.execute(chosen.order_by(samples.c.at, samples.c.seq)).all()
+        kept = set(thinning.kept([row.at for row in found], retention.steps[step].spacing))
+        gone = [{"gone": row.seq} for index, row in enumerate(found) if index not in kept]
+        if gone:
+            one = (samples.c.operation == id_) & (samples.c.seq == bindparam("gone"))
+            connection.execute(delete(samples).where(one), gone)
+    marked = update(schema.operations).where(schema.operations.c.id == id_)
+    connection.execute(marked.values(thinned=step))

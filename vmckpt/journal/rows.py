@@ -1,0 +1,92 @@
+"""Rows of the journal's tables, into records and out of them. Pure."""
+
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from vmckpt.journal.forms import plain
+from vmckpt.journal.records import (
+    Controller,
+    NewOperation,
+    Operation,
+    Request,
+    State,
+    StoredEvent,
+    StoredForecast,
+    StoredSample,
+)
+from vmckpt.units import Seconds
+
+
+def new_operation(
+    new: NewOperation, controller: Controller, *, asked_by: str, asked_from: str | None, at: float
+) -> dict[str, Any]:
+    """The row of an operation that begins, but for its id."""
+    return {
+        "kind": new.kind,
+        "guest": new.guest,
+        "guest_uuid": new.guest_uuid,
+        "source": new.source,
+        "target": new.target,
+        "policy": new.policy,
+        "mode": new.mode,
+        "state": State.RUNNING,
+        "asked_by": asked_by,
+        "asked_from": asked_from,
+        "controller_host": controller.host,
+        "controller_boot": controller.boot,
+        "controller_pid": controller.pid,
+        "controller_started": controller.started,
+        "began_at": at,
+        "thinned": 0,
+        "detail": plain(new.detail),
+    }
+
+
+def operation(row: RowMapping) -> Operation:
+    """An operation with its controller."""
+    return Operation(
+        id=row["id"],
+        kind=row["kind"],
+        guest=row["guest"],
+        guest_uuid=row["guest_uuid"],
+        source=row["source"],
+        target=row["target"],
+        policy=row["policy"],
+        mode=row["mode"],
+        state=row["state"],
+        phase=row["phase"],
+        outcome=row["outcome"],
+        asked_by=row["asked_by"],
+        asked_from=row["asked_from"],
+        controller=Controller(
+            host=row["controller_host"],
+            boot=row["controller_boot"],
+            pid=row["controller_pid"],
+            started=row["controller_started"],
+        ),
+        began_at=row["began_at"],
+        ended_at=row["ended_at"],
+        detail=row["detail"],
+        report=row["report"],
+    )
+
+
+def request(row: RowMapping) -> Request:
+    """A request; its columns are its fields."""
+    return Request(**row)
+
+
+def stored_event(row: RowMapping) -> StoredEvent:
+    """An event."""
+    return StoredEvent(seq=row["seq"], at=Seconds(row["at"]), kind=row["kind"], values=row["data"])
+
+
+def stored_sample(row: RowMapping) -> StoredSample:
+    """A sample."""
+    return StoredSample(seq=row["seq"], at=Seconds(row["at"]), values=row["data"])
+
+
+def stored_forecast(row: RowMapping) -> StoredForecast:
+    """A forecast."""
+    return StoredForecast(made_at=row["made_at"], values=row["data"])

@@ -1,0 +1,157 @@
+"""The journal's tables, in words that SQLite and PostgreSQL both understand, and their version."""
+
+from collections.abc import Callable, Sequence
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    insert,
+    inspect,
+    select,
+    update,
+)
+
+from vmckpt.errors import JournalError
+
+metadata = MetaData()
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+operations = Table(
+    "operations",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("guest", Text, nullable=False),
+    Column("guest_uuid", Text),
+    Column("source", Text),
+    Column("target", Text),
+    Column("policy", Text),
+    Column("mode", Text),
+    Column("state", Text, nullable=False),
+    Column("phase", Text),
+    Column("outcome", Text),
+    Column("asked_by", Text, nullable=False),
+    Column("asked_from", Text),
+    Column("controller_host", Text, nullable=False),
+    Column("controller_boot", Text, nullable=False),
+    Column("controller_pid", Integer, nullable=False),
+    Column("controller_started", BigInteger, nullable=False),
+    Column("began_at", Float(53), nullable=False),
+    Column("ended_at", Float(53)),
+    # How far its samples are thinned: a step of the retention
+    Column("thinned", Integer, nullable=False),
+    Column("detail", JSON(none_as_null=True), nullable=False),
+    Column("report", JSON(none_as_null=True)),
+    Index("operations_by_end", "ended_at", "thinned"),
+    Index("operations_by_beginning", "began_at"),
+    Index("operations_by_guest", "guest"),
+    Index("operations_by_uuid", "guest_uuid", "began_at"),
+    Index("operations_by_hosts", "source", "target", "ended_at"),
+)
+
+
+def _owner(*, key: bool) -> Column[str]:
+    owner = ForeignKey(operations.c.id, ondelete="CASCADE")
+    return Column("operation", Text, owner, primary_key=key, nullable=False)
+
+
+def _number() -> Column[int]:
+    return Column("seq", Integer, primary_key=True, autoincrement=False)
+
+
+events = Table(
+    "events",
+    metadata,
+    _owner(key=True),
+    _number(),
+    Column("at", Float(53), nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("data", JSON, nullable=False),
+)
+
+samples = Table(
+    "samples",
+    metadata,
+    _owner(key=True),
+    _number(),
+    Column("at", Float(53), nullable=False),
+    Column("data", JSON, nullable=False),
+)
+
+forecasts = Table(
+    "forecasts",
+    metadata,
+    _owner(key=True),
+    _number(),
+    Column("made_at", Float(53), nullable=False),
+    Column("data", JSON, nullable=False),
+)
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    _owner(key=False),
+    Column("kind", Text, nullable=False),
+    Column("arguments", JSON, nullable=False),
+    Column("asked_by", Text, nullable=False),
+    Column("asked_at", Float(53), nullable=False),
+    Column("taken_at", Float(53)),
+    Column("answered_at", Float(53)),
+    Column("ok", Boolean),
+    Column("answer", Text),
+    Index("requests_by_operation", "operation", "answered_at"),
+)
+
+MIGRATIONS: Sequence[Callable[[Connection], None]] = ()
+"""The first makes version 2 of version 1, and so on."""
+
+
+def version(connection: Connection) -> int | None:
+    """The version of the tables that are there; None if there are none."""
+    if not inspect(connection).has_table(meta.name):
+        return None
+    found = connection.execute(select(meta.c.value).where(meta.c.key == "version")).scalar()
+    return None if found is None else int(found)
+
+
+def refuse_newer(found: int | None, where: str) -> bool:
+    """Whether the tables must be made or migrated. Raises JournalError if they are too new."""
+    known = 1 + len(MIGRATIONS)
+    if found is not None and found > known:
+        raise JournalError(
+            f"{where} has schema {found}, this vmckpt knows {known} at most",
+            mend="use the newer vmckpt that wrote it, or name another folder in VMCKPT_STATE",
+        )
+    return found != known
+
+
+def prepare(connection: Connection, where: str) -> None:
+    """Make or migrate the tables, in the transaction of `connection`."""
+    found = version(connection)
+    if not refuse_newer(found, where):  # somebody else was faster
+        return
+    if found is None:
+        metadata.create_all(connection)
+        known = str(1 + len(MIGRATIONS))
+        connection.execute(insert(meta).values(key="version", value=known))
+        return
+    for number, migrate in enumerate(MIGRATIONS[found - 1 :], start=found + 1):
+        migrate(connection)
+        connection.execute(update(meta).where(meta.c.key == "version").values(value=str(number)))

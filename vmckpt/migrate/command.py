@@ -1,0 +1,384 @@
+"""One migration from the order to the report: plan, record, make room, move, try again."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from vmckpt.errors import Cancelled, RemoteError
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.mover import LibvirtMover
+from vmckpt.journal import recorder as journal
+from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.records import NewOperation
+from vmckpt.migrate import disks, planning, report, terms, trace
+from vmckpt.migrate.engine import Emit, Ending, Migration
+from vmckpt.migrate.gather import Remotes
+from vmckpt.migrate.planning import Plan
+from vmckpt.migrate.report import MigrationReport
+from vmckpt.migrate.terms import Wishes
+from vmckpt.migrate.trace import Tracer
+from vmckpt.model.events import Checked, Decided, Event, PhaseChanged
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.hosts import Host
+from vmckpt.model.images import Made
+from vmckpt.model.jobs import Decision, JobPhase, Outcome
+from vmckpt.model.ports import OutsideView
+from vmckpt.policy.types import OnFailure, Policy, Retries
+from vmckpt.remote import streams
+from vmckpt.units import Seconds, show_seconds
+
+T = TypeVar("T")
+_NOTHING = Seconds(0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrateRequest:
+    """What the operator asked for."""
+
+    guest: str
+    to: str
+    from_: str | None = None
+    """None: the host on which the guest is found."""
+    policy: str | None = None
+    """By name or file; None: the one that its `select` chooses."""
+    wishes: Wishes = field(default_factory=Wishes)
+    dry_run: bool = False
+    observe: bool = False
+    """Decide and tell, and do nothing about it."""
+    trace: Path | None = None
+    """Write samples and decisions there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where a migration takes place."""
+
+    source: Host
+    target: Host
+    policies: Sequence[Policy]
+    outside: OutsideView | None
+    """Somebody who watches guests from outside; None: nobody does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Whoever gave the order: is told what happens, and may stop it."""
+
+    emit: Emit
+    warn: Callable[[str], None]
+    """Told from any thread what does not stop the work."""
+    stop: asyncio.Event
+
+
+async def migrate(setting: Setting, request: MigrateRequest, caller: Caller) -> MigrationReport:
+    """Migrate a guest, or with `dry_run` only say whether it could be.
+
+    Setting `caller.stop` cancels: the job is aborted and the guest seen running on the source. The
+    report says how it ended; errors are raised only for what kept it from beginning. Cancelled is
+    raised when it was stopped before anything was changed.
+    """
+    async with (
+        Hypervisor(setting.source) as here,
+        Hypervisor(setting.target) as there,
+        planning.logins(here, there) as remotes,
+    ):
+        move = _Move(setting, request, caller, (here, there), remotes)
+        if request.dry_run:
+            return move.not_begun(await move.plan())
+        # The database library takes half a second to load: that long preflight takes, too.
+        opening = asyncio.create_task(asyncio.to_thread(_record, setting, request, caller))
+        try:
+            return await move.run(opening)
+        finally:
+            (await opening).close()
+            move.close()
+
+
+def _record(setting: Setting, request: MigrateRequest, caller: Caller) -> Recorder:
+    return journal.begin(
+        NewOperation(
+            kind="migrate",
+            guest=request.guest,
+            source=setting.source.name,
+            target=setting.target.name,
+            policy=request.policy,
+            detail={"observe": request.observe},
+        ),
+        caller.warn,
+    )
+
+
+class _Move:
+    """One request. Holds the connections and the listener, so that each step stays short."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        request: MigrateRequest,
+        caller: Caller,
+        hosts: tuple[Hypervisor, Hypervisor],
+        remotes: Remotes | None,
+    ) -> None:
+        self._setting = setting
+        self._request = request
+        self._here, self._there = hosts
+        self._remotes = remotes
+        self._listener = caller.emit
+        self._stop = caller.stop
+        self._recorder: Recorder | None = None
+        self._tracer = Tracer(request.trace) if request.trace is not None else None
+        self._early: list[Event] = []
+
+    def _emit(self, event: Event) -> None:
+        """To the listener and to the journal, which may open a moment later."""
+        if self._recorder is not None:
+            self._recorder.take(event)
+        else:
+            self._early.append(event)
+        if self._tracer is not None:
+            self._tracer.take(event)
+        self._listener(event)
+
+    def close(self) -> None:
+        """Nothing more is to be told."""
+        if self._tracer is not None:
+            self._tracer.close()
+
+    async def plan(self) -> Plan:
+        """Everything that is decided before a start."""
+        self._emit(PhaseChanged(phase=JobPhase.PREFLIGHT))
+        made = await stoppable(
+            planning.make(
+                self._here,
+                self._there,
+                self._request.guest,
+                policies=self._setting.policies,
+                forced=self._request.policy,
+                wishes=self._request.wishes,
+                remotes=self._remotes,
+            ),
+            self._stop,
+        )
+        self._emit(Checked(findings=made.findings))
+        return made
+
+    async def run(self, opening: "asyncio.Task[Recorder]") -> MigrationReport:
+        """Plan and move, again after a failure if the policy says so."""
+        try:
+            plan = await self.plan()
+            recorder = self._recorder = await opening
+            for event in self._early:
+                recorder.take(event)
+            return await self._attempts(plan, recorder)
+        except Cancelled:
+            (await opening).finish(Outcome.CANCELLED, None)
+            raise
+        except BaseException as exc:
+            (await opening).finish(Outcome.FAILED, _said(exc))
+            raise
+
+    async def _attempts(self, plan: Plan, recorder: Recorder) -> MigrationReport:
+        told = await self._attempt(plan, recorder, 1)
+        number = 1
+        while plan.policy is not None and _again(told, plan.policy, number):
+            if not await self._wait(told, plan.policy.retries, number, recorder):
+                break
+            plan, number = await self.plan(), number + 1
+            if plan.blocked:
+                why = "; ".join(f"{one.where}: {one.text}" for one in plan.blockers)
+                told = replace(told, warnings=(*told.warnings, f"no further attempt: {why}"))
+                break
+            later = await self._attempt(plan, recorder, number)
+            told = replace(later, decisions=(*told.decisions, *later.decisions))
+        recorder.finish(told.outcome, report.as_json(told))
+        return told
+
+    async def _wait(
+        self, told: MigrationReport, retries: Retries, number: int, recorder: Recorder
+    ) -> bool:
+        """Wait for the next attempt; False if it was stopped meanwhile."""
+        wait = wait_before(retries, number)
+        reason = f"{told.error or 'it failed'}; attempt {number + 1} in {show_seconds(wait)}"
+        self._emit(Decided(decision=_decided("try again", reason)))
+        recorder.update(state="waiting")
+        try:
+            await stoppable(asyncio.sleep(wait), self._stop)
+        except Cancelled:
+            return False
+        recorder.update(state="running")
+        return True
+
+    async def _attempt(self, plan: Plan, recorder: Recorder, number: int) -> MigrationReport:
+        if plan.blocked or plan.policy is None or plan.facts.guest is None:
+            return replace(self.not_begun(plan), job=recorder.id, attempts=number)
+        recorder.update(
+            guest=plan.facts.guest.name,
+            guest_uuid=plan.facts.guest.uuid,
+            policy=plan.policy.name,
+            mode=str(plan.mode),
+        )
+        try:
+            made = await self._make_images(plan)
+        except RemoteError as exc:
+            failed = replace(self.not_begun(plan), outcome=Outcome.FAILED, error=str(exc))
+            return replace(failed, job=recorder.id, attempts=number)
+        ending: Ending | None = None
+        troubles: tuple[str, ...] = ()
+        try:
+            order = await planning.order(plan, self._here)
+            recorder.update(detail={"observe": self._request.observe, "order": order.as_json()})
+            self._begin_trace(plan)
+            ending = await self._engine(plan, recorder).run(order)
+        finally:
+            troubles = await self._tidy(plan, made, ending)
+            if self._tracer is not None:
+                self._tracer.end(ending.outcome if ending is not None else Outcome.UNKNOWN)
+        observed = await self._observed(plan.facts.guest.name, ending)
+        told = self._report(plan, ending, observed, troubles)
+        return replace(told, job=recorder.id, attempts=number)
+
+    def _begin_trace(self, plan: Plan) -> None:
+        if self._tracer is None or plan.policy is None or plan.facts.guest is None:
+            return
+        header = trace.Header(
+            guest=plan.facts.guest.name,
+            memory=plan.facts.guest.memory,
+            policy=plan.policy.name,
+            mode=plan.mode,
+            post_copy=plan.mode.may_switch_early,
+            curve=plan.curve,
+        )
+        self._tracer.begin(header, Seconds(asyncio.get_running_loop().time()))
+
+    def _engine(self, plan: Plan, recorder: Recorder) -> Migration:
+        assert plan.policy is not None
+        assert plan.facts.guest is not None
+        guest = plan.facts.guest
+        return Migration(
+            mover((self._here, self._there), self._remotes, guest.name, guest.uuid),
+            terms.terms(plan.policy, plan.mode, guest),
+            self._emit,
+            self._stop,
+            desk=recorder,
+            curve=plan.curve,
+            observe=self._request.observe,
+        )
+
+    async def _make_images(self, plan: Plan) -> Made | None:
+        if not plan.copies.copies or self._remotes is None:
+            return None
+        return await disks.prepare(self._remotes[1], plan.copies)
+
+    async def _tidy(self, plan: Plan, made: Made | None, ending: Ending | None) -> tuple[str, ...]:
+        """What was made on the target goes if the guest stays; what could not be done is told."""
+        if made is None or self._remotes is None:
+            return ()
+        stays = (Outcome.CANCELLED, Outcome.TIMED_OUT, Outcome.NOT_CONVERGED, Outcome.FAILED)
+        try:
+            if ending is not None and ending.outcome is Outcome.COMPLETED:
+                return await disks.finish(self._remotes[1], plan.copies)
+            if ending is not None and ending.outcome in stays:
+                return await disks.remove(self._remotes[1], made)
+        except RemoteError as exc:
+            return (f"{exc}",)
+        return tuple(f"{path} on {made.host} was made for this move" for path in made.marks)
+
+    async def _observed(self, guest: str, ending: Ending) -> Seconds | None:
+        """The blackout that somebody outside saw; None if nobody looked."""
+        if self._setting.outside is None or ending.outcome is not Outcome.COMPLETED:
+            return None
+        until = Seconds(ending.began + ending.elapsed)
+        return await self._setting.outside.blackout(guest, ending.began, until)
+
+    def not_begun(self, plan: Plan) -> MigrationReport:
+        """The report of a plan that was not carried out."""
+        return MigrationReport(
+            guest=self._request.guest,
+            source=self._setting.source.name,
+            target=self._setting.target.name,
+            outcome=Outcome.BLOCKED if plan.blocked else Outcome.PLANNED,
+            driver=None,
+            began=_NOTHING,
+            elapsed=_NOTHING,
+            totals=None,
+            observed_downtime=None,
+            warnings=_warnings(plan.findings),
+            findings=plan.findings,
+            policy=plan.policy.name if plan.policy is not None else None,
+            mode=plan.mode if plan.policy is not None else None,
+        )
+
+    def _report(
+        self, plan: Plan, ending: Ending, observed: Seconds | None, troubles: tuple[str, ...]
+    ) -> MigrationReport:
+        copied = plan.copies.left_behind if ending.outcome is Outcome.COMPLETED else ()
+        return replace(
+            self.not_begun(plan),
+            guest=plan.facts.guest.name if plan.facts.guest is not None else self._request.guest,
+            outcome=ending.outcome,
+            driver=ending.driver,
+            began=ending.began,
+            elapsed=ending.elapsed,
+            totals=ending.totals,
+            observed_downtime=observed,
+            samples=ending.samples,
+            decisions=ending.decisions,
+            warnings=(*_warnings(plan.findings), *ending.warnings, *troubles),
+            error=ending.error,
+            switched=ending.switched,
+            left_behind=copied,
+        )
+
+
+def mover(
+    hosts: tuple[Hypervisor, Hypervisor], remotes: Remotes | None, guest: str, uuid: str
+) -> LibvirtMover:
+    """What moves a guest, with a way to free the target's end of a dead stream."""
+
+    async def free_target() -> None:
+        if remotes is not None:
+            await streams.drop(remotes[1], guest)
+
+    return LibvirtMover(*hosts, uuid, free_target=free_target)
+
+
+def _again(told: MigrationReport, policy: Policy, number: int) -> bool:
+    """Whether to try once more: only what failed while the guest went on where it was."""
+    wanted = policy.on_failure is OnFailure.RETRY and number <= policy.retries.times
+    return wanted and told.outcome is Outcome.FAILED
+
+
+def wait_before(retries: Retries, failed: int) -> Seconds:
+    """How long to wait after that many failed attempts."""
+    wait = retries.first_wait * retries.factor ** (failed - 1)
+    return Seconds(min(wait, retries.longest_wait))
+
+
+async def stoppable(work: Coroutine[object, object, T], stop: asyncio.Event) -> T:
+    """Wait for `work`, or for `stop`: then the work is cancelled and Cancelled raised."""
+    working = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return await working
+        working.cancel()
+        await asyncio.wait([working])
+        raise Cancelled("stopped before anything was changed")
+    finally:
+        stopping.cancel()
+
+
+def _decided(action: str, reason: str) -> Decision:
+    now = Seconds(asyncio.get_running_loop().time())
+    return Decision(at=now, action=action, reason=reason, rule="on_failure")
+
+
+def _said(exc: BaseException) -> dict[str, str]:
+    return {"error": str(exc) or type(exc).__name__}
+
+
+def _warnings(findings: tuple[Finding, ...]) -> tuple[str, ...]:
+    return tuple(f"{f.where}: {f.text}" for f in findings if f.severity is Severity.WARNING)

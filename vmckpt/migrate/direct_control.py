@@ -1,0 +1,53 @@
+"""Acting on a migration whose controller has ended: straight on the source's libvirt."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vmckpt.errors import BadInput
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.mover import LibvirtMover
+from vmckpt.inventory import Inventory
+from vmckpt.journal.desk import Answer
+from vmckpt.journal.records import Operation, RequestKind
+from vmckpt.units import BytesPerSecond, Seconds
+
+
+async def act(
+    inventory: Inventory, operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]
+) -> Answer:
+    """Do what was asked. Raises HypervisorError, HostUnreachable or OutcomeUnknown."""
+    if operation.guest_uuid is None:
+        raise BadInput(f"{operation.id} had not begun to move {operation.guest}")
+    source = inventory.host(operation.source or "")
+    target = inventory.host(operation.target or "")
+    async with Hypervisor(source) as here, Hypervisor(target) as there:
+        mover = LibvirtMover(here, there, operation.guest_uuid)
+        if await mover.sample() is None:
+            return Answer(ok=False, text=f"no migration of {operation.guest} runs on {source.name}")
+        text = await _do(mover, kind, arguments)
+    return Answer(
+        ok=True, text=f"{text}; its controller has ended, {source.name} was told directly"
+    )
+
+
+async def _do(mover: LibvirtMover, kind: RequestKind, arguments: Mapping[str, Any]) -> str:
+    match kind:
+        case RequestKind.BANDWIDTH:
+            rate = arguments.get("bytes_per_second")
+            limit = None if rate is None else BytesPerSecond(int(rate))
+            await mover.set_bandwidth(limit, post_copy=False)
+            return "bandwidth set"
+        case RequestKind.MAX_DOWNTIME:
+            await mover.set_max_downtime(Seconds(float(arguments["seconds"])))
+            return "downtime limit set"
+        case RequestKind.POSTCOPY:
+            await mover.start_post_copy()
+            return "switched to post-copy"
+        case RequestKind.PAUSE:
+            await mover.halt()
+            return "the guest is paused"
+        case RequestKind.CANCEL:
+            await mover.abort()
+            return "cancelled"
+        case RequestKind.RESUME:
+            raise BadInput("a post-copy without a controller is resumed by vmckpt resume")

@@ -1,0 +1,292 @@
+"""All that is found out and decided before a migration starts, in one frozen plan."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from vmckpt.errors import BadInput, HypervisorError, RemoteError
+from vmckpt.hypervisor import storage
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.migrate import disks, preflight, terms, transport_checks
+from vmckpt.migrate.dirtying import DirtyCurve
+from vmckpt.migrate.gather import Remotes, gather
+from vmckpt.migrate.preflight import Facts
+from vmckpt.migrate.terms import Wishes
+from vmckpt.migrate.track import UNKNOWN
+from vmckpt.migrate.transport_checks import TlsVerdict
+from vmckpt.model.certificates import QemuCertificates
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.guests import Guest
+from vmckpt.model.images import CopyPlan, Wish
+from vmckpt.model.orders import Driver, Mode, MoveOrder
+from vmckpt.policy import select, transport
+from vmckpt.policy.select import Chosen, Subject
+from vmckpt.policy.transport import Conflict, Versions
+from vmckpt.policy.types import CopyKind, Policy, Tls
+from vmckpt.remote import certificates
+from vmckpt.remote.ssh import Remote
+
+NO_COPIES = CopyPlan()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What would be done, and every finding for and against it."""
+
+    facts: Facts
+    findings: tuple[Finding, ...]
+    chosen: Chosen | None = None
+    """None: no host knows the guest, so no policy could be chosen. So with the rest."""
+    policy: Policy | None = None
+    """The chosen one, bent to the operator's wishes."""
+    mode: Mode = Mode.PRECOPY
+    reason: str = ""
+    """Why that mode."""
+    post_copy: bool = False
+    """It could be used between these hosts for this guest."""
+    tls_name: str | None = None
+    copies: CopyPlan = NO_COPIES
+    curve: DirtyCurve = UNKNOWN
+    """How the guest writes, as far as it was measured."""
+
+    @property
+    def blocked(self) -> bool:
+        return self.facts.guest is None or bool(self.blockers)
+
+    @property
+    def blockers(self) -> tuple[Finding, ...]:
+        return preflight.blockers(self.findings)
+
+
+@asynccontextmanager
+async def logins(source: Hypervisor, target: Hypervisor) -> AsyncIterator[Remotes | None]:
+    """ssh to both hosts, opened when first used; None if one of them has no address for it."""
+    if source.host.ssh is None or target.host.ssh is None or source.host.name == target.host.name:
+        yield None
+        return
+    async with Remote(source.host) as here, Remote(target.host) as there:
+        yield here, there
+
+
+async def make(
+    source: Hypervisor,
+    target: Hypervisor,
+    name: str,
+    *,
+    policies: Sequence[Policy],
+    forced: str | None,
+    wishes: Wishes,
+    remotes: Remotes | None,
+) -> Plan:
+    """Ask both hosts and decide. What could not be asked is a finding.
+
+    Raises PolicyError if no policy can be chosen, BadInput for a storage pool that is none.
+    """
+    facts, tls_facts = await asyncio.gather(
+        gather(source, target, name, remotes), _certificates(remotes)
+    )
+    if facts.guest is None:
+        return Plan(facts=facts, findings=preflight.check(facts))
+    chosen = select.choose(policies, _subject(facts.guest, source), forced)
+    policy = terms.bent(chosen.policy, wishes)
+    tls = _tls(policy, source, target, tls_facts)
+    copies = await _copies(policy, facts, source, target, remotes)
+    facts = replace(facts, copied=frozenset(copies.left_behind))
+    found = conflicts(policy, facts, copies)
+    post_copy = _post_copy(policy, facts, found)
+    findings = (
+        *preflight.check(facts),
+        *_as_findings(found, facts.guest.name if facts.guest is not None else name),
+        *_why_no_post_copy(policy, facts),
+        *(tls.findings if tls is not None else ()),
+        *copies.findings,
+    )
+    return Plan(
+        facts=facts,
+        findings=preflight.ordered(findings),
+        chosen=chosen,
+        policy=policy,
+        mode=terms.plain_choice(policy, post_copy=post_copy),
+        reason="",
+        post_copy=post_copy,
+        tls_name=tls.name if tls is not None else None,
+        copies=copies,
+    )
+
+
+def _subject(guest: Guest, source: Hypervisor) -> Subject:
+    return Subject(
+        guest=guest.name,
+        guest_labels=guest.labels,
+        host_labels=source.host.labels,
+        memory=guest.memory,
+    )
+
+
+TlsFacts = tuple[QemuCertificates | None, QemuCertificates | None]
+
+
+async def _certificates(remotes: Remotes | None) -> TlsFacts:
+    async def one(host: Remote) -> QemuCertificates | None:
+        try:
+            return await certificates.look(host)
+        except RemoteError:
+            return None
+
+    if remotes is None:
+        return None, None
+    here, there = await asyncio.gather(*(one(host) for host in remotes))
+    return here, there
+
+
+def _tls(
+    policy: Policy, source: Hypervisor, target: Hypervisor, facts: TlsFacts
+) -> TlsVerdict | None:
+    """None: the stream is not to be encrypted."""
+    wanted = policy.transport.tls
+    if wanted is Tls.OFF or (wanted is Tls.PREFERRED and None in facts):
+        return None
+    verdict = transport_checks.tls_findings(
+        source=source.host.name,
+        target=target.host.name,
+        at_source=facts[0],
+        at_target=facts[1],
+        names=transport_checks.names_of(
+            target.host, facts[1].hostname if facts[1] is not None else None
+        ),
+        now=datetime.now(UTC),
+    )
+    if wanted is Tls.REQUIRED:
+        return verdict
+    # Preferred: what speaks against it is worth knowing, and keeps nobody from moving.
+    softer = tuple(
+        replace(one, severity=Severity.INFO, code="not-encrypted")
+        if one.severity is Severity.BLOCKER
+        else one
+        for one in verdict.findings
+    )
+    return TlsVerdict(name=verdict.name, findings=softer)
+
+
+async def _copies(
+    policy: Policy,
+    facts: Facts,
+    source: Hypervisor,
+    target: Hypervisor,
+    remotes: Remotes | None,
+) -> CopyPlan:
+    wish, guest = policy.storage, facts.guest
+    if wish.copy is CopyKind.SHARED or guest is None or facts.target_facts is None:
+        return NO_COPIES
+    if remotes is None:
+        raise BadInput(
+            f"{guest.name}: disks are copied only between hosts with ssh logins",
+            mend="add ssh: {address: ...} for both to the inventory",
+        )
+    try:
+        return await disks.look(
+            *remotes,
+            await storage.drives(source, guest.uuid),
+            facts.same_file,
+            Wish(
+                full=wish.copy is CopyKind.FULL,
+                disks=wish.disks,
+                folder=await storage.folder_of(target, wish.pool) if wish.pool else None,
+            ),
+        )
+    except (RemoteError, HypervisorError) as exc:
+        found = Finding(
+            code="disks-not-seen",
+            severity=Severity.BLOCKER,
+            where=guest.name,
+            text=f"its disks could not be looked at: {exc.message}",
+            mend="run vmckpt doctor",
+        )
+        return CopyPlan(findings=(found,), rest_shared=False)
+
+
+def conflicts(policy: Policy, facts: Facts, copies: CopyPlan) -> tuple[Conflict, ...]:
+    """What these hosts cannot do for this guest under this policy."""
+    guest, here, there = facts.guest, facts.source_facts, facts.target_facts
+    if guest is None or here is None or there is None:
+        return ()
+    return transport.conflicts(
+        policy,
+        source=Versions(qemu=here.qemu_version, libvirt=here.libvirt_version),
+        target=Versions(qemu=there.qemu_version, libvirt=there.libvirt_version),
+        host_devices=bool(guest.host_devices),
+        copied_disks=bool(copies.copies),
+        huge_pages=guest.huge_pages,
+    )
+
+
+# Optional conflicts that do not take post-copy away, only something beside it.
+_STILL_POSSIBLE = (
+    "post-copy-with-huge-pages",
+    "recovery-needs-newer-libvirt",
+    "stopped-while-disks-are-copied",
+)
+
+
+def _post_copy(policy: Policy, facts: Facts, found: Sequence[Conflict]) -> bool:
+    """Whether the guest may be switched to post-copy between these hosts."""
+    if not terms.could_switch(policy) or facts.post_copy_error is not None:
+        return False
+    return all(one.code in _STILL_POSSIBLE for one in found if one.optional)
+
+
+def _why_no_post_copy(policy: Policy, facts: Facts) -> tuple[Finding, ...]:
+    if facts.post_copy_error is None or not terms.could_switch(policy):
+        return ()
+    must = policy.mode is Mode.POSTCOPY
+    return (
+        Finding(
+            code="post-copy-refused",
+            severity=Severity.BLOCKER if must else Severity.INFO,
+            where=facts.target,
+            text=f"no guest can arrive there by post-copy: {facts.post_copy_error}",
+            mend="run sysctl -w vm.unprivileged_userfaultfd=1 there",
+        ),
+    )
+
+
+def _as_findings(found: Sequence[Conflict], guest: str) -> tuple[Finding, ...]:
+    return tuple(
+        Finding(
+            code=one.code,
+            severity=Severity.INFO if one.optional else Severity.BLOCKER,
+            where=guest,
+            text=one.text,
+            mend=one.mend,
+        )
+        for one in found
+    )
+
+
+async def order(plan: Plan, source: Hypervisor) -> MoveOrder:
+    """The order for a plan that is not blocked."""
+    assert plan.policy is not None
+    assert plan.facts.guest is not None
+    guest = plan.facts.guest
+    made = terms.order(
+        plan.policy,
+        plan.mode,
+        guest,
+        driver=Driver.CLIENT if plan.facts.peer_login_error else Driver.PEER_TO_PEER,
+        storage_proven=plan.copies.rest_shared
+        if plan.copies.copies
+        else preflight.storage_proven(plan.facts),
+        tls_name=plan.tls_name,
+    )
+    if not plan.copies.copies:
+        return made
+    running, stored = None, None
+    if plan.copies.moved:
+        running, stored = await storage.definitions_with_images_at(
+            source, guest.uuid, plan.copies.moved
+        )
+    return replace(
+        made, copied_disks=plan.copies.disks, target_xml=running, target_definition=stored
+    )

@@ -1,0 +1,122 @@
+"""What a migration will be: the policy, bent to the operator's wishes and to what can be. Pure."""
+
+from dataclasses import dataclass, replace
+
+from vmckpt.migrate.converge import Terms, time_limit
+from vmckpt.model.guests import Guest
+from vmckpt.model.orders import AutoConverge, Compression, Driver, Mode, MoveOrder
+from vmckpt.policy.types import Compress, CopyKind, MoveLimits, Policy, StartPostcopy, Throttle, Tls
+from vmckpt.units import Bytes, BytesPerSecond, Seconds
+
+# A job must be started for what a rule may switch on later. Until then it shall do next to nothing.
+IDLE_THROTTLE = AutoConverge(initial=1, increment=1, at_most=1)
+_IDLE_CACHE = Bytes(64 * 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the operator said on the command line; None: as the policy has it."""
+
+    mode: Mode | None = None
+    bandwidth: BytesPerSecond | None = None
+    max_downtime: Seconds | None = None
+    timeout: Seconds | None = None
+    tls: Tls | None = None
+    copy: CopyKind | None = None
+
+
+def bent(policy: Policy, wishes: Wishes) -> Policy:
+    """The policy with the operator's wishes in it."""
+    limits = policy.limits
+    if wishes.timeout is not None:
+        limits = replace(limits, time=wishes.timeout, time_per_gib=None)
+    limits = replace(
+        limits,
+        bandwidth=wishes.bandwidth or limits.bandwidth,
+        postcopy_bandwidth=wishes.bandwidth or limits.postcopy_bandwidth,
+        max_downtime=wishes.max_downtime or limits.max_downtime,
+    )
+    transport = replace(policy.transport, tls=wishes.tls or policy.transport.tls)
+    return replace(
+        policy,
+        limits=limits,
+        transport=transport,
+        storage=replace(policy.storage, copy=wishes.copy or policy.storage.copy),
+        mode=wishes.mode or policy.mode,
+    )
+
+
+def could_switch(policy: Policy) -> bool:
+    """Whether the policy would use post-copy where it can be used."""
+    if policy.mode is Mode.POSTCOPY:
+        return True
+    starts = any(isinstance(rule.do, StartPostcopy) for rule in policy.rules)
+    return policy.mode in (Mode.HYBRID, Mode.AUTO) and starts
+
+
+def plain_choice(policy: Policy, *, post_copy: bool) -> Mode:
+    """The mode without a forecast: `auto` keeps the way out into post-copy where there is one."""
+    if policy.mode is Mode.AUTO:
+        return Mode.HYBRID if post_copy and could_switch(policy) else Mode.PRECOPY
+    if policy.mode is Mode.HYBRID and not post_copy:
+        return Mode.PRECOPY
+    return policy.mode
+
+
+def terms(policy: Policy, mode: Mode, guest: Guest) -> Terms:
+    """What the controller holds the migration to."""
+    return Terms(
+        policy=policy,
+        mode=mode,
+        memory=guest.memory,
+        post_copy=mode.may_switch_early,
+        time_limit=time_limit(policy, guest.memory),
+        max_downtime=policy.limits.max_downtime,
+    )
+
+
+def order(
+    policy: Policy,
+    mode: Mode,
+    guest: Guest,
+    *,
+    driver: Driver,
+    storage_proven: bool,
+    tls_name: str | None,
+) -> MoveOrder:
+    """The order that starts it."""
+    limits: MoveLimits = policy.limits
+    later_throttle = any(isinstance(rule.do, Throttle) for rule in policy.rules)
+    later_cache = any(isinstance(rule.do, Compress) for rule in policy.rules)
+    how = policy.transport
+    live = mode is not Mode.STOP_AND_COPY
+    idle_cache = later_cache and live and how.compression is not Compression.XBZRLE
+    return MoveOrder(
+        driver=driver,
+        persistent=guest.persistent,
+        autostart=guest.autostart,
+        storage_proven=storage_proven,
+        bandwidth=limits.bandwidth,
+        postcopy_bandwidth=limits.postcopy_bandwidth,
+        live=live,
+        post_copy=mode.may_switch_early,
+        auto_converge=IDLE_THROTTLE if later_throttle and live else None,
+        tls_name=tls_name,
+        connections=how.connections,
+        zero_copy=how.zero_copy,
+        compression=Compression.XBZRLE if idle_cache else how.compression,
+        compression_level=how.compression_level,
+        xbzrle_cache=_IDLE_CACHE if idle_cache else None,
+    )
+
+
+def resumed(policy: Policy) -> Terms:
+    """What a post-copy that is resumed is held to: there is nothing left to decide but patience."""
+    return Terms(
+        policy=policy,
+        mode=Mode.POSTCOPY,
+        memory=Bytes(0),
+        post_copy=True,
+        time_limit=None,
+        max_downtime=policy.limits.max_downtime,
+    )

@@ -1,0 +1,198 @@
+"""Can a stream between two hosts be encrypted, and under which name? Pure.
+
+QEMU itself finds most of this out only when the target's process has been started, and says it in
+the log of one of the two.
+"""
+
+import ipaddress
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.x509.oid import NameOID
+
+from vmckpt.model.certificates import (
+    CA,
+    CLIENT,
+    CLIENT_KEY,
+    SERVER,
+    SERVER_KEY,
+    QemuCertificates,
+)
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.hosts import Host
+
+_GUIDE = "see libvirt's TLS guide (kbase/tlscerts)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsVerdict:
+    """What is known of an encrypted stream before there is one."""
+
+    name: str | None
+    """What the target's certificate calls it: `MoveOrder.tls_name`. None: not possible."""
+    findings: tuple[Finding, ...]
+    """Blockers for a stream that must be encrypted; for one that may be, why it is not."""
+
+
+def names_of(host: Host, hostname: str | None) -> tuple[str, ...]:
+    """The names that a host's certificate may carry, the best first."""
+    known = [host.name, host.ssh.address if host.ssh else None, hostname, host.migration_address]
+    return tuple(dict.fromkeys(name for name in known if name))
+
+
+def tls_findings(
+    *,
+    source: str,
+    target: str,
+    at_source: QemuCertificates | None,
+    at_target: QemuCertificates | None,
+    names: Sequence[str],
+    now: datetime,
+) -> TlsVerdict:
+    """Whether source and target (by name) can encrypt; `names`: those of the target.
+
+    Without a look at both hosts (None) the first name is tried, and QEMU will tell.
+    """
+    if at_source is None or at_target is None:
+        unseen = source if at_source is None else target
+        text = "its QEMU certificates could not be looked at"
+        warning = _finding("tls-unproven", Severity.WARNING, unseen, text, "give ssh: {address: …}")
+        return TlsVerdict(name=names[0] if names else None, findings=(warning,))
+    found = [*_missing(source, target, at_source, at_target)]
+    for host, has, needed in (
+        (source, at_source, (CA, CLIENT)),
+        (target, at_target, (CA, SERVER)),
+    ):
+        for name in needed:
+            if name in has.pems:
+                found += _valid(host, f"{has.folder}/{name}", has.pems[name], now)
+    if not any(finding.severity is Severity.BLOCKER for finding in found):
+        found += _signed(source, target, at_source, at_target)
+    if any(finding.severity is Severity.BLOCKER for finding in found):
+        return TlsVerdict(name=None, findings=tuple(found))
+    fitting, carried = tuple(names), list[str]()
+    if SERVER in at_target.pems:
+        carried = _carried(_read(at_target.pems[SERVER])[0])
+        fitting = tuple(name for name in names if _matches(name, carried))
+    if not fitting:
+        found.append(
+            _blocker(
+                "tls-name",
+                target,
+                f"{at_target.folder}/{SERVER} is for {', '.join(carried) or 'no name'}, and the"
+                f" host is known as {', '.join(names) or 'nothing'}",
+                f"issue it for {names[0]}" if names else _GUIDE,
+            )
+        )
+    return TlsVerdict(name=fitting[0] if fitting else None, findings=tuple(found))
+
+
+def _finding(
+    code: str, severity: Severity, where: str, text: str, mend: str | None = None
+) -> Finding:
+    return Finding(code=code, severity=severity, where=where, text=text, mend=mend)
+
+
+def _blocker(code: str, where: str, text: str, mend: str) -> Finding:
+    return _finding(code, Severity.BLOCKER, where, text, mend)
+
+
+def _missing(
+    source: str, target: str, at_source: QemuCertificates, at_target: QemuCertificates
+) -> Iterator[Finding]:
+    """The target serves the stream, the source is its client."""
+    client = at_target.verifies_clients or bool({CLIENT, CLIENT_KEY} & at_source.present)
+    for host, has, needed in (
+        (source, at_source, (CA, CLIENT, CLIENT_KEY) if client else (CA,)),
+        (target, at_target, (CA, SERVER, SERVER_KEY)),
+    ):
+        if gone := [name for name in needed if name not in has.present]:
+            text = f"no {', '.join(gone)} in {has.folder}"
+            yield _blocker("tls-missing", host, text, _GUIDE)
+        for name in needed:
+            if name in has.present and name.endswith("cert.pem") and name not in has.pems:
+                text = f"{has.folder}/{name} cannot be read by the ssh login"
+                yield _finding("tls-unproven", Severity.WARNING, host, text)
+
+
+def _read(pem: str) -> list[x509.Certificate]:
+    """The certificates of a file, the host's own first; none if it holds none."""
+    try:
+        return x509.load_pem_x509_certificates(pem.encode())
+    except ValueError:
+        return []
+
+
+def _valid(host: str, path: str, pem: str, now: datetime) -> Iterator[Finding]:
+    certificates = _read(pem)
+    if not certificates:
+        yield _blocker("tls-invalid", host, f"{path} holds no certificate", f"replace {path}")
+        return
+    first = certificates[0]
+    if now < first.not_valid_before_utc:
+        begins = f"{first.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+        text = f"{path} is not valid before {begins}"
+        yield _blocker("tls-invalid", host, text, f"wait, or set the clock of {host}")
+    if now > first.not_valid_after_utc:
+        text = f"{path} expired on {first.not_valid_after_utc:%Y-%m-%d}"
+        yield _blocker("tls-invalid", host, text, f"renew {path}")
+
+
+def _signed(
+    source: str, target: str, at_source: QemuCertificates, at_target: QemuCertificates
+) -> Iterator[Finding]:
+    """Each side's certificate must come from an authority that the other trusts."""
+    pairs = [(target, at_target, SERVER, source, at_source)]
+    if at_target.verifies_clients:
+        pairs.append((source, at_source, CLIENT, target, at_target))
+    for host, has, name, judge, trusts in pairs:
+        if name not in has.pems or CA not in trusts.pems:
+            continue
+        chain = _read(has.pems[name])
+        known = _read(trusts.pems[CA])
+        if not any(_issued(one, authority) for one in chain for authority in known):
+            yield _blocker(
+                "tls-authority",
+                host,
+                f"{has.folder}/{name} comes from {chain[0].issuer.rfc4514_string()}, which is not"
+                f" in {judge}'s {trusts.folder}/{CA}",
+                "use certificates of one authority on both hosts",
+            )
+
+
+def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _carried(certificate: x509.Certificate) -> list[str]:
+    """The names of a certificate; its common name counts only where there are no others."""
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return [str(one.value) for one in common]
+    names = extension.value
+    addresses = names.get_values_for_type(x509.IPAddress)
+    return [*names.get_values_for_type(x509.DNSName), *map(str, addresses)]
+
+
+def _matches(wanted: str, carried: Sequence[str]) -> bool:
+    """Names match without case, "*." stands for one label, and addresses match as addresses."""
+    return any(_same(wanted.lower(), name.lower()) for name in carried)
+
+
+def _same(wanted: str, name: str) -> bool:
+    if wanted == name:
+        return True
+    try:
+        return ipaddress.ip_address(wanted) == ipaddress.ip_address(name)
+    except ValueError:
+        label, _, rest = wanted.partition(".")
+        return bool(label) and "." in rest and name == f"*.{rest}"

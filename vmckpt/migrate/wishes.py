@@ -1,0 +1,91 @@
+"""What other terminals ask of a running migration: an action, or why not. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from vmckpt.journal.records import Request, RequestKind
+from vmckpt.migrate.converge import (
+    Abort,
+    Action,
+    Done,
+    Halt,
+    Limit,
+    SetDowntime,
+    Stop,
+    Switch,
+    Terms,
+)
+from vmckpt.units import BytesPerSecond, Seconds
+
+
+class Desk(Protocol):
+    """Where other terminals leave what they want."""
+
+    def take_requests(self) -> list[Request]:
+        """New ones since the last call; each must be answered."""
+
+    def answer(self, request: Request, *, ok: bool, text: str) -> None:
+        """Say what became of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hurry:
+    """Do not wait for the next attempt to go on with a broken post-copy."""
+
+
+def wish(
+    request: Request, terms: Terms, done: Done, *, moves: bool, stopping: bool
+) -> Action | Hurry | str:
+    """The action that a request asks for; a refusal in words if it cannot be.
+
+    `moves`: the first pass has begun. `stopping`: it is being stopped.
+    """
+    try:
+        kind = RequestKind(request.kind)
+        wanted = _wanted(kind, request.arguments)
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return f"{request.kind} {dict(request.arguments)} is not understood"
+    return _refusal(kind, terms, done, moves, stopping) or wanted
+
+
+def _wanted(kind: RequestKind, arguments: Mapping[str, Any]) -> Action | Hurry:
+    match kind:
+        case RequestKind.BANDWIDTH:
+            rate = arguments["bytes_per_second"]
+            return Limit(None if rate is None else BytesPerSecond(int(_positive(rate))))
+        case RequestKind.MAX_DOWNTIME:
+            return SetDowntime(Seconds(_positive(arguments["seconds"])))
+        case RequestKind.POSTCOPY:
+            return Switch()
+        case RequestKind.PAUSE:
+            return Halt()
+        case RequestKind.CANCEL:
+            return Abort(Stop.OPERATOR)
+        case RequestKind.RESUME:
+            return Hurry()
+
+
+def _positive(value: Any) -> float:
+    number = float(value)
+    if not 0 < number < float("inf"):
+        raise ValueError(value)
+    return number
+
+
+def _refusal(
+    kind: RequestKind, terms: Terms, done: Done, moves: bool, stopping: bool
+) -> str | None:
+    if kind is RequestKind.RESUME:
+        return None if done.switched else "it is not in post-copy"
+    if done.switched and kind is not RequestKind.BANDWIDTH:
+        return "it is in post-copy: there is no way back, and nothing to choose but the bandwidth"
+    if stopping and kind is not RequestKind.CANCEL:
+        return "it is being stopped"
+    if kind is RequestKind.POSTCOPY and not terms.post_copy:
+        return f"this migration cannot switch: it was started in mode {terms.mode}"
+    if kind in (RequestKind.POSTCOPY, RequestKind.PAUSE) and not moves:
+        return "memory does not move yet; ask again in a second"
+    if kind is RequestKind.PAUSE and done.paused:
+        return "the guest stands still already"
+    return None

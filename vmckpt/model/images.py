@@ -1,0 +1,117 @@
+"""Disk images that are copied with a guest."""
+
+from dataclasses import dataclass, field
+
+from vmckpt.model.findings import Finding
+from vmckpt.units import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drive:
+    """A drive as the guest's definition has it."""
+
+    name: str
+    """In the guest: "vda"."""
+    kind: str
+    """libvirt's source type: "file", "block", "network", …"""
+    device: str
+    """"disk", "cdrom", "floppy" or "lun"."""
+    path: str | None
+    """None: empty, or not a path."""
+    format: str
+    read_only: bool
+    encrypted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """What the source's qemu-img says of an image."""
+
+    size: Bytes
+    """As the guest sees it."""
+    allocated: Bytes
+    """Room it takes now."""
+    options: str
+    """For `qemu-img create -o`, so that the copy is of the same make."""
+    mode: str
+    """Permissions, in octal."""
+    backing: str | None = None
+    data_file: str | None = None
+    snapshots: int = 0
+    """Kept inside the image."""
+    damaged: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an image is to be on the target."""
+
+    exists: bool
+    """Something has that name already."""
+    writable: bool
+    """Its folder is there and may be written to."""
+    device: str
+    """The file system's number."""
+    free: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the operator wants copied, and how."""
+
+    full: bool = False
+    """All room is taken on the target; False: only what was ever written."""
+    disks: tuple[str, ...] = ()
+    """Only these ("vda"); none: all that are not shared."""
+    folder: str | None = None
+    """On the target; None: the same path as on the source."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskCopy:
+    """One disk that is copied."""
+
+    name: str
+    source: str
+    path: str
+    """On the target."""
+    format: str
+    size: Bytes
+    needed: Bytes
+    """Room it will take on the target at first."""
+    full: bool
+    options: str
+    mode: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyPlan:
+    """Which disks are copied, and everything against it."""
+
+    copies: tuple[DiskCopy, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    rest_shared: bool = True
+    """Every disk that is written to and not copied was seen to be the same on both hosts."""
+
+    @property
+    def disks(self) -> tuple[str, ...]:
+        return tuple(copy.name for copy in self.copies)
+
+    @property
+    def moved(self) -> dict[str, str]:
+        """Disks that get another path on the target, and that path."""
+        return {copy.name: copy.path for copy in self.copies if copy.path != copy.source}
+
+    @property
+    def left_behind(self) -> tuple[str, ...]:
+        """Images that stay on the source, where nobody uses them after the move."""
+        return tuple(copy.source for copy in self.copies)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """Images that were made on the target, each with a mark by which it is known again."""
+
+    host: str
+    marks: dict[str, str] = field(default_factory=dict)
+    """By path: file system, inode and time of birth."""

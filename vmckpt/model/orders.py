@@ -1,0 +1,120 @@
+"""What libvirt must be told to move a guest."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from vmckpt.units import Bytes, BytesPerSecond
+
+
+class Driver(StrEnum):
+    """Who drives a migration."""
+
+    PEER_TO_PEER = "peer-to-peer"
+    """The source's libvirtd: it goes on when the controller dies."""
+    CLIENT = "client-driven"
+    """The controller: it ends, without harm, when the controller dies."""
+
+
+class Mode(StrEnum):
+    """How a guest's memory gets to the target."""
+
+    AUTO = "auto"
+    """Whichever of the others the forecast finds best within the policy."""
+    PRECOPY = "precopy"
+    """All memory before the switch, pass after pass."""
+    POSTCOPY = "postcopy"
+    """The guest runs on the target as soon as the first pass is over; the rest follows."""
+    HYBRID = "hybrid"
+    """Pre-copy, and post-copy from the point where the policy's rules say so."""
+    STOP_AND_COPY = "stop-and-copy"
+    """The guest stands still while its memory is copied."""
+
+    @property
+    def may_switch_early(self) -> bool:
+        """Whether the order must allow post-copy."""
+        return self in (Mode.POSTCOPY, Mode.HYBRID)
+
+
+class Compression(StrEnum):
+    """How the memory stream is made smaller."""
+
+    NONE = "none"
+    XBZRLE = "xbzrle"
+    """Differences to pages sent before; needs a cache on the source."""
+    MT = "mt"
+    """Each page by zlib in threads; gone from QEMU 9.1 on."""
+    ZLIB = "zlib"
+    """Each of the parallel connections by zlib."""
+    ZSTD = "zstd"
+    """Each of the parallel connections by zstd."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoConverge:
+    """How QEMU slows a guest down that writes faster than the link carries; per cent of CPU."""
+
+    initial: int
+    increment: int
+    at_most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveOrder:
+    """Everything libvirt must be told to move a guest."""
+
+    driver: Driver
+    persistent: bool
+    """The guest is defined on the source: define it on the target and not on the source."""
+    autostart: bool
+    """Start the guest with the target host from now on; libvirt does not carry that over."""
+    storage_proven: bool
+    """The disks (but for `copied_disks`) were seen to be the same files on both hosts, so libvirt
+    need not doubt it."""
+    bandwidth: BytesPerSecond | None
+    """None: no limit."""
+    live: bool = True
+    """False: the guest stands still meanwhile (stop-and-copy)."""
+    post_copy: bool = False
+    """It may be switched to post-copy while it runs."""
+    postcopy_bandwidth: BytesPerSecond | None = None
+    """Limit after that switch; None: none."""
+    auto_converge: AutoConverge | None = None
+    """None: QEMU may not slow the guest down."""
+    tls_name: str | None = None
+    """The name that the target's certificate must carry; None: the stream is not encrypted."""
+    connections: int = 1
+    """More than one: the pages travel over that many (QEMU's multifd)."""
+    zero_copy: bool = False
+    compression: Compression = Compression.NONE
+    compression_level: int | None = None
+    xbzrle_cache: Bytes | None = None
+    """None: QEMU's 64 MiB."""
+    copied_disks: tuple[str, ...] = ()
+    """Disks ("vda") that both hosts do not share: copied over NBD, to images made there before."""
+    resume: bool = False
+    """Go on with a post-copy that broke; all the rest must be as it was."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For the journal: a broken post-copy is resumed with the same order."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(stored: Mapping[str, Any]) -> "MoveOrder":
+        """The order again. Raises TypeError, KeyError or ValueError if that is none."""
+        slowing = stored["auto_converge"]
+        return MoveOrder(
+            **{
+                **stored,
+                "driver": Driver(stored["driver"]),
+                "compression": Compression(stored["compression"]),
+                "copied_disks": tuple(stored["copied_disks"]),
+                "auto_converge": None if slowing is None else AutoConverge(**slowing),
+            }
+        )
+
+    target_xml: str | None = None
+    """The running guest as the target must see it; None: as on the source."""
+    target_definition: str | None = None
+    """The guest as it is to be defined there; None: as on the source."""

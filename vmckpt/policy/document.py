@@ -1,0 +1,158 @@
+"""A policy's text, read: YAML to `Policy`, or everything that is wrong with it. No files."""
+
+from pathlib import Path
+from typing import assert_never
+
+from vmckpt import yamlfile
+from vmckpt.errors import PolicyError
+from vmckpt.model.orders import AutoConverge
+from vmckpt.policy import sense
+from vmckpt.policy.form import DoForm, PolicyForm, RuleForm, SelectForm, WhenForm
+from vmckpt.policy.types import (
+    Compress,
+    Do,
+    GiveUp,
+    MoveLimits,
+    Pause,
+    Policy,
+    RaiseDowntime,
+    Retries,
+    Rule,
+    Select,
+    Stall,
+    StartPostcopy,
+    Storage,
+    Throttle,
+    Transport,
+    When,
+)
+from vmckpt.policy.values import Plain, TimeUsed
+from vmckpt.units import Bytes
+from vmckpt.yamlfile import Problem
+
+
+def examine(
+    text: str, path: Path, *, shipped: bool = False
+) -> tuple[Policy | None, tuple[Problem, ...]]:
+    """The policy that a text holds, or all that is wrong with it.
+
+    `path` is for messages; nothing is read from it.
+    """
+    reading = yamlfile.examine(text, PolicyForm, empty_values=False)
+    if reading.value is None:
+        return None, reading.problems
+    given = tuple(reading.lines.all().items())
+    policy = _policy(reading.value, str(path), given, shipped=shipped)
+    senseless = [Problem(reading.lines.of(*one.keys), one.text) for one in sense.complaints(policy)]
+    if senseless:
+        return None, tuple(sorted(senseless, key=lambda one: one.line))
+    return policy, ()
+
+
+def parse(text: str, path: Path, *, shipped: bool = False) -> Policy:
+    """As `examine`; PolicyError with the first problem, in one line, if there is one."""
+    policy, problems = examine(text, path, shipped=shipped)
+    if policy is None:
+        raise PolicyError(yamlfile.first(problems, path))
+    return policy
+
+
+def _policy(
+    form: PolicyForm, file: str, given: tuple[tuple[str, int], ...], *, shipped: bool
+) -> Policy:
+    limits, retries, stall = form.limits, form.retries, form.converge.stall
+    transport, storage = form.transport, form.storage
+    return Policy(
+        name=form.name,
+        file=file,
+        description=form.description,
+        select=_select(form.select),
+        mode=form.mode,
+        limits=MoveLimits(
+            max_downtime=limits.max_downtime,
+            bandwidth=limits.bandwidth,
+            postcopy_bandwidth=limits.postcopy_bandwidth,
+            time=limits.time,
+            time_per_gib=limits.time_per_gib,
+        ),
+        retries=Retries(
+            times=retries.times,
+            first_wait=retries.first_wait,
+            factor=retries.factor,
+            longest_wait=retries.longest_wait,
+        ),
+        stall=Stall(
+            window=stall.window,
+            margin=stall.margin,
+            smoothing=stall.smoothing,
+            patience=stall.patience,
+        ),
+        rules=tuple(_rule(number, rule) for number, rule in enumerate(form.converge.rules, 1)),
+        transport=Transport(
+            tls=transport.tls,
+            connections=transport.connections,
+            zero_copy=transport.zero_copy,
+            compression=transport.compression,
+            compression_level=transport.compression_level,
+        ),
+        storage=Storage(copy=storage.copy_, disks=tuple(storage.disks), pool=storage.pool),
+        on_failure=form.on_failure,
+        recover_for=form.on_postcopy_broken,
+        probe=form.forecast.probe,
+        shipped=shipped,
+        given=given,
+    )
+
+
+def _select(form: SelectForm | None) -> Select:
+    if form is None:
+        return Select(by_name_only=True)
+    return Select(
+        guests=tuple(form.guests or ()),
+        guest_labels=tuple(sorted((form.guest_labels or {}).items())),
+        host_labels=tuple(sorted((form.host_labels or {}).items())),
+        at_least=form.memory.at_least if form.memory else None,
+        below=form.memory.below if form.memory else None,
+    )
+
+
+def _rule(number: int, form: RuleForm) -> Rule:
+    return Rule(name=form.name or f"rule {number}", when=_when(form.when), do=_do(form.do))
+
+
+def _when(form: WhenForm) -> When:
+    used = form.time_used or TimeUsed()
+    return When(
+        iteration=form.iteration,
+        stalled_for=form.stalled_for,
+        dirty_over_bandwidth=form.dirty_over_bandwidth,
+        precopy_excess=form.precopy_excess,
+        expected_downtime_above=form.expected_downtime_above,
+        expected_downtime_below=form.expected_downtime_below,
+        time_used=used.time,
+        time_share=used.share,
+        remaining_above=form.remaining_above,
+        remaining_below=form.remaining_below,
+    )
+
+
+def _do(form: Plain | DoForm) -> Do:
+    match form:
+        case Plain.START_POSTCOPY:
+            return StartPostcopy()
+        case Plain.PAUSE:
+            return Pause()
+        case Plain.ABORT:
+            return GiveUp()
+        case DoForm(raise_downtime=raised) if raised is not None:
+            return RaiseDowntime(by=raised.by, to=raised.to)
+        case DoForm(auto_converge=how) if how is not None:
+            return Throttle(
+                AutoConverge(initial=how.initial, increment=how.increment, at_most=how.at_most)
+            )
+        case DoForm(compress=how) if how is not None:
+            return Compress(Bytes(how.cache))
+        case DoForm():  # the form takes no empty one
+            raise AssertionError(form)
+        case _:
+            assert_never(form)

@@ -1,0 +1,164 @@
+"""What a policy says, key by key: the value, where it comes from, what it is for. Pure."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from vmckpt.policy import words
+from vmckpt.policy.form import sentence
+from vmckpt.policy.select import Chosen
+from vmckpt.policy.types import Policy, Rule, Select
+from vmckpt.units import show_bytes, show_rate, show_seconds
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """One key of a policy."""
+
+    key: str
+    """As in the file: "limits.max_downtime", "converge.rules.0"."""
+    value: str
+    """For people: "300 ms"."""
+    where: str
+    """"web.yaml:12", or "default"."""
+    meaning: str
+
+
+def values(policy: Policy) -> tuple[Explained, ...]:
+    """Every key, in the order of the file's form; each rule is one."""
+    given = dict(policy.given)
+
+    def where(key: str) -> str:
+        return f"{policy.file}:{given[key]}" if key in given else DEFAULT
+
+    return tuple(
+        Explained(key=key, value=value, where=where(key), meaning=meaning)
+        for key, value, meaning in _rows(policy)
+    )
+
+
+def choice(chosen: Chosen) -> tuple[str, ...]:
+    """Why that policy: one line, and one more for each that was passed over."""
+    return (
+        f"{chosen.policy.name}, because {' and '.join(chosen.why)}",
+        *(f"not {one.policy.name}: {one.why}" for one in chosen.passed_over),
+    )
+
+
+def as_json(policy: Policy) -> dict[str, Any]:
+    """A policy as JSON has it: times in seconds, sizes in bytes, rates in bytes per second."""
+    return {
+        field.name: _plain(getattr(policy, field.name))
+        for field in fields(policy)
+        if field.name != "given"
+    }
+
+
+def limit(policy: Policy) -> str:
+    """The time limit in a few words."""
+    limits = policy.limits
+    said = [] if limits.time is None else [show_seconds(limits.time)]
+    if limits.time_per_gib is not None:
+        said.append(f"{show_seconds(limits.time_per_gib)}/GiB")
+    return ", ".join(said) or "none"
+
+
+Row = tuple[str, Callable[[Policy], str]]
+
+
+def _or(show: Callable[[Any], str], nothing: str) -> Callable[[Any], str]:
+    return lambda value: nothing if value is None else show(value)
+
+
+_rate, _limit = _or(show_rate, "unlimited"), _or(show_seconds, "unlimited")
+
+_BEFORE_RULES: tuple[Row, ...] = (
+    ("name", lambda p: p.name),
+    ("description", lambda p: p.description or "none"),
+    ("select", lambda p: _who(p.select)),
+    ("mode", lambda p: str(p.mode)),
+    ("limits.max_downtime", lambda p: show_seconds(p.limits.max_downtime)),
+    ("limits.bandwidth", lambda p: _rate(p.limits.bandwidth)),
+    ("limits.postcopy_bandwidth", lambda p: _rate(p.limits.postcopy_bandwidth)),
+    ("limits.time", lambda p: _limit(p.limits.time)),
+    ("limits.time_per_gib", lambda p: _limit(p.limits.time_per_gib)),
+    ("retries.times", lambda p: str(p.retries.times)),
+    ("retries.first_wait", lambda p: show_seconds(p.retries.first_wait)),
+    ("retries.factor", lambda p: f"{p.retries.factor:g}"),
+    ("retries.longest_wait", lambda p: show_seconds(p.retries.longest_wait)),
+    ("converge.stall.window", lambda p: show_seconds(p.stall.window)),
+    ("converge.stall.margin", lambda p: f"{p.stall.margin * 100:g} %"),
+    ("converge.stall.smoothing", lambda p: f"{p.stall.smoothing * 100:g} %"),
+    ("converge.stall.patience", lambda p: show_seconds(p.stall.patience)),
+)
+_AFTER_RULES: tuple[Row, ...] = (
+    ("transport.tls", lambda p: str(p.transport.tls)),
+    ("transport.connections", lambda p: str(p.transport.connections)),
+    ("transport.zero_copy", lambda p: "yes" if p.transport.zero_copy else "no"),
+    ("transport.compression", lambda p: str(p.transport.compression)),
+    (
+        "transport.compression_level",
+        lambda p: _or(str, "QEMU's default")(p.transport.compression_level),
+    ),
+    ("storage.copy", lambda p: str(p.storage.copy)),
+    ("storage.disks", lambda p: ", ".join(p.storage.disks) or "all that are not shared"),
+    ("storage.pool", lambda p: p.storage.pool or "the same path"),
+    ("on_failure", lambda p: str(p.on_failure)),
+    (
+        "on_postcopy_broken",
+        lambda p: (
+            f"recover for {show_seconds(p.recover_for)}, then ask" if p.recover_for else "ask"
+        ),
+    ),
+    ("forecast.probe", lambda p: show_seconds(p.probe) if p.probe else "off"),
+)
+
+
+def _rows(policy: Policy) -> Iterator[tuple[str, str, str]]:
+    for key, show in _BEFORE_RULES:
+        yield key, show(policy), sentence(key)
+    if not policy.rules:
+        yield "converge.rules", "none", sentence("converge.rules")
+    for number, rule in enumerate(policy.rules):
+        yield f"converge.rules.{number}", words.do(rule.do), f"{rule.name}: {words.when(rule.when)}"
+    for key, show in _AFTER_RULES:
+        yield key, show(policy), sentence(key)
+
+
+def _who(select: Select) -> str:
+    """Whom a policy is for, in words."""
+    if select.by_name_only:
+        return "only who asks for it by name"
+    said = [f"guests {' or '.join(select.guests)}"] if select.guests else []
+    said += [f"guest label {key}={value}" for key, value in select.guest_labels]
+    said += [f"host label {key}={value}" for key, value in select.host_labels]
+    if select.at_least is not None:
+        said.append(f"memory of {show_bytes(select.at_least)} or more")
+    if select.below is not None:
+        said.append(f"memory below {show_bytes(select.below)}")
+    return " and ".join(said) or "everybody"
+
+
+_ACTIONS: Mapping[str, str] = {
+    "RaiseDowntime": "raise_downtime",
+    "Throttle": "auto_converge",
+    "Compress": "compress",
+    "StartPostcopy": "start_postcopy",
+    "Pause": "pause",
+    "GiveUp": "abort",
+}
+
+
+def _plain(value: Any) -> Any:
+    """Frozen data as dictionaries, lists and plain values; what is None is left out of `when`."""
+    if isinstance(value, Rule):
+        when = {key: one for key, one in _plain(value.when).items() if one is not None}
+        action = _ACTIONS[type(value.do).__name__]
+        return {"name": value.name, "when": when, "do": {action: _plain(value.do)}}
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return value

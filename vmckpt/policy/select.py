@@ -1,0 +1,185 @@
+"""Which policy a guest gets. Pure.
+
+All conditions of a policy's `select` must hold. Of the policies that match, the most specific wins;
+compared are, in this order:
+
+1. the guest's exact name, without wildcards;
+2. the number of guest labels;
+3. the number of host labels;
+4. the number of bounds on memory;
+5. the number of letters that are no wildcards in the glob that matched;
+6. the operator's own goes before one that came with the program.
+
+Two that are equal in all six are a PolicyError that names both files: guessing would move a guest
+in a way that nobody wrote down. A policy asked for by name is taken whatever its `select` says.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from vmckpt.errors import PolicyError
+from vmckpt.policy.types import Policy, Select
+from vmckpt.units import Bytes, show_bytes
+from vmckpt.yamlfile import likely
+
+DEFAULT = "balanced"
+"""Taken if no policy matches."""
+
+_WILDCARD = re.compile(r"\*|\?|\[.+?\]")
+
+Rank = tuple[bool, int, int, int, int, bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """Who is to be moved."""
+
+    guest: str
+    guest_labels: Mapping[str, str]
+    host_labels: Mapping[str, str]
+    """Of the host it is on."""
+    memory: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedOver:
+    """A policy that was not taken, and why."""
+
+    policy: Policy
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The policy that a guest gets."""
+
+    policy: Policy
+    why: tuple[str, ...]
+    passed_over: tuple[PassedOver, ...]
+
+
+def choose(policies: Sequence[Policy], subject: Subject, forced: str | None = None) -> Chosen:
+    """The policy for a guest; `forced`: the one of that name.
+
+    Raises PolicyError if there is none of that name, or if two are equally specific.
+    """
+    if forced is not None:
+        found = by_name(policies, forced)
+        return Chosen(
+            policy=found,
+            why=("it was asked for by name",),
+            passed_over=_others(policies, found, f"{found.name} was asked for by name"),
+        )
+    ranked = sorted(
+        ((rank, policy) for policy in policies if (rank := _rank(policy, subject)) is not None),
+        key=lambda one: one[0],
+        reverse=True,
+    )
+    if not ranked:
+        found = by_name(policies, DEFAULT)
+        why = f"no policy is for {subject.guest}, and {DEFAULT} is the default"
+        passed = tuple(
+            PassedOver(policy=one, why=_mismatch(one.select, subject) or "")
+            for one in policies
+            if one is not found
+        )
+        return Chosen(policy=found, why=(why,), passed_over=passed)
+    (best, found), *rest = ranked
+    if rest and rest[0][0] == best:
+        raise PolicyError(
+            f"{found.file} and {rest[0][1].file} are equally specific for {subject.guest}",
+            mend="add a condition to the select of one of them, or name one with --policy",
+        )
+    return Chosen(
+        policy=found,
+        why=_matches(found.select, subject),
+        passed_over=tuple(
+            PassedOver(policy=one, why=_mismatch(one.select, subject) or _less(one, found, subject))
+            for one in policies
+            if one is not found
+        ),
+    )
+
+
+def by_name(policies: Sequence[Policy], name: str) -> Policy:
+    """The policy of that name; PolicyError with the likely one if there is none."""
+    for policy in policies:
+        if policy.name == name:
+            return policy
+    raise PolicyError(f"no policy {name!r}{likely(name, [one.name for one in policies])}")
+
+
+def _rank(policy: Policy, subject: Subject) -> Rank | None:
+    """How specific a policy is for a guest; None: it is not for it."""
+    select = policy.select
+    if _mismatch(select, subject) is not None:
+        return None
+    globs = [glob for glob in select.guests if fnmatchcase(subject.guest, glob)]
+    return (
+        any(not _WILDCARD.search(glob) for glob in globs),
+        len(select.guest_labels),
+        len(select.host_labels),
+        sum(bound is not None for bound in (select.at_least, select.below)),
+        max((len(_WILDCARD.sub("", glob)) for glob in globs), default=0),
+        not policy.shipped,
+    )
+
+
+def _mismatch(select: Select, subject: Subject) -> str | None:
+    """The first condition that does not hold; None: all do."""
+    if select.by_name_only:
+        return "it is only for those who ask for it by name"
+    if select.guests and not any(fnmatchcase(subject.guest, glob) for glob in select.guests):
+        return f"the guest's name is not like {' or '.join(select.guests)}"
+    for whose, wanted, labels in (
+        ("guest", select.guest_labels, subject.guest_labels),
+        ("host", select.host_labels, subject.host_labels),
+    ):
+        for key, value in wanted:
+            if labels.get(key) != value:
+                has = f"it is {labels[key]}" if key in labels else "there is none such"
+                return f"the {whose}'s label {key} is not {value}: {has}"
+    if select.at_least is not None and subject.memory < select.at_least:
+        return f"the guest has less than {show_bytes(select.at_least)}"
+    if select.below is not None and subject.memory >= select.below:
+        return f"the guest has no less than {show_bytes(select.below)}"
+    return None
+
+
+def _matches(select: Select, subject: Subject) -> tuple[str, ...]:
+    """The conditions that hold, one sentence each."""
+    globs = [glob for glob in select.guests if fnmatchcase(subject.guest, glob)]
+    found = [f"the guest's name {subject.guest} is like {' and '.join(globs)}"] if globs else []
+    found += [f"the guest's label {key} is {value}" for key, value in select.guest_labels]
+    found += [f"the host's label {key} is {value}" for key, value in select.host_labels]
+    memory = show_bytes(subject.memory)
+    if select.at_least is not None:
+        found.append(f"the guest's {memory} are at least {show_bytes(select.at_least)}")
+    if select.below is not None:
+        found.append(f"the guest's {memory} are below {show_bytes(select.below)}")
+    return tuple(found) or ("it is for everybody",)
+
+
+_REASONS = (
+    "{} names the guest exactly",
+    "{} has more guest labels that hold",
+    "{} has more host labels that hold",
+    "{} has more bounds on memory that hold",
+    "{} has a glob with more letters",
+    "{} is the operator's own, this one came with the program",
+)
+
+
+def _less(policy: Policy, winner: Policy, subject: Subject) -> str:
+    """Why `winner` is more specific, both matching."""
+    mine, best = _rank(policy, subject), _rank(winner, subject)
+    if mine is None or best is None:
+        return ""
+    which = next(i for i, (one, other) in enumerate(zip(mine, best, strict=True)) if one != other)
+    return _REASONS[which].format(winner.name)
+
+
+def _others(policies: Sequence[Policy], found: Policy, why: str) -> tuple[PassedOver, ...]:
+    return tuple(PassedOver(policy=one, why=why) for one in policies if one is not found)

@@ -1,0 +1,185 @@
+"""What a policy's keys say that makes no sense together. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vmckpt.model.orders import Compression, Mode
+from vmckpt.policy import transport
+from vmckpt.policy.types import (
+    Compress,
+    CopyKind,
+    GiveUp,
+    OnFailure,
+    Policy,
+    RaiseDowntime,
+    Rule,
+    StartPostcopy,
+    When,
+)
+from vmckpt.units import show_seconds
+
+Keys = tuple[str | int, ...]
+
+_NO_POSTCOPY = (Mode.PRECOPY, Mode.STOP_AND_COPY)
+_HIGHEST_LEVEL = {Compression.MT: 9, Compression.ZLIB: 9, Compression.ZSTD: 20}
+
+_AT_LEAST = (
+    "iteration", "stalled_for", "dirty_over_bandwidth", "precopy_excess", "time_used", "time_share",
+    "expected_downtime_above", "remaining_above",
+)  # fmt: skip
+_AT_MOST = ("expected_downtime_below", "remaining_below")
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """Something that makes no sense, and the keys that lead to it."""
+
+    keys: Keys
+    text: str
+
+
+def complaints(policy: Policy) -> tuple[Complaint, ...]:
+    """Everything that makes no sense, in no order."""
+    return tuple(
+        complaint
+        for check in (_mode, _rules, _never_acts, _limits, _retries, _transport, _storage)
+        for complaint in check(policy)
+    )
+
+
+def _mode(policy: Policy) -> Iterator[Complaint]:
+    mode = policy.mode
+    given = dict(policy.given)
+    if mode is Mode.HYBRID and not policy.may_switch_early:
+        yield Complaint(
+            ("mode",), "mode hybrid without a rule that does start_postcopy is mode precopy"
+        )
+    elif not policy.may_switch_early:
+        for key in ("limits.postcopy_bandwidth", "on_postcopy_broken"):
+            if key in given:
+                why = f"in mode {mode}" if mode in _NO_POSTCOPY else "without a rule that starts it"
+                yield Complaint(
+                    tuple(key.split(".")), f"{key} has no effect: there is no post-copy {why}"
+                )
+
+
+def _rules(policy: Policy) -> Iterator[Complaint]:
+    names: set[str] = set()
+    for number, rule in enumerate(policy.rules):
+        here: Keys = ("converge", "rules", number)
+        if rule.name in names:
+            yield Complaint((*here, "name"), f"two rules are called {rule.name!r}")
+        names.add(rule.name)
+        for complaint in (_wrong_in_mode(policy, rule), _does_nothing(policy, rule)):
+            if complaint is not None:
+                yield Complaint((*here, "do"), complaint)
+        for key, complaint in _contradictions(policy, rule.when):
+            yield Complaint((*here, "when", key), complaint)
+
+
+def _wrong_in_mode(policy: Policy, rule: Rule) -> str | None:
+    if policy.mode is Mode.STOP_AND_COPY and not isinstance(rule.do, GiveUp):
+        return "the guest stands still already in mode stop-and-copy; only abort makes sense"
+    if policy.mode in _NO_POSTCOPY and isinstance(rule.do, StartPostcopy):
+        return f"start_postcopy in mode {policy.mode}; write mode: hybrid, or take the rule out"
+    return None
+
+
+def _does_nothing(policy: Policy, rule: Rule) -> str | None:
+    limit = policy.limits.max_downtime
+    if isinstance(rule.do, RaiseDowntime) and rule.do.to <= limit:
+        return (
+            f"raise_downtime to {show_seconds(rule.do.to)} raises nothing:"
+            f" limits.max_downtime is {show_seconds(limit)}"
+        )
+    on = policy.transport.compression
+    if isinstance(rule.do, Compress) and on is not Compression.NONE:
+        return f"compress: transport.compression is {on} from the start"
+    return None
+
+
+def _contradictions(policy: Policy, when: When) -> Iterator[tuple[str, str]]:
+    for what in ("expected_downtime", "remaining"):
+        above, below = getattr(when, f"{what}_above"), getattr(when, f"{what}_below")
+        if above is not None and below is not None and above >= below:
+            yield f"{what}_above", f"{what} is never above the one and below the other"
+    limits = policy.limits
+    if when.time_share is not None and limits.time is None and limits.time_per_gib is None:
+        yield (
+            "time_used",
+            "time_used is a share of the time limit, and there is none;"
+            " write limits.time or limits.time_per_gib, or a time like 5m",
+        )
+    if when.time_used is not None and limits.time is not None and when.time_used >= limits.time:
+        yield "time_used", "time_used comes no sooner than limits.time, which ends the migration"
+
+
+def _never_acts(policy: Policy) -> Iterator[Complaint]:
+    """Rules that stand after an abort which is always due when they are."""
+    for number, rule in enumerate(policy.rules):
+        for earlier in policy.rules[:number]:
+            if isinstance(earlier.do, GiveUp) and _implies(rule.when, earlier.when):
+                yield Complaint(
+                    ("converge", "rules", number),
+                    f"{rule.name!r} never acts: {earlier.name!r} above it aborts first",
+                )
+                break
+
+
+def _implies(when: When, other: When) -> bool:
+    """Whether `other` always holds when `when` does."""
+    for keys, sign in ((_AT_LEAST, 1), (_AT_MOST, -1)):
+        for key in keys:
+            mine, needed = getattr(when, key), getattr(other, key)
+            if needed is not None and (mine is None or sign * mine < sign * needed):
+                return False
+    return True
+
+
+def _limits(policy: Policy) -> Iterator[Complaint]:
+    limits = policy.limits
+    if limits.time is not None and limits.max_downtime >= limits.time:
+        yield Complaint(("limits", "max_downtime"), "max_downtime is no less than limits.time")
+
+
+def _retries(policy: Policy) -> Iterator[Complaint]:
+    retries, given = policy.retries, dict(policy.given)
+    if policy.on_failure is OnFailure.STOP and "retries" in given:
+        yield Complaint(("retries",), "retries have no effect without on_failure: retry")
+    if policy.on_failure is OnFailure.RETRY and retries.times == 0:
+        yield Complaint(
+            ("on_failure",), "on_failure: retry without attempts; write retries: {times: 2}"
+        )
+    if retries.longest_wait < retries.first_wait:
+        key = "longest_wait" if "retries.longest_wait" in given else "first_wait"
+        yield Complaint(
+            ("retries", key),
+            f"longest_wait {show_seconds(retries.longest_wait)} is less than"
+            f" first_wait {show_seconds(retries.first_wait)}",
+        )
+
+
+def _transport(policy: Policy) -> Iterator[Complaint]:
+    how = policy.transport
+    for one in transport.impossible(policy):
+        yield Complaint(one.keys, f"{one.text}; {one.mend}")
+    if how.compression_level is None:
+        return
+    key, most = ("transport", "compression_level"), _HIGHEST_LEVEL.get(how.compression)
+    if how.compression is Compression.NONE:
+        yield Complaint(key, "compression_level without compression; write compression: zstd")
+    elif most is None:
+        yield Complaint(key, f"{how.compression} has no levels; take compression_level out")
+    elif how.compression_level > most:
+        yield Complaint(key, f"{how.compression} has levels up to {most}")
+
+
+def _storage(policy: Policy) -> Iterator[Complaint]:
+    given = dict(policy.given)
+    if policy.storage.copy is not CopyKind.SHARED:
+        return
+    for key in ("disks", "pool"):
+        if f"storage.{key}" in given:
+            yield Complaint(
+                ("storage", key), f"storage.{key} has no effect without copy: full or thin"
+            )

@@ -1,0 +1,141 @@
+"""Where policies lie: those that came with the program, and the operator's. This reads files.
+
+The operator's folder is `--policies DIR`, else VMCKPT_POLICIES, else `policies` next to hosts.yaml,
+else /etc/vmckpt/policies. A policy in it goes before a shipped one of the same name.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from vmckpt import yamlfile
+from vmckpt.errors import PolicyError
+from vmckpt.policy import document, select
+from vmckpt.policy.types import Policy
+
+SYSTEM = Path("/etc/vmckpt/policies")
+_ENDINGS = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """All policies there are."""
+
+    policies: tuple[Policy, ...]
+    """By name; each name once."""
+    problems: tuple[str, ...]
+    """What is wrong with files that could not be used, one line each."""
+
+
+def folder(
+    explicit: Path | None,
+    inventory: Path | None,
+    environment: Mapping[str, str] = os.environ,
+) -> Path | None:
+    """The operator's folder; None if there is none. PolicyError if a named one is missing."""
+    named = explicit or (
+        Path(environment["VMCKPT_POLICIES"]) if environment.get("VMCKPT_POLICIES") else None
+    )
+    if named is not None:
+        if not named.is_dir():
+            raise PolicyError(f"{named}: no such folder", mend="see --policies, VMCKPT_POLICIES")
+        return named
+    beside = [inventory.parent / "policies"] if inventory is not None else []
+    return next((place for place in (*beside, SYSTEM) if place.is_dir()), None)
+
+
+def survey(operators: Path | None) -> Shelf:
+    """All policies, the shipped ones and those of that folder, and all that is wrong with them."""
+    own, problems = ({}, ()) if _is_shipped(operators) else _read_folder(operators)
+    shipped, broken = _read_shipped()
+    policies = {**shipped, **own}
+    return Shelf(tuple(policies[name] for name in sorted(policies)), (*problems, *broken))
+
+
+def load_all(operators: Path | None) -> tuple[Policy, ...]:
+    """All policies; PolicyError with the first thing that is wrong with any of them.
+
+    A broken file is not passed over: it may be the one that is meant for the guest.
+    """
+    shelf = survey(operators)
+    if shelf.problems:
+        more = len(shelf.problems) - 1
+        raise PolicyError(shelf.problems[0] + (f" (and {more} more)" if more else ""))
+    return shelf.policies
+
+
+def load_one(wanted: str, operators: Path | None) -> Policy:
+    """The policy of that name, or in that file if it looks like a path."""
+    if "/" in wanted or wanted.endswith(_ENDINGS):
+        return load_file(Path(wanted))
+    return select.by_name(load_all(operators), wanted)
+
+
+def load_file(path: Path) -> Policy:
+    """The policy in a file; PolicyError in one line."""
+    return document.parse(yamlfile.read(path, PolicyError, "policy"), path)
+
+
+def problems(files: Sequence[Path]) -> Mapping[Path, tuple[str, ...]]:
+    """All that is wrong with these files, and with those in these folders: one line each."""
+    found: dict[Path, tuple[str, ...]] = {}
+    names: dict[str, Path] = {}
+    for path in [one for place in files for one in (_files(place) if place.is_dir() else [place])]:
+        policy, wrong = _examine(path)
+        if policy is not None and names.setdefault(policy.name, path) != path:
+            wrong = (_twice(policy, names[policy.name]),)
+        found[path] = wrong
+    return found
+
+
+def _examine(path: Path) -> tuple[Policy | None, tuple[str, ...]]:
+    try:
+        text = yamlfile.read(path, PolicyError, "policy")
+    except PolicyError as exc:
+        return None, (str(exc),)
+    policy, wrong = document.examine(text, path)
+    return policy, tuple(one.at(path) for one in wrong)
+
+
+def _read_folder(place: Path | None) -> tuple[dict[str, Policy], tuple[str, ...]]:
+    found: dict[str, Policy] = {}
+    wrong: list[str] = []
+    for path in _files(place) if place is not None else []:
+        policy, problems_here = _examine(path)
+        wrong += problems_here
+        if policy is None:
+            continue
+        if policy.name in found:
+            wrong.append(_twice(policy, Path(found[policy.name].file)))
+        found.setdefault(policy.name, policy)
+    return found, tuple(wrong)
+
+
+def _read_shipped() -> tuple[dict[str, Policy], tuple[str, ...]]:
+    found: dict[str, Policy] = {}
+    wrong: list[str] = []
+    for entry in resources.files("vmckpt_policies").iterdir():
+        if entry.name.endswith(_ENDINGS):
+            path = Path(str(entry))
+            text = entry.read_text(encoding="utf-8")
+            policy, problems_here = document.examine(text, path, shipped=True)
+            wrong += [one.at(path) for one in problems_here]
+            if policy is not None:
+                found[policy.name] = policy
+    return found, tuple(wrong)
+
+
+def _is_shipped(place: Path | None) -> bool:
+    """Whether that folder is the shipped one: in a checkout it lies next to hosts.yaml."""
+    return place is not None and place.resolve() == Path(str(resources.files("vmckpt_policies")))
+
+
+def _files(place: Path) -> list[Path]:
+    return sorted(path for path in place.iterdir() if path.suffix in _ENDINGS)
+
+
+def _twice(policy: Policy, first: Path) -> str:
+    line = dict(policy.given).get("name", 1)
+    return f"{policy.file}:{line}: {first} is called {policy.name}, too"

@@ -1,0 +1,219 @@
+"""What QEMU and libvirt cannot combine. Pure.
+
+What no version can is found when a policy is read (`impossible`); what depends on the versions and
+on the guest is found before it moves (`conflicts`).
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vmckpt.model.orders import Compression, Mode
+from vmckpt.policy.types import Compress, Policy, Tls
+
+_ONE_STREAM = (Compression.XBZRLE, Compression.MT)
+_MANY_STREAMS = (Compression.ZLIB, Compression.ZSTD)
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versions:
+    """What runs on a host: "7.2.22" and "9.0.0"."""
+
+    qemu: str
+    libvirt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """Two wishes that do not go together."""
+
+    code: str
+    """Stays as it is: tests and scripts may look for it."""
+    text: str
+    mend: str
+    keys: tuple[str | int, ...]
+    """Where in the policy's file one of the two stands."""
+    optional: bool = False
+    """The migration can be done all the same, without what `text` says cannot be had: where it is
+    post-copy, rules that start it never act."""
+
+
+def impossible(policy: Policy) -> tuple[Conflict, ...]:
+    """What no version of QEMU and libvirt can do."""
+    return (*_zero_copy(policy), *_compression(policy))
+
+
+def conflicts(
+    policy: Policy,
+    *,
+    source: Versions,
+    target: Versions,
+    host_devices: bool = False,
+    copied_disks: bool = False,
+    huge_pages: bool = False,
+    file_backed_memory: bool = False,
+) -> tuple[Conflict, ...]:
+    """All that these two hosts cannot do for this guest under this policy.
+
+    `file_backed_memory`: the guest's memory is a file on a disk, not on tmpfs or hugetlbfs.
+    """
+    return (
+        *impossible(policy),
+        *_by_version(policy, source, target),
+        *_postcopy_of_guest(policy, host_devices, huge_pages, file_backed_memory),
+        *_stopped(policy, copied_disks),
+    )
+
+
+def _compresses_later(policy: Policy) -> int | None:
+    """The number (from 0) of the first rule that turns xbzrle on."""
+    return next((i for i, rule in enumerate(policy.rules) if isinstance(rule.do, Compress)), None)
+
+
+def _zero_copy(policy: Policy) -> Iterator[Conflict]:
+    how = policy.transport
+    if not how.zero_copy:
+        return
+    key = ("transport", "zero_copy")
+    if how.connections == 1:
+        yield Conflict(
+            code="zero-copy-needs-connections", keys=key,
+            text="zero_copy works only over parallel connections",
+            mend="write connections: 2 or more, or zero_copy: false",
+        )  # fmt: skip
+    if how.tls is not Tls.OFF:
+        yield Conflict(
+            code="zero-copy-with-tls", keys=key,
+            text=f"zero_copy cannot be encrypted, and tls is {how.tls}",
+            mend="write tls: off where the network may be trusted, or zero_copy: false",
+        )  # fmt: skip
+    if how.compression is not Compression.NONE or _compresses_later(policy) is not None:
+        yield Conflict(
+            code="zero-copy-with-compression", keys=key,
+            text="zero_copy sends pages as they are, and they are to be compressed",
+            mend="choose one of the two",
+        )  # fmt: skip
+
+
+def _compression(policy: Policy) -> Iterator[Conflict]:
+    how, key = policy.transport, ("transport", "compression")
+    if how.compression in _MANY_STREAMS and how.connections == 1:
+        yield Conflict(
+            code="compression-needs-connections", keys=key,
+            text=f"{how.compression} works only over parallel connections",
+            mend="write connections: 2 or more, or compression: xbzrle",
+        )  # fmt: skip
+    if how.compression in _ONE_STREAM and how.connections > 1:
+        yield Conflict(
+            code="compression-with-connections", keys=key,
+            text=f"{how.compression} works only over one connection,"
+            f" and there are to be {how.connections}",
+            mend="write connections: 1, or compression: zstd",
+        )  # fmt: skip
+    if how.compression is Compression.MT and policy.may_switch_early:
+        yield Conflict(
+            code="mt-with-post-copy", keys=key,
+            text="mt works only without post-copy",
+            mend="write compression: xbzrle or none, or mode: precopy",
+        )  # fmt: skip
+    rule = _compresses_later(policy)
+    if rule is not None and how.connections > 1:
+        yield Conflict(
+            code="compress-with-connections", keys=("converge", "rules", rule, "do"),
+            text=f"compress (xbzrle) works only over one connection,"
+            f" and there are to be {how.connections}",
+            mend="write connections: 1, or take the rule out",
+        )  # fmt: skip
+
+
+def _by_version(policy: Policy, source: Versions, target: Versions) -> Iterator[Conflict]:
+    how, early = policy.transport, policy.may_switch_early
+    qemus = _version(source.qemu), _version(target.qemu)
+    libvirts = _version(source.libvirt), _version(target.libvirt)
+    qemu, libvirt = _shown(min(qemus)), _shown(min(libvirts))
+    if how.connections > 1 and early and min(qemus) < (10, 1):
+        yield Conflict(
+            code="connections-with-post-copy", keys=("transport", "connections"),
+            text=f"post-copy over {how.connections} connections needs QEMU 10.1 on both hosts,"
+            f" and one has {qemu}",
+            mend="write connections: 1, or do without post-copy",
+            optional=policy.mode is not Mode.POSTCOPY,
+        )  # fmt: skip
+    if how.compression is Compression.MT and max(qemus) >= (9, 1):
+        yield Conflict(
+            code="mt-is-gone", keys=("transport", "compression"),
+            text=f"mt is gone from QEMU 9.1 on, and one host has {_shown(max(qemus))}",
+            mend="write compression: zstd and connections: 2 or more",
+        )  # fmt: skip
+    if how.compression in _MANY_STREAMS and min(libvirts) < (9, 4):
+        yield Conflict(
+            code="compression-needs-newer-libvirt", keys=("transport", "compression"),
+            text=f"{how.compression} needs libvirt 9.4 on both hosts, and one has {libvirt}",
+            mend="write compression: none, or xbzrle with connections: 1",
+        )  # fmt: skip
+    if how.zero_copy and (min(libvirts) < (8, 5) or min(qemus) < (7, 1)):
+        yield Conflict(
+            code="zero-copy-needs-newer", keys=("transport", "zero_copy"),
+            text="zero_copy needs libvirt 8.5 and QEMU 7.1 on both hosts,"
+            f" and the older ones are {libvirt} and {qemu}",
+            mend="write zero_copy: false",
+        )  # fmt: skip
+    if early and min(libvirts) < (8, 5):
+        yield Conflict(
+            code="recovery-needs-newer-libvirt", keys=("on_postcopy_broken",),
+            text="resuming a broken post-copy needs libvirt 8.5 on both hosts,"
+            f" and one has {libvirt}",
+            mend="use a policy without post-copy if the network may fail",
+            optional=True,
+        )  # fmt: skip
+
+
+def _postcopy_of_guest(
+    policy: Policy, host_devices: bool, huge_pages: bool, file_backed_memory: bool
+) -> Iterator[Conflict]:
+    if not policy.may_switch_early:
+        return
+    optional = policy.mode is not Mode.POSTCOPY
+    if host_devices:
+        yield Conflict(
+            code="post-copy-with-host-devices", keys=("mode",),
+            text="post-copy cannot be used: the guest has devices of the host",
+            mend="use a policy without post-copy, like never-postcopy",
+            optional=optional,
+        )  # fmt: skip
+    if file_backed_memory:
+        yield Conflict(
+            code="post-copy-with-file-backed-memory", keys=("mode",),
+            text="post-copy cannot be used: the guest's memory is a file on a disk",
+            mend="back it by memfd or tmpfs, or use a policy without post-copy",
+            optional=optional,
+        )  # fmt: skip
+    if huge_pages:
+        yield Conflict(
+            code="post-copy-with-huge-pages", keys=("mode",),
+            text="in post-copy a missing page is fetched whole, so with huge pages the guest waits"
+            " longer for each (1 GiB over 10 Gbit/s: about a second)",
+            mend="use a policy without post-copy if pages of 1 GiB are used",
+            optional=True,
+        )  # fmt: skip
+
+
+def _stopped(policy: Policy, copied_disks: bool) -> Iterator[Conflict]:
+    if policy.mode is Mode.STOP_AND_COPY and copied_disks:
+        yield Conflict(
+            code="stopped-while-disks-are-copied", keys=("mode",),
+            text="in mode stop-and-copy the guest stands still while its disks are copied, too",
+            mend="use mode precopy with a rule that does pause",
+            optional=True,
+        )  # fmt: skip
+
+
+def _version(text: str) -> Version:
+    """The numbers of a version: "10.0.2" and "7.2.22+dfsg" alike; nothing known: the oldest."""
+    return tuple(int(number) for number in re.findall("[0-9]+", text)[:3])
+
+
+def _shown(version: Version) -> str:
+    return ".".join(map(str, version)) or "an unknown one"

@@ -1,0 +1,251 @@
+"""The values that a policy's keys take: as people write them, and as the program has them."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, TypeVar
+
+from pydantic import BeforeValidator, InstanceOf, WithJsonSchema
+
+from vmckpt import units
+from vmckpt.model.orders import Compression, Mode
+from vmckpt.policy.types import CopyKind, OnFailure, Tls
+from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
+from vmckpt.yamlfile import likely
+
+W = TypeVar("W", bound=StrEnum)
+
+LONGEST_DOWNTIME = Seconds(2000.0)
+"""QEMU takes no longer one."""
+_LARGEST = 1 << 60
+
+_NUMBER = r"[0-9]{1,12}(\.[0-9]{1,12})?"
+_TIME = rf"{_NUMBER} ?(us|µs|ms|s|m|min|h)"
+_SIZE = rf"{_NUMBER} ?[kKmMgGtT]?(i?[bB])?"
+_RATE = rf"{_NUMBER} ?([kmgKMG]?bit(/s)?|[kKmMgGtT]?(i?[bB])?/s)"
+_PERCENT = rf"{_NUMBER} ?%"
+
+
+class Plain(StrEnum):
+    """What a rule can do that needs no values."""
+
+    START_POSTCOPY = "start_postcopy"
+    PAUSE = "pause"
+    ABORT = "abort"
+
+
+WITH_VALUES = {
+    "raise_downtime": "{raise_downtime: {by: 50ms, to: 500ms}}",
+    "auto_converge": "{auto_converge: {initial: 20, increment: 10, at_most: 60}}",
+    "compress": "{compress: {cache: 64MiB}}",
+}
+"""What a rule can do that needs values, as it is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeUsed:
+    """How much of its time a migration has used: one of the two."""
+
+    time: Seconds | None = None
+    share: float | None = None
+
+
+def _time(value: object) -> Seconds:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no time; write it with its unit, like 300ms, 20s or 5m")
+    time = units.parse_seconds(value)
+    if time <= 0:
+        raise ValueError(f"{value!r} must be more than nothing")
+    return time
+
+
+def _downtime(value: object) -> Seconds:
+    time = _time(value)
+    if time > LONGEST_DOWNTIME:
+        raise ValueError(f"{value!r} is more than QEMU takes; 2000s is the most")
+    return time
+
+
+def _time_or_unlimited(value: object) -> Seconds | None:
+    return None if value == "unlimited" else _time(value)
+
+
+def _size(value: object) -> Bytes:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"{value!r} is no size; write it like 64MiB or 2GiB")
+    size = units.parse_bytes(str(value))
+    if not 0 < size <= _LARGEST:
+        raise ValueError(f"{value!r}: a size must be more than nothing and at most 1048576TiB")
+    return size
+
+
+def _rate(value: object) -> BytesPerSecond | None:
+    if value == "unlimited":
+        return None
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no rate; write it like 200MiB/s, 1gbit or unlimited")
+    rate = units.parse_rate(value)
+    if not MIB <= rate <= _LARGEST:
+        raise ValueError(f"{value!r}: libvirt limits in whole MiB/s; 1MiB/s is the least")
+    return rate
+
+
+def _share(value: object, *, most: float, example: str) -> float:
+    """A share of one, from "80%" or 0.8."""
+    share: float | None = None
+    if isinstance(value, str) and re.fullmatch(_PERCENT, value):
+        share = float(value.rstrip("% ")) / 100
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        share = float(value)
+    if share is None:
+        raise ValueError(f"{value!r} is no share; write it like {example}")
+    # A NaN is in no range.
+    if not 0.0001 <= share <= most:
+        raise ValueError(f"{value!r} is not between 0.01% and {most:.0%}; write it like {example}")
+    return share
+
+
+def _part(value: object) -> float:
+    return _share(value, most=0.99, example="4%")
+
+
+def _ratio(value: object) -> float:
+    return _share(value, most=10.0, example="80%")
+
+
+def _time_used(value: object) -> TimeUsed:
+    if isinstance(value, str) and not value.strip().endswith("%"):
+        return TimeUsed(time=_time(value))
+    try:
+        return TimeUsed(share=_share(value, most=0.99, example="80%"))
+    except ValueError as exc:
+        raise ValueError(f"{exc}, or as a time like 5m; at 100% a migration is given up") from None
+
+
+def _per_cent(value: object) -> int:
+    text = str(value).removesuffix("%").strip()
+    if isinstance(value, bool) or not re.fullmatch("[0-9]{1,2}", text) or int(text) == 0:
+        raise ValueError(f"{value!r} is no percentage of CPU time from 1 to 99")
+    return int(text)
+
+
+def _probe(value: object) -> Seconds:
+    if value == "off" or value is False:  # YAML takes a bare off for false
+        return Seconds(0.0)
+    time = _time(value)
+    if not 1 <= time <= 60:
+        raise ValueError(f"{value!r}: QEMU measures for 1s to 60s; or write off")
+    return time
+
+
+def _recovery(value: object) -> Seconds:
+    """How long a broken post-copy is resumed by itself."""
+    if value == "ask":
+        return Seconds(0.0)
+    match = re.fullmatch(r"recover for (\S+?),? then ask", value if isinstance(value, str) else "")
+    if match is None:
+        raise ValueError(f"{value!r} is not understood; write recover for 10m, then ask; or ask")
+    return _time(match[1])
+
+
+def _word(kind: type[W]) -> Callable[[object], W]:
+    """A reader of one of an enum's words."""
+
+    def read(value: object) -> W:
+        text = "off" if value is False else value  # YAML takes a bare off for false
+        words = [str(one) for one in kind]
+        if text in words:
+            return kind(text)
+        raise ValueError(f"{value!r} is not known{likely(str(text), words)}")
+
+    return read
+
+
+def _plain(value: object) -> Plain:
+    word = value if isinstance(value, str) else ""
+    if word in WITH_VALUES:
+        raise ValueError(f"{word} needs values, like {WITH_VALUES[word]}")
+    if word in [str(one) for one in Plain]:
+        return Plain(word)
+    known = [*map(str, Plain), *WITH_VALUES]
+    raise ValueError(f"{value!r} is nothing a rule can do{likely(word, known)}")
+
+
+def _text(pattern: str, *examples: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": f"^{pattern}$", "examples": [*examples]})
+
+
+def _one_of(pattern: str, *examples: str) -> WithJsonSchema:
+    """A share: "80%" or 0.8."""
+    text = {"type": "string", "pattern": f"^{pattern}$"}
+    return WithJsonSchema({"anyOf": [text, {"type": "number"}], "examples": [*examples]})
+
+
+def _enum(kind: type[StrEnum]) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "enum": [str(one) for one in kind]})
+
+
+Time = Annotated[Seconds, BeforeValidator(_time), _text(_TIME, "300ms", "5m")]
+Downtime = Annotated[Seconds, BeforeValidator(_downtime), _text(_TIME, "300ms")]
+TimeLimit = Annotated[
+    Seconds | None,
+    BeforeValidator(_time_or_unlimited),
+    _text(f"({_TIME}|unlimited)", "30m", "unlimited"),
+]
+Size = Annotated[
+    Bytes,
+    BeforeValidator(_size),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string", "pattern": f"^{_SIZE}$"}, {"type": "integer", "minimum": 1}]}
+    ),
+]
+Rate = Annotated[
+    BytesPerSecond | None,
+    BeforeValidator(_rate),
+    _text(f"({_RATE}|unlimited)", "200MiB/s", "1gbit", "unlimited"),
+]
+Part = Annotated[float, BeforeValidator(_part), _one_of(_PERCENT, "4%")]
+"""A share below one."""
+Ratio = Annotated[float, BeforeValidator(_ratio), _one_of(_PERCENT, "80%")]
+"""A share that may be more than one."""
+TimeUsedValue = Annotated[
+    InstanceOf[TimeUsed], BeforeValidator(_time_used), _one_of(f"({_PERCENT}|{_TIME})", "80%", "5m")
+]
+PerCent = Annotated[
+    int,
+    BeforeValidator(_per_cent),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": 99},
+                {"type": "string", "pattern": "^[1-9][0-9]?%$"},
+            ]
+        }
+    ),
+]
+Probe = Annotated[
+    Seconds,
+    BeforeValidator(_probe),
+    # Editors that read YAML as the program does see false.
+    WithJsonSchema(
+        {"anyOf": [{"type": "string", "pattern": f"^({_TIME}|off)$"}, {"const": False}]}
+    ),
+]
+Recovery = Annotated[
+    Seconds,
+    BeforeValidator(_recovery),
+    _text(
+        rf"(ask|recover for {_NUMBER}(us|µs|ms|s|m|min|h),? then ask)", "recover for 10m, then ask"
+    ),
+]
+ModeWord = Annotated[Mode, BeforeValidator(_word(Mode)), _enum(Mode)]
+TlsWord = Annotated[
+    Tls,
+    BeforeValidator(_word(Tls)),
+    WithJsonSchema({"enum": [*map(str, Tls), False]}),
+]
+CompressionWord = Annotated[Compression, BeforeValidator(_word(Compression)), _enum(Compression)]
+CopyWord = Annotated[CopyKind, BeforeValidator(_word(CopyKind)), _enum(CopyKind)]
+FailureWord = Annotated[OnFailure, BeforeValidator(_word(OnFailure)), _enum(OnFailure)]
+PlainWord = Annotated[Plain, BeforeValidator(_plain), _enum(Plain)]

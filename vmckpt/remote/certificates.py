@@ -1,0 +1,57 @@
+"""A look at the certificates that a host's QEMU encrypts migration streams with."""
+
+import base64
+
+from vmckpt.errors import RemoteError
+from vmckpt.model.certificates import CA, CLIENT, CLIENT_KEY, SERVER, SERVER_KEY, QemuCertificates
+from vmckpt.remote.ssh import Remote
+
+# The folder is found as libvirt finds it: the migrations' own key, the migrations' own folder if
+# there is one, the key for all purposes, the folder for all purposes. Copied disks use the same.
+_SCRIPT = r"""
+value() {
+    sed -n "s/^ *$1 *= *\"*\([^\"]*\)\"* *$/\1/p" /etc/libvirt/qemu.conf 2>/dev/null | tail -n 1
+}
+folder=$(value migrate_tls_x509_cert_dir)
+if [ -z "$folder" ] && [ -d /etc/pki/libvirt-migrate ]; then folder=/etc/pki/libvirt-migrate; fi
+if [ -z "$folder" ]; then folder=$(value default_tls_x509_cert_dir); fi
+folder=${folder:-/etc/pki/qemu}
+verify=$(value migrate_tls_x509_verify)
+if [ -z "$verify" ]; then verify=$(value default_tls_x509_verify); fi
+echo "folder $folder"
+echo "verify ${verify:-1}"
+echo "hostname $(hostname)"
+for name in "$@"; do
+    [ -s "$folder/$name" ] && echo "present $name"
+    case $name in
+    *cert.pem) [ -r "$folder/$name" ] && echo "pem $name $(base64 -w0 <"$folder/$name")";;
+    esac
+done
+exit 0
+"""
+
+
+async def look(host: Remote) -> QemuCertificates:
+    """Look at a host. Raises RemoteError or HostKeyRefused."""
+    answer = await host.run(
+        ["sh", "-s", "--", CA, SERVER, SERVER_KEY, CLIENT, CLIENT_KEY], text=_SCRIPT
+    )
+    return parse(answer.out, host.host.name)
+
+
+def parse(text: str, host: str) -> QemuCertificates:
+    """Read the script's answer."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        found.setdefault(key, []).append(value)
+    if not {"folder", "verify", "hostname"} <= set(found):
+        raise RemoteError(f"{host}: the look at its certificates makes no sense: {text[:80]!r}")
+    pems = [value.split(" ", 1) for value in found.get("pem", []) if " " in value]
+    return QemuCertificates(
+        folder=found["folder"][0],
+        verifies_clients=found["verify"][0] != "0",
+        present=frozenset(found.get("present", [])),
+        pems={name: base64.b64decode(body).decode(errors="replace") for name, body in pems},
+        hostname=found["hostname"][0],
+    )

@@ -1,0 +1,171 @@
+"""Disk images on a host: looked at, made, filled up and removed, by its own qemu-img."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from vmckpt.errors import RemoteError
+from vmckpt.model.images import DiskCopy, Image, Made, Place
+from vmckpt.remote.ssh import Answer, Remote
+from vmckpt.units import Bytes, Seconds
+
+# Taking the room of a large image, on a file system that must write it.
+_LONG = Seconds(600.0)
+_IN_USE = 4
+_NOT_OURS = 3
+
+
+async def describe(host: Remote, path: str, kind: str) -> Image:
+    """What an image is. Raises RemoteError.
+
+    The format is that of the guest's definition and never probed: a guest can write into a raw
+    image what looks like another format, with the host's files behind it.
+    """
+    answer = await host.run(["qemu-img", "info", "-U", "--output=json", "-f", kind, "--", path])
+    mode = await host.run(["stat", "-c", "%a", "--", path])
+    if answer.status != 0 or mode.status != 0:
+        raise RemoteError(f"{host.host.name}: {path}: {_reason(answer, mode)}")
+    return parse(answer.out, mode.out.strip(), kind)
+
+
+def parse(text: str, mode: str, kind: str) -> Image:
+    """Read qemu-img's JSON."""
+    told: dict[str, Any] = json.loads(text)
+    make: dict[str, Any] = told.get("format-specific", {}).get("data", {}) if kind != "raw" else {}
+    return Image(
+        size=Bytes(told["virtual-size"]),
+        allocated=Bytes(told.get("actual-size", told["virtual-size"])),
+        options=_options(make, told) if kind == "qcow2" else "",
+        mode=mode,
+        backing=told.get("backing-filename"),
+        data_file=make.get("data-file"),
+        snapshots=len(told.get("snapshots", ())),
+        damaged=bool(make.get("corrupt")),
+    )
+
+
+def _options(make: dict[str, Any], told: dict[str, Any]) -> str:
+    """qcow2's make, as `qemu-img create -o` wants it; what qemu-img does not tell is left out."""
+    words = {
+        "compat": make.get("compat"),
+        "cluster_size": told.get("cluster-size"),
+        "refcount_bits": make.get("refcount-bits"),
+        "lazy_refcounts": make.get("lazy-refcounts"),
+        "extended_l2": make.get("extended-l2"),
+        "compression_type": make.get("compression-type"),
+    }
+    shown = {True: "on", False: "off"}
+    return ",".join(
+        f"{key}={shown.get(value, value) if isinstance(value, bool) else value}"
+        for key, value in words.items()
+        if value is not None
+    )
+
+
+_PLACES = r"""
+command -v qemu-img >/dev/null || exit 127
+for path in "$@"; do
+    folder=$(dirname -- "$path"); exists=n; writable=n
+    if [ -e "$path" ] || [ -L "$path" ]; then exists=y; fi
+    if [ -d "$folder" ] && [ -w "$folder" ]; then writable=y; fi
+    free=$(df -PB1 -- "$folder" 2>/dev/null | awk 'NR==2 {print $4}')
+    echo "$exists $writable $(stat -c %d -- "$folder" 2>/dev/null || echo -) ${free:-0}"
+done
+"""
+
+
+async def places(host: Remote, paths: Sequence[str]) -> dict[str, Place]:
+    """What is at each path now. Raises RemoteError, also if the host has no qemu-img."""
+    answer = await host.run(["sh", "-s", "--", *paths], text=_PLACES)
+    if answer.status == 127:
+        raise RemoteError(f"{host.host.name}: no qemu-img there", mend="install qemu-utils there")
+    lines = [line.split() for line in answer.out.splitlines()]
+    if len(lines) != len(paths) or any(len(line) != 4 for line in lines):
+        raise RemoteError(f"{host.host.name}: cannot look at {paths[0]}: {_reason(answer)}")
+    return {
+        path: Place(
+            exists=exists == "y", writable=writable == "y", device=device, free=Bytes(int(free))
+        )
+        for path, (exists, writable, device, free) in zip(paths, lines, strict=True)
+    }
+
+
+# -C: a file that is there already is never opened for writing, however late it came.
+_CREATE = r"""
+set -Ceu; umask 077
+path=$1; kind=$2; size=$3; mode=$4; options=$5
+: > "$path"
+if qemu-img create -q -f "$kind" ${options:+-o "$options"} -- "$path" "$size" >&2 &&
+    chmod "$mode" -- "$path"
+then stat -c '%d:%i %w' -- "$path"
+else rm -f -- "$path"; exit 1; fi
+"""
+
+
+async def create(host: Remote, copy: DiskCopy) -> str:
+    """Make an empty image; return the mark by which it is known. Raises RemoteError.
+
+    A file that is there already stays as it is, and is an error.
+    """
+    options = [copy.options] if copy.options else []
+    if copy.full and copy.format == "qcow2":
+        options.append("preallocation=falloc")
+    args = [copy.path, copy.format, str(copy.size), copy.mode, ",".join(options)]
+    answer = await host.run(["sh", "-s", "--", *args], text=_CREATE, limit=_LONG)
+    if answer.status != 0:
+        raise RemoteError(f"{host.host.name}: {copy.path} was not made: {_reason(answer)}")
+    return answer.out.strip()
+
+
+_REMOVE = r"""
+path=$1; mark=$2
+[ -e "$path" ] || exit 0
+[ "$(stat -c '%d:%i %w' -- "$path")" = "$mark" ] || exit 3
+# To open it for writing takes the file's locks, which a QEMU that has it open holds.
+qemu-io -f raw -c quit -- "$path" >/dev/null 2>&1 || exit 4
+rm -f -- "$path"
+"""
+
+
+async def remove(host: Remote, made: Made, *, patience: Seconds = Seconds(5.0)) -> tuple[str, ...]:
+    """Remove what `create` made; what could not be removed, each with the reason.
+
+    A file that took the place of ours stays, and so does one that a QEMU has open: the target's
+    may need a moment to end.
+    """
+    left = []
+    for path, mark in made.marks.items():
+        give_up = asyncio.get_running_loop().time() + patience
+        while True:
+            answer = await host.run(["sh", "-s", "--", path, mark], text=_REMOVE)
+            if answer.status != _IN_USE or asyncio.get_running_loop().time() > give_up:
+                break
+            await asyncio.sleep(0.5)
+        reasons = {_IN_USE: "a QEMU has it open", _NOT_OURS: "it is not the one that was made"}
+        if answer.status != 0:
+            left.append(f"{path} ({reasons.get(answer.status, _reason(answer))})")
+    return tuple(left)
+
+
+async def take_room(host: Remote, copy: DiskCopy) -> None:
+    """Give a raw image all its room; what is in it stays, also while a guest writes.
+
+    Raises RemoteError. The copy itself leaves holes where the source has some, even in an image
+    that had its room before.
+    """
+    answer = await host.run(["fallocate", "--length", str(copy.size), "--", copy.path], limit=_LONG)
+    if answer.status != 0:
+        raise RemoteError(
+            f"{host.host.name}: {copy.path} did not get its room: {_reason(answer)}",
+            mend=f"run fallocate -l {copy.size} {copy.path} there",
+        )
+
+
+def _reason(*answers: Answer) -> str:
+    """The last line that a failed command said."""
+    for answer in answers:
+        if answer.status != 0:
+            lines = [line for line in answer.err.splitlines() if line.strip()]
+            return lines[-1].removeprefix("qemu-img: ") if lines else f"status {answer.status}"
+    return "no answer that makes sense"

@@ -1,0 +1,159 @@
+"""Measure over ssh what a forecast needs: a guest's memory, and the link between two hosts.
+
+Both need python3 on the hosts; the program that runs there is `onhost`. Nothing is left behind: it
+reads memory, and its one listening process ends by itself within seconds.
+"""
+
+import json
+import math
+import re
+import secrets
+from collections.abc import Sequence
+from importlib import resources
+from itertools import pairwise
+from typing import Any
+
+from vmckpt.errors import RemoteError
+from vmckpt.model.guests import Guest
+from vmckpt.model.measured import DirtyPoint, LinkSeen, MemorySeen
+from vmckpt.remote.ssh import Remote
+from vmckpt.units import Bytes, BytesPerSecond, Seconds
+
+# 60 ms of one CPU for each look, and a guest of 64 MiB is seen whole.
+SAMPLES = 16384
+LINK_TIME = Seconds(0.5)
+# What arrives in that share of the time is left out: buffers, a token bucket's burst, slow start.
+_BEGINNING = 0.4
+
+
+async def memory(remote: Remote, guest: Guest, times: Sequence[float]) -> MemorySeen:
+    """Look at a sample of the guest's pages, and again after each of the times (seconds).
+
+    A page is dirtied when its content changed: one that is written with what it held does not
+    count here, but is sent again by QEMU. Raises RemoteError if it cannot be done.
+    """
+    words = [guest.uuid, guest.name, str(guest.memory), str(SAMPLES)]
+    limit = Seconds(max(times, default=0.0) + 10.0)
+    answer = await _python(
+        remote, ["memory", *words, ",".join(f"{one:g}" for one in times)], limit=limit
+    )
+    return memory_seen(answer, guest.memory)
+
+
+def memory_seen(answer: dict[str, Any], size: Bytes) -> MemorySeen:
+    """Read the sampler's answer. `size` is the guest's memory."""
+    count = max(1, int(answer["samples"]))
+    each = size / count
+    used = str(answer["used"])
+    flips_used = sum(a != b for a, b in pairwise(used))
+
+    def error(flips: int) -> float:
+        """Two standard deviations of a systematic sample, from how often neighbours differ.
+
+        Successive-difference estimator (Wolter, Introduction to Variance Estimation, chapter 8):
+        the variance of a count is the sum of squared differences of neighbours, halved.
+        """
+        return each * 2 * math.sqrt((flips + 1) / 2)
+
+    return MemorySeen(
+        size=size,
+        resident=answer["resident"] * each,
+        in_use=used.count("1") * each,
+        error=error(flips_used),
+        tail=_tail(used, each),
+        dirtied=tuple(
+            DirtyPoint(time=Seconds(when), dirtied=changed * each, error=error(flips))
+            for when, changed, flips in answer["points"]
+        ),
+        samples=count,
+    )
+
+
+def _tail(used: str, each: float) -> tuple[tuple[float, float], ...]:
+    """(bytes from the end, of which in use), at distances that grow by a half."""
+    found, distance = [], 1
+    while distance < len(used):
+        found.append((distance * each, used.count("1", len(used) - distance) * each))
+        distance += max(1, distance // 2)
+    return (*found, (len(used) * each, used.count("1") * each))
+
+
+async def resident(remote: Remote, guest: Guest) -> Bytes:
+    """What of the guest's memory has room on the host, from the kernel's own count.
+
+    Needs no Python there. Raises RemoteError.
+    """
+    script = (
+        'pid=$(cat "/run/libvirt/qemu/$1.pid") && tr "\\0" "\\n" <"/proc/$pid/cmdline" |'
+        ' grep -qxF "$2" && grep -E "^([0-9a-f]+-|Rss:|Swap:)" "/proc/$pid/smaps"'
+    )
+    answer = await remote.run(["sh", "-c", script, "sh", guest.name, guest.uuid])
+    found = largest_resident(answer.out, guest.memory)
+    if answer.status != 0 or found is None:
+        raise RemoteError(f"{remote.host.name}: memory of {guest.name} is not seen")
+    return found
+
+
+def largest_resident(smaps: str, size: Bytes) -> Bytes | None:
+    """Resident and swapped bytes of the mapping that holds a guest's memory; None: there is none.
+
+    Of several that are large enough the smallest: TCG's cache of translated code can be larger.
+    """
+    found: list[tuple[int, int]] = []
+    for line in smaps.splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            found.append((int(match[2], 16) - int(match[1], 16), 0))
+        elif found and (match := re.match(r"(?:Rss|Swap): +(\d+) kB", line)):
+            found[-1] = (found[-1][0], found[-1][1] + int(match[1]) * 1024)
+    fitting = [one for one in found if one[0] >= size]
+    return Bytes(min(size, min(fitting)[1])) if fitting else None
+
+
+async def link(
+    source: Remote, target: Remote, address: str, lasts: Seconds = LINK_TIME
+) -> LinkSeen:
+    """Send zeros from source to target for that long, over a port of libvirt's migrations.
+
+    Raises RemoteError if it cannot be done.
+    """
+    token = secrets.token_hex(16)
+    waiting = await _python(target, ["listen", address, token, f"{lasts:g}"])
+    port = str(waiting["port"])
+    answer = await _python(source, ["send", address, port, token, f"{lasts:g}"])
+    seen = link_seen(answer["marks"])
+    if seen is None:
+        raise RemoteError(f"{source.host.name}: nothing arrived at {address}")
+    return seen
+
+
+def link_seen(marks: Sequence[tuple[float, int]]) -> LinkSeen | None:
+    """Read the receiver's (time, bytes so far); None if too little arrived to tell."""
+    if len(marks) < 3 or marks[-1][0] <= 0:
+        return None
+    lasted, received = marks[-1]
+    begin = next(one for one in marks if one[0] >= _BEGINNING * lasted)
+    if begin[0] >= lasted:
+        return None
+    rate = (received - begin[1]) / (lasted - begin[0])
+    return LinkSeen(
+        rate=BytesPerSecond(round(rate)), received=Bytes(received), lasted=Seconds(lasted)
+    )
+
+
+async def _python(
+    remote: Remote, words: Sequence[str], *, limit: Seconds = Seconds(12.0)
+) -> dict[str, Any]:
+    """Run `onhost` on the host; its answer. Raises RemoteError with what it said."""
+    program = resources.files("vmckpt.remote").joinpath("onhost.py").read_text()
+    answer = await remote.run(["python3", "-", *words], text=program, limit=limit)
+    name = remote.host.name
+    if answer.status == 127:
+        raise RemoteError(f"{name}: no python3 there to measure with")
+    try:
+        said = json.loads(answer.out)
+    except ValueError:
+        said = None
+    if answer.status != 0 or not isinstance(said, dict):
+        why = (answer.err.strip() or answer.out.strip() or "no answer").splitlines()[-1]
+        raise RemoteError(f"{name}: not measured: {why[:200]}")
+    return said

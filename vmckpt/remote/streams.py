@@ -1,0 +1,32 @@
+"""The target's end of a migration stream that has died.
+
+QEMU there waits for pages and cannot know that nobody sends any more: TCP tells it nothing. It lets
+go only when its socket is closed, and while it waits libvirt cannot ask it to.
+"""
+
+from vmckpt.errors import RemoteError
+from vmckpt.remote.ssh import Remote
+
+# Only connections of this guest's QEMU on libvirt's migration ports: its display and other guests'
+# streams are not ours to close.
+_SCRIPT = r"""
+pid=$(cat "/run/libvirt/qemu/$1.pid" 2>/dev/null) || exit 0
+port() { sed -n "s/^ *migration_port_$1 *= *\([0-9]*\).*/\1/p" /etc/libvirt/qemu.conf 2>/dev/null; }
+low=$(port min); high=$(port max)
+ss -Htnp state established | grep "pid=$pid," | while read -r _ _ here there _; do
+    own=${here##*:}
+    if [ "$own" -ge "${low:-49152}" ] && [ "$own" -le "${high:-49215}" ]; then
+        ss -K -t src "$here" dst "$there" >/dev/null && echo "$there"
+    fi
+done
+"""
+
+
+async def drop(remote: Remote, guest: str) -> int:
+    """Close the streams that come in for a guest; how many there were. Raises RemoteError."""
+    answer = await remote.run(["sh", "-s", "--", guest], text=_SCRIPT)
+    if answer.status != 0:
+        raise RemoteError(
+            f"{remote.host.name}: the stream of {guest} could not be closed: {answer.err.strip()}"
+        )
+    return len(answer.out.split())
