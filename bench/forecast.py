@@ -47,6 +47,7 @@ name: forecast-bench
 mode: precopy
 limits: {max_downtime: 300ms, time: 60s}
 transport: {tls: off}
+forecast: {probe: off}
 """
 LINKS = ("200mbit", "400mbit", "1gbit", "off")
 # A guest under TCG does not write faster than about this, whatever the link.

@@ -6,7 +6,7 @@ Commands take an inventory, report by a stream of events (`model.events`) and re
 import asyncio
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,17 @@ from vmckpt.journal import desk
 from vmckpt.journal.desk import Answer
 from vmckpt.journal.records import Operation, RequestKind
 from vmckpt.lab import lab, observer_client
-from vmckpt.migrate import command, direct_control, locate, resuming
-from vmckpt.migrate.command import Caller, MigrateRequest, Setting
+from vmckpt.migrate import command, direct_control, locate, replaying, resuming
 from vmckpt.migrate.locate import GuestAt
+from vmckpt.migrate.planning import Plan
+from vmckpt.migrate.replaying import ReplayReport
 from vmckpt.migrate.report import MigrationReport
+from vmckpt.migrate.requests import Caller, MigrateRequest, Setting
 from vmckpt.model.findings import Finding
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host, HostFacts
-from vmckpt.policy import shelf
+from vmckpt.model.orders import Mode
+from vmckpt.policy import select, shelf
 from vmckpt.policy.types import Policy
 
 __all__ = ["Caller", "MigrateRequest"]
@@ -131,14 +134,37 @@ async def migrate(
     inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
 ) -> MigrationReport:
     """See migrate.command.migrate; finds the guest's host if the request does not name it."""
+    setting = await _setting(inventory, policies, request, caller)
+    return await command.migrate(setting, request, caller)
+
+
+async def plan(
+    inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
+) -> tuple[Plan, Host, Host]:
+    """What a migration would be, by migrate.command.plan; and its source and target."""
+    setting = await _setting(inventory, policies, request, caller)
+    return await command.plan(setting, request, caller), setting.source, setting.target
+
+
+async def _setting(
+    inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
+) -> Setting:
     target = inventory.host(request.to)
     source = inventory.host(request.from_) if request.from_ else None
     if source is None:
         finding = _find(inventory, request.guest, request.to)
         source = await command.stoppable(finding, caller.stop)
     watcher = observer_client.LabObserver(inventory.observer) if inventory.observer else None
-    setting = Setting(source=source, target=target, policies=policies, outside=watcher)
-    return await command.migrate(setting, request, caller)
+    return Setting(source=source, target=target, policies=policies, outside=watcher)
+
+
+def replay(path: Path, folder: Path | None, wanted: str | None, mode: Mode | None) -> ReplayReport:
+    """What a policy (by name or file; None: the default) would have made of a recorded migration.
+
+    Raises BadInput and PolicyError.
+    """
+    policy = shelf.load_one(wanted or select.DEFAULT, shelf.folder(folder, None))
+    return replaying.replayed(path, replace(policy, mode=mode or policy.mode))
 
 
 async def resume(

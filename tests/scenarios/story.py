@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.simulated import Machine
-from vmckpt.migrate import converge, estimate, report, trace, track
-from vmckpt.migrate.converge import Abort, Cache, Done, Halt, Limit, SetDowntime, Slow, Switch
+from vmckpt.migrate import actions, converge, estimate, report, trace, track
+from vmckpt.migrate.actions import Abort, Cache, Halt, Limit, SetDowntime, Slow, Switch
+from vmckpt.migrate.converge import Done
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.trace import Header
 from vmckpt.migrate.track import Track
@@ -94,7 +95,7 @@ class Judge:
             self.terms, self.track, self.done, now=raw.at, operator_stops=False
         )
         if verdict is not None:
-            says = converge.says(verdict.action)
+            says = actions.says(verdict.action)
             self.decided.append(Decided(raw.at, verdict.rule, says))
         return verdict
 
@@ -149,7 +150,7 @@ def replay(lines: Iterable[str], name: str) -> Judge:
     return judge
 
 
-def _obey(machine: Machine, action: converge.Action, policy: Policy) -> None:
+def _obey(machine: Machine, action: actions.Action, policy: Policy) -> None:
     match action:
         case SetDowntime(limit):
             machine.max_downtime = limit

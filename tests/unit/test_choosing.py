@@ -61,10 +61,11 @@ def test_hybrid_keeps_the_way_out_where_the_policy_would_take_it() -> None:
     assert choose(found, policy(SWITCHES), post_copy_possible=False)[0] is PRE
 
 
-def test_a_policy_that_would_switch_needlessly_is_not_given_the_chance() -> None:
-    found = [expected(PRE, 9, 0.3), expected(HYBRID, 8.5, 2.0)]
+def test_the_waits_of_post_copy_are_no_reason_against_a_policy_that_asks_for_it() -> None:
+    found = [expected(PRE, 17, 0.3), expected(HYBRID, 10, 2.0)]
 
-    assert choose(found, policy(SWITCHES), post_copy_possible=True)[0] is PRE
+    assert choose(found, policy(SWITCHES), post_copy_possible=True)[0] is HYBRID
+    assert choose(found, policy(), post_copy_possible=True)[0] is PRE
 
 
 def test_a_policy_without_post_copy_gets_none() -> None:

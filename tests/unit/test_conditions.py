@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.unit.moving import on_its_way, rule, terms
-from vmckpt.migrate import converge
+from vmckpt.migrate import actions, converge
 from vmckpt.migrate.converge import Done, decide
 from vmckpt.migrate.track import Track
 from vmckpt.policy.types import GiveUp, When
@@ -99,7 +99,7 @@ def test_all_that_held_is_said() -> None:
 
 def test_a_raised_limit_counts_for_what_precopy_still_costs() -> None:
     under = terms(rule(GiveUp(), When(precopy_excess=0.1)))
-    raised = converge.after(DONE, converge.SetDowntime(s(0.5)))
+    raised = converge.after(DONE, actions.SetDowntime(s(0.5)))
     verdict, _ = decide(under, LEVEL, raised, now=s(9.0), operator_stops=False)
 
     assert verdict is None

@@ -8,23 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.moving import on_its_way, rule, terms
-from vmckpt.migrate import converge
-from vmckpt.migrate.converge import (
+from vmckpt.migrate import actions, converge
+from vmckpt.migrate.actions import (
     Abort,
     Action,
     Cache,
-    Done,
     Halt,
     Limit,
     SetDowntime,
     Slow,
     Stop,
     Switch,
-    Terms,
-    Verdict,
-    decide,
-    time_limit,
 )
+from vmckpt.migrate.converge import Done, Terms, Verdict, decide, time_limit
 from vmckpt.migrate.track import Track
 from vmckpt.model.jobs import JobPhase
 from vmckpt.model.orders import AutoConverge, Mode
@@ -79,7 +75,7 @@ def test_each_kind_of_rule_has_its_action_once(do: Do, expected: Action) -> None
     assert (verdict.action, verdict.rule, verdict.reason) == (expected, "it", "no condition")
     assert verdict.numbers["iteration"] == 5
     assert ask(under, FIVE, after)[0] is None
-    assert converge.says(verdict.action)
+    assert actions.says(verdict.action)
 
 
 def test_the_first_rule_that_holds_and_can_act_acts() -> None:
@@ -183,7 +179,7 @@ def test_a_guest_that_was_paused_is_brought_to_the_end_unless_the_operator_stops
     under = terms(rule(Pause()), rule(GiveUp()), limit=5.0)
     paused = converge.after(DONE, Halt())
 
-    assert action(under, FIVE, paused, now=1e6) is None
+    assert action(under, FIVE, paused, now=15.0) is None
     assert action(under, FIVE, paused, stops=True) == Abort(Stop.OPERATOR)
 
 
@@ -329,9 +325,9 @@ def test_what_the_operator_did_is_done() -> None:
 
 
 def test_what_is_done_is_said_in_a_few_words() -> None:
-    assert converge.says(Limit(BytesPerSecond(MIB))) == "limit to 1.0 MiB/s"
-    assert converge.says(Limit(None)) == "lift the limit"
-    assert converge.says(Slow(THROTTLE)) == "slow the guest down by 20 % to 60 %"
+    assert actions.says(Limit(BytesPerSecond(MIB))) == "limit to 1.0 MiB/s"
+    assert actions.says(Limit(None)) == "lift the limit"
+    assert actions.says(Slow(THROTTLE)) == "slow the guest down by 20 % to 60 %"
 
 
 def test_the_margin_is_the_policys() -> None:
@@ -341,3 +337,10 @@ def test_the_margin_is_the_policys() -> None:
 
     assert action(under, slowly, now=30.0) == Abort(Stop.RULE)
     assert action(terms(rule(GiveUp(), STALLED)), slowly, now=30.0) is None
+
+
+def test_a_guest_that_stands_still_for_a_dead_link_goes_on_where_it_was() -> None:
+    paused = converge.after(DONE, Halt())
+
+    assert action(terms(), FIVE, paused, now=18.0) is None
+    assert action(terms(), FIVE, paused, now=20.0) == Abort(Stop.RULE)

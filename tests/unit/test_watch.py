@@ -1,7 +1,7 @@
 import pytest
 
 from vmckpt.migrate import watch
-from vmckpt.migrate.converge import Stop
+from vmckpt.migrate.actions import Stop
 from vmckpt.migrate.watch import PassCounter
 from vmckpt.model.guests import GuestState, Presence
 from vmckpt.model.jobs import Outcome

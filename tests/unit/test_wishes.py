@@ -6,17 +6,8 @@ import pytest
 from tests.unit.moving import terms
 from vmckpt.journal.records import Request, RequestKind
 from vmckpt.migrate import wishes
-from vmckpt.migrate.converge import (
-    Abort,
-    Action,
-    Done,
-    Halt,
-    Limit,
-    SetDowntime,
-    Stop,
-    Switch,
-    Terms,
-)
+from vmckpt.migrate.actions import Abort, Action, Halt, Limit, SetDowntime, Stop, Switch
+from vmckpt.migrate.converge import Done, Terms
 from vmckpt.migrate.wishes import Hurry
 from vmckpt.model.orders import Mode
 from vmckpt.units import MIB, BytesPerSecond, Seconds

@@ -8,6 +8,31 @@ import typer
 from vmckpt import units
 from vmckpt.units import BytesPerSecond, Seconds
 
+
+def seconds(text: str) -> Seconds:
+    """A time argument."""
+    try:
+        value = units.parse_seconds(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from None
+    if value <= 0:
+        raise typer.BadParameter(f"{text!r}: must be more than nothing")
+    return value
+
+
+def rate(text: str) -> BytesPerSecond:
+    """A rate argument."""
+    try:
+        return units.parse_rate(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from None
+
+
+def probe_time(text: str) -> Seconds:
+    """A time argument, or "off"."""
+    return Seconds(0.0) if text == "off" else seconds(text)
+
+
 INVENTORY = Annotated[
     Path | None,
     typer.Option(
@@ -27,23 +52,10 @@ POLICIES = Annotated[
         " /etc/vmckpt/policies.",
     ),
 ]
+PROBE = Annotated[
+    Seconds | None,
+    typer.Option(
+        parser=probe_time, metavar="TIME|off", help="How long the guest is measured before."
+    ),
+]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout.")]
-
-
-def seconds(text: str) -> Seconds:
-    """A time argument."""
-    try:
-        value = units.parse_seconds(text)
-    except ValueError as exc:
-        raise typer.BadParameter(str(exc)) from None
-    if value <= 0:
-        raise typer.BadParameter(f"{text!r}: must be more than nothing")
-    return value
-
-
-def rate(text: str) -> BytesPerSecond:
-    """A rate argument."""
-    try:
-        return units.parse_rate(text)
-    except ValueError as exc:
-        raise typer.BadParameter(str(exc)) from None

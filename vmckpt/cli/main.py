@@ -8,7 +8,7 @@ from typing import Annotated, cast
 import typer
 
 import vmckpt
-from vmckpt.cli import hosts, jobs, lab, output, policy
+from vmckpt.cli import hosts, jobs, lab, output, plan, policy
 from vmckpt.cli.migrate import migrate, resume
 from vmckpt.errors import VmckptError
 
@@ -28,6 +28,8 @@ app.command()(hosts.guests)
 app.command()(hosts.label)
 app.command()(hosts.doctor)
 app.command()(migrate)
+app.command()(plan.plan)
+policy.app.command()(plan.replay)
 app.command()(resume)
 jobs.add_to(app)
 app.add_typer(lab.app, name="lab")

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from vmckpt import api
 from vmckpt.cli import endings, output
-from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY, rate, seconds
+from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY, PROBE, rate, seconds
 from vmckpt.cli.progress import Progress
 from vmckpt.migrate import report as reports
 from vmckpt.migrate.report import MigrationReport
@@ -47,6 +48,7 @@ def migrate(
     copy_storage: Annotated[
         CopyKind | None, typer.Option(help="Copy disks that the hosts do not share.")
     ] = None,
+    probe: PROBE = None,
     observe: Annotated[
         bool, typer.Option("--observe", help="Decide and tell, but leave it all to QEMU.")
     ] = False,
@@ -91,6 +93,7 @@ def migrate(
         dry_run=dry_run,
         observe=observe,
         trace=trace,
+        probe=probe,
     )
     report = asyncio.run(_run(request, inventory, policies))
     if json:
@@ -104,7 +107,7 @@ def migrate(
 async def _run(
     request: api.MigrateRequest, inventory: Path | None, folder: Path | None
 ) -> MigrationReport:
-    stop = _stop_on_signals("stopping: waiting until the guest is seen running on the source")
+    stop = stop_on_signals("stopping: waiting until the guest is seen running on the source")
     known = api.load_inventory(inventory)
     shelf, forced = api.load_policies(known, folder, request.policy)
     request = dataclasses.replace(request, policy=forced)
@@ -142,13 +145,13 @@ def resume(
 async def _resume(job: str, inventory: Path | None, folder: Path | None) -> MigrationReport:
     known = api.load_inventory(inventory)
     policies, _ = api.load_policies(known, folder)
-    stop = _stop_on_signals("stopping: both parts of the guest stay as they are")
+    stop = stop_on_signals("stopping: both parts of the guest stay as they are")
     with Progress(f"resume {job}") as progress:
         caller = api.Caller(emit=progress.take, warn=output.say, stop=stop)
         return await api.resume(known, policies, job, caller)
 
 
-def _stop_on_signals(first: str) -> asyncio.Event:
+def stop_on_signals(first: str) -> asyncio.Event:
     """Set by Ctrl-C and SIGTERM, which say `first`."""
     stop = asyncio.Event()
 
@@ -199,9 +202,27 @@ def _figures(report: MigrationReport) -> None:
         figures.add_row("downtime, as QEMU says", show_seconds(totals.downtime))
     if report.observed_downtime is not None:
         figures.add_row("blackout, seen from outside", show_seconds(report.observed_downtime))
+    _forecast(report, figures)
     figures.add_row("iterations", str(report.iterations))
     figures.add_row("transferred", show_bytes(report.transferred))
     output.out.print(figures)
+
+
+_MARKS = (
+    ("total", "total, as forecast", show_seconds),
+    ("downtime", "downtime, as forecast", show_seconds),
+    ("sent", "transferred, as forecast", show_bytes),
+)
+
+
+def _forecast(report: MigrationReport, figures: Table) -> None:
+    """The forecast's ranges, below what was measured."""
+    score = (report.forecast or {}).get("score") or {}
+    for key, label, show in _MARKS:
+        if (mark := score.get(key)) is not None:
+            low, high = (show(value) for value in mark["expected"])
+            hit = "" if mark["covered"] else " (missed)"
+            figures.add_row(label, f"{low} to {high}{hit}")
 
 
 def _passes(report: MigrationReport) -> None:

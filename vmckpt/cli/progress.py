@@ -39,7 +39,9 @@ def show_downtime(sample: JobSample) -> str:
 class Progress:
     """Takes events; use as a context manager around the migration."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, *, warnings: bool = True) -> None:
+        """`warnings`: show those of preflight; a command that shows all findings need not."""
+        self._warnings = warnings
         self._title = title
         self._phase = JobPhase.PREFLIGHT
         self._last: Sampled | None = None
@@ -72,9 +74,8 @@ class Progress:
                 if self._live is None:
                     self._log(f"phase={event.phase}")
             case Checked():
-                output.findings(
-                    output.err, [f for f in event.findings if f.severity is Severity.WARNING]
-                )
+                found = [f for f in event.findings if f.severity is Severity.WARNING]
+                output.findings(output.err, found if self._warnings else [])
             case Decided():
                 self._log(f"decided action={event.decision.action} ({event.decision.reason})")
             case Sampled():

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vmckpt.errors import BadInput, OutcomeUnknown, Unattended
+from vmckpt.errors import BadInput, JournalError, OutcomeUnknown, Unattended
 from vmckpt.journal import identity
+from vmckpt.journal.history import PastMove
 from vmckpt.journal.records import (
     Operation,
     Request,
@@ -127,6 +128,15 @@ def job(journal: "Journal", name: str) -> JobDetail:
         samples=journal.samples(operation.id),
         requests=journal.requests(operation.id),
     )
+
+
+def past_moves(source: str, target: str) -> Sequence[PastMove]:
+    """Migrations between two hosts that have ended, the latest first; none without a journal."""
+    try:
+        with open_journal() as journal:
+            return journal.recent_moves(source, target)
+    except JournalError:
+        return ()
 
 
 def _view(journal: "Journal", operation: Operation) -> JobView:

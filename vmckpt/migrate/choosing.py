@@ -23,8 +23,10 @@ def choose(
     """The mode for `auto`, with the reason in words.
 
     Among the modes that surely complete, with a downtime about within the limit, the one that takes
-    the least time; post-copy only where the policy has a rule that starts it. Hybrid rather than
-    pre-copy where the policy would switch and both fit: it keeps the way out.
+    the least time; post-copy only where the policy has a rule that starts it. Its waits for pages
+    are not held against the limit then: whoever wrote the rule wanted them rather than a longer
+    way. Hybrid rather than pre-copy where the policy would switch and both fit: it keeps the way
+    out.
     """
     switches = post_copy_possible and any(isinstance(r.do, StartPostcopy) for r in policy.rules)
     usable = [one for one in forecasts if switches or not one.mode.may_switch_early]
@@ -50,12 +52,9 @@ def _longest(one: Forecast) -> float:
 
 def _fits(one: Forecast, limit: Seconds) -> bool:
     """Whether it surely completes, with a downtime about within the limit."""
-    return (
-        one.converges is True
-        and one.total is not None
-        and one.downtime is not None
-        and one.downtime.high <= _WRITES * limit + _CONTROL
-    )
+    if one.converges is not True or one.total is None or one.downtime is None:
+        return False
+    return one.mode.may_switch_early or one.downtime.high <= _WRITES * limit + _CONTROL
 
 
 def _way_out(usable: Sequence[Forecast], limit: Seconds, *, switches: bool) -> tuple[Mode, str]:

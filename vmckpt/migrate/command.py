@@ -1,30 +1,29 @@
 """One migration from the order to the report: plan, record, make room, move, try again."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from vmckpt.errors import Cancelled, RemoteError
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.mover import LibvirtMover
+from vmckpt.journal import desk
 from vmckpt.journal import recorder as journal
+from vmckpt.journal.history import PastMove
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation
-from vmckpt.migrate import disks, planning, report, terms, trace
-from vmckpt.migrate.engine import Emit, Ending, Migration
+from vmckpt.migrate import disks, outlook, planning, report, terms, trace
+from vmckpt.migrate.engine import Ending, Migration
 from vmckpt.migrate.gather import Remotes
 from vmckpt.migrate.planning import Plan
 from vmckpt.migrate.report import MigrationReport
-from vmckpt.migrate.terms import Wishes
+from vmckpt.migrate.requests import Caller, MigrateRequest, Setting
 from vmckpt.migrate.trace import Tracer
 from vmckpt.model.events import Checked, Decided, Event, PhaseChanged
 from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.hosts import Host
 from vmckpt.model.images import Made
 from vmckpt.model.jobs import Decision, JobPhase, Outcome
-from vmckpt.model.ports import OutsideView
 from vmckpt.policy.types import OnFailure, Policy, Retries
 from vmckpt.remote import streams
 from vmckpt.units import Seconds, show_seconds
@@ -33,43 +32,17 @@ T = TypeVar("T")
 _NOTHING = Seconds(0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigrateRequest:
-    """What the operator asked for."""
+async def plan(setting: Setting, request: MigrateRequest, caller: Caller) -> Plan:
+    """Everything that is decided before a start, with a forecast for every mode; changes nothing.
 
-    guest: str
-    to: str
-    from_: str | None = None
-    """None: the host on which the guest is found."""
-    policy: str | None = None
-    """By name or file; None: the one that its `select` chooses."""
-    wishes: Wishes = field(default_factory=Wishes)
-    dry_run: bool = False
-    observe: bool = False
-    """Decide and tell, and do nothing about it."""
-    trace: Path | None = None
-    """Write samples and decisions there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """Where a migration takes place."""
-
-    source: Host
-    target: Host
-    policies: Sequence[Policy]
-    outside: OutsideView | None
-    """Somebody who watches guests from outside; None: nobody does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """Whoever gave the order: is told what happens, and may stop it."""
-
-    emit: Emit
-    warn: Callable[[str], None]
-    """Told from any thread what does not stop the work."""
-    stop: asyncio.Event
+    Raises Cancelled if it was stopped.
+    """
+    async with (
+        Hypervisor(setting.source) as here,
+        Hypervisor(setting.target) as there,
+        planning.logins(here, there) as remotes,
+    ):
+        return await _Move(setting, request, caller, (here, there), remotes).plan(every_mode=True)
 
 
 async def migrate(setting: Setting, request: MigrateRequest, caller: Caller) -> MigrationReport:
@@ -146,7 +119,19 @@ class _Move:
         if self._tracer is not None:
             self._tracer.close()
 
-    async def plan(self) -> Plan:
+    def _ahead(self, every_mode: bool) -> planning.Ahead | None:
+        """How to look ahead; a dry run only checks."""
+        if self._request.dry_run and not every_mode:
+            return None
+        setting = self._setting
+
+        async def past() -> Sequence[PastMove]:
+            names = setting.source.name, setting.target.name
+            return await asyncio.to_thread(desk.past_moves, *names)
+
+        return planning.Ahead(past=past, probe=self._request.probe, every_mode=every_mode)
+
+    async def plan(self, *, every_mode: bool = False) -> Plan:
         """Everything that is decided before a start."""
         self._emit(PhaseChanged(phase=JobPhase.PREFLIGHT))
         made = await stoppable(
@@ -158,6 +143,7 @@ class _Move:
                 forced=self._request.policy,
                 wishes=self._request.wishes,
                 remotes=self._remotes,
+                ahead=self._ahead(every_mode),
             ),
             self._stop,
         )
@@ -219,6 +205,8 @@ class _Move:
             policy=plan.policy.name,
             mode=str(plan.mode),
         )
+        if plan.outlook is not None:
+            recorder.forecast(plan.outlook.as_json(plan.mode))
         try:
             made = await self._make_images(plan)
         except RemoteError as exc:
@@ -328,6 +316,7 @@ class _Move:
             warnings=(*_warnings(plan.findings), *ending.warnings, *troubles),
             error=ending.error,
             switched=ending.switched,
+            forecast=_beside(plan, ending),
             left_behind=copied,
         )
 
@@ -342,6 +331,14 @@ def mover(
             await streams.drop(remotes[1], guest)
 
     return LibvirtMover(*hosts, uuid, free_target=free_target)
+
+
+def _beside(plan: Plan, ending: Ending) -> dict[str, Any] | None:
+    """What was expected, beside what was measured."""
+    if plan.outlook is None:
+        return None
+    told = plan.outlook.as_json(plan.mode)
+    return {**told, "score": outlook.score(plan.outlook, plan.mode, ending)}
 
 
 def _again(told: MigrationReport, policy: Policy, number: int) -> bool:

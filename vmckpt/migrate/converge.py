@@ -15,12 +15,22 @@ would have to fetch its memory over the very link that is silent.
 """
 
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
+from vmckpt.migrate.actions import (
+    Abort,
+    Action,
+    Cache,
+    Halt,
+    Limit,
+    SetDowntime,
+    Slow,
+    Stop,
+    Switch,
+)
 from vmckpt.migrate.dirtying import course
 from vmckpt.migrate.track import Track
 from vmckpt.model.jobs import JobPhase
-from vmckpt.model.orders import AutoConverge, Mode
+from vmckpt.model.orders import Mode
 from vmckpt.policy.types import (
     Compress,
     Do,
@@ -33,23 +43,17 @@ from vmckpt.policy.types import (
     Throttle,
     When,
 )
-from vmckpt.units import Bytes, BytesPerSecond, Seconds, show_bytes, show_rate, show_seconds
+from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
 
 # No byte for that long is a dead link, not a slow one.
 _SILENT = Seconds(2.0)
+# A guest that was paused for it does not wait longer for a link that is dead.
+_STANDS_IN_VAIN = Seconds(10.0)
 # What was refused is not asked for again so soon.
 _REFUSED = Seconds(2.0)
 _GIB = 1 << 30
 
 Numbers = dict[str, float | int | str | None]
-
-
-class Stop(StrEnum):
-    """Why a migration is being stopped."""
-
-    OPERATOR = "operator"
-    TIME_LIMIT = "time limit"
-    RULE = "policy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,54 +88,6 @@ class Done:
     paused: bool = False
     refused: tuple[tuple[str, Seconds], ...] = ()
     """Rules whose action was refused, and when."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetDowntime:
-    """Allow a switchover of that length."""
-
-    limit: Seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """Let QEMU slow the guest down."""
-
-    how: AutoConverge
-
-
-@dataclass(frozen=True, slots=True)
-class Cache:
-    """Send differences from now on, with a cache of that size."""
-
-    size: Bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """Send at most so much in a second, before or after the switch. Only the operator asks."""
-
-    bandwidth: BytesPerSecond | None
-
-
-@dataclass(frozen=True, slots=True)
-class Switch:
-    """Run the guest on the target now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Halt:
-    """Stop the guest's CPUs until it runs on the target."""
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """End the job; the guest stays on the source."""
-
-    why: Stop
-
-
-Action = SetDowntime | Slow | Cache | Limit | Switch | Halt | Abort
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +142,12 @@ def _ends(
     """Whether it is to be stopped, whatever the rules say: action, rule, reason."""
     if operator_stops:
         return Abort(Stop.OPERATOR), "operator", "the operator stopped it"
-    limit = None if done.paused else terms.time_limit
+    if done.paused:
+        # The time limit is over for a guest that stands still, but not for a link that died.
+        if track.silent_for(now) < _STANDS_IN_VAIN:
+            return None
+        return Abort(Stop.RULE), "pause", "the guest stands still and no byte moves"
+    limit = terms.time_limit
     if limit is None or now - track.began < limit:
         return None
     reason = f"not done within the time limit of {show_seconds(limit)}"
@@ -376,22 +337,3 @@ def after(done: Done, action: Action) -> Done:
             return replace(done, paused=True)
         case Slow() | Cache() | Limit() | Abort():
             return done
-
-
-def says(action: Action) -> str:
-    """The action in a few words, for progress and reports."""
-    match action:
-        case SetDowntime(limit):
-            return f"allow {show_seconds(limit)} of downtime"
-        case Slow(how):
-            return f"slow the guest down by {how.initial} % to {how.at_most} %"
-        case Cache(size):
-            return f"compress with a cache of {show_bytes(size)}"
-        case Limit(rate):
-            return "lift the limit" if rate is None else f"limit to {show_rate(rate)}"
-        case Switch():
-            return "switch to post-copy"
-        case Halt():
-            return "pause the guest"
-        case Abort():
-            return "abort"

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from vmckpt.errors import HypervisorError, OutcomeUnknown, PeerLoginFailed
 from vmckpt.journal.records import Request
-from vmckpt.migrate import converge, estimate, track, watch, wishes
-from vmckpt.migrate.converge import Abort, Action, Done, Stop, Switch, Terms
+from vmckpt.migrate import actions, converge, estimate, track, watch, wishes
+from vmckpt.migrate.actions import Abort, Action, Stop, Switch
+from vmckpt.migrate.converge import Done, Terms
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.hands import Hands
 from vmckpt.migrate.mending import Mending
@@ -260,9 +261,9 @@ class Migration:
             await self._hands.act(action)
         except OutcomeUnknown as exc:
             # Taken for done: to do it twice helps nobody, and what is true shows in the samples.
-            self._tell.warn(f"to {converge.says(action)} had no answer: {exc.message}")
+            self._tell.warn(f"to {actions.says(action)} had no answer: {exc.message}")
         except HypervisorError as exc:
-            refusal = f"could not {converge.says(action)}: {exc.message}"
+            refusal = f"could not {actions.says(action)}: {exc.message}"
             self._tell.warn(refusal)
             return refusal
         if isinstance(action, Switch):
@@ -292,7 +293,7 @@ class Migration:
             elif isinstance(wanted, Hurry):
                 self._answer(request, None, self._mending.hurry())
             else:
-                refusal, said = await self._do(wanted), converge.says(wanted)
+                refusal, said = await self._do(wanted), actions.says(wanted)
                 if refusal is None:
                     self._done = converge.after(self._done, wanted)
                     self._shadow = converge.after(self._shadow, wanted)

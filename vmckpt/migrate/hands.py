@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 
 from vmckpt.errors import HypervisorError
-from vmckpt.migrate.converge import Abort, Action, Cache, Halt, Limit, SetDowntime, Slow, Switch
+from vmckpt.migrate.actions import Abort, Action, Cache, Halt, Limit, SetDowntime, Slow, Switch
 from vmckpt.model.orders import AutoConverge, MoveOrder
 from vmckpt.model.ports import Mover
 from vmckpt.units import Seconds

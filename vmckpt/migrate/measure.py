@@ -22,7 +22,7 @@ from vmckpt.model.hosts import Host
 from vmckpt.model.measured import DirtyPoint, LinkSeen, MemorySeen
 from vmckpt.policy.types import Policy, Tls
 from vmckpt.remote import measure as remote
-from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
+from vmckpt.units import MIB, Seconds, show_bytes, show_rate, show_seconds
 
 T = TypeVar("T")
 
@@ -156,8 +156,9 @@ def _sampled(seen: MemorySeen) -> _Memory:
     low = max(0.0, seen.in_use - seen.error)
     # A page costs eight bytes more than it holds, one of zeros nine (ram.c, save_zero_page).
     extra = 9 / 4096 * seen.size
+    # Firmware, tables and the devices' state travel, too, and are not among the pages looked at.
     return _Memory(
-        in_use=Range(low + extra, min(float(seen.size), seen.in_use + seen.error) + extra),
+        in_use=Range(low + extra, min(float(seen.size), seen.in_use + seen.error) + extra + MIB),
         tail=seen.tail,
         dirty=seen.dirtied,
         basis=(

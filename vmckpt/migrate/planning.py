@@ -1,7 +1,7 @@
 """All that is found out and decided before a migration starts, in one frozen plan."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -9,9 +9,12 @@ from datetime import UTC, datetime
 from vmckpt.errors import BadInput, HypervisorError, RemoteError
 from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.journal.history import PastMove
 from vmckpt.migrate import disks, preflight, terms, transport_checks
+from vmckpt.migrate import outlook as outlooks
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.gather import Remotes, gather
+from vmckpt.migrate.outlook import Outlook
 from vmckpt.migrate.preflight import Facts
 from vmckpt.migrate.terms import Wishes
 from vmckpt.migrate.track import UNKNOWN
@@ -27,6 +30,7 @@ from vmckpt.policy.transport import Conflict, Versions
 from vmckpt.policy.types import CopyKind, Policy, Tls
 from vmckpt.remote import certificates
 from vmckpt.remote.ssh import Remote
+from vmckpt.units import Seconds
 
 NO_COPIES = CopyPlan()
 
@@ -48,8 +52,13 @@ class Plan:
     """It could be used between these hosts for this guest."""
     tls_name: str | None = None
     copies: CopyPlan = NO_COPIES
-    curve: DirtyCurve = UNKNOWN
-    """How the guest writes, as far as it was measured."""
+    outlook: Outlook | None = None
+    """What was measured and is expected; None: nobody looked."""
+
+    @property
+    def curve(self) -> DirtyCurve:
+        """How the guest writes, as far as it was measured."""
+        return UNKNOWN if self.outlook is None else self.outlook.curve
 
     @property
     def blocked(self) -> bool:
@@ -58,6 +67,42 @@ class Plan:
     @property
     def blockers(self) -> tuple[Finding, ...]:
         return preflight.blockers(self.findings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """How to look ahead."""
+
+    past: Callable[[], Awaitable[Sequence[PastMove]]]
+    """Moves between these hosts, from the journal."""
+    probe: Seconds | None = None
+    """How long the guest may be looked at; None: as the policy has it."""
+    every_mode: bool = False
+    """Also the modes that the policy does not use."""
+
+
+async def _look_ahead(
+    ahead: Ahead,
+    hosts: tuple[Hypervisor, Hypervisor],
+    guest: Guest,
+    policy: Policy,
+    *,
+    remotes: Remotes | None,
+    post_copy: bool,
+) -> Outlook | None:
+    probe = policy.probe if ahead.probe is None else ahead.probe
+    if probe <= 0:
+        return None
+    return await outlooks.look(
+        hosts,
+        guest,
+        policy,
+        past=await ahead.past(),
+        probe=probe,
+        remotes=remotes,
+        post_copy=post_copy,
+        every_mode=ahead.every_mode,
+    )
 
 
 @asynccontextmanager
@@ -79,8 +124,11 @@ async def make(
     forced: str | None,
     wishes: Wishes,
     remotes: Remotes | None,
+    ahead: Ahead | None,
 ) -> Plan:
     """Ask both hosts and decide. What could not be asked is a finding.
+
+    `ahead` says how to look ahead; None: without a forecast.
 
     Raises PolicyError if no policy can be chosen, BadInput for a storage pool that is none.
     """
@@ -103,13 +151,20 @@ async def make(
         *(tls.findings if tls is not None else ()),
         *copies.findings,
     )
+    outlook = None
+    if ahead is not None and facts.guest is not None and not preflight.blockers(findings):
+        outlook = await _look_ahead(
+            ahead, (source, target), facts.guest, policy, remotes=remotes, post_copy=post_copy
+        )
+    mode, reason = outlooks.mode_of(policy, outlook, post_copy=post_copy)
     return Plan(
         facts=facts,
         findings=preflight.ordered(findings),
         chosen=chosen,
         policy=policy,
-        mode=terms.plain_choice(policy, post_copy=post_copy),
-        reason="",
+        mode=mode,
+        reason=reason,
+        outlook=outlook,
         post_copy=post_copy,
         tls_name=tls.name if tls is not None else None,
         copies=copies,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from vmckpt.migrate.converge import Done, Terms, Verdict, decide, says
+from vmckpt.migrate.actions import says
+from vmckpt.migrate.converge import Done, Terms, Verdict, decide
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.experience import STOP
 from vmckpt.migrate.forecast import BACKLOG, Range, planned_json

@@ -131,9 +131,15 @@ def as_json(report: MigrationReport) -> dict[str, Any]:
         "warnings": list(report.warnings),
         "findings": [finding.as_json() for finding in report.findings],
         "forecast": report.forecast,
+        "dirty_probes": _probes(report.forecast),
         "left_behind": list(report.left_behind),
         "error": report.error,
     }
+
+
+def _probes(forecast: Mapping[str, Any] | None) -> list[Any]:
+    """What was measured of the guest's writing, where the next forecast looks for it."""
+    return [] if forecast is None else list(forecast["facts"]["dirty_probes"])
 
 
 def _ms(time: Seconds | None) -> float | None:

@@ -11,9 +11,9 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.records import NewOperation, Operation
 from vmckpt.migrate import command, planning, report, terms
-from vmckpt.migrate.command import Caller, Setting
 from vmckpt.migrate.engine import Emit, Ending, Migration
 from vmckpt.migrate.report import MigrationReport
+from vmckpt.migrate.requests import Caller, Setting
 from vmckpt.model.events import Event
 from vmckpt.model.orders import Mode, MoveOrder
 from vmckpt.policy import select

@@ -14,20 +14,8 @@ import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from vmckpt.migrate.converge import (
-    Abort,
-    Cache,
-    Done,
-    Halt,
-    Limit,
-    SetDowntime,
-    Slow,
-    Switch,
-    Terms,
-    Verdict,
-    decide,
-    says,
-)
+from vmckpt.migrate.actions import Abort, Cache, Halt, Limit, SetDowntime, Slow, Switch, says
+from vmckpt.migrate.converge import Done, Terms, Verdict, decide
 from vmckpt.migrate.track import Track, seen
 from vmckpt.migrate.world import Planned, Simulated, Start, World
 from vmckpt.model.jobs import JobPhase, JobSample

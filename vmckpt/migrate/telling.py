@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from vmckpt.migrate import converge
+from vmckpt.migrate import actions, converge
 from vmckpt.model.events import Decided, Event, PhaseChanged
 from vmckpt.model.jobs import Decision, JobPhase
 from vmckpt.units import Seconds
@@ -37,7 +37,7 @@ class Teller:
             self.emit(PhaseChanged(phase=phase))
 
     def verdict(self, verdict: converge.Verdict, *, acted: bool) -> None:
-        action = converge.says(verdict.action)
+        action = actions.says(verdict.action)
         self.decide(action, verdict.reason, verdict.rule, verdict.numbers, acted)
 
     def decide(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vmckpt.migrate.converge import Stop
+from vmckpt.migrate.actions import Stop
 from vmckpt.model.guests import Presence
 from vmckpt.model.jobs import Outcome
 

@@ -5,17 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vmckpt.journal.records import Request, RequestKind
-from vmckpt.migrate.converge import (
-    Abort,
-    Action,
-    Done,
-    Halt,
-    Limit,
-    SetDowntime,
-    Stop,
-    Switch,
-    Terms,
-)
+from vmckpt.migrate.actions import Abort, Action, Halt, Limit, SetDowntime, Stop, Switch
+from vmckpt.migrate.converge import Done, Terms
 from vmckpt.units import BytesPerSecond, Seconds
 
 

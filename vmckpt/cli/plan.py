@@ -1,0 +1,173 @@
+"""vmckpt plan, and policy replay: what would happen."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vmckpt import api
+from vmckpt.cli import output
+from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY, PROBE
+from vmckpt.cli.migrate import stop_on_signals
+from vmckpt.cli.progress import Progress
+from vmckpt.errors import Blocked
+from vmckpt.migrate import forecast
+from vmckpt.migrate.forecast import Forecast, Range
+from vmckpt.migrate.planning import Plan
+from vmckpt.migrate.terms import Wishes
+from vmckpt.model.findings import Severity
+from vmckpt.model.hosts import Host
+from vmckpt.model.orders import Mode
+from vmckpt.policy import explain
+from vmckpt.units import Seconds, show_bytes, show_seconds
+
+_LOOK = Seconds(10.0)
+
+
+def plan(
+    guest: Annotated[str, typer.Argument(help="Name or UUID of the guest.")],
+    to: Annotated[str, typer.Option("--to", help="Host it would move to.")],
+    from_: Annotated[str | None, typer.Option("--from", help="Host it is on.")] = None,
+    policy: POLICY = None,
+    policies: POLICIES = None,
+    mode: Annotated[Mode | None, typer.Option(help="Instead of the policy's.")] = None,
+    probe: PROBE = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Say what a migration would be, and change nothing.
+
+    Shows all reasons against it, the policy that the guest gets, and for each mode how long it
+    would take, how long the guest would stand still and how much would be sent, as ranges. The
+    guest's writing is looked at for up to ten seconds, if that tells more than one second does.
+
+    Example:
+
+        vmckpt plan web1 --to beta
+    """
+    request = api.MigrateRequest(
+        guest=guest,
+        to=to,
+        from_=from_,
+        policy=policy,
+        wishes=Wishes(mode=mode),
+        dry_run=True,
+        probe=_LOOK if probe is None else probe,
+    )
+    made, source, target = asyncio.run(_plan(request, inventory, policies))
+    if json:
+        output.print_json(_as_json(made, source, target))
+    else:
+        _show(made, source, target)
+    if made.blocked:
+        raise Blocked(f"{guest} cannot move to {to}", mend="see above; nothing was changed")
+
+
+async def _plan(
+    request: api.MigrateRequest, inventory: Path | None, folder: Path | None
+) -> tuple[Plan, Host, Host]:
+    known = api.load_inventory(inventory)
+    shelf, forced = api.load_policies(known, folder, request.policy)
+    stop = stop_on_signals("stopping")
+    with Progress(f"plan {request.guest} → {request.to}", warnings=False) as progress:
+        caller = api.Caller(emit=progress.take, warn=output.say, stop=stop)
+        return await api.plan(known, shelf, dataclasses.replace(request, policy=forced), caller)
+
+
+def _as_json(made: Plan, source: Host, target: Host) -> dict[str, Any]:
+    guest, outlook = made.facts.guest, made.outlook
+    return {
+        "guest": guest.name if guest is not None else made.facts.name,
+        "source": source.name,
+        "target": target.name,
+        "possible": not made.blocked,
+        "findings": [finding.as_json() for finding in made.findings],
+        "policy": None if made.policy is None else made.policy.name,
+        "why": [] if made.chosen is None else list(explain.choice(made.chosen)),
+        "mode": str(made.mode),
+        "reason": made.reason,
+        "post_copy": made.post_copy,
+        "encrypted": made.tls_name is not None,
+        "copied_disks": list(made.copies.disks),
+        "facts": None if outlook is None else outlook.facts.as_json(),
+        "forecasts": [] if outlook is None else [one.as_json() for one in outlook.forecasts],
+    }
+
+
+def _show(made: Plan, source: Host, target: Host) -> None:
+    output.findings(output.out, [f for f in made.findings if f.severity is not Severity.OK])
+    if made.chosen is None or made.facts.guest is None:
+        return
+    output.out.print(f"[bold]{made.facts.guest.name}[/]: {source.name} → {target.name}")
+    output.out.print(f"policy {explain.choice(made.chosen)[0]}", markup=False)
+    output.out.print(f"mode {made.mode}: {made.reason}", markup=False)
+    if made.outlook is None:
+        return
+    table = output.table("mode", ">total", ">downtime", ">sent", "")
+    for one in made.outlook.forecasts:
+        table.add_row(
+            str(one.mode),
+            _range(one.total, show_seconds),
+            _range(one.downtime, show_seconds),
+            _range(one.sent, show_bytes),
+            _verdict(one),
+        )
+    output.out.print(table)
+    chosen = made.outlook.of(made.mode)
+    for planned in chosen.planned if chosen is not None else ():
+        at = show_seconds(planned.at)
+        output.out.print(f"after {at} or so: {planned.action}, because {planned.reason}")
+    output.out.print(f"the guest: {forecast.curve_in_words(made.outlook.facts)}", markup=False)
+    for line in made.outlook.facts.basis:
+        output.out.print(f"based on: {line}", markup=False)
+
+
+def _range(span: Range | None, show: Callable[[float], str]) -> str:
+    return "never ends" if span is None else span.show(show)
+
+
+def _verdict(one: Forecast) -> str:
+    if one.converges is None:
+        return "may not complete"
+    if not one.converges:
+        return "does not complete"
+    return "ends by post-copy" if one.switches else ""
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(help="Written by vmckpt migrate --trace FILE.")],
+    policy: POLICY = None,
+    policies: POLICIES = None,
+    mode: Annotated[Mode | None, typer.Option(help="Instead of the policy's.")] = None,
+    json: JSON = False,
+) -> None:
+    """Show what a policy would have done in a migration that was recorded.
+
+    As far as it would have done the same, the record is followed; from there on it is simulated.
+
+    Example:
+
+        vmckpt policy replay slow-night.jsonl --policy must-finish
+    """
+    told = api.replay(file, policies, policy, mode)
+    if json:
+        output.print_json(told.as_json())
+        return
+    say = output.out.print
+    before = f"{told.recorded_policy}, {told.outcome or 'it breaks off'}"
+    say(f"{told.guest} under policy {told.policy}, mode {told.mode} (recorded: {before})")
+    for one in told.result.decided:
+        say(f"at {show_seconds(one.at)}: {one.action}, because {one.reason}", markup=False)
+    if told.result.differs_at is None:
+        say("it would have done what was done")
+        return
+    did = told.result.recorded or "nothing was done"
+    say(f"from {show_seconds(told.result.differs_at)} on it differs: recorded is {did}")
+    if (then := told.result.then) is not None:
+        for one in then.planned:
+            say(f"at {show_seconds(one.at)} or so: {one.action}, because {one.reason}")
+        end = "it completes" if then.completed else "it does not complete"
+        say(f"{end}, after {show_seconds(then.total)} or so")

@@ -1,0 +1,82 @@
+"""What can be done about a running migration. Pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vmckpt.model.orders import AutoConverge
+from vmckpt.units import Bytes, BytesPerSecond, Seconds, show_bytes, show_rate, show_seconds
+
+
+class Stop(StrEnum):
+    """Why a migration is being stopped."""
+
+    OPERATOR = "operator"
+    TIME_LIMIT = "time limit"
+    RULE = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class SetDowntime:
+    """Allow a switchover of that length."""
+
+    limit: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Let QEMU slow the guest down."""
+
+    how: AutoConverge
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Send differences from now on, with a cache of that size."""
+
+    size: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Send at most so much in a second, before or after the switch. Only the operator asks."""
+
+    bandwidth: BytesPerSecond | None
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Run the guest on the target now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Stop the guest's CPUs until it runs on the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End the job; the guest stays on the source."""
+
+    why: Stop
+
+
+Action = SetDowntime | Slow | Cache | Limit | Switch | Halt | Abort
+
+
+def says(action: Action) -> str:
+    """The action in a few words, for progress and reports."""
+    match action:
+        case SetDowntime(limit):
+            return f"allow {show_seconds(limit)} of downtime"
+        case Slow(how):
+            return f"slow the guest down by {how.initial} % to {how.at_most} %"
+        case Cache(size):
+            return f"compress with a cache of {show_bytes(size)}"
+        case Limit(rate):
+            return "lift the limit" if rate is None else f"limit to {show_rate(rate)}"
+        case Switch():
+            return "switch to post-copy"
+        case Halt():
+            return "pause the guest"
+        case Abort():
+            return "abort"

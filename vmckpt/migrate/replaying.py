@@ -1,0 +1,78 @@
+"""A trace file under a policy, from the file to the answer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vmckpt.migrate import terms, trace
+from vmckpt.migrate.converge import Terms, time_limit
+from vmckpt.migrate.replay import Replayed, replay
+from vmckpt.migrate.trace import Trace
+from vmckpt.model.jobs import Decision
+from vmckpt.model.orders import Mode
+from vmckpt.policy.types import Policy
+from vmckpt.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayReport:
+    """What came of a replay."""
+
+    guest: str
+    policy: str
+    mode: Mode
+    recorded_policy: str
+    outcome: str | None
+    """Of the recorded migration; None: the trace breaks off."""
+    result: Replayed
+
+    def as_json(self) -> dict[str, Any]:
+        found = self.result.as_json()
+        then = found["then"]
+        return {
+            "guest": self.guest,
+            "policy": self.policy,
+            "mode": str(self.mode),
+            "recorded_policy": self.recorded_policy,
+            "recorded_outcome": self.outcome,
+            "decisions": [*found["decided"], *(then["planned"] if then is not None else [])],
+            **found,
+        }
+
+
+def replayed(path: Path, policy: Policy) -> ReplayReport:
+    """Raises BadInput if the file is no trace."""
+    recorded = trace.read(path)
+    mode = terms.plain_choice(policy, post_copy=terms.could_switch(policy))
+    held = Terms(
+        policy=policy,
+        mode=mode,
+        memory=recorded.header.memory,
+        post_copy=mode.may_switch_early,
+        time_limit=time_limit(policy, recorded.header.memory),
+        max_downtime=policy.limits.max_downtime,
+    )
+    return ReplayReport(
+        guest=recorded.header.guest,
+        policy=policy.name,
+        mode=mode,
+        recorded_policy=recorded.header.policy,
+        outcome=recorded.outcome,
+        result=replay(recorded.samples, _decisions(recorded), held, Seconds(0.0)),
+    )
+
+
+def _decisions(recorded: Trace) -> Sequence[Decision]:
+    return [_decision(one) for one in recorded.decisions]
+
+
+def _decision(one: Mapping[str, Any]) -> Decision:
+    return Decision(
+        at=Seconds(one["at_ms"] / 1000),
+        action=one["action"],
+        reason=one["reason"],
+        rule=one["rule"],
+        acted=one["acted"],
+        numbers=one["numbers"],
+    )

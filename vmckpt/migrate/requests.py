@@ -1,0 +1,54 @@
+"""What a migration command is given: the order, the place, and whoever gave it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vmckpt.migrate.engine import Emit
+from vmckpt.migrate.terms import Wishes
+from vmckpt.model.hosts import Host
+from vmckpt.model.ports import OutsideView
+from vmckpt.policy.types import Policy
+from vmckpt.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrateRequest:
+    """What the operator asked for."""
+
+    guest: str
+    to: str
+    from_: str | None = None
+    """None: the host on which the guest is found."""
+    policy: str | None = None
+    """By name or file; None: the one that its `select` chooses."""
+    wishes: Wishes = field(default_factory=Wishes)
+    dry_run: bool = False
+    observe: bool = False
+    """Decide and tell, and do nothing about it."""
+    trace: Path | None = None
+    """Write samples and decisions there."""
+    probe: Seconds | None = None
+    """How long the guest is measured before; None: as the policy has it, 0: not at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where a migration takes place."""
+
+    source: Host
+    target: Host
+    policies: Sequence[Policy]
+    outside: OutsideView | None
+    """Somebody who watches guests from outside; None: nobody does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Whoever gave the order: is told what happens, and may stop it."""
+
+    emit: Emit
+    warn: Callable[[str], None]
+    """Told from any thread what does not stop the work."""
+    stop: asyncio.Event
