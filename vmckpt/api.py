@@ -175,7 +175,7 @@ async def resume(
     Raises BadInput if there is nothing to resume.
     """
     with desk.open_journal() as journal:
-        operation = journal.operation(job)
+        operation = journal.operation(job, ended=True)
     source, target = operation.source or "", operation.target or ""
     setting = Setting(
         source=inventory.host(source),

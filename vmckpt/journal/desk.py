@@ -120,7 +120,7 @@ def jobs(journal: "Journal", *, everything: bool = False, limit: int = 50) -> li
 
 def job(journal: "Journal", name: str) -> JobDetail:
     """One job by its id, the beginning of it, or its guest. Raises BadInput with likely names."""
-    operation = journal.operation(name)
+    operation = journal.operation(name, ended=True)
     return JobDetail(
         view=_view(journal, operation),
         forecast=journal.forecast(operation.id),

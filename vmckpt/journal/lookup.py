@@ -15,11 +15,11 @@ def is_prefix(name: str) -> bool:
     return len(name) > len("m-")
 
 
-def choose(name: str, found: Sequence[Operation]) -> Operation | None:
+def choose(name: str, found: Sequence[Operation], *, ended: bool = False) -> Operation | None:
     """The one that is meant, of those whose id begins with `name` or whose guest is called so.
 
     An id wins. Otherwise what fits must be one alone; None if nothing fits at all. Raises BadInput
-    if several fit, or if the guest has none that is active.
+    if several fit, or if the guest has none that is active; with `ended` its last one will do.
     """
     wanted = name.lower()
     exact = next((one for one in found if one.id == wanted), None)
@@ -35,6 +35,8 @@ def choose(name: str, found: Sequence[Operation]) -> Operation | None:
         raise BadInput(f"{name!r} may be any of {_listed(latest)}", mend="name one of them")
     if guests:
         last = max(guests, key=lambda one: one.began_at)
+        if ended:
+            return last
         raise BadInput(
             f"guest {name} has no active job", mend=f"its last one was {last.id} ({last.outcome})"
         )

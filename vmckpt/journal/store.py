@@ -223,8 +223,11 @@ class Journal:
 
     # Reading
 
-    def operation(self, name: str) -> Operation:
-        """By id, the beginning of one, or a guest with one active operation; else BadInput."""
+    def operation(self, name: str, *, ended: bool = False) -> Operation:
+        """By id, the beginning of one, or a guest with one active operation; else BadInput.
+
+        With `ended` a guest without an active one stands for its last.
+        """
         table = schema.operations
         called = table.c.id == name.lower()
         if lookup.is_prefix(name):
@@ -233,7 +236,7 @@ class Journal:
         found = self._read(
             select(table).where(fits).order_by(table.c.began_at.desc()).limit(_MOST), rows.operation
         )
-        chosen = lookup.choose(name, found)
+        chosen = lookup.choose(name, found, ended=ended)
         if chosen is not None:
             return chosen
         names = {one.id for one in self.operations()} | {
