@@ -19,14 +19,12 @@ from vmckpt.errors import (
     HostUnreachable,
     HypervisorError,
     InventoryError,
-    OutcomeUnknown,
-    VmckptError,
 )
 from vmckpt.hypervisor import facts as host_facts
 from vmckpt.hypervisor import guests as hypervisor_guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
-from vmckpt.journal import desk
+from vmckpt.journal import desk, identity
 from vmckpt.journal.desk import Answer
 from vmckpt.journal.records import Operation, RequestKind
 from vmckpt.lab import lab, observer_client
@@ -36,6 +34,7 @@ from vmckpt.migrate.planning import Plan
 from vmckpt.migrate.replaying import ReplayReport
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import Caller, MigrateRequest, Setting
+from vmckpt.migrate.waiting import stoppable
 from vmckpt.model.findings import Finding
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host, HostFacts
@@ -123,11 +122,15 @@ def load_policies(
     Raises PolicyError.
     """
     place = shelf.folder(folder, inventory.path)
-    known = shelf.load_all(place)
-    if wanted is None:
-        return known, None
-    chosen = shelf.load_one(wanted, place)
-    return (chosen, *(one for one in known if one.name != chosen.name)), chosen.name
+    if wanted is not None and shelf.is_path(wanted):
+        chosen = shelf.load_file(Path(wanted))
+        return (chosen,), chosen.name
+    return shelf.load_all(place), wanted
+
+
+def readable_policies(inventory: Inventory, folder: Path | None = None) -> tuple[Policy, ...]:
+    """Those that can be read: going on with a broken move must not wait for a typing error."""
+    return shelf.survey(shelf.folder(folder, inventory.path)).policies
 
 
 async def migrate(
@@ -153,7 +156,7 @@ async def _setting(
     source = inventory.host(request.from_) if request.from_ else None
     if source is None:
         finding = _find(inventory, request.guest, request.to)
-        source = await command.stoppable(finding, caller.stop)
+        source = await stoppable(finding, caller.stop)
     watcher = observer_client.LabObserver(inventory.observer) if inventory.observer else None
     return Setting(source=source, target=target, policies=policies, outside=watcher)
 
@@ -176,6 +179,11 @@ async def resume(
     """
     with desk.open_journal() as journal:
         operation = journal.operation(job, ended=True)
+    if operation.active and identity.alive(operation.controller):
+        raise BadInput(
+            f"{operation.id} has a controller that is at it, process {operation.controller.pid}",
+            mend=f"look with vmckpt watch {operation.id}",
+        )
     source, target = operation.source or "", operation.target or ""
     setting = Setting(
         source=inventory.host(source),
@@ -198,11 +206,12 @@ def control(
     """
 
     def direct(operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]) -> Answer:
+        for other in journal.operations(active=True):
+            if other.guest_uuid == operation.guest_uuid and other.began_at > operation.began_at:
+                return Answer(ok=False, text=f"a younger job is at {other.guest}: {other.id}")
         try:
             return asyncio.run(direct_control.act(inventory(), operation, kind, arguments))
-        except OutcomeUnknown:
-            raise
-        except VmckptError as exc:
+        except (BadInput, HostUnreachable) as exc:
             raise desk.unattended(operation, kind, arguments) from exc
 
     with desk.open_journal() as journal:

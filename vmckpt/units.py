@@ -12,6 +12,7 @@ Seconds = NewType("Seconds", float)
 BytesPerSecond = NewType("BytesPerSecond", int)
 
 MIB = 1024 * 1024
+GIB = 1024 * MIB
 
 _NUMBER = re.compile(r"\s*([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([a-zA-Zµ]*)\s*")
 _BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

@@ -138,13 +138,14 @@ async def test_what_is_refused_for_ever_does_not_keep_the_next_rule_from_acting(
     assert told(ending) == [("last", "abort")]
 
 
-async def test_a_pause_without_an_answer_is_taken_for_done() -> None:
+async def test_a_pause_without_an_answer_is_asked_for_again() -> None:
+    """Else a guest that runs on would have neither rules nor a time limit any more."""
     lost = OutcomeUnknown("alpha: no answer", host="alpha")
     mover = hosts(refuses={"halt": [lost]})
     rule = "{name: stop it, when: {iteration: 2}, do: pause}"
     ending = await run(mover, terms(rule), stops=(30.0,))
 
-    assert mover.calls.count("halt") == 1
+    assert mover.calls.count("halt") == 2
     assert ending.warnings == ("to pause the guest had no answer: alpha: no answer",)
 
 

@@ -273,16 +273,6 @@ async def test_only_the_bandwidth_can_still_be_asked_for() -> None:
     assert f"postcopy-bandwidth {200 * MIB}" in mover.calls
 
 
-async def test_who_does_not_want_to_wait_for_the_next_attempt_gets_it_now() -> None:
-    desk = FakeDesk([(70.0, RequestKind.RESUME, {})])
-    mover = hosts(resets=[12.0], unplugged=[(12.0, 62.0)])
-    ending = await move(mover, desk=desk)
-
-    assert ending.outcome is Outcome.COMPLETED
-    assert [answer[:2] for answer in desk.answers] == [("resume", True)]
-    assert mover.when("resume")[-1] == pytest.approx(70.0, abs=0.5)
-
-
 async def test_a_post_copy_that_another_controller_left_broken_is_resumed() -> None:
     mover = hosts(unplugged=[(12.0, 60.0)])
     mover.began = asyncio.get_running_loop().time()

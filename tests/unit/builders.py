@@ -16,7 +16,7 @@ GUEST = Guest(
     disks=(Disk(target="vda", kind="file", source="/srv/web1.raw", cache="none",
                 read_only=False, shareable=False),),
     nics=(Nic(kind="bridge", source="br0"),), host_devices=(), boot_files=(), kernel_arguments="",
-    shared_memory=False, huge_pages=False, snapshots=0, job=None,
+    shared_memory=False, huge_pages=False, file_memory=False, snapshots=0, job=None,
 )  # fmt: skip
 
 

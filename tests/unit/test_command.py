@@ -9,6 +9,7 @@ from tests.unit.policies import policy
 from vmckpt.errors import Cancelled
 from vmckpt.migrate import command
 from vmckpt.migrate.report import MigrationReport
+from vmckpt.migrate.waiting import stoppable
 from vmckpt.model.jobs import Outcome
 from vmckpt.policy.types import OnFailure, Retries
 from vmckpt.units import Seconds
@@ -54,7 +55,7 @@ async def test_work_that_is_stopped_is_cancelled_and_said_to_be() -> None:
         await work
 
     with pytest.raises(Cancelled):
-        await command.stoppable(waits(), stop)
+        await stoppable(waits(), stop)
     assert work.cancelled()
 
 
@@ -64,4 +65,4 @@ async def test_work_that_ends_in_time_answers() -> None:
         await asyncio.sleep(1)
         return "done"
 
-    assert await command.stoppable(works(), asyncio.Event()) == "done"
+    assert await stoppable(works(), asyncio.Event()) == "done"

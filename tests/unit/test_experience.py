@@ -54,7 +54,7 @@ def test_past_moves_that_filled_the_link_let_it_decide() -> None:
 
 
 @pytest.mark.parametrize(
-    "past", [move(sent=20, rate=100), move(outcome="failed"), move(limit=100 * MIB)]
+    "past", [move(sent=120, rate=100), move(outcome="failed"), move(limit=100 * MIB)]
 )
 def test_moves_that_tell_nothing_are_left_out(past: PastMove) -> None:
     assert at(link(5000), past) == at(link(5000))

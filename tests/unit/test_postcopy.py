@@ -5,11 +5,12 @@ from vmckpt.units import Seconds
 
 
 def state(
-    *, call: bool = False, given_up: bool = True, answers: bool = True, broken: float = 0.0,
+    *, call: bool = False, given_up: bool = True, answers: bool = True, broken: float | None = None,
     attempts: int = 0, last: float | None = None,
 ) -> State:  # fmt: skip
     return State(
-        call_runs=call, given_up=given_up, target_answers=answers, broken_for=Seconds(broken),
+        call_runs=call, given_up=given_up, target_answers=answers,
+        broken=broken is not None, broken_for=Seconds(broken or 0.0),
         attempts=attempts, last_attempt=None if last is None else Seconds(last),
     )  # fmt: skip
 
@@ -45,7 +46,7 @@ def test_who_wants_to_be_asked_is_asked_as_soon_as_it_breaks() -> None:
 
     assert isinstance(next_step(state(call=True, given_up=False), at_once), Wait)
     assert isinstance(next_step(state(call=True, given_up=False, broken=5), at_once), Ask)
-    assert isinstance(next_step(state(broken=0.2), at_once), Ask)
+    assert isinstance(next_step(state(broken=0.0), at_once), Ask)
 
 
 def test_waits_between_attempts_double_up_to_half_a_minute() -> None:

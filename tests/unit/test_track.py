@@ -66,13 +66,17 @@ def test_a_counter_that_falls_begins_no_pass() -> None:
     assert [one.number for one in seen.passes] == [3]
 
 
-@pytest.mark.parametrize("phase", [JobPhase.SETUP, JobPhase.SWITCHOVER, JobPhase.POST_COPY])
+@pytest.mark.parametrize("phase", [JobPhase.SETUP, JobPhase.SWITCHOVER])
 def test_only_precopy_has_passes(phase: JobPhase) -> None:
     seen = over([sample(1.0, phase=phase, transferred=5)])
 
     assert seen.passes == ()
     assert seen.iteration == 0
     assert seen.moved_at == 1.0
+
+
+def test_the_first_look_at_a_post_copy_does_not_say_that_it_moves() -> None:
+    assert over([sample(1.0, phase=JobPhase.POST_COPY, transferred=5)]).moved_at is None
 
 
 def test_before_the_first_pass_there_are_none() -> None:

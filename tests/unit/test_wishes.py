@@ -8,7 +8,6 @@ from vmckpt.journal.records import Request, RequestKind
 from vmckpt.migrate import wishes
 from vmckpt.migrate.actions import Abort, Action, Halt, Limit, SetDowntime, Stop, Switch
 from vmckpt.migrate.converge import Done, Terms
-from vmckpt.migrate.wishes import Hurry
 from vmckpt.model.orders import Mode
 from vmckpt.units import MIB, BytesPerSecond, Seconds
 
@@ -20,7 +19,7 @@ HYBRID, PRECOPY = terms(), terms(mode=Mode.PRECOPY, post_copy=False)
 def ask(
     kind: str, under: Terms = HYBRID, done: Done = DONE, *, moves: bool = True,
     stopping: bool = False, **arguments: Any,
-) -> Action | Hurry | str:  # fmt: skip
+) -> Action | str:  # fmt: skip
     request = Request(
         id=1, operation="m1", kind=kind, arguments=arguments, asked_by="anna@desk", asked_at=0.0,
         taken_at=0.0, answered_at=None, ok=None, answer=None,
@@ -64,7 +63,6 @@ REFUSED = [
     (RequestKind.PAUSE, {"done": SWITCHED}, {}, "no way back"),
     (RequestKind.POSTCOPY, {"done": SWITCHED}, {}, "no way back"),
     (RequestKind.MAX_DOWNTIME, {"done": SWITCHED}, {"seconds": 1}, "no way back"),
-    (RequestKind.RESUME, {}, {}, "not in post-copy"),
 ]
 
 
@@ -78,9 +76,8 @@ def test_what_cannot_be_is_refused_in_words(
     assert words.replace("'", "") in answer
 
 
-def test_in_post_copy_there_is_the_bandwidth_and_the_next_attempt() -> None:
+def test_in_post_copy_there_is_the_bandwidth_to_choose() -> None:
     assert ask(RequestKind.BANDWIDTH, done=SWITCHED, bytes_per_second=None) == Limit(None)
-    assert ask(RequestKind.RESUME, done=SWITCHED) == Hurry()
 
 
 def test_who_cancels_twice_is_told_so_twice() -> None:

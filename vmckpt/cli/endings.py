@@ -68,7 +68,9 @@ def _postcopy_paused(report: MigrationReport) -> VmckptError:
     return PostcopyPaused(
         f"the stream is broken and {report.guest} waits on {report.target} for memory that is on"
         f" {report.source}; nothing is lost as long as both are left alone",
-        mend=f"mend the network, then run vmckpt resume {report.job or report.guest}",
+        mend=f"mend the network, then run vmckpt resume {report.job}"
+        if report.job is not None
+        else "mend the network, then run virsh migrate --postcopy-resume with all its options",
     )
 
 

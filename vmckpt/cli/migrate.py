@@ -77,6 +77,8 @@ def migrate(
     """
     if bandwidth is not None and bandwidth < MIB:
         raise typer.BadParameter("libvirt limits in whole MiB/s: 1MiB/s is the least")
+    if max_downtime is not None and max_downtime > 2000:
+        raise typer.BadParameter("QEMU takes a downtime of 2000s at the most")
     request = api.MigrateRequest(
         guest=guest,
         to=to,
@@ -144,7 +146,7 @@ def resume(
 
 async def _resume(job: str, inventory: Path | None, folder: Path | None) -> MigrationReport:
     known = api.load_inventory(inventory)
-    policies, _ = api.load_policies(known, folder)
+    policies = api.readable_policies(known, folder)
     stop = stop_on_signals("stopping: both parts of the guest stay as they are")
     with Progress(f"resume {job}") as progress:
         caller = api.Caller(emit=progress.take, warn=output.say, stop=stop)
@@ -188,6 +190,8 @@ def _show(report: MigrationReport) -> None:
         numbers = " ".join(f"{key}={value}" for key, value in one.numbers.items())
         at = show_seconds(one.at - report.began)
         output.out.print(f"at {at}: {one.action}, because {one.reason} {numbers}", markup=False)
+    for image in report.left_behind:
+        output.out.print(f"left on {report.source}: {image}; remove it once all is well")
     for warning in report.warnings:
         output.out.print(f"warning: {warning}", markup=False)
 

@@ -231,6 +231,10 @@ class LibvirtMover:
             domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
             return True
 
+        if not await self._target.ask(
+            "asking for the guest's definition", lambda c: bool(self._guest(c).isPersistent())
+        ):
+            return False  # the source's is the only one there is
         return await self._source.command("undefining the guest on the source", change)
 
     async def presence(self) -> tuple[Presence, Presence]:

@@ -77,6 +77,7 @@ def guest(
         kernel_arguments=root.findtext("os/cmdline", ""),
         shared_memory=_shared_memory(root),
         huge_pages=root.find("memoryBacking/hugepages") is not None,
+        file_memory=root.find("memoryBacking/source[@type='file']") is not None,
         snapshots=snapshots,
         job=job,
         labels=_labels(root),

@@ -257,5 +257,3 @@ def _by_hand(guest: str, kind: RequestKind, arguments: Mapping[str, Any]) -> str
             return f"virsh domjobabort {guest}"
         case RequestKind.PAUSE:
             return f"virsh suspend {guest}"
-        case RequestKind.RESUME:
-            return f"virsh migrate --postcopy-resume {guest}, and all the options it began with"

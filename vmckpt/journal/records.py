@@ -34,8 +34,6 @@ class RequestKind(StrEnum):
     POSTCOPY = "postcopy"
     CANCEL = "cancel"
     PAUSE = "pause"
-    RESUME = "resume"
-    """Try now to go on with a broken post-copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """One migration from the order to the report: plan, record, make room, move, try again."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from vmckpt.errors import Cancelled, RemoteError
 from vmckpt.hypervisor.connection import Hypervisor
@@ -14,21 +14,22 @@ from vmckpt.journal.history import PastMove
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation
 from vmckpt.migrate import disks, outlook, planning, report, terms, trace
-from vmckpt.migrate.engine import Ending, Migration
+from vmckpt.migrate.engine import CLIENT_DRIVEN, Ending, Migration
 from vmckpt.migrate.gather import Remotes
 from vmckpt.migrate.planning import Plan
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import Caller, MigrateRequest, Setting
 from vmckpt.migrate.trace import Tracer
+from vmckpt.migrate.waiting import served, stoppable
 from vmckpt.model.events import Checked, Decided, Event, PhaseChanged
 from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.images import Made
 from vmckpt.model.jobs import Decision, JobPhase, Outcome
+from vmckpt.model.orders import Driver, MoveOrder
 from vmckpt.policy.types import OnFailure, Policy, Retries
 from vmckpt.remote import streams
 from vmckpt.units import Seconds, show_seconds
 
-T = TypeVar("T")
 _NOTHING = Seconds(0.0)
 
 
@@ -101,6 +102,7 @@ class _Move:
         self._listener = caller.emit
         self._stop = caller.stop
         self._recorder: Recorder | None = None
+        self._order: MoveOrder | None = None
         self._tracer = Tracer(request.trace) if request.trace is not None else None
         self._early: list[Event] = []
 
@@ -110,6 +112,9 @@ class _Move:
             self._recorder.take(event)
         else:
             self._early.append(event)
+        driver = isinstance(event, Decided) and event.decision.action == CLIENT_DRIVEN
+        if driver and self._order is not None:
+            self._keep_order(replace(self._order, driver=Driver.CLIENT))
         if self._tracer is not None:
             self._tracer.take(event)
         self._listener(event)
@@ -171,13 +176,17 @@ class _Move:
         while plan.policy is not None and _again(told, plan.policy, number):
             if not await self._wait(told, plan.policy.retries, number, recorder):
                 break
-            plan, number = await self.plan(), number + 1
+            try:
+                plan, number = await served(self.plan(), self._stop, recorder), number + 1
+            except Cancelled:
+                break
             if plan.blocked:
                 why = "; ".join(f"{one.where}: {one.text}" for one in plan.blockers)
                 told = replace(told, warnings=(*told.warnings, f"no further attempt: {why}"))
                 break
             later = await self._attempt(plan, recorder, number)
-            told = replace(later, decisions=(*told.decisions, *later.decisions))
+            before = (f"attempt {number - 1}: {told.error}", *told.warnings)
+            told = replace(later, warnings=tuple(dict.fromkeys((*before, *later.warnings))))
         recorder.finish(told.outcome, report.as_json(told))
         return told
 
@@ -190,11 +199,18 @@ class _Move:
         self._emit(Decided(decision=_decided("try again", reason)))
         recorder.update(state="waiting")
         try:
-            await stoppable(asyncio.sleep(wait), self._stop)
+            await served(asyncio.sleep(wait), self._stop, recorder)
         except Cancelled:
             return False
         recorder.update(state="running")
         return True
+
+    def _keep_order(self, order: MoveOrder) -> None:
+        """For whoever must resume it."""
+        self._order = order
+        if self._recorder is not None:
+            detail = {"observe": self._request.observe, "order": order.as_json()}
+            self._recorder.update(detail=detail)
 
     async def _attempt(self, plan: Plan, recorder: Recorder, number: int) -> MigrationReport:
         if plan.blocked or plan.policy is None or plan.facts.guest is None:
@@ -207,20 +223,20 @@ class _Move:
         )
         if plan.outlook is not None:
             recorder.forecast(plan.outlook.as_json(plan.mode))
+        order, engine = await planning.order(plan, self._here), self._engine(plan, recorder)
         try:
-            made = await self._make_images(plan)
+            made = await served(self._make_images(plan), self._stop, recorder)
         except RemoteError as exc:
             failed = replace(self.not_begun(plan), outcome=Outcome.FAILED, error=str(exc))
             return replace(failed, job=recorder.id, attempts=number)
         ending: Ending | None = None
         troubles: tuple[str, ...] = ()
+        self._keep_order(order)
+        self._begin_trace(plan)
         try:
-            order = await planning.order(plan, self._here)
-            recorder.update(detail={"observe": self._request.observe, "order": order.as_json()})
-            self._begin_trace(plan)
-            ending = await self._engine(plan, recorder).run(order)
+            ending = await engine.run(order)
         finally:
-            troubles = await self._tidy(plan, made, ending)
+            troubles = await self._tidy(plan, made, ending, ordered=engine.ordered)
             if self._tracer is not None:
                 self._tracer.end(ending.outcome if ending is not None else Outcome.UNKNOWN)
         observed = await self._observed(plan.facts.guest.name, ending)
@@ -246,7 +262,7 @@ class _Move:
         guest = plan.facts.guest
         return Migration(
             mover((self._here, self._there), self._remotes, guest.name, guest.uuid),
-            terms.terms(plan.policy, plan.mode, guest),
+            terms.terms(plan.policy, plan.mode, guest, plan.copies.size),
             self._emit,
             self._stop,
             desk=recorder,
@@ -259,7 +275,9 @@ class _Move:
             return None
         return await disks.prepare(self._remotes[1], plan.copies)
 
-    async def _tidy(self, plan: Plan, made: Made | None, ending: Ending | None) -> tuple[str, ...]:
+    async def _tidy(
+        self, plan: Plan, made: Made | None, ending: Ending | None, *, ordered: bool
+    ) -> tuple[str, ...]:
         """What was made on the target goes if the guest stays; what could not be done is told."""
         if made is None or self._remotes is None:
             return ()
@@ -267,7 +285,7 @@ class _Move:
         try:
             if ending is not None and ending.outcome is Outcome.COMPLETED:
                 return await disks.finish(self._remotes[1], plan.copies)
-            if ending is not None and ending.outcome in stays:
+            if not ordered or (ending is not None and ending.outcome in stays):
                 return await disks.remove(self._remotes[1], made)
         except RemoteError as exc:
             return (f"{exc}",)
@@ -351,21 +369,6 @@ def wait_before(retries: Retries, failed: int) -> Seconds:
     """How long to wait after that many failed attempts."""
     wait = retries.first_wait * retries.factor ** (failed - 1)
     return Seconds(min(wait, retries.longest_wait))
-
-
-async def stoppable(work: Coroutine[object, object, T], stop: asyncio.Event) -> T:
-    """Wait for `work`, or for `stop`: then the work is cancelled and Cancelled raised."""
-    working = asyncio.create_task(work)
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return await working
-        working.cancel()
-        await asyncio.wait([working])
-        raise Cancelled("stopped before anything was changed")
-    finally:
-        stopping.cancel()
 
 
 def _decided(action: str, reason: str) -> Decision:

@@ -142,7 +142,8 @@ def _ends(
     """Whether it is to be stopped, whatever the rules say: action, rule, reason."""
     if operator_stops:
         return Abort(Stop.OPERATOR), "operator", "the operator stopped it"
-    if done.paused:
+    begun = track.last is not None and track.last.iteration > 0
+    if done.paused or (terms.mode is Mode.STOP_AND_COPY and begun):
         # The time limit is over for a guest that stands still, but not for a link that died.
         if track.silent_for(now) < _STANDS_IN_VAIN:
             return None

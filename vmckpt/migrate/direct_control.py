@@ -9,6 +9,8 @@ from vmckpt.hypervisor.mover import LibvirtMover
 from vmckpt.inventory import Inventory
 from vmckpt.journal.desk import Answer
 from vmckpt.journal.records import Operation, RequestKind
+from vmckpt.migrate.wishes import NO_WAY_BACK
+from vmckpt.model.jobs import JobPhase
 from vmckpt.units import BytesPerSecond, Seconds
 
 
@@ -22,8 +24,11 @@ async def act(
     target = inventory.host(operation.target or "")
     async with Hypervisor(source) as here, Hypervisor(target) as there:
         mover = LibvirtMover(here, there, operation.guest_uuid)
-        if await mover.sample() is None:
+        sample = await mover.sample()
+        if sample is None:
             return Answer(ok=False, text=f"no migration of {operation.guest} runs on {source.name}")
+        if sample.phase is JobPhase.POST_COPY and kind is not RequestKind.BANDWIDTH:
+            return Answer(ok=False, text=NO_WAY_BACK)
         text = await _do(mover, kind, arguments)
     return Answer(
         ok=True, text=f"{text}; its controller has ended, {source.name} was told directly"
@@ -36,6 +41,7 @@ async def _do(mover: LibvirtMover, kind: RequestKind, arguments: Mapping[str, An
             rate = arguments.get("bytes_per_second")
             limit = None if rate is None else BytesPerSecond(int(rate))
             await mover.set_bandwidth(limit, post_copy=False)
+            await mover.set_bandwidth(limit, post_copy=True)
             return "bandwidth set"
         case RequestKind.MAX_DOWNTIME:
             await mover.set_max_downtime(Seconds(float(arguments["seconds"])))
@@ -49,5 +55,3 @@ async def _do(mover: LibvirtMover, kind: RequestKind, arguments: Mapping[str, An
         case RequestKind.CANCEL:
             await mover.abort()
             return "cancelled"
-        case RequestKind.RESUME:
-            raise BadInput("a post-copy without a controller is resumed by vmckpt resume")

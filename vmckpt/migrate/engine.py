@@ -7,7 +7,7 @@ from collections.abc import Callable
 from vmckpt.errors import HypervisorError, OutcomeUnknown, PeerLoginFailed
 from vmckpt.journal.records import Request
 from vmckpt.migrate import actions, converge, estimate, track, watch, wishes
-from vmckpt.migrate.actions import Abort, Action, Stop, Switch
+from vmckpt.migrate.actions import Abort, Action, Halt, Stop, Switch
 from vmckpt.migrate.converge import Done, Terms
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.hands import Hands
@@ -15,8 +15,9 @@ from vmckpt.migrate.mending import Mending
 from vmckpt.migrate.telling import Teller
 from vmckpt.migrate.track import Track
 from vmckpt.migrate.watch import PassCounter
-from vmckpt.migrate.wishes import Desk, Hurry
+from vmckpt.migrate.wishes import Desk
 from vmckpt.model.events import Estimate, Event, Sampled
+from vmckpt.model.guests import Presence
 from vmckpt.model.jobs import Decision, JobPhase, JobSample, JobTotals, Outcome
 from vmckpt.model.orders import Driver, MoveOrder
 from vmckpt.model.ports import Mover
@@ -27,8 +28,12 @@ INTERVAL = Seconds(0.2)
 _SHORTEST = Seconds(0.05)
 # An abort that came before the job could be aborted is given again; so is one that got lost.
 _ABORT_AGAIN = Seconds(0.5)
+_ABORT_WORKS = Seconds(120.0)
+# Without a byte for so long nobody is let switch or pause.
+_SILENT = Seconds(2.0)
 # How long both hosts are asked what became of the guest before we say that we do not know.
 PATIENCE = Seconds(30.0)
+CLIENT_DRIVEN = "client-driven"
 # A switch that was ordered so long ago and cannot be seen is ordered again.
 _SWITCH_AGAIN = Seconds(3.0)
 
@@ -83,19 +88,23 @@ class Migration:
         self._counter = PassCounter()
         self._stopped: Stop | None = None
         self._abort_given = Seconds(0.0)
+        self._abort_first: Seconds | None = None
         self._switched: Seconds | None = None
         self._share = 0.0
+        self.ordered = False
+        """libvirt was given the order, or is about to be."""
         self._mending = Mending(mover, terms.policy.recover_for, self._tell.decide, self._tell.warn)
 
     async def run(self, order: MoveOrder) -> Ending:
         """Migrate; returns however it ends, once that is known or `PATIENCE` is used up."""
-        await self._hands.prepare(self._terms.max_downtime, order.auto_converge)
+        await self._hands.prepare(self._terms.max_downtime, order.auto_converge, self._tell.warn)
+        self.ordered = True
         self._track = dataclasses.replace(self._track, began=_now())
         self._tell.enter(JobPhase.SETUP)
         error = await self._attend(order)
         if isinstance(error, PeerLoginFailed) and self._stopped is None:
             order = dataclasses.replace(order, driver=Driver.CLIENT)
-            self._tell.decide("client-driven", error.message, "login")
+            self._tell.decide(CLIENT_DRIVEN, error.message, "login")
             error = await self._attend(order)
         if self._done.switched and error is not None:
             error = await self._mend(order, error)
@@ -137,7 +146,7 @@ class Migration:
             await self._turn(call_runs=True)
             if self._mending.broken and self._stop.is_set():
                 self._mending.give_up("the operator does not want to wait")
-            if self._mending.given_up:
+            if self._mending.given_up or self._stops_in_vain():
                 move.add_done_callback(lambda call: call.cancelled() or call.exception())
                 return HypervisorError("libvirt's call has not ended", host="")
             await asyncio.wait([move], timeout=self._until_next())
@@ -145,6 +154,10 @@ class Migration:
         if error is not None and not isinstance(error, HypervisorError):
             raise error
         return error
+
+    def _stops_in_vain(self) -> bool:
+        """An abort has had no effect for so long that there will be none: say what is known."""
+        return self._abort_first is not None and _now() - self._abort_first > _ABORT_WORKS
 
     def _until_next(self) -> Seconds:
         """The usual interval, or less if the pass at hand will be over before."""
@@ -261,7 +274,11 @@ class Migration:
             await self._hands.act(action)
         except OutcomeUnknown as exc:
             # Taken for done: to do it twice helps nobody, and what is true shows in the samples.
-            self._tell.warn(f"to {actions.says(action)} had no answer: {exc.message}")
+            # Not so a pause: who believes in one that never was lets the guest run on for ever.
+            refusal = f"to {actions.says(action)} had no answer: {exc.message}"
+            self._tell.warn(refusal)
+            if isinstance(action, Halt):
+                return refusal
         except HypervisorError as exc:
             refusal = f"could not {actions.says(action)}: {exc.message}"
             self._tell.warn(refusal)
@@ -274,6 +291,7 @@ class Migration:
         if _now() - self._abort_given < _ABORT_AGAIN:
             return
         self._abort_given = _now()
+        self._abort_first = self._abort_first or _now()
         try:
             await self._mover.abort()
         except HypervisorError as exc:
@@ -283,15 +301,13 @@ class Migration:
         """Do what other terminals ask for, and answer."""
         for request in self._desk.take_requests() if self._desk is not None else ():
             stopping = self._stop.is_set() or self._stopped is not None
-            moves = self._track.iteration > 0
+            moves = self._track.iteration > 0 and self._track.silent_for(_now()) < _SILENT
             wanted = wishes.wish(request, self._terms, self._done, moves=moves, stopping=stopping)
             if isinstance(wanted, str):
                 self._answer(request, wanted)
             elif isinstance(wanted, Abort):
                 self._stop.set()
                 self._answer(request, None, "cancelling")
-            elif isinstance(wanted, Hurry):
-                self._answer(request, None, self._mending.hurry())
             else:
                 refusal, said = await self._do(wanted), actions.says(wanted)
                 if refusal is None:
@@ -342,12 +358,10 @@ class Migration:
             if source.migrating:
                 # Our call is over but the job is not: the source's libvirtd still drives it.
                 await self._turn(call_runs=False)
-                give_up = _now() + PATIENCE
+                if not self._stops_in_vain():
+                    give_up = _now() + PATIENCE
             if _now() > give_up:
-                self._tell.warn(
-                    f"source says {source.state or _absent(source.reachable)},"
-                    f" target says {target.state or _absent(target.reachable)}"
-                )
+                self._tell.warn(f"source says {_said(source)}, target says {_said(target)}")
                 return Outcome.UNKNOWN
             await asyncio.sleep(INTERVAL)
 
@@ -376,8 +390,8 @@ class Migration:
         return dataclasses.replace(totals, iterations=self._counter.number(totals.iterations))
 
 
-def _absent(reachable: bool) -> str:
-    return "that it is not there" if reachable else "nothing"
+def _said(one: Presence) -> str:
+    return str(one.state or ("that it is not there" if one.reachable else "nothing"))
 
 
 def _now() -> Seconds:

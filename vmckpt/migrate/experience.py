@@ -23,7 +23,7 @@ STOP = Range(0.01, 0.08)
 _NARROW = Range(0.96, 1.015)
 _NO_LINK = Range(10.0 * MIB, 1200.0 * MIB)
 _ENOUGH = 10
-_TELLING = 0.6
+_TELLING = 1.5
 # A stream that carried this much of the link was held up by the link.
 _FILLS = 0.7
 
@@ -99,7 +99,7 @@ def bandwidth(
         return Carried(first=first, later=Range(first.low, fastest), basis=(said,))
     narrow = Range(_NARROW.low * link.rate, _NARROW.high * link.rate)
     said = f"the link carries {show_rate(link.rate)}, measured"
-    if narrow.high <= ceiling.low or (seen and max(seen) >= _FILLS * link.rate):
+    if narrow.high <= ceiling.low or (seen and min(seen) >= _FILLS * link.rate):
         return Carried(first=narrow, later=narrow, basis=(said,))
     both = Range(min(narrow.low, ceiling.low), min(narrow.high, ceiling.high))
     later = Range(both.low, min(narrow.high, fastest))
@@ -116,7 +116,10 @@ def setup(past: Sequence[PastMove]) -> tuple[Range, str]:
     sane = [max(0.2, one) for one in seen if one < 30]
     if len(sane) < 2:
         return SETUP, f"setting up by default: {SETUP.show(show_seconds)}"
+    # What the sending took is itself not known well, so the quickest may have been quicker.
     # The slowest of many may be a rare one; of few it may be the usual.
     slow = sane[-1] if len(sane) < 5 else sane[-2]
-    found = Range(max(0.2, 0.8 * sane[0]), min(SETUP.high * 2, max(1.3 * slow, 1.5 * sane[0])))
+    found = Range(
+        max(0.2, min(0.8 * sane[0], SETUP.low)), min(SETUP.high * 2, max(1.3 * slow, 1.5 * sane[0]))
+    )
     return found, f"setting up as in {len(sane)} past moves: {found.show(show_seconds)}"

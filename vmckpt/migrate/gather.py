@@ -26,6 +26,8 @@ class _SshFacts:
     on_target: dict[str, bool] | None = None
     login_error: str | None = None
     post_copy_error: str | None = None
+    post_copy_asked: bool = False
+    memory_folder: str | None = None
     errors: tuple[str, ...] = ()
 
 
@@ -68,6 +70,8 @@ async def gather(
         cpu_fits=cpu_fits,
         peer_login_error=seen.login_error,
         post_copy_error=seen.post_copy_error,
+        post_copy_asked=seen.post_copy_asked,
+        memory_folder=seen.memory_folder,
         ssh_errors=seen.errors,
     )
 
@@ -90,12 +94,12 @@ async def _over_ssh(remotes: Remotes | None, guest: Guest) -> _SshFacts:
     # Not cancelled with us: its probe file must be gone before we log out.
     same = asyncio.create_task(probe.same_files(here, there, written))
     try:
-        links, same_file, present, login, post_copy = await asyncio.gather(
+        links, same_file, present, login, (post_copy, folder) = await asyncio.gather(
             there.run(["ls", "-1", "/sys/class/net"]),
             asyncio.shield(same),
             _present(there, files),
             _peer_login(here, there.host),
-            probe.post_copy_error(there),
+            probe.post_copy(there),
         )
     except HostKeyRefused:
         raise
@@ -109,6 +113,8 @@ async def _over_ssh(remotes: Remotes | None, guest: Guest) -> _SshFacts:
         on_target=present,
         login_error=login,
         post_copy_error=post_copy,
+        post_copy_asked=True,
+        memory_folder=folder,
     )
 
 

@@ -18,13 +18,25 @@ class Hands:
         self._throttled = False
         self._limited = False
 
-    async def prepare(self, max_downtime: Seconds, throttle: AutoConverge | None) -> None:
-        """Set the downtime that QEMU may aim for, and how far it may slow the guest down."""
+    async def prepare(
+        self,
+        max_downtime: Seconds,
+        throttle: AutoConverge | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        """Set the downtime that QEMU may aim for, and how far it may slow the guest down.
+
+        Raises HypervisorError; what was set is set back then.
+        """
         self._usual = await self._mover.max_downtime()
-        await self._mover.set_max_downtime(max_downtime)
-        if throttle is not None:
-            self._throttled = True
-            await self._mover.throttle(throttle)
+        try:
+            await self._mover.set_max_downtime(max_downtime)
+            if throttle is not None:
+                self._throttled = True
+                await self._mover.throttle(throttle)
+        except HypervisorError:
+            await self.put_back(warn)
+            raise
 
     async def act(self, action: Action) -> None:
         """Raises HypervisorError or OutcomeUnknown."""

@@ -81,13 +81,6 @@ class Mending:
         if error is not None and self.broken:
             self._warn(f"post-copy could not be resumed: {error.message}")
 
-    def hurry(self) -> str:
-        """Make the next attempt at once; what to tell who asked for it."""
-        if not self.broken:
-            return "the stream is not broken"
-        self._attempts, self._attempted_at = 0, None
-        return "it is resumed as soon as QEMU gives the dead stream up; until then TCP is at it"
-
     def give_up(self, reason: str) -> None:
         """Leave both parts as they are; the operator decides."""
         self.given_up = True
@@ -115,6 +108,7 @@ class Mending:
             call_runs=call_runs,
             given_up=given_up,
             target_answers=target_answers,
+            broken=since is not None,
             broken_for=Seconds(0.0 if since is None else now - since),
             attempts=self._attempts,
             last_attempt=None if self._attempted_at is None else Seconds(now - self._attempted_at),

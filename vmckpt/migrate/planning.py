@@ -154,7 +154,12 @@ async def make(
     outlook = None
     if ahead is not None and facts.guest is not None and not preflight.blockers(findings):
         outlook = await _look_ahead(
-            ahead, (source, target), facts.guest, policy, remotes=remotes, post_copy=post_copy
+            ahead,
+            (source, target),
+            facts.guest,
+            _as_it_travels(policy, tls),
+            remotes=remotes,
+            post_copy=post_copy,
         )
     mode, reason = outlooks.mode_of(policy, outlook, post_copy=post_copy)
     return Plan(
@@ -169,6 +174,13 @@ async def make(
         tls_name=tls.name if tls is not None else None,
         copies=copies,
     )
+
+
+def _as_it_travels(policy: Policy, tls: TlsVerdict | None) -> Policy:
+    """The policy with what `preferred` came to: an encrypted stream is a slower one."""
+    encrypted = tls is not None and tls.name is not None
+    how = replace(policy.transport, tls=Tls.REQUIRED if encrypted else Tls.OFF)
+    return replace(policy, transport=how)
 
 
 def _subject(guest: Guest, source: Hypervisor) -> Subject:
@@ -201,8 +213,11 @@ def _tls(
 ) -> TlsVerdict | None:
     """None: the stream is not to be encrypted."""
     wanted = policy.transport.tls
-    if wanted is Tls.OFF or (wanted is Tls.PREFERRED and None in facts):
+    if wanted is Tls.OFF:
         return None
+    if wanted is Tls.PREFERRED and None in facts:
+        text = "the stream is not encrypted: the hosts' certificates could not be looked at"
+        return TlsVerdict(name=None, findings=(_plain(target.host.name, text, Severity.WARNING),))
     verdict = transport_checks.tls_findings(
         source=source.host.name,
         target=target.host.name,
@@ -215,14 +230,21 @@ def _tls(
     )
     if wanted is Tls.REQUIRED:
         return verdict
-    # Preferred: what speaks against it is worth knowing, and keeps nobody from moving.
+    # Preferred: what speaks against it keeps nobody from moving. That there are no certificates is
+    # how many hosts are; that there are some which do not serve is worth a warning.
+    none = all(one is not None and not one.present for one in facts)
     softer = tuple(
-        replace(one, severity=Severity.INFO, code="not-encrypted")
+        _plain(one.where, one.text, Severity.INFO if none else Severity.WARNING)
         if one.severity is Severity.BLOCKER
         else one
         for one in verdict.findings
     )
     return TlsVerdict(name=verdict.name, findings=softer)
+
+
+def _plain(where: str, text: str, severity: Severity) -> Finding:
+    mend = "see libvirt's TLS guide (kbase/tlscerts), or --tls off"
+    return Finding(code="not-encrypted", severity=severity, where=where, text=text, mend=mend)
 
 
 async def _copies(
@@ -274,6 +296,7 @@ def conflicts(policy: Policy, facts: Facts, copies: CopyPlan) -> tuple[Conflict,
         host_devices=bool(guest.host_devices),
         copied_disks=bool(copies.copies),
         huge_pages=guest.huge_pages,
+        file_backed_memory=guest.file_memory and facts.memory_folder != "tmpfs",
     )
 
 
@@ -289,11 +312,27 @@ def _post_copy(policy: Policy, facts: Facts, found: Sequence[Conflict]) -> bool:
     """Whether the guest may be switched to post-copy between these hosts."""
     if not terms.could_switch(policy) or facts.post_copy_error is not None:
         return False
+    if not facts.post_copy_asked and policy.mode is not Mode.POSTCOPY:
+        return False
     return all(one.code in _STILL_POSSIBLE for one in found if one.optional)
 
 
 def _why_no_post_copy(policy: Policy, facts: Facts) -> tuple[Finding, ...]:
-    if facts.post_copy_error is None or not terms.could_switch(policy):
+    if not terms.could_switch(policy):
+        return ()
+    if not facts.post_copy_asked and facts.target_error is None:
+        text = "could not be asked whether guests can arrive there by post-copy"
+        what = "it is tried all the same" if policy.mode is Mode.POSTCOPY else "it is left out"
+        return (
+            Finding(
+                code="post-copy-unproven",
+                severity=Severity.WARNING,
+                where=facts.target,
+                text=f"{text}: {what}",
+                mend="add ssh: {address: ...} for both hosts to the inventory",
+            ),
+        )
+    if facts.post_copy_error is None:
         return ()
     must = policy.mode is Mode.POSTCOPY
     return (

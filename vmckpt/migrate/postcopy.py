@@ -33,6 +33,7 @@ class State:
     given_up: bool
     """QEMU on the source has given the stream up: only then can it be resumed."""
     target_answers: bool
+    broken: bool
     broken_for: Seconds
     """0 if it is not."""
     attempts: int
@@ -70,7 +71,7 @@ def backoff(attempts: int) -> Seconds:
 
 def next_step(state: State, recover_for: Seconds) -> Step:
     """What to do now."""
-    if state.broken_for > 0 and state.broken_for >= recover_for:
+    if state.broken and state.broken_for >= recover_for:
         return Ask(f"it did not come back within {show_seconds(recover_for)}")
     if state.call_runs or not state.given_up:
         return Wait()

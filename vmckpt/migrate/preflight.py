@@ -40,7 +40,11 @@ class Facts:
     cpu_fits: bool | None = None
     peer_login_error: str | None = None
     post_copy_error: str | None = None
-    """Why the target cannot take a guest in post-copy; None: it can, or could not be asked."""
+    """Why the target cannot take a guest in post-copy; None: it can."""
+    post_copy_asked: bool = True
+    """The target could be asked for that."""
+    memory_folder: str | None = None
+    """File system of the target's folder for memory in files: "tmpfs", …; None: not asked."""
     ssh_errors: tuple[str, ...] = ()
 
 

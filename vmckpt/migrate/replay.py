@@ -16,7 +16,7 @@ from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.experience import STOP
 from vmckpt.migrate.forecast import BACKLOG, Range, planned_json
 from vmckpt.migrate.simulate import planned, simulate
-from vmckpt.migrate.track import Track, seen
+from vmckpt.migrate.track import UNKNOWN, Track, seen
 from vmckpt.migrate.world import Planned, Simulated, Start, World
 from vmckpt.model.jobs import Decision, JobPhase, JobSample
 from vmckpt.units import Seconds
@@ -58,13 +58,20 @@ class Replayed:
 
 
 def replay(
-    samples: Sequence[JobSample], decisions: Sequence[Decision], terms: Terms, began: Seconds
+    samples: Sequence[JobSample],
+    decisions: Sequence[Decision],
+    terms: Terms,
+    began: Seconds,
+    *,
+    curve: DirtyCurve = UNKNOWN,
 ) -> Replayed:
     """Ask the policy in `terms` at every recorded sample. `began` is the clock of the samples.
 
+    `curve` is what was measured before.
+
     Only decisions that were acted on count as done: an observed rule changed nothing.
     """
-    track, done = Track(began=began), Done(max_downtime=terms.max_downtime)
+    track, done = Track(began=began, curve=curve), Done(max_downtime=terms.max_downtime)
     theirs = [one for one in decisions if one.acted]
     ours: list[Planned] = []
     followed: list[JobSample] = []

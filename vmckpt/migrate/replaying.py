@@ -1,6 +1,5 @@
 """A trace file under a policy, from the file to the answer."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,6 @@ from typing import Any
 from vmckpt.migrate import terms, trace
 from vmckpt.migrate.converge import Terms, time_limit
 from vmckpt.migrate.replay import Replayed, replay
-from vmckpt.migrate.trace import Trace
-from vmckpt.model.jobs import Decision
 from vmckpt.model.orders import Mode
 from vmckpt.policy.types import Policy
 from vmckpt.units import Seconds
@@ -44,7 +41,9 @@ class ReplayReport:
 def replayed(path: Path, policy: Policy) -> ReplayReport:
     """Raises BadInput if the file is no trace."""
     recorded = trace.read(path)
-    mode = terms.plain_choice(policy, post_copy=terms.could_switch(policy))
+    # Whether post-copy could have been used is known only if it was recorded so.
+    possible = recorded.header.post_copy or recorded.header.mode is Mode.PRECOPY
+    mode = terms.plain_choice(policy, post_copy=possible and terms.could_switch(policy))
     held = Terms(
         policy=policy,
         mode=mode,
@@ -59,20 +58,11 @@ def replayed(path: Path, policy: Policy) -> ReplayReport:
         mode=mode,
         recorded_policy=recorded.header.policy,
         outcome=recorded.outcome,
-        result=replay(recorded.samples, _decisions(recorded), held, Seconds(0.0)),
-    )
-
-
-def _decisions(recorded: Trace) -> Sequence[Decision]:
-    return [_decision(one) for one in recorded.decisions]
-
-
-def _decision(one: Mapping[str, Any]) -> Decision:
-    return Decision(
-        at=Seconds(one["at_ms"] / 1000),
-        action=one["action"],
-        reason=one["reason"],
-        rule=one["rule"],
-        acted=one["acted"],
-        numbers=one["numbers"],
+        result=replay(
+            recorded.samples,
+            recorded.decisions,
+            held,
+            Seconds(0.0),
+            curve=recorded.header.curve,
+        ),
     )

@@ -79,8 +79,6 @@ def _both(caller: Caller, recorder: journal.Recorder) -> Emit:
 
 
 def _broken(setting: Setting, operation: Operation) -> _Broken:
-    if operation.active and operation.phase not in (None, "post-copy", "postcopy-paused"):
-        raise BadInput(f"{operation.id} is in phase {operation.phase}: nothing is broken")
     stored: Mapping[str, Any] | None = operation.detail.get("order")
     if stored is None or operation.guest_uuid is None:
         raise BadInput(

@@ -63,14 +63,14 @@ def plain_choice(policy: Policy, *, post_copy: bool) -> Mode:
     return policy.mode
 
 
-def terms(policy: Policy, mode: Mode, guest: Guest) -> Terms:
-    """What the controller holds the migration to."""
+def terms(policy: Policy, mode: Mode, guest: Guest, copied: Bytes = Bytes(0)) -> Terms:
+    """What the controller holds the migration to. `copied`: bytes of disks that go along."""
     return Terms(
         policy=policy,
         mode=mode,
         memory=guest.memory,
         post_copy=mode.may_switch_early,
-        time_limit=time_limit(policy, guest.memory),
+        time_limit=time_limit(policy, Bytes(guest.memory + copied)),
         max_downtime=policy.limits.max_downtime,
     )
 

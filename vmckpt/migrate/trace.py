@@ -15,7 +15,7 @@ from vmckpt.errors import BadInput
 from vmckpt.migrate import report
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.model.events import Decided, Event, Sampled
-from vmckpt.model.jobs import JobPhase, JobSample, Outcome
+from vmckpt.model.jobs import Decision, JobPhase, JobSample, Outcome
 from vmckpt.model.orders import Mode
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
@@ -53,7 +53,7 @@ class Trace:
 
     header: Header
     samples: tuple[JobSample, ...]
-    decisions: tuple[dict[str, Any], ...]
+    decisions: tuple[Decision, ...]
     outcome: str | None
     """None: it breaks off."""
 
@@ -62,12 +62,17 @@ class Tracer:
     """Writes a trace line by line; a full disk ends the trace, not the migration."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError if the file cannot be made; one that is there is not written over."""
-        self._file: IO[str] | None = path.open("x", encoding="utf-8")
+        """Raises BadInput if the file is there: it is not written over."""
+        if path.exists():
+            raise BadInput(f"{path} is there already", mend="name another file with --trace")
+        self._path = path
+        self._file: IO[str] | None = None
         self._began: Seconds | None = None
 
     def begin(self, header: Header, began: Seconds) -> None:
-        """An attempt begins."""
+        """An attempt begins. Raises OSError if the file cannot be made."""
+        if self._began is None:
+            self._file = self._path.open("x", encoding="utf-8")
         self._began = began
         self._write(header.as_json())
 
@@ -116,7 +121,7 @@ def parse(lines: Iterable[str], name: str) -> Trace:
     """As `read`, from lines."""
     header: Header | None = None
     samples: list[JobSample] = []
-    decisions: list[dict[str, Any]] = []
+    decisions: list[Decision] = []
     outcome: str | None = None
     for number, text in enumerate(lines, 1):
         try:
@@ -126,7 +131,7 @@ def parse(lines: Iterable[str], name: str) -> Trace:
             elif "sample" in line:
                 samples.append(_sample(line["sample"]))
             elif "decision" in line:
-                decisions.append(line["decision"])
+                decisions.append(_decision(line["decision"]))
             outcome = line.get("outcome", outcome)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise BadInput(
@@ -166,4 +171,15 @@ def _sample(line: dict[str, Any]) -> JobSample:
         dirty_rate=None if rate is None else BytesPerSecond(int(rate)),
         expected_downtime=None if expected is None else Seconds(expected / 1000),
         throttle=int(line["throttle"]),
+    )
+
+
+def _decision(line: dict[str, Any]) -> Decision:
+    return Decision(
+        at=Seconds(line["at_ms"] / 1000),
+        action=line["action"],
+        reason=line["reason"],
+        rule=line["rule"],
+        acted=line["acted"],
+        numbers=line["numbers"],
     )

@@ -94,7 +94,9 @@ class Track:
 def seen(track: Track, sample: JobSample, stall: Stall) -> Track:
     """The track after one more sample."""
     before = track.last
-    moved = before is None or sample.transferred > before.transferred
+    # The first look at a stream that another controller left says nothing about its being alive.
+    first = before is None and sample.phase is not JobPhase.POST_COPY
+    moved = first or (before is not None and sample.transferred > before.transferred)
     track = replace(
         track,
         last=sample,

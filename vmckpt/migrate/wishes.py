@@ -1,13 +1,14 @@
 """What other terminals ask of a running migration: an action, or why not. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vmckpt.journal.records import Request, RequestKind
 from vmckpt.migrate.actions import Abort, Action, Halt, Limit, SetDowntime, Stop, Switch
 from vmckpt.migrate.converge import Done, Terms
 from vmckpt.units import BytesPerSecond, Seconds
+
+NO_WAY_BACK = "it is in post-copy: there is no way back, and nothing to choose but the bandwidth"
 
 
 class Desk(Protocol):
@@ -20,14 +21,9 @@ class Desk(Protocol):
         """Say what became of one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hurry:
-    """Do not wait for the next attempt to go on with a broken post-copy."""
-
-
 def wish(
     request: Request, terms: Terms, done: Done, *, moves: bool, stopping: bool
-) -> Action | Hurry | str:
+) -> Action | str:
     """The action that a request asks for; a refusal in words if it cannot be.
 
     `moves`: the first pass has begun. `stopping`: it is being stopped.
@@ -40,7 +36,7 @@ def wish(
     return _refusal(kind, terms, done, moves, stopping) or wanted
 
 
-def _wanted(kind: RequestKind, arguments: Mapping[str, Any]) -> Action | Hurry:
+def _wanted(kind: RequestKind, arguments: Mapping[str, Any]) -> Action:
     match kind:
         case RequestKind.BANDWIDTH:
             rate = arguments["bytes_per_second"]
@@ -53,8 +49,6 @@ def _wanted(kind: RequestKind, arguments: Mapping[str, Any]) -> Action | Hurry:
             return Halt()
         case RequestKind.CANCEL:
             return Abort(Stop.OPERATOR)
-        case RequestKind.RESUME:
-            return Hurry()
 
 
 def _positive(value: Any) -> float:
@@ -67,10 +61,8 @@ def _positive(value: Any) -> float:
 def _refusal(
     kind: RequestKind, terms: Terms, done: Done, moves: bool, stopping: bool
 ) -> str | None:
-    if kind is RequestKind.RESUME:
-        return None if done.switched else "it is not in post-copy"
     if done.switched and kind is not RequestKind.BANDWIDTH:
-        return "it is in post-copy: there is no way back, and nothing to choose but the bandwidth"
+        return NO_WAY_BACK
     if stopping and kind is not RequestKind.CANCEL:
         return "it is being stopped"
     if kind is RequestKind.POSTCOPY and not terms.post_copy:

@@ -83,6 +83,8 @@ class Guest:
     """Command line of a kernel that QEMU boots directly; empty if it boots none."""
     shared_memory: bool
     huge_pages: bool
+    file_memory: bool
+    """Its memory is a file, in the folder that the host's libvirt has for such files."""
     snapshots: int
     job: str | None
     """The job that holds the guest; None if none does."""

@@ -94,6 +94,11 @@ class CopyPlan:
     """Every disk that is written to and not copied was seen to be the same on both hosts."""
 
     @property
+    def size(self) -> Bytes:
+        """Of all copies, as the guest sees them."""
+        return Bytes(sum(copy.size for copy in self.copies))
+
+    @property
     def disks(self) -> tuple[str, ...]:
         return tuple(copy.name for copy in self.copies)
 

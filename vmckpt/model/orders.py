@@ -14,7 +14,7 @@ class Driver(StrEnum):
     PEER_TO_PEER = "peer-to-peer"
     """The source's libvirtd: it goes on when the controller dies."""
     CLIENT = "client-driven"
-    """The controller: it ends, without harm, when the controller dies."""
+    """The controller: it ends when the controller dies; before post-copy without harm."""
 
 
 class Mode(StrEnum):
@@ -97,8 +97,11 @@ class MoveOrder:
     """Go on with a post-copy that broke; all the rest must be as it was."""
 
     def as_json(self) -> dict[str, Any]:
-        """For the journal: a broken post-copy is resumed with the same order."""
-        return asdict(self)
+        """For the journal: a broken post-copy is resumed with the same order.
+
+        Without the guest's definitions: a resumed stream needs none, and they may hold passwords.
+        """
+        return asdict(self) | {"target_xml": None, "target_definition": None}
 
     @staticmethod
     def from_json(stored: Mapping[str, Any]) -> "MoveOrder":

@@ -143,8 +143,8 @@ class WhenForm(_Part):
     )
     precopy_excess: Ratio | None = Field(
         None,
-        description="Ending by pre-copy would send this share of the guest's memory more than"
-        " a switch to post-copy now.",
+        description="Ending by pre-copy would send, beyond what a switch to post-copy now would,"
+        " this share of what the first pass sent.",
     )
     expected_downtime_above: Time | None = Field(
         None, description="A switchover now would pause the guest for longer."

@@ -66,9 +66,14 @@ def load_all(operators: Path | None) -> tuple[Policy, ...]:
     return shelf.policies
 
 
+def is_path(wanted: str) -> bool:
+    """Whether an operator means a file, not a name."""
+    return "/" in wanted or wanted.endswith(_ENDINGS)
+
+
 def load_one(wanted: str, operators: Path | None) -> Policy:
     """The policy of that name, or in that file if it looks like a path."""
-    if "/" in wanted or wanted.endswith(_ENDINGS):
+    if is_path(wanted):
         return load_file(Path(wanted))
     return select.by_name(load_all(operators), wanted)
 

@@ -170,17 +170,26 @@ async def kvm_boots(remote: Remote) -> bool | None:
 
 # QEMU fetches missing pages by userfaultfd. Which user it runs as: Debian's own choice is
 # libvirt-qemu, and a line of its own in qemu.conf says otherwise.
-_USERFAULTFD = r"""
+_POST_COPY = r"""
+value() { sed -n "s/^ *$1 *= *\"\{0,1\}\([^\" ]*\).*/\1/p" /etc/libvirt/qemu.conf 2>/dev/null; }
+at=$(value memory_backing_dir); at=${at:-/var/lib/libvirt/qemu/ram}
+while [ ! -e "$at" ] && [ "$at" != / ]; do at=$(dirname "$at"); done
+stat -f -c %T "$at" 2>/dev/null || echo unknown
 [ "$(cat /proc/sys/vm/unprivileged_userfaultfd 2>/dev/null)" = 1 ] && exit 0
-user=$(sed -n 's/^ *user *= *"\{0,1\}\([^" ]*\).*/\1/p' /etc/libvirt/qemu.conf 2>/dev/null)
-case $user in root | 0 | +0) [ -r /proc/sys/vm/unprivileged_userfaultfd ] && exit 0 ;; esac
+case $(value user) in
+root | 0 | +0) [ -r /proc/sys/vm/unprivileged_userfaultfd ] && exit 0 ;;
+esac
 exit 1
 """
 
 
-async def post_copy_error(target: Remote) -> str | None:
-    """Why guests cannot arrive at that host by post-copy; None if they can."""
-    answer = await target.run(["sh", "-s"], text=_USERFAULTFD)
+async def post_copy(target: Remote) -> tuple[str | None, str]:
+    """Why guests cannot arrive at that host by post-copy (None: they can).
+
+    And the kind of file system on which it keeps the memory of guests that have it in files.
+    """
+    answer = await target.run(["sh", "-s"], text=_POST_COPY)
+    kind = answer.out.strip() or "unknown"
     if answer.status == 0:
-        return None
-    return "its QEMU may not use userfaultfd (sysctl vm.unprivileged_userfaultfd is not 1)"
+        return None, kind
+    return "its QEMU may not use userfaultfd (sysctl vm.unprivileged_userfaultfd is not 1)", kind

@@ -1,0 +1,63 @@
+"""What is decided before a start, as far as it needs no host."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.builders import FACTS, GUEST
+from vmckpt.migrate import planning, terms
+from vmckpt.migrate.planning import NO_COPIES
+from vmckpt.migrate.preflight import Facts
+from vmckpt.model.findings import Severity
+from vmckpt.model.orders import Driver, Mode, MoveOrder
+from vmckpt.policy import select, shelf
+from vmckpt.units import GIB, Bytes, Seconds
+
+BALANCED = select.by_name(shelf.load_all(None), "balanced")
+POSTCOPY = replace(BALANCED, mode=Mode.POSTCOPY)
+
+
+def possible(facts: Facts, policy: Any = BALANCED) -> bool:
+    return planning._post_copy(policy, facts, planning.conflicts(policy, facts, NO_COPIES))
+
+
+def test_post_copy_is_used_only_where_it_was_seen_to_be_possible() -> None:
+    assert possible(FACTS)
+    assert not possible(replace(FACTS, post_copy_error="no userfaultfd"))
+    assert not possible(replace(FACTS, post_copy_asked=False))
+    assert possible(replace(FACTS, post_copy_asked=False), POSTCOPY)
+
+
+@pytest.mark.parametrize(("folder", "can"), [("tmpfs", True), ("ext2/ext3", False), (None, False)])
+def test_memory_in_a_file_can_go_by_post_copy_only_from_tmpfs(folder: str, can: bool) -> None:
+    in_file = replace(FACTS, guest=replace(GUEST, file_memory=True), memory_folder=folder)
+
+    assert possible(in_file) is can
+
+
+def test_what_could_not_be_asked_about_post_copy_is_a_warning() -> None:
+    (found,) = planning._why_no_post_copy(BALANCED, replace(FACTS, post_copy_asked=False))
+
+    assert (found.code, found.severity) == ("post-copy-unproven", Severity.WARNING)
+    assert "left out" in found.text
+
+
+def test_copied_disks_count_for_the_time_limit() -> None:
+    alone = terms.terms(BALANCED, Mode.PRECOPY, GUEST)
+    along = terms.terms(BALANCED, Mode.PRECOPY, GUEST, Bytes(20 * GIB))
+
+    assert alone.time_limit == Seconds(150)
+    assert along.time_limit == Seconds(150 * 20.25)
+
+
+def test_the_journal_gets_the_order_without_definitions_that_may_hold_passwords() -> None:
+    order = MoveOrder(
+        driver=Driver.PEER_TO_PEER, persistent=True, autostart=False, storage_proven=True,
+        bandwidth=None, post_copy=True, copied_disks=("vda",),
+        target_xml="<domain passwd='x'/>", target_definition="<domain passwd='x'/>",
+    )  # fmt: skip
+    stored = order.as_json()
+
+    assert "passwd" not in str(stored)
+    assert MoveOrder.from_json(stored) == replace(order, target_xml=None, target_definition=None)

@@ -1,0 +1,47 @@
+"""Waiting for work that may be stopped, here or from another terminal."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TypeVar
+
+from vmckpt.errors import Cancelled
+from vmckpt.journal.records import RequestKind
+from vmckpt.migrate.wishes import Desk
+
+T = TypeVar("T")
+_EVERY = 0.2
+
+
+async def stoppable(work: Coroutine[object, object, T], stop: asyncio.Event) -> T:
+    """Wait for `work`, or for `stop`: then the work is cancelled and Cancelled raised."""
+    working = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return await working
+        working.cancel()
+        await asyncio.wait([working])
+        raise Cancelled("stopped before anything was changed")
+    finally:
+        stopping.cancel()
+
+
+async def served(work: Coroutine[object, object, T], stop: asyncio.Event, desk: Desk) -> T:
+    """As `stoppable`, for work beside the migration itself: other terminals can cancel it."""
+
+    async def serve() -> None:
+        while True:
+            for request in desk.take_requests():
+                cancels = request.kind == RequestKind.CANCEL
+                text = "cancelling" if cancels else "memory does not move; ask again later"
+                desk.answer(request, ok=cancels, text=text)
+                if cancels:
+                    stop.set()
+            await asyncio.sleep(_EVERY)
+
+    serving = asyncio.create_task(serve())
+    try:
+        return await stoppable(work, stop)
+    finally:
+        serving.cancel()
