@@ -307,6 +307,7 @@ def main() -> None:
     chosen = [int(n) - 1 for n in asked.rows.split(",")] if asked.rows else range(len(ROWS))
     name = f"bench-{os.getpid()}"
     plan = lab.up(name)
+    os.environ["VMCKPT_STATE"] = str(plan.folder / "state")  # goes with the lab
     results = []
     try:
         for index in chosen:

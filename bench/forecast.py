@@ -157,6 +157,7 @@ def run(row: Row, policy_file: Path) -> dict[str, Any]:
     policy = shelf.load_file(policy_file)
     name = f"fc-{os.getpid()}-{row.number}"
     plan = lab.up(name, shape=None if row.link == "off" else parse_rate(row.link))
+    os.environ["VMCKPT_STATE"] = str(plan.folder / "state")  # goes with the lab
     try:
         past = history(plan, policy_file, 3, large=row.link in ("1gbit", "off"))
         guests.start(

@@ -34,7 +34,18 @@ Figures = dict[str, float]
 def migrate_with_vmckpt(plan: LabPlan, to: str) -> list[str]:
     """Our command."""
     program = str(Path(sys.executable).parent / "vmckpt")
-    return [program, "migrate", "web1", "--to", to, "-i", str(plan.inventory), "--json"]
+    return [
+        program,
+        "migrate",
+        "web1",
+        "--to",
+        to,
+        "-i",
+        str(plan.inventory),
+        "--json",
+        "--tls",
+        "off",
+    ]
 
 
 def migrate_with_virsh(plan: LabPlan, to: str) -> list[str]:
@@ -147,6 +158,7 @@ def main() -> None:
     asked = words.parse_args()
     name = f"bench-{os.getpid()}"
     plan = lab.up(name, shape=None if asked.link == "off" else parse_rate(asked.link))
+    os.environ["VMCKPT_STATE"] = str(plan.folder / "state")  # goes with the lab
     try:
         guests.start(plan, "web1", "alpha", memory=asked.memory, dirty=asked.dirty)
         found = run(plan, asked.runs)
