@@ -202,3 +202,27 @@ def test_a_controller_is_known_by_its_start_and_its_boot() -> None:
     assert identity.alive(other(boot="another")) is False
     assert identity.alive(other(pid=2**22 + 1)) is False
     assert identity.alive(other(host="elsewhere.invalid")) is None
+
+
+def test_a_second_journal_in_one_process_does_not_cut_the_first_off(tmp_path: Path) -> None:
+    """SQLite's locks belong to the process: closing the file in any other way drops them all."""
+    path = tmp_path / "journal.db"
+    program = (
+        "import sys; from pathlib import Path; from vmckpt.journal.store import Journal\n"
+        "with Journal(Path(sys.argv[1])) as j:\n"
+        "    id_ = j.operations()[0].id\n"
+        "    print(len(j.events(id_)))\n"
+        "    j.ask(id_, 'cancel', {}, 'anna')\n"
+    )
+    with Journal(path) as first:
+        id_ = first.begin(NewOperation(kind="migrate", guest="web1"))
+        Journal(path).close()
+        for turn in (1, 2):
+            first.add_event(id_, Record(kind="noted", at=Seconds(1.0), values={}))
+            done = subprocess.run(
+                [sys.executable, "-c", program, str(path)],
+                capture_output=True, text=True, check=True,
+            )  # fmt: skip
+
+            assert done.stdout == f"{turn}\n"
+            assert len(first.take_requests(id_)) == 1

@@ -64,13 +64,17 @@ class Database:
 
 
 def _make_file(path: Path) -> None:
-    """Make the file if there is none. SQLite's other files take their mode from it."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    """Make the file if there is none. SQLite's other files take their mode from it.
+
+    One that is there is not opened: closing it again would drop all locks that this process holds
+    on it through SQLite, and whoever closes the journal next would take himself for the last one
+    and remove the log that we write to.
+    """
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-    finally:
-        os.close(file)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "not a regular file") from None
 
 
 def _mend(why: str) -> str | None:
