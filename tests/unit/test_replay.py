@@ -1,13 +1,16 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.unit.builders import sample
 from tests.unit.worlds import terms
+from vmckpt.migrate import replaying
 from vmckpt.migrate.replay import fitted, replay
 from vmckpt.model.jobs import Decision, JobPhase, JobSample
 from vmckpt.model.orders import Mode
+from vmckpt.policy import shelf
 from vmckpt.policy.types import RaiseDowntime, Rule, StartPostcopy, When
 from vmckpt.units import MIB, Seconds
 
@@ -108,3 +111,13 @@ def test_the_json_form_is_plain() -> None:
     found = replay(trace(), [], terms(LONGER, limit=None), BEGAN)
 
     assert json.loads(json.dumps(found.as_json(), allow_nan=False))["differs_at_ms"] is not None
+
+
+def test_a_recorded_switch_that_the_policy_would_not_make_is_where_it_differs() -> None:
+    """No pre-copy sample comes after it, at which it could be missed."""
+    path = Path(__file__).parent.parent / "scenarios/traces/balanced-rescue.jsonl"
+    told = replaying.replayed(path, shelf.load_one("never-postcopy", None)).as_json()
+
+    assert told["recorded"] == "switch to post-copy"
+    assert told["then"]["switched"] is False
+    assert any("downtime" in one["action"] for one in told["decisions"])

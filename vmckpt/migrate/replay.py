@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from vmckpt.migrate.actions import says
+from vmckpt.migrate.actions import Switch, says
 from vmckpt.migrate.converge import Done, Terms, Verdict, decide
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.experience import STOP
@@ -75,8 +75,10 @@ def replay(
     theirs = [one for one in decisions if one.acted]
     ours: list[Planned] = []
     followed: list[JobSample] = []
+    switched = False
     for sample in samples:
         if sample.phase not in (JobPhase.SETUP, JobPhase.PRE_COPY):
+            switched = sample.phase is JobPhase.POST_COPY
             break
         before = (track, done)
         track = seen(track, sample, terms.policy.stall)
@@ -99,7 +101,16 @@ def replay(
             recorded=None if instead is None else instead.action,
             then=then,
         )
-    return Replayed(decided=tuple(ours), differs_at=None, recorded=None, then=None)
+    # What ended the record's pre-copy has no later sample to be missed at.
+    missed = _due(theirs, followed[-1].at + _SOON) if followed else None
+    if not followed or (missed is None and not switched):
+        return Replayed(decided=tuple(ours), differs_at=None, recorded=None, then=None)
+    return Replayed(
+        decided=tuple(ours),
+        differs_at=Seconds(round((missed or followed[-1]).at - began, 3)),
+        recorded=says(Switch()) if missed is None else missed.action,
+        then=_go_on(followed, track, done, terms, None),
+    )
 
 
 def _due(theirs: Sequence[Decision], until: float) -> Decision | None:
