@@ -3,6 +3,8 @@
 import json
 import time
 
+import pytest
+
 from tests.lab.bench import BUSY, SLOW, WHOLE, Bench, finish, first_line, until
 from vmckpt.lab import network
 
@@ -54,6 +56,7 @@ def test_another_terminal_switches_it_to_post_copy(bench: Bench) -> None:
     assert bench.ledgers() == WHOLE
 
 
+@pytest.mark.long
 def test_another_terminal_pauses_it_to_the_end(bench: Bench) -> None:
     process = running(bench, "--mode", "precopy", "--max-downtime", "20ms")
     bench.good("pause", "web1")
@@ -86,6 +89,7 @@ def test_what_a_dead_controller_left_running_is_steered_directly(bench: Bench) -
     assert bench.where() == ["alpha"]
 
 
+@pytest.mark.long
 def test_observe_tells_what_it_would_do_and_does_nothing(bench: Bench) -> None:
     bench.guest(dirty="48MiB@12MiB/s")
     for host in ("alpha", "beta"):

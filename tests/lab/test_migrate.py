@@ -58,22 +58,22 @@ def test_twenty_moves_leave_the_ledgers_whole_and_nothing_behind(bench: Bench) -
                 for line in (*files.split("\n"), *bench.inside(host, "ps", "-eo", "comm").split())
                 if "ps" not in line and "find" not in line and "sleep" not in line}  # fmt: skip
 
-    bench.good("migrate", "web1", "--to", "beta")
-    bench.good("migrate", "web1", "--to", "alpha")
+    bench.good("migrate", "web1", "--to", "beta", "--probe", "off")
+    bench.good("migrate", "web1", "--to", "alpha", "--probe", "off")
     before = {host: remains(host) for host in ("alpha", "beta")}
     for _ in range(10):
-        bench.good("migrate", "web1", "--to", "beta")
-        bench.good("migrate", "web1", "--to", "alpha")
+        bench.good("migrate", "web1", "--to", "beta", "--probe", "off")
+        bench.good("migrate", "web1", "--to", "alpha", "--probe", "off")
 
     assert bench.ledgers() == WHOLE
-    after = {host: remains(host) for host in ("alpha", "beta")}
 
     def nameless(names: set[str]) -> set[str]:
         # QEMU's own sockets and folders carry the guest's running number.
         return {name for name in names if "domain-" not in name and "-web1" not in name}
 
-    assert {h: nameless(n) for h, n in after.items()} == {h: nameless(n) for h, n in before.items()}
-    assert len(after["beta"]) == len(before["beta"])
+    # A login or a look at a host may take a moment to be gone.
+    until(lambda: all(nameless(remains(host)) == nameless(before[host]) for host in before))
+    assert len(remains("beta")) == len(before["beta"])
 
 
 def test_ctrl_c_cancels_and_the_guest_runs_on_the_source(bench: Bench) -> None:

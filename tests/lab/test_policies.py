@@ -20,7 +20,11 @@ def rules(report: dict) -> list[str]:  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize(
-    "policy", ["balanced", "maintenance", pytest.param("must-finish", marks=pytest.mark.long)]
+    "policy",
+    [
+        "balanced",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("maintenance", "must-finish")),
+    ],
 )
 def test_policies_with_post_copy_finish_a_hot_guest(bench: Bench, policy: str) -> None:
     bench.guest(**HOT)

@@ -50,6 +50,7 @@ def test_what_pre_copy_cannot_end_post_copy_ends(bench: Bench) -> None:
     at_home_on_beta(bench)
 
 
+@pytest.mark.long
 def test_mode_postcopy_switches_after_the_first_pass(bench: Bench) -> None:
     bench.guest(dirty="64MiB@1MiB/s")
     network.shape(bench.plan, "alpha", SLOW)
@@ -112,6 +113,7 @@ def test_a_cut_that_lasts_asks_the_operator_who_resumes_by_hand(bench: Bench) ->
     at_home_on_beta(bench)
 
 
+@pytest.mark.long
 def test_a_killed_controller_leaves_a_post_copy_that_another_one_resumes(bench: Bench) -> None:
     slow(bench)
     process = switched(bench)
