@@ -176,3 +176,14 @@ def test_what_libvirt_did_not_refuse_is_left_alone() -> None:
     error = HostUnreachable("alpha: no TLS connection", host="alpha")
 
     assert orders.explained(error, order(tls_name="beta"), BETA) is error
+
+
+def test_what_qemu_says_of_a_combination_is_not_taken_for_a_certificate() -> None:
+    said = "Zero copy only available for non-compressed non-TLS multifd migration"
+    order = MoveOrder(
+        driver=Driver.PEER_TO_PEER, persistent=True, autostart=False, storage_proven=True,
+        bandwidth=None, tls_name="beta", zero_copy=True, connections=2,
+    )  # fmt: skip
+    refused = HypervisorError(said, host="alpha")
+
+    assert orders.explained(refused, order, Host(name="beta", uri="qemu+tcp://b/system")) is refused

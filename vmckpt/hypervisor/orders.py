@@ -110,7 +110,7 @@ def explained(error: HypervisorError, order: MoveOrder, target: Host) -> Hypervi
         text = f"{error.host} or {target.name}: QEMU cannot read {missing[1]} ({missing[2]})"
         return _renamed(error, text, doctor)
     # The target only sees a stream that is none; what the source disliked is in its QEMU's log.
-    if order.tls_name is not None and re.search("TLS|certificate", said):
+    if order.tls_name is not None and re.search("(?<!non-)TLS|certificate", said):
         why = f": {said.rsplit(': ', 1)[1]}" if "certificate" in said and ": " in said else ""
         text = (
             f"{target.name}: no encrypted stream between it and {error.host}: one does not accept"
