@@ -1,6 +1,7 @@
 """A migration steered from another terminal, without a daemon."""
 
 import json
+import subprocess
 import time
 
 import pytest
@@ -9,7 +10,7 @@ from tests.lab.bench import BUSY, SLOW, WHOLE, Bench, finish, first_line, until
 from vmckpt.lab import network
 
 
-def running(bench: Bench, *more: str):  # type: ignore[no-untyped-def]
+def running(bench: Bench, *more: str) -> "subprocess.Popen[str]":
     """A pre-copy that goes on until somebody ends it."""
     bench.guest(**BUSY)
     for host in ("alpha", "beta"):

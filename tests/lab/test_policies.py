@@ -15,10 +15,6 @@ def slow(bench: Bench) -> None:
         network.shape(bench.plan, host, SLOW)
 
 
-def rules(report: dict) -> list[str]:  # type: ignore[type-arg]
-    return [one["rule"] for one in report["decisions"]]
-
-
 @pytest.mark.parametrize(
     "policy",
     [

@@ -10,7 +10,7 @@ from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.guests import Guest
 from vmckpt.model.measured import DirtyPoint
-from vmckpt.units import MIB, Bytes, Seconds
+from vmckpt.units import GIB, MIB, Bytes, Seconds
 
 # QEMU's default: pages looked at for each GiB of memory (migration/dirtyrate.h); libvirt has no way
 # to ask for more.
@@ -62,7 +62,7 @@ def point(rate: int, seconds: int, memory: Bytes) -> DirtyPoint:
     The error is two standard deviations of a share seen in so few pages, and the rounding.
     """
     found = min(float(memory), rate * MIB * float(seconds))
-    pages = max(1.0, _PAGES_PER_GIB * memory / (1 << 30))
+    pages = max(1.0, _PAGES_PER_GIB * memory / GIB)
     # One page more or less at both ends: a share of 0 among few pages is not surely 0.
     share = (found / memory * pages + 1) / (pages + 2)
     sampling = 2 * memory * math.sqrt(share * (1 - share) / pages)

@@ -43,7 +43,7 @@ from vmckpt.policy.types import (
     Throttle,
     When,
 )
-from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
+from vmckpt.units import GIB, Bytes, Seconds, show_bytes, show_seconds
 
 # No byte for that long is a dead link, not a slow one.
 _SILENT = Seconds(2.0)
@@ -51,7 +51,6 @@ _SILENT = Seconds(2.0)
 _STANDS_IN_VAIN = Seconds(10.0)
 # What was refused is not asked for again so soon.
 _REFUSED = Seconds(2.0)
-_GIB = 1 << 30
 
 Numbers = dict[str, float | int | str | None]
 
@@ -104,7 +103,7 @@ def time_limit(policy: Policy, memory: Bytes) -> Seconds | None:
     """The shorter of the policy's limits for a guest of that size; the least is one GiB."""
     limits = [policy.limits.time] if policy.limits.time is not None else []
     if policy.limits.time_per_gib is not None:
-        limits.append(Seconds(policy.limits.time_per_gib * max(1.0, memory / _GIB)))
+        limits.append(Seconds(policy.limits.time_per_gib * max(1.0, memory / GIB)))
     return min(limits, default=None)
 
 

@@ -7,7 +7,7 @@ of what comes out. Ranges are meant to hold nine times out of ten.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -102,8 +102,6 @@ class Facts:
     """(bytes from the end of memory, of which in use); empty: not known."""
     link: LinkSeen | None = None
     """What the probe's own connection carried; None: it was not tried."""
-    versions: tuple[str, ...] = ()
-    """QEMU and libvirt, source and target."""
     basis: tuple[str, ...] = ()
     """Where all this comes from, in words."""
 
@@ -142,7 +140,6 @@ class Facts:
                 }
                 for one in self.dirty
             ],
-            "versions": list(self.versions),
             "basis": list(self.basis),
         }
 
@@ -310,8 +307,3 @@ def curve_in_words(facts: Facts) -> str:
         f"{show_bytes(last.dirtied)} written within {show_seconds(last.time)}"
         f" ({show_rate(last.dirtied / last.time)})"
     )
-
-
-def with_past(facts: Facts, words: str) -> Facts:
-    """The facts with one more line of their basis."""
-    return replace(facts, basis=(*facts.basis, words))

@@ -56,7 +56,6 @@ async def measure(
     *,
     probe: Seconds,
     remotes: Remotes | None,
-    versions: tuple[str, ...] = (),
 ) -> Facts:
     """What could be found out; what could not is a wider range, with the reason in `basis`.
 
@@ -81,7 +80,6 @@ async def measure(
         stop=experience.STOP,
         tail=memory.tail,
         link=link,
-        versions=versions,
         basis=(
             *memory.basis,
             *((f"link not measured: {link_error}",) if link_error else ()),

@@ -310,7 +310,7 @@ _STILL_POSSIBLE = (
 
 def _post_copy(policy: Policy, facts: Facts, found: Sequence[Conflict]) -> bool:
     """Whether the guest may be switched to post-copy between these hosts."""
-    if not terms.could_switch(policy) or facts.post_copy_error is not None:
+    if not policy.may_switch_early or facts.post_copy_error is not None:
         return False
     if not facts.post_copy_asked and policy.mode is not Mode.POSTCOPY:
         return False
@@ -318,7 +318,7 @@ def _post_copy(policy: Policy, facts: Facts, found: Sequence[Conflict]) -> bool:
 
 
 def _why_no_post_copy(policy: Policy, facts: Facts) -> tuple[Finding, ...]:
-    if not terms.could_switch(policy):
+    if not policy.may_switch_early:
         return ()
     if not facts.post_copy_asked and facts.target_error is None:
         text = "could not be asked whether guests can arrive there by post-copy"

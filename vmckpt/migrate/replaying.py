@@ -43,7 +43,7 @@ def replayed(path: Path, policy: Policy) -> ReplayReport:
     recorded = trace.read(path)
     # Whether post-copy could have been used is known only if it was recorded so.
     possible = recorded.header.post_copy or recorded.header.mode is Mode.PRECOPY
-    mode = terms.plain_choice(policy, post_copy=possible and terms.could_switch(policy))
+    mode = terms.plain_choice(policy, post_copy=possible and policy.may_switch_early)
     held = Terms(
         policy=policy,
         mode=mode,

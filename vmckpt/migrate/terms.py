@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from vmckpt.migrate.converge import Terms, time_limit
 from vmckpt.model.guests import Guest
 from vmckpt.model.orders import AutoConverge, Compression, Driver, Mode, MoveOrder
-from vmckpt.policy.types import Compress, CopyKind, MoveLimits, Policy, StartPostcopy, Throttle, Tls
+from vmckpt.policy.types import Compress, CopyKind, MoveLimits, Policy, Throttle, Tls
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 # A job must be started for what a rule may switch on later. Until then it shall do next to nothing.
@@ -46,18 +46,10 @@ def bent(policy: Policy, wishes: Wishes) -> Policy:
     )
 
 
-def could_switch(policy: Policy) -> bool:
-    """Whether the policy would use post-copy where it can be used."""
-    if policy.mode is Mode.POSTCOPY:
-        return True
-    starts = any(isinstance(rule.do, StartPostcopy) for rule in policy.rules)
-    return policy.mode in (Mode.HYBRID, Mode.AUTO) and starts
-
-
 def plain_choice(policy: Policy, *, post_copy: bool) -> Mode:
     """The mode without a forecast: `auto` keeps the way out into post-copy where there is one."""
     if policy.mode is Mode.AUTO:
-        return Mode.HYBRID if post_copy and could_switch(policy) else Mode.PRECOPY
+        return Mode.HYBRID if post_copy and policy.may_switch_early else Mode.PRECOPY
     if policy.mode is Mode.HYBRID and not post_copy:
         return Mode.PRECOPY
     return policy.mode
