@@ -60,8 +60,6 @@ def test_twenty_moves_leave_the_ledgers_whole_and_nothing_behind(bench: Bench) -
 
     bench.good("migrate", "web1", "--to", "beta", "--probe", "off")
     bench.good("migrate", "web1", "--to", "alpha", "--probe", "off")
-    # What libvirt still clears away after the guest has left is not what is there without it.
-    until(lambda: not any("-web1" in name for name in remains("beta")))
     before = {host: remains(host) for host in ("alpha", "beta")}
     for _ in range(10):
         bench.good("migrate", "web1", "--to", "beta", "--probe", "off")
@@ -75,6 +73,7 @@ def test_twenty_moves_leave_the_ledgers_whole_and_nothing_behind(bench: Bench) -
 
     # A login or a look at a host may take a moment to be gone.
     until(lambda: all(nameless(remains(host)) == nameless(before[host]) for host in before))
+    # What earlier tests left there libvirt may have cleared away meanwhile.
     assert len(remains("beta")) <= len(before["beta"])
 
 
