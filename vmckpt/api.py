@@ -16,6 +16,7 @@ from vmckpt.doctor import checks
 from vmckpt.doctor import gather as doctor_gather
 from vmckpt.errors import (
     BadInput,
+    GuestBusy,
     HostUnreachable,
     HypervisorError,
     InventoryError,
@@ -24,11 +25,12 @@ from vmckpt.hypervisor import facts as host_facts
 from vmckpt.hypervisor import guests as hypervisor_guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
-from vmckpt.journal import desk, identity
+from vmckpt.journal import desk, identity, takeover
 from vmckpt.journal.desk import Answer
 from vmckpt.journal.records import Operation, RequestKind
 from vmckpt.lab import lab, observer_client
 from vmckpt.migrate import command, direct_control, locate, replaying, resuming
+from vmckpt.migrate import recovering as migrate_recovering
 from vmckpt.migrate.locate import GuestAt
 from vmckpt.migrate.planning import Plan
 from vmckpt.migrate.replaying import ReplayReport
@@ -38,9 +40,12 @@ from vmckpt.migrate.waiting import stoppable
 from vmckpt.model.findings import Finding
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host, HostFacts
+from vmckpt.model.jobs import Outcome
 from vmckpt.model.orders import Mode
 from vmckpt.policy import select, shelf
 from vmckpt.policy.types import Policy
+from vmckpt.recover import engine as recovering
+from vmckpt.recover.engine import Recovered
 
 __all__ = ["Caller", "MigrateRequest"]
 
@@ -136,9 +141,21 @@ def readable_policies(inventory: Inventory, folder: Path | None = None) -> tuple
 async def migrate(
     inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
 ) -> MigrationReport:
-    """See migrate.command.migrate; finds the guest's host if the request does not name it."""
+    """See migrate.command.migrate; finds the guest's host if the request does not name it.
+
+    Raises ReadOnly, as everything here that acts, if only looking is allowed.
+    """
+    if not request.dry_run:
+        inventory.may_act()
     setting = await _setting(inventory, policies, request, caller)
-    return await command.migrate(setting, request, caller)
+    report = await command.migrate(setting, request, caller)
+    if report.outcome is not Outcome.UNKNOWN or report.job is None:
+        return report
+    # Recovery may know what to do where an engine may only wait.
+    found = await recovering.one(inventory, policies, caller, report.job)
+    said = (f"it was not known at first; then: {found.truth}", *found.did, *found.warnings)
+    outcome = found.outcome or report.outcome
+    return replace(report, outcome=outcome, warnings=(*report.warnings, *said))
 
 
 async def plan(
@@ -158,7 +175,36 @@ async def _setting(
         finding = _find(inventory, request.guest, request.to)
         source = await stoppable(finding, caller.stop)
     watcher = observer_client.LabObserver(inventory.observer) if inventory.observer else None
-    return Setting(source=source, target=target, policies=policies, outside=watcher)
+
+    async def first() -> bool:
+        return await recovering.before_acting(inventory, policies, caller)
+
+    return Setting(source=source, target=target, policies=policies, outside=watcher, first=first)
+
+
+async def recover(
+    inventory: Inventory, policies: Sequence[Policy], caller: Caller, *, dry_run: bool
+) -> list[Recovered]:
+    """Look at every operation that nobody attends, and finish or undo it.
+
+    What still runs in libvirt is watched to its end; `caller.stop` ends the watching alone.
+    """
+    if not dry_run:
+        inventory.may_act()
+    return await recovering.everything(inventory, policies, caller, dry_run=dry_run)
+
+
+def forget(job: str) -> str:
+    """End an unattended job by the operator's word; its id. No host is asked or touched.
+
+    Raises BadInput, ReadOnly, and GuestBusy if somebody attends it.
+    """
+    inventories.may_act()
+    with desk.open_journal() as journal:
+        operation = journal.operation(job)
+        with takeover.taken_over(journal, operation, lambda _line: None) as kept:
+            kept.finish(Outcome.UNKNOWN, {"forgotten_by": identity.asked_by()})
+        return operation.id
 
 
 def replay(path: Path, folder: Path | None, wanted: str | None, mode: Mode | None) -> ReplayReport:
@@ -175,23 +221,25 @@ async def resume(
 ) -> MigrationReport:
     """Go on with a broken post-copy whose controller has ended.
 
-    Raises BadInput if there is nothing to resume.
+    Raises BadInput if there is nothing to resume, GuestBusy if somebody is at it.
     """
+    inventory.may_act()
     with desk.open_journal() as journal:
         operation = journal.operation(job, ended=True)
-    if operation.active and identity.alive(operation.controller):
-        raise BadInput(
-            f"{operation.id} has a controller that is at it, process {operation.controller.pid}",
-            mend=f"look with vmckpt watch {operation.id}",
+        if not operation.active:
+            raise BadInput(
+                f"{operation.id} has ended: {operation.outcome}; there is nothing to resume",
+                mend=f"vmckpt job {operation.id} tells how",
+            )
+        setting = Setting(
+            source=inventory.host(operation.source or ""),
+            target=inventory.host(operation.target or ""),
+            policies=policies,
+            outside=None,
         )
-    source, target = operation.source or "", operation.target or ""
-    setting = Setting(
-        source=inventory.host(source),
-        target=inventory.host(target),
-        policies=policies,
-        outside=None,
-    )
-    return await resuming.resume(setting, operation, caller)
+        with takeover.taken_over(journal, operation, caller.warn) as kept:
+            left = migrate_recovering.left(operation, journal.steps(operation.id))
+            return await resuming.resume(setting, left, kept, caller)
 
 
 def control(
@@ -202,15 +250,24 @@ def control(
 ) -> Answer:
     """Ask a running job for something; without its controller libvirt is asked directly.
 
-    `inventory` is called only in that case.
+    Without an inventory that is left out.
     """
+    try:
+        known = inventory()
+    except BadInput:
+        inventories.may_act()
+    else:
+        known.may_act()
 
     def direct(operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]) -> Answer:
-        for other in journal.operations(active=True):
-            if other.guest_uuid == operation.guest_uuid and other.began_at > operation.began_at:
-                return Answer(ok=False, text=f"a younger job is at {other.guest}: {other.id}")
         try:
-            return asyncio.run(direct_control.act(inventory(), operation, kind, arguments))
+            hosts_ = inventory()
+            # As its controller, for this one call: nobody else may act on the guest meanwhile.
+            journal.take_over(operation)
+            try:
+                return asyncio.run(direct_control.act(hosts_, operation, kind, arguments))
+            finally:
+                journal.leave(operation.id)
         except (BadInput, HostUnreachable) as exc:
             raise desk.unattended(operation, kind, arguments) from exc
 
@@ -222,9 +279,16 @@ async def label(
     inventory: Inventory, guest: str, changes: Mapping[str, str | None]
 ) -> Mapping[str, str]:
     """Change labels of a guest (None: take it away); all that it has then."""
+    inventory.may_act()
     found, errors = await guests(inventory)
     at = [(host, one) for host, one in found if guest in (one.name, one.uuid)]
     active = [(host, one) for host, one in at if one.state.is_active] or at
+    if len(active) > 1 and len({one.uuid for _, one in active}) == 1:
+        ends = " and ".join(host.name for host, _ in active)
+        raise GuestBusy(
+            f"{guest} is on {ends}: a migration is under way; nothing was changed",
+            mend="label it once it has arrived",
+        )
     if len(active) != 1:
         where = f" (not asked: {', '.join(errors)})" if errors else ""
         raise BadInput(f"{len(active)} guests are called {guest}{where}", mend="run vmckpt guests")
@@ -248,6 +312,9 @@ async def _find(inventory: Inventory, name: str, to: str) -> Host:
         for host, guest in found
         if name in (guest.name, guest.uuid)
     ]
+    leaving = [host for host, guest in found if name in (guest.name, guest.uuid) and guest.leaves]
+    if len(leaving) == 1:
+        return leaving[0]  # preflight says what it is busy with
     states = locate.one_guest(name, called, to=to)
     holder = locate.holder(name, states, to=to)
     if holder is not None and (states[holder].is_active or not errors):

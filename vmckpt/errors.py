@@ -4,6 +4,7 @@
      +-- BadInput                    2   an argument or a file is wrong; nothing was done
      |    +-- InventoryError         3   hosts.yaml is wrong or cannot be found
      |    +-- PolicyError            4   a policy is wrong, cannot be found, or two are for a guest
+     |    +-- ReadOnly               5   only looking is allowed
      +-- HypervisorError            10   libvirt or QEMU said no
      |    +-- HostUnreachable       11   no connection to the host's libvirt
      |    +-- OutcomeUnknown        13   a call that changes something may or may not have happened
@@ -12,6 +13,8 @@
      |    +-- HostKeyRefused        14   the host's ssh key is unknown or has changed
      +-- JournalError              16   the journal cannot be opened, read or written
      +-- Unattended                17   no controller runs the job any more, or it does not listen
+     +-- GuestBusy                 18   the guest has an operation already
+     +-- LeaseLost                 19   another controller has taken over; nothing more was changed
      +-- MigrationFailed            20   the migration ended; the guest runs on the source
      +-- PostcopyPaused             22   the guest waits on the target for the rest of its memory
      +-- Blocked                    21   preflight found reasons not to start; nothing was changed
@@ -52,6 +55,12 @@ class PolicyError(BadInput):
     """A policy is wrong or cannot be found, or two of them claim the same guest."""
 
     exit_code = 4
+
+
+class ReadOnly(BadInput):
+    """Only looking is allowed."""
+
+    exit_code = 5
 
 
 class HypervisorError(VmckptError):
@@ -108,6 +117,18 @@ class Unattended(VmckptError):
     """No controller runs the job any more, or it does not listen; nothing was done."""
 
     exit_code = 17
+
+
+class GuestBusy(VmckptError):
+    """The guest has an operation already."""
+
+    exit_code = 18
+
+
+class LeaseLost(VmckptError):
+    """Another controller has taken over; nothing more was changed."""
+
+    exit_code = 19
 
 
 class MigrationFailed(VmckptError):

@@ -10,32 +10,54 @@ hosts:
     storage: [/var/lib/libvirt/images]
     networks: [br0]
 observer: /run/observer.sock              # optional: somebody who watches guests from outside
+read_only: false                          # true: for people who may look and not touch
 """
 
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from vmckpt import yamlfile
-from vmckpt.errors import InventoryError
+from vmckpt.errors import InventoryError, ReadOnly
 from vmckpt.model.hosts import Host, SshAddress
 
+READ_ONLY = "VMCKPT_READ_ONLY"
 _URI = re.compile(r"[a-z]+(\+[a-z0-9]+)?://.*")
 
 
 def _uri(text: str) -> str:
     if _URI.fullmatch(text) is None:
         raise ValueError(f"{text!r} is no libvirt URI, like qemu+ssh://root@alpha/system")
+    try:
+        _ = urlsplit(text).port  # that of brackets is seen at once, that of a port when asked for
+    except ValueError as exc:
+        raise ValueError(f"{text!r} is no libvirt URI: {exc}") from None
     return text
 
 
+def _name(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError(f"{text!r} is no name for a host; write one line that can be read")
+    return text
+
+
+def _file(text: str) -> str:
+    try:
+        return str(Path(text).expanduser()) if text else text
+    except RuntimeError:
+        raise ValueError(f"{text!r}: nobody is called so here; write the whole path") from None
+
+
 _Uri = Annotated[str, AfterValidator(_uri)]
+_Name = Annotated[str, AfterValidator(_name)]
+_Path = Annotated[str, AfterValidator(_file)]
 
 
 class _Strict(BaseModel):
@@ -46,8 +68,8 @@ class _Ssh(_Strict):
     address: Annotated[str, Field(min_length=1)]
     user: str = "root"
     port: Annotated[int, Field(ge=1, le=65535)] = 22
-    key_file: str | None = None
-    known_hosts: str | None = None
+    key_file: _Path | None = None
+    known_hosts: _Path | None = None
 
 
 class _Host(_Strict):
@@ -61,8 +83,9 @@ class _Host(_Strict):
 
 
 class _File(_Strict):
-    hosts: Annotated[dict[str, _Host], Field(min_length=1)]
+    hosts: Annotated[dict[_Name, _Host], Field(min_length=1)]
     observer: str | None = None
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +95,17 @@ class Inventory:
     path: Path
     hosts: Mapping[str, Host]
     observer: Path | None
+    read_only: bool = False
+    """Only looking is allowed."""
+
+    def may_act(self) -> None:
+        """Raises ReadOnly if only looking is allowed."""
+        may_act()
+        if self.read_only:
+            raise ReadOnly(
+                f"only looking is allowed, as {self.path} says; nothing was changed",
+                mend="use an inventory without read_only",
+            )
 
     def host(self, name: str) -> Host:
         """The host of that name; InventoryError with the likely one if there is none."""
@@ -90,6 +124,20 @@ def find(explicit: Path | None, environment: Mapping[str, str] = os.environ) -> 
     return here if here.exists() else None
 
 
+def looks_only(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether whoever runs this may look and not touch, whatever the inventory says."""
+    return environment.get(READ_ONLY, "") not in ("", "0", "no", "false")
+
+
+def may_act() -> None:
+    """Raises ReadOnly if whoever runs this may only look."""
+    if looks_only():
+        raise ReadOnly(
+            "only looking is allowed; nothing was changed",
+            mend=f"leave --read-only and {READ_ONLY} away",
+        )
+
+
 def load(path: Path) -> Inventory:
     """Read hosts.yaml. Raises InventoryError that names file, line, key and the likely word."""
     return parse(yamlfile.read(path, InventoryError, "inventory"), path)
@@ -101,26 +149,27 @@ def parse(text: str, path: Path) -> Inventory:
     if reading.value is None:
         raise InventoryError(yamlfile.first(reading.problems, path))
     read = reading.value
-    hosts = {name: _host(name, entry) for name, entry in read.hosts.items()}
+    read_only = read.read_only or looks_only()
+    hosts = {
+        name: replace(_host(name, entry), read_only=read_only) for name, entry in read.hosts.items()
+    }
     return Inventory(
         path=path,
         hosts=MappingProxyType(hosts),
         observer=Path(read.observer) if read.observer else None,
+        read_only=read_only,
     )
 
 
 def _host(name: str, entry: _Host) -> Host:
     ssh = None
     if entry.ssh is not None:
-        files = {
-            key: Path(value).expanduser() if value else None
-            for key, value in (
-                ("key_file", entry.ssh.key_file),
-                ("known_hosts", entry.ssh.known_hosts),
-            )
-        }
         ssh = SshAddress(
-            address=entry.ssh.address, user=entry.ssh.user, port=entry.ssh.port, **files
+            address=entry.ssh.address,
+            user=entry.ssh.user,
+            port=entry.ssh.port,
+            key_file=Path(entry.ssh.key_file) if entry.ssh.key_file else None,
+            known_hosts=Path(entry.ssh.known_hosts) if entry.ssh.known_hosts else None,
         )
     return Host(
         name=name,

@@ -4,6 +4,7 @@ Sizes are powers of 1024 whatever the suffix ("64M", "64MiB" and "64MB" are the 
 virsh and QEMU. Link speeds are decimal bits, as in tc: "200mbit" is 25 000 000 bytes per second.
 """
 
+import math
 import re
 from typing import NewType
 
@@ -14,6 +15,8 @@ BytesPerSecond = NewType("BytesPerSecond", int)
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 
+# Nothing that people write is longer, and a pattern may take long over a long text.
+_LONGEST = 40
 _NUMBER = re.compile(r"\s*([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([a-zA-Zµ]*)\s*")
 _BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DECIMAL = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
@@ -21,9 +24,10 @@ _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0,
 
 
 def _split(text: str, example: str) -> tuple[float, str]:
-    match = _NUMBER.fullmatch(text)
+    match = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
-        raise ValueError(f"{text!r} is not understood; write it like {example}")
+        short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+        raise ValueError(f"{short!r} is not understood; write it like {example}")
     return float(match[1]), match[2]
 
 
@@ -57,6 +61,8 @@ def parse_rate(text: str) -> BytesPerSecond:
 
 def show_bytes(size: float) -> str:
     """A size for people, three digits at most: "138 MiB"."""
+    if not math.isfinite(size):
+        return "unlimited" if size > 0 else "unknown"
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1000 or unit == "GiB":
             break
@@ -71,6 +77,8 @@ def show_rate(rate: float) -> str:
 
 def show_seconds(time: float) -> str:
     """A time for people: "83 ms", "4.2 s", "2 min 05 s"."""
+    if not math.isfinite(time):
+        return "for ever" if time > 0 else "unknown"
     if time < 0.0005:
         return "0 ms"
     if time < 1:

@@ -5,6 +5,11 @@ round brackets ("(word)"), so that it is not taken for a key in messages.
 """
 
 import difflib
+import os
+import re
+import select
+import stat
+import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +26,17 @@ M = TypeVar("M", bound=BaseModel)
 Key = str | int
 
 _MOST_BYTES = 1 << 20
+# A pipe whose other end never writes would else be waited for without an end.
+_PIPE_LIMIT = 5.0
+# More of them are counted and not looked at one by one: for each the whole file may be searched.
+_MOST_PROBLEMS = 100
+_LONGEST_NUMBER = 40
+_LONGEST_LINE = 500
+_MOST_WORDS = 30
+# Some thousand hosts; to read so many takes seconds.
+_MOST_NODES = 100_000
+# What no terminal, journal or libvirt takes well, and what is no character at all.
+_UNWANTED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 _WORDS = {
     "model_type": "must be keys with values",
@@ -42,7 +58,7 @@ class Problem:
 
     def at(self, path: Path) -> str:
         """As one line for people: "hosts.yaml:7: hosts.beta.uri is missing"."""
-        text = " ".join(self.text.split())  # a key may hold a line break
+        text = shortened(" ".join(self.text.split()))  # a key may hold a line break
         return f"{path}:{self.line}: {text}" if self.line else f"{path}: {text}"
 
 
@@ -83,17 +99,38 @@ class Reading(Generic[M]):
     """By line; missing keys last."""
 
 
-def read(path: Path, error: type[BadInput], what: str) -> str:
+def read(path: Path, error: type[BadInput], what: str, *, most: int = _MOST_BYTES) -> str:
     """The text of a file; `error` in one line if there is none. `what`: "inventory", "policy"."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-        if len(raw) > _MOST_BYTES:
-            raise error(f"{path}: larger than 1 MiB; that is no {what}")
+        raw = _bytes(path, most + 1)
+        if len(raw) > most:
+            raise error(f"{path}: larger than {most >> 20} MiB; that is no {what}")
         return raw.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "no name that a file can have"
+        if isinstance(exc, UnicodeDecodeError):
+            reason = "not UTF-8"
         raise error(f"{path}: {reason}") from exc
+
+
+def _bytes(path: Path, most: int) -> bytes:
+    """The beginning of a file, or of what a pipe brings in time. Raises OSError."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(number, "rb", buffering=0) as file:  # noqa: PTH123 - Path has no such flags
+        waits = not stat.S_ISREG(os.fstat(number).st_mode)
+        poll = select.poll()
+        poll.register(number, select.POLLIN)
+        until = time.monotonic() + _PIPE_LIMIT
+        found = bytearray()
+        while len(found) < most:
+            left = max(0.0, until - time.monotonic())
+            if waits and (left == 0 or not poll.poll(left * 1000)):
+                raise TimeoutError(0, f"brought no end of a file in {_PIPE_LIMIT:g} s")
+            more = file.read(min(most - len(found), 1 << 16))
+            if not more:
+                break
+            found += more
+        return bytes(found)
 
 
 def examine(text: str, form: type[M], *, empty_values: bool = True) -> Reading[M]:
@@ -114,15 +151,16 @@ def examine(text: str, form: type[M], *, empty_values: bool = True) -> Reading[M
             return Reading(None, Lines(tree), tuple(empty))
         return Reading(form.model_validate(data), Lines(tree), ())
     except yaml.YAMLError as exc:
-        problem = _yaml_problem(exc)
+        problem = _yaml_problem(exc, text)
     except ValidationError as exc:
         lines = Lines(tree)
-        found = [_problem(one, lines, form) for one in exc.errors(include_url=False)]
-        return Reading(None, lines, tuple(sorted(found, key=_order)))
+        errors = exc.errors(include_url=False)
+        found = [_problem(one, lines, form) for one in errors[:_MOST_PROBLEMS]]
+        more = len(errors) - len(found)
+        rest = [Problem(0, f"wrong in {more} places more")] if more else []
+        return Reading(None, lines, (*sorted(found, key=_order), *rest))
     except RecursionError:
         problem = Problem(0, "nested too deeply")
-    except ValueError as exc:  # a number too long to be read, or the like
-        problem = Problem(0, " ".join(str(exc).split()))
     return Reading(None, Lines(tree), (problem,))
 
 
@@ -135,11 +173,22 @@ def first(problems: tuple[Problem, ...], path: Path) -> str:
 def likely(word: str, words: Collection[str]) -> str:
     """The end of a complaint about an unknown word: the known one that was meant, or all."""
     close = difflib.get_close_matches(word, list(words), n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(words))}"
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    known = sorted(words)
+    more = f" and {len(known) - _MOST_WORDS} more" if len(known) > _MOST_WORDS else ""
+    return f"; known are {', '.join(known[:_MOST_WORDS])}{more}"
+
+
+def shortened(text: str, most: int = _LONGEST_LINE) -> str:
+    """A text that is no longer than that, with "..." in place of its end."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 class _Loader(yaml.SafeLoader):
     """Without what a settings file does not need: aliases, tags, merged and doubled keys, dates."""
+
+    _nodes = 0
 
     # A date would become an object that no key takes, and a wrong one an error without a line.
     yaml_implicit_resolvers = {  # noqa: RUF012 – as the base class has it
@@ -154,7 +203,24 @@ class _Loader(yaml.SafeLoader):
             raise _refusal("aliases (&, *) are refused", event.start_mark)
         if getattr(event, "tag", None) is not None:
             raise _refusal("tags (!) are refused", event.start_mark)
-        return super().compose_node(parent, index)
+        self._nodes += 1
+        if self._nodes > _MOST_NODES:
+            raise _refusal(f"more than {_MOST_NODES} values are refused", event.start_mark)
+        node = super().compose_node(parent, index)
+        if isinstance(node, yaml.ScalarNode):
+            if found := _UNWANTED.search(node.value):
+                text = f"control characters ({found[0]!a}) are refused"
+                raise _refusal(text, node.start_mark)
+            if node.tag.endswith((":int", ":float")) and len(node.value) > _LONGEST_NUMBER:
+                raise _refusal("a number that long is refused", node.start_mark)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, OverflowError):  # 0b_ looks like a number to YAML
+            text = f"{node.value!r} is not understood; if it is text, put it in quotes"
+            raise _refusal(text, node.start_mark) from None
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -174,10 +240,14 @@ def _refusal(text: str, mark: Any) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=text, problem_mark=mark)
 
 
-def _yaml_problem(exc: yaml.YAMLError) -> Problem:
+def _yaml_problem(exc: yaml.YAMLError, text: str) -> Problem:
+    if isinstance(exc, yaml.reader.ReaderError):
+        before = text[: exc.position] if isinstance(exc.position, int) else ""
+        character = ascii(chr(exc.character)) if isinstance(exc.character, int) else "it"
+        return Problem(before.count("\n") + 1, f"control characters ({character}) are refused")
     mark = getattr(exc, "problem_mark", None)
-    text = getattr(exc, "problem", None) or str(exc).splitlines()[0]
-    return Problem(mark.line + 1 if mark else 0, text)
+    told = getattr(exc, "problem", None) or str(exc).splitlines()[0]
+    return Problem(mark.line + 1 if mark else 0, told)
 
 
 def _order(problem: Problem) -> tuple[bool, int]:
@@ -222,8 +292,9 @@ def _problem(error: Any, lines: Lines, form: type[BaseModel]) -> Problem:
     where = ".".join(str(key) for key in keys) or "the file"
     kind = error["type"]
     if kind == "extra_forbidden":
-        unknown = str(keys[-1])
-        return Problem(line, f"unknown key {unknown!r}{likely(unknown, _known(form, keys[:-1]))}")
+        *above, unknown = [*keys, error["loc"][-1]][: max(1, len(keys))]
+        known = _known(form, above)
+        return Problem(line, f"unknown key {str(unknown)!r}{likely(str(unknown), known)}")
     if kind == "missing":
         return Problem(line, f"{where} is missing")
     if kind == "value_error":
@@ -269,5 +340,4 @@ def _steps(node: dict[str, Any], key: Key) -> Iterator[dict[str, Any]]:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+    return shortened(repr(value), 40)

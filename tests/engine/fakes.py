@@ -1,7 +1,7 @@
 """Movers for the engine on the loop's clock: one that goes as a script says, and a small QEMU."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -304,6 +304,10 @@ class FakeDesk:
 
     coming: list[tuple[float, RequestKind | str, dict[str, Any]]]
     answers: list[tuple[str, bool, str]] = field(default_factory=list)
+    intents: list[str] = field(default_factory=list)
+
+    async def intend(self, step: str, intent: Mapping[str, Any]) -> None:
+        self.intents.append(step)
 
     def take_requests(self) -> list[Request]:
         now = asyncio.get_running_loop().time()

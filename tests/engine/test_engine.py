@@ -7,7 +7,8 @@ from tests.engine.fakes import GONE, MOVING, PAUSED, RUNS, SILENT, FakeMover, re
 from tests.engine.running import ORDER, phases, run, terms
 from tests.unit.builders import sample
 from vmckpt.errors import OutcomeUnknown, PeerLoginFailed
-from vmckpt.migrate.engine import INTERVAL, PATIENCE, Migration
+from vmckpt.migrate.engine import PATIENCE, Migration
+from vmckpt.migrate.sight import INTERVAL
 from vmckpt.model.events import Decided, Event, Sampled
 from vmckpt.model.jobs import JobPhase, Outcome
 from vmckpt.model.orders import Driver
@@ -26,7 +27,7 @@ async def test_a_migration_that_goes_well_is_complete() -> None:
 
     assert ending.outcome is Outcome.COMPLETED
     assert ending.totals == mover.statistics
-    assert mover.calls == ["downtime 0.1", "move peer-to-peer"]
+    assert mover.calls == ["downtime 0.1", "move peer-to-peer", "forget source"]
     assert ending.elapsed == pytest.approx(3.0, abs=0.2)
 
 
@@ -97,7 +98,7 @@ async def test_a_source_that_cannot_log_in_at_the_target_lets_the_client_drive()
 
     assert (ending.outcome, ending.driver) == (Outcome.COMPLETED, Driver.CLIENT)
     assert [d.action for d in ending.decisions] == ["client-driven"]
-    assert mover.calls[1:] == ["move peer-to-peer", "move client-driven"]
+    assert mover.calls[1:3] == ["move peer-to-peer", "move client-driven"]
 
 
 async def test_a_broken_call_is_no_failure_the_hosts_are_asked() -> None:
@@ -147,7 +148,7 @@ async def test_autostart_is_set_once_the_guest_has_arrived() -> None:
     left = FakeMover(errors=[refusal("no")])
     await run(left, order=AUTOSTART)
 
-    assert mover.calls[-1] == "autostart"
+    assert mover.calls[-2:] == ["autostart", "forget source"]
     assert "autostart" not in left.calls
 
 

@@ -154,7 +154,7 @@ def test_names_are_shown_as_they_are(journal: Journal) -> None:
 
 
 def test_an_answer_is_what_the_controller_says(journal: Journal, tmp_path: Path) -> None:
-    made = recorder.begin(WEB1, pytest.fail, path=tmp_path / "journal.db")
+    made = recorder.begin(WEB1, pytest.fail, place=tmp_path / "journal.db")
     seen: list[object] = []
 
     def engine() -> None:

@@ -1,6 +1,8 @@
 """What is written to the journal, and how it is found again."""
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from vmckpt.journal import identity, store
 from vmckpt.journal.records import Batch, NewOperation, Record, State
 from vmckpt.journal.store import Journal
 from vmckpt.journal.thinning import Retention, Step
+from vmckpt.lease import rules
 from vmckpt.units import Seconds
 
 WEB1 = NewOperation(kind="migrate", guest="web1", guest_uuid="u-1", source="alpha", target="beta")
@@ -27,18 +30,13 @@ class Clock:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "journal.db"
-
-
-@pytest.fixture
 def clock() -> Clock:
     return Clock()
 
 
 @pytest.fixture
-def journal(path: Path, clock: Clock) -> Iterator[Journal]:
-    with Journal(path, clock=clock) as made:
+def journal(place: Path | str, clock: Clock) -> Iterator[Journal]:
+    with Journal(place, clock=clock) as made:
         yield made
 
 
@@ -86,6 +84,19 @@ def test_events_and_samples_are_numbered_and_read_from_any_number_on(journal: Jo
     assert last.seq == 3
 
 
+def test_times_are_the_databases_own(place: Path | str) -> None:
+    before = time.time()
+    with Journal(place) as journal:
+        id_ = journal.begin(WEB1)
+        journal.finish(id_, "completed", None)
+        found = journal.operation(id_)
+
+    assert before - 1 <= found.began_at <= time.time() + 1
+    assert found.alive_until == pytest.approx(found.began_at + rules.TTL, abs=1)
+    assert found.ended_at is not None
+    assert found.began_at <= found.ended_at
+
+
 def test_the_last_forecast_counts(journal: Journal) -> None:
     id_ = journal.begin(WEB1)
     assert journal.forecast(id_) is None
@@ -109,7 +120,7 @@ def test_a_batch_is_written_whole_or_not_at_all(journal: Journal) -> None:
 
 
 def test_samples_of_an_unknown_operation_are_refused(journal: Journal) -> None:
-    with pytest.raises(JournalError, match="FOREIGN KEY"):
+    with pytest.raises(JournalError, match="no job m-none"):
         journal.add_samples("m-none", sampled(0.0))
 
 
@@ -280,3 +291,14 @@ def test_pruning_is_done_once_an_hour_and_goes_on_where_its_time_ran_out(
     assert second is not None
     assert (second.thinned, second.complete) == (3, True)
     assert third is None
+
+
+def test_several_may_prune_at_once(journal: Journal, clock: Clock, place: Path | str) -> None:
+    for _ in range(6):
+        journal.finish(journal.begin(WEB1), "completed", None)
+    clock.now += 400 * DAY
+    with Journal(place, clock=clock) as other, ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda one: one.prune(budget=Seconds(30.0)), (journal, other)))
+
+    assert any(one is not None for one in done)
+    assert journal.operations() == []

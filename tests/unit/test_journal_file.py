@@ -55,13 +55,35 @@ def test_the_journal_is_where_the_environment_says() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("named", "meant"),
+    [
+        ("/j/x.db", Path("/j/x.db")),
+        ("none", "none"),
+        ("postgresql://anna@db/jobs", "postgresql://anna@db/jobs"),
+        ("", Path("/x/journal.db")),
+    ],
+)
+def test_a_journal_that_is_named_wins(named: str, meant: Path | str) -> None:
+    environ = {"VMCKPT_STATE": "/x", "VMCKPT_JOURNAL": named}
+
+    assert place.chosen(environ, root=True) == meant
+
+
+def test_where_no_journal_is_wanted_none_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VMCKPT_JOURNAL", "none")
+
+    with pytest.raises(JournalError, match="no journal is kept"):
+        Journal()
+
+
 def test_a_newer_schema_is_refused_in_one_line_and_left_alone(path: Path) -> None:
     Journal(path).close()
     with sqlite3.connect(path) as raw:
         raw.execute("UPDATE meta SET value = '9' WHERE key = 'version'")
     raw.close()
 
-    with pytest.raises(JournalError, match=r"has schema 9, this vmckpt knows 1") as caught:
+    with pytest.raises(JournalError, match=r"has schema 9, this vmckpt knows 2") as caught:
         Journal(path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
@@ -73,17 +95,18 @@ def test_an_older_schema_is_migrated_step_by_step(
     Journal(path).close()
     done = []
 
-    def second(connection: Connection) -> None:
-        done.append(2)
+    def third(connection: Connection) -> None:
+        done.append(3)
         connection.execute(text("ALTER TABLE operations ADD COLUMN colour TEXT"))
 
-    monkeypatch.setattr(schema, "MIGRATIONS", (second, lambda _: done.append(3)))
+    steps = (*schema.MIGRATIONS, third, lambda _: done.append(4))
+    monkeypatch.setattr(schema, "MIGRATIONS", steps)
     Journal(path).close()
     Journal(path).close()
 
-    assert done == [2, 3]
+    assert done == [3, 4]
     with sqlite3.connect(path) as raw:
-        assert raw.execute("SELECT value FROM meta WHERE key = 'version'").fetchone() == ("3",)
+        assert raw.execute("SELECT value FROM meta WHERE key = 'version'").fetchone() == ("4",)
         raw.execute("SELECT colour FROM operations")
     raw.close()
 
@@ -97,7 +120,7 @@ def test_a_migration_that_fails_changes_nothing(
         connection.execute(text("ALTER TABLE operations ADD COLUMN colour TEXT"))
         connection.execute(text("SELECT 1 FROM nowhere"))
 
-    monkeypatch.setattr(schema, "MIGRATIONS", (half,))
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, half))
     with pytest.raises(JournalError, match="nowhere"):
         Journal(path)
     monkeypatch.undo()
@@ -201,7 +224,10 @@ def test_a_controller_is_known_by_its_start_and_its_boot() -> None:
     assert identity.alive(other(started=me.started + 1)) is False
     assert identity.alive(other(boot="another")) is False
     assert identity.alive(other(pid=2**22 + 1)) is False
-    assert identity.alive(other(host="elsewhere.invalid")) is None
+    # This machine, called otherwise since; another one; this one before it was booted.
+    assert identity.alive(other(host="elsewhere.invalid")) is True
+    assert identity.alive(other(host="elsewhere.invalid", pid=2**22 + 1)) is False
+    assert identity.alive(other(host="elsewhere.invalid", boot="another")) is None
 
 
 def test_a_second_journal_in_one_process_does_not_cut_the_first_off(tmp_path: Path) -> None:

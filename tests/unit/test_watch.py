@@ -10,6 +10,7 @@ RUNS = Presence(reachable=True, state=GuestState.RUNNING)
 MOVING = Presence(reachable=True, state=GuestState.RUNNING, migrating=True)
 RESUMED = Presence(reachable=True, state=GuestState.RUNNING, resumed=True)
 PAUSED = Presence(reachable=True, state=GuestState.PAUSED)
+HELD = Presence(reachable=True, state=GuestState.PAUSED, held=True)
 OFF = Presence(reachable=True, state=GuestState.SHUT_OFF)
 GONE = Presence(reachable=True)
 SILENT = Presence(reachable=False)
@@ -35,7 +36,8 @@ ON_PART = Presence(reachable=True, state=GuestState.RUNNING, post_copy=True)
         pytest.param(GONE, GONE, Outcome.SHUT_OFF, id="ended, transient"),
         pytest.param(OFF, GONE, Outcome.SHUT_OFF, id="ended on the source"),
         pytest.param(GONE, OFF, Outcome.SHUT_OFF, id="ended right after the move"),
-        pytest.param(GONE, PAUSED, None, id="not started on the target yet"),
+        pytest.param(GONE, HELD, None, id="not started on the target yet"),
+        pytest.param(GONE, PAUSED, Outcome.COMPLETED, id="moved, and paused there by somebody"),
         pytest.param(SILENT, RUNS, None, id="source lost: it may run there too"),
         pytest.param(GONE, SILENT, None, id="target lost after the switch"),
         pytest.param(SILENT, SILENT, None, id="both lost"),

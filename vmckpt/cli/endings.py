@@ -60,7 +60,8 @@ def _failed(report: MigrationReport) -> VmckptError:
 def _shut_off(report: MigrationReport) -> VmckptError:
     return MigrationFailed(
         f"{report.guest} ended meanwhile and runs on neither {report.source} nor {report.target}",
-        mend="look at its console and log, then start it with virsh start",
+        mend="look at its console and log, then start it with virsh start (should libvirtd say"
+        " that a job still holds it, restart that libvirtd first)",
     )
 
 
@@ -76,10 +77,10 @@ def _postcopy_paused(report: MigrationReport) -> VmckptError:
 
 def _lost(report: MigrationReport) -> VmckptError:
     return OutcomeUnknown(
-        f"{report.target} lost {report.guest} in the middle of a post-copy: part of its memory is"
-        f" gone; the rest is paused on {report.source}",
+        f"one end of {report.guest}'s post-copy died, and part of its memory with it; the other end"
+        f" stands still on {report.source} or {report.target}",
         host=report.target,
-        mend=f"virsh destroy {report.guest} on {report.source}, then start it from its disks",
+        mend=f"run virsh destroy {report.guest} there, then start it from its disks",
     )
 
 

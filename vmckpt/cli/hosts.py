@@ -31,7 +31,7 @@ def hosts(inventory: INVENTORY = None, json: JSON = False) -> None:
         )
         for view in views:
             if view.facts is None:
-                shown.add_row(view.host.name, "[red]unreachable[/]")
+                shown.add_row(view.host.name, output.styled("red", "unreachable"))
                 continue
             facts = view.facts
             active = sum(guest.state.is_active for guest in facts.guests)
@@ -123,7 +123,7 @@ def label(
         output.print_json(dict(now))
     else:
         shown = " ".join(f"{key}={value}" for key, value in sorted(now.items())) or "no labels"
-        output.out.print(f"{guest}: {shown}", markup=False)
+        output.out.print(f"{guest}: {shown}")
 
 
 def _guest_json(host: Host, guest: Guest) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from vmckpt import api
@@ -63,12 +62,12 @@ def table(views: Sequence[JobView], now: datetime) -> Table:
         operation = view.operation
         shown.add_row(
             operation.id,
-            escape(operation.guest),
-            escape(_way(operation)),
-            "[bold red]unattended[/]" if view.unattended else escape(view.doing),
+            operation.guest,
+            _way(operation),
+            output.styled("bold red", "unattended") if view.unattended else view.doing,
             "–" if view.sample is None else f"{view.sample.done:.0%}",
             _when(operation.began_at, now),
-            escape(operation.asked_by),
+            operation.asked_by,
         )
     return shown
 
@@ -103,24 +102,22 @@ def job(job: JOB, json: JSON = False) -> None:
 def show(console: Console, found: JobDetail, now: datetime) -> None:
     """A job for people."""
     view, operation = found.view, found.view.operation
-    console.print(
-        f"{operation.id} {operation.guest}: {view.doing}, {_way(operation)}", markup=False
-    )
+    console.print(f"{operation.id} {operation.guest}: {view.doing}, {_way(operation)}")
     facts = output.table("", "")
     facts.show_header = False
     for name, text in _facts(found, now):
-        facts.add_row(name, escape(text))
+        facts.add_row(name, text)
     console.print(facts)
     for event in found.events:
         if (line := watching.told(event)) is not None:
-            console.print(f"at {show_seconds(event.at)}: {line}", markup=False)
+            console.print(f"at {show_seconds(event.at)}: {line}")
     for request in found.requests:
         answer = "not answered" if request.ok is None else request.answer
         arguments = _pairs(request.arguments)
         asked = f"{request.asked_by} asked for {request.kind} {arguments}".rstrip()
-        console.print(f"{asked}: {answer}", markup=False)
+        console.print(f"{asked}: {answer}")
     for warning in (operation.report or {}).get("warnings") or ():
-        console.print(f"warning: {warning}", markup=False)
+        console.print(f"warning: {warning}")
 
 
 def _facts(found: JobDetail, now: datetime) -> list[tuple[str, str]]:
@@ -260,7 +257,7 @@ def _ask(
         if not answer.ok:
             refused.append(f"{kind}: {answer.text}")
         elif not json:
-            output.out.print(f"{id_}: {answer.text}", markup=False)
+            output.out.print(f"{id_}: {answer.text}")
     if json:
         output.print_json({"job": id_, "answers": told})
     if refused:

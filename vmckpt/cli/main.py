@@ -1,6 +1,7 @@
 """The program `vmckpt`: its commands, and the one place where errors become exit codes."""
 
 import logging
+import os
 import signal
 import sys
 from typing import Annotated, cast
@@ -10,7 +11,10 @@ import typer
 import vmckpt
 from vmckpt.cli import hosts, jobs, lab, output, plan, policy
 from vmckpt.cli.migrate import migrate, resume
+from vmckpt.cli.recover import recover
 from vmckpt.errors import VmckptError
+from vmckpt.inventory import READ_ONLY
+from vmckpt.journal import place
 
 # Typer has a click of its own and exports only the end of its error tree.
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
@@ -31,6 +35,7 @@ app.command()(migrate)
 app.command()(plan.plan)
 policy.app.command()(plan.replay)
 app.command()(resume)
+app.command()(recover)
 jobs.add_to(app)
 app.add_typer(lab.app, name="lab")
 app.add_typer(policy.app, name="policy")
@@ -48,6 +53,17 @@ def options(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Log what libvirt and ssh say to stderr.")
     ] = False,
+    journal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|URL|none",
+            envvar=place.VARIABLE,
+            help="Where jobs are recorded: postgresql://USER@HOST/DB serves several machines.",
+        ),
+    ] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Look and do not touch; also by VMCKPT_READ_ONLY=1.")
+    ] = False,
     _show_version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
@@ -57,8 +73,12 @@ def options(
         level=logging.DEBUG if verbose else logging.CRITICAL,
         format="%(relativeCreated)6d ms %(name)s: %(message)s",
     )
+    if read_only:
+        os.environ[READ_ONLY] = "1"
+    if journal is not None:
+        place.choose(journal)
     if context.invoked_subcommand is None:
-        output.out.print(context.get_help(), markup=False)
+        output.out.print(context.get_help())
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from vmckpt import api
 from vmckpt.cli import endings, output
 from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY, PROBE, rate, seconds
 from vmckpt.cli.progress import Progress
+from vmckpt.cli.signals import stop_on_signals
 from vmckpt.migrate import report as reports
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.terms import Wishes
@@ -153,22 +153,6 @@ async def _resume(job: str, inventory: Path | None, folder: Path | None) -> Migr
         return await api.resume(known, policies, job, caller)
 
 
-def stop_on_signals(first: str) -> asyncio.Event:
-    """Set by Ctrl-C and SIGTERM, which say `first`."""
-    stop = asyncio.Event()
-
-    def cancel() -> None:
-        if not stop.is_set():
-            output.say(first)
-            stop.set()
-        else:
-            output.say("still stopping; a migration cannot be left half done")
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, cancel)
-    return stop
-
-
 def _show(report: MigrationReport) -> None:
     """The report for people, on stdout."""
     if report.outcome in (Outcome.BLOCKED, Outcome.PLANNED):
@@ -182,18 +166,19 @@ def _show(report: MigrationReport) -> None:
         return
     how = f"{report.mode}, policy {report.policy}, {report.driver}"
     output.out.print(
-        f"[bold]{report.guest}[/]: {report.outcome}, {report.source} → {report.target} ({how})"
+        output.styled("bold", f"{report.guest}:"),
+        f"{report.outcome}, {report.source} → {report.target} ({how})",
     )
     _figures(report)
     _passes(report)
     for one in report.decisions:
         numbers = " ".join(f"{key}={value}" for key, value in one.numbers.items())
         at = show_seconds(one.at - report.began)
-        output.out.print(f"at {at}: {one.action}, because {one.reason} {numbers}", markup=False)
+        output.out.print(f"at {at}: {one.action}, because {one.reason} {numbers}")
     for image in report.left_behind:
         output.out.print(f"left on {report.source}: {image}; remove it once all is well")
     for warning in report.warnings:
-        output.out.print(f"warning: {warning}", markup=False)
+        output.out.print(f"warning: {warning}")
 
 
 def _figures(report: MigrationReport) -> None:

@@ -1,18 +1,45 @@
-"""Where output goes: results to stdout, everything else to stderr."""
+"""Where output goes: results to stdout, everything else to stderr.
+
+Names, errors and what hosts say are others' words: what would steer a terminal in them is shown
+(as "\\x1b"), never sent.
+"""
 
 import json
+import logging
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from vmckpt.model.findings import Finding, Severity
 
 # Into a pipe or a file nothing is wrapped: a line stays a line for grep.
 _PIPED_WIDTH = 200
+_LONGEST_LINE = 4000
+# Control characters, what turns the direction of writing, other line ends, halves of characters.
+_STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+
+
+def styled(style: str, text: str) -> Text:
+    """A text of ours or others', in a style; nothing in it is taken for markup."""
+    return Text(harmless(text), style)
+
+
+def harmless(text: str) -> str:
+    """A text without what would steer a terminal; line breaks stay."""
+    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def in_one_line(text: str) -> str:
+    """As `harmless`, and no line breaks: nobody's name can look like a line of ours."""
+    return harmless(" ".join(text.split("\n")))[:_LONGEST_LINE]
 
 
 class _Console(Console):
@@ -21,11 +48,34 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
+    def render_str(self, text: str, **options: Any) -> Text:
+        """As rich does it, but for what is not ours in the text."""
+        # The options are rich's own; which there are differs between its versions.
+        return super().render_str(harmless(text), **options)
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        """The last place before the terminal: text that never was a string of ours, too."""
+        encoding = self.encoding
+        return super()._render_buffer(
+            part if part.control else part._replace(text=_known(harmless(part.text), encoding))
+            for part in buffer
+        )
+
+
+def _known(text: str, encoding: str) -> str:
+    """What the terminal has no character for is shown by its number."""
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
 
 def _console(*, stderr: bool) -> Console:
     piped = not (sys.stderr if stderr else sys.stdout).isatty()
     return _Console(
-        stderr=stderr, highlight=False, soft_wrap=piped, width=_PIPED_WIDTH if piped else None
+        stderr=stderr,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        soft_wrap=piped,
+        width=_PIPED_WIDTH if piped else None,
     )
 
 
@@ -42,17 +92,35 @@ _STYLES = {
 
 def print_json(value: Any) -> None:
     """One JSON value on stdout."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(as_json(value, indent=2) + "\n")
+
+
+def as_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON that can be read as it is, without what would steer a terminal."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8", "surrogatepass")
+    except UnicodeEncodeError:
+        return json.dumps(value, indent=indent)
+    # JSON itself has none of these: they stand in strings.
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class LogFormatter(logging.Formatter):
+    """For what libraries log: libvirt's and ssh's words."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
 
 
 def say(line: str) -> None:
     """One line of progress on stderr, as it is, whatever the terminal's width."""
-    err.print(escape(line), soft_wrap=True)
+    err.print(Text(in_one_line(line)), soft_wrap=True)
 
 
 def complain(line: str) -> None:
     """One line of complaint on stderr."""
-    err.print(f"[bold red]error:[/] {escape(line)}", soft_wrap=True)
+    err.print(Text.assemble(("error:", "bold red"), " ", in_one_line(line)), soft_wrap=True)
 
 
 def findings(console: Console, found: Iterable[Finding]) -> None:
@@ -60,11 +128,14 @@ def findings(console: Console, found: Iterable[Finding]) -> None:
     for finding in found:
         style = _STYLES[finding.severity]
         console.print(
-            f"[{style}]{finding.severity:<7}[/] {escape(finding.where)}: {escape(finding.text)}"
-            f" [dim]({finding.code})[/]"
+            Text.assemble(
+                (f"{finding.severity:<7}", style),
+                f" {in_one_line(finding.where)}: {in_one_line(finding.text)} ",
+                (f"({finding.code})", "dim"),
+            )
         )
         if finding.mend is not None:
-            console.print(f"        → {escape(finding.mend)}")
+            console.print(Text(f"        → {in_one_line(finding.mend)}"))
 
 
 def table(*columns: str) -> Table:

@@ -11,8 +11,8 @@ import typer
 from vmckpt import api
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY, PROBE
-from vmckpt.cli.migrate import stop_on_signals
 from vmckpt.cli.progress import Progress
+from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import Blocked
 from vmckpt.migrate import forecast
 from vmckpt.migrate.forecast import Forecast, Range
@@ -101,9 +101,10 @@ def _show(made: Plan, source: Host, target: Host) -> None:
     output.findings(output.out, [f for f in made.findings if f.severity is not Severity.OK])
     if made.chosen is None or made.facts.guest is None:
         return
-    output.out.print(f"[bold]{made.facts.guest.name}[/]: {source.name} → {target.name}")
-    output.out.print(f"policy {explain.choice(made.chosen)[0]}", markup=False)
-    output.out.print(f"mode {made.mode}: {made.reason}", markup=False)
+    name = output.styled("bold", made.facts.guest.name)
+    output.out.print(name, f": {source.name} → {target.name}", sep="")
+    output.out.print(f"policy {explain.choice(made.chosen)[0]}")
+    output.out.print(f"mode {made.mode}: {made.reason}")
     if made.outlook is None:
         return
     table = output.table("mode", ">total", ">downtime", ">sent", "")
@@ -120,9 +121,9 @@ def _show(made: Plan, source: Host, target: Host) -> None:
     for planned in chosen.planned if chosen is not None else ():
         at = show_seconds(planned.at)
         output.out.print(f"after {at} or so: {planned.action}, because {planned.reason}")
-    output.out.print(f"the guest: {forecast.curve_in_words(made.outlook.facts)}", markup=False)
+    output.out.print(f"the guest: {forecast.curve_in_words(made.outlook.facts)}")
     for line in made.outlook.facts.basis:
-        output.out.print(f"based on: {line}", markup=False)
+        output.out.print(f"based on: {line}")
 
 
 def _range(span: Range | None, show: Callable[[float], str]) -> str:
@@ -160,7 +161,7 @@ def replay(
     before = f"{told.recorded_policy}, {told.outcome or 'it breaks off'}"
     say(f"{told.guest} under policy {told.policy}, mode {told.mode} (recorded: {before})")
     for one in told.result.decided:
-        say(f"at {show_seconds(one.at)}: {one.action}, because {one.reason}", markup=False)
+        say(f"at {show_seconds(one.at)}: {one.action}, because {one.reason}")
     if told.result.differs_at is None:
         say("it would have done what was done")
         return

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from vmckpt import api
 from vmckpt import inventory as inventories
@@ -32,7 +31,7 @@ app = typer.Typer(
 def policy_options(context: typer.Context) -> None:
     """Policies: how migrations are to be done, and which one a guest gets."""
     if context.invoked_subcommand is None:
-        output.out.print(context.get_help(), markup=False)
+        output.out.print(context.get_help())
 
 
 @app.command("list")
@@ -57,8 +56,8 @@ def list_(policies: POLICIES = None, inventory: INVENTORY = None, json: JSON = F
                 show_seconds(policy.limits.max_downtime),
                 explanations.limit(policy),
                 "yes" if policy.may_switch_early else "no",
-                "shipped" if policy.shipped else escape(policy.file),
-                escape(policy.description),
+                "shipped" if policy.shipped else policy.file,
+                policy.description,
             )
         output.out.print(shown)
     if found.problems:
@@ -126,7 +125,7 @@ def check(
     else:
         for path, wrong in found.items():
             for line in wrong or (f"{path}: good",):
-                output.out.print(line, markup=False, soft_wrap=True)
+                output.out.print(line, soft_wrap=True)
     bad = [path for path, wrong in found.items() if wrong]
     if bad:
         count = sum(map(len, found.values()))
@@ -165,9 +164,9 @@ def explain(
     if json:
         output.print_json(_choice(host, found, chosen))
         return
-    output.out.print(f"{found.name} on {host.name}:", markup=False)
+    output.out.print(f"{found.name} on {host.name}:")
     for line in explanations.choice(chosen):
-        output.out.print(f"  {line}", markup=False)
+        output.out.print(f"  {line}")
     output.out.print()
     _show_values(chosen.policy)
 
@@ -228,9 +227,9 @@ def _values(policy: Policy) -> list[dict[str, str]]:
 
 def _show_values(policy: Policy) -> None:
     """Every value; the file is named once above, and by lines in the table."""
-    output.out.print(f"{policy.name}: {policy.file}", markup=False)
+    output.out.print(f"{policy.name}: {policy.file}")
     shown = output.table("key", "value", ">line", "meaning")
     for one in explanations.values(policy):
         line = one.where.removeprefix(f"{policy.file}:")
-        shown.add_row(one.key, escape(one.value), line, f"[dim]{escape(one.meaning)}[/]")
+        shown.add_row(one.key, one.value, line, output.styled("dim", one.meaning))
     output.out.print(shown)

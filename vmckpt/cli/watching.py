@@ -1,6 +1,5 @@
 """vmckpt watch: another terminal's operation, from the journal."""
 
-import json as jsons
 import sys
 import time
 from collections.abc import Callable
@@ -51,7 +50,7 @@ def watch(
             else:
                 with Window(output.err.is_terminal) as window:
                     view = follow(follower, window.take)
-                output.out.print(ended(view), markup=False)
+                output.out.print(ended(view))
         except KeyboardInterrupt:
             output.say(f"no longer watched; {follower.id} goes on")
             raise typer.Exit(130) from None
@@ -165,5 +164,5 @@ def _print_news(news: News) -> None:
 
 
 def _print_line(value: dict[str, Any]) -> None:
-    sys.stdout.write(jsons.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.write(output.as_json(value) + "\n")
     sys.stdout.flush()

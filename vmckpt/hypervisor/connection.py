@@ -7,12 +7,14 @@ that lasts as long as a migration. So statistics and abort never wait for it.
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from shlex import quote
 from typing import TypeVar
+from xml.etree.ElementTree import ParseError
 
 import libvirt
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
-from vmckpt.errors import HostUnreachable, OutcomeUnknown
+from vmckpt.errors import HostUnreachable, HypervisorError, OutcomeUnknown, ReadOnly
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.lanes import Lane
 from vmckpt.model.hosts import Host
@@ -24,6 +26,10 @@ CALL_LIMIT = Seconds(10.0)
 # A host that is off or cut off never answers the first packet; ssh and TLS take a second or two.
 OPEN_LIMIT = Seconds(6.0)
 _KEEPALIVE_SECONDS, _KEEPALIVE_COUNT = 5, 3
+# What comes of reading an answer that is none.
+NONSENSE = (
+    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, ParseError, RecursionError,
+)  # fmt: skip
 
 
 class _Line:
@@ -59,7 +65,8 @@ class _Line:
             self._drop()
         if self._connection is None:
             library.start()
-            self._connection = libvirt.open(library.without_questions(self._host.uri))
+            opened = libvirt.openReadOnly if self._host.read_only else libvirt.open
+            self._connection = opened(library.without_questions(self._host.uri))
             with suppress(libvirt.libvirtError):  # local URIs have no keep-alive
                 self._connection.setKeepAlive(_KEEPALIVE_SECONDS, _KEEPALIVE_COUNT)
         return self._connection
@@ -113,14 +120,29 @@ class Hypervisor:
     async def command(
         self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds = CALL_LIMIT
     ) -> T:
-        """A call that changes something; never repeated. Also raises OutcomeUnknown."""
+        """A call that changes something; never repeated. Also raises OutcomeUnknown, ReadOnly."""
+        self._may_act(what)
         with self._translated(what, changes=True):
             return await self._in_time(what, call, limit=limit, changes=True)
 
     async def long_command(self, what: str, call: Callable[[libvirt.virConnect], T]) -> T:
-        """A call that changes something and may take as long as it likes, in the long lane."""
+        """A call that changes something and may take as long as it likes, in the long lane.
+
+        Only to connect has a limit: nothing has happened by then.
+        """
+        self._may_act(what)
         with self._translated(what, changes=True):
+            try:
+                async with asyncio.timeout(OPEN_LIMIT):
+                    await self._long.open()
+            except TimeoutError as exc:
+                self._long = _Line(self.host, "long")
+                raise self._silent("libvirt", OPEN_LIMIT) from exc
             return await self._long.run(call)
+
+    def _may_act(self, what: str) -> None:
+        if self.host.read_only:
+            raise ReadOnly(f"{self.host.name}: {what}: only looking is allowed")
 
     @contextmanager
     def _translated(self, what: str, *, changes: bool) -> Iterator[None]:
@@ -131,6 +153,16 @@ class Hypervisor:
             raise library.refused(exc, host=self.host.name, what=what) from exc
         except library.Broken as exc:
             raise library.broken(exc, host=self.host.name, what=what, changes=changes) from exc
+        except NONSENSE as exc:
+            raise self._nonsense(what, exc, changes=changes) from exc
+
+    def _nonsense(self, what: str, exc: Exception, *, changes: bool) -> HypervisorError:
+        name = self.host.name
+        reason = f"{type(exc).__name__}: {exc}" if isinstance(exc, LookupError) else str(exc)
+        text = f"{name}: {what}: the answer makes no sense: {reason[:200]}"
+        if changes:
+            return OutcomeUnknown(f"{text}; it may have happened", host=name)
+        return HypervisorError(text, host=name, mend=f"run vmckpt doctor {quote(name)}")
 
     async def _in_time(
         self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds, changes: bool
@@ -154,9 +186,12 @@ class Hypervisor:
     def _no_answer(self, what: str, limit: Seconds) -> HostUnreachable:
         """The lane's thread is stuck in its call: leave it behind and start afresh."""
         self._short = _Line(self.host, "short")
+        return self._silent(what, limit)
+
+    def _silent(self, what: str, limit: Seconds) -> HostUnreachable:
         name = self.host.name
         return HostUnreachable(
             f"{name}: {what} gave no answer in {limit:g} s",
             host=name,
-            mend=f"run vmckpt doctor {name}",
+            mend=f"run vmckpt doctor {quote(name)}",
         )

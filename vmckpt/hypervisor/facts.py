@@ -26,15 +26,13 @@ def _read(connection: libvirt.virConnect) -> HostFacts:
             network.name() for network in connection.listAllNetworks() if network.isActive()
         }
     return HostFacts(
-        hostname=connection.getHostname(),
+        hostname=parse.text(connection.getHostname(), "the host's name"),
         uuid=parse.host_uuid(capabilities),
         libvirt_version=parse.version(connection.getLibVersion()),
         qemu_version=parse.version(connection.getVersion()),
-        cpus=connection.getInfo()[2],
-        memory=Bytes(memory["total"] * 1024),
-        memory_free=Bytes(
-            (memory["free"] + memory.get("buffers", 0) + memory.get("cached", 0)) * 1024
-        ),
+        cpus=parse.count(connection.getInfo()[2], "the number of CPUs"),
+        memory=_kib(memory["total"]),
+        memory_free=_kib(memory["free"] + memory.get("buffers", 0) + memory.get("cached", 0)),
         machines=machines,
         accelerators=accelerators,
         networks=frozenset(networks),
@@ -42,11 +40,19 @@ def _read(connection: libvirt.virConnect) -> HostFacts:
     )
 
 
+def _kib(number: int) -> Bytes:
+    return Bytes(parse.count(parse.count(number, "memory") * 1024, "memory"))
+
+
 def _guest(domain: libvirt.virDomain) -> GuestOnHost:
     state = GuestState.UNKNOWN
     with suppress(libvirt.libvirtError):
         state = parse.STATES.get(domain.state()[0], GuestState.UNKNOWN)
-    return GuestOnHost(name=domain.name(), uuid=domain.UUIDString(), state=state)
+    return GuestOnHost(
+        name=parse.text(domain.name(), "a guest's name"),
+        uuid=parse.text(domain.UUIDString(), "a guest's UUID"),
+        state=state,
+    )
 
 
 async def cpu_fits(hypervisor: Hypervisor, guest: Guest) -> bool | None:

@@ -8,14 +8,14 @@ import libvirt
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import parse
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.model.guests import Guest, Presence
+from vmckpt.model.guests import OUTGOING, Guest, Presence
 
 _JOBS = {
     libvirt.VIR_DOMAIN_JOB_OPERATION_START: "start",
     libvirt.VIR_DOMAIN_JOB_OPERATION_SAVE: "save",
     libvirt.VIR_DOMAIN_JOB_OPERATION_RESTORE: "restore",
     libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_IN: "incoming migration",
-    libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT: "outgoing migration",
+    libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT: OUTGOING,
     libvirt.VIR_DOMAIN_JOB_OPERATION_SNAPSHOT: "snapshot",
     libvirt.VIR_DOMAIN_JOB_OPERATION_SNAPSHOT_REVERT: "revert to a snapshot",
     libvirt.VIR_DOMAIN_JOB_OPERATION_DUMP: "dump",
@@ -27,8 +27,13 @@ _POST_COPY = (
     (libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_POSTCOPY),
     (libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_POSTCOPY_FAILED),
 )
+_HELD = (
+    (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_MIGRATION),
+    # QEMU was started to receive, and has not received all.
+    (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP),
+)
 UNKNOWN_JOB = "unknown"
-_MIGRATIONS = ("incoming migration", "outgoing migration")
+_MIGRATIONS = ("incoming migration", OUTGOING)
 
 
 async def all_guests(hypervisor: Hypervisor) -> list[Guest]:
@@ -68,6 +73,7 @@ async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
             state_reason=reason,
             resumed=state == libvirt.VIR_DOMAIN_RUNNING
             and reason == libvirt.VIR_DOMAIN_RUNNING_MIGRATION_CANCELED,
+            held=(state, reason) in _HELD,
             post_copy=(state, reason) in _POST_COPY,
             # A job that cannot be told may be one: saying so costs another look, not a guest.
             migrating=_job(domain) in (*_MIGRATIONS, UNKNOWN_JOB),
@@ -131,6 +137,8 @@ async def remove(hypervisor: Hypervisor, name: str) -> None:
 
 def _lookup(connection: libvirt.virConnect, name: str) -> libvirt.virDomain | None:
     """By name, else by UUID."""
+    if parse.not_in_xml(name):
+        return None  # no guest can have such a name, and libvirt cannot be asked for it
     for look in (connection.lookupByName, connection.lookupByUUIDString):
         try:
             return look(name)

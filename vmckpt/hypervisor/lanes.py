@@ -61,4 +61,6 @@ def _finish(future: "asyncio.Future[T]", result: T) -> None:
 
 def _fail(future: "asyncio.Future[T]", error: BaseException) -> None:
     if not future.done():
-        future.set_exception(error)
+        # A future takes no StopIteration, and who waits for it would wait for ever.
+        stopped = isinstance(error, StopIteration)
+        future.set_exception(ValueError("no such thing") if stopped else error)

@@ -214,15 +214,14 @@ class LibvirtMover:
     async def forget_source(self) -> bool:
         """See Mover.forget_source.
 
-        libvirt leaves the definition when the source's call was lost although the stream arrived.
+        libvirt leaves the definition when the source's call was lost although the stream arrived,
+        and when the source went down before it heard of the arrival.
         """
 
         def change(connection: libvirt.virConnect) -> bool:
             try:
                 domain = self._guest(connection)
-                state, reason = domain.state()
-                migrated = (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_MIGRATED)
-                if (state, reason) != migrated or not domain.isPersistent():
+                if domain.state()[0] != libvirt.VIR_DOMAIN_SHUTOFF or not domain.isPersistent():
                     return False
             except libvirt.libvirtError as exc:
                 if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:

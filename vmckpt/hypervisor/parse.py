@@ -1,10 +1,18 @@
-"""libvirt's XML and statistics, read once into our types; units are converted only here."""
+"""libvirt's XML and statistics, read once into our types; units are converted only here.
 
+What makes no sense is a ValueError (ET.ParseError is a SyntaxError); `connection` makes one of our
+errors of either.
+"""
+
+import re
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import libvirt
 
+from vmckpt.errors import BadInput
 from vmckpt.model.guests import Disk, Guest, GuestState, Nic
 from vmckpt.model.jobs import JobPhase, JobSample, JobTotals
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
@@ -35,6 +43,71 @@ _SCALE = {
 }
 
 
+# libvirt sends no longer text (VIR_NET_MESSAGE_STRING_MAX), and nests XML no deeper than libxml2.
+_MOST_XML = 4 << 20
+_DEEPEST = 256
+_PIECE = 1 << 16
+# More than any host can mean, and few enough for every arithmetic, JSON and journal.
+_MOST = (1 << 63) - 1
+_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+class _Builder(ET.TreeBuilder):
+    """Refuses what libvirt never writes and what can fill the memory: a DTD, bottomless nesting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth = 0
+
+    def doctype(self, _name: str, _public: str | None, _system: str | None) -> None:
+        raise ValueError("XML with a DTD is refused")
+
+    def start(self, tag: str, attrs: dict[str, str]) -> ET.Element:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise ValueError(f"XML nested deeper than {_DEEPEST} is refused")
+        return super().start(tag, attrs)
+
+    def end(self, tag: str) -> ET.Element:
+        self._depth -= 1
+        return super().end(tag)
+
+
+def tree(xml: str, *roots: str) -> ET.Element:
+    """XML from a host, whose outermost element is one of `roots`. Raises ValueError, ParseError."""
+    if not isinstance(xml, str) or len(xml) > _MOST_XML:
+        raise ValueError("no XML" if not isinstance(xml, str) else "XML of more than 4 MiB")
+    parser = ET.XMLParser(target=_Builder())
+    # In pieces: what is refused is not read to its end.
+    for begin in range(0, len(xml), _PIECE):
+        parser.feed(xml[begin : begin + _PIECE])
+    root: ET.Element = parser.close()
+    if root.tag not in roots:
+        raise ValueError(f"<{root.tag[:40]}> where <{roots[0]}> should be")
+    return root
+
+
+def count(value: Any, what: str) -> int:
+    """A number that must be there and make sense. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+        raise ValueError(f"{what} is {str(value)[:40]!r}")
+    return value
+
+
+def text(value: Any, what: str) -> str:
+    """A text that must be there. Raises ValueError."""
+    if not isinstance(value, str) or len(value) > _MOST_XML:
+        raise ValueError(f"{what} is {str(value)[:40]!r}")
+    return value
+
+
+def _number(text: str | None, what: str) -> int:
+    """As `count`, from XML."""
+    if text is None or not re.fullmatch(r"\s*[0-9]{1,19}\s*", text):
+        raise ValueError(f"{what} is {(text or '')[:40]!r}")
+    return count(int(text), what)
+
+
 def guest(
     xml: str,
     *,
@@ -45,7 +118,7 @@ def guest(
     job: str | None,
 ) -> Guest:
     """A guest from its domain XML (the live one for a guest that runs) and what else was asked."""
-    root = ET.fromstring(xml)
+    root = tree(xml, "domain")
     devices = root.find("devices")
     memory = root.find("memory")
     kind = root.find("os/type")
@@ -58,7 +131,7 @@ def guest(
         persistent=persistent,
         autostart=autostart,
         memory=_bytes(memory),
-        vcpus=int(root.findtext("vcpu", "1")),
+        vcpus=_number(root.findtext("vcpu", "1"), "vcpu"),
         accelerator=root.get("type", ""),
         emulator=root.findtext("devices/emulator"),
         arch=kind.get("arch", "") if kind is not None else "",
@@ -79,9 +152,18 @@ def guest(
         huge_pages=root.find("memoryBacking/hugepages") is not None,
         file_memory=root.find("memoryBacking/source[@type='file']") is not None,
         snapshots=snapshots,
-        job=job,
+        job=job or _block_job(root),
         labels=_labels(root),
     )
+
+
+def _block_job(root: ET.Element) -> str | None:
+    """libvirt counts none of these among the guest's jobs, and migrates none of them."""
+    for disk in root.findall("devices/disk"):
+        target = disk.find("target")
+        if disk.find("mirror") is not None and target is not None:
+            return f"block job on {target.get('dev', '')}"
+    return None
 
 
 def _labels(root: ET.Element) -> dict[str, str]:
@@ -90,10 +172,20 @@ def _labels(root: ET.Element) -> dict[str, str]:
     return {node.get("name", ""): node.get("value", "") for node in root.findall(path)}
 
 
+def not_in_xml(text: str) -> bool:
+    """Whether a text has characters that no definition can hold."""
+    return _NOT_IN_XML.search(text) is not None
+
+
 def labels_xml(labels: Mapping[str, str]) -> str:
-    """The metadata element that holds labels."""
+    """The metadata element that holds labels. Raises BadInput."""
     root = ET.Element("labels")
     for name, value in sorted(labels.items()):
+        if not_in_xml(name + value):
+            raise BadInput(
+                f"{name!r}={value!r}: a label cannot hold control characters",
+                mend="leave them out",
+            )
         ET.SubElement(root, "label", name=name, value=value)
     return ET.tostring(root, encoding="unicode")
 
@@ -101,7 +193,8 @@ def labels_xml(labels: Mapping[str, str]) -> str:
 def _bytes(node: ET.Element | None) -> Bytes:
     if node is None or not node.text:
         return Bytes(0)
-    return Bytes(int(node.text) * _SCALE.get(node.get("unit", "KiB").lower(), 1 << 10))
+    size = _number(node.text, "memory") * _SCALE.get(node.get("unit", "KiB").lower(), 1 << 10)
+    return Bytes(count(size, "memory"))
 
 
 def _disk(node: ET.Element) -> Disk:
@@ -161,7 +254,7 @@ def _shared_memory(root: ET.Element) -> bool:
 
 def machines(capabilities: str) -> tuple[frozenset[str], frozenset[str]]:
     """Machine types and domain types ("kvm", "qemu") that a host's capabilities XML lists."""
-    root = ET.fromstring(capabilities)
+    root = tree(capabilities, "capabilities")
     types = {m.text for m in root.findall("guest/arch/machine") if m.text}
     types |= {m.text for m in root.findall("guest/arch/domain/machine") if m.text}
     accelerators = {d.get("type", "") for d in root.findall("guest/arch/domain")}
@@ -170,19 +263,28 @@ def machines(capabilities: str) -> tuple[frozenset[str], frozenset[str]]:
 
 def host_uuid(capabilities: str) -> str:
     """libvirt's UUID of the host."""
-    return ET.fromstring(capabilities).findtext("host/uuid", "")
+    return tree(capabilities, "capabilities").findtext("host/uuid", "")
 
 
 def version(number: int) -> str:
     """libvirt's packed version as people write it: 7002022 is "7.2.22"."""
+    count(number, "version")
     return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
 
 Stats = Mapping[str, int | str | float | bool]
 
 
-def _int(stats: Stats, key: str, default: int = 0) -> int:
-    return int(stats.get(key, default))
+def _int(stats: Stats, key: str) -> int:
+    """What must be there or 0; ValueError if it makes no sense: a wrong 0 may end a migration."""
+    return count(stats.get(key, 0), key)
+
+
+def _hint(stats: Stats, key: str) -> int:
+    """What is good to know; 0 where it is not known, or is a number that makes no sense."""
+    with suppress(ValueError):
+        return count(stats.get(key, 0), key)
+    return 0
 
 
 def is_migration(stats: Stats) -> bool:
@@ -195,12 +297,12 @@ def is_migration(stats: Stats) -> bool:
 
 def job_sample(stats: Stats, *, at: Seconds, paused: bool, post_copy: bool) -> JobSample:
     """One `jobStats()` answer; QEMU's dirty rate arrives in pages per second."""
-    page = _int(stats, libvirt.VIR_DOMAIN_JOB_MEMORY_PAGE_SIZE, 4096) or 4096
+    page = _hint(stats, libvirt.VIR_DOMAIN_JOB_MEMORY_PAGE_SIZE) or 4096
     iteration = _int(stats, libvirt.VIR_DOMAIN_JOB_MEMORY_ITERATION)
-    pages = _int(stats, libvirt.VIR_DOMAIN_JOB_MEMORY_DIRTY_RATE)
-    downtime = _int(stats, libvirt.VIR_DOMAIN_JOB_DOWNTIME)
-    bandwidth = _int(stats, libvirt.VIR_DOMAIN_JOB_MEMORY_BPS)
-    bandwidth += _int(stats, libvirt.VIR_DOMAIN_JOB_DISK_BPS)
+    dirtied = page * _hint(stats, libvirt.VIR_DOMAIN_JOB_MEMORY_DIRTY_RATE)
+    downtime = _hint(stats, libvirt.VIR_DOMAIN_JOB_DOWNTIME)
+    bandwidth = _hint(stats, libvirt.VIR_DOMAIN_JOB_MEMORY_BPS)
+    bandwidth += _hint(stats, libvirt.VIR_DOMAIN_JOB_DISK_BPS)
     phase = JobPhase.PRE_COPY if iteration else JobPhase.SETUP
     if post_copy:
         phase = JobPhase.POST_COPY
@@ -213,26 +315,32 @@ def job_sample(stats: Stats, *, at: Seconds, paused: bool, post_copy: bool) -> J
         remaining=Bytes(_int(stats, libvirt.VIR_DOMAIN_JOB_DATA_REMAINING)),
         total=Bytes(_int(stats, libvirt.VIR_DOMAIN_JOB_DATA_TOTAL)),
         transferred=Bytes(_int(stats, libvirt.VIR_DOMAIN_JOB_DATA_PROCESSED)),
-        bandwidth=BytesPerSecond(bandwidth),
-        dirty_rate=BytesPerSecond(pages * page) if pages else None,
+        bandwidth=BytesPerSecond(bandwidth if bandwidth <= _MOST else 0),
+        dirty_rate=BytesPerSecond(dirtied) if 0 < dirtied <= _MOST else None,
         expected_downtime=Seconds(downtime / 1000) if downtime else None,
-        throttle=_int(stats, libvirt.VIR_DOMAIN_JOB_AUTO_CONVERGE_THROTTLE),
+        throttle=min(100, _hint(stats, libvirt.VIR_DOMAIN_JOB_AUTO_CONVERGE_THROTTLE)),
     )
 
 
 def job_totals(stats: Stats) -> JobTotals:
     """The statistics of a completed job; libvirt counts in milliseconds."""
-    downtime = stats.get(
-        libvirt.VIR_DOMAIN_JOB_DOWNTIME_NET, stats.get(libvirt.VIR_DOMAIN_JOB_DOWNTIME)
-    )
-    setup = stats.get(libvirt.VIR_DOMAIN_JOB_SETUP_TIME)
-    elapsed = stats.get(
-        libvirt.VIR_DOMAIN_JOB_TIME_ELAPSED_NET, _int(stats, libvirt.VIR_DOMAIN_JOB_TIME_ELAPSED)
+    keys = (libvirt.VIR_DOMAIN_JOB_DOWNTIME_NET, libvirt.VIR_DOMAIN_JOB_DOWNTIME)
+    setup, downtime = _time(stats, libvirt.VIR_DOMAIN_JOB_SETUP_TIME), _time(stats, *keys)
+    elapsed = _time(
+        stats, libvirt.VIR_DOMAIN_JOB_TIME_ELAPSED_NET, libvirt.VIR_DOMAIN_JOB_TIME_ELAPSED
     )
     return JobTotals(
-        total=Seconds(int(elapsed) / 1000),
-        setup=None if setup is None else Seconds(int(setup) / 1000),
-        downtime=None if downtime is None else Seconds(int(downtime) / 1000),
-        iterations=_int(stats, libvirt.VIR_DOMAIN_JOB_MEMORY_ITERATION),
-        transferred=Bytes(_int(stats, libvirt.VIR_DOMAIN_JOB_DATA_PROCESSED)),
+        total=elapsed or Seconds(0.0),
+        setup=setup,
+        downtime=downtime,
+        iterations=_hint(stats, libvirt.VIR_DOMAIN_JOB_MEMORY_ITERATION),
+        transferred=Bytes(_hint(stats, libvirt.VIR_DOMAIN_JOB_DATA_PROCESSED)),
     )
+
+
+def _time(stats: Stats, *keys: str) -> Seconds | None:
+    """The first of these times that is there and makes sense."""
+    for key in keys:
+        with suppress(ValueError):
+            return Seconds(count(stats.get(key), key) / 1000)
+    return None

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
+from shlex import quote
 from xml.etree import ElementTree as ET
 
 import libvirt
 
 from vmckpt.errors import BadInput, HypervisorError
+from vmckpt.hypervisor import parse
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.images import Drive
 
@@ -24,7 +26,7 @@ async def drives(hypervisor: Hypervisor, uuid: str) -> tuple[Drive, ...]:
 
 def read_drives(xml: str) -> tuple[Drive, ...]:
     """The drives of a domain XML."""
-    return tuple(_drive(node) for node in ET.fromstring(xml).findall("devices/disk"))
+    return tuple(_drive(node) for node in parse.tree(xml, "domain").findall("devices/disk"))
 
 
 def _drive(node: ET.Element) -> Drive:
@@ -50,7 +52,7 @@ def _in(node: ET.Element | None) -> ET.Element | None:
 
 def with_images_at(xml: str, paths: Mapping[str, str]) -> str:
     """A domain XML in which these disks ("vda") have their images elsewhere; all else stays."""
-    root = ET.fromstring(xml)
+    root = parse.tree(xml, "domain")
     for disk in root.findall("devices/disk"):
         target, source = disk.find("target"), disk.find("source")
         name = target.get("dev", "") if target is not None else ""
@@ -86,7 +88,7 @@ async def folder_of(target: Hypervisor, wish: str) -> str:
 
     def read(connection: libvirt.virConnect) -> tuple[str, str, bool]:
         pool = connection.storagePoolLookupByName(wish)
-        root = ET.fromstring(pool.XMLDesc())
+        root = parse.tree(pool.XMLDesc(), "pool")
         return root.get("type", ""), root.findtext("target/path", ""), bool(pool.isActive())
 
     try:
@@ -101,5 +103,9 @@ async def folder_of(target: Hypervisor, wish: str) -> str:
     if kind not in ("dir", "fs", "netfs"):
         raise BadInput(f"{name}: pool {wish!r} ({kind}) keeps no files", mend="give a folder")
     if not active:
-        raise BadInput(f"{name}: pool {wish!r} is not active", mend=f"run virsh pool-start {wish}")
+        raise BadInput(
+            f"{name}: pool {wish!r} is not active", mend=f"run virsh pool-start {quote(wish)}"
+        )
+    if not path.startswith("/"):
+        raise HypervisorError(f"{name}: pool {wish!r} has its files at {path!r}", host=name)
     return path

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vmckpt.errors import BadInput, JournalError, OutcomeUnknown, Unattended
+from vmckpt.inventory import looks_only
 from vmckpt.journal import identity
 from vmckpt.journal.history import PastMove
 from vmckpt.journal.records import (
@@ -16,7 +17,9 @@ from vmckpt.journal.records import (
     StoredEvent,
     StoredForecast,
     StoredSample,
+    StoredStep,
 )
+from vmckpt.lease import rules
 from vmckpt.units import Seconds
 
 if TYPE_CHECKING:
@@ -44,8 +47,8 @@ class JobView:
 
     operation: Operation
     attended: bool | None
-    """Whether its controller lives; None if that cannot be seen from here. Of a job that has ended
-    it means nothing."""
+    """Whether its controller lives: seen here, or heard of in time from another machine. None if
+    nothing is known of it. Of a job that has ended it means nothing."""
     sample: StoredSample | None
     """The last one of an active job."""
 
@@ -80,6 +83,8 @@ class JobDetail:
     events: Sequence[StoredEvent]
     samples: Sequence[StoredSample]
     requests: Sequence[Request]
+    steps: Sequence[StoredStep] = ()
+    """What was changed or was about to be."""
 
     def as_json(self) -> dict[str, Any]:
         report = self.view.operation.report
@@ -90,6 +95,7 @@ class JobDetail:
             "events": [event.as_json() for event in self.events],
             "samples": [sample.as_json() for sample in self.samples],
             "requests": [request.as_json() for request in self.requests],
+            "steps": [step.as_json() for step in self.steps],
         }
 
 
@@ -102,12 +108,12 @@ class News:
     samples: Sequence[StoredSample]
 
 
-def open_journal(path: Path | None = None) -> "Journal":
+def open_journal(place: Path | str | None = None, *, read_only: bool = False) -> "Journal":
     """The journal of whoever runs this, or another one."""
     # Only who reads a journal pays for loading the database library.
     from vmckpt.journal.store import Journal  # noqa: PLC0415
 
-    return Journal(path)
+    return Journal(place, read_only=read_only or looks_only())
 
 
 def jobs(journal: "Journal", *, everything: bool = False, limit: int = 50) -> list[JobView]:
@@ -127,6 +133,7 @@ def job(journal: "Journal", name: str) -> JobDetail:
         events=journal.events(operation.id),
         samples=journal.samples(operation.id),
         requests=journal.requests(operation.id),
+        steps=journal.steps(operation.id),
     )
 
 
@@ -143,9 +150,17 @@ def _view(journal: "Journal", operation: Operation) -> JobView:
     active = operation.active
     return JobView(
         operation=operation,
-        attended=identity.alive(operation.controller) if active else None,
+        attended=attended(journal, operation) if active else None,
         sample=journal.last_sample(operation.id) if active else None,
     )
+
+
+def attended(journal: "Journal", operation: Operation) -> bool | None:
+    """Whether an active operation's controller lives; None if nothing is known of it."""
+    alive = identity.alive(operation.controller)
+    if alive is not None or operation.alive_until is None:
+        return alive
+    return rules.attended(None, operation.alive_until, journal.now())
 
 
 class Follower:
@@ -187,7 +202,7 @@ def control(
             f"job {operation.id} has ended: {operation.outcome}",
             mend=f"vmckpt job {operation.id} tells how",
         )
-    if identity.alive(operation.controller) is False:
+    if attended(journal, operation) is False:
         if direct is not None:
             return direct(operation, kind, arguments)
         raise unattended(operation, kind, arguments)
@@ -196,7 +211,7 @@ def control(
     if answered is not None:
         return answered
     if journal.withdraw(request):
-        if identity.alive(operation.controller) is False:
+        if attended(journal, journal.operation(operation.id)) is False:
             if direct is not None:
                 return direct(operation, kind, arguments)
             raise unattended(operation, kind, arguments)
@@ -225,7 +240,7 @@ def _wait(
         found = journal.request(request)
         if found.ok is not None:
             return Answer(ok=found.ok, text=found.answer or "")
-        if identity.alive(operation.controller) is False:
+        if attended(journal, journal.operation(operation.id)) is False:
             return None
         time.sleep(_POLL)
     return None
@@ -235,9 +250,11 @@ def unattended(operation: Operation, kind: RequestKind, arguments: Mapping[str, 
     """The error for a job that nobody attends, with what does the same by hand."""
     controller = operation.controller
     command = _by_hand(operation.guest, kind, arguments)
+    seen = identity.alive(controller) is not None
+    gone = "has ended" if seen else "has not been heard of lately"
     return Unattended(
         f"nobody attends {operation.id} any more: its controller, process {controller.pid} on"
-        f" {controller.host}, has ended; nothing was done",
+        f" {controller.host}, {gone}; nothing was done",
         mend=f"on {operation.source or 'the source'}, run {command}",
     )
 

@@ -56,7 +56,8 @@ def this_process() -> Controller:
 
 
 def alive(controller: Controller) -> bool | None:
-    """Whether that very process runs; None if it is on another host and cannot be looked at."""
-    if controller.host != socket.gethostname():
-        return None
-    return controller.boot == _boot() and _started(controller.pid) == controller.started
+    """Whether that very process runs; None if it is on another machine and cannot be looked at."""
+    if controller.boot == _boot():  # this machine, whatever it was called then
+        return _started(controller.pid) == controller.started
+    # A host of our name that booted at another time is this one, before it was booted last.
+    return False if controller.host == socket.gethostname() else None

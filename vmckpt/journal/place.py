@@ -1,8 +1,15 @@
-"""Where the journal is."""
+"""Where the journal is: a file, or a PostgreSQL database that several controllers share."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from vmckpt.errors import JournalError
+
+VARIABLE = "VMCKPT_JOURNAL"
+NONE = "none"
+"""Chosen instead of a journal: nothing is recorded, and nobody else is kept away."""
+_SCHEME = "postgresql"
 
 
 def state_folder(environ: Mapping[str, str], *, root: bool) -> Path:
@@ -16,6 +23,34 @@ def state_folder(environ: Mapping[str, str], *, root: bool) -> Path:
     return (state if state.is_absolute() else Path.home() / ".local/state") / "vmckpt"
 
 
-def journal_file() -> Path:
+def chosen(environ: Mapping[str, str], *, root: bool) -> Path | str:
+    """VMCKPT_JOURNAL (a URL, a path, or "none"), else a file in the state folder."""
+    if named := environ.get(VARIABLE):
+        return parse(named)
+    return state_folder(environ, root=root) / "journal.db"
+
+
+def parse(text: str) -> Path | str:
+    """A place as somebody wrote it. Raises JournalError if it is a URL of another kind."""
+    if text == NONE:
+        return NONE
+    scheme, found, _ = text.partition("://")
+    if not found:
+        return Path(text)
+    if scheme != _SCHEME:
+        raise JournalError(
+            f"a journal at {scheme}:// is not known",
+            mend="name a file, or postgresql://user@host/database",
+        )
+    return text
+
+
+def choose(text: str) -> None:
+    """Use that place in this process and what it starts. Raises JournalError as `parse`."""
+    parse(text)
+    os.environ[VARIABLE] = text
+
+
+def default() -> Path | str:
     """The journal of whoever runs this."""
-    return state_folder(os.environ, root=os.geteuid() == 0) / "journal.db"
+    return chosen(os.environ, root=os.geteuid() == 0)

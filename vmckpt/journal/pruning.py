@@ -2,8 +2,9 @@
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
-from sqlalchemy import Connection, bindparam, delete, false, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, delete, false, or_, select, update
 
 from vmckpt.journal import schema, thinning
 from vmckpt.journal.database import Database
@@ -12,7 +13,6 @@ from vmckpt.units import Seconds
 
 RETENTION = Retention()
 _EVERY = 3600.0
-_MARK = "pruned_at"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,35 +30,36 @@ class Pruned:
 def prune(database: Database, now: float, retention: Retention, budget: Seconds) -> Pruned | None:
     """Thin and forget for `budget` at the most, one short transaction after the other."""
     until = time.monotonic() + budget
-    with database.reading() as connection:
-        chosen = select(schema.meta.c.value).where(schema.meta.c.key == _MARK)
-        last = connection.execute(chosen).scalar()
-        # A mark in the future was set by a clock that was wrong.
-        if last is not None and 0 <= now - float(last) < _EVERY:
-            return None
-        old, waiting = _due(connection, now, retention)
+    due = database.read(lambda connection: _due(connection, now, retention))
+    if due is None:
+        return None
+    old, waiting = due
     done = 0
     for id_ in old:
-        with database.writing() as connection:
-            connection.execute(delete(schema.operations).where(schema.operations.c.id == id_))
+        database.write(partial(_forget, id_=id_))
         done += 1
         if time.monotonic() > until:
             return Pruned(operations=done, thinned=0, complete=False)
     for number, (id_, step) in enumerate(waiting):
         if time.monotonic() > until:
             return Pruned(operations=done, thinned=number, complete=False)
-        with database.writing() as connection:
-            _thin(connection, id_, step, retention)
-    with database.writing() as connection:
-        connection.execute(delete(schema.meta).where(schema.meta.c.key == _MARK))
-        connection.execute(insert(schema.meta).values(key=_MARK, value=repr(now)))
+        database.write(partial(_thin, id_=id_, step=step, retention=retention))
+    database.write(partial(_mark, now=now))
     return Pruned(operations=done, thinned=len(waiting), complete=True)
 
 
 def _due(
     connection: Connection, now: float, retention: Retention
-) -> tuple[list[str], list[tuple[str, int]]]:
-    """Operations that are too old, and those that are to be thinned, with the step they are at."""
+) -> tuple[list[str], list[tuple[str, int]]] | None:
+    """Operations that are too old, and those that are to be thinned, with the step they are at.
+
+    None if somebody looked lately.
+    """
+    mark = select(schema.meta.c.value).where(schema.meta.c.key == schema.PRUNED_AT)
+    last = connection.execute(mark).scalar()
+    # A mark in the future was set by a clock that was wrong.
+    if last is not None and 0 <= now - float(last) < _EVERY:
+        return None
     table = schema.operations
     too_old = table.c.ended_at < now - retention.operations
     old = list(connection.execute(select(table.c.id).where(too_old)).scalars())
@@ -75,6 +76,15 @@ def _due(
         if (step := thinning.due(Seconds(now - row.ended_at), retention)) > row.thinned
     ]
     return old, steps
+
+
+def _forget(connection: Connection, id_: str) -> None:
+    connection.execute(delete(schema.operations).where(schema.operations.c.id == id_))
+
+
+def _mark(connection: Connection, now: float) -> None:
+    marked = update(schema.meta).where(schema.meta.c.key == schema.PRUNED_AT)
+    connection.execute(marked.values(value=repr(now)))
 
 
 def _thin(connection: Connection, id_: str, step: int, retention: Retention) -> None:

@@ -1,31 +1,41 @@
 """Writing down what an operation tells, without ever being in its way.
 
 `Recorder.take` only puts an event aside; a thread of its own writes. Whatever goes wrong there (the
-disk is full, the journal locked) makes one warning, and the operation goes on.
+disk is full, the journal locked) makes one warning, and the operation goes on. What the operation
+changes is another matter: an intent is on disk before `intend` returns, or that raises.
 """
 
+import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from vmckpt.errors import JournalError
+from vmckpt.errors import JournalError, LeaseLost
+from vmckpt.journal import identity
+from vmckpt.journal import place as places
 from vmckpt.journal.forms import as_record
 from vmckpt.journal.records import (
     Batch,
     Changes,
     NewOperation,
+    Operation,
     Record,
     Request,
+    StepState,
     StoredForecast,
 )
+from vmckpt.lease import rules
+from vmckpt.lease.types import Fence
 from vmckpt.model.events import Event, PhaseChanged, Sampled
 from vmckpt.units import Seconds
 
 if TYPE_CHECKING:
     from vmckpt.journal.store import Journal
+
+T = TypeVar("T")
 
 INTERVAL = Seconds(0.5)
 _BUSY = Seconds(2.0)
@@ -36,37 +46,76 @@ _MOST_SAMPLES = 20_000
 def begin(
     new: NewOperation,
     warn: Callable[[str], None],
+    place: Path | str | None = None,
     *,
-    path: Path | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> "Recorder":
     """Write down that an operation begins, and go on recording it.
 
-    Without a journal it records nothing, and `id` is None. `warn` gets one line at the most, from
-    another thread.
+    Raises JournalError if that cannot be written. Where "none" is chosen instead of a journal
+    nothing is recorded, and `id` is None. `warn` gets one line at the most, from another thread.
     """
+    meant = places.default() if place is None else place
+    if meant == places.NONE:
+        warn("nothing is recorded and no other controller is kept away")
+        return Recorder(None, None, warn, clock=clock)
+    journal = _open(meant)
+    try:
+        beaten = _boottime()
+        id_ = journal.begin(new)
+    except BaseException:
+        journal.close()
+        raise
+    return Recorder(journal, id_, warn, clock=clock, beaten=beaten)
+
+
+def resumed(
+    operation: Operation,
+    fence: Fence | None,
+    warn: Callable[[str], None],
+    place: Path | str | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> "Recorder":
+    """Go on recording an operation that this process has taken over (`Journal.take_over`).
+
+    Raises LeaseLost if somebody else has taken it over since, and JournalError.
+    """
+    journal = _open(places.default() if place is None else place)
+    try:
+        beaten = _boottime()
+        journal.heartbeat(operation.id, fence=fence)
+        age = journal.now() - operation.began_at
+    except BaseException:
+        journal.close()
+        raise
+    began = Seconds(clock() - max(0.0, age))
+    return Recorder(
+        journal, operation.id, warn, clock=clock, beaten=beaten, began=began, fence=fence
+    )
+
+
+def _open(place: Path | str) -> "Journal":
     # Only who keeps a journal pays for loading the database library.
     from vmckpt.journal.store import Journal  # noqa: PLC0415
 
-    try:
-        journal = Journal(path, busy=_BUSY)
-    except JournalError as exc:
-        warn(f"nothing is recorded: {exc}")
-        return Recorder(None, None, warn, clock=clock)
-    try:
-        id_ = journal.begin(new)
-    except JournalError as exc:
-        journal.close()
-        warn(f"nothing is recorded: {exc}")
-        return Recorder(None, None, warn, clock=clock)
-    return Recorder(journal, id_, warn, clock=clock)
+    return Journal(place, busy=_BUSY)
+
+
+def _boottime() -> Seconds:
+    """A clock that goes on while the machine sleeps."""
+    return Seconds(time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 class Recorder:
-    """Records one operation from its beginning to its end; made by `begin`.
+    """Records one operation from its beginning to its end; made by `begin` or `resumed`.
 
     `take`, `update`, `forecast`, `answer`, `take_requests` and `finish` return at once and raise
-    nothing. `clock` is the one that the events' times come from.
+    nothing. `acquire`, `intend` and `conclude` wait for the journal and raise: call them from a
+    thread. All may be called from several. `clock` is the one that the events' times come from.
+
+    Once another controller has taken the operation over, nothing more is written, and `check`
+    raises LeaseLost.
     """
 
     def __init__(
@@ -76,14 +125,24 @@ class Recorder:
         warn: Callable[[str], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        beaten: Seconds | None = None,
+        began: Seconds | None = None,
+        fence: Fence | None = None,
     ) -> None:
         self.id = id_
         """None: there is no journal."""
+        self.fence = fence
+        """The lease on the guest, once it is acquired."""
         self._journal = journal
         self._warn = warn
         self._warned = False
         self._clock = clock
-        self._began = Seconds(clock())
+        self._began = Seconds(clock()) if began is None else began
+        self._me = identity.this_process()
+        self._beaten = _boottime() if beaten is None else beaten
+        self._lost: LeaseLost | None = None
+        self._ended = False
+        self._unrecorded = itertools.count(1)
         self._lock = threading.Lock()
         self._waiting = Batch()
         self._told: deque[tuple[Event, Seconds]] = deque()
@@ -137,6 +196,52 @@ class Recorder:
         """The operation has ended; open requests are answered so."""
         self._put(Batch(ending=(str(outcome), report)))
 
+    def check(self) -> None:
+        """Raise LeaseLost if it is known that another controller has taken over."""
+        if self._lost is not None:
+            raise self._lost
+
+    @property
+    def holds(self) -> bool:
+        """Whether this process may still change something.
+
+        Where other machines share the journal, it may not once its last heartbeat is so old that
+        they may take over.
+        """
+        if self._lost is not None:
+            return False
+        if self._journal is None or not self._journal.shared:
+            return True
+        return rules.holds(self._beaten, _boottime())
+
+    def acquire(self, resource: str) -> Fence | None:
+        """Take a lease, which is given back when the operation ends; None without a journal.
+
+        Raises GuestBusy, LeaseLost, JournalError.
+        """
+        if self._journal is None or self.id is None:
+            return None
+        id_, journal = self.id, self._journal
+        self.fence = self._seen(lambda: journal.acquire(id_, resource, by=self._me))
+        return self.fence
+
+    def intend(self, name: str, intent: Mapping[str, Any]) -> int:
+        """Write down what is about to be done; the step's number. Raises LeaseLost, JournalError.
+
+        Only if it returns may the step be taken.
+        """
+        if self._journal is None or self.id is None:
+            return next(self._unrecorded)
+        id_, journal = self.id, self._journal
+        return self._seen(lambda: journal.intend(id_, name, intent, self.fence, by=self._me))
+
+    def conclude(self, seq: int, state: StepState, result: Mapping[str, Any] | None = None) -> None:
+        """Write down what came of a step. Raises LeaseLost, JournalError."""
+        if self._journal is None or self.id is None:
+            return
+        id_, journal = self.id, self._journal
+        self._seen(lambda: journal.conclude(id_, seq, state, result, self.fence, by=self._me))
+
     def close(self, limit: Seconds = Seconds(8.0)) -> None:
         """Write what is left and stop; after `limit` it is given up."""
         if self._journal is None:
@@ -145,7 +250,9 @@ class Recorder:
         self._wake.set()
         self._thread.join(limit)
         if self._thread.is_alive():
-            self._complain("the journal does not take what is left to write")
+            self._complain(
+                "what happens may not be recorded: the journal does not take what is left to write"
+            )
 
     def _put(self, batch: Batch) -> None:
         if self._journal is None:
@@ -155,39 +262,73 @@ class Recorder:
         self._wake.set()
 
     def _work(self) -> None:
-        if (journal := self._journal) is None or self.id is None:
+        if (journal := self._journal) is None or (id_ := self.id) is None:
             return
-        pruned = False
+        pruned, tried = False, self._beaten
         while not self._closing:
             self._wake.wait(INTERVAL)
             self._wake.clear()
-            self._guarded(lambda: self._write(journal))
-            self._guarded(lambda: self._requests.extend(journal.take_requests(self.id or "")))
+            if not self._done and _boottime() - tried >= rules.HEARTBEAT:
+                tried = _boottime()
+                self._guarded(lambda: self._beat(journal, id_))
+            self._guarded(lambda: self._write(journal, id_))
+            if not self._done:
+                self._guarded(lambda: self._requests.extend(journal.take_requests(id_)))
             if not pruned:
                 pruned = True
                 self._guarded(journal.prune)
-        self._guarded(lambda: self._write(journal))
+        self._guarded(lambda: self._write(journal, id_))
+        if not self._done:  # it has not ended, and recovery need not wait for this process to
+            self._guarded(lambda: journal.leave(id_))
         journal.close()
+
+    @property
+    def _done(self) -> bool:
+        """Whether there is nothing left to keep."""
+        return self._ended or self._lost is not None
 
     def _guarded(self, act: Callable[[], object]) -> None:
         try:
             act()
+        except LeaseLost as exc:
+            self._lose(exc)
         # Whatever is wrong in here, the operation goes on.
         except Exception as exc:  # noqa: BLE001
+            self._complain(f"what happens may not be recorded: {exc}")
+
+    def _seen(self, act: Callable[[], T]) -> T:
+        """Do something, and remember it if another controller has taken over."""
+        self.check()
+        try:
+            return act()
+        except LeaseLost as exc:
+            self._lose(exc)
+            raise
+
+    def _lose(self, exc: LeaseLost) -> None:
+        if self._lost is None:
+            self._lost = exc
+            self._warned = False  # this is worth a line of its own
             self._complain(str(exc))
 
-    def _write(self, journal: "Journal") -> None:
+    def _beat(self, journal: "Journal", id_: str) -> None:
+        sent = _boottime()
+        journal.heartbeat(id_, fence=self.fence)
+        self._beaten = sent
+
+    def _write(self, journal: "Journal", id_: str) -> None:
         """Write all that waits; what cannot be written now waits on."""
         batch = self._collect()
-        if not batch or self.id is None:
+        if not batch or self._lost is not None:
             return
         try:
-            journal.write(self.id, batch)
+            journal.write(id_, batch, self.fence, by=self._me)
         except JournalError:
             del batch.samples[:-_MOST_SAMPLES]
             with self._lock:
                 self._waiting = batch.then(self._waiting)
             raise
+        self._ended = self._ended or batch.ending is not None
 
     def _collect(self) -> Batch:
         with self._lock:
@@ -207,4 +348,4 @@ class Recorder:
         if self._warned:
             return
         self._warned = True
-        self._warn(f"what happens may not be recorded: {why}")
+        self._warn(why)

@@ -36,6 +36,17 @@ class RequestKind(StrEnum):
     PAUSE = "pause"
 
 
+class StepState(StrEnum):
+    """How far a step has come. What was only intended may or may not have been done."""
+
+    INTENDED = "intended"
+    DONE = "done"
+    UNDONE = "undone"
+    """It was done, or half of it, and was taken back."""
+    FAILED = "failed"
+    """It was tried and changed nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controller:
     """The process that runs an operation, so that nobody takes another one for it."""
@@ -104,6 +115,8 @@ class Operation:
     detail: Mapping[str, Any]
     report: Mapping[str, Any] | None
     """What the command said at its end, without the samples."""
+    alive_until: float | None = None
+    """Until when its controller's last word is good, by the journal's clock; None: it gave none."""
 
     @property
     def active(self) -> bool:
@@ -171,6 +184,31 @@ class StoredSample:
 
     def as_json(self) -> dict[str, Any]:
         return {"at_ms": _ms(self.at), **self.values}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredStep:
+    """Something that was to be changed, written down before it was tried."""
+
+    seq: int
+    name: str
+    intent: Mapping[str, Any]
+    state: StepState
+    result: Mapping[str, Any] | None
+    """None: nobody has said what came of it."""
+    began_at: float
+    ended_at: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "step": self.seq,
+            "name": self.name,
+            "intent": dict(self.intent),
+            "state": str(self.state),
+            "result": None if self.result is None else dict(self.result),
+            "began": utc(self.began_at),
+            "ended": utc(self.ended_at),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

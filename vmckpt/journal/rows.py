@@ -11,17 +11,19 @@ from vmckpt.journal.records import (
     Operation,
     Request,
     State,
+    StepState,
     StoredEvent,
     StoredForecast,
     StoredSample,
+    StoredStep,
 )
 from vmckpt.units import Seconds
 
 
 def new_operation(
-    new: NewOperation, controller: Controller, *, asked_by: str, asked_from: str | None, at: float
+    new: NewOperation, controller: Controller, *, asked_by: str, asked_from: str | None
 ) -> dict[str, Any]:
-    """The row of an operation that begins, but for its id."""
+    """The row of an operation that begins, but for its id and the time."""
     return {
         "kind": new.kind,
         "guest": new.guest,
@@ -33,14 +35,33 @@ def new_operation(
         "state": State.RUNNING,
         "asked_by": asked_by,
         "asked_from": asked_from,
+        **controlled_by(controller),
+        "thinned": 0,
+        "detail": plain(new.detail),
+    }
+
+
+def controlled_by(controller: Controller) -> dict[str, Any]:
+    """The columns that name a controller."""
+    return {
         "controller_host": controller.host,
         "controller_boot": controller.boot,
         "controller_pid": controller.pid,
         "controller_started": controller.started,
-        "began_at": at,
-        "thinned": 0,
-        "detail": plain(new.detail),
     }
+
+
+CONTROLLER = ("host", "boot", "pid", "started")
+
+
+def controller(row: RowMapping) -> Controller:
+    """Who runs an operation."""
+    return Controller(
+        host=row["controller_host"],
+        boot=row["controller_boot"],
+        pid=row["controller_pid"],
+        started=row["controller_started"],
+    )
 
 
 def operation(row: RowMapping) -> Operation:
@@ -59,16 +80,12 @@ def operation(row: RowMapping) -> Operation:
         outcome=row["outcome"],
         asked_by=row["asked_by"],
         asked_from=row["asked_from"],
-        controller=Controller(
-            host=row["controller_host"],
-            boot=row["controller_boot"],
-            pid=row["controller_pid"],
-            started=row["controller_started"],
-        ),
+        controller=controller(row),
         began_at=row["began_at"],
         ended_at=row["ended_at"],
         detail=row["detail"],
         report=row["report"],
+        alive_until=row["alive_until"],
     )
 
 
@@ -85,6 +102,19 @@ def stored_event(row: RowMapping) -> StoredEvent:
 def stored_sample(row: RowMapping) -> StoredSample:
     """A sample."""
     return StoredSample(seq=row["seq"], at=Seconds(row["at"]), values=row["data"])
+
+
+def stored_step(row: RowMapping) -> StoredStep:
+    """A step."""
+    return StoredStep(
+        seq=row["seq"],
+        name=row["name"],
+        intent=row["intent"],
+        state=StepState(row["state"]),
+        result=row["result"],
+        began_at=row["began_at"],
+        ended_at=row["ended_at"],
+    )
 
 
 def stored_forecast(row: RowMapping) -> StoredForecast:

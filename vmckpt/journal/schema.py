@@ -58,6 +58,8 @@ operations = Table(
     Column("thinned", Integer, nullable=False),
     Column("detail", JSON(none_as_null=True), nullable=False),
     Column("report", JSON(none_as_null=True)),
+    # Until when its controller's last word is good
+    Column("alive_until", Float(53)),
     Index("operations_by_end", "ended_at", "thinned"),
     Index("operations_by_beginning", "began_at"),
     Index("operations_by_guest", "guest"),
@@ -119,7 +121,69 @@ requests = Table(
     Index("requests_by_operation", "operation", "answered_at"),
 )
 
-MIGRATIONS: Sequence[Callable[[Connection], None]] = ()
+steps = Table(
+    "steps",
+    metadata,
+    _owner(key=True),
+    _number(),
+    Column("name", Text, nullable=False),
+    Column("intent", JSON, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("result", JSON(none_as_null=True)),
+    Column("began_at", Float(53), nullable=False),
+    Column("ended_at", Float(53)),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("resource", Text, primary_key=True),
+    # Only grows: a released lease keeps its row
+    Column("token", BigInteger, nullable=False),
+    # Who holds it; null: nobody
+    Column("operation", Text, ForeignKey(operations.c.id, ondelete="SET NULL")),
+    Column("taken_at", Float(53)),
+    Index("leases_by_operation", "operation"),
+)
+
+PRUNED_AT = "pruned_at"
+"""The key in `meta` of when old things were thinned and forgotten last; it is always there."""
+
+# A migration is written in plain SQL: what the tables above will be one day is not what it made.
+_SECOND = (
+    "ALTER TABLE operations ADD COLUMN alive_until FLOAT",
+    """CREATE TABLE steps (
+        operation TEXT NOT NULL,
+        seq INTEGER NOT NULL,
+        name TEXT NOT NULL,
+        intent JSON NOT NULL,
+        state TEXT NOT NULL,
+        result JSON,
+        began_at FLOAT NOT NULL,
+        ended_at FLOAT,
+        PRIMARY KEY (operation, seq),
+        FOREIGN KEY (operation) REFERENCES operations (id) ON DELETE CASCADE
+    )""",
+    """CREATE TABLE leases (
+        resource TEXT NOT NULL PRIMARY KEY,
+        token BIGINT NOT NULL,
+        operation TEXT,
+        taken_at FLOAT,
+        FOREIGN KEY (operation) REFERENCES operations (id) ON DELETE SET NULL
+    )""",
+    "CREATE INDEX leases_by_operation ON leases (operation)",
+    """INSERT INTO meta SELECT 'pruned_at', '0'
+        WHERE NOT EXISTS (SELECT 1 FROM meta WHERE "key" = 'pruned_at')""",
+)
+
+
+def _second(connection: Connection) -> None:
+    """Leases, heartbeats and steps."""
+    for statement in _SECOND:
+        connection.exec_driver_sql(statement)
+
+
+MIGRATIONS: Sequence[Callable[[Connection], None]] = (_second,)
 """The first makes version 2 of version 1, and so on."""
 
 
@@ -137,7 +201,7 @@ def refuse_newer(found: int | None, where: str) -> bool:
     if found is not None and found > known:
         raise JournalError(
             f"{where} has schema {found}, this vmckpt knows {known} at most",
-            mend="use the newer vmckpt that wrote it, or name another folder in VMCKPT_STATE",
+            mend="use the newer vmckpt that wrote it, or name another one in VMCKPT_JOURNAL",
         )
     return found != known
 
@@ -150,7 +214,8 @@ def prepare(connection: Connection, where: str) -> None:
     if found is None:
         metadata.create_all(connection)
         known = str(1 + len(MIGRATIONS))
-        connection.execute(insert(meta).values(key="version", value=known))
+        rows = [{"key": "version", "value": known}, {"key": PRUNED_AT, "value": "0"}]
+        connection.execute(insert(meta), rows)
         return
     for number, migrate in enumerate(MIGRATIONS[found - 1 :], start=found + 1):
         migrate(connection)

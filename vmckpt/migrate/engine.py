@@ -2,33 +2,28 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from vmckpt.errors import HypervisorError, OutcomeUnknown, PeerLoginFailed
+from vmckpt.errors import HypervisorError, JournalError, OutcomeUnknown, PeerLoginFailed
 from vmckpt.journal.records import Request
-from vmckpt.migrate import actions, converge, estimate, track, watch, wishes
-from vmckpt.migrate.actions import Abort, Action, Halt, Stop, Switch
+from vmckpt.migrate import actions, converge, track, watch, wishes
+from vmckpt.migrate.aborting import Aborting
+from vmckpt.migrate.actions import Abort, Action, Halt, Limit, Slow, Stop, Switch
 from vmckpt.migrate.converge import Done, Terms
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.hands import Hands
 from vmckpt.migrate.mending import Mending
+from vmckpt.migrate.sight import INTERVAL, Sight
+from vmckpt.migrate.steps import Step
 from vmckpt.migrate.telling import Teller
-from vmckpt.migrate.track import Track
-from vmckpt.migrate.watch import PassCounter
 from vmckpt.migrate.wishes import Desk
-from vmckpt.model.events import Estimate, Event, Sampled
+from vmckpt.model.events import Event
 from vmckpt.model.guests import Presence
 from vmckpt.model.jobs import Decision, JobPhase, JobSample, JobTotals, Outcome
 from vmckpt.model.orders import Driver, MoveOrder
 from vmckpt.model.ports import Mover
-from vmckpt.units import Bytes, Seconds
+from vmckpt.units import Seconds
 
-INTERVAL = Seconds(0.2)
-# Towards the end of a pass it is looked more often: the first moments of the next one count.
-_SHORTEST = Seconds(0.05)
-# An abort that came before the job could be aborted is given again; so is one that got lost.
-_ABORT_AGAIN = Seconds(0.5)
-_ABORT_WORKS = Seconds(120.0)
 # Without a byte for so long nobody is let switch or pause.
 _SILENT = Seconds(2.0)
 # How long both hosts are asked what became of the guest before we say that we do not know.
@@ -36,6 +31,12 @@ PATIENCE = Seconds(30.0)
 CLIENT_DRIVEN = "client-driven"
 # A switch that was ordered so long ago and cannot be seen is ordered again.
 _SWITCH_AGAIN = Seconds(3.0)
+# What somebody else must put back on a guest that stays, should this controller die.
+_UNDONE: Mapping[type[Action], Step] = {
+    Slow: Step.THROTTLE,
+    Limit: Step.BANDWIDTH,
+    Halt: Step.PAUSE,
+}
 
 Emit = Callable[[Event], None]
 
@@ -83,28 +84,26 @@ class Migration:
         self._shadow = self._done
         self._would_end = False
         self._told_no_way_back = False
-        self._track = Track(began=Seconds(0.0), curve=curve)
-        self._samples: list[JobSample] = []
-        self._counter = PassCounter()
+        self._sight = Sight(curve, terms.policy.stall)
         self._stopped: Stop | None = None
-        self._abort_given = Seconds(0.0)
-        self._abort_first: Seconds | None = None
         self._switched: Seconds | None = None
-        self._share = 0.0
         self.ordered = False
         """libvirt was given the order, or is about to be."""
+        self._aborting = Aborting(mover, self._tell.warn)
         self._mending = Mending(mover, terms.policy.recover_for, self._tell.decide, self._tell.warn)
 
     async def run(self, order: MoveOrder) -> Ending:
         """Migrate; returns however it ends, once that is known or `PATIENCE` is used up."""
         await self._hands.prepare(self._terms.max_downtime, order.auto_converge, self._tell.warn)
         self.ordered = True
-        self._track = dataclasses.replace(self._track, began=_now())
+        self._sight.begin(_now())
         self._tell.enter(JobPhase.SETUP)
         error = await self._attend(order)
         if isinstance(error, PeerLoginFailed) and self._stopped is None:
             order = dataclasses.replace(order, driver=Driver.CLIENT)
             self._tell.decide(CLIENT_DRIVEN, error.message, "login")
+            if self._desk is not None:
+                await self._desk.intend(Step.DRIVER, {"driver": order.driver})
             error = await self._attend(order)
         if self._done.switched and error is not None:
             error = await self._mend(order, error)
@@ -112,7 +111,7 @@ class Migration:
 
     async def _ending(self, order: MoveOrder, error: HypervisorError | None) -> Ending:
         """Find out how it ended, clean up, and tell."""
-        outcome, began = await self._outcome(), self._track.began
+        outcome, began = await self._outcome(), self._sight.track.began
         if self._told_no_way_back and outcome is not Outcome.COMPLETED:
             self._stop.set()  # no further attempt either
         elapsed = Seconds(_now() - began)
@@ -124,7 +123,7 @@ class Migration:
             began=began,
             elapsed=elapsed,
             totals=totals,
-            samples=tuple(self._samples),
+            samples=tuple(self._sight.samples),
             decisions=tuple(self._tell.decisions),
             warnings=tuple(self._tell.warnings),
             error=str(error) if error is not None and outcome is not Outcome.COMPLETED else None,
@@ -133,11 +132,27 @@ class Migration:
 
     async def resume(self, order: MoveOrder) -> Ending:
         """Go on with a post-copy that broke under another controller. `order` is that one's."""
-        self._track = dataclasses.replace(self._track, began=_now())
+        if not self._sight.samples:
+            self._sight.begin(_now())
         self._done = dataclasses.replace(self._done, switched=True)
         self._tell.enter(JobPhase.POST_COPY_PAUSED)
         broken = HypervisorError("its controller is gone", host="")
         return await self._ending(order, await self._mend(order, broken))
+
+    async def adopt(self, order: MoveOrder) -> Ending:
+        """Go on with a migration that libvirt drives and whose controller is gone."""
+        self._sight.join(_now())
+        self._tell.decide("go on with it", "its controller is gone", "recover")
+        while True:
+            source, _ = await self._mover.presence()
+            if source.post_copy or not source.migrating or self._aborting.in_vain:
+                break
+            await self._turn(call_runs=False)
+            await asyncio.sleep(self._sight.until_next())
+        if source.post_copy:
+            return await self.resume(order)
+        gone = HypervisorError("the reason went to the controller that is gone", host="")
+        return await self._ending(order, gone)
 
     async def _attend(self, order: MoveOrder) -> HypervisorError | None:
         """Give the order and watch until libvirt's call ends; return the error it ended with."""
@@ -146,25 +161,14 @@ class Migration:
             await self._turn(call_runs=True)
             if self._mending.broken and self._stop.is_set():
                 self._mending.give_up("the operator does not want to wait")
-            if self._mending.given_up or self._stops_in_vain():
+            if self._mending.given_up or self._aborting.in_vain:
                 move.add_done_callback(lambda call: call.cancelled() or call.exception())
                 return HypervisorError("libvirt's call has not ended", host="")
-            await asyncio.wait([move], timeout=self._until_next())
+            await asyncio.wait([move], timeout=self._sight.until_next())
         error = move.exception()
         if error is not None and not isinstance(error, HypervisorError):
             raise error
         return error
-
-    def _stops_in_vain(self) -> bool:
-        """An abort has had no effect for so long that there will be none: say what is known."""
-        return self._abort_first is not None and _now() - self._abort_first > _ABORT_WORKS
-
-    def _until_next(self) -> Seconds:
-        """The usual interval, or less if the pass at hand will be over before."""
-        last = self._track.last
-        if last is None or last.phase is not JobPhase.PRE_COPY or not last.bandwidth:
-            return INTERVAL
-        return Seconds(max(_SHORTEST, min(INTERVAL, last.remaining / last.bandwidth)))
 
     async def _turn(self, *, call_runs: bool) -> None:
         """Take one sample and act on it."""
@@ -182,7 +186,7 @@ class Migration:
         self._no_way_back()
         if call_runs:
             await self._switch_again()
-        self._mending.look(self._track, _now(), call_runs=call_runs)
+        self._mending.look(self._sight.track, _now(), call_runs=call_runs)
 
     def _no_way_back(self) -> None:
         """Tell who would stop a post-copy that it cannot be. It counts again once that broke."""
@@ -193,7 +197,7 @@ class Migration:
 
     async def _switch_again(self) -> None:
         """A switch whose order was lost is ordered again; to abort instead would be a gamble."""
-        last, ordered = self._track.last, self._switched
+        last, ordered = self._sight.track.last, self._switched
         if last is None or ordered is None or last.phase is not JobPhase.PRE_COPY:
             return
         if last.at - ordered > _SWITCH_AGAIN:
@@ -201,28 +205,14 @@ class Migration:
             self._done = dataclasses.replace(self._done, switched=refusal is None)
 
     def _take(self, raw: JobSample) -> None:
-        self._counter = self._counter.after(raw.iteration)
-        sample = dataclasses.replace(raw, iteration=self._counter.number(raw.iteration))
-        if sample.iteration == 0 and not sample.total:
-            return  # libvirt has a job, QEMU has not begun: nothing to show
-        self._samples.append(sample)
-        self._track = track.seen(self._track, sample, self._terms.policy.stall)
+        sample = self._sight.take(raw)
+        if sample is None:
+            return
         if sample.phase is JobPhase.POST_COPY and not self._done.switched:
             self._done = dataclasses.replace(self._done, switched=True)  # somebody else did it
             self._switched = self._switched or _now()
         self._tell.enter(self._phase_of(sample))
-        guess = self._estimate(sample)
-        share = estimate.share_done(guess, Seconds(sample.at - self._track.began))
-        self._share = max(self._share, share)
-        self._tell.emit(Sampled(sample=sample, estimate=guess, done=self._share))
-
-    def _estimate(self, sample: JobSample) -> Estimate:
-        """From where the last passes began: to go through all samples each time takes too long."""
-        began = [
-            dataclasses.replace(sample, at=p.began, iteration=p.number, remaining=Bytes(p.size))
-            for p in self._track.passes[-3:]
-        ]
-        return estimate.estimate([*began, sample], self._done.max_downtime)
+        self._sight.tell(sample, self._done.max_downtime, self._tell.emit)
 
     def _phase_of(self, sample: JobSample) -> JobPhase:
         if self._stopped is not None:
@@ -237,13 +227,13 @@ class Migration:
         """Let the policy decide; with `observe` only say what it would do."""
         stops, now = self._stop.is_set(), _now()
         if self._stopped is not None:
-            await self._abort()
+            await self._aborting.abort()
             return
         if self._observe and not stops:
             self._only_say(now)
             return
         verdict, after = converge.decide(
-            self._terms, self._track, self._done, now=now, operator_stops=stops
+            self._terms, self._sight.track, self._done, now=now, operator_stops=stops
         )
         if verdict is None:
             self._done = after
@@ -257,7 +247,7 @@ class Migration:
         if self._would_end:
             return
         verdict, self._shadow = converge.decide(
-            self._terms, self._track, self._shadow, now=now, operator_stops=False
+            self._terms, self._sight.track, self._shadow, now=now, operator_stops=False
         )
         if verdict is not None:
             self._would_end = isinstance(verdict.action, Abort)
@@ -268,10 +258,15 @@ class Migration:
         if isinstance(action, Abort):
             self._stopped = action.why
             self._tell.enter(JobPhase.CANCELLING)
-            await self._abort()
+            await self._aborting.abort()
             return None
         try:
+            await self._intend(action)
             await self._hands.act(action)
+        except JournalError as exc:
+            refusal = f"did not {actions.says(action)}: {exc.message}"
+            self._tell.warn(refusal)
+            return refusal
         except OutcomeUnknown as exc:
             # Taken for done: to do it twice helps nobody, and what is true shows in the samples.
             # Not so a pause: who believes in one that never was lets the guest run on for ever.
@@ -287,21 +282,18 @@ class Migration:
             self._switched = _now()
         return None
 
-    async def _abort(self) -> None:
-        if _now() - self._abort_given < _ABORT_AGAIN:
-            return
-        self._abort_given = _now()
-        self._abort_first = self._abort_first or _now()
-        try:
-            await self._mover.abort()
-        except HypervisorError as exc:
-            self._tell.warn(f"the abort was not taken: {exc.message}")
+    async def _intend(self, action: Action) -> None:
+        """What must be put back if we die is written down first."""
+        if self._desk is not None and (step := _UNDONE.get(type(action))) is not None:
+            await self._desk.intend(step, {"what": actions.says(action)})
 
     async def _hear(self) -> None:
         """Do what other terminals ask for, and answer."""
         for request in self._desk.take_requests() if self._desk is not None else ():
             stopping = self._stop.is_set() or self._stopped is not None
-            moves = self._track.iteration > 0 and self._track.silent_for(_now()) < _SILENT
+            moves = (
+                self._sight.track.iteration > 0 and self._sight.track.silent_for(_now()) < _SILENT
+            )
             wanted = wishes.wish(request, self._terms, self._done, moves=moves, stopping=stopping)
             if isinstance(wanted, str):
                 self._answer(request, wanted)
@@ -331,7 +323,7 @@ class Migration:
             if self._stop.is_set() and self._mending.broken:
                 self._mending.give_up("the operator does not want to wait")
                 return last
-            if await self._mending.may_resume(self._track, target, _now()):
+            if await self._mending.may_resume(self._sight.track, target, _now()):
                 resumed = dataclasses.replace(order, resume=True)
                 last = await self._attend(resumed)
                 self._mending.attempted(_now(), last)
@@ -352,15 +344,19 @@ class Migration:
             source, target = await self._mover.presence()
             settled = watch.settle(source, target, stopped=self._stopped)
             if settled is not None:
+                if settled is Outcome.COMPLETED and not target.runs:
+                    self._tell.warn("it has arrived and is paused there: somebody did that")
                 return settled
             if self._mending.given_up and source.post_copy:
                 return Outcome.POST_COPY_PAUSED
             if source.migrating:
                 # Our call is over but the job is not: the source's libvirtd still drives it.
                 await self._turn(call_runs=False)
-                if not self._stops_in_vain():
+                if not self._aborting.in_vain:
                     give_up = _now() + PATIENCE
             if _now() > give_up:
+                if watch.lost_behind(source, target):
+                    return Outcome.LOST
                 self._tell.warn(f"source says {_said(source)}, target says {_said(target)}")
                 return Outcome.UNKNOWN
             await asyncio.sleep(INTERVAL)
@@ -371,7 +367,7 @@ class Migration:
             if self._stopped is not None:
                 self._tell.warn("it was complete before it could be stopped")
             totals = await self._totals()
-            await self._hands.arrived(order, self._tell.warn, switched=self._done.switched)
+            await self._hands.arrived(order, self._tell.warn)
             return totals
         keep = (Outcome.UNKNOWN, Outcome.SHUT_OFF, Outcome.POST_COPY_PAUSED, Outcome.LOST)
         if outcome not in keep:
@@ -387,7 +383,7 @@ class Migration:
                 "final statistics were gone: downtime is not known, the rest is as sampled"
             )
             return None
-        return dataclasses.replace(totals, iterations=self._counter.number(totals.iterations))
+        return self._sight.numbered(totals)
 
 
 def _said(one: Presence) -> str:

@@ -129,4 +129,7 @@ async def _present(host: Remote, files: list[str]) -> dict[str, bool]:
     """Whether each file exists on the host, in one call."""
     script = 'for f in "$@"; do if [ -e "$f" ]; then echo y; else echo n; fi; done'
     answer = await host.run(["sh", "-c", script, "sh", *files])
-    return dict(zip(files, (line == "y" for line in answer.out.split()), strict=False))
+    answers = answer.out.split()
+    if len(answers) != len(files) or not set(answers) <= {"y", "n"}:
+        raise RemoteError(f"{host.host.name}: looking for files: the answer makes no sense")
+    return {file: said == "y" for file, said in zip(files, answers, strict=True)}

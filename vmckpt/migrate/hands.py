@@ -68,9 +68,7 @@ class Hands:
         if self._usual is not None:
             await _tried(self._mover.set_max_downtime(self._usual), warn, "the downtime limit")
 
-    async def arrived(
-        self, order: MoveOrder, warn: Callable[[str], None], *, switched: bool
-    ) -> None:
+    async def arrived(self, order: MoveOrder, warn: Callable[[str], None]) -> None:
         """The guest runs on the target: do what libvirt leaves to us."""
         try:
             if order.autostart:
@@ -78,7 +76,7 @@ class Hands:
         except HypervisorError as exc:
             warn(f"it does not start with its new host yet, run virsh autostart: {exc.message}")
         try:
-            if switched and order.persistent:
+            if order.persistent:
                 await self._mover.forget_source()
         except HypervisorError as exc:
             warn(f"its old definition is still on the source: {exc.message}")

@@ -139,7 +139,8 @@ def _guest(facts: Facts, guest: Guest) -> Iterator[Finding]:
             "job-in-progress",
             guest.name,
             f"a job holds it: {guest.job}",
-            f"wait for it, or run virsh domjobabort {guest.name} on {facts.source}",
+            f"wait for it, or end it on {facts.source} (virsh domjobabort {guest.name}, or virsh"
+            " blockjob --abort for a block job)",
         )
     if guest.snapshots:
         yield _blocker(

@@ -1,6 +1,7 @@
 """A trace file under a policy, from the file to the answer."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class ReplayReport:
     result: Replayed
 
     def as_json(self) -> dict[str, Any]:
-        found = self.result.as_json()
+        found = _finite(self.result)
         then = found["then"]
         return {
             "guest": self.guest,
@@ -38,9 +39,21 @@ class ReplayReport:
         }
 
 
+def _finite(result: Replayed) -> dict[str, Any]:
+    """In JSON, which has no infinity: what never ends sends without an end, too."""
+    if result.then is None or math.isfinite(result.then.sent):
+        return result.as_json()
+    found = replace(result, then=replace(result.then, sent=0.0)).as_json()
+    return {**found, "then": {**found["then"], "bytes": None}}
+
+
 def replayed(path: Path, policy: Policy) -> ReplayReport:
     """Raises BadInput if the file is no trace."""
-    recorded = trace.read(path)
+    return under(policy, trace.read(path))
+
+
+def under(policy: Policy, recorded: trace.Trace) -> ReplayReport:
+    """What the policy would have made of that."""
     # Whether post-copy could have been used is known only if it was recorded so.
     possible = recorded.header.post_copy or recorded.header.mode is Mode.PRECOPY
     mode = terms.plain_choice(policy, post_copy=possible and policy.may_switch_early)

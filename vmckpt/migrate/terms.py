@@ -1,6 +1,10 @@
 """What a migration will be: the policy, bent to the operator's wishes and to what can be. Pure."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from vmckpt.migrate.converge import Terms, time_limit
 from vmckpt.model.guests import Guest
@@ -23,6 +27,15 @@ class Wishes:
     timeout: Seconds | None = None
     tls: Tls | None = None
     copy: CopyKind | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """For the journal: whoever goes on with a migration holds it to the same."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(stored: Mapping[str, Any]) -> "Wishes":
+        """The wishes again. Raises ValueError if they are none."""
+        return TypeAdapter(Wishes).validate_python(stored)
 
 
 def bent(policy: Policy, wishes: Wishes) -> Policy:

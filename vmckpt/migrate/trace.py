@@ -5,12 +5,15 @@ order, and the outcome at the end. Times are milliseconds since the migration be
 breaks off can be replayed as far as it goes.
 """
 
+import io
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
+from vmckpt import yamlfile
 from vmckpt.errors import BadInput
 from vmckpt.migrate import report
 from vmckpt.migrate.dirtying import DirtyCurve
@@ -20,6 +23,13 @@ from vmckpt.model.orders import Mode
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 VERSION = "vmckpt/v1"
+# Days of samples.
+_MOST_BYTES = 64 << 20
+_MOST_SAMPLES = 500_000
+# Of milliseconds, and of bytes: far more than any migration, and exact as a float.
+_MOST = 1 << 53
+_MOST_POINTS = 1000
+_MOST_PASSES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +120,8 @@ class Tracer:
 
 def read(path: Path) -> Trace:
     """The last attempt in a trace file. Raises BadInput with file and line."""
-    try:
-        return parse(path.read_text(encoding="utf-8").splitlines(), str(path))
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-        raise BadInput(f"{path}: {reason}") from exc
+    text = yamlfile.read(path, BadInput, "trace", most=_MOST_BYTES)
+    return parse(io.StringIO(text), str(path))
 
 
 def parse(lines: Iterable[str], name: str) -> Trace:
@@ -125,17 +132,19 @@ def parse(lines: Iterable[str], name: str) -> Trace:
     outcome: str | None = None
     for number, text in enumerate(lines, 1):
         try:
-            line = json.loads(text)
+            line = json.loads(text, parse_constant=_no_number)
             if "trace" in line:
                 header, samples, decisions, outcome = _header(line), [], [], None
             elif "sample" in line:
                 samples.append(_sample(line["sample"]))
+                _in_order(samples)
             elif "decision" in line:
                 decisions.append(_decision(line["decision"]))
-            outcome = line.get("outcome", outcome)
-        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            told = line.get("outcome", outcome)
+            outcome = None if told is None else _text(told)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
             raise BadInput(
-                f"{name}:{number}: no line of a trace ({exc})",
+                f"{name}:{number}: no line of a trace ({str(exc)[:80]})",
                 mend="traces are written by vmckpt migrate --trace FILE",
             ) from exc
     if header is None or not samples:
@@ -143,15 +152,54 @@ def parse(lines: Iterable[str], name: str) -> Trace:
     return Trace(header=header, samples=tuple(samples), decisions=tuple(decisions), outcome=outcome)
 
 
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")
+
+
+def _in_order(samples: list[JobSample]) -> None:
+    if len(samples) > _MOST_SAMPLES:
+        raise ValueError(f"more than {_MOST_SAMPLES} samples")
+    if len(samples) > 1 and samples[-1].at < samples[-2].at:
+        raise ValueError("time goes backwards")
+
+
+def _number(value: object, most: int = _MOST) -> float:
+    """A number that is not below 0. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise ValueError(f"{str(value)[:40]!r} where a number should be")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{str(value)[:40]!r} where a text should be")
+    return value
+
+
+def _time(milliseconds: object) -> Seconds:
+    return Seconds(_number(milliseconds) / 1000)
+
+
+def _when(milliseconds: object) -> Seconds:
+    """Since the migration began; what was decided just before is a little below 0."""
+    if isinstance(milliseconds, int | float) and milliseconds < 0:
+        return Seconds(-_number(-milliseconds) / 1000)
+    return _time(milliseconds)
+
+
 def _header(line: dict[str, Any]) -> Header:
     if line["trace"] != VERSION:
-        raise ValueError(f"version {line['trace']!r} is not {VERSION}")
-    memory = Bytes(int(line["memory"]))
-    points = tuple((float(time), float(dirtied)) for time, dirtied in line["curve"])
+        raise ValueError(f"version {str(line['trace'])[:40]!r} is not {VERSION}")
+    memory = Bytes(int(_number(line["memory"])))
+    if not memory:
+        raise ValueError("a guest without memory")
+    points = tuple((_number(time), _number(dirtied)) for time, dirtied in line["curve"])
+    if len(points) > _MOST_POINTS or not all(time > 0 for time, _ in points):
+        raise ValueError("a curve that was not measured")
     return Header(
-        guest=str(line["guest"]),
+        guest=_text(line["guest"]),
         memory=memory,
-        policy=str(line["policy"]),
+        policy=_text(line["policy"]),
         mode=Mode(line["mode"]),
         post_copy=bool(line["post_copy"]),
         curve=DirtyCurve(points, memory),
@@ -161,25 +209,36 @@ def _header(line: dict[str, Any]) -> Header:
 def _sample(line: dict[str, Any]) -> JobSample:
     rate, expected = line["dirty_rate"], line["expected_downtime_ms"]
     return JobSample(
-        at=Seconds(line["at_ms"] / 1000),
+        at=_when(line["at_ms"]),
         phase=JobPhase(line["phase"]),
-        iteration=int(line["iteration"]),
-        remaining=Bytes(int(line["remaining"])),
-        total=Bytes(int(line["total"])),
-        transferred=Bytes(int(line["transferred"])),
-        bandwidth=BytesPerSecond(int(line["bandwidth"])),
-        dirty_rate=None if rate is None else BytesPerSecond(int(rate)),
-        expected_downtime=None if expected is None else Seconds(expected / 1000),
-        throttle=int(line["throttle"]),
+        iteration=int(_number(line["iteration"], _MOST_PASSES)),
+        remaining=Bytes(int(_number(line["remaining"]))),
+        total=Bytes(int(_number(line["total"]))),
+        transferred=Bytes(int(_number(line["transferred"]))),
+        bandwidth=BytesPerSecond(int(_number(line["bandwidth"]))),
+        dirty_rate=None if rate is None else BytesPerSecond(int(_number(rate))),
+        expected_downtime=None if expected is None else _time(expected),
+        throttle=int(_number(line["throttle"])),
     )
 
 
 def _decision(line: dict[str, Any]) -> Decision:
+    numbers = line["numbers"]
+    if not isinstance(numbers, Mapping):
+        raise TypeError("numbers without names")
     return Decision(
-        at=Seconds(line["at_ms"] / 1000),
-        action=line["action"],
-        reason=line["reason"],
-        rule=line["rule"],
-        acted=line["acted"],
-        numbers=line["numbers"],
+        at=_when(line["at_ms"]),
+        action=_text(line["action"]),
+        reason=_text(line["reason"]),
+        rule=_text(line["rule"]),
+        acted=bool(line["acted"]),
+        numbers={key: _plain(value) for key, value in numbers.items()},
     )
+
+
+def _plain(value: object) -> float | int | str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and math.isfinite(value):
+        return value
+    raise TypeError(f"{str(value)[:40]!r} where a number should be")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vmckpt.migrate.actions import Stop
-from vmckpt.model.guests import Presence
+from vmckpt.model.guests import GuestState, Presence
 from vmckpt.model.jobs import Outcome
 
 _WHY = {
@@ -21,7 +21,8 @@ def settle(source: Presence, target: Presence, *, stopped: Stop | None) -> Outco
 
     | source              | target       | outcome                                          |
     |---------------------|--------------|--------------------------------------------------|
-    | gone or shut off    | runs         | completed                                        |
+    | gone or shut off    | runs, or was | completed                                        |
+    |                     | paused there |                                                  |
     | runs, no job        | gone or off  | cancelled, timed out or failed: it never left    |
     | runs, never stopped | unreachable  | the same: the target can run only what left      |
     | gone or shut off    | gone or off  | shut off: it ended on the way, or right after    |
@@ -34,13 +35,22 @@ def settle(source: Presence, target: Presence, *, stopped: Stop | None) -> Outco
     if source.post_copy:
         return Outcome.LOST if _off(target) else None
     if _off(source):
-        if target.runs and not target.post_copy:
+        paused = target.state is GuestState.PAUSED and not (target.held or target.migrating)
+        if (target.runs or paused) and not target.post_copy:
             return Outcome.COMPLETED
         return Outcome.SHUT_OFF if _off(target) else None
     never_left = _off(target) or (not target.reachable and not source.resumed)
     if source.runs and not source.migrating and never_left:
         return _WHY[stopped] if stopped is not None else Outcome.FAILED
     return None
+
+
+def lost_behind(source: Presence, target: Presence) -> bool:
+    """Whether the source ended with memory that the target needs; true only if it stays so.
+
+    For a moment it looks the same at the end of every post-copy.
+    """
+    return _off(source) and target.post_copy
 
 
 def _off(presence: Presence) -> bool:

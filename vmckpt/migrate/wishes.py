@@ -20,6 +20,9 @@ class Desk(Protocol):
     def answer(self, request: Request, *, ok: bool, text: str) -> None:
         """Say what became of one."""
 
+    async def intend(self, step: str, intent: Mapping[str, Any]) -> None:
+        """Write down what is about to be done to the guest. Raises JournalError, LeaseLost."""
+
 
 def wish(
     request: Request, terms: Terms, done: Done, *, moves: bool, stopping: bool

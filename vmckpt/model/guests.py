@@ -7,6 +7,9 @@ from types import MappingProxyType
 
 from vmckpt.units import Bytes
 
+OUTGOING = "outgoing migration"
+"""The job of a guest that leaves."""
+
 
 class GuestState(StrEnum):
     """What a guest does, in libvirt's words."""
@@ -91,6 +94,11 @@ class Guest:
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What the operator wrote into its metadata, to choose policies by."""
 
+    @property
+    def leaves(self) -> bool:
+        """Whether it is on its way to another host."""
+        return self.job == OUTGOING
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presence:
@@ -104,7 +112,8 @@ class Presence:
     """A migration job holds the guest there."""
     resumed: bool = False
     """Its CPUs were stopped for a switchover and started again, because the migration failed."""
-
+    held: bool = False
+    """Its CPUs stand still for a migration: not handed over yet, or not arrived in whole."""
     post_copy: bool = False
     """It is in two parts: paused on the source for good, or running here on part of its memory."""
 

@@ -39,6 +39,8 @@ class Host:
     storage: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
     """Bridges and libvirt networks for guests, by name."""
+    read_only: bool = False
+    """Nothing is changed there: its libvirt is opened for reading."""
 
     @property
     def uri_for_peers(self) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from types import NoneType
 from typing import Any
 
 from vmckpt.units import Bytes, BytesPerSecond
@@ -106,6 +107,7 @@ class MoveOrder:
     @staticmethod
     def from_json(stored: Mapping[str, Any]) -> "MoveOrder":
         """The order again. Raises TypeError, KeyError or ValueError if that is none."""
+        _check(stored)
         slowing = stored["auto_converge"]
         return MoveOrder(
             **{
@@ -121,3 +123,37 @@ class MoveOrder:
     """The running guest as the target must see it; None: as on the source."""
     target_definition: str | None = None
     """The guest as it is to be defined there; None: as on the source."""
+
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("persistent", "autostart", "storage_proven", "live", "post_copy"), (bool,)),
+    **dict.fromkeys(("zero_copy", "resume"), (bool,)),
+    "connections": (int,),
+    **dict.fromkeys(("bandwidth", "postcopy_bandwidth", "xbzrle_cache"), (int, NoneType)),
+    "compression_level": (int, NoneType),
+    **dict.fromkeys(("tls_name", "target_xml", "target_definition"), (str, NoneType)),
+    "auto_converge": (dict, NoneType),
+    "copied_disks": (list, tuple),
+}
+_MOST = 1 << 60
+
+
+def _check(stored: Mapping[str, Any]) -> None:
+    """Raises TypeError or ValueError if a stored order holds what no order has."""
+    slowing = stored["auto_converge"] or {}
+    for name, value in stored.items():
+        kinds = _KINDS.get(name)
+        # A bool is an int to Python.
+        if kinds is not None and (not isinstance(value, kinds) or _is_wrong_bool(value, kinds)):
+            raise TypeError(f"{name} is {str(value)[:40]!r}")
+    for name, value in (*stored.items(), *slowing.items()):
+        if isinstance(value, int) and not 0 <= value <= _MOST:
+            raise ValueError(f"{name} is {str(value)[:40]}")
+    if not all(isinstance(one, int) and not isinstance(one, bool) for one in slowing.values()):
+        raise TypeError("auto_converge is not in per cent")
+    if not all(isinstance(disk, str) for disk in stored["copied_disks"]):
+        raise TypeError("copied_disks are not names")
+
+
+def _is_wrong_bool(value: object, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, bool) and bool not in kinds

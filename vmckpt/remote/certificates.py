@@ -1,14 +1,14 @@
 """A look at the certificates that a host's QEMU encrypts migration streams with."""
 
-import base64
-
 from vmckpt.errors import RemoteError
 from vmckpt.model.certificates import CA, CLIENT, CLIENT_KEY, SERVER, SERVER_KEY, QemuCertificates
+from vmckpt.remote.probe import decoded
 from vmckpt.remote.ssh import Remote
 
 # The folder is found as libvirt finds it: the migrations' own key, the migrations' own folder if
 # there is one, the key for all purposes, the folder for all purposes. Copied disks use the same.
 _SCRIPT = r"""
+say() { printf '%s\n' "$1"; }
 value() {
     sed -n "s/^ *$1 *= *\"*\([^\"]*\)\"* *$/\1/p" /etc/libvirt/qemu.conf 2>/dev/null | tail -n 1
 }
@@ -18,13 +18,13 @@ if [ -z "$folder" ]; then folder=$(value default_tls_x509_cert_dir); fi
 folder=${folder:-/etc/pki/qemu}
 verify=$(value migrate_tls_x509_verify)
 if [ -z "$verify" ]; then verify=$(value default_tls_x509_verify); fi
-echo "folder $folder"
-echo "verify ${verify:-1}"
-echo "hostname $(hostname)"
+say "folder $folder"
+say "verify ${verify:-1}"
+say "hostname $(hostname)"
 for name in "$@"; do
-    [ -s "$folder/$name" ] && echo "present $name"
+    [ -s "$folder/$name" ] && say "present $name"
     case $name in
-    *cert.pem) [ -r "$folder/$name" ] && echo "pem $name $(base64 -w0 <"$folder/$name")";;
+    *cert.pem) [ -r "$folder/$name" ] && say "pem $name $(base64 -w0 <"$folder/$name")";;
     esac
 done
 exit 0
@@ -46,12 +46,15 @@ def parse(text: str, host: str) -> QemuCertificates:
         key, _, value = line.partition(" ")
         found.setdefault(key, []).append(value)
     if not {"folder", "verify", "hostname"} <= set(found):
-        raise RemoteError(f"{host}: the look at its certificates makes no sense: {text[:80]!r}")
+        raise RemoteError(
+            f"{host}: the look at its certificates makes no sense: {text[:80]!r}",
+            mend="see that logins there print nothing",
+        )
     pems = [value.split(" ", 1) for value in found.get("pem", []) if " " in value]
     return QemuCertificates(
         folder=found["folder"][0],
         verifies_clients=found["verify"][0] != "0",
         present=frozenset(found.get("present", [])),
-        pems={name: base64.b64decode(body).decode(errors="replace") for name, body in pems},
+        pems={name: decoded(body) for name, body in pems},
         hostname=found["hostname"][0],
     )

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
+from shlex import quote
 from typing import Any
 
 from vmckpt.errors import RemoteError
 from vmckpt.model.images import DiskCopy, Image, Made, Place
-from vmckpt.remote.ssh import Answer, Remote
+from vmckpt.remote.ssh import Answer, Remote, last_line
 from vmckpt.units import Bytes, Seconds
 
 # Taking the room of a large image, on a file system that must write it.
@@ -26,23 +28,52 @@ async def describe(host: Remote, path: str, kind: str) -> Image:
     mode = await host.run(["stat", "-c", "%a", "--", path])
     if answer.status != 0 or mode.status != 0:
         raise RemoteError(f"{host.host.name}: {path}: {_reason(answer, mode)}")
-    return parse(answer.out, mode.out.strip(), kind)
+    try:
+        return parse(answer.out, mode.out.strip(), kind)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
+        raise RemoteError(
+            f"{host.host.name}: {path}: qemu-img's answer makes no sense: {str(exc)[:80]}",
+            mend=f"try qemu-img info -U --output=json there, as user {_user(host)}",
+        ) from exc
+
+
+def _user(host: Remote) -> str:
+    return host.host.ssh.user if host.host.ssh is not None else "root"
 
 
 def parse(text: str, mode: str, kind: str) -> Image:
-    """Read qemu-img's JSON."""
+    """Read qemu-img's JSON. Raises ValueError, TypeError, LookupError or AttributeError.
+
+    What is read here of the source is told to the target's qemu-img and chmod: only words that
+    mean nothing but themselves are taken.
+    """
     told: dict[str, Any] = json.loads(text)
     make: dict[str, Any] = told.get("format-specific", {}).get("data", {}) if kind != "raw" else {}
+    if not re.fullmatch("[0-7]{1,4}", mode):
+        raise ValueError(f"mode {mode[:20]!r}")
+    size = _size(told["virtual-size"])
     return Image(
-        size=Bytes(told["virtual-size"]),
-        allocated=Bytes(told.get("actual-size", told["virtual-size"])),
+        size=size,
+        allocated=_size(told.get("actual-size", size)),
         options=_options(make, told) if kind == "qcow2" else "",
         mode=mode,
-        backing=told.get("backing-filename"),
-        data_file=make.get("data-file"),
+        backing=_name(told.get("backing-filename")),
+        data_file=_name(make.get("data-file")),
         snapshots=len(told.get("snapshots", ())),
         damaged=bool(make.get("corrupt")),
     )
+
+
+def _size(value: object) -> Bytes:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise ValueError(f"size {str(value)[:20]!r}")
+    return Bytes(value)
+
+
+def _name(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"file {str(value)[:20]!r}")
+    return value
 
 
 def _options(make: dict[str, Any], told: dict[str, Any]) -> str:
@@ -55,12 +86,16 @@ def _options(make: dict[str, Any], told: dict[str, Any]) -> str:
         "extended_l2": make.get("extended-l2"),
         "compression_type": make.get("compression-type"),
     }
-    shown = {True: "on", False: "off"}
-    return ",".join(
-        f"{key}={shown.get(value, value) if isinstance(value, bool) else value}"
-        for key, value in words.items()
-        if value is not None
-    )
+    return ",".join(f"{key}={_word(value)}" for key, value in words.items() if value is not None)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    word = str(value) if isinstance(value, int | str) else ""
+    if not re.fullmatch("[a-z0-9][a-z0-9.]{0,19}", word):
+        raise ValueError(f"option {str(value)[:20]!r}")
+    return word
 
 
 _PLACES = r"""
@@ -81,7 +116,7 @@ async def places(host: Remote, paths: Sequence[str]) -> dict[str, Place]:
     if answer.status == 127:
         raise RemoteError(f"{host.host.name}: no qemu-img there", mend="install qemu-utils there")
     lines = [line.split() for line in answer.out.splitlines()]
-    if len(lines) != len(paths) or any(len(line) != 4 for line in lines):
+    if len(lines) != len(paths) or not all(_is_place(line) for line in lines):
         raise RemoteError(f"{host.host.name}: cannot look at {paths[0]}: {_reason(answer)}")
     return {
         path: Place(
@@ -89,6 +124,10 @@ async def places(host: Remote, paths: Sequence[str]) -> dict[str, Place]:
         )
         for path, (exists, writable, device, free) in zip(paths, lines, strict=True)
     }
+
+
+def _is_place(line: Sequence[str]) -> bool:
+    return len(line) == 4 and re.fullmatch("[0-9]{1,18}", line[3]) is not None
 
 
 # -C: a file that is there already is never opened for writing, however late it came.
@@ -158,7 +197,7 @@ async def take_room(host: Remote, copy: DiskCopy) -> None:
     if answer.status != 0:
         raise RemoteError(
             f"{host.host.name}: {copy.path} did not get its room: {_reason(answer)}",
-            mend=f"run fallocate -l {copy.size} {copy.path} there",
+            mend=f"run fallocate -l {copy.size} -- {quote(copy.path)} there",
         )
 
 
@@ -166,6 +205,5 @@ def _reason(*answers: Answer) -> str:
     """The last line that a failed command said."""
     for answer in answers:
         if answer.status != 0:
-            lines = [line for line in answer.err.splitlines() if line.strip()]
-            return lines[-1].removeprefix("qemu-img: ") if lines else f"status {answer.status}"
+            return last_line(answer.err, f"status {answer.status}").removeprefix("qemu-img: ")
     return "no answer that makes sense"

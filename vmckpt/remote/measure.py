@@ -16,12 +16,14 @@ from typing import Any
 from vmckpt.errors import RemoteError
 from vmckpt.model.guests import Guest
 from vmckpt.model.measured import DirtyPoint, LinkSeen, MemorySeen
-from vmckpt.remote.ssh import Remote
+from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 # 60 ms of one CPU for each look, and a guest of 64 MiB is seen whole.
 SAMPLES = 16384
 LINK_TIME = Seconds(0.5)
+_LONGEST = 3600.0
+_NONSENSE = (ValueError, TypeError, LookupError, ArithmeticError)
 # What arrives in that share of the time is left out: buffers, a token bucket's burst, slow start.
 _BEGINNING = 0.4
 
@@ -37,17 +39,40 @@ async def memory(remote: Remote, guest: Guest, times: Sequence[float]) -> Memory
     answer = await _python(
         remote, ["memory", *words, ",".join(f"{one:g}" for one in times)], limit=limit
     )
-    return memory_seen(answer, guest.memory)
+    try:
+        return memory_seen(answer, guest.memory)
+    except _NONSENSE as exc:
+        raise _nonsense(remote, exc) from exc
+
+
+def _nonsense(remote: Remote, exc: Exception) -> RemoteError:
+    return RemoteError(
+        f"{remote.host.name}: not measured: its answer makes no sense ({str(exc)[:80]})",
+        mend="see that logins there print nothing",
+    )
+
+
+def _number(value: object, most: float) -> float:
+    """A number of the answer, within its bounds. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise ValueError(str(value)[:40])
+    return value
 
 
 def memory_seen(answer: dict[str, Any], size: Bytes) -> MemorySeen:
-    """Read the sampler's answer. `size` is the guest's memory."""
-    count = max(1, int(answer["samples"]))
+    """Read the sampler's answer. `size` is the guest's memory.
+
+    Raises ValueError, TypeError or LookupError if it makes no sense.
+    """
+    count = max(1, int(_number(answer["samples"], SAMPLES)))
     each = size / count
-    used = str(answer["used"])
+    used = str(answer["used"])[:SAMPLES]
+    when = [_number(point[0], _LONGEST) for point in answer["points"]]
+    if any(b <= a for a, b in pairwise([0.0, *when])):
+        raise ValueError("times that do not rise")
     flips_used = sum(a != b for a, b in pairwise(used))
 
-    def error(flips: int) -> float:
+    def error(flips: float) -> float:
         """Two standard deviations of a systematic sample, from how often neighbours differ.
 
         Successive-difference estimator (Wolter, Introduction to Variance Estimation, chapter 8):
@@ -57,13 +82,17 @@ def memory_seen(answer: dict[str, Any], size: Bytes) -> MemorySeen:
 
     return MemorySeen(
         size=size,
-        resident=answer["resident"] * each,
+        resident=_number(answer["resident"], count) * each,
         in_use=used.count("1") * each,
         error=error(flips_used),
         tail=_tail(used, each),
         dirtied=tuple(
-            DirtyPoint(time=Seconds(when), dirtied=changed * each, error=error(flips))
-            for when, changed, flips in answer["points"]
+            DirtyPoint(
+                time=Seconds(at),
+                dirtied=_number(changed, count) * each,
+                error=error(_number(flips, count)),
+            )
+            for at, (_, changed, flips) in zip(when, answer["points"], strict=True)
         ),
         samples=count,
     )
@@ -101,9 +130,9 @@ def largest_resident(smaps: str, size: Bytes) -> Bytes | None:
     """
     found: list[tuple[int, int]] = []
     for line in smaps.splitlines():
-        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+        if match := re.match(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) ", line):
             found.append((int(match[2], 16) - int(match[1], 16), 0))
-        elif found and (match := re.match(r"(?:Rss|Swap): +(\d+) kB", line)):
+        elif found and (match := re.match(r"(?:Rss|Swap): +([0-9]{1,15}) kB", line)):
             found[-1] = (found[-1][0], found[-1][1] + int(match[1]) * 1024)
     fitting = [one for one in found if one[0] >= size]
     return Bytes(min(size, min(fitting)[1])) if fitting else None
@@ -118,9 +147,18 @@ async def link(
     """
     token = secrets.token_hex(16)
     waiting = await _python(target, ["listen", address, token, f"{lasts:g}"])
-    port = str(waiting["port"])
+    try:
+        port = str(int(_number(waiting["port"], 65535)))
+    except _NONSENSE as exc:
+        raise _nonsense(target, exc) from exc
     answer = await _python(source, ["send", address, port, token, f"{lasts:g}"])
-    seen = link_seen(answer["marks"])
+    try:
+        marks = [
+            (_number(at, _LONGEST), int(_number(sent, 1 << 60))) for at, sent in answer["marks"]
+        ]
+        seen = link_seen(marks)
+    except _NONSENSE as exc:
+        raise _nonsense(source, exc) from exc
     if seen is None:
         raise RemoteError(f"{source.host.name}: nothing arrived at {address}")
     return seen
@@ -132,7 +170,7 @@ def link_seen(marks: Sequence[tuple[float, int]]) -> LinkSeen | None:
         return None
     lasted, received = marks[-1]
     begin = next(one for one in marks if one[0] >= _BEGINNING * lasted)
-    if begin[0] >= lasted:
+    if begin[0] >= lasted or begin[1] > received:
         return None
     rate = (received - begin[1]) / (lasted - begin[0])
     return LinkSeen(
@@ -151,9 +189,9 @@ async def _python(
         raise RemoteError(f"{name}: no python3 there to measure with")
     try:
         said = json.loads(answer.out)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
     if answer.status != 0 or not isinstance(said, dict):
-        why = (answer.err.strip() or answer.out.strip() or "no answer").splitlines()[-1]
-        raise RemoteError(f"{name}: not measured: {why[:200]}")
+        why = last_line(answer.err, last_line(answer.out, "no answer"))
+        raise RemoteError(f"{name}: not measured: {why}")
     return said

@@ -4,6 +4,7 @@ The script only reads. What it is told (folders, ports) goes in as arguments, qu
 """
 
 import base64
+import posixpath
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ from pathlib import PurePosixPath
 
 from vmckpt.errors import RemoteError
 from vmckpt.model.hosts import HostProbe
-from vmckpt.remote.ssh import Remote
+from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Bytes, Seconds
 
 CERTIFICATES = (
@@ -22,22 +23,24 @@ CERTIFICATES = (
     "/etc/pki/qemu/client-cert.pem",
 )
 
+# Not echo: that of dash makes a line break of a backslash and an n.
 _SCRIPT = r"""
-echo "clock $(date +%s.%N)"
-for link in /sys/class/net/*; do echo "link ${link##*/}"; done
-[ -e /dev/kvm ] && echo "kvm yes"
-[ -e /dev/userfaultfd ] && echo "uffd device"
+say() { printf '%s\n' "$1"; }
+say "clock $(date +%s.%N)"
+for link in /sys/class/net/*; do say "link ${link##*/}"; done
+[ -e /dev/kvm ] && say "kvm yes"
+[ -e /dev/userfaultfd ] && say "uffd device"
 [ -r /proc/sys/vm/unprivileged_userfaultfd ] && \
-    echo "uffd $(cat /proc/sys/vm/unprivileged_userfaultfd)"
+    say "uffd $(cat /proc/sys/vm/unprivileged_userfaultfd)"
 backing=$(sed -n 's/^ *memory_backing_dir *= *"\(.*\)".*/\1/p' /etc/libvirt/qemu.conf 2>/dev/null)
 backing=${backing:-/var/lib/libvirt/qemu/ram}
-echo "backing $backing"
+say "backing $backing"
 at=$backing; while [ ! -e "$at" ] && [ "$at" != / ]; do at=$(dirname "$at"); done
-echo "backing-kind $(stat -f -c %T "$at" 2>/dev/null)"
+say "backing-kind $(stat -f -c %T "$at" 2>/dev/null)"
 for path in "$@"; do
     case $path in
-    *.pem) [ -r "$path" ] && echo "pem $path $(base64 -w0 <"$path")";;
-    *) [ -d "$path" ] && echo "room $(df -PB1 "$path" | awk 'NR==2 {print $4}') $path";;
+    *.pem) [ -r "$path" ] && say "pem $path $(base64 -w0 <"$path")";;
+    *) [ -d "$path" ] && say "room $(df -PB1 -- "$path" | awk 'NR==2 {print $4}') $path";;
     esac
 done
 """
@@ -57,10 +60,12 @@ def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
     for line in text.splitlines():
         key, _, value = line.partition(" ")
         found.setdefault(key, []).append(value)
-    if not re.fullmatch(r"\d+(\.\d+)?", clock := _first(found, "clock")):
-        raise RemoteError(f"{host}: the probe's answer makes no sense: {text[:80]!r}")
+    if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", clock := _first(found, "clock")):
+        raise _nonsense(host, text)
     room = [value.split(" ", 1) for value in found.get("room", []) if " " in value]
-    pems = dict(value.split(" ", 1) for value in found.get("pem", []) if " " in value)
+    if not all(re.fullmatch("[0-9]{1,18}", size) for size, _ in room):
+        raise _nonsense(host, "\n".join(size for size, _ in room))
+    pems = [value.split(" ", 1) for value in found.get("pem", []) if " " in value]
     unprivileged = [value for value in found.get("uffd", []) if value.isdigit()]
     return HostProbe(
         # The script reads the clock first, so the host's time is that of the question.
@@ -73,10 +78,23 @@ def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
         memory_backing_dir=_first(found, "backing"),
         memory_backing_kind=_first(found, "backing-kind") or "missing",
         storage_free={path: Bytes(int(size)) for size, path in room},
-        certificates={
-            path: base64.b64decode(body).decode(errors="replace") for path, body in pems.items()
-        },
+        certificates={path: decoded(body) for path, body in pems},
     )
+
+
+def _nonsense(host: str, text: str) -> RemoteError:
+    return RemoteError(
+        f"{host}: the probe's answer makes no sense: {text[:80]!r}",
+        mend="see that logins there print nothing",
+    )
+
+
+def decoded(body: str) -> str:
+    """A file that came as base64; nothing if that was none, as of a file that is empty."""
+    try:
+        return base64.b64decode(body, validate=True).decode(errors="replace")
+    except ValueError:
+        return ""
 
 
 def _first(found: dict[str, list[str]], key: str) -> str:
@@ -106,21 +124,28 @@ async def same_files(source: Remote, target: Remote, files: Sequence[str]) -> di
 
 
 async def _resolved(host: Remote, files: Sequence[str]) -> dict[str, str]:
-    """Each file with all links followed; itself where that fails."""
-    script = 'for f in "$@"; do readlink -f -- "$f" || echo; done'
-    lines = (await host.run(["sh", "-c", script, "sh", *files])).out.splitlines()
-    return {name: line or name for name, line in zip(files, lines, strict=True)}
+    """Each file with all links followed; itself where that fails. Raises RemoteError."""
+    script = 'for f in "$@"; do readlink -z -f -- "$f" || printf \'\\0\'; done'
+    found = (await host.run(["sh", "-c", script, "sh", *files])).out.split("\0")
+    # What follows the last zero byte is none. A path that is not absolute is something else's.
+    if len(found) != len(files) + 1 or not all(one == "" or one[0] == "/" for one in found):
+        raise _nonsense(host.host.name, "\n".join(found))
+    return {name: line or name for name, line in zip(files, found, strict=False)}
 
 
 async def _same_folder(source: Remote, target: Remote, folder: str) -> bool | None:
-    made = await source.run(["mktemp", f"{folder}/.vmckpt-probe-XXXXXXXXXX"])
+    begin = posixpath.join(folder, ".vmckpt-probe-")
+    made = await source.run(["mktemp", "--", f"{begin}XXXXXXXXXX"])
     if made.status != 0:
         return None
-    path = made.out.strip()
+    path = made.out.removesuffix("\n")
+    # It will be removed: nothing else may be.
+    if not path.startswith(begin) or not re.fullmatch("[A-Za-z0-9]{10}", path[len(begin) :]):
+        raise _nonsense(source.host.name, made.out)
     try:
         return (await target.run(["test", "-e", path])).status == 0
     finally:
-        await source.run(["rm", "-f", path])
+        await source.run(["rm", "-f", "--", path])
 
 
 async def peer_login(source: Remote, uri: str) -> str | None:
@@ -135,8 +160,7 @@ async def peer_login(source: Remote, uri: str) -> str | None:
         return None
     if answer.status == 124:
         return "no answer in 6 s"
-    lines = [line for line in answer.err.splitlines() if line.strip()]
-    return lines[-1].removeprefix("error: ") if lines else f"virsh ended with {answer.status}"
+    return last_line(answer.err, f"virsh ended with {answer.status}").removeprefix("error: ")
 
 
 async def reachable(source: Remote, address: str, port: int) -> bool:
@@ -189,7 +213,7 @@ async def post_copy(target: Remote) -> tuple[str | None, str]:
     And the kind of file system on which it keeps the memory of guests that have it in files.
     """
     answer = await target.run(["sh", "-s"], text=_POST_COPY)
-    kind = answer.out.strip() or "unknown"
+    kind = last_line(answer.out, "unknown")
     if answer.status == 0:
         return None, kind
     return "its QEMU may not use userfaultfd (sysctl vm.unprivileged_userfaultfd is not 1)", kind

@@ -9,8 +9,10 @@ import base64
 import hashlib
 import shlex
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,11 @@ from vmckpt.units import Seconds
 
 CONNECT_LIMIT = 8.0
 COMMAND_LIMIT = Seconds(20.0)
+# For all of it: a server that sends a byte now and then never uses up the limits of the steps.
+_ENTER_LIMIT = 3 * CONNECT_LIMIT
+_MOST_OUTPUT = 8 << 20
+_MOST_KNOWN_HOSTS = 16 << 20
+_LONGEST_WORDS = 200
 _SYSTEM_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 
 
@@ -34,6 +41,27 @@ class Answer:
     status: int
     out: str
     err: str
+
+
+def command_line(args: Sequence[str]) -> bytes:
+    """The line that the shell of a host's ssh server takes apart into just these arguments again.
+
+    All that runs on hosts comes through here. Raises ValueError if no line can carry an argument.
+    """
+    line = shlex.join(args).encode("utf-8", "surrogateescape")
+    if b"\0" in line:
+        raise ValueError("a zero byte")
+    return line
+
+
+def last_line(text: str, otherwise: str) -> str:
+    """The last line that a command said, for people; `otherwise` if it said nothing."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:_LONGEST_WORDS] if lines else otherwise
+
+
+class _TooMuch(Exception):
+    """The output has no end."""
 
 
 class _Refuse(paramiko.MissingHostKeyPolicy):
@@ -112,16 +140,18 @@ class Remote:
         client.set_missing_host_key_policy(_Refuse(where))
         name = self.host.name
         try:
-            client.connect(
-                where.address,
-                where.port,
-                where.user,
-                key_filename=str(where.key_file) if where.key_file else None,
-                look_for_keys=where.key_file is None,
-                timeout=CONNECT_LIMIT,
-                banner_timeout=CONNECT_LIMIT,
-                auth_timeout=CONNECT_LIMIT,
-            )
+            with _entering(where) as line:
+                client.connect(
+                    where.address,
+                    where.port,
+                    where.user,
+                    key_filename=str(where.key_file) if where.key_file else None,
+                    look_for_keys=where.key_file is None,
+                    timeout=CONNECT_LIMIT,
+                    banner_timeout=CONNECT_LIMIT,
+                    auth_timeout=CONNECT_LIMIT,
+                    sock=line,
+                )
         except HostKeyRefused:
             client.close()
             raise
@@ -140,33 +170,113 @@ class Remote:
                 f"{name}: ssh login as {where.user}@{where.address} was refused",
                 mend="set key_file in the inventory or add the key to the agent",
             ) from exc
-        except (paramiko.SSHException, EOFError, UnicodeError) as exc:
-            client.close()
-            raise RemoteError(f"{name}: ssh to {where.address}: {exc}") from exc
         except OSError as exc:
             client.close()
             # Silence has used up the time already; a refusal may be a daemon that restarts.
             kind = RemoteError if isinstance(exc, TimeoutError) else _NoConnection
             raise kind(f"{name}: ssh to {where.address}:{where.port}: {_why(exc)}") from exc
+        # Paramiko hands on whatever its thread met in what the server sent.
+        except Exception as exc:
+            client.close()
+            raise RemoteError(
+                f"{name}: ssh to {where.address}: {last_line(str(exc), 'it broke')}"
+            ) from exc
         return client
 
     def _run(
         self, client: paramiko.SSHClient, args: Sequence[str], text: str, limit: Seconds
     ) -> Answer:
-        what = args[0]
+        name, what = self.host.name, args[0]
         try:
-            stdin, stdout, stderr = client.exec_command(shlex.join(args), timeout=limit)
-            stdin.write(text)
-            stdin.channel.shutdown_write()
-            out, err = stdout.read(), stderr.read()
-            status = stdout.channel.recv_exit_status()
-        except TimeoutError as exc:
-            raise RemoteError(f"{self.host.name}: {what} gave no answer in {limit:g} s") from exc
-        except (paramiko.SSHException, OSError, EOFError) as exc:
-            raise RemoteError(f"{self.host.name}: ssh broke during {what}: {exc}") from exc
+            line = command_line(args)
+        except ValueError as exc:
+            raise RemoteError(f"{name}: {what} cannot be told {' '.join(args)!a}: {exc}") from exc
+        late = threading.Event()
+        try:
+            status, out, err = _talk(client, line, text, limit, late)
+        except _TooMuch as exc:
+            raise RemoteError(
+                f"{name}: {what} answered with more than {_MOST_OUTPUT >> 20} MiB",
+                mend="see that logins there print nothing",
+            ) from exc
+        # Paramiko hands on whatever its thread met in what the server sent.
+        except Exception as exc:
+            if late.is_set() or isinstance(exc, TimeoutError):
+                raise RemoteError(f"{name}: {what} gave no answer in {limit:g} s") from exc
+            reason = last_line(str(exc), type(exc).__name__)
+            raise RemoteError(f"{name}: ssh broke during {what}: {reason}") from exc
+        if late.is_set():
+            raise RemoteError(f"{name}: {what} gave no answer in {limit:g} s")
         return Answer(
             status=status, out=out.decode(errors="replace"), err=err.decode(errors="replace")
         )
+
+
+def _talk(
+    client: paramiko.SSHClient, line: bytes, text: str, limit: Seconds, late: threading.Event
+) -> tuple[int, bytes, bytes]:
+    """Run a command line to its end: status, output, errors. `late` is set if that is too late."""
+    transport = client.get_transport()
+    if transport is None:
+        raise EOFError("no connection")
+    channel = transport.open_session(timeout=limit)
+    with _ended(channel.close, limit, late), ThreadPoolExecutor(1, "ssh errors") as helper:
+        try:
+            channel.exec_command(line)
+            channel.sendall(text.encode())
+            channel.shutdown_write()
+            errors = helper.submit(_drained, channel.recv_stderr, channel.close)
+            out = _drained(channel.recv, channel.close)
+            err = errors.result()
+            return channel.recv_exit_status(), out, err
+        finally:
+            channel.close()
+
+
+def _drained(read: Callable[[int], bytes], close: Callable[[], None]) -> bytes:
+    """All that comes; _TooMuch if that has no end."""
+    found = bytearray()
+    while more := read(1 << 16):
+        found += more
+        if len(found) > _MOST_OUTPUT:
+            close()  # whoever reads the other stream need not wait either
+            raise _TooMuch
+    return bytes(found)
+
+
+@contextmanager
+def _ended(close: Callable[[], object], limit: float, late: threading.Event) -> Iterator[None]:
+    """Close what is waited for when the time is up: that ends every wait, whatever for."""
+
+    def end() -> None:
+        late.set()
+        # What is broken already need not be closed.
+        with suppress(OSError, EOFError, paramiko.SSHException):
+            close()
+
+    timer = threading.Timer(limit, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _entering(where: SshAddress) -> Iterator[socket.socket]:
+    """A TCP connection, which is cut if the login takes too long in all."""
+    line = socket.create_connection((where.address, where.port), timeout=CONNECT_LIMIT)
+
+    late = threading.Event()
+    try:
+        with _ended(lambda: line.shutdown(socket.SHUT_RDWR), _ENTER_LIMIT, late):
+            yield line
+    except BaseException as exc:
+        line.close()
+        if late.is_set():
+            raise TimeoutError from exc
+        raise
 
 
 class _NoConnection(RemoteError, OSError):
@@ -185,13 +295,14 @@ def _know(keys: paramiko.HostKeys, path: Path) -> None:
     does not check.
     """
     try:
-        lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
+        with path.open(errors="replace") as file:
+            lines = [line.strip() for line in file.read(_MOST_KNOWN_HOSTS).splitlines()]
     except OSError:
         return
     revoked = {line.split()[-1] for line in lines if line.startswith("@revoked")}
     for line in lines:
         if line and line[0] not in "#@" and not revoked & set(line.split()):
-            with suppress(paramiko.SSHException, InvalidHostKey):
+            with suppress(paramiko.SSHException, InvalidHostKey, ValueError):
                 entry = HostKeyEntry.from_line(line)
                 if entry is not None:
                     for name in entry.hostnames or []:
@@ -207,7 +318,4 @@ def _why(error: OSError) -> str:
         return "the name is not known"
     if isinstance(error, TimeoutError):
         return f"no answer in {CONNECT_LIMIT:g} s"
-    nested = getattr(error, "errors", None)
-    if isinstance(nested, dict) and nested:  # paramiko's NoValidConnectionsError
-        return _why(next(iter(nested.values())))
     return error.strerror or str(error)

@@ -1,0 +1,205 @@
+"""Going on with a migration whose controller died, and stopping when another has taken over."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.engine.fakes import GONE, MOVING, ON_PART, RUNS, FakeDesk, FakeHosts, FakeMover
+from tests.engine.running import ENDS_A_PART, HYBRID, ORDER, after_the_switch, run, terms, told
+from tests.simulated import Machine, Writer
+from vmckpt.errors import HypervisorError, JournalError, LeaseLost
+from vmckpt.journal.records import Request, RequestKind
+from vmckpt.migrate.converge import Terms
+from vmckpt.migrate.engine import Ending, Migration
+from vmckpt.migrate.fenced import FencedMover
+from vmckpt.model.jobs import Outcome
+from vmckpt.model.orders import AutoConverge, Mode, MoveOrder
+from vmckpt.model.ports import Mover
+from vmckpt.units import MIB, Bytes, Seconds
+
+pytestmark = pytest.mark.looptime(end=3000)
+
+RULE = "{name: now, when: {iteration: 2}, do: start_postcopy}"
+UNDER = terms(RULE, mode=Mode.HYBRID)
+
+
+def hosts(**how: Any) -> FakeHosts:
+    writer = Writer(region=512 * MIB, rate=150 * MIB)
+    return FakeHosts(machine=Machine(memory=1024 * MIB, setup=0.5, writers=[writer]), **how)
+
+
+async def adopted(mover: Mover, under: Terms, order: MoveOrder) -> Ending:
+    return await Migration(mover, under, lambda _event: None, asyncio.Event()).adopt(order)
+
+
+async def test_a_migration_that_still_runs_is_watched_to_its_end() -> None:
+    mover = FakeMover(presences=[(MOVING, GONE)] * 20 + [(GONE, RUNS)])
+    ending = await adopted(mover, terms(), ORDER)
+
+    assert ending.outcome is Outcome.COMPLETED
+    assert ending.elapsed > 3.0
+    assert mover.calls == ["forget source"]
+
+
+async def test_an_adopted_migration_that_fails_leaves_the_guest_where_it_was() -> None:
+    mover = FakeMover(presences=[(MOVING, GONE)] * 5 + [(RUNS, GONE)])
+    ending = await adopted(mover, terms(), ORDER)
+
+    assert ending.outcome is Outcome.FAILED
+    assert "controller that is gone" in (ending.error or "")
+
+
+async def test_a_source_that_ends_in_post_copy_takes_the_guest_along() -> None:
+    mover = FakeMover(presences=[(MOVING, ON_PART)] * 5 + [(GONE, ON_PART)])
+    ending = await adopted(mover, terms(), HYBRID)
+
+    assert ending.outcome is Outcome.LOST
+
+
+async def test_at_the_end_of_a_post_copy_it_looks_so_for_a_moment() -> None:
+    mover = FakeMover(presences=[(MOVING, ON_PART)] * 5 + [(GONE, ON_PART)] * 20 + [(GONE, RUNS)])
+    ending = await adopted(mover, terms(), HYBRID)
+
+    assert ending.outcome is Outcome.COMPLETED
+
+
+async def orphan(mover: FakeHosts) -> "asyncio.Task[None]":
+    """libvirt's call goes on; nobody waits for it."""
+    call = asyncio.create_task(mover.move(HYBRID))
+    await asyncio.sleep(2.0)
+    return call
+
+
+async def test_its_policy_still_decides() -> None:
+    mover = hosts()
+    call = await orphan(mover)
+    ending = await adopted(mover, UNDER, HYBRID)
+    await call
+
+    assert ending.outcome is Outcome.COMPLETED
+    assert ("now", "switch to post-copy") in told(ending)
+    assert not ENDS_A_PART - {"forget source"} & set(after_the_switch(mover))
+
+
+async def test_a_post_copy_that_breaks_under_the_second_controller_is_resumed() -> None:
+    mover = hosts(resets=[12.0])
+    call = await orphan(mover)
+    ending = await adopted(mover, UNDER, HYBRID)
+    call.exception()
+
+    assert ending.outcome is Outcome.COMPLETED
+    assert mover.resumes >= 1
+
+
+class Fence:
+    """Somebody else takes over after that many changes."""
+
+    def __init__(self, changes: int, error: Exception) -> None:
+        self.left = changes
+        self.error = error
+
+    def check(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+
+
+LOST = LeaseLost("another controller has taken over")
+
+
+async def test_whoever_lost_the_lease_changes_nothing_any_more() -> None:
+    mover = hosts()
+    fence = Fence(2, LOST)  # the downtime limit and the order; the switch is refused
+    with pytest.raises(LeaseLost):
+        await run(FencedMover(mover, fence.check), UNDER, order=HYBRID)
+
+    assert [call.split()[0] for call in mover.calls] == ["downtime", "move"]
+
+
+async def test_while_the_lease_is_in_doubt_it_is_tried_again_later() -> None:
+    mover = hosts()
+    doubt = HypervisorError("the journal does not answer", host="")
+    fence = Fence(2, doubt)
+
+    def check() -> None:
+        if asyncio.get_running_loop().time() < 30.0:
+            fence.check()
+
+    ending = await run(FencedMover(mover, check), UNDER, order=HYBRID)
+
+    assert ending.outcome is Outcome.COMPLETED
+    assert ending.switched is not None
+    assert ending.switched > 15.0
+    assert any("journal does not answer" in warning for warning in ending.warnings)
+
+
+class LostDesk(FakeDesk):
+    """The journal says that somebody else has taken over."""
+
+    def take_requests(self) -> list[Request]:
+        if asyncio.get_running_loop().time() > 5.0:
+            raise LOST
+        return []
+
+
+async def test_a_controller_that_only_watches_notices_too() -> None:
+    with pytest.raises(LeaseLost):
+        await run(hosts(), UNDER, order=HYBRID, desk=LostDesk([]))
+
+
+class FullDesk(FakeDesk):
+    """Nothing can be written any more."""
+
+    async def intend(self, step: str, intent: Any) -> None:
+        await super().intend(step, intent)
+        raise JournalError("journal: no space left on device")
+
+
+async def test_what_must_be_put_back_is_not_done_unless_it_is_written_down() -> None:
+    desk = FullDesk([(4.0, RequestKind.PAUSE, {})])
+    mover = hosts()
+    await run(mover, UNDER, order=HYBRID, desk=desk)
+
+    assert desk.intents == ["pause"]
+    assert "halt" not in mover.calls
+    assert desk.answers[0][1] is False
+    assert "no space left" in desk.answers[0][2]
+
+
+async def test_a_pause_is_written_down_first() -> None:
+    desk = FakeDesk([(4.0, RequestKind.PAUSE, {})])
+    mover = hosts()
+    await run(mover, UNDER, order=HYBRID, desk=desk)
+
+    assert desk.intents == ["pause"]
+    assert "halt" in mover.calls
+
+
+CHANGES = {
+    "move": (ORDER,),
+    "abort": (),
+    "set_autostart": (),
+    "set_max_downtime": (Seconds(0.1),),
+    "throttle": (AutoConverge(initial=1, increment=1, at_most=1),),
+    "set_cache": (Bytes(MIB),),
+    "halt": (),
+    "start_post_copy": (),
+    "free_target": (),
+    "forget_source": (),
+}
+
+
+@pytest.mark.parametrize("call", CHANGES)
+async def test_every_change_is_fenced(call: str) -> None:
+    mover = hosts()
+    fenced = FencedMover(mover, Fence(0, LOST).check)
+    with pytest.raises(LeaseLost):
+        await getattr(fenced, call)(*CHANGES[call])
+
+    assert mover.calls == []
+
+
+async def test_the_bandwidth_is_fenced_too() -> None:
+    with pytest.raises(LeaseLost):
+        await FencedMover(hosts(), Fence(0, LOST).check).set_bandwidth(None, post_copy=True)

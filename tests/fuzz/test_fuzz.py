@@ -1,0 +1,22 @@
+"""Every target, fuzzed for a little while."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.run import run
+from tests.fuzz.targets import TARGETS
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="needs atheris"),
+]
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_nothing_is_found_in_half_a_minute(target: str, tmp_path: Path) -> None:
+    result = run(target, 25, keep=tmp_path / "findings")
+
+    assert result.findings == (), result.text
+    assert result.executions > 100

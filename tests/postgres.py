@@ -1,0 +1,91 @@
+"""A PostgreSQL server of one's own, for tests and benches: real, with fsync, gone afterwards."""
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+_PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+AVAILABLE = bool(_PROGRAMS)
+
+
+def _as_postgres() -> list[str]:
+    """PostgreSQL refuses to run as root."""
+    if os.geteuid() != 0:
+        return []
+    drop = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
+    return [*drop, "--pdeathsig=INT"]
+
+
+class Server:
+    """Listens on a socket in a folder of its own, and on no port."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._folder = Path(tempfile.mkdtemp(prefix="vmckpt-pg-"))
+        self._server: subprocess.Popen[bytes] | None = None
+        if os.geteuid() == 0:
+            shutil.chown(self._folder, "postgres", "postgres")
+        make = ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--no-sync"]
+        try:
+            self._run(f"{_PROGRAMS[-1]}/initdb", *make, str(self._folder / "data"))
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
+
+    def start(self) -> None:
+        server = [f"{_PROGRAMS[-1]}/postgres", "-D", f"{self._folder}/data", "-h", ""]
+        server += ["-k", str(self._folder), "-c", "shared_buffers=16MB"]
+        with (self._folder / "log").open("ab") as log:
+            self._server = subprocess.Popen(
+                [*_as_postgres(), *server],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd="/", start_new_session=True,
+            )  # fmt: skip
+        ready = [f"{_PROGRAMS[-1]}/pg_isready", "-q", "-h", str(self._folder)]
+        until = time.monotonic() + 30
+        while subprocess.run(ready, check=False).returncode != 0:
+            if self._server.poll() is not None or time.monotonic() > until:
+                raise RuntimeError((self._folder / "log").read_text())
+            time.sleep(0.05)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT: in good order; SIGQUIT: like a crash."""
+        if self._server is not None:
+            self._server.send_signal(how)
+            self._server.wait(30)
+            self._server = None
+
+    def remove(self) -> None:
+        self.stop(signal.SIGQUIT)  # nobody needs what it would still write
+        shutil.rmtree(self._folder)
+
+    def place(self, **options: str) -> str:
+        """The URL of a new, empty journal; `options` are the session's settings."""
+        name = f"journal{next(self._numbers)}"
+        self.sql(f"CREATE SCHEMA {name}")
+        return self.url(search_path=name, **options)
+
+    def url(self, **options: str) -> str:
+        settings = quote(" ".join(f"-c {key}={value}" for key, value in options.items()))
+        return f"postgresql://postgres@/postgres?host={self._folder}&options={settings}"
+
+    def sql(self, statement: str, schema: str = "public") -> str:
+        """What psql says to a statement."""
+        psql = [f"{_PROGRAMS[-1]}/psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"]
+        psql += ["-h", str(self._folder), "-U", "postgres"]
+        return self._run(*psql, "-c", f"SET search_path = {schema}", "-c", statement).strip()
+
+    def _run(self, *command: str) -> str:
+        done = subprocess.run(
+            [*_as_postgres(), *command], capture_output=True, text=True, check=False, cwd="/"
+        )
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr)
+        return done.stdout

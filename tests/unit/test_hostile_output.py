@@ -1,0 +1,120 @@
+"""What is printed steers no terminal, whatever guests, hosts and errors are called."""
+
+import io
+import json
+import logging
+import re
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.text import Text
+
+from vmckpt.cli import main, output
+from vmckpt.cli.progress import panel
+from vmckpt.errors import VmckptError
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.units import Seconds
+
+EVIL = "db\x1b]0;title\x07\x1b[2J\x9b1m\u202e\r\x00\x7f:x:[link=http://a]b[/link]\udcff[/]"
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+OWN = re.compile("\x1b\\[[0-9;]*m")
+
+
+def printed(call: Callable[[], object], console: Console, *, terminal: bool) -> str:
+    """What a call makes a console write; colours, which are ours, are taken away."""
+    file = io.StringIO()
+    before = console._file, console._force_terminal
+    console._file, console._force_terminal = file, terminal
+    try:
+        call()
+    finally:
+        console._file, console._force_terminal = before
+    return OWN.sub("", file.getvalue())
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_lines_and_findings_are_harmless(terminal: bool) -> None:
+    finding = Finding(code="x", severity=Severity.BLOCKER, where=EVIL, text=EVIL, mend=EVIL)
+    lines = [
+        printed(lambda: output.say(EVIL + "\nb"), output.err, terminal=terminal),
+        printed(lambda: output.complain(EVIL + "\nb"), output.err, terminal=terminal),
+    ]
+    told = printed(lambda: output.findings(output.out, [finding]), output.out, terminal=terminal)
+
+    assert all(line.count("\n") == 1 for line in lines)
+    for text in (*lines, told):
+        assert STEERING.search(text) is None
+        assert "\\x1b]0;title\\x07" in text
+        assert ":x:[link=http://a]b[/link]\\udcff[/]" in text.replace("\n", "")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_tables_panels_and_plain_texts_are_harmless(terminal: bool) -> None:
+    table = output.table("guest", "host")
+    table.add_row(EVIL, "[/nothing]")
+    shown = [
+        table, EVIL, Text(EVIL), panel(EVIL, EVIL, Seconds(1.0), None),
+        f"[bold]{EVIL}[/]",
+    ]  # fmt: skip
+    for one in shown:
+        text = printed(lambda one=one: output.out.print(one), output.out, terminal=terminal)  # type: ignore[misc]  # bound at once
+
+        assert STEERING.search(text) is None
+        assert "\\x1b" in text
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.text(st.characters(), max_size=60))
+def test_no_text_steers_a_terminal(text: str) -> None:
+    assert STEERING.search(output.harmless(text)) is None
+    assert "\n" not in output.in_one_line(text)
+    assert STEERING.search(output.as_json({text: [text]})) is None
+    assert json.loads(output.as_json({text: [text]})) == {text: [text]}
+
+
+def test_a_text_that_is_harmless_stays_as_it_is() -> None:
+    for text in ("guest-1 läuft → β", "a\nb", "100 %", "[x] :smile: {y}"):
+        assert output.harmless(text) == text
+
+
+def test_a_terminal_that_knows_few_characters_is_no_fault() -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    console = output._Console(file=file, width=40)
+    console.print("a → ä", markup=False)
+    file.seek(0)
+
+    assert file.read() == "a \\u2192 \\xe4\n"
+
+
+def test_a_log_is_harmless_too() -> None:
+    record = logging.LogRecord("a", 10, "f", 1, "host said %s", (EVIL,), None)
+
+    assert STEERING.search(output.LogFormatter("%(message)s").format(record)) is None
+
+
+def test_an_error_with_a_hostile_name_is_one_harmless_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise VmckptError(f"no guest {EVIL}\nerror: all is well")
+
+    monkeypatch.setattr(main, "app", fail)
+
+    assert main.run([]) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert STEERING.search(OWN.sub("", told)) is None
+
+
+@pytest.mark.parametrize("word", [EVIL, "-" + EVIL, "--" + EVIL, "a\nb", "\udcff"])
+def test_a_hostile_argument_is_one_harmless_line(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["migrate", word]) == 2
+    assert main.run(["plan", "web1", "--to", "beta", "--probe", word.replace("\udcff", "")]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 2
+    assert STEERING.search(OWN.sub("", told)) is None

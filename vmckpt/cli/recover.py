@@ -1,0 +1,108 @@
+"""vmckpt recover."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vmckpt import api
+from vmckpt.cli import output
+from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES
+from vmckpt.cli.progress import line
+from vmckpt.cli.signals import stop_on_signals
+from vmckpt.errors import OutcomeUnknown
+from vmckpt.model.events import Decided, Event, PhaseChanged, Sampled
+from vmckpt.recover.engine import Recovered
+
+
+def recover(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what is true and what would be done.")
+    ] = False,
+    forget: Annotated[
+        str | None,
+        typer.Option(metavar="JOB", help="It is over: you know where its guest is. Asks no host."),
+    ] = None,
+    policies: POLICIES = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Put in order what was interrupted: a killed vmckpt, a dead host, a cut link.
+
+    For every job that nobody attends both hosts are asked where the guest is; then the job is
+    finished or undone. A migration that still runs is watched to its end (Ctrl-C stops watching and
+    leaves it running). Where a host does not answer, nothing is touched. vmckpt migrate does the
+    same first, without watching. Ends with 13 if something could not be settled.
+
+    Examples:
+
+        vmckpt recover --dry-run
+
+        vmckpt recover --json
+
+        vmckpt recover --forget m-7k3f
+    """
+    if forget is not None:
+        if dry_run:
+            raise typer.BadParameter("--forget asks no host: there is nothing to try")
+        output.say(f"{api.forget(forget)} has ended, by your word; its guest is free")
+        return
+    found = asyncio.run(_run(inventory, policies, dry_run))
+    if json:
+        output.print_json([one.as_json() for one in found])
+    elif found:
+        _show(found, dry_run)
+    else:
+        output.say("nothing to recover: every job has ended or is attended")
+    unknown = [one for one in found if one.settled.outcome is None and not one.settled.goes_on]
+    if unknown:
+        jobs = ", ".join(one.operation.id for one in unknown)
+        raise OutcomeUnknown(
+            f"{jobs}: not settled",
+            host=unknown[0].operation.source or "",
+            mend=unknown[0].settled.settle or None,
+        )
+
+
+async def _run(inventory: Path | None, folder: Path | None, dry_run: bool) -> list[Recovered]:
+    known = api.load_inventory(inventory)
+    policies = api.readable_policies(known, folder)
+    stop = stop_on_signals("stopping: what still runs goes on without us")
+    caller = api.Caller(emit=_Log().take, warn=output.say, stop=stop)
+    return await api.recover(known, policies, caller, dry_run=dry_run)
+
+
+class _Log:
+    """What happens, in lines; a sample a second is enough."""
+
+    def __init__(self) -> None:
+        self._logged = 0.0
+
+    def take(self, event: Event) -> None:
+        match event:
+            case PhaseChanged():
+                output.say(f"phase={event.phase}")
+            case Decided():
+                output.say(f"decided action={event.decision.action} ({event.decision.reason})")
+            case Sampled() if time.monotonic() - self._logged >= 1.0:
+                self._logged = time.monotonic()
+                output.say(line(event))
+            case _:
+                pass
+
+
+def _show(found: list[Recovered], dry_run: bool) -> None:
+    for one in found:
+        settled, job = one.settled, one.operation
+        way = f"{job.source} → {job.target}"
+        output.out.print(output.styled("bold", job.id), f"{job.guest}, {way}: {settled.truth}")
+        for did in settled.did:
+            output.out.print(f"    {'would' if dry_run else 'done'}: {did}")
+        if settled.outcome is not None:
+            output.out.print(f"    ended as {settled.outcome}")
+        if settled.settle:
+            output.out.print(f"    to settle it: {settled.settle}")
+        for warning in settled.warnings:
+            output.out.print(f"    warning: {warning}")

@@ -1,0 +1,68 @@
+"""What a broken migration leaves: copies of a guest whose CPUs stand still for it."""
+
+import json
+
+import libvirt
+import libvirt_qemu
+
+from vmckpt.errors import HypervisorError
+from vmckpt.hypervisor.connection import Hypervisor
+
+_STANDS = (
+    (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_MIGRATION),
+    (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP),
+    # What we paused ourselves during a migration, and what a restarted libvirtd found so.
+    (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER),
+    (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_UNKNOWN),
+)
+
+
+def _standing(
+    hypervisor: Hypervisor, connection: libvirt.virConnect, uuid: str
+) -> libvirt.virDomain:
+    """The copy, looked at once more right before it is touched. Raises HypervisorError."""
+    domain = connection.lookupByUUIDString(uuid)
+    if tuple(domain.state()) not in _STANDS:
+        raise HypervisorError(
+            f"{domain.name()} on {hypervisor.host.name} does not stand still for a migration",
+            host=hypervisor.host.name,
+            mend="run vmckpt recover again: something has changed meanwhile",
+        )
+    return domain
+
+
+async def handed_over(hypervisor: Hypervisor, uuid: str) -> bool:
+    """Whether QEMU has sent all of the guest away; True also if it cannot be asked."""
+
+    def read(connection: libvirt.virConnect) -> bool:
+        guest = connection.lookupByUUIDString(uuid)
+        answer = libvirt_qemu.qemuMonitorCommand(guest, '{"execute": "query-migrate"}', 0)
+        return bool(json.loads(answer)["return"].get("status") == "completed")
+
+    try:
+        return await hypervisor.ask("asking QEMU about the stream", read)
+    except HypervisorError:
+        return True
+
+
+async def end_copy(hypervisor: Hypervisor, uuid: str, *, forget: bool) -> None:
+    """End a copy that stands still, while the guest runs elsewhere or will; with `forget` its
+    definition goes too. Raises HypervisorError, also if it does not stand still."""
+
+    def change(connection: libvirt.virConnect) -> None:
+        domain = _standing(hypervisor, connection, uuid)
+        persistent = bool(domain.isPersistent())
+        domain.destroy()
+        if persistent and forget:
+            domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+
+    await hypervisor.command("ending a copy that stands still", change)
+
+
+async def start_copy(hypervisor: Hypervisor, uuid: str) -> None:
+    """Let a guest go on that stands still for a migration that failed. Raises HypervisorError."""
+
+    def change(connection: libvirt.virConnect) -> None:
+        _standing(hypervisor, connection, uuid).resume()
+
+    await hypervisor.command("letting the guest go on", change)

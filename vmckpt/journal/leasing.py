@@ -1,0 +1,161 @@
+"""Who may change a guest: what is done to leases and controllers in one transaction each.
+
+A lease is held as long as its operation is active, whether or not somebody attends that: one that
+was interrupted keeps its guest until it is settled. Its token grows with each change of hands, and
+is looked at in the transaction that writes.
+"""
+
+from dataclasses import replace
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, select, update
+
+from vmckpt.errors import GuestBusy
+from vmckpt.journal import identity, rows, schema, writing
+from vmckpt.journal.database import Database
+from vmckpt.journal.records import Controller, Operation, utc
+from vmckpt.lease import rules
+from vmckpt.lease.types import Fence, guest_of, guest_resource
+from vmckpt.units import Seconds
+
+Now = ColumnElement[float]
+
+
+def abandoned(operation: Operation, now: float) -> bool:
+    """Whether an operation is active and nobody attends it."""
+    alive = identity.alive(operation.controller)
+    return operation.active and rules.abandoned(alive, operation.alive_until, now)
+
+
+def acquire(
+    connection: Connection,
+    database: Database,
+    id_: str,
+    resource: str,
+    *,
+    now: Now,
+    by: Controller | None,
+) -> Fence:
+    """Take a lease for an operation. Raises GuestBusy if another one holds it."""
+    writing.guard(connection, id_, by=by, active=True)
+    if (uuid := guest_of(resource)) is not None:
+        # Whoever takes the operation over must know whose lease it has.
+        table = schema.operations
+        connection.execute(update(table).where(table.c.id == id_).values(guest_uuid=uuid))
+    lease = _locked(connection, database, resource)
+    if lease["operation"] == id_:
+        return Fence(resource=resource, token=lease["token"], operation=id_)
+    _refuse_held(connection, lease, now)
+    return _hand_over(connection, lease, id_, now)
+
+
+def release(connection: Connection, fence: Fence) -> None:
+    """Give a lease back; nothing is done if somebody else has it by now."""
+    table = schema.leases
+    ours = (table.c.resource == fence.resource, table.c.token == fence.token)
+    connection.execute(update(table).where(*ours).values(operation=None))
+
+
+def release_all(connection: Connection, id_: str) -> None:
+    """Give back what an operation holds."""
+    table = schema.leases
+    connection.execute(update(table).where(table.c.operation == id_).values(operation=None))
+
+
+def heartbeat(
+    connection: Connection,
+    id_: str,
+    *,
+    ttl: Seconds,
+    fence: Fence | None,
+    now: Now,
+    by: Controller,
+) -> None:
+    """Write down that the controller lives. Raises LeaseLost if it is no longer the controller."""
+    writing.guard(connection, id_, fence=fence, by=by, active=True)
+    table = schema.operations
+    connection.execute(update(table).where(table.c.id == id_).values(alive_until=now + ttl))
+
+
+def take_over(
+    connection: Connection,
+    database: Database,
+    operation: Operation,
+    *,
+    now: Now,
+    by: Controller,
+) -> Fence | None:
+    """Make `by` the controller of an operation that is abandoned, and give it the guest's lease.
+
+    Raises GuestBusy if there is nothing to take over any more: somebody was faster, it has ended,
+    its controller lives after all, or another operation has the guest.
+    """
+    found = writing.one(connection, operation.id, lock=True)
+    if found is None or not found.active:
+        outcome = "is gone" if found is None else f"has ended: {found.outcome}"
+        raise GuestBusy(f"{operation.id} {outcome}; there is nothing to take over")
+    time = connection.execute(select(now)).scalar_one()
+    if found.controller != operation.controller or not abandoned(found, time):
+        controller = found.controller
+        raise GuestBusy(
+            f"{found.id} is attended by process {controller.pid} on {controller.host}",
+            mend=f"vmckpt watch {found.id} shows what it does",
+        )
+    fence = None
+    if found.guest_uuid is not None:
+        lease = _locked(connection, database, guest_resource(found.guest_uuid))
+        if lease["operation"] != found.id:
+            _refuse_held(connection, lease, now)
+        fence = _hand_over(connection, lease, found.id, now)
+    table = schema.operations
+    taken = {**rows.controlled_by(by), "alive_until": now + rules.TTL}
+    connection.execute(update(table).where(table.c.id == found.id).values(**taken))
+    return fence
+
+
+def leave(connection: Connection, id_: str, *, by: Controller) -> None:
+    """Nobody attends an operation from now on that has not ended. Its lease it keeps."""
+    writing.guard(connection, id_, by=by)
+    nobody = rows.controlled_by(replace(by, pid=0, started=0))
+    table = schema.operations
+    connection.execute(update(table).where(table.c.id == id_).values(alive_until=0.0, **nobody))
+
+
+def _locked(connection: Connection, database: Database, resource: str) -> RowMapping:
+    """A lease, which nobody else changes until this transaction ends."""
+    table = schema.leases
+    chosen = select(table).where(table.c.resource == resource).with_for_update()
+    found = connection.execute(chosen).mappings().first()
+    if found is None:
+        new = database.insert_new(table).values(resource=resource, token=0)
+        connection.execute(new)
+        found = connection.execute(chosen).mappings().one()
+    return found
+
+
+def _hand_over(connection: Connection, lease: RowMapping, id_: str, now: Now) -> Fence:
+    table, token = schema.leases, lease["token"] + 1
+    taken = {"operation": id_, "token": token, "taken_at": now}
+    connection.execute(update(table).where(table.c.resource == lease["resource"]).values(**taken))
+    return Fence(resource=lease["resource"], token=token, operation=id_)
+
+
+def _refuse_held(connection: Connection, lease: RowMapping, now: Now) -> None:
+    """Raise GuestBusy if somebody holds a lease, which is locked."""
+    holder = lease["operation"] and writing.one(connection, lease["operation"])
+    if not holder or not holder.active:
+        return
+    if abandoned(holder, connection.execute(select(now)).scalar_one()):
+        raise GuestBusy(
+            f"guest {holder.guest} has an operation that was interrupted and is not settled:"
+            f" {holder.id} ({holder.kind}), asked for by {holder.asked_by},"
+            f" {utc(holder.began_at)}",
+            mend="run vmckpt recover",
+        )
+    controller = holder.controller
+    raise GuestBusy(
+        f"guest {holder.guest} has an operation already: {holder.id} ({holder.kind}), asked for by"
+        f" {holder.asked_by}, since {utc(holder.began_at)}, run by process {controller.pid} on"
+        f" {controller.host}",
+        mend=f"vmckpt watch {holder.id} shows it, vmckpt cancel {holder.id} ends it; should its"
+        " controller have died, vmckpt recover takes it over",
+    )

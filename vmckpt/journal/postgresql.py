@@ -1,0 +1,182 @@
+"""A journal in a PostgreSQL database, for controllers on several machines.
+
+Rows are locked where SQLite locks the file: an operation by who writes to it, a lease by who
+looks at its token. The server's clock is everybody's.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    Connection,
+    Engine,
+    Float,
+    Insert,
+    Table,
+    cast,
+    create_engine,
+    extract,
+    func,
+    make_url,
+    text,
+)
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from vmckpt.errors import JournalError
+from vmckpt.journal.database import Database
+from vmckpt.units import Seconds
+
+T = TypeVar("T")
+
+_PAUSE = 0.1
+_FORM = "write postgresql://user:password@host:port/database, with %40 for an @ in the password"
+# A number of our own; whoever holds it makes or migrates tables.
+_SCHEMA_LOCK = 0x766D636B7074
+# Neither lost its connection, nor is it there for good.
+_AGAIN = ("40001", "40P01")
+
+# What was intended must survive a power cut, whatever the server's default.
+_DURABLE = "synchronous_commit=on"
+# A controller that was stopped in a transaction must not keep the others' rows locked.
+_STOPPED = "idle_in_transaction_session_timeout=10s"
+# A server that vanished is noticed in ten seconds, not in a quarter of an hour.
+_CONNECTION = {
+    "connect_timeout": "5",
+    "application_name": "vmckpt",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+
+
+@dataclass(slots=True)
+class _Course:
+    """How far a transaction came."""
+
+    connected: bool = False
+    committing: bool = False
+
+
+class PostgresDatabase(Database):
+    """A database on a server. What certainly was not committed is tried again, for a while."""
+
+    shared: ClassVar[bool] = True
+    # The driver writes JSON itself, and says so of what has no form in it.
+    foreign: ClassVar[type[Exception]] = TypeError
+
+    def __init__(self, place: str, *, busy: Seconds, read_only: bool) -> None:
+        url = _parsed(place)
+        super().__init__(f"journal {_shown(url)}", read_only=read_only)
+        secrets = (url.password, url.query.get("password"))
+        self._secrets = [str(one) for one in secrets if one]
+        self._patience = busy
+        self._met = False
+        engine = _engine(url, busy, read_only=read_only)
+        self._writers = engine.execution_options(isolation_level="READ COMMITTED")
+        self._readers = engine.execution_options(
+            isolation_level="REPEATABLE READ", postgresql_readonly=True
+        )
+
+    def close(self) -> None:
+        self._writers.dispose()
+
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        return self._patient(self._readers, work, writes=False)
+
+    def _write(self, work: Callable[[Connection], T]) -> T:
+        return self._patient(self._writers, work, writes=True)
+
+    def _patient(self, engine: Engine, work: Callable[[Connection], T], *, writes: bool) -> T:
+        """A transaction; again if the connection broke before it could be committed."""
+        until, tried = time.monotonic() + self._patience, 0
+        while True:
+            course, tried = _Course(), tried + 1
+            try:
+                return self._once(engine, work, course)
+            except DBAPIError as exc:
+                if writes and course.committing and exc.connection_invalidated:
+                    raise JournalError(
+                        f"{self}: the connection broke while it was written to",
+                        mend="the last entry may or may not be there",
+                    ) from exc
+                late = tried > 1 and time.monotonic() > until
+                if late or not self._passing(exc, course):
+                    raise
+            time.sleep(_PAUSE)
+
+    def _once(self, engine: Engine, work: Callable[[Connection], T], course: _Course) -> T:
+        with engine.connect() as connection:
+            self._met = course.connected = True
+            with connection.begin():
+                made = work(connection)
+                course.committing = True
+            return made
+
+    def _passing(self, exc: DBAPIError, course: _Course) -> bool:
+        """Whether it may go well another time. A server that was never reached is told at once."""
+        if not course.connected:
+            return self._met
+        return exc.connection_invalidated or getattr(exc.orig, "sqlstate", None) in _AGAIN
+
+    def alone(self, connection: Connection) -> None:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK})
+
+    def insert_new(self, table: Table) -> Insert:
+        return insert(table).on_conflict_do_nothing()
+
+    def now(self) -> ColumnElement[float]:
+        return cast(extract("epoch", func.clock_timestamp()), Float(53))
+
+    def explain(self, why: str) -> tuple[str, str | None]:
+        for secret in self._secrets:
+            why = why.replace(secret, "***")
+        if "lock timeout" in why:
+            return why, "another program holds it; try again"
+        if "read-only" in why:
+            return why, "name the server that may be written to in VMCKPT_JOURNAL"
+        if not self._met or "connect" in why:
+            return why, "see that PostgreSQL runs there and lets this user in"
+        return why, None
+
+
+def _parsed(place: str) -> URL:
+    """A URL in its parts. What cannot be read is not repeated: it may hold a password."""
+    try:
+        # An @ or / that is not written as %40 or %2F would end up in another part, and be shown.
+        if place.count("@") > 1 or "@" in place.partition("://")[2].partition("/")[2]:
+            raise ValueError
+        url = make_url(place)
+    except (ArgumentError, ValueError):
+        raise JournalError("the journal's URL cannot be read", mend=_FORM) from None
+    if not url.database:
+        raise JournalError(f"the journal's URL {_shown(url)} names no database", mend=_FORM)
+    return url
+
+
+def _shown(url: URL) -> str:
+    """A URL for people, without password and options."""
+    user = f"{url.username}@" if url.username else ""
+    port = url.port or url.query.get("port")
+    host = f"{url.host or url.query.get('host', '')}{f':{port}' if port else ''}"
+    return f"postgresql://{user}{host}/{url.database or ''}"
+
+
+def _engine(url: URL, busy: Seconds, *, read_only: bool) -> Engine:
+    first = [_STOPPED, f"lock_timeout={max(1, round(busy * 1000))}ms"]
+    last = [_DURABLE, *(["default_transaction_read_only=on"] if read_only else [])]
+    theirs = str(url.query.get("options", ""))
+    query: dict[str, Any] = {**_CONNECTION, **url.query}
+    query["options"] = " ".join((_options(first), theirs, _options(last)))
+    meant = url.set(drivername="postgresql+psycopg", query=query)
+    # Connections are not tried before use: one that broke meanwhile is replaced by `_patient`.
+    return create_engine(meant, hide_parameters=True)
+
+
+def _options(settings: Sequence[str]) -> str:
+    return " ".join(f"-c {one}" for one in settings)

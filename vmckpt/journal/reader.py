@@ -1,0 +1,150 @@
+"""What is read from the journal: every call is one short transaction."""
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import ColumnElement, Float, Select, Table, literal, or_, select
+
+from vmckpt.journal import history, leasing, lookup, rows, schema
+from vmckpt.journal.database import Database
+from vmckpt.journal.history import PastMove
+from vmckpt.journal.records import (
+    Operation,
+    Request,
+    StoredEvent,
+    StoredForecast,
+    StoredSample,
+    StoredStep,
+)
+
+_MOST = 100_000
+
+
+class Reader:
+    """Looks into a database. `clock` stands for the database's own."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] | None = None) -> None:
+        self._database = database
+        self._clock = clock
+
+    def __str__(self) -> str:
+        return str(self._database)
+
+    @property
+    def shared(self) -> bool:
+        """Whether controllers on several machines use it."""
+        return self._database.shared
+
+    def now(self) -> float:
+        """The time by the clock that decides here."""
+        found: float = self._database.read(lambda c: c.execute(select(self._now())).scalar_one())
+        return found
+
+    def _now(self) -> ColumnElement[float]:
+        if self._clock is None:
+            return self._database.now()
+        return literal(self._clock(), Float(53))
+
+    def operation(self, name: str, *, ended: bool = False) -> Operation:
+        """By id, the beginning of one, or a guest with one active operation; else BadInput.
+
+        With `ended` a guest without an active one stands for its last.
+        """
+        table = schema.operations
+        called = table.c.id == name.lower()
+        if lookup.is_prefix(name):
+            called = table.c.id.startswith(name.lower(), autoescape=True)
+        fits = or_(called, table.c.guest == name)
+        found = self._read(
+            select(table).where(fits).order_by(table.c.began_at.desc()).limit(_MOST), rows.operation
+        )
+        chosen = lookup.choose(name, found, ended=ended)
+        if chosen is not None:
+            return chosen
+        names = {one.id for one in self.operations()} | {
+            one.guest for one in self.operations(active=True)
+        }
+        raise lookup.unknown(name, sorted(names))
+
+    def operations(self, *, active: bool | None = None, limit: int = 200) -> list[Operation]:
+        """The latest first; all, or only those that have or have not ended."""
+        table = schema.operations
+        chosen = select(table).order_by(table.c.began_at.desc()).limit(limit)
+        if active is not None:
+            ended = table.c.ended_at
+            chosen = chosen.where(ended.is_(None) if active else ended.is_not(None))
+        return self._read(chosen, rows.operation)
+
+    def recent(self, guest_uuid: str, since: float) -> list[Operation]:
+        """Operations on a guest that began after a time, the latest first."""
+        table = schema.operations
+        chosen = select(table).where(table.c.guest_uuid == guest_uuid, table.c.began_at >= since)
+        return self._read(chosen.order_by(table.c.began_at.desc()), rows.operation)
+
+    def recent_moves(
+        self, source: str, target: str, limit: int = 20, *, guest_uuid: str | None = None
+    ) -> list[PastMove]:
+        """Ended migrations from one host to another, the latest first; of one guest, or all."""
+        table = schema.operations
+        chosen = select(table).where(
+            table.c.source == source,
+            table.c.target == target,
+            table.c.ended_at.is_not(None),
+            table.c.report.is_not(None),
+        )
+        if guest_uuid is not None:
+            chosen = chosen.where(table.c.guest_uuid == guest_uuid)
+        found = self._read(chosen.order_by(table.c.ended_at.desc()).limit(limit), rows.operation)
+        return [move for one in found if (move := history.past_move(one)) is not None]
+
+    def events(self, id_: str, after: int = 0) -> list[StoredEvent]:
+        return self._read(_after(schema.events, id_, after), rows.stored_event)
+
+    def samples(self, id_: str, after: int = 0) -> list[StoredSample]:
+        return self._read(_after(schema.samples, id_, after), rows.stored_sample)
+
+    def last_sample(self, id_: str) -> StoredSample | None:
+        return next(iter(self._read(_last(schema.samples, id_), rows.stored_sample)), None)
+
+    def forecast(self, id_: str) -> StoredForecast | None:
+        """The last one that was made."""
+        return next(iter(self._read(_last(schema.forecasts, id_), rows.stored_forecast)), None)
+
+    def steps(self, id_: str) -> list[StoredStep]:
+        """What the operation changed or was about to change, the first one first."""
+        return self._read(_after(schema.steps, id_, 0), rows.stored_step)
+
+    def abandoned(self) -> list[Operation]:
+        """Active operations that nobody attends, the oldest first."""
+        now = self.now()
+        found = self.operations(active=True, limit=_MOST)
+        return [one for one in reversed(found) if leasing.abandoned(one, now)]
+
+    def open_requests(self, id_: str) -> list[Request]:
+        """Requests that nobody has answered."""
+        table = schema.requests
+        return self._requests(table.c.operation == id_, table.c.answered_at.is_(None))
+
+    def requests(self, id_: str) -> list[Request]:
+        return self._requests(schema.requests.c.operation == id_)
+
+    def request(self, request: int) -> Request:
+        return self._requests(schema.requests.c.id == request)[0]
+
+    def _requests(self, *where: Any) -> list[Request]:
+        chosen = select(schema.requests).where(*where).order_by(schema.requests.c.id)
+        return self._read(chosen, rows.request)
+
+    def _read(self, chosen: Select[Any], made: Callable[[Any], lookup.T]) -> list[lookup.T]:
+        return self._database.read(
+            lambda connection: [made(row) for row in connection.execute(chosen).mappings()]
+        )
+
+
+def _after(table: Table, id_: str, after: int) -> Select[Any]:
+    chosen = select(table).where(table.c.operation == id_, table.c.seq > after)
+    return chosen.order_by(table.c.seq).limit(_MOST)
+
+
+def _last(table: Table, id_: str) -> Select[Any]:
+    return select(table).where(table.c.operation == id_).order_by(table.c.seq.desc()).limit(1)

@@ -1,0 +1,133 @@
+"""A journal in an SQLite file, for the controllers of one machine."""
+
+import errno
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, Insert, Table, create_engine, event
+from sqlalchemy.dialects.sqlite import insert
+
+from vmckpt.errors import JournalError
+from vmckpt.journal.database import Database
+from vmckpt.units import Seconds
+
+T = TypeVar("T")
+
+_WRITES = "vmckpt_writes"
+
+
+class SqliteDatabase(Database):
+    """One file. Whoever writes has it alone for that time, so nothing else needs to be locked."""
+
+    foreign: ClassVar[type[Exception]] = sqlite3.Error
+
+    def __init__(self, path: Path, *, busy: Seconds, read_only: bool) -> None:
+        super().__init__(f"journal {path}", read_only=read_only)
+        try:
+            if read_only:
+                _look(path)
+            else:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _make_file(path)
+        except OSError as exc:
+            mend = "name another folder in VMCKPT_STATE"
+            if read_only and isinstance(exc, FileNotFoundError):
+                raise JournalError(f"{self}: there is none", mend=mend) from exc
+            raise JournalError(f"{self}: {exc.strerror}", mend=mend) from exc
+        self._readers = _engine(path, busy, read_only=read_only)
+        self._writers = self._readers.execution_options(**{_WRITES: True})
+
+    def close(self) -> None:
+        self._readers.dispose()
+
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        with self._readers.begin() as connection:
+            return work(connection)
+
+    def _write(self, work: Callable[[Connection], T]) -> T:
+        with self._writers.begin() as connection:
+            return work(connection)
+
+    def alone(self, connection: Connection) -> None:
+        """Who writes is alone."""
+
+    def insert_new(self, table: Table) -> Insert:
+        return insert(table).on_conflict_do_nothing()
+
+    def explain(self, why: str) -> tuple[str, str | None]:
+        if "locked" in why:
+            return why, "another program holds it; try again"
+        if "not a database" in why or "malformed" in why:
+            return why, "move the file away; a new one is made"
+        return why, None
+
+
+def _look(path: Path) -> None:
+    """Raise OSError if there is no file that may be read; it is not opened (see `_make_file`)."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    if not os.access(path, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _make_file(path: Path) -> None:
+    """Make the file if there is none. SQLite's other files take their mode from it.
+
+    One that is there is not opened: closing it again would drop all locks that this process holds
+    on it through SQLite, and whoever closes the journal next would take himself for the last one
+    and remove the log that we write to.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "not a regular file") from None
+
+
+def _engine(path: Path, busy: Seconds, *, read_only: bool) -> Engine:
+    place = URL.create("sqlite", database=str(path))
+    if read_only:
+        query = {"mode": "ro", "uri": "true"}
+        place = URL.create("sqlite", database=f"file:{quote(str(path.absolute()))}", query=query)
+    made = create_engine(place, connect_args={"timeout": busy})
+    event.listen(made, "connect", lambda raw, _record: _prepare(raw, busy, read_only=read_only))
+    event.listen(made, "begin", _begin)
+    return made
+
+
+def _prepare(raw: sqlite3.Connection, busy: Seconds, *, read_only: bool) -> None:
+    """Set up a new connection."""
+    raw.isolation_level = None  # `_begin` says where a transaction begins, not the driver
+    if read_only:
+        return
+    cursor = raw.cursor()
+    _to_wal(cursor, Seconds(time.monotonic() + busy))
+    # What was intended must survive a power cut: with NORMAL the last transactions might not.
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _to_wal(cursor: sqlite3.Cursor, until: Seconds) -> None:
+    """Switch to WAL. SQLite does not wait when two processes do so to a new file at once."""
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as exc:
+            if "locked" not in str(exc) or time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _begin(connection: Connection) -> None:
+    """Begin a transaction; one that writes takes its lock now, so that it never fails later on."""
+    options: dict[str, Any] = dict(connection.get_execution_options())
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(_WRITES) else "BEGIN")

@@ -1,0 +1,97 @@
+"""Pieces of writing transactions that several of the journal's calls are made of."""
+
+from typing import Any
+
+from sqlalchemy import Connection, ScalarSelect, Table, func, insert, select
+
+from vmckpt.errors import JournalError, LeaseLost
+from vmckpt.journal import rows, schema
+from vmckpt.journal.records import Controller, Operation
+from vmckpt.lease.types import Fence
+
+
+def one(connection: Connection, id_: str, *, lock: bool = False) -> Operation | None:
+    """An operation; with `lock` nobody else changes it until this transaction ends.
+
+    Whoever locks both locks the operation first and its lease second.
+    """
+    chosen = select(schema.operations).where(schema.operations.c.id == id_)
+    if lock:
+        chosen = chosen.with_for_update(key_share=True)  # means nothing to SQLite: see there
+    row = connection.execute(chosen).mappings().first()
+    return None if row is None else rows.operation(row)
+
+
+def guard(
+    connection: Connection,
+    id_: str,
+    *,
+    fence: Fence | None = None,
+    by: Controller | None = None,
+    active: bool = False,
+) -> None:
+    """Lock an operation and see that it is still run by who asks: LeaseLost if not.
+
+    `fence` must be the last that was given out. With `active` the operation must not have ended,
+    and must hold the fence still.
+    """
+    table = schema.operations
+    chosen = select(*_GUARDED).where(table.c.id == id_).with_for_update(key_share=True)
+    found = connection.execute(chosen).mappings().first()
+    if found is None:
+        raise JournalError(f"no job {id_} is in the journal")
+    controller = rows.controller(found)
+    if by is not None and controller != by:
+        taker = f"process {controller.pid} on {controller.host} has taken it over"
+        raise _lost(id_, taker if controller.pid else "it was left for others to take over")
+    if active and found["ended_at"] is not None:
+        raise _lost(id_, f"somebody else has ended it: {found['outcome']}")
+    if fence is not None:
+        _see_fence(connection, id_, fence, held=active)
+
+
+_GUARDED = [
+    schema.operations.c[name]
+    for name in ("ended_at", "outcome", *(f"controller_{part}" for part in rows.CONTROLLER))
+]
+
+
+def _see_fence(connection: Connection, id_: str, fence: Fence, *, held: bool) -> None:
+    table = schema.leases
+    chosen = select(table.c.token, table.c.operation).where(table.c.resource == fence.resource)
+    found = connection.execute(chosen.with_for_update(read=True)).first()
+    if found is None or found.token != fence.token:
+        holder = None if found is None or found.operation == id_ else found.operation
+        holder = holder or "another controller"
+        raise _lost(id_, f"{holder} has taken {fence.resource} over")
+    if held and found.operation != id_:
+        raise _lost(id_, f"it has given {fence.resource} back")
+
+
+def _lost(id_: str, why: str) -> LeaseLost:
+    return LeaseLost(
+        f"{id_} is no longer run from here: {why}; nothing more was changed",
+        mend=f"vmckpt job {id_} tells what became of it",
+    )
+
+
+def append(connection: Connection, table: Table, id_: str, made: list[dict[str, Any]]) -> None:
+    """Number rows of an operation that is locked, and write them."""
+    last: int = connection.execute(select(_last(table, id_))).scalar_one()
+    connection.execute(
+        insert(table),
+        [{"operation": id_, "seq": seq, **row} for seq, row in enumerate(made, start=last + 1)],
+    )
+
+
+def append_one(connection: Connection, table: Table, id_: str, made: dict[str, Any]) -> int:
+    """The same for one row, in one statement; its number."""
+    new = insert(table).values(operation=id_, seq=_last(table, id_) + 1, **made)
+    number: int = connection.execute(new.returning(table.c.seq)).scalar_one()
+    return number
+
+
+def _last(table: Table, id_: str) -> ScalarSelect[int]:
+    """The last number of an operation's rows."""
+    highest = select(func.coalesce(func.max(table.c.seq), 0)).where(table.c.operation == id_)
+    return highest.scalar_subquery()

@@ -1,0 +1,1 @@
+"""Who may change a guest: leases, their tokens, and when a controller counts as gone."""

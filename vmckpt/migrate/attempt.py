@@ -1,0 +1,197 @@
+"""One attempt to carry a plan out: intents, images, the engine, and what is left to tidy."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vmckpt.errors import JournalError, RemoteError, VmckptError
+from vmckpt.hypervisor import guests
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.mover import LibvirtMover
+from vmckpt.journal.records import StepState
+from vmckpt.migrate import disks, planning, reporting, terms, trace
+from vmckpt.migrate.aftermath import STAYS
+from vmckpt.migrate.engine import Emit, Ending, Migration
+from vmckpt.migrate.fenced import FencedMover
+from vmckpt.migrate.gather import Remotes
+from vmckpt.migrate.planning import Plan
+from vmckpt.migrate.report import MigrationReport
+from vmckpt.migrate.requests import Setting
+from vmckpt.migrate.steps import JournalDesk, Step
+from vmckpt.migrate.trace import Tracer
+from vmckpt.migrate.waiting import served
+from vmckpt.model.images import Made
+from vmckpt.model.jobs import Outcome
+from vmckpt.model.orders import MoveOrder
+from vmckpt.model.ports import Mover
+from vmckpt.policy.types import Policy
+from vmckpt.remote import streams
+from vmckpt.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What all attempts of one command share."""
+
+    setting: Setting
+    here: Hypervisor
+    there: Hypervisor
+    remotes: Remotes | None
+    desk: JournalDesk
+    tracer: Tracer | None
+    emit: Emit
+    stop: asyncio.Event
+    observe: bool
+
+
+async def run(plan: Plan, around: Around) -> MigrationReport:
+    """Carry out a plan that is not blocked.
+
+    Raises LeaseLost if another controller has taken over; JournalError if the journal could not be
+    written before anything was changed.
+    """
+    return await _Attempt(plan, around).run()
+
+
+class _Attempt:
+    def __init__(self, plan: Plan, around: Around) -> None:
+        assert plan.policy is not None
+        assert plan.facts.guest is not None
+        self._plan, self._around = plan, around
+        self._policy, self._guest = plan.policy, plan.facts.guest
+        self._mover = mover(
+            (around.here, around.there),
+            around.remotes,
+            self._guest.name,
+            self._guest.uuid,
+            around.desk.check,
+        )
+        self._engine = Migration(
+            self._mover,
+            terms.terms(plan.policy, plan.mode, self._guest, plan.copies.size),
+            around.emit,
+            around.stop,
+            desk=around.desk,
+            curve=plan.curve,
+            observe=around.observe,
+        )
+
+    async def run(self) -> MigrationReport:
+        around = self._around
+        not_begun = reporting.not_begun(self._plan, around.setting, self._guest.name)
+        order = await planning.order(self._plan, around.here)
+        try:
+            made = await served(self._make_images(), around.stop, around.desk)
+        except RemoteError as exc:
+            await around.desk.settle(StepState.UNDONE)
+            return replace(not_begun, outcome=Outcome.FAILED, error=str(exc))
+        ending: Ending | None = None
+        troubles: tuple[str, ...] = ()
+        try:
+            await self._intend(order)
+            self._begin_trace()
+            ending = await self._engine.run(order)
+        finally:
+            troubles = await self._tidy(made, ending)
+            if around.tracer is not None:
+                around.tracer.end(ending.outcome if ending is not None else Outcome.UNKNOWN)
+        await self._settle(ending)
+        observed = await self._observed(ending)
+        return reporting.carried_out(not_begun, self._plan, ending, observed, troubles)
+
+    async def _intend(self, order: MoveOrder) -> None:
+        """Nothing is set and ordered before it is written down."""
+        usual = await self._mover.max_downtime()
+        limits = {"max_downtime_ms": round(usual * 1000), "throttle": bool(order.auto_converge)}
+        await self._around.desk.intend(Step.LIMITS, limits)
+        # Whether a definition that is found there later is a trace of this move.
+        there = await guests.presence(self._around.there, self._guest.uuid)
+        move = {
+            "order": order.as_json(),
+            "target_knew": there.state is not None,
+            # Whoever goes on with it goes on under this policy, wherever its file is by then.
+            "policy": _text_of(self._policy),
+        }
+        await self._around.desk.intend(Step.MOVE, move)
+
+    async def _settle(self, ending: Ending) -> None:
+        """The steps have become what the outcome says; of an unknown one nothing is said."""
+        if ending.outcome is Outcome.COMPLETED:
+            await self._around.desk.settle(StepState.DONE)
+        elif ending.outcome in STAYS:
+            await self._around.desk.settle(StepState.UNDONE)
+
+    def _begin_trace(self) -> None:
+        if self._around.tracer is None:
+            return
+        header = trace.Header(
+            guest=self._guest.name,
+            memory=self._guest.memory,
+            policy=self._policy.name,
+            mode=self._plan.mode,
+            post_copy=self._plan.mode.may_switch_early,
+            curve=self._plan.curve,
+        )
+        self._around.tracer.begin(header, Seconds(asyncio.get_running_loop().time()))
+
+    async def _make_images(self) -> Made | None:
+        copies, remotes = self._plan.copies, self._around.remotes
+        if not copies.copies or remotes is None:
+            return None
+        paths = [copy.path for copy in copies.copies]
+        await self._around.desk.intend(Step.IMAGES, {"host": remotes[1].host.name, "paths": paths})
+        made = await disks.prepare(remotes[1], copies)
+        try:
+            # Not concluded: until the guest is seen where it ends up, they may have to go again.
+            await self._around.desk.note(Step.IMAGES, {"marks": dict(made.marks)})
+        except JournalError:
+            await disks.remove(remotes[1], made)
+            raise
+        return made
+
+    async def _tidy(self, made: Made | None, ending: Ending | None) -> tuple[str, ...]:
+        """What was made on the target goes if the guest stays; what could not be done is told."""
+        remotes = self._around.remotes
+        if made is None or remotes is None:
+            return ()
+        try:
+            self._around.desk.check()
+            if ending is not None and ending.outcome is Outcome.COMPLETED:
+                return await disks.finish(remotes[1], self._plan.copies)
+            if not self._engine.ordered or (ending is not None and ending.outcome in STAYS):
+                return await disks.remove(remotes[1], made)
+        except VmckptError as exc:
+            return (f"{exc}",)
+        return tuple(f"{path} on {made.host} was made for this move" for path in made.marks)
+
+    async def _observed(self, ending: Ending) -> Seconds | None:
+        """The blackout that somebody outside saw; None if nobody looked."""
+        outside = self._around.setting.outside
+        if outside is None or ending.outcome is not Outcome.COMPLETED:
+            return None
+        until = Seconds(ending.began + ending.elapsed)
+        return await outside.blackout(self._guest.name, ending.began, until)
+
+
+def _text_of(policy: Policy) -> str | None:
+    try:
+        return Path(policy.file).read_text(encoding="utf-8")
+    except OSError:
+        return None
+
+
+def mover(
+    hosts: tuple[Hypervisor, Hypervisor],
+    remotes: Remotes | None,
+    guest: str,
+    uuid: str,
+    check: Callable[[], None],
+) -> Mover:
+    """What moves a guest as long as `check` allows it; it can free the target's end of a stream."""
+
+    async def free_target() -> None:
+        if remotes is not None:
+            await streams.drop(remotes[1], guest)
+
+    return FencedMover(LibvirtMover(*hosts, uuid, free_target=free_target), check)

@@ -1,0 +1,361 @@
+"""Putting a migration in order whose controller is gone: how each of its steps is finished and
+undone. What is to be done `aftermath` decides.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vmckpt.errors import BadInput, PolicyError
+from vmckpt.hypervisor import guests, leftovers
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.records import Operation, StepState, StoredStep
+from vmckpt.migrate import aftermath, attempt, planning, terms
+from vmckpt.migrate import report as reports
+from vmckpt.migrate.aftermath import Act, Verdict
+from vmckpt.migrate.attempts import OPEN
+from vmckpt.migrate.converge import Terms
+from vmckpt.migrate.engine import Ending, Migration
+from vmckpt.migrate.gather import Remotes
+from vmckpt.migrate.hands import Hands
+from vmckpt.migrate.report import MigrationReport
+from vmckpt.migrate.requests import Caller, Setting
+from vmckpt.migrate.steps import JournalDesk, Step
+from vmckpt.migrate.terms import Wishes
+from vmckpt.model.events import Decided, Event
+from vmckpt.model.guests import Presence
+from vmckpt.model.hosts import Host
+from vmckpt.model.images import Made
+from vmckpt.model.jobs import Decision, Outcome
+from vmckpt.model.orders import Driver, Mode, MoveOrder
+from vmckpt.model.recovery import Settled
+from vmckpt.policy import document, select
+from vmckpt.policy.types import Policy
+from vmckpt.remote import images
+from vmckpt.units import Seconds
+
+# Hosts that were just restarted contradict each other for a moment.
+PATIENCE = Seconds(10.0)
+_AGAIN = Seconds(0.5)
+WAITS = (Act.ADOPT, Act.RESUME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What the journal has of a migration that nobody attends."""
+
+    operation: Operation
+    steps: tuple[StoredStep, ...]
+    """Those that were intended and neither finished nor undone."""
+
+    @property
+    def order(self) -> MoveOrder | None:
+        """The order that libvirt may have; None: it has none. Raises BadInput."""
+        move, other = self.open(Step.MOVE), self.open(Step.DRIVER)
+        stored: Any = self.operation.detail.get("order")  # where schema 1 had it
+        if move is not None:
+            stored = move.intent.get("order")
+        if stored is None:
+            return None
+        try:
+            order = MoveOrder.from_json(stored)
+            return order if other is None else replace(order, driver=Driver.CLIENT)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise BadInput(
+                f"{self.operation.id}: its order in the journal makes no sense ({exc})",
+                mend="look at both hosts with virsh",
+            ) from exc
+
+    def open(self, step: Step) -> StoredStep | None:
+        return next((one for one in reversed(self.steps) if one.name == step), None)
+
+
+def left(operation: Operation, steps: Sequence[StoredStep]) -> Left:
+    """What is open of an operation."""
+    return Left(
+        operation=operation, steps=tuple(one for one in steps if one.state is StepState.INTENDED)
+    )
+
+
+class Recovery:
+    """Recovers one migration. Use as an async context manager: it holds both hosts."""
+
+    def __init__(self, setting: Setting, left_: Left) -> None:
+        self.left = left_
+        self.here = Hypervisor(setting.source)
+        self.there = Hypervisor(setting.target)
+        self.remotes: Remotes | None = None
+        """Opened on entering."""
+        self.ending: Ending | None = None
+        """Of a migration that went on."""
+        self._setting = setting
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "Recovery":
+        await self._stack.enter_async_context(self.here)
+        await self._stack.enter_async_context(self.there)
+        self.remotes = await self._stack.enter_async_context(planning.logins(self.here, self.there))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def uuid(self) -> str:
+        return self.left.operation.guest_uuid or ""
+
+    @property
+    def policy(self) -> Policy:
+        """The one it was begun under, bent to what its operator wished; else the default."""
+        operation, shelf = self.left.operation, self._setting.policies
+        known = {policy.name: policy for policy in shelf}
+        policy = known.get(operation.policy or "") or select.by_name(shelf, select.DEFAULT)
+        move = self.left.open(Step.MOVE)
+        try:
+            if move is not None and (text := move.intent.get("policy")):
+                policy = document.parse(str(text), Path(operation.policy or "policy"))
+            return terms.bent(policy, Wishes.from_json(operation.detail.get("wishes") or {}))
+        except (PolicyError, ValueError):
+            return policy
+
+    @property
+    def mode(self) -> Mode:
+        modes = {str(mode): mode for mode in Mode}
+        return modes.get(self.left.operation.mode or "", Mode.PRECOPY)
+
+    async def presences(self) -> tuple[Presence, Presence]:
+        here, there = await asyncio.gather(
+            guests.presence(self.here, self.uuid), guests.presence(self.there, self.uuid)
+        )
+        return here, there
+
+    async def _may_have_run(self, source: Presence, target: Presence) -> bool:
+        """Whether a target without a process of the guest may have run it: it had all of it, and
+        libvirt had defined it there, which it does right before it starts the CPUs. Of a guest that
+        is defined nowhere there is no such trace."""
+        order = self.left.order
+        if order is None or not source.reachable or source.runs or source.state is None:
+            return False
+        move = self.left.open(Step.MOVE)
+        knew = move is None or bool(move.intent.get("target_knew"))
+        if order.persistent and not knew and target.state is None:
+            return False
+        return await leftovers.handed_over(self.here, self.uuid)
+
+    async def _elsewhere(self) -> tuple[str, ...]:
+        """Other hosts that have a process of the guest; those that do not answer are left out:
+        only by hand can it have come there, as no other vmckpt may have moved it."""
+
+        async def has(host: Host) -> bool:
+            async with Hypervisor(host) as hypervisor:
+                found = await guests.presence(hypervisor, self.uuid)
+            return found.state is not None and found.state.is_active
+
+        others = self._setting.others
+        answers = await asyncio.gather(*(has(host) for host in others))
+        return tuple(host.name for host, here in zip(others, answers, strict=True) if here)
+
+    def report(self, ending: Ending) -> MigrationReport:
+        """What is told of a migration that another controller began."""
+        return MigrationReport(
+            guest=self.left.operation.guest,
+            source=self._setting.source.name,
+            target=self._setting.target.name,
+            outcome=ending.outcome,
+            driver=ending.driver,
+            began=ending.began,
+            elapsed=ending.elapsed,
+            totals=ending.totals,
+            observed_downtime=None,
+            samples=ending.samples,
+            decisions=ending.decisions,
+            warnings=ending.warnings,
+            error=ending.error,
+            policy=self.policy.name,
+            mode=self.mode,
+            job=self.left.operation.id,
+        )
+
+    async def decide(self) -> Verdict:
+        """What is true and what to do. Hosts that contradict each other are asked again, and so
+        are both before a copy is ended or started."""
+        if not self.uuid:
+            return aftermath.NEVER  # it had not got so far as to know the guest
+        ordered = self.left.order is not None
+        paused = self.left.open(Step.PAUSE) is not None
+        give_up = asyncio.get_running_loop().time() + PATIENCE
+        last: Verdict | None = None
+        while True:
+            source, target = await self.presences()
+            verdict = aftermath.judge(
+                source,
+                target,
+                ordered=ordered,
+                paused_by_us=paused,
+                elsewhere=await self._elsewhere() if ordered else (),
+                may_have_run=await self._may_have_run(source, target),
+            )
+            if not (source.reachable and target.reachable):
+                return verdict
+            late = asyncio.get_running_loop().time() > give_up
+            twice = verdict == last or not verdict.touches_copies
+            if twice and (late or (verdict.known and not verdict.if_it_stays)):
+                return verdict
+            last = verdict
+            await asyncio.sleep(_AGAIN)
+
+    async def carry_out(self, verdict: Verdict, recorder: Recorder, caller: Caller) -> Settled:
+        """Do what the verdict says, as this operation's controller.
+
+        Raises LeaseLost if another controller takes over meanwhile. After HypervisorError and
+        RemoteError it is to be recovered again.
+        """
+        return await _Doing(self, verdict, recorder, caller).run()
+
+
+def settled(verdict: Verdict) -> Settled:
+    """A verdict as it would be carried out."""
+    return Settled(
+        truth=verdict.truth,
+        outcome=verdict.outcome,
+        did=tuple(str(act) for act in verdict.acts),
+        settle=verdict.settle,
+        goes_on=any(act in verdict.acts for act in WAITS),
+    )
+
+
+class _Doing:
+    """Carrying out one verdict."""
+
+    def __init__(
+        self, recovery: Recovery, verdict: Verdict, recorder: Recorder, caller: Caller
+    ) -> None:
+        self._did: list[str] = []
+        self._recovery = recovery
+        self._verdict = verdict
+        self._recorder = recorder
+        self._caller = caller
+        self._warnings: list[str] = []
+        self._left = recovery.left
+        self._desk = JournalDesk(recorder, {one.seq: one.name for one in self._left.steps})
+        self._mover = attempt.mover(
+            (recovery.here, recovery.there),
+            recovery.remotes,
+            self._left.operation.guest,
+            recovery.uuid,
+            self._desk.check,
+        )
+
+    async def run(self) -> Settled:
+        verdict, outcome, ending = self._verdict, self._verdict.outcome, None
+        acts = verdict.acts
+        if any(act in WAITS for act in acts):
+            self._did += [str(act) for act in acts]
+            ending = self._recovery.ending = await self._go_on(Act.RESUME in acts)
+            outcome, acts = ending.outcome, aftermath.after(ending.outcome)
+            self._warnings += ending.warnings
+        truth = verdict.truth if ending is None else f"it has ended as {outcome}"
+        for act in acts:
+            self._tell(act, truth)
+            await self._do(act)
+            self._did.append(str(act))
+        told = Settled(
+            truth=truth,
+            outcome=outcome,
+            did=tuple(self._did),
+            settle="" if outcome not in OPEN else f"run vmckpt resume {self._left.operation.id}",
+            warnings=tuple(self._warnings),
+        )
+        await self._close(told, ending)
+        return told
+
+    async def _close(self, told: Settled, ending: Ending | None) -> None:
+        """Write down how it ended, if it has."""
+        if told.outcome is None or told.outcome in OPEN:
+            self._recorder.update(phase=str(told.outcome or Outcome.UNKNOWN))
+            return
+        arrived = told.outcome is Outcome.COMPLETED
+        await self._desk.settle(StepState.DONE if arrived else StepState.UNDONE)
+        said = {} if ending is None else reports.as_json(self._recovery.report(ending))
+        self._recorder.finish(told.outcome, {**said, "recovered": told.as_json()})
+
+    def _tell(self, act: Act, truth: str) -> None:
+        now = Seconds(asyncio.get_running_loop().time())
+        decision = Decision(at=now, action=str(act), reason=truth, rule="recover")
+        self._emit(Decided(decision=decision))
+
+    def _emit(self, event: Event) -> None:
+        self._recorder.take(event)
+        self._caller.emit(event)
+
+    async def _go_on(self, in_two_parts: bool) -> Ending:
+        order = self._left.order
+        assert order is not None
+        engine = Migration(
+            self._mover, await self._terms(), self._emit, self._caller.stop, desk=self._desk
+        )
+        return await (engine.resume(order) if in_two_parts else engine.adopt(order))
+
+    async def _terms(self) -> Terms:
+        """What its first controller held it to; the time limit begins anew."""
+        policy, mode = self._recovery.policy, self._recovery.mode
+        guest = await guests.find_guest(self._recovery.here, self._recovery.uuid)
+        if guest is None or mode is Mode.POSTCOPY:
+            return terms.resumed(policy)
+        return terms.terms(policy, mode, guest)
+
+    async def _do(self, act: Act) -> None:
+        here, there, uuid = self._recovery.here, self._recovery.there, self._recovery.uuid
+        self._desk.check()
+        match act:
+            case Act.END_TARGET:
+                await leftovers.end_copy(there, uuid, forget=False)
+            case Act.END_SOURCE:
+                order = self._left.order
+                await leftovers.end_copy(here, uuid, forget=order is not None and order.persistent)
+            case Act.START_SOURCE:
+                await leftovers.start_copy(here, uuid)
+            case Act.UNDO:
+                await self._undo()
+            case Act.FINISH:
+                await self._finish()
+            case Act.ADOPT | Act.RESUME:
+                raise AssertionError("the engine does these")
+
+    async def _undo(self) -> None:
+        """The guest stays: what was set on its QEMU is set back, what was made is removed."""
+        source, _ = await self._recovery.presences()
+        limits = self._left.open(Step.LIMITS)
+        if limits is not None and source.state is not None and source.state.is_active:
+            usual = Seconds(float(limits.intent["max_downtime_ms"]) / 1000)
+            await self._mover.set_max_downtime(usual)
+            if limits.intent.get("throttle") or self._left.open(Step.THROTTLE):
+                await self._mover.throttle(None)
+            if self._left.open(Step.BANDWIDTH):
+                await self._mover.set_bandwidth(None, post_copy=False)
+        await self._remove_images()
+
+    async def _remove_images(self) -> None:
+        step, remotes = self._left.open(Step.IMAGES), self._recovery.remotes
+        if step is None:
+            return
+        host, paths = str(step.intent.get("host")), list(step.intent.get("paths", []))
+        if remotes is None:
+            self._warnings += [f"{path} on {host} may have been made for it" for path in paths]
+            return
+        marks = dict((step.result or {}).get("marks", {}))
+        troubles = await images.remove(remotes[1], Made(host=host, marks=marks))
+        self._warnings += troubles
+        self._warnings += [
+            f"{path} on {host} may have been made for it" for path in paths if path not in marks
+        ]
+
+    async def _finish(self) -> None:
+        """The guest has arrived: what libvirt leaves to us is done."""
+        order = self._left.order
+        if order is not None:
+            await Hands(self._mover).arrived(order, self._warnings.append)

@@ -1,0 +1,26 @@
+"""A migration without a controller, as recovery asks for it."""
+
+from collections.abc import Sequence
+
+from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.records import Operation, StoredStep
+from vmckpt.migrate import recovering
+from vmckpt.migrate.recovering import Recovery
+from vmckpt.migrate.requests import Caller, Setting
+from vmckpt.model.recovery import Settled
+
+
+async def settle(
+    setting: Setting,
+    operation: Operation,
+    steps: Sequence[StoredStep],
+    recorder: Recorder | None,
+    caller: Caller,
+) -> Settled:
+    """See recover.rooms.Room."""
+    async with Recovery(setting, recovering.left(operation, steps)) as recovery:
+        verdict = await recovery.decide()
+        told = recovering.settled(verdict)
+        if recorder is None or not verdict.known:
+            return told
+        return await recovery.carry_out(verdict, recorder, caller)

@@ -1,0 +1,89 @@
+"""The steps of a migration in the journal: written down before each is taken.
+
+Each name here has its undoing and its finishing in `migrate.recovering`.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from vmckpt.errors import HypervisorError, JournalError
+from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.records import Request, StepState
+
+
+class Step(StrEnum):
+    """What a migration does to hosts and guest."""
+
+    IMAGES = "make-images"
+    """Empty images on the target, for disks that are copied."""
+    LIMITS = "set-limits"
+    """What QEMU may aim for; {"max_downtime_ms": what was in force before}."""
+    MOVE = "move"
+    """libvirt's call; the order without the guest's definitions."""
+    DRIVER = "driver"
+    """The order is given once more, driven by the controller."""
+    THROTTLE = "throttle"
+    """How far QEMU may slow the guest down."""
+    BANDWIDTH = "bandwidth"
+    """A limit that was set while it ran."""
+    PAUSE = "pause"
+    """The guest was stopped so that its memory can be sent to the end."""
+
+
+class JournalDesk:
+    """The journal as an engine uses it: steps, and what other terminals ask for."""
+
+    def __init__(self, recorder: Recorder, left: Mapping[int, str] | None = None) -> None:
+        """`left`: steps of an earlier controller that are open, by number."""
+        self._recorder = recorder
+        self._open = dict(left or {})
+
+    def check(self) -> None:
+        """Right before something is changed. Raises LeaseLost if another controller has taken over,
+        and HypervisorError while that cannot be known."""
+        self._recorder.check()
+        if not self._recorder.holds:
+            raise HypervisorError(
+                "nothing is changed: the journal has not answered for too long, and another"
+                " controller may have taken over",
+                host="",
+            )
+
+    async def intend(self, step: str, intent: Mapping[str, Any]) -> None:
+        """Write down what is about to be done. Raises JournalError, LeaseLost."""
+        seq = await asyncio.to_thread(self._recorder.intend, step, intent)
+        self._open[seq] = step
+
+    async def conclude(self, step: str, state: StepState, result: Mapping[str, Any]) -> None:
+        """Write down what became of it; a journal that cannot be written leaves it to recovery."""
+        for seq in [seq for seq, name in self._open.items() if name == step]:
+            try:
+                await asyncio.to_thread(self._recorder.conclude, seq, state, result)
+            except JournalError:
+                return
+            del self._open[seq]
+
+    async def note(self, step: str, result: Mapping[str, Any]) -> None:
+        """Keep what came of a step that may still be undone. Raises JournalError, LeaseLost."""
+        for seq in [seq for seq, name in self._open.items() if name == step]:
+            await asyncio.to_thread(self._recorder.conclude, seq, StepState.INTENDED, result)
+
+    async def settle(self, state: StepState) -> None:
+        """All that is open has become that."""
+        for step in dict.fromkeys(self._open.values()):
+            await self.conclude(step, state, {})
+
+    def is_open(self, step: str) -> bool:
+        """Whether it was intended, and not said yet what became of it."""
+        return step in self._open.values()
+
+    def take_requests(self) -> list[Request]:
+        """See wishes.Desk. Raises LeaseLost if another controller has taken over."""
+        self._recorder.check()
+        return self._recorder.take_requests()
+
+    def answer(self, request: Request, *, ok: bool, text: str) -> None:
+        """See wishes.Desk."""
+        self._recorder.answer(request, ok=ok, text=text)

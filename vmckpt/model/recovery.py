@@ -1,0 +1,33 @@
+"""What recovery found out about an operation that nobody attends, and what it did."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.model.jobs import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """One operation after a look at its hosts."""
+
+    truth: str
+    """What is true, in a sentence."""
+    outcome: Outcome | None
+    """How the operation has ended; None: it has not, or nobody can tell."""
+    did: tuple[str, ...] = ()
+    """What was done, or would be; in this order."""
+    settle: str = ""
+    """What would settle it; empty if it is."""
+    warnings: tuple[str, ...] = ()
+    goes_on: bool = False
+    """A migration still runs in libvirt: whoever wants to wait for its end adopts it."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "truth": self.truth,
+            "outcome": str(self.outcome) if self.outcome is not None else None,
+            "did": list(self.did),
+            "settle": self.settle or None,
+            "goes_on": self.goes_on,
+            "warnings": list(self.warnings),
+        }

@@ -1,0 +1,1 @@
+"""Takes over what controllers that are gone have left behind."""

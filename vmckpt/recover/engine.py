@@ -1,0 +1,165 @@
+"""After any crash: each operation that nobody attends is looked at, and finished or undone."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from vmckpt.errors import Cancelled, GuestBusy, LeaseLost, VmckptError
+from vmckpt.inventory import Inventory
+from vmckpt.journal import desk, place, takeover
+from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.records import Operation
+from vmckpt.migrate.requests import Caller, Setting
+from vmckpt.migrate.waiting import stoppable
+from vmckpt.model.recovery import Settled
+from vmckpt.policy.types import Policy
+from vmckpt.recover.rooms import ROOMS
+
+if TYPE_CHECKING:
+    from vmckpt.journal.store import Journal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """One operation and what became of it."""
+
+    operation: Operation
+    settled: Settled
+
+    @property
+    def in_words(self) -> str:
+        """What is true, and what was done or would settle it, in a line."""
+        one = self.settled
+        more = "; ".join(one.did) if one.outcome is not None else one.settle
+        if one.goes_on:
+            more = "vmckpt recover watches it to its end"
+        return f"{one.truth}: {more}" if more else one.truth
+
+    def as_json(self) -> dict[str, Any]:
+        one = self.operation
+        return {
+            "job": one.id,
+            "kind": one.kind,
+            "guest": one.guest,
+            "source": one.source,
+            "target": one.target,
+            "asked_by": one.asked_by,
+            "phase": one.phase,
+            **self.settled.as_json(),
+        }
+
+
+async def everything(
+    inventory: Inventory, policies: Sequence[Policy], caller: Caller, *, dry_run: bool
+) -> list[Recovered]:
+    """All operations that nobody attends, the oldest first.
+
+    Those that still run are watched to their end, side by side; `caller.stop` ends the watching.
+    With `dry_run` nothing is touched.
+    """
+    with desk.open_journal() as journal:
+        one = _One(journal, inventory, policies, caller)
+        told = await one.look_at_all()
+        if not dry_run:
+            told = await one.put_in_order(told)
+            told = await one.adopt(told)
+        return told
+
+
+async def before_acting(inventory: Inventory, policies: Sequence[Policy], caller: Caller) -> bool:
+    """Put in order what can be at once, before a command acts; whether anything was changed.
+
+    What still runs, and what cannot be settled, is only told: it keeps its guest.
+    """
+    if place.default() == place.NONE:
+        return False
+    with desk.open_journal() as journal:
+        one = _One(journal, inventory, policies, caller)
+        found = await one.look_at_all()
+        if not found:
+            return False
+        told = await one.put_in_order(found)
+    for recovered in told:
+        caller.warn(f"{recovered.operation.id} ({recovered.operation.guest}): {recovered.in_words}")
+    return any(recovered.settled.outcome is not None for recovered in told)
+
+
+async def one(
+    inventory: Inventory, policies: Sequence[Policy], caller: Caller, job: str
+) -> Settled:
+    """One operation whose controller could not tell how it ended; watched if it still runs."""
+    with desk.open_journal() as journal:
+        return await _One(journal, inventory, policies, caller).settle(journal.operation(job))
+
+
+class _One:
+    """Recovers one operation after the other."""
+
+    def __init__(
+        self, journal: "Journal", inventory: Inventory, policies: Sequence[Policy], caller: Caller
+    ) -> None:
+        self._journal = journal
+        self._inventory = inventory
+        self._policies = policies
+        self._caller = caller
+
+    async def look_at_all(self) -> list[Recovered]:
+        """What would be done with each; nothing is touched."""
+        found = await asyncio.to_thread(self._journal.abandoned)
+        looks = await asyncio.gather(*(self.look(operation) for operation in found))
+        return [Recovered(operation=o, settled=s) for o, s in zip(found, looks, strict=True)]
+
+    async def put_in_order(self, found: Sequence[Recovered]) -> list[Recovered]:
+        """Finish or undo what has ended, one after the other."""
+        return [one if one.settled.outcome is None else await self._settled(one) for one in found]
+
+    async def adopt(self, found: Sequence[Recovered]) -> list[Recovered]:
+        """Watch what still runs to its end."""
+
+        async def watched(one: Recovered) -> Recovered:
+            if not one.settled.goes_on:
+                return one
+            try:
+                return await stoppable(self._settled(one), self._caller.stop)
+            except Cancelled:
+                return one
+
+        return list(await asyncio.gather(*(watched(one) for one in found)))
+
+    async def _settled(self, one: Recovered) -> Recovered:
+        return replace(one, settled=await self.settle(one.operation))
+
+    async def look(self, operation: Operation) -> Settled:
+        """What would be done; nothing is touched. An error is told as something not settled."""
+        try:
+            return await self._ask(operation, None)
+        except VmckptError as exc:
+            return Settled(truth=exc.message, outcome=None, settle=exc.mend or "")
+
+    async def settle(self, operation: Operation) -> Settled:
+        """Do it, as the operation's controller."""
+        try:
+            with takeover.taken_over(self._journal, operation, self._caller.warn) as kept:
+                return await self._ask(operation, kept)
+        except (GuestBusy, LeaseLost) as exc:
+            return Settled(truth=f"somebody else is at it: {exc.message}", outcome=None)
+        except VmckptError as exc:
+            return Settled(truth=exc.message, outcome=None, settle=exc.mend or "")
+
+    async def _ask(self, operation: Operation, kept: Recorder | None) -> Settled:
+        room = ROOMS.get(operation.kind)
+        if room is None:
+            return Settled(
+                truth=f"this vmckpt knows no operation {operation.kind!r}",
+                outcome=None,
+                settle="use the newer vmckpt that began it",
+            )
+        source = self._inventory.host(operation.source or "")
+        target = self._inventory.host(operation.target or "")
+        others = [one for one in self._inventory.hosts.values() if one not in (source, target)]
+        setting = Setting(
+            source=source, target=target, policies=self._policies, outside=None, others=others
+        )
+        steps = await asyncio.to_thread(self._journal.steps, operation.id)
+        return await room(setting, operation, steps, kept, self._caller)
