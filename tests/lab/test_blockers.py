@@ -3,8 +3,6 @@
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests.lab.bench import BUSY, SLOW, Bench, codes, finish, first_line, migrate
 from vmckpt.lab import network
 
@@ -124,33 +122,30 @@ def test_a_target_that_is_off_is_a_blocker(bench: Bench) -> None:
     assert (done.code, codes(done)) == (21, ["host-down"])
 
 
-@pytest.mark.parametrize(
-    ("args", "code", "complaint"),
-    [
-        (("migrate", "web1", "--to", "alpha"), 21, "already on alpha"),
-        (("migrate", "wbe1", "--to", "beta"), 2, "did you mean web1?"),
-        (("migrate", "web1", "--to", "bta"), 3, "did you mean 'beta'?"),
-        (("migrate", "web1", "--to", "beta", "--from", "beta"), 21, "no guest 'web1' there"),
-        (("migrate", "web1"), 2, "Missing option '--to'"),
-        (("migrate", "web1", "--to", "beta", "--timeout", "5"), 2, "write it like 300ms"),
-        (("migrate", "web1", "--to", "beta", "--timeout", "0s"), 2, "must be more than nothing"),
-        (("migrate", "web1", "--to", "beta", "--bandwidth", "5"), 2, "write it like 200MiB/s"),
-        (("migrate", "web1", "--to", "beta", "--bandwidth", "1K/s"), 2, "1MiB/s is the least"),
-        (("migrate", "a;reboot", "--to", "beta"), 2, "no guest 'a;reboot'"),
-        (("migrate", "web1", "--to", "beta", "--inventory", "/nowhere"), 3, "No such file"),
-        (("migrate", "web1", "--to", "beta", "--frm", "x"), 2, "No such option"),
-        (("doctor", "gama"), 3, "no host 'gama'"),
-        (("nonsense",), 2, "No such command"),
-    ],
-)
-def test_bad_input_gets_one_line_and_its_exit_code(
-    bench: Bench, args: tuple[str, ...], code: int, complaint: str
-) -> None:
-    if not bench.where():
-        bench.guest(dirty="8MiB@1MiB/s")
-    done = bench.run(*args)
+BAD_INPUT: list[tuple[tuple[str, ...], int, str]] = [
+    (("migrate", "web1", "--to", "alpha"), 21, "already on alpha"),
+    (("migrate", "wbe1", "--to", "beta"), 2, "did you mean web1?"),
+    (("migrate", "web1", "--to", "bta"), 3, "did you mean 'beta'?"),
+    (("migrate", "web1", "--to", "beta", "--from", "beta"), 21, "no guest 'web1' there"),
+    (("migrate", "web1"), 2, "Missing option '--to'"),
+    (("migrate", "web1", "--to", "beta", "--timeout", "5"), 2, "write it like 300ms"),
+    (("migrate", "web1", "--to", "beta", "--timeout", "0s"), 2, "must be more than nothing"),
+    (("migrate", "web1", "--to", "beta", "--bandwidth", "5"), 2, "write it like 200MiB/s"),
+    (("migrate", "web1", "--to", "beta", "--bandwidth", "1K/s"), 2, "1MiB/s is the least"),
+    (("migrate", "a;reboot", "--to", "beta"), 2, "no guest 'a;reboot'"),
+    (("migrate", "web1", "--to", "beta", "--inventory", "/nowhere"), 3, "No such file"),
+    (("migrate", "web1", "--to", "beta", "--frm", "x"), 2, "No such option"),
+    (("doctor", "gama"), 3, "no host 'gama'"),
+    (("nonsense",), 2, "No such command"),
+]
 
-    assert done.code == code
-    assert complaint in done.err + done.out
-    assert "Traceback" not in done.err
-    assert sum(line.startswith("error: ") for line in done.err.splitlines()) == 1
+
+def test_bad_input_gets_one_line_and_its_exit_code(bench: Bench) -> None:
+    bench.guest(dirty="8MiB@1MiB/s")
+    for args, code, complaint in BAD_INPUT:
+        done = bench.run(*args)
+
+        assert done.code == code, args
+        assert complaint in done.err + done.out
+        assert "Traceback" not in done.err
+        assert sum(line.startswith("error: ") for line in done.err.splitlines()) == 1

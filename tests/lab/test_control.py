@@ -109,6 +109,7 @@ def test_observe_tells_what_it_would_do_and_does_nothing(bench: Bench) -> None:
     assert bench.ledgers() == WHOLE
 
 
+@pytest.mark.long
 def test_a_trace_can_be_replayed_under_another_policy(bench: Bench) -> None:
     bench.guest(dirty="96MiB@60MiB/s", memory="224MiB")
     for host in ("alpha", "beta"):

@@ -64,6 +64,7 @@ def findings(bench: Bench, *args: str) -> dict[str, str]:
     return {f["code"]: f["severity"] for f in bench.run("doctor", "-q", "--json", *args).json}
 
 
+@pytest.mark.long
 def test_doctor_finds_a_host_that_is_cut_off(bench: Bench) -> None:
     network.cut(bench.plan, "beta")
     found = findings(bench, "beta")

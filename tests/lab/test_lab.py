@@ -85,6 +85,7 @@ def test_a_witness_answers_every_host_and_is_part_of_none(name: str) -> None:
     assert traces(name) == []
 
 
+@pytest.mark.long
 def test_two_labs_run_beside_each_other(bench: Bench, name: str) -> None:
     bench.guest("web1")
     other = lab.up(name)

@@ -49,7 +49,8 @@ def test_a_transient_guest_stays_transient_and_autostart_moves_along(bench: Benc
     assert bench.inside("beta", "virsh", "list", "--autostart", "--name").split() == ["web2"]
 
 
-def test_twenty_moves_leave_the_ledgers_whole_and_nothing_behind(bench: Bench) -> None:
+@pytest.mark.parametrize("rounds", [4, pytest.param(10, marks=pytest.mark.long)])
+def test_many_moves_leave_the_ledgers_whole_and_nothing_behind(bench: Bench, rounds: int) -> None:
     bench.guest()
 
     def remains(host: str) -> set[str]:
@@ -61,7 +62,7 @@ def test_twenty_moves_leave_the_ledgers_whole_and_nothing_behind(bench: Bench) -
     bench.good("migrate", "web1", "--to", "beta", "--probe", "off")
     bench.good("migrate", "web1", "--to", "alpha", "--probe", "off")
     before = {host: remains(host) for host in ("alpha", "beta")}
-    for _ in range(10):
+    for _ in range(rounds):
         bench.good("migrate", "web1", "--to", "beta", "--probe", "off")
         bench.good("migrate", "web1", "--to", "alpha", "--probe", "off")
 
@@ -120,6 +121,7 @@ def test_an_early_ctrl_c_ends_at_once(bench: Bench, after: float) -> None:
     assert bench.where() == ["alpha"]
 
 
+@pytest.mark.long
 def test_the_time_limit_stops_a_migration_that_does_not_converge(bench: Bench) -> None:
     bench.guest(**BUSY)
     network.shape(bench.plan, "alpha", SLOW)
@@ -177,6 +179,7 @@ def test_peers_talk_over_ssh_and_tls(bench: Bench, form: str) -> None:
     assert bench.where() == ["beta"]
 
 
+@pytest.mark.long
 def test_a_bandwidth_limit_is_kept(bench: Bench) -> None:
     bench.guest(dirty="32MiB@1MiB/s")
     report = bench.good("migrate", "web1", "--to", "beta", "--bandwidth", "20MiB/s", "--json").json
@@ -194,6 +197,7 @@ def test_final_statistics_are_there_for_others_too(bench: Bench) -> None:
     assert "Completed" in seen
 
 
+@pytest.mark.long
 def test_a_reader_that_goes_away_does_not_end_the_migration(bench: Bench) -> None:
     bench.guest()
     network.shape(bench.plan, "alpha", parse_rate("400mbit"))

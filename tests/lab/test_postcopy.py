@@ -61,7 +61,9 @@ def test_mode_postcopy_switches_after_the_first_pass(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "seconds", [1.0, 10.0, pytest.param(60.0, marks=pytest.mark.long)], ids=lambda s: f"{s:g}s"
+    "seconds",
+    [1.0, *(pytest.param(s, marks=pytest.mark.long) for s in (10.0, 60.0))],
+    ids=lambda s: f"{s:g}s",
 )
 def test_a_link_cut_in_post_copy_is_survived(bench: Bench, seconds: float) -> None:
     slow(bench)
@@ -92,6 +94,7 @@ def test_a_stream_that_is_reset_in_post_copy_is_resumed(bench: Bench) -> None:
     at_home_on_beta(bench)
 
 
+@pytest.mark.long
 def test_a_cut_that_lasts_asks_the_operator_who_resumes_by_hand(bench: Bench) -> None:
     slow(bench)
     patient = bench.plan.folder / "impatient.yaml"

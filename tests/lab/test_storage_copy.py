@@ -82,8 +82,16 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@pytest.mark.parametrize("kind", ["raw", "qcow2"])
-@pytest.mark.parametrize("full", [False, True], ids=["thin", "full"])
+@pytest.mark.parametrize(
+    ("full", "kind"),
+    [
+        (False, "qcow2"),
+        (True, "raw"),
+        pytest.param(False, "raw", marks=pytest.mark.long),
+        pytest.param(True, "qcow2", marks=pytest.mark.long),
+    ],
+    ids=["thin-qcow2", "full-raw", "thin-raw", "full-qcow2"],
+)
 def test_a_private_disk_travels_along(bench: Bench, kind: str, full: bool) -> None:
     guest = bench.guest(**PRIVATE, disk_format=kind)
     plan = planned(bench, Wish(full=full))
@@ -181,6 +189,7 @@ def test_a_file_that_is_there_is_neither_written_over_nor_removed(bench: Bench) 
     assert codes(planned(bench, Wish())) == ["disk-copied", "disk-in-the-way"]
 
 
+@pytest.mark.long
 def test_an_image_that_a_guest_runs_on_is_not_removed(bench: Bench) -> None:
     guest = bench.guest(**PRIVATE)
     plan = planned(bench, Wish())
@@ -205,6 +214,7 @@ def test_a_copy_to_a_wrong_name_is_refused_and_named(bench: Bench) -> None:
     assert bench.ledgers() == WHOLE
 
 
+@pytest.mark.long
 def test_post_copy_goes_with_copied_disks(bench: Bench) -> None:
     bench.guest(memory="192MiB", dirty="64MiB@30MiB/s", disk="32MiB", private_disk=True)
     plan = planned(bench, Wish())

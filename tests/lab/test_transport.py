@@ -69,6 +69,7 @@ def named(wishes: dict[str, Any], to: str) -> dict[str, Any]:
     return {key: to if value == "HOST" else value for key, value in wishes.items()}
 
 
+@pytest.mark.long
 def test_each_way_to_travel_leaves_the_ledgers_whole(bench: Bench) -> None:
     bench.guest(memory="192MiB", dirty="32MiB@10MiB/s", disk="16MiB")
     for what, wishes in RUNS.items():
