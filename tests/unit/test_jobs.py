@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from tests.unit.builders import sample
 from vmckpt.cli import jobs, output, watching
-from vmckpt.errors import BadInput, OutcomeUnknown, Unattended, VmckptError
+from vmckpt.errors import BadInput, OutcomeUnknown, ReadOnly, Unattended, VmckptError
 from vmckpt.journal import desk, identity, recorder
 from vmckpt.journal.desk import Answer
 from vmckpt.journal.forms import as_record
@@ -194,6 +194,18 @@ def test_a_setting_that_makes_no_sense_is_refused_before_it_is_asked(
     result = CliRunner().invoke(app, ["set", id_, *args])
 
     assert result.exit_code == 2
+    assert journal.requests(id_) == []
+
+
+@pytest.mark.parametrize("args", [("cancel",), ("postcopy",), ("pause",)])
+def test_who_may_only_look_asks_nothing_of_a_job(
+    journal: Journal, args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id_ = filled(journal)
+    monkeypatch.setenv("VMCKPT_READ_ONLY", "1")
+
+    with pytest.raises(ReadOnly):
+        ran(*args, id_)
     assert journal.requests(id_) == []
 
 
