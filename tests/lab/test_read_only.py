@@ -4,7 +4,7 @@ import pytest
 
 from tests.lab.bench import Bench
 
-LOOKS = (
+LOOKS: tuple[tuple[str, ...], ...] = (
     ("hosts",),
     ("guests",),
     ("doctor",),
@@ -14,7 +14,7 @@ LOOKS = (
     ("jobs", "--all"),
     ("policy", "explain", "web1"),
 )
-ACTS = (
+ACTS: tuple[tuple[str, ...], ...] = (
     ("migrate", "web1", "--to", "beta"),
     ("recover",),
     ("recover", "--forget", "web1"),

@@ -58,12 +58,14 @@ async def everything(
     Those that still run are watched to their end, side by side; `caller.stop` ends the watching.
     With `dry_run` nothing is touched.
     """
+    # To stop watching is not to cancel: the engine that watches never hears of it.
+    deaf = replace(caller, stop=asyncio.Event())
     with desk.open_journal() as journal:
-        one = _One(journal, inventory, policies, caller)
+        one = _One(journal, inventory, policies, deaf)
         told = await one.look_at_all()
         if not dry_run:
             told = await one.put_in_order(told)
-            told = await one.adopt(told)
+            told = await one.adopt(told, caller.stop)
         return told
 
 
@@ -114,14 +116,14 @@ class _One:
         """Finish or undo what has ended, one after the other."""
         return [one if one.settled.outcome is None else await self._settled(one) for one in found]
 
-    async def adopt(self, found: Sequence[Recovered]) -> list[Recovered]:
-        """Watch what still runs to its end."""
+    async def adopt(self, found: Sequence[Recovered], stop: asyncio.Event) -> list[Recovered]:
+        """Watch what still runs to its end, or until `stop`."""
 
         async def watched(one: Recovered) -> Recovered:
             if not one.settled.goes_on:
                 return one
             try:
-                return await stoppable(self._settled(one), self._caller.stop)
+                return await stoppable(self._settled(one), stop)
             except Cancelled:
                 return one
 
