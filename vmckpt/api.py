@@ -5,6 +5,7 @@ Commands take an inventory, report by a stream of events (`model.events`) and re
 
 import asyncio
 import difflib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,6 +21,8 @@ from vmckpt.errors import (
     HostUnreachable,
     HypervisorError,
     InventoryError,
+    JournalError,
+    VmckptError,
 )
 from vmckpt.hypervisor import facts as host_facts
 from vmckpt.hypervisor import guests as hypervisor_guests
@@ -147,15 +150,36 @@ async def migrate(
     """
     if not request.dry_run:
         inventory.may_act()
-    setting = await _setting(inventory, policies, request, caller)
+    setting = await _put_in_order_and_find(inventory, policies, request, caller)
     report = await command.migrate(setting, request, caller)
     if report.outcome is not Outcome.UNKNOWN or report.job is None:
         return report
     # Recovery may know what to do where an engine may only wait.
-    found = await recovering.one(inventory, policies, caller, report.job)
+    try:
+        found = await recovering.one(inventory, policies, caller, report.job)
+    except JournalError as exc:
+        return replace(report, warnings=(*report.warnings, str(exc)))
     said = (f"it was not known at first; then: {found.truth}", *found.did, *found.warnings)
     outcome = found.outcome or report.outcome
     return replace(report, outcome=outcome, warnings=(*report.warnings, *said))
+
+
+async def _put_in_order_and_find(
+    inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
+) -> Setting:
+    """What dead controllers left is put in order first; meanwhile the guest is looked for."""
+    if request.dry_run:
+        return await _setting(inventory, policies, request, caller)
+    first = asyncio.create_task(recovering.before_acting(inventory, policies, caller))
+    try:
+        setting = await _setting(inventory, policies, request, caller)
+    except VmckptError:
+        if not await first:
+            raise
+        return await _setting(inventory, policies, request, caller)
+    if await first:
+        return await _setting(inventory, policies, request, caller)
+    return setting
 
 
 async def plan(
@@ -175,11 +199,7 @@ async def _setting(
         finding = _find(inventory, request.guest, request.to)
         source = await stoppable(finding, caller.stop)
     watcher = observer_client.LabObserver(inventory.observer) if inventory.observer else None
-
-    async def first() -> bool:
-        return await recovering.before_acting(inventory, policies, caller)
-
-    return Setting(source=source, target=target, policies=policies, outside=watcher, first=first)
+    return Setting(source=source, target=target, policies=policies, outside=watcher)
 
 
 async def recover(
@@ -202,8 +222,8 @@ def forget(job: str) -> str:
     inventories.may_act()
     with desk.open_journal() as journal:
         operation = journal.operation(job)
-        with takeover.taken_over(journal, operation, lambda _line: None) as kept:
-            kept.finish(Outcome.UNKNOWN, {"forgotten_by": identity.asked_by()})
+        journal.take_over(operation)
+        journal.finish(operation.id, Outcome.UNKNOWN, {"forgotten_by": identity.asked_by()})
         return operation.id
 
 
@@ -231,12 +251,7 @@ async def resume(
                 f"{operation.id} has ended: {operation.outcome}; there is nothing to resume",
                 mend=f"vmckpt job {operation.id} tells how",
             )
-        setting = Setting(
-            source=inventory.host(operation.source or ""),
-            target=inventory.host(operation.target or ""),
-            policies=policies,
-            outside=None,
-        )
+        setting = recovering.setting_of(operation, inventory, policies)
         with takeover.taken_over(journal, operation, caller.warn) as kept:
             left = migrate_recovering.left(operation, journal.steps(operation.id))
             return await resuming.resume(setting, left, kept, caller)
@@ -263,11 +278,8 @@ def control(
         try:
             hosts_ = inventory()
             # As its controller, for this one call: nobody else may act on the guest meanwhile.
-            journal.take_over(operation)
-            try:
-                return asyncio.run(direct_control.act(hosts_, operation, kind, arguments))
-            finally:
-                journal.leave(operation.id)
+            with takeover.taken_over(journal, operation, logging.warning) as kept:
+                return asyncio.run(direct_control.act(hosts_, operation, kind, arguments, kept))
         except (BadInput, HostUnreachable) as exc:
             raise desk.unattended(operation, kind, arguments) from exc
 

@@ -309,6 +309,9 @@ class FakeDesk:
     async def intend(self, step: str, intent: Mapping[str, Any]) -> None:
         self.intents.append(step)
 
+    async def refused(self, step: str) -> None:
+        self.intents.remove(step)
+
     def take_requests(self) -> list[Request]:
         now = asyncio.get_running_loop().time()
         due = [one for one in self.coming if one[0] <= now]

@@ -99,7 +99,9 @@ def _show(found: list[Recovered], dry_run: bool) -> None:
         way = f"{job.source} → {job.target}"
         output.out.print(output.styled("bold", job.id), f"{job.guest}, {way}: {settled.truth}")
         for did in settled.did:
-            output.out.print(f"    {'would' if dry_run else 'done'}: {did}")
+            output.out.print(
+                f"    {'would' if dry_run or settled.outcome is None else 'done'}: {did}"
+            )
         if settled.outcome is not None:
             output.out.print(f"    ended as {settled.outcome}")
         if settled.settle:

@@ -89,6 +89,8 @@ class Hypervisor:
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        self.guard: Callable[[], None] | None = None
+        """Asked in the lane, right before a call that changes something; raises to forbid it."""
         self._short = _Line(host, "short")
         self._long = _Line(host, "long")
 
@@ -123,7 +125,7 @@ class Hypervisor:
         """A call that changes something; never repeated. Also raises OutcomeUnknown, ReadOnly."""
         self._may_act(what)
         with self._translated(what, changes=True):
-            return await self._in_time(what, call, limit=limit, changes=True)
+            return await self._in_time(what, self._guarded(call), limit=limit, changes=True)
 
     async def long_command(self, what: str, call: Callable[[libvirt.virConnect], T]) -> T:
         """A call that changes something and may take as long as it likes, in the long lane.
@@ -138,7 +140,17 @@ class Hypervisor:
             except TimeoutError as exc:
                 self._long = _Line(self.host, "long")
                 raise self._silent("libvirt", OPEN_LIMIT) from exc
-            return await self._long.run(call)
+            return await self._long.run(self._guarded(call))
+
+    def _guarded(
+        self, call: Callable[[libvirt.virConnect], T]
+    ) -> Callable[[libvirt.virConnect], T]:
+        def guarded(connection: libvirt.virConnect) -> T:
+            if self.guard is not None:
+                self.guard()
+            return call(connection)
+
+        return guarded
 
     def _may_act(self, what: str) -> None:
         if self.host.read_only:

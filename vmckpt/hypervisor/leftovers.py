@@ -8,21 +8,27 @@ import libvirt_qemu
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.connection import Hypervisor
 
-_STANDS = (
+_ARRIVING = (
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_MIGRATION),
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP),
+)
+_LEAVING = (
+    (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_MIGRATION),
     # What we paused ourselves during a migration, and what a restarted libvirtd found so.
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER),
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_UNKNOWN),
 )
 
 
+States = tuple[tuple[int, int], ...]
+
+
 def _standing(
-    hypervisor: Hypervisor, connection: libvirt.virConnect, uuid: str
+    hypervisor: Hypervisor, connection: libvirt.virConnect, uuid: str, states: States
 ) -> libvirt.virDomain:
     """The copy, looked at once more right before it is touched. Raises HypervisorError."""
     domain = connection.lookupByUUIDString(uuid)
-    if tuple(domain.state()) not in _STANDS:
+    if tuple(domain.state()) not in states:
         raise HypervisorError(
             f"{domain.name()} on {hypervisor.host.name} does not stand still for a migration",
             host=hypervisor.host.name,
@@ -45,24 +51,29 @@ async def handed_over(hypervisor: Hypervisor, uuid: str) -> bool:
         return True
 
 
-async def end_copy(hypervisor: Hypervisor, uuid: str, *, forget: bool) -> None:
-    """End a copy that stands still, while the guest runs elsewhere or will; with `forget` its
-    definition goes too. Raises HypervisorError, also if it does not stand still."""
+async def end_arriving(hypervisor: Hypervisor, uuid: str) -> None:
+    """End a copy that has not arrived and never ran. Raises HypervisorError, also if it is none."""
 
     def change(connection: libvirt.virConnect) -> None:
-        domain = _standing(hypervisor, connection, uuid)
-        persistent = bool(domain.isPersistent())
-        domain.destroy()
-        if persistent and forget:
-            domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+        _standing(hypervisor, connection, uuid, _ARRIVING).destroy()
 
-    await hypervisor.command("ending a copy that stands still", change)
+    await hypervisor.command("ending a copy that never ran", change)
 
 
-async def start_copy(hypervisor: Hypervisor, uuid: str) -> None:
+async def end_leaving(hypervisor: Hypervisor, uuid: str) -> None:
+    """End a copy that was handed over; its definition stays. Raises HypervisorError, also if it
+    does not stand still."""
+
+    def change(connection: libvirt.virConnect) -> None:
+        _standing(hypervisor, connection, uuid, _LEAVING).destroy()
+
+    await hypervisor.command("ending a copy that was handed over", change)
+
+
+async def start_leaving(hypervisor: Hypervisor, uuid: str) -> None:
     """Let a guest go on that stands still for a migration that failed. Raises HypervisorError."""
 
     def change(connection: libvirt.virConnect) -> None:
-        _standing(hypervisor, connection, uuid).resume()
+        _standing(hypervisor, connection, uuid, _LEAVING).resume()
 
     await hypervisor.command("letting the guest go on", change)

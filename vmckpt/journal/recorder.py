@@ -279,7 +279,7 @@ class Recorder:
                 self._guarded(journal.prune)
         self._guarded(lambda: self._write(journal, id_))
         if not self._done:  # it has not ended, and recovery need not wait for this process to
-            self._guarded(lambda: journal.leave(id_))
+            self._guarded(lambda: journal.leave(id_, by=self._me))
         journal.close()
 
     @property
@@ -313,7 +313,7 @@ class Recorder:
 
     def _beat(self, journal: "Journal", id_: str) -> None:
         sent = _boottime()
-        journal.heartbeat(id_, fence=self.fence)
+        journal.heartbeat(id_, fence=self.fence, by=self._me)
         self._beaten = sent
 
     def _write(self, journal: "Journal", id_: str) -> None:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, TypedDict
 
+from vmckpt.model.jobs import Outcome
 from vmckpt.units import Seconds
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -284,6 +285,18 @@ class Batch:
             answers=self.answers + later.answers,
             ending=later.ending or self.ending,
         )
+
+
+_STAYED = (
+    Outcome.CANCELLED, Outcome.TIMED_OUT, Outcome.NOT_CONVERGED, Outcome.FAILED, Outcome.BLOCKED,
+)  # fmt: skip
+
+
+def became_of_steps(outcome: str) -> StepState:
+    """What became of the steps that are open when an operation ends so."""
+    if outcome == Outcome.COMPLETED:
+        return StepState.DONE
+    return StepState.UNDONE if outcome in _STAYED else StepState.FAILED
 
 
 def utc(time: float | None) -> str | None:

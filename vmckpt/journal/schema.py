@@ -172,6 +172,12 @@ _SECOND = (
         FOREIGN KEY (operation) REFERENCES operations (id) ON DELETE SET NULL
     )""",
     "CREATE INDEX leases_by_operation ON leases (operation)",
+    # What was under way when the schema grew keeps its guest; of several the youngest does.
+    """INSERT INTO leases SELECT 'guest/' || guest_uuid, 1, id, began_at FROM operations one
+        WHERE ended_at IS NULL AND guest_uuid IS NOT NULL AND NOT EXISTS (
+            SELECT 1 FROM operations other
+            WHERE other.guest_uuid = one.guest_uuid AND other.ended_at IS NULL
+            AND (other.began_at, other.id) > (one.began_at, one.id))""",
     """INSERT INTO meta SELECT 'pruned_at', '0'
         WHERE NOT EXISTS (SELECT 1 FROM meta WHERE "key" = 'pruned_at')""",
 )

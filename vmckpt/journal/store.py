@@ -24,6 +24,7 @@ from vmckpt.journal.records import (
     State,
     StepState,
     StoredForecast,
+    became_of_steps,
 )
 from vmckpt.journal.thinning import Retention
 from vmckpt.lease import rules
@@ -166,6 +167,14 @@ class Journal(Reader):
             .where(table.c.id == id_, table.c.ended_at.is_(None))
             .values(ended_at=self._now(), **ended)
         )
+        # With the end, and not before: whoever finds open steps in an active operation undoes them.
+        steps = schema.steps
+        became = {"state": became_of_steps(outcome), "ended_at": self._now()}
+        connection.execute(
+            update(steps)
+            .where(steps.c.operation == id_, steps.c.state == StepState.INTENDED)
+            .values(**became)
+        )
         leasing.release_all(connection, id_)
         theirs = schema.requests.c.operation == id_
         self._answer(connection, theirs, f"{id_} has ended: {outcome}", ok=False)
@@ -250,9 +259,16 @@ class Journal(Reader):
         """Give a lease back. The end of its operation does that, too."""
         self._database.write(lambda connection: leasing.release(connection, fence))
 
-    def heartbeat(self, id_: str, ttl: Seconds = rules.TTL, fence: Fence | None = None) -> None:
+    def heartbeat(
+        self,
+        id_: str,
+        ttl: Seconds = rules.TTL,
+        fence: Fence | None = None,
+        *,
+        by: Controller | None = None,
+    ) -> None:
         """This process still runs the operation. Raises LeaseLost if it does not any more."""
-        me = identity.this_process()
+        me = by or identity.this_process()
         self._database.write(
             lambda connection: leasing.heartbeat(
                 connection, id_, ttl=ttl, fence=fence, now=self._now(), by=me
@@ -271,12 +287,12 @@ class Journal(Reader):
             )
         )
 
-    def leave(self, id_: str) -> None:
+    def leave(self, id_: str, *, by: Controller | None = None) -> None:
         """Attend an operation no longer, though this process goes on and it has not ended.
 
         Whoever recovers may take it over at once. Raises LeaseLost if somebody has already.
         """
-        me = identity.this_process()
+        me = by or identity.this_process()
         self._database.write(lambda connection: leasing.leave(connection, id_, by=me))
 
     # Steps: what is to be changed is written down first, and what came of it after

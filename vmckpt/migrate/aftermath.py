@@ -57,11 +57,6 @@ class Verdict:
     def known(self) -> bool:
         return self.outcome is not None or bool(self.acts)
 
-    @property
-    def touches_copies(self) -> bool:
-        """Whether a copy is ended or started: that wants a second look."""
-        return any(a in (Act.END_TARGET, Act.END_SOURCE, Act.START_SOURCE) for a in self.acts)
-
 
 def seen(presence: Presence) -> Seen:
     """One host's answer in a word."""

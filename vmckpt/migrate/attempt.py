@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vmckpt.errors import JournalError, RemoteError, VmckptError
+from vmckpt.errors import LeaseLost, RemoteError, VmckptError
 from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.mover import LibvirtMover
@@ -84,8 +84,12 @@ class _Attempt:
         try:
             made = await served(self._make_images(), around.stop, around.desk)
         except RemoteError as exc:
-            await around.desk.settle(StepState.UNDONE)
-            return replace(not_begun, outcome=Outcome.FAILED, error=str(exc))
+            maybe = tuple(
+                f"{copy.path} on {around.setting.target.name} may have been made for it"
+                for copy in self._plan.copies.copies
+            )
+            warned = (*not_begun.warnings, *maybe)
+            return replace(not_begun, outcome=Outcome.FAILED, error=str(exc), warnings=warned)
         ending: Ending | None = None
         troubles: tuple[str, ...] = ()
         try:
@@ -94,9 +98,10 @@ class _Attempt:
             ending = await self._engine.run(order)
         finally:
             troubles = await self._tidy(made, ending)
+            if ending is None and not self._engine.ordered and not troubles:
+                await around.desk.settle(StepState.UNDONE)
             if around.tracer is not None:
                 around.tracer.end(ending.outcome if ending is not None else Outcome.UNKNOWN)
-        await self._settle(ending)
         observed = await self._observed(ending)
         return reporting.carried_out(not_begun, self._plan, ending, observed, troubles)
 
@@ -110,17 +115,11 @@ class _Attempt:
         move = {
             "order": order.as_json(),
             "target_knew": there.state is not None,
+            "copied": self._plan.copies.size,
             # Whoever goes on with it goes on under this policy, wherever its file is by then.
             "policy": _text_of(self._policy),
         }
         await self._around.desk.intend(Step.MOVE, move)
-
-    async def _settle(self, ending: Ending) -> None:
-        """The steps have become what the outcome says; of an unknown one nothing is said."""
-        if ending.outcome is Outcome.COMPLETED:
-            await self._around.desk.settle(StepState.DONE)
-        elif ending.outcome in STAYS:
-            await self._around.desk.settle(StepState.UNDONE)
 
     def _begin_trace(self) -> None:
         if self._around.tracer is None:
@@ -145,8 +144,10 @@ class _Attempt:
         try:
             # Not concluded: until the guest is seen where it ends up, they may have to go again.
             await self._around.desk.note(Step.IMAGES, {"marks": dict(made.marks)})
-        except JournalError:
-            await disks.remove(remotes[1], made)
+        except LeaseLost:
+            raise
+        except BaseException:
+            await asyncio.shield(disks.remove(remotes[1], made))
             raise
         return made
 
@@ -194,4 +195,6 @@ def mover(
         if remotes is not None:
             await streams.drop(remotes[1], guest)
 
+    for hypervisor in hosts:
+        hypervisor.guard = check  # once more in the lane: to connect may take seconds
     return FencedMover(LibvirtMover(*hosts, uuid, free_target=free_target), check)

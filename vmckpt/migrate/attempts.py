@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
-from vmckpt.errors import Cancelled, GuestBusy
+from vmckpt.errors import Cancelled, GuestBusy, HostUnreachable
 from vmckpt.hypervisor import guests
 from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.records import StepState
+from vmckpt.lease.types import guest_resource
 from vmckpt.migrate import attempt, report
 from vmckpt.migrate.attempt import Around
 from vmckpt.migrate.planning import Plan
@@ -54,6 +56,7 @@ class Attempts:
             except Cancelled:
                 break
             number += 1
+            await desk.settle(StepState.UNDONE)
             if plan.blocked or plan.policy is None:
                 why = "; ".join(f"{one.where}: {one.text}" for one in plan.blockers)
                 told = replace(told, warnings=(*told.warnings, f"no further attempt: {why}"))
@@ -76,7 +79,6 @@ class Attempts:
         assert plan.policy is not None
         recorder.update(
             guest=guest.name,
-            guest_uuid=guest.uuid,
             policy=plan.policy.name,
             mode=str(plan.mode),
         )
@@ -90,9 +92,17 @@ class Attempts:
 
         Before that it was looked at without a lease: another controller may have moved it.
         """
-        if self._recorder.fence is None:
-            await asyncio.to_thread(self._recorder.acquire, f"guest/{guest.uuid}")
+        wanted, fence = guest_resource(guest.uuid), self._recorder.fence
+        if fence is not None and fence.resource != wanted:
+            raise GuestBusy(
+                f"another guest is called {guest.name} by now; nothing more was changed",
+                mend="see vmckpt guests",
+            )
+        await asyncio.to_thread(self._recorder.acquire, wanted)
         seen = await guests.presence(self._around.here, guest.uuid)
+        if not seen.reachable:
+            source = self._around.setting.source.name
+            raise HostUnreachable(f"{source} does not answer; nothing was changed", host=source)
         if not seen.runs or seen.migrating:
             raise GuestBusy(
                 f"{guest.name} does not run undisturbed on {self._around.setting.source.name} any"

@@ -18,7 +18,7 @@ from vmckpt.migrate.gather import Remotes
 from vmckpt.migrate.planning import Plan
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import Caller, MigrateRequest, Setting
-from vmckpt.migrate.steps import JournalDesk, Step
+from vmckpt.migrate.steps import JournalDesk
 from vmckpt.migrate.trace import Tracer
 from vmckpt.migrate.waiting import stoppable
 from vmckpt.model.events import Checked, Event, PhaseChanged
@@ -157,13 +157,11 @@ class _Move:
             recorder.take(event)
         desk_ = JournalDesk(recorder)
         try:
-            if self._setting.first is not None and await self._setting.first():
-                plan = await self.plan()
             around = self._around(desk_)
             return await Attempts(around, recorder, self.plan).run(self.not_begun(plan), plan)
         except BaseException as exc:
-            # Once libvirt may have the order nobody but recovery says how it ended.
-            if not desk_.is_open(Step.MOVE):
+            # What is open, recovery undoes or finishes; only then it has ended.
+            if not desk_.busy:
                 recorder.finish(_how(exc), _said(exc))
             raise
 

@@ -5,37 +5,54 @@ from typing import Any
 
 from vmckpt.errors import BadInput
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.mover import LibvirtMover
 from vmckpt.inventory import Inventory
 from vmckpt.journal.desk import Answer
+from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation, RequestKind
+from vmckpt.migrate import attempt
+from vmckpt.migrate.steps import JournalDesk, Step
 from vmckpt.migrate.wishes import NO_WAY_BACK
 from vmckpt.model.jobs import JobPhase
+from vmckpt.model.ports import Mover
 from vmckpt.units import BytesPerSecond, Seconds
+
+_PUT_BACK = {RequestKind.BANDWIDTH: Step.BANDWIDTH, RequestKind.PAUSE: Step.PAUSE}
 
 
 async def act(
-    inventory: Inventory, operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]
+    inventory: Inventory,
+    operation: Operation,
+    kind: RequestKind,
+    arguments: Mapping[str, Any],
+    recorder: Recorder,
 ) -> Answer:
-    """Do what was asked. Raises HypervisorError, HostUnreachable or OutcomeUnknown."""
+    """Do what was asked, as the operation's controller.
+
+    Raises HypervisorError, HostUnreachable, OutcomeUnknown, JournalError or LeaseLost.
+    """
     if operation.guest_uuid is None:
         raise BadInput(f"{operation.id} had not begun to move {operation.guest}")
     source = inventory.host(operation.source or "")
     target = inventory.host(operation.target or "")
     async with Hypervisor(source) as here, Hypervisor(target) as there:
-        mover = LibvirtMover(here, there, operation.guest_uuid)
+        desk = JournalDesk(recorder)
+        mover = attempt.mover(
+            (here, there), None, operation.guest, operation.guest_uuid, desk.check
+        )
         sample = await mover.sample()
         if sample is None:
             return Answer(ok=False, text=f"no migration of {operation.guest} runs on {source.name}")
         if sample.phase is JobPhase.POST_COPY and kind is not RequestKind.BANDWIDTH:
             return Answer(ok=False, text=NO_WAY_BACK)
+        if (step := _PUT_BACK.get(kind)) is not None:
+            await desk.intend(step, {"what": str(kind)})
         text = await _do(mover, kind, arguments)
     return Answer(
         ok=True, text=f"{text}; its controller has ended, {source.name} was told directly"
     )
 
 
-async def _do(mover: LibvirtMover, kind: RequestKind, arguments: Mapping[str, Any]) -> str:
+async def _do(mover: Mover, kind: RequestKind, arguments: Mapping[str, Any]) -> str:
     match kind:
         case RequestKind.BANDWIDTH:
             rate = arguments.get("bytes_per_second")

@@ -145,7 +145,8 @@ class Migration:
         self._tell.decide("go on with it", "its controller is gone", "recover")
         while True:
             source, _ = await self._mover.presence()
-            if source.post_copy or not source.migrating or self._aborting.in_vain:
+            settled = source.reachable and not source.migrating
+            if source.post_copy or settled or self._aborting.in_vain:
                 break
             await self._turn(call_runs=False)
             await asyncio.sleep(self._sight.until_next())
@@ -277,6 +278,8 @@ class Migration:
         except HypervisorError as exc:
             refusal = f"could not {actions.says(action)}: {exc.message}"
             self._tell.warn(refusal)
+            if self._desk is not None and (step := _UNDONE.get(type(action))) is not None:
+                await self._desk.refused(step)
             return refusal
         if isinstance(action, Switch):
             self._switched = _now()

@@ -36,7 +36,7 @@ from vmckpt.model.recovery import Settled
 from vmckpt.policy import document, select
 from vmckpt.policy.types import Policy
 from vmckpt.remote import images
-from vmckpt.units import Seconds
+from vmckpt.units import Bytes, Seconds
 
 # Hosts that were just restarted contradict each other for a moment.
 PATIENCE = Seconds(10.0)
@@ -181,32 +181,42 @@ class Recovery:
         )
 
     async def decide(self) -> Verdict:
-        """What is true and what to do. Hosts that contradict each other are asked again, and so
-        are both before a copy is ended or started."""
-        if not self.uuid:
-            return aftermath.NEVER  # it had not got so far as to know the guest
-        ordered = self.left.order is not None
-        paused = self.left.open(Step.PAUSE) is not None
-        give_up = asyncio.get_running_loop().time() + PATIENCE
+        """What is true and what to do.
+
+        How it has ended is said only of what both hosts say twice; what looks so for a moment on
+        the way to something else, and what does not go together, must stay so for `PATIENCE`.
+        """
+        if not self.uuid or (not self.left.steps and self.left.order is None):
+            return aftermath.NEVER  # nothing was done to any host yet
+        began = since = _now()
         last: Verdict | None = None
         while True:
-            source, target = await self.presences()
-            verdict = aftermath.judge(
-                source,
-                target,
-                ordered=ordered,
-                paused_by_us=paused,
-                elsewhere=await self._elsewhere() if ordered else (),
-                may_have_run=await self._may_have_run(source, target),
-            )
-            if not (source.reachable and target.reachable):
+            verdict, silent = await self._look()
+            if verdict != last:
+                last, since = verdict, _now()
+            wait = _AGAIN
+            if verdict.if_it_stays or not verdict.known:
+                wait = PATIENCE
+            moves = verdict.outcome is None and verdict.known
+            if silent or moves or _now() - since >= wait:
                 return verdict
-            late = asyncio.get_running_loop().time() > give_up
-            twice = verdict == last or not verdict.touches_copies
-            if twice and (late or (verdict.known and not verdict.if_it_stays)):
-                return verdict
-            last = verdict
+            if _now() - began > 3 * PATIENCE:
+                return aftermath.ODD
             await asyncio.sleep(_AGAIN)
+
+    async def _look(self) -> tuple[Verdict, bool]:
+        """One look at both hosts, and whether one of them was silent."""
+        ordered = self.left.order is not None
+        source, target = await self.presences()
+        verdict = aftermath.judge(
+            source,
+            target,
+            ordered=ordered,
+            paused_by_us=self.left.open(Step.PAUSE) is not None,
+            elsewhere=await self._elsewhere() if ordered else (),
+            may_have_run=await self._may_have_run(source, target),
+        )
+        return verdict, not (source.reachable and target.reachable)
 
     async def carry_out(self, verdict: Verdict, recorder: Recorder, caller: Caller) -> Settled:
         """Do what the verdict says, as this operation's controller.
@@ -215,6 +225,10 @@ class Recovery:
         RemoteError it is to be recovered again.
         """
         return await _Doing(self, verdict, recorder, caller).run()
+
+
+def _now() -> Seconds:
+    return Seconds(asyncio.get_running_loop().time())
 
 
 def settled(verdict: Verdict) -> Settled:
@@ -258,30 +272,30 @@ class _Doing:
             ending = self._recovery.ending = await self._go_on(Act.RESUME in acts)
             outcome, acts = ending.outcome, aftermath.after(ending.outcome)
             self._warnings += ending.warnings
+        self._name_images(outcome)
         truth = verdict.truth if ending is None else f"it has ended as {outcome}"
         for act in acts:
             self._tell(act, truth)
             await self._do(act)
             self._did.append(str(act))
         told = Settled(
-            truth=truth,
-            outcome=outcome,
-            did=tuple(self._did),
-            settle="" if outcome not in OPEN else f"run vmckpt resume {self._left.operation.id}",
-            warnings=tuple(self._warnings),
+            truth=truth, outcome=outcome, did=tuple(self._did), warnings=tuple(self._warnings)
         )
-        await self._close(told, ending)
+        if outcome is None or outcome in OPEN:
+            self._recorder.update(phase=str(outcome or Outcome.UNKNOWN))
+            resumes = outcome is Outcome.POST_COPY_PAUSED
+            how = f"vmckpt resume {self._left.operation.id}" if resumes else "vmckpt recover"
+            return replace(told, outcome=None, settle=f"mend the network, then run {how}")
+        said = {} if ending is None else reports.as_json(self._recovery.report(ending))
+        self._recorder.finish(outcome, {**said, "recovered": told.as_json()})
         return told
 
-    async def _close(self, told: Settled, ending: Ending | None) -> None:
-        """Write down how it ended, if it has."""
-        if told.outcome is None or told.outcome in OPEN:
-            self._recorder.update(phase=str(told.outcome or Outcome.UNKNOWN))
-            return
-        arrived = told.outcome is Outcome.COMPLETED
-        await self._desk.settle(StepState.DONE if arrived else StepState.UNDONE)
-        said = {} if ending is None else reports.as_json(self._recovery.report(ending))
-        self._recorder.finish(told.outcome, {**said, "recovered": told.as_json()})
+    def _name_images(self, outcome: Outcome | None) -> None:
+        """Of a guest that runs nowhere somebody must choose between the images of both hosts."""
+        step = self._left.open(Step.IMAGES)
+        if step is not None and outcome in (Outcome.SHUT_OFF, Outcome.LOST):
+            host, paths = step.intent.get("host"), step.intent.get("paths", [])
+            self._warnings += [f"{path} on {host} was made for it, and is kept" for path in paths]
 
     def _tell(self, act: Act, truth: str) -> None:
         now = Seconds(asyncio.get_running_loop().time())
@@ -296,7 +310,12 @@ class _Doing:
         order = self._left.order
         assert order is not None
         engine = Migration(
-            self._mover, await self._terms(), self._emit, self._caller.stop, desk=self._desk
+            self._mover,
+            await self._terms(),
+            self._emit,
+            self._caller.stop,
+            desk=self._desk,
+            observe=bool(self._left.operation.detail.get("observe")),
         )
         return await (engine.resume(order) if in_two_parts else engine.adopt(order))
 
@@ -306,19 +325,20 @@ class _Doing:
         guest = await guests.find_guest(self._recovery.here, self._recovery.uuid)
         if guest is None or mode is Mode.POSTCOPY:
             return terms.resumed(policy)
-        return terms.terms(policy, mode, guest)
+        move = self._left.open(Step.MOVE)
+        copied = Bytes(int((move.intent.get("copied") if move is not None else None) or 0))
+        return terms.terms(policy, mode, guest, copied)
 
     async def _do(self, act: Act) -> None:
         here, there, uuid = self._recovery.here, self._recovery.there, self._recovery.uuid
         self._desk.check()
         match act:
             case Act.END_TARGET:
-                await leftovers.end_copy(there, uuid, forget=False)
+                await leftovers.end_arriving(there, uuid)
             case Act.END_SOURCE:
-                order = self._left.order
-                await leftovers.end_copy(here, uuid, forget=order is not None and order.persistent)
+                await leftovers.end_leaving(here, uuid)
             case Act.START_SOURCE:
-                await leftovers.start_copy(here, uuid)
+                await leftovers.start_leaving(here, uuid)
             case Act.UNDO:
                 await self._undo()
             case Act.FINISH:

@@ -1,7 +1,7 @@
 """What a migration command is given: the order, the place, and whoever gave it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,8 +44,6 @@ class Setting:
     """Somebody who watches guests from outside; None: nobody does."""
     others: Sequence[Host] = ()
     """Hosts that the guest may have been moved on to by hand."""
-    first: Callable[[], Awaitable[bool]] | None = None
-    """Puts in order what dead controllers left; whether anything was changed. None: nobody does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,13 @@ async def settle(
     steps: Sequence[StoredStep],
     recorder: Recorder | None,
     caller: Caller,
+    *,
+    adopt: bool,
 ) -> Settled:
     """See recover.rooms.Room."""
     async with Recovery(setting, recovering.left(operation, steps)) as recovery:
         verdict = await recovery.decide()
         told = recovering.settled(verdict)
-        if recorder is None or not verdict.known:
+        if recorder is None or not verdict.known or (told.goes_on and not adopt):
             return told
         return await recovery.carry_out(verdict, recorder, caller)

@@ -5,12 +5,15 @@ Each name here has its undoing and its finishing in `migrate.recovering`.
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
 from vmckpt.errors import HypervisorError, JournalError
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Request, StepState
+
+_FAILED = StepState.FAILED
 
 
 class Step(StrEnum):
@@ -56,13 +59,14 @@ class JournalDesk:
         seq = await asyncio.to_thread(self._recorder.intend, step, intent)
         self._open[seq] = step
 
-    async def conclude(self, step: str, state: StepState, result: Mapping[str, Any]) -> None:
-        """Write down what became of it; a journal that cannot be written leaves it to recovery."""
-        for seq in [seq for seq, name in self._open.items() if name == step]:
-            try:
-                await asyncio.to_thread(self._recorder.conclude, seq, state, result)
-            except JournalError:
-                return
+    async def refused(self, step: str) -> None:
+        """See wishes.Desk."""
+        await self._conclude(max(seq for seq, name in self._open.items() if name == step), _FAILED)
+
+    async def _conclude(self, seq: int, state: StepState) -> None:
+        """A journal that cannot be written leaves it to recovery."""
+        with suppress(JournalError):
+            await asyncio.to_thread(self._recorder.conclude, seq, state, {})
             del self._open[seq]
 
     async def note(self, step: str, result: Mapping[str, Any]) -> None:
@@ -71,13 +75,14 @@ class JournalDesk:
             await asyncio.to_thread(self._recorder.conclude, seq, StepState.INTENDED, result)
 
     async def settle(self, state: StepState) -> None:
-        """All that is open has become that."""
-        for step in dict.fromkeys(self._open.values()):
-            await self.conclude(step, state, {})
+        """All that is open has become that; at an operation's end its journal sees to it."""
+        for seq in tuple(self._open):
+            await self._conclude(seq, state)
 
-    def is_open(self, step: str) -> bool:
-        """Whether it was intended, and not said yet what became of it."""
-        return step in self._open.values()
+    @property
+    def busy(self) -> bool:
+        """Whether something was intended, and not said yet what became of it."""
+        return bool(self._open)
 
     def take_requests(self) -> list[Request]:
         """See wishes.Desk. Raises LeaseLost if another controller has taken over."""

@@ -42,6 +42,9 @@ async def served(work: Coroutine[object, object, T], stop: asyncio.Event, desk: 
 
     serving = asyncio.create_task(serve())
     try:
-        return await stoppable(work, stop)
+        done = await stoppable(work, stop)
+        if serving.done():
+            serving.result()  # another controller has taken over
+        return done
     finally:
         serving.cancel()

@@ -23,6 +23,9 @@ class Desk(Protocol):
     async def intend(self, step: str, intent: Mapping[str, Any]) -> None:
         """Write down what is about to be done to the guest. Raises JournalError, LeaseLost."""
 
+    async def refused(self, step: str) -> None:
+        """What was intended last under that name was not done."""
+
 
 def wish(
     request: Request, terms: Terms, done: Done, *, moves: bool, stopping: bool

@@ -76,8 +76,10 @@ async def before_acting(inventory: Inventory, policies: Sequence[Policy], caller
     """
     if place.default() == place.NONE:
         return False
-    with desk.open_journal() as journal:
-        one = _One(journal, inventory, policies, caller)
+    # Loading the database library takes half a second, in which the hosts can be asked.
+    with await asyncio.to_thread(desk.open_journal) as journal:
+        # Who stops his own command does not mean what somebody else left.
+        one = _One(journal, inventory, policies, replace(caller, stop=asyncio.Event()))
         found = await one.look_at_all()
         if not found:
             return False
@@ -92,7 +94,16 @@ async def one(
 ) -> Settled:
     """One operation whose controller could not tell how it ended; watched if it still runs."""
     with desk.open_journal() as journal:
-        return await _One(journal, inventory, policies, caller).settle(journal.operation(job))
+        one_ = _One(journal, inventory, policies, caller)
+        return await one_.settle(journal.operation(job), adopt=True)
+
+
+def setting_of(operation: Operation, inventory: Inventory, policies: Sequence[Policy]) -> Setting:
+    """Where an operation takes place. Raises InventoryError."""
+    source = inventory.host(operation.source or "")
+    target = inventory.host(operation.target or "")
+    others = [one for one in inventory.hosts.values() if one not in (source, target)]
+    return Setting(source=source, target=target, policies=policies, outside=None, others=others)
 
 
 class _One:
@@ -114,7 +125,10 @@ class _One:
 
     async def put_in_order(self, found: Sequence[Recovered]) -> list[Recovered]:
         """Finish or undo what has ended, one after the other."""
-        return [one if one.settled.outcome is None else await self._settled(one) for one in found]
+        return [
+            one if one.settled.outcome is None else await self._settled(one, adopt=False)
+            for one in found
+        ]
 
     async def adopt(self, found: Sequence[Recovered], stop: asyncio.Event) -> list[Recovered]:
         """Watch what still runs to its end, or until `stop`."""
@@ -123,33 +137,33 @@ class _One:
             if not one.settled.goes_on:
                 return one
             try:
-                return await stoppable(self._settled(one), stop)
+                return await stoppable(self._settled(one, adopt=True), stop)
             except Cancelled:
                 return one
 
         return list(await asyncio.gather(*(watched(one) for one in found)))
 
-    async def _settled(self, one: Recovered) -> Recovered:
-        return replace(one, settled=await self.settle(one.operation))
+    async def _settled(self, one: Recovered, *, adopt: bool) -> Recovered:
+        return replace(one, settled=await self.settle(one.operation, adopt=adopt))
 
     async def look(self, operation: Operation) -> Settled:
         """What would be done; nothing is touched. An error is told as something not settled."""
         try:
-            return await self._ask(operation, None)
+            return await self._ask(operation, None, adopt=False)
         except VmckptError as exc:
             return Settled(truth=exc.message, outcome=None, settle=exc.mend or "")
 
-    async def settle(self, operation: Operation) -> Settled:
+    async def settle(self, operation: Operation, *, adopt: bool) -> Settled:
         """Do it, as the operation's controller."""
         try:
             with takeover.taken_over(self._journal, operation, self._caller.warn) as kept:
-                return await self._ask(operation, kept)
+                return await self._ask(operation, kept, adopt=adopt)
         except (GuestBusy, LeaseLost) as exc:
             return Settled(truth=f"somebody else is at it: {exc.message}", outcome=None)
         except VmckptError as exc:
             return Settled(truth=exc.message, outcome=None, settle=exc.mend or "")
 
-    async def _ask(self, operation: Operation, kept: Recorder | None) -> Settled:
+    async def _ask(self, operation: Operation, kept: Recorder | None, *, adopt: bool) -> Settled:
         room = ROOMS.get(operation.kind)
         if room is None:
             return Settled(
@@ -157,11 +171,6 @@ class _One:
                 outcome=None,
                 settle="use the newer vmckpt that began it",
             )
-        source = self._inventory.host(operation.source or "")
-        target = self._inventory.host(operation.target or "")
-        others = [one for one in self._inventory.hosts.values() if one not in (source, target)]
-        setting = Setting(
-            source=source, target=target, policies=self._policies, outside=None, others=others
-        )
+        setting = setting_of(operation, self._inventory, self._policies)
         steps = await asyncio.to_thread(self._journal.steps, operation.id)
-        return await room(setting, operation, steps, kept, self._caller)
+        return await room(setting, operation, steps, kept, self._caller, adopt=adopt)

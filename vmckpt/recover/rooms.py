@@ -20,8 +20,10 @@ class Room(Protocol):
         steps: Sequence[StoredStep],
         recorder: Recorder | None,
         caller: Caller,
+        *,
+        adopt: bool,
     ) -> Settled:
-        """Look at the hosts, decide, and do it; what still runs is watched to its end.
+        """Look at the hosts, decide, and do it; with `adopt` what still runs is watched to its end.
 
         Without a recorder it only says what would be done.
         """
