@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vmckpt.cli import arguments, output
+from vmckpt.cli import arguments, chaos, output
 from vmckpt.cli.arguments import JSON
 from vmckpt.errors import BadInput, LabError
 from vmckpt.lab import delay as far
@@ -15,10 +15,14 @@ from vmckpt.lab import guests, host, lab, ledger, network, observer_client
 from vmckpt.lab.plan import LabPlan
 from vmckpt.units import BytesPerSecond, show_bytes, show_rate, show_seconds
 
+_MARKS = {True: ("green", "whole "), False: ("bold red", "BROKEN")}
+
 app = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode=None,
 )
+
+app.command()(chaos.chaos)
 
 NAME = Annotated[str, typer.Option("--name", "-n", help="Which lab.")]
 HOST = Annotated[str, typer.Argument(help="A host of the lab: alpha, beta, …")]
@@ -29,7 +33,7 @@ GUEST = Annotated[str, typer.Argument(help="A guest of the lab.")]
 def lab_options(context: typer.Context) -> None:
     """Real libvirt hosts on this machine, each in its own namespaces."""
     if context.invoked_subcommand is None:
-        output.out.print(context.get_help(), markup=False)
+        output.out.print(context.get_help())
 
 
 @app.command()
@@ -160,8 +164,8 @@ def verify(guest: GUEST, name: NAME = "lab", json: JSON = False) -> None:
         )
     else:
         for entry in audit.entries:
-            mark = "[green]whole [/]" if entry.whole else "[bold red]BROKEN[/]"
-            output.out.print(f"{mark} {entry.name:<7} {entry.text}")
+            mark = output.styled(*_MARKS[entry.whole])
+            output.out.print(mark, f"{entry.name:<7} {entry.text}")
     if not audit.whole:
         raise LabError(f"the ledgers of {guest} do not agree")
 

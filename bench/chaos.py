@@ -1,0 +1,120 @@
+"""A campaign of chaos: how many operations were shaken in which way, and what was lost.
+
+Each lab is shaken by a process of its own, with a seed of its own. After an operation that went
+wrong a new lab goes on with the next one, so that the numbers at the end are of all of them.
+
+    sudo .venv/bin/python bench/chaos.py [--operations 500] [--seed 1] [--labs 2] [--postgres]
+        [--json bench/results/chaos.json]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+_COUNTERS = ("faults", "moments_hit", "moments_missed", "outcomes")
+_SUMS = (
+    "operations", "seconds", "rightly_gone", "ledgers_lost", "two_copies_seen",
+    "unknown_states_left", "other_troubles",
+)  # fmt: skip
+# So many troubles are enough to look at.
+_MOST_FAILURES = 20
+_LONGEST_OPERATION = 400.0
+
+
+def shaken(seed: int, operations: int, *, postgres: bool) -> list[dict[str, Any]]:
+    """All operations of one seed; one tally for each lab that was needed."""
+    tallies: list[dict[str, Any]] = []
+    first = 1
+    while first <= operations and len(tallies) <= _MOST_FAILURES:
+        tally = run(seed, first, operations - first + 1, postgres=postgres)
+        tallies.append(tally)
+        if "operations" not in tally:
+            break
+        # An operation that ended before it was counted is left out, too.
+        first += max(1, tally["operations"])
+    return tallies
+
+
+def run(seed: int, first: int, operations: int, *, postgres: bool) -> dict[str, Any]:
+    """One lab until the first trouble; its tally."""
+    command = [sys.executable, "-m", "vmckpt.cli.main", "lab", "chaos", "--json"]
+    command += ["--seed", str(seed), "--first", str(first), "--operations", str(operations)]
+    command += ["--postgres"] if postgres else []
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        check=False,
+        text=True,
+        timeout=_LONGEST_OPERATION * operations,
+        env=os.environ,
+    )
+    try:
+        tally: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        return {"seed": seed, "failed": f"no tally, exit code {done.returncode}"}
+    return tally
+
+
+def merged(tallies: list[dict[str, Any]]) -> dict[str, Any]:
+    """One tally of all."""
+    total: dict[str, Any] = {key: sum(one.get(key, 0) for one in tallies) for key in _SUMS}
+    for key in _COUNTERS:
+        counted: Counter[str] = Counter()
+        for one in tallies:
+            counted.update(one.get(key, {}))
+        total[key] = dict(sorted(counted.items()))
+    total["seeds"] = sorted({one["seed"] for one in tallies})
+    total["failed"] = [one["failed"] for one in tallies if one.get("failed")]
+    return total
+
+
+def show(total: dict[str, Any]) -> None:
+    """For people."""
+    for fault, times in total["faults"].items():
+        hit = f"{times:5d}  {fault}"
+        print(hit)
+    hit, missed = (sum(total[key].values()) for key in ("moments_hit", "moments_missed"))
+    print(f"moments hit {hit}, missed {missed}: {total['moments_hit']}")
+    each = total["seconds"] / max(1, total["operations"])
+    print(f"{total['operations']} operations, {each:.1f} s each, {total['wall_s']:.0f} s in all")
+    print(f"guests that rightly died with their host or QEMU: {total['rightly_gone']}")
+    for key in ("ledgers_lost", "two_copies_seen", "unknown_states_left", "other_troubles"):
+        print(f"{key.replace('_', ' ')}: {total[key]}")
+    for one in total["failed"]:
+        print(f"failed: {one}")
+
+
+def main() -> None:
+    """Run the campaign, print, and keep the result."""
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    words.add_argument("--operations", type=int, default=500)
+    words.add_argument("--seed", type=int, default=1)
+    words.add_argument("--labs", type=int, default=2, help="that many at once")
+    words.add_argument("--postgres", action="store_true", help="the journal in PostgreSQL")
+    words.add_argument("--json", type=Path, default=Path("bench/results/chaos.json"))
+    given = words.parse_args()
+    began = time.monotonic()
+    shares = [given.operations // given.labs] * given.labs
+    shares[0] += given.operations - sum(shares)
+    with ThreadPoolExecutor(given.labs) as pool:
+        lots = [
+            pool.submit(shaken, given.seed + number, share, postgres=given.postgres)
+            for number, share in enumerate(shares)
+            if share
+        ]
+        tallies = [tally for lot in lots for tally in lot.result()]
+    total = {**merged(tallies), "wall_s": round(time.monotonic() - began, 1)}
+    show(total)
+    given.json.write_text(json.dumps(total, indent=2) + "\n")
+    sys.exit(1 if total["failed"] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Faults at moments, on real hosts: nothing is lost, never two copies, nothing left over."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.faults.matrix import INSIDE, MATRIX, STAGES, Cell
+from tests.lab.bench import Bench
+from vmckpt.lab import guests, network, trial
+from vmckpt.lab.checker import Checker
+from vmckpt.lab.controller import Moment
+from vmckpt.lab.injuries import FAULTS, Fault, Scene
+from vmckpt.lab.lookout import Lookout
+from vmckpt.lab.trial import Ends
+from vmckpt.units import parse_rate
+
+GUEST = "web1"
+TRIES = 3
+
+
+def policy(bench: Bench, cell: Cell) -> Path:
+    """What the moment asks for, and no second attempt: the cell is about the first."""
+    stage = STAGES[cell.moment]
+    path = bench.plan.folder / "cell.yaml"
+    broken = "on_postcopy_broken: recover for 25s, then ask\n" * (stage.mode == "postcopy")
+    copy = "storage: {copy: thin}\n" if cell.fault is Fault.DISK_FULL else ""
+    path.write_text(
+        f"version: vmckpt/v1\nname: cell\nmode: {stage.mode}\n"
+        f"limits: {{max_downtime: {stage.max_downtime}, time: 90s}}\non_failure: stop\n"
+        f"{broken}"
+        f"transport: {{tls: off}}\nforecast: {{probe: off}}\n{copy}"
+    )
+    return path
+
+
+def scene(bench: Bench, cell: Cell) -> Scene:
+    """The guest on alpha, on a slow link, with a journal of its own."""
+    stage, copied = STAGES[cell.moment], cell.fault is Fault.DISK_FULL
+    bench.guest(
+        GUEST, memory=stage.memory, dirty=stage.dirty, disk="128MiB" if copied else "8MiB",
+        private_disk=copied, written="64MiB" if copied else "0",
+    )  # fmt: skip
+    for one in bench.plan.hosts:
+        rate = parse_rate(stage.link) if stage.link else None
+        network.shape(bench.plan, one.name, rate)
+    state = bench.plan.folder / "cell-state"
+    shutil.rmtree(state, ignore_errors=True)
+    made = Scene(
+        plan=bench.plan, guest=GUEST, source="alpha", target="beta", other="gamma",
+        order=("--json", "--policy", str(policy(bench, cell))), state=state,
+    )  # fmt: skip
+    if cell.fault is Fault.POSTGRES:
+        made.more["VMCKPT_JOURNAL"] = f"postgresql://postgres@{bench.plan.witness_address}/postgres"
+    return made
+
+
+def attempt(bench: Bench, cell: Cell) -> tuple[bool, list[str]]:
+    """Whether the fault hit its moment, and what is wrong afterwards."""
+    set_up = scene(bench, cell)
+    injury, checker = FAULTS[cell.fault](set_up), Checker(bench.plan)
+    inside = cell.moment is Moment.CLEANUP and cell.fault in INSIDE
+    try:
+        injury.prepare()
+        with Lookout(bench.plan) as lookout:
+            told = trial.play(set_up, injury, cell.moment, inside=inside)
+            told = trial.recovered(set_up, told)
+            ends = cell.ends if told.hit else Ends.LIVES_OR_GONE
+            wrong = trial.check(set_up, told, ends, checker).wrong
+            wrong += lookout.two_copies()
+        wrong += trial.unsettled(set_up)
+    finally:
+        injury.clear()
+    if wrong and told.end is not None:
+        wrong.append(f"the controller said: {told.end.err.strip()}")
+    return told.hit, wrong
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(one, id=str(one), marks=() if one.quick else pytest.mark.long) for one in MATRIX],
+)
+def test_nothing_is_lost(bench: Bench, cell: Cell) -> None:
+    for _ in range(TRIES):
+        hit, wrong = attempt(bench, cell)
+        assert not wrong, "\n".join(wrong)
+        if hit:
+            return
+        guests.remove(bench.plan, GUEST)
+    raise AssertionError(f"the fault never came in time for {cell.moment}")
+
+
+def test_the_matrix_is_large_enough() -> None:
+    assert len(MATRIX) >= 60
+    assert len({str(cell) for cell in MATRIX}) == len(MATRIX)
+    assert {cell.moment for cell in MATRIX if cell.fault is Fault.CONTROLLER_KILLED} == set(Moment)
