@@ -37,6 +37,7 @@ def test_a_guest_moves_and_nothing_is_lost(bench: Bench) -> None:
     assert bench.inside("beta", "virsh", "list", "--persistent", "--name").split() == ["web1"]
 
 
+@pytest.mark.long
 def test_a_transient_guest_stays_transient_and_autostart_moves_along(bench: Bench) -> None:
     bench.guest("web1")
     bench.guest("web2")

@@ -134,6 +134,7 @@ def test_a_killed_controller_leaves_a_post_copy_that_another_one_resumes(bench: 
     assert bench.ledgers() == WHOLE
 
 
+@pytest.mark.long
 def test_ctrl_c_in_post_copy_ends_nothing(bench: Bench) -> None:
     slow(bench)
     process = switched(bench)

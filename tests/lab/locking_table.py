@@ -1,0 +1,353 @@
+"""Which operation excludes which: the cells of docs/locking.md, each tried by test_locking.
+
+`python -m tests.lab.locking_table` writes the tables into the document.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.lab.locking_words import Answer, Asked, Cell, Then, Under
+
+DOCUMENT = Path(__file__).parents[2] / "docs/locking.md"
+BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
+
+REFUSED, WAITS, UNKNOWN, ALLOWED, HARMS = Answer
+GOES_ON = Then("it goes on", goes_on=True)
+LOCK = "cannot acquire state change lock (held by monitor="
+JOBS = (
+    Asked.SNAPSHOT, Asked.DISK_SNAPSHOT, Asked.BACKUP, Asked.ATTACH_DISK, Asked.ATTACH_NIC,
+    Asked.SETMEM, Asked.SETVCPUS, Asked.RESUME, Asked.SHUTDOWN, Asked.REBOOT, Asked.UNDEFINE,
+    Asked.MANAGEDSAVE, Asked.DUMP, Asked.BLOCKCOPY,
+)  # fmt: skip
+"""What needs libvirt's lock on the guest in every case."""
+CANCELLED = Then("cancelled: the guest runs on the source", outcome="cancelled", on="alpha")
+FAILED = Then("failed: the guest runs on the source", outcome="failed", on="alpha")
+SHUT_OFF = Then("shut-off: the guest is off on both hosts", outcome="shut-off")
+ARRIVES = Then("completed: the guest runs on the target", outcome="completed", on="beta")
+FORGOTTEN = Then(
+    "completed: the guest stands still, so the move ends at once, and libvirt lets it run on the"
+    " target: the suspension is forgotten",
+    outcome="completed",
+    on="beta",
+)
+SOURCE_LEFT = Then(
+    "lost: half of it is left on the source, and stands still", outcome="lost", left="alpha"
+)
+TARGET_LEFT = Then(
+    "lost: half of it is left on the target, and hangs; until its libvirtd is restarted the source"
+    " neither starts nor undefines the guest",
+    outcome="lost",
+    locked="alpha",
+    left="beta",
+)
+SETTLED = Then(
+    "its job is settled first (failed: it never left the source), then the guest moves",
+    outcome="failed",
+    on="beta",
+)
+ADOPTED = Then(
+    "it has a controller again, which vmckpt cancel reaches: cancelled, the guest runs on the"
+    " source",
+    outcome="cancelled",
+    on="alpha",
+)
+STAYS = Then("the guest runs on the source; vmckpt recover: failed", outcome="failed", on="alpha")
+ELSEWHERE = Then(
+    "the guest moves; vmckpt recover: completed, as it runs on the target",
+    outcome="completed",
+    on="beta",
+)
+OFF = Then("the guest is off; vmckpt recover: shut-off", outcome="shut-off")
+
+Group = tuple[Answer, int, str, Then, tuple[Asked, ...]]
+_MOVING: tuple[Group, ...] = (
+    (WAITS, 1, LOCK, GOES_ON, JOBS),
+    (REFUSED, 1, "another migration job is already running", GOES_ON, (Asked.VIRSH_MIGRATE,)),
+    (ALLOWED, 0, "outgoing migration", GOES_ON, (Asked.GUESTS,)),
+)
+_HELD = "a job holds it: "
+_ROWS: dict[Under, tuple[Group, ...]] = {
+    Under.PRECOPY: (
+        *_MOVING,
+        (
+            REFUSED,
+            21,
+            _HELD + "outgoing migration",
+            GOES_ON,
+            (Asked.MIGRATE, Asked.MIGRATE_ELSEWHERE, Asked.PLAN),
+        ),
+        (REFUSED, 18, "is attended by process", GOES_ON, (Asked.RESUME_JOB,)),
+        (REFUSED, 18, "a migration is under way; nothing was changed", GOES_ON, (Asked.LABEL,)),
+        (ALLOWED, 0, "every job has ended or is attended", GOES_ON, (Asked.RECOVER,)),
+        (ALLOWED, 0, "limit to 64 MiB/s", GOES_ON, (Asked.SET,)),
+        (ALLOWED, 0, "", GOES_ON, (Asked.DEFINE,)),
+        (ALLOWED, 0, "cancel", CANCELLED, (Asked.CANCEL,)),
+        (HARMS, 0, "", FAILED, (Asked.ABORT, Asked.DESTROY_OTHER)),
+        (HARMS, 0, "suspended", FORGOTTEN, (Asked.SUSPEND,)),
+        (HARMS, 0, "destroyed", SHUT_OFF, (Asked.DESTROY,)),
+    ),
+    Under.POSTCOPY: (
+        *_MOVING,
+        (WAITS, 1, LOCK, GOES_ON, (Asked.SUSPEND, Asked.ABORT)),
+        (
+            REFUSED,
+            21,
+            "already on beta",
+            GOES_ON,
+            (Asked.MIGRATE, Asked.MIGRATE_ELSEWHERE, Asked.PLAN),
+        ),
+        (REFUSED, 18, "is attended by process", GOES_ON, (Asked.RESUME_JOB,)),
+        (REFUSED, 18, "a migration is under way; nothing was changed", GOES_ON, (Asked.LABEL,)),
+        (REFUSED, 2, "there is no way back", GOES_ON, (Asked.CANCEL,)),
+        (ALLOWED, 0, "every job has ended or is attended", GOES_ON, (Asked.RECOVER,)),
+        (ALLOWED, 0, "limit to 64 MiB/s", GOES_ON, (Asked.SET,)),
+        (ALLOWED, 0, "", GOES_ON, (Asked.DEFINE,)),
+        (HARMS, 1, "domain is not running", SOURCE_LEFT, (Asked.DESTROY,)),
+        (HARMS, 0, "destroyed", TARGET_LEFT, (Asked.DESTROY_OTHER,)),
+    ),
+    Under.ABANDONED: (
+        *_MOVING,
+        (
+            REFUSED,
+            21,
+            _HELD + "outgoing migration",
+            GOES_ON,
+            (Asked.MIGRATE, Asked.MIGRATE_ELSEWHERE, Asked.PLAN),
+        ),
+        (REFUSED, 2, "there is no post-copy of web1 to resume", GOES_ON, (Asked.RESUME_JOB,)),
+        (REFUSED, 18, "a migration is under way; nothing was changed", GOES_ON, (Asked.LABEL,)),
+        (ALLOWED, 0, "alpha was told directly", GOES_ON, (Asked.SET,)),
+        (ALLOWED, 0, "", GOES_ON, (Asked.DEFINE,)),
+        (ALLOWED, 0, "alpha was told directly", STAYS, (Asked.CANCEL,)),
+        (ALLOWED, 0, "watch it to its end", ADOPTED, (Asked.RECOVER,)),
+        (HARMS, 0, "", STAYS, (Asked.ABORT, Asked.DESTROY_OTHER)),
+        (HARMS, 0, "suspended", FORGOTTEN, (Asked.SUSPEND,)),
+        (HARMS, 0, "destroyed", OFF, (Asked.DESTROY,)),
+    ),
+    Under.UNSETTLED: (
+        (REFUSED, 2, "there is no post-copy of web1 to resume", GOES_ON, (Asked.RESUME_JOB,)),
+        (REFUSED, 2, "no migration of web1 runs on alpha", GOES_ON, (Asked.CANCEL, Asked.SET)),
+        (ALLOWED, 0, "", GOES_ON, (Asked.PLAN, Asked.GUESTS, Asked.LABEL)),
+        (ALLOWED, 0, "it never left the source", SETTLED, (Asked.MIGRATE,)),
+        (ALLOWED, 0, "", ELSEWHERE, (Asked.MIGRATE_ELSEWHERE, Asked.VIRSH_MIGRATE)),
+        (ALLOWED, 0, "it never left the source", STAYS, (Asked.RECOVER,)),
+        (ALLOWED, 0, "", STAYS, (Asked.DISK_SNAPSHOT,)),
+        (HARMS, 0, "destroyed", OFF, (Asked.DESTROY,)),
+    ),
+    Under.BROKEN: (
+        (WAITS, 1, LOCK, GOES_ON, JOBS),
+        (
+            REFUSED,
+            21,
+            _HELD + "outgoing migration",
+            GOES_ON,
+            (Asked.MIGRATE, Asked.MIGRATE_ELSEWHERE, Asked.PLAN),
+        ),
+        (UNKNOWN, 13, "gave no answer in 10 s and may have happened", GOES_ON, (Asked.LABEL,)),
+        (REFUSED, 2, "the target does not answer", GOES_ON, (Asked.RESUME_JOB,)),
+        (REFUSED, 2, "there is no way back", GOES_ON, (Asked.CANCEL,)),
+        (REFUSED, 13, "the target does not answer", GOES_ON, (Asked.RECOVER,)),
+        (ALLOWED, 0, "alpha was told directly", GOES_ON, (Asked.SET,)),
+        (ALLOWED, 11, "outgoing migration", GOES_ON, (Asked.GUESTS,)),
+    ),
+}
+TOLD = Then("it goes on; the guest is told (the lab's does not heed it)", goes_on=True)
+STANDS = Then("it goes on, and the guest stands still", goes_on=True, stands=True)
+TRANSIENT = Then("it goes on; the guest is transient from then on", goes_on=True, transient=True)
+ALIVE = Then("the guest runs on", on="alpha")
+GONE = Then("the guest is off")
+_NO_JOB = (Asked.RESUME_JOB, Asked.CANCEL, Asked.SET)
+_MOVES = (Asked.MIGRATE, Asked.MIGRATE_ELSEWHERE, Asked.PLAN)
+_HARMLESS = (
+    Asked.RECOVER, Asked.LABEL, Asked.DEFINE, Asked.SETVCPUS, Asked.ATTACH_DISK, Asked.ATTACH_NIC,
+)  # fmt: skip
+
+
+def _saving(job: str, *more: Group) -> tuple[Group, ...]:
+    """While libvirt writes the guest's memory to a file."""
+    return (
+        (WAITS, 1, LOCK, GOES_ON, (*JOBS, Asked.VIRSH_MIGRATE)),
+        (UNKNOWN, 13, "gave no answer in 10 s and may have happened", GOES_ON, (Asked.LABEL,)),
+        (REFUSED, 21, _HELD + job, GOES_ON, _MOVES),
+        (REFUSED, 2, "", GOES_ON, _NO_JOB),
+        (ALLOWED, 0, job, GOES_ON, (Asked.GUESTS,)),
+        (ALLOWED, 0, "", GOES_ON, (Asked.RECOVER, Asked.DEFINE)),
+        *more,
+        (HARMS, 0, "destroyed", GONE, (Asked.DESTROY,)),
+    )
+
+
+_SUSPEND_WAITS: Group = (WAITS, 1, LOCK, GOES_ON, (Asked.SUSPEND,))
+_ABORTED: Group = (ALLOWED, 0, "", ALIVE, (Asked.ABORT,))
+_NOT_ABORTED: Group = (REFUSED, 1, "cannot abort memory-only dump", GOES_ON, (Asked.ABORT,))
+_VIRSH_ROWS: dict[Under, tuple[Group, ...]] = {
+    Under.VIRSH_MIGRATE: (
+        *_MOVING,
+        (REFUSED, 21, _HELD + "outgoing migration", GOES_ON, _MOVES),
+        (REFUSED, 18, "a migration is under way; nothing was changed", GOES_ON, (Asked.LABEL,)),
+        (REFUSED, 2, "", GOES_ON, _NO_JOB),
+        (ALLOWED, 0, "", GOES_ON, (Asked.RECOVER, Asked.DEFINE)),
+        (ALLOWED, 0, "", ALIVE, (Asked.ABORT,)),
+        (HARMS, 0, "destroyed", ALIVE, (Asked.DESTROY_OTHER,)),
+        (HARMS, 0, "suspended", Then("it runs on the target", on="beta"), (Asked.SUSPEND,)),
+        (HARMS, 0, "destroyed", GONE, (Asked.DESTROY,)),
+    ),
+    Under.SNAPSHOT: _saving(
+        "snapshot", (ALLOWED, 0, "suspended", STANDS, (Asked.SUSPEND,)), _ABORTED
+    ),
+    Under.SAVE: _saving("save", _SUSPEND_WAITS, _ABORTED),
+    Under.DUMP: _saving("dump", _SUSPEND_WAITS, _NOT_ABORTED),
+    Under.BACKUP: (
+        (
+            WAITS,
+            1,
+            LOCK,
+            GOES_ON,
+            (
+                Asked.SNAPSHOT,
+                Asked.DISK_SNAPSHOT,
+                Asked.BACKUP,
+                Asked.MANAGEDSAVE,
+                Asked.DUMP,
+                Asked.VIRSH_MIGRATE,
+            ),
+        ),
+        (REFUSED, 21, _HELD + "backup", GOES_ON, _MOVES),
+        (REFUSED, 2, "", GOES_ON, _NO_JOB),
+        (REFUSED, 1, "domain is already running", GOES_ON, (Asked.RESUME,)),
+        (REFUSED, 1, "without the balloon device", GOES_ON, (Asked.SETMEM,)),
+        (REFUSED, 1, "block", GOES_ON, (Asked.BLOCKCOPY,)),
+        (ALLOWED, 0, "backup", GOES_ON, (Asked.GUESTS,)),
+        (ALLOWED, 0, "", GOES_ON, _HARMLESS),
+        (ALLOWED, 0, "", TRANSIENT, (Asked.UNDEFINE,)),
+        (ALLOWED, 0, "", TOLD, (Asked.SHUTDOWN, Asked.REBOOT)),
+        (ALLOWED, 0, "", STANDS, (Asked.SUSPEND,)),
+        (ALLOWED, 0, "", ALIVE, (Asked.ABORT,)),
+        (HARMS, 0, "destroyed", GONE, (Asked.DESTROY,)),
+    ),
+    Under.BLOCKCOPY: (
+        (REFUSED, 21, _HELD + "block job on vda", GOES_ON, _MOVES),
+        (REFUSED, 2, "", GOES_ON, _NO_JOB),
+        (
+            REFUSED,
+            1,
+            "already in active block job",
+            GOES_ON,
+            (Asked.SNAPSHOT, Asked.DISK_SNAPSHOT, Asked.BLOCKCOPY),
+        ),
+        (
+            REFUSED,
+            1,
+            "domain has active block job",
+            GOES_ON,
+            (Asked.VIRSH_MIGRATE, Asked.MANAGEDSAVE),
+        ),
+        (REFUSED, 1, "has a blockjob assigned", GOES_ON, (Asked.BACKUP,)),
+        (REFUSED, 1, "domain is already running", GOES_ON, (Asked.RESUME,)),
+        (REFUSED, 1, "without the balloon device", GOES_ON, (Asked.SETMEM,)),
+        (REFUSED, 1, "no job is active", GOES_ON, (Asked.ABORT,)),
+        (ALLOWED, 0, "", GOES_ON, (Asked.GUESTS, *_HARMLESS, Asked.DUMP)),
+        (ALLOWED, 0, "", TRANSIENT, (Asked.UNDEFINE,)),
+        (ALLOWED, 0, "", TOLD, (Asked.SHUTDOWN, Asked.REBOOT)),
+        (ALLOWED, 0, "", STANDS, (Asked.SUSPEND,)),
+        (HARMS, 0, "destroyed", GONE, (Asked.DESTROY,)),
+    ),
+    Under.DISK_SNAPSHOT: (
+        (REFUSED, 21, "libvirt moves no guest with snapshots", GOES_ON, _MOVES),
+        (REFUSED, 2, "", GOES_ON, _NO_JOB),
+        (REFUSED, 1, "snapshots", GOES_ON, (Asked.VIRSH_MIGRATE,)),
+        (REFUSED, 1, "domain is already running", GOES_ON, (Asked.RESUME,)),
+        (ALLOWED, 0, "", GOES_ON, (Asked.GUESTS, *_HARMLESS, Asked.DUMP, Asked.BACKUP)),
+        (ALLOWED, 0, "", TOLD, (Asked.SHUTDOWN, Asked.REBOOT)),
+        (ALLOWED, 0, "", STANDS, (Asked.SUSPEND,)),
+        (HARMS, 0, "destroyed", GONE, (Asked.DESTROY,)),
+    ),
+}
+_QUICK = (
+    (Under.PRECOPY, Asked.MIGRATE),
+    (Under.PRECOPY, Asked.MIGRATE_ELSEWHERE),
+    (Under.PRECOPY, Asked.RESUME_JOB),
+    (Under.PRECOPY, Asked.VIRSH_MIGRATE),
+    (Under.PRECOPY, Asked.DESTROY),
+    (Under.BLOCKCOPY, Asked.MIGRATE),
+)
+"""Those that every run tries."""
+
+
+def _cells() -> Iterator[Cell]:
+    for under, groups in (_ROWS | _VIRSH_ROWS).items():
+        order = (WAITS, REFUSED, UNKNOWN, ALLOWED, HARMS)
+        for answer, code, says, then, asked in sorted(
+            groups, key=lambda group: (not group[3].goes_on, order.index(group[0]))
+        ):
+            for one in asked:
+                yield Cell(under, one, answer, code, says, then, (under, one) in _QUICK)
+
+
+CELLS = tuple(_cells())
+
+
+_SIGNS = {
+    REFUSED: "no",
+    WAITS: "no, after 30 s",
+    UNKNOWN: "?",
+    ALLOWED: "yes",
+    HARMS: "yes, **harm**",
+}
+_SHORT = {
+    Under.PRECOPY: "vmckpt pre-copy",
+    Under.POSTCOPY: "vmckpt post-copy",
+    Under.ABANDONED: "killed, goes on",
+    Under.UNSETTLED: "killed, has ended",
+    Under.BROKEN: "post-copy cut",
+    Under.VIRSH_MIGRATE: "migrate",
+    Under.SNAPSHOT: "snapshot",
+    Under.DISK_SNAPSHOT: "after disk snapshot",
+    Under.BACKUP: "backup",
+    Under.BLOCKCOPY: "blockcopy",
+    Under.SAVE: "save",
+    Under.DUMP: "dump",
+}
+
+
+def _overview() -> Iterator[str]:
+    found = {(cell.under, cell.asked): cell for cell in CELLS}
+    yield "| asked for | " + " | ".join(_SHORT[under] for under in Under) + " |"
+    yield "|---" * (len(Under) + 1) + "|"
+    for asked in Asked:
+        cells = [found.get((under, asked)) for under in Under]
+        signs = ["" if cell is None else _SIGNS[cell.answer] for cell in cells]
+        yield f"| {asked} | {' | '.join(signs)} |"
+
+
+def _row(under: Under) -> Iterator[str]:
+    yield f"### {under}"
+    yield ""
+    yield "| asked for | answer | exit code | its words | what comes of it |"
+    yield "|---|---|---|---|---|"
+    groups: dict[tuple[Answer, int, str, Then], list[Asked]] = {}
+    for cell in CELLS:
+        if cell.under is under:
+            kind = (cell.answer, cell.code, cell.says, cell.then)
+            groups.setdefault(kind, []).append(cell.asked)
+    for (answer, code, says, then), asked in groups.items():
+        words = f"`{says}`" if says else ""
+        yield f"| {', '.join(asked)} | {answer} | {code} | {words} | {then.text} |"
+    yield ""
+
+
+def table() -> str:
+    """An overview, and below it each row in full."""
+    lines = [*_overview(), "", *(line for under in Under for line in _row(under))]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write the tables into the document."""
+    text = DOCUMENT.read_text()
+    before, rest = text.split(BEGIN)
+    DOCUMENT.write_text(before + BEGIN + table() + END + rest.split(END)[1])
+
+
+if __name__ == "__main__":
+    main()
