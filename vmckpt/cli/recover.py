@@ -103,7 +103,7 @@ def _show(found: list[Recovered], dry_run: bool) -> None:
                 f"    {'would' if dry_run or settled.outcome is None else 'done'}: {did}"
             )
         if settled.outcome is not None:
-            output.out.print(f"    ended as {settled.outcome}")
+            output.out.print(f"    {'would end' if dry_run else 'ended'} as {settled.outcome}")
         if settled.settle:
             output.out.print(f"    to settle it: {settled.settle}")
         for warning in settled.warnings:
