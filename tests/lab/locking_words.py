@@ -80,8 +80,6 @@ class Then:
     """libvirt keeps no definition of it any more."""
     on: str | None = None
     """Where the guest runs then; the ledgers must agree there."""
-    locked: str | None = None
-    """Where libvirt does not let go of the dead guest."""
     left: str | None = None
     """Where something of it is left instead."""
 
@@ -93,7 +91,8 @@ class Cell:
     under: Under
     asked: Asked
     answer: Answer
-    code: int
+    code: int | None
+    """Its exit code; None: 0 or 1, as it comes."""
     says: str
     then: Then
     quick: bool

@@ -47,7 +47,9 @@ def tried() -> Iterator[object]:
             marks = () if cell.quick else pytest.mark.long
             yield pytest.param(under, cell, id=str(cell), marks=marks)
         marks = () if any(cell.quick for cell in cells) else pytest.mark.long
-        yield pytest.param(under, None, id=f"{under.name.lower()}-ends", marks=marks)
+        yield pytest.param(
+            under, None, id=f"{under.name}-ends".lower().replace("_", "-"), marks=marks
+        )
 
 
 @pytest.mark.parametrize(("under", "cell"), list(tried()))
@@ -64,7 +66,8 @@ def test_what_is_asked_for_meanwhile(stage: Stage, under: Under, cell: Cell | No
         scene.spent = not cell.then.goes_on or cell.then.stands
         done = scene.ask(cell.asked)
 
-    assert (done.code, cell.says in done.out + done.err) == (cell.code, True), done
+    assert done.code in ((0, 1) if cell.code is None else (cell.code,)), done
+    assert cell.says in done.out + done.err
     assert "Traceback" not in done.err
     scene.came_of(cell.then)
 
