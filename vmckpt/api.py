@@ -305,6 +305,11 @@ async def label(
         where = f" (not asked: {', '.join(errors)})" if errors else ""
         raise BadInput(f"{len(active)} guests are called {guest}{where}", mend="run vmckpt guests")
     host, one = active[0]
+    if one.locked:
+        raise GuestBusy(
+            f"a job holds {guest} on {host.name}: {one.job}; nothing was changed",
+            mend="label it once that has ended",
+        )
     kept = {**one.labels, **changes}
     labels = {name: value for name, value in kept.items() if value is not None}
     async with Hypervisor(host) as hypervisor:

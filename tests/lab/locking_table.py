@@ -11,7 +11,7 @@ from tests.lab.locking_words import Answer, Asked, Cell, Then, Under
 DOCUMENT = Path(__file__).parents[2] / "docs/locking.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 
-REFUSED, WAITS, UNKNOWN, ALLOWED, HARMS = Answer
+REFUSED, WAITS, ALLOWED, HARMS = Answer
 GOES_ON = Then("it goes on", goes_on=True)
 LOCK = "cannot acquire state change lock (held by monitor="
 JOBS = (
@@ -137,7 +137,7 @@ _ROWS: dict[Under, tuple[Group, ...]] = {
             GOES_ON,
             (Asked.MIGRATE, Asked.MIGRATE_ELSEWHERE, Asked.PLAN),
         ),
-        (UNKNOWN, 13, "gave no answer in 10 s and may have happened", GOES_ON, (Asked.LABEL,)),
+        (REFUSED, 18, "nothing was changed", GOES_ON, (Asked.LABEL,)),
         (REFUSED, 2, "the target does not answer", GOES_ON, (Asked.RESUME_JOB,)),
         (REFUSED, 2, "there is no way back", GOES_ON, (Asked.CANCEL,)),
         (REFUSED, 13, "the target does not answer", GOES_ON, (Asked.RECOVER,)),
@@ -161,7 +161,7 @@ def _saving(job: str, *more: Group) -> tuple[Group, ...]:
     """While libvirt writes the guest's memory to a file."""
     return (
         (WAITS, 1, LOCK, GOES_ON, (*JOBS, Asked.VIRSH_MIGRATE)),
-        (UNKNOWN, 13, "gave no answer in 10 s and may have happened", GOES_ON, (Asked.LABEL,)),
+        (REFUSED, 18, f"{job}; nothing was changed", GOES_ON, (Asked.LABEL,)),
         (REFUSED, 21, _HELD + job, GOES_ON, _MOVES),
         (REFUSED, 2, "", GOES_ON, _NO_JOB),
         (ALLOWED, 0, job, GOES_ON, (Asked.GUESTS,)),
@@ -270,7 +270,7 @@ _QUICK = (
 
 def _cells() -> Iterator[Cell]:
     for under, groups in (_ROWS | _VIRSH_ROWS).items():
-        order = (WAITS, REFUSED, UNKNOWN, ALLOWED, HARMS)
+        order = (WAITS, REFUSED, ALLOWED, HARMS)
         for answer, code, says, then, asked in sorted(
             groups, key=lambda group: (not group[3].goes_on, order.index(group[0]))
         ):
@@ -284,7 +284,6 @@ CELLS = tuple(_cells())
 _SIGNS = {
     REFUSED: "no",
     WAITS: "no, after 30 s",
-    UNKNOWN: "?",
     ALLOWED: "yes",
     HARMS: "yes, **harm**",
 }

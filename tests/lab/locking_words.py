@@ -60,7 +60,6 @@ class Answer(StrEnum):
 
     REFUSED = "refused"
     WAITS = "refused after 30 s"
-    UNKNOWN = "no answer"
     ALLOWED = "allowed"
     HARMS = "allowed, and it does harm"
 

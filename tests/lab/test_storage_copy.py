@@ -16,7 +16,7 @@ from vmckpt.hypervisor.guests import find_guest
 from vmckpt.migrate import disks
 from vmckpt.model.images import CopyPlan, Made, Wish
 from vmckpt.model.orders import Driver
-from vmckpt.remote import probe
+from vmckpt.remote import images, probe
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, parse_rate
 
@@ -56,7 +56,12 @@ def planned(bench: Bench, wish: Wish) -> CopyPlan:
 
 
 def prepared(bench: Bench, plan: CopyPlan) -> Made:
-    return over_ssh(bench, lambda _here, there: disks.prepare(there, plan))
+    async def work(_: Remote, there: Remote) -> Made:
+        made = await disks.prepare(there, plan, disks.new_suffix())
+        await images.publish(there, made)
+        return made
+
+    return over_ssh(bench, work)
 
 
 def removed(bench: Bench, made: Made) -> tuple[str, ...]:
@@ -100,7 +105,7 @@ def test_a_private_disk_travels_along(bench: Bench, kind: str, full: bool) -> No
     assert plan.left_behind == (guest.disk_path,)
     prepared(bench, plan)
     moved = move(bench, copied_disks=plan.disks, storage_proven=False)
-    troubles = over_ssh(bench, lambda _here, there: disks.finish(there, plan))
+    troubles = over_ssh(bench, lambda _here, there: disks.finish(there, plan.room))
 
     assert (moved.explained, troubles) == ("", ())
     assert bench.where() == ["beta"]

@@ -266,3 +266,15 @@ def test_labels_come_back_as_they_were_or_are_refused(labels: dict[str, str]) ->
         state=(1, 1), persistent=True, autostart=True, snapshots=0, job=None,
     )  # fmt: skip
     assert dict(found.labels) == labels
+
+
+@pytest.mark.parametrize("state", [0, 6, 99], ids=["no state", "crashed", "unknown"])
+async def test_a_guest_with_a_process_is_never_called_off(
+    state: int, connect: Connect, hypervisor: Hypervisor
+) -> None:
+    for active in (True, False):
+        one = domain(state=[state, 1], isActive=active)
+        connect(host(lookupByUUIDString=one, lookupByName=one))
+        hypervisor._short._connection = None
+        found = (await guests.presence(hypervisor, "web1")).state
+        assert (found is not None and found.is_active) == active

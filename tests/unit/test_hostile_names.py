@@ -1,7 +1,6 @@
 """No shell ever reads what somebody called something: by the look of the code, and by trying."""
 
 import ast
-import asyncio
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -13,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.shell import Shell
 from vmckpt.errors import RemoteError
 from vmckpt.model.hosts import Host, SshAddress
-from vmckpt.model.images import DiskCopy, Made
-from vmckpt.remote import images, measure, probe, ssh, streams
+from vmckpt.model.images import Made
+from vmckpt.remote import images, measure, probe, streams
 from vmckpt.remote.ssh import Answer, Remote, command_line
-from vmckpt.units import Bytes, Seconds
+from vmckpt.units import Bytes
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for room in ("vmckpt", "tui") for path in (ROOT / room).rglob("*.py"))
@@ -165,24 +165,6 @@ def test_what_no_line_can_carry_is_refused(name: str) -> None:
         command_line(["rm", name])
 
 
-class Shell(Remote):
-    """A host whose shell is this machine's, in a folder of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(Host(name="alpha", uri="qemu:///system", ssh=SshAddress(address="a")))
-        self.folder = folder
-
-    async def run(
-        self, args: Sequence[str], *, text: str = "", limit: Seconds = ssh.COMMAND_LIMIT
-    ) -> Answer:
-        done = await asyncio.to_thread(
-            subprocess.run, [b"/bin/sh", b"-c", command_line(args)], input=text.encode(),
-            cwd=self.folder, capture_output=True, check=False, timeout=limit,
-        )  # fmt: skip
-        out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-        return Answer(status=done.returncode, out=out, err=err)
-
-
 NAMES = [one for one in HOSTILE if one and "/" not in one and one.isascii() and len(one) < 200]
 
 
@@ -213,7 +195,7 @@ async def test_images_with_hostile_names_are_looked_for_and_removed(tmp_path: Pa
 
     places = await images.places(host, paths)
     left = await images.remove(
-        host, Made(host="alpha", marks=dict.fromkeys(paths, "$(touch pwned)"))
+        host, Made(host="alpha", suffix="new", marks=dict.fromkeys(paths, "$(touch pwned)"))
     )
 
     assert [place.exists for place in places.values()] == [False] * len(paths)
@@ -307,10 +289,5 @@ async def test_what_a_source_says_of_an_image_adds_nothing_to_an_order_for_the_t
 
 
 async def test_a_command_to_be_typed_is_quoted_too() -> None:
-    copy = DiskCopy(
-        name="vda", source="/a", path="/srv/$(reboot)", format="raw", size=Bytes(1),
-        needed=Bytes(1), full=True, options="", mode="600",
-    )  # fmt: skip
-
     with pytest.raises(RemoteError, match=r"run fallocate -l 1 -- '/srv/\$\(reboot\)' there"):
-        await images.take_room(Liar("", status=1), copy)
+        await images.take_room(Liar("", status=1), "/srv/$(reboot)", Bytes(1))

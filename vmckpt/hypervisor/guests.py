@@ -8,7 +8,7 @@ import libvirt
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import parse
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.model.guests import OUTGOING, Guest, Presence
+from vmckpt.model.guests import OUTGOING, Guest, GuestState, Presence
 
 _JOBS = {
     libvirt.VIR_DOMAIN_JOB_OPERATION_START: "start",
@@ -67,9 +67,12 @@ async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
         if domain is None:
             return Presence(reachable=True)
         state, reason = domain.state()
+        known = parse.STATES.get(state)
+        if domain.isActive() and (known is None or not known.is_active):
+            known = GuestState.PAUSED  # a QEMU that crashed and is kept, or is not known yet
         return Presence(
             reachable=True,
-            state=parse.STATES.get(state),
+            state=known,
             state_reason=reason,
             resumed=state == libvirt.VIR_DOMAIN_RUNNING
             and reason == libvirt.VIR_DOMAIN_RUNNING_MIGRATION_CANCELED,

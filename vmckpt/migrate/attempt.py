@@ -26,7 +26,7 @@ from vmckpt.model.jobs import Outcome
 from vmckpt.model.orders import MoveOrder
 from vmckpt.model.ports import Mover
 from vmckpt.policy.types import Policy
-from vmckpt.remote import streams
+from vmckpt.remote import images, streams
 from vmckpt.units import Seconds
 
 
@@ -138,12 +138,19 @@ class _Attempt:
         copies, remotes = self._plan.copies, self._around.remotes
         if not copies.copies or remotes is None:
             return None
-        paths = [copy.path for copy in copies.copies]
-        await self._around.desk.intend(Step.IMAGES, {"host": remotes[1].host.name, "paths": paths})
-        made = await disks.prepare(remotes[1], copies)
+        suffix = disks.new_suffix()
+        meant = {
+            "host": remotes[1].host.name,
+            "paths": [copy.path for copy in copies.copies],
+            "suffix": suffix,
+            "room": copies.room,
+        }
+        await self._around.desk.intend(Step.IMAGES, meant)
+        made = await disks.prepare(remotes[1], copies, suffix)
         try:
             # Not concluded: until the guest is seen where it ends up, they may have to go again.
             await self._around.desk.note(Step.IMAGES, {"marks": dict(made.marks)})
+            await images.publish(remotes[1], made)
         except LeaseLost:
             raise
         except BaseException:
@@ -159,7 +166,7 @@ class _Attempt:
         try:
             self._around.desk.check()
             if ending is not None and ending.outcome is Outcome.COMPLETED:
-                return await disks.finish(remotes[1], self._plan.copies)
+                return await disks.finish(remotes[1], self._plan.copies.room)
             if not self._engine.ordered or (ending is not None and ending.outcome in STAYS):
                 return await disks.remove(remotes[1], made)
         except VmckptError as exc:

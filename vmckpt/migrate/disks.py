@@ -9,6 +9,7 @@ does not, so it gets its room after the move.
 """
 
 import asyncio
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
@@ -272,21 +273,27 @@ async def _described(source: Remote, drive: Drive) -> Image | str:
         return exc.message
 
 
-async def prepare(target: Remote, copies: CopyPlan) -> Made:
-    """Make the images on the target; none stays if one cannot be made. Raises RemoteError."""
-    made = Made(host=target.host.name)
-    try:
-        for copy in copies.copies:
-            making = asyncio.create_task(remote_images.create(target, copy))
-            try:
-                made.marks[copy.path] = await asyncio.shield(making)
-            except asyncio.CancelledError:
-                # The host makes it all the same, and what was made must be known to be removed.
-                made.marks[copy.path] = await making
-                raise
-    except BaseException:
-        await asyncio.shield(remote_images.remove(target, made))
-        raise
+def new_suffix() -> str:
+    """What images are called until they get their paths: not guessed, and of this move alone."""
+    return f"vmckpt-{secrets.token_hex(4)}"
+
+
+async def prepare(target: Remote, copies: CopyPlan, suffix: str) -> Made:
+    """Make the images on the target; they get their paths by `images.publish`.
+
+    None stays if one cannot be made. Raises RemoteError.
+    """
+    made = Made(host=target.host.name, suffix=suffix)
+    for copy in copies.copies:
+        making = asyncio.create_task(remote_images.create(target, copy, made.temporary(copy.path)))
+        try:
+            made.marks[copy.path] = await asyncio.shield(making)
+        except BaseException:
+            # The host makes it all the same; only then can it be removed.
+            await asyncio.wait([making])
+            made.marks[copy.path] = ""
+            await asyncio.shield(remote_images.remove(target, made))
+            raise
     return made
 
 
@@ -298,13 +305,12 @@ async def remove(target: Remote, made: Made) -> tuple[str, ...]:
     return await remote_images.remove(target, made)
 
 
-async def finish(target: Remote, copies: CopyPlan) -> tuple[str, ...]:
-    """After the move: full raw images get their room. Returns what went wrong, line by line."""
+async def finish(target: Remote, room: Mapping[str, Bytes]) -> tuple[str, ...]:
+    """After the move: images get their room (see CopyPlan.room). What went wrong, line by line."""
     troubles = []
-    for copy in copies.copies:
-        if copy.full and copy.format == "raw":
-            try:
-                await remote_images.take_room(target, copy)
-            except RemoteError as exc:
-                troubles.append(str(exc))
+    for path, size in room.items():
+        try:
+            await remote_images.take_room(target, path, size)
+        except RemoteError as exc:
+            troubles.append(str(exc))
     return tuple(troubles)

@@ -14,7 +14,7 @@ from vmckpt.hypervisor import guests, leftovers
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation, StepState, StoredStep
-from vmckpt.migrate import aftermath, attempt, planning, terms
+from vmckpt.migrate import aftermath, attempt, disks, planning, terms
 from vmckpt.migrate import report as reports
 from vmckpt.migrate.aftermath import Act, Verdict
 from vmckpt.migrate.attempts import OPEN
@@ -367,15 +367,18 @@ class _Doing:
         if remotes is None:
             self._warnings += [f"{path} on {host} may have been made for it" for path in paths]
             return
-        marks = dict((step.result or {}).get("marks", {}))
-        troubles = await images.remove(remotes[1], Made(host=host, marks=marks))
-        self._warnings += troubles
-        self._warnings += [
-            f"{path} on {host} may have been made for it" for path in paths if path not in marks
-        ]
+        marks = {**dict.fromkeys(paths, ""), **(step.result or {}).get("marks", {})}
+        made = Made(host=host, suffix=str(step.intent["suffix"]), marks=marks)
+        self._warnings += await images.remove(remotes[1], made)
 
     async def _finish(self) -> None:
         """The guest has arrived: what libvirt leaves to us is done."""
         order = self._left.order
         if order is not None:
             await Hands(self._mover).arrived(order, self._warnings.append)
+        step, remotes = self._left.open(Step.IMAGES), self._recovery.remotes
+        room = {} if step is None else dict(step.intent.get("room", {}))
+        if room and remotes is None:
+            self._warnings += [f"{path} may not have all its room" for path in room]
+        elif remotes is not None:
+            self._warnings += await disks.finish(remotes[1], room)

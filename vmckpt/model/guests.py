@@ -9,6 +9,8 @@ from vmckpt.units import Bytes
 
 OUTGOING = "outgoing migration"
 """The job of a guest that leaves."""
+LOCKING = (OUTGOING, "incoming migration", "save", "snapshot", "revert to a snapshot", "dump")
+"""Jobs that keep every other change of the guest waiting; libvirt gives up on those after 30 s."""
 
 
 class GuestState(StrEnum):
@@ -98,6 +100,11 @@ class Guest:
     def leaves(self) -> bool:
         """Whether it is on its way to another host."""
         return self.job == OUTGOING
+
+    @property
+    def locked(self) -> bool:
+        """Whether libvirt lets nobody change it until its job has ended."""
+        return self.job in LOCKING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,6 +108,12 @@ class CopyPlan:
         return {copy.name: copy.path for copy in self.copies if copy.path != copy.source}
 
     @property
+    def room(self) -> dict[str, Bytes]:
+        """Raw images that are to take all their room once the guest has arrived, by path."""
+        full = [copy for copy in self.copies if copy.full and copy.format == "raw"]
+        return {copy.path: copy.size for copy in full}
+
+    @property
     def left_behind(self) -> tuple[str, ...]:
         """Images that stay on the source, where nobody uses them after the move."""
         return tuple(copy.source for copy in self.copies)
@@ -118,5 +124,11 @@ class Made:
     """Images that were made on the target, each with a mark by which it is known again."""
 
     host: str
+    suffix: str
+    """Until its mark is in the journal, an image has its path with this behind it."""
     marks: dict[str, str] = field(default_factory=dict)
-    """By path: file system, inode and time of birth."""
+    """By path: file system, inode and time of birth; "": it was not made, or is not known."""
+
+    def temporary(self, path: str) -> str:
+        """Its name until it is known to the journal."""
+        return f"{path}.{self.suffix}"

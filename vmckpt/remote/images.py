@@ -1,4 +1,8 @@
-"""Disk images on a host: looked at, made, filled up and removed, by its own qemu-img."""
+"""Disk images on a host: looked at, made, filled up and removed, by its own qemu-img.
+
+An image is made under a name of its own and gets its path once its mark is in the journal: whenever
+the controller dies, what it made can be told from what somebody else did.
+"""
 
 import asyncio
 import json
@@ -142,25 +146,48 @@ else rm -f -- "$path"; exit 1; fi
 """
 
 
-async def create(host: Remote, copy: DiskCopy) -> str:
-    """Make an empty image; return the mark by which it is known. Raises RemoteError.
+async def create(host: Remote, copy: DiskCopy, path: str) -> str:
+    """Make an empty image at a path; return the mark by which it is known. Raises RemoteError.
 
     A file that is there already stays as it is, and is an error.
     """
     options = [copy.options] if copy.options else []
     if copy.full and copy.format == "qcow2":
         options.append("preallocation=falloc")
-    args = [copy.path, copy.format, str(copy.size), copy.mode, ",".join(options)]
+    args = [path, copy.format, str(copy.size), copy.mode, ",".join(options)]
     answer = await host.run(["sh", "-s", "--", *args], text=_CREATE, limit=_LONG)
     if answer.status != 0:
         raise RemoteError(f"{host.host.name}: {copy.path} was not made: {_reason(answer)}")
     return answer.out.strip()
 
 
+# A link is never made over a file that is there; where there are no links, mv -n looks first.
+_PUBLISH = r"""
+path=$1; temporary=$2
+if ln -T -- "$temporary" "$path" 2>/dev/null; then exec rm -f -- "$temporary"; fi
+[ ! -e "$path" ] || { echo "File exists" >&2; exit 1; }
+mv -nT -- "$temporary" "$path" && [ ! -e "$temporary" ]
+"""
+
+
+async def publish(host: Remote, made: Made) -> None:
+    """Give what `create` made its path. Raises RemoteError; a file that is there already stays."""
+    for path in made.marks:
+        args = [path, made.temporary(path)]
+        answer = await host.run(["sh", "-s", "--", *args], text=_PUBLISH)
+        if answer.status != 0:
+            raise RemoteError(f"{host.host.name}: {path} was not made: {_reason(answer)}")
+
+
 _REMOVE = r"""
-path=$1; mark=$2
-[ -e "$path" ] || exit 0
-[ "$(stat -c '%d:%i %w' -- "$path")" = "$mark" ] || exit 3
+path=$1; mark=$2; temporary=$3
+published=y; [ ! -e "$temporary" ] || published=n
+rm -f -- "$temporary"
+if [ -z "$mark" ] || [ ! -e "$path" ]; then exit 0; fi
+if [ "$(stat -c '%d:%i %w' -- "$path")" != "$mark" ]; then
+    [ $published = n ] || exit 3
+    exit 0
+fi
 # To open it for writing takes the file's locks, which a QEMU that has it open holds.
 qemu-io -f raw -c quit -- "$path" >/dev/null 2>&1 || exit 4
 rm -f -- "$path"
@@ -176,8 +203,9 @@ async def remove(host: Remote, made: Made, *, patience: Seconds = Seconds(5.0)) 
     left = []
     for path, mark in made.marks.items():
         give_up = asyncio.get_running_loop().time() + patience
+        args = [path, mark, made.temporary(path)]
         while True:
-            answer = await host.run(["sh", "-s", "--", path, mark], text=_REMOVE)
+            answer = await host.run(["sh", "-s", "--", *args], text=_REMOVE)
             if answer.status != _IN_USE or asyncio.get_running_loop().time() > give_up:
                 break
             await asyncio.sleep(0.5)
@@ -187,17 +215,17 @@ async def remove(host: Remote, made: Made, *, patience: Seconds = Seconds(5.0)) 
     return tuple(left)
 
 
-async def take_room(host: Remote, copy: DiskCopy) -> None:
+async def take_room(host: Remote, path: str, size: Bytes) -> None:
     """Give a raw image all its room; what is in it stays, also while a guest writes.
 
     Raises RemoteError. The copy itself leaves holes where the source has some, even in an image
     that had its room before.
     """
-    answer = await host.run(["fallocate", "--length", str(copy.size), "--", copy.path], limit=_LONG)
+    answer = await host.run(["fallocate", "--length", str(size), "--", path], limit=_LONG)
     if answer.status != 0:
         raise RemoteError(
-            f"{host.host.name}: {copy.path} did not get its room: {_reason(answer)}",
-            mend=f"run fallocate -l {copy.size} -- {quote(copy.path)} there",
+            f"{host.host.name}: {path} did not get its room: {_reason(answer)}",
+            mend=f"run fallocate -l {size} -- {quote(path)} there",
         )
 
 
