@@ -38,8 +38,9 @@ from vmckpt.migrate.locate import GuestAt
 from vmckpt.migrate.planning import Plan
 from vmckpt.migrate.replaying import ReplayReport
 from vmckpt.migrate.report import MigrationReport
-from vmckpt.migrate.requests import Caller, MigrateRequest, Setting
+from vmckpt.migrate.requests import MigrateRequest, Setting
 from vmckpt.migrate.waiting import stoppable
+from vmckpt.model.callers import Caller
 from vmckpt.model.findings import Finding
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host, HostFacts

@@ -10,17 +10,19 @@ from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.mover import LibvirtMover
 from vmckpt.journal.records import StepState
+from vmckpt.journal.steps import JournalDesk
 from vmckpt.migrate import disks, planning, reporting, terms, trace
 from vmckpt.migrate.aftermath import STAYS
-from vmckpt.migrate.engine import Emit, Ending, Migration
+from vmckpt.migrate.engine import Ending, Migration
 from vmckpt.migrate.fenced import FencedMover
 from vmckpt.migrate.gather import Remotes
 from vmckpt.migrate.planning import Plan
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import Setting
-from vmckpt.migrate.steps import JournalDesk, Step
+from vmckpt.migrate.steps import Step
 from vmckpt.migrate.trace import Tracer
 from vmckpt.migrate.waiting import served
+from vmckpt.model.callers import Emit
 from vmckpt.model.images import Made
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.orders import MoveOrder

@@ -11,16 +11,17 @@ from vmckpt.journal import recorder as journal
 from vmckpt.journal.history import PastMove
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation
+from vmckpt.journal.steps import JournalDesk
 from vmckpt.migrate import planning, reporting
 from vmckpt.migrate.attempt import Around
 from vmckpt.migrate.attempts import Attempts
 from vmckpt.migrate.gather import Remotes
 from vmckpt.migrate.planning import Plan
 from vmckpt.migrate.report import MigrationReport
-from vmckpt.migrate.requests import Caller, MigrateRequest, Setting
-from vmckpt.migrate.steps import JournalDesk
+from vmckpt.migrate.requests import MigrateRequest, Setting
 from vmckpt.migrate.trace import Tracer
 from vmckpt.migrate.waiting import stoppable
+from vmckpt.model.callers import Caller
 from vmckpt.model.events import Checked, Event, PhaseChanged
 from vmckpt.model.jobs import JobPhase, Outcome
 

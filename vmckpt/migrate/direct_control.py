@@ -9,8 +9,9 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal.desk import Answer
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation, RequestKind
+from vmckpt.journal.steps import JournalDesk
 from vmckpt.migrate import attempt
-from vmckpt.migrate.steps import JournalDesk, Step
+from vmckpt.migrate.steps import Step
 from vmckpt.migrate.wishes import NO_WAY_BACK
 from vmckpt.model.jobs import JobPhase
 from vmckpt.model.ports import Mover

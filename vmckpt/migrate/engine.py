@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from vmckpt.errors import HypervisorError, JournalError, OutcomeUnknown, PeerLoginFailed
 from vmckpt.journal.records import Request
@@ -17,7 +17,7 @@ from vmckpt.migrate.sight import INTERVAL, Sight
 from vmckpt.migrate.steps import Step
 from vmckpt.migrate.telling import Teller
 from vmckpt.migrate.wishes import Desk
-from vmckpt.model.events import Event
+from vmckpt.model.callers import Emit
 from vmckpt.model.guests import Presence
 from vmckpt.model.jobs import Decision, JobPhase, JobSample, JobTotals, Outcome
 from vmckpt.model.orders import Driver, MoveOrder
@@ -37,8 +37,6 @@ _UNDONE: Mapping[type[Action], Step] = {
     Limit: Step.BANDWIDTH,
     Halt: Step.PAUSE,
 }
-
-Emit = Callable[[Event], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from vmckpt.hypervisor import guests, leftovers
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation, StepState, StoredStep
+from vmckpt.journal.steps import JournalDesk
 from vmckpt.migrate import aftermath, attempt, disks, planning, terms
 from vmckpt.migrate import report as reports
 from vmckpt.migrate.aftermath import Act, Verdict
@@ -23,9 +24,10 @@ from vmckpt.migrate.engine import Ending, Migration
 from vmckpt.migrate.gather import Remotes
 from vmckpt.migrate.hands import Hands
 from vmckpt.migrate.report import MigrationReport
-from vmckpt.migrate.requests import Caller, Setting
-from vmckpt.migrate.steps import JournalDesk, Step
+from vmckpt.migrate.requests import Setting
+from vmckpt.migrate.steps import Step
 from vmckpt.migrate.terms import Wishes
+from vmckpt.model.callers import Caller
 from vmckpt.model.events import Decided, Event
 from vmckpt.model.guests import Presence
 from vmckpt.model.hosts import Host

@@ -1,11 +1,9 @@
 """What a migration command is given: the order, the place, and whoever gave it."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vmckpt.migrate.engine import Emit
 from vmckpt.migrate.terms import Wishes
 from vmckpt.model.hosts import Host
 from vmckpt.model.ports import OutsideView
@@ -44,13 +42,3 @@ class Setting:
     """Somebody who watches guests from outside; None: nobody does."""
     others: Sequence[Host] = ()
     """Hosts that the guest may have been moved on to by hand."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """Whoever gave the order: is told what happens, and may stop it."""
-
-    emit: Emit
-    warn: Callable[[str], None]
-    """Told from any thread what does not stop the work."""
-    stop: asyncio.Event

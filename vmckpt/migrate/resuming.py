@@ -5,7 +5,8 @@ from vmckpt.journal.recorder import Recorder
 from vmckpt.migrate.aftermath import Act
 from vmckpt.migrate.recovering import Left, Recovery
 from vmckpt.migrate.report import MigrationReport
-from vmckpt.migrate.requests import Caller, Setting
+from vmckpt.migrate.requests import Setting
+from vmckpt.model.callers import Caller
 
 
 async def resume(

@@ -10,8 +10,9 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, place, takeover
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation
-from vmckpt.migrate.requests import Caller, Setting
+from vmckpt.migrate.requests import Setting
 from vmckpt.migrate.waiting import stoppable
+from vmckpt.model.callers import Caller
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
 from vmckpt.recover.rooms import ROOMS

@@ -6,7 +6,8 @@ from typing import Protocol
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation, StoredStep
 from vmckpt.migrate import settling
-from vmckpt.migrate.requests import Caller, Setting
+from vmckpt.migrate.requests import Setting
+from vmckpt.model.callers import Caller
 from vmckpt.model.recovery import Settled
 
 
