@@ -86,7 +86,7 @@ _ROWS: dict[Under, tuple[Group, ...]] = {
         (
             REFUSED,
             21,
-            "already on beta",
+            _HELD + "outgoing migration",
             GOES_ON,
             (Asked.MIGRATE, Asked.MIGRATE_ELSEWHERE, Asked.PLAN),
         ),

@@ -150,3 +150,8 @@ def test_network_disks_are_shared_by_nature_and_media_need_only_be_there() -> No
 
     assert preflight.storage_proven(facts)
     assert preflight.check(facts) == ()
+
+
+def test_a_guest_that_stands_still_for_its_job_is_not_to_be_resumed() -> None:
+    found = preflight.check(guest(state=GuestState.PAUSED, job="outgoing migration"))
+    assert [f.code for f in found] == ["job-in-progress"]
