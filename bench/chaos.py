@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -26,13 +27,14 @@ _SUMS = (
 # So many troubles are enough to look at.
 _MOST_FAILURES = 20
 _LONGEST_OPERATION = 400.0
+STOPPED = threading.Event()
 
 
 def shaken(seed: int, operations: int, *, postgres: bool) -> list[dict[str, Any]]:
     """All operations of one seed; one tally for each lab that was needed."""
     tallies: list[dict[str, Any]] = []
     first = 1
-    while first <= operations and len(tallies) <= _MOST_FAILURES:
+    while first <= operations and len(tallies) <= _MOST_FAILURES and not STOPPED.is_set():
         tally = run(seed, first, operations - first + 1, postgres=postgres)
         tallies.append(tally)
         if "operations" not in tally:
@@ -109,7 +111,11 @@ def main() -> None:
             for number, share in enumerate(shares)
             if share
         ]
-        tallies = [tally for lot in lots for tally in lot.result()]
+        try:
+            tallies = [tally for lot in lots for tally in lot.result()]
+        except KeyboardInterrupt:
+            STOPPED.set()  # the terminal has told the labs, too; none begins anew
+            tallies = [tally for lot in lots for tally in lot.result()]
     total = {**merged(tallies), "wall_s": round(time.monotonic() - began, 1)}
     show(total)
     given.json.write_text(json.dumps(total, indent=2) + "\n")
