@@ -19,6 +19,12 @@
      +-- PostcopyPaused             22   the guest waits on the target for the rest of its memory
      +-- Blocked                    21   preflight found reasons not to start; nothing was changed
      +-- LabError                   30   the lab could not do what was asked
+     +-- StoreError                 40   a snapshot store cannot be opened, read or written
+     |    +-- StoreDamaged          41   something in it is not what was written
+     |    +-- StoreNewer            42   a newer vmckpt wrote it
+     |    +-- KeyRefused            43   the key is missing, or is not the right one
+     |    +-- StoreFull             44   there is no room left
+     |    +-- NotInStore            45   it has no such object
      +-- Cancelled                 130   the operator stopped it (Ctrl-C or SIGTERM)
 
 An error is one line: what, where, and what to do. `mend` is the last part.
@@ -153,6 +159,42 @@ class LabError(VmckptError):
     """The lab could not do what was asked."""
 
     exit_code = 30
+
+
+class StoreError(VmckptError):
+    """A snapshot store cannot be opened, read or written."""
+
+    exit_code = 40
+
+
+class StoreDamaged(StoreError):
+    """Something in the store is not what was written; the message names it."""
+
+    exit_code = 41
+
+
+class StoreNewer(StoreError):
+    """A newer vmckpt wrote it."""
+
+    exit_code = 42
+
+
+class KeyRefused(StoreError):
+    """The key is missing, or is not the right one."""
+
+    exit_code = 43
+
+
+class StoreFull(StoreError):
+    """There is no room left."""
+
+    exit_code = 44
+
+
+class NotInStore(StoreError):
+    """The store has no such object."""
+
+    exit_code = 45
 
 
 class Cancelled(VmckptError):

@@ -9,6 +9,10 @@ hosts:
     labels: {rack: a1}
     storage: [/var/lib/libvirt/images]
     networks: [br0]
+    agent_state: /var/lib/vmckpt/agent    # a folder there, for what snapshots keep between them
+stores:                                   # optional: where snapshots are kept
+  near: /srv/vmckpt                       # the first: they land there; a folder that all hosts see
+  far: s3://bucket/vmckpt?endpoint=https://s3.example.com
 observer: /run/observer.sock              # optional: somebody who watches guests from outside
 read_only: false                          # true: for people who may look and not touch
 """
@@ -16,7 +20,7 @@ read_only: false                          # true: for people who may look and no
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
@@ -26,7 +30,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from vmckpt import yamlfile
 from vmckpt.errors import InventoryError, ReadOnly
-from vmckpt.model.hosts import Host, SshAddress
+from vmckpt.model.hosts import AGENT_STATE, Host, SshAddress
+from vmckpt.model.stores import StorePlace
 
 READ_ONLY = "VMCKPT_READ_ONLY"
 _URI = re.compile(r"[a-z]+(\+[a-z0-9]+)?://.*")
@@ -39,6 +44,16 @@ def _uri(text: str) -> str:
         _ = urlsplit(text).port  # that of brackets is seen at once, that of a port when asked for
     except ValueError as exc:
         raise ValueError(f"{text!r} is no libvirt URI: {exc}") from None
+    return text
+
+
+def _store(text: str) -> str:
+    if text.startswith("s3://"):
+        if not urlsplit(text).netloc:
+            raise ValueError(f"{text!r} names no bucket, like s3://bucket/prefix")
+        return text
+    if not text.startswith("/"):
+        raise ValueError(f"{text!r} is neither a whole path nor s3://bucket/prefix")
     return text
 
 
@@ -80,10 +95,12 @@ class _Host(_Strict):
     labels: dict[str, str] = {}
     storage: list[str] = []
     networks: list[str] = []
+    agent_state: Annotated[str, Field(pattern="/.+")] = AGENT_STATE
 
 
 class _File(_Strict):
     hosts: Annotated[dict[_Name, _Host], Field(min_length=1)]
+    stores: dict[_Name, Annotated[str, AfterValidator(_store)]] = {}
     observer: str | None = None
     read_only: bool = False
 
@@ -95,6 +112,8 @@ class Inventory:
     path: Path
     hosts: Mapping[str, Host]
     observer: Path | None
+    stores: Mapping[str, StorePlace] = field(default_factory=lambda: MappingProxyType({}))
+    """Where snapshots are kept; they land in the first."""
     read_only: bool = False
     """Only looking is allowed."""
 
@@ -106,6 +125,19 @@ class Inventory:
                 f"only looking is allowed, as {self.path} says; nothing was changed",
                 mend="use an inventory without read_only",
             )
+
+    def store(self, name: str | None = None) -> StorePlace:
+        """The store of that name, or the first; InventoryError if there is none."""
+        if not self.stores:
+            raise InventoryError(
+                f"{self.path} names no store for snapshots",
+                mend="add stores: {near: /srv/vmckpt} to it",
+            )
+        if name is None:
+            return next(iter(self.stores.values()))
+        if name in self.stores:
+            return self.stores[name]
+        raise InventoryError(f"{self.path}: no store {name!r}{yamlfile.likely(name, self.stores)}")
 
     def host(self, name: str) -> Host:
         """The host of that name; InventoryError with the likely one if there is none."""
@@ -157,6 +189,9 @@ def parse(text: str, path: Path) -> Inventory:
         path=path,
         hosts=MappingProxyType(hosts),
         observer=Path(read.observer) if read.observer else None,
+        stores=MappingProxyType(
+            {name: StorePlace(name=name, url=url) for name, url in read.stores.items()}
+        ),
         read_only=read_only,
     )
 
@@ -180,4 +215,5 @@ def _host(name: str, entry: _Host) -> Host:
         labels=MappingProxyType(entry.labels),
         storage=tuple(entry.storage),
         networks=tuple(entry.networks),
+        agent_state=entry.agent_state,
     )

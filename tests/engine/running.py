@@ -8,7 +8,7 @@ from tests.engine.fakes import FakeDesk, Told
 from tests.unit.policies import policy
 from vmckpt.migrate.converge import Terms, time_limit
 from vmckpt.migrate.engine import Ending, Migration
-from vmckpt.model.events import Event
+from vmckpt.model.events import Event, PhaseChanged
 from vmckpt.model.jobs import JobPhase
 from vmckpt.model.orders import Driver, Mode, MoveOrder
 from vmckpt.model.ports import Mover
@@ -57,7 +57,7 @@ async def run(
 
 
 def phases(events: list[Event]) -> list[JobPhase]:
-    return [one.phase for one in events if hasattr(one, "phase")]
+    return [one.phase for one in events if isinstance(one, PhaseChanged)]
 
 
 def told(ending: Ending) -> list[tuple[str, str]]:

@@ -141,3 +141,23 @@ def test_the_inventory_is_found_in_the_order_documented(
     assert inventory.find(None, {}) == Path("hosts.yaml")
     assert inventory.find(None, {"VMCKPT_INVENTORY": "/b"}) == Path("/b")
     assert inventory.find(Path("/a"), {"VMCKPT_INVENTORY": "/b"}) == Path("/a")
+
+
+def test_stores_are_read_in_their_order() -> None:
+    text = (
+        "hosts: {alpha: {uri: qemu:///system}}\n"
+        "stores:\n  near: /srv/vmckpt\n"
+        "  far: s3://bucket/p?endpoint=https://s3.example.com\n"
+    )
+    read = inventory.parse(text, Path("hosts.yaml"))
+    assert read.store().url == "/srv/vmckpt"
+    assert read.store("far").url.startswith("s3://bucket/p?")
+    with pytest.raises(InventoryError, match="no store 'fra'; did you mean 'far'"):
+        read.store("fra")
+
+
+@pytest.mark.parametrize("url", ["srv/vmckpt", "s3:///p", "http://x"])
+def test_a_store_that_is_nowhere_is_refused(url: str) -> None:
+    text = f"hosts: {{alpha: {{uri: qemu:///system}}}}\nstores: {{near: '{url}'}}\n"
+    with pytest.raises(InventoryError, match=r"stores\.near"):
+        inventory.parse(text, Path("hosts.yaml"))

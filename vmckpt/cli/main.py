@@ -9,7 +9,7 @@ from typing import Annotated, cast
 import typer
 
 import vmckpt
-from vmckpt.cli import hosts, jobs, lab, output, plan, policy
+from vmckpt.cli import hosts, jobs, lab, output, plan, policy, snapshot
 from vmckpt.cli.migrate import migrate, resume
 from vmckpt.cli.recover import recover
 from vmckpt.errors import VmckptError
@@ -39,6 +39,7 @@ app.command()(recover)
 jobs.add_to(app)
 app.add_typer(lab.app, name="lab")
 app.add_typer(policy.app, name="policy")
+app.add_typer(snapshot.app, name="snapshot")
 
 
 def _version(asked: bool) -> None:

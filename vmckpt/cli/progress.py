@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vmckpt.cli import output
-from vmckpt.model.events import Checked, Decided, Estimate, Event, PhaseChanged, Sampled
+from vmckpt.model.events import Checked, Copied, Decided, Estimate, Event, PhaseChanged, Sampled
 from vmckpt.model.findings import Severity
 from vmckpt.model.jobs import JobPhase, JobSample
 from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
@@ -76,6 +76,8 @@ class Progress:
             case Checked():
                 found = [f for f in event.findings if f.severity is Severity.WARNING]
                 output.findings(output.err, found if self._warnings else [])
+            case Copied():
+                pass  # a snapshot's; it has a progress of its own
             case Decided():
                 self._log(f"decided action={event.decision.action} ({event.decision.reason})")
             case Sampled():

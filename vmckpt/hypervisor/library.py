@@ -44,6 +44,10 @@ def without_questions(uri: str) -> str:
     return urlunsplit(parts._replace(query=query))
 
 
+NOT_HERE = (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID)
+"""Codes of errors that say: the host does not know the guest, or it does not run there."""
+
+
 class Broken(Exception):
     """The connection failed, not the call."""
 

@@ -103,6 +103,8 @@ def inventory(plan: LabPlan, key_file: str, known_hosts: str) -> str:
             "    labels: {lab: " + plan.name + "}",
             f"    storage: [{plan.shared}, {plan.private}]",
             "    networks: [guests]",
+            f"    agent_state: {host.root}/agent",
         ]
+    lines.append(f"stores: {{near: {plan.shared}/snapshots}}")
     lines.append(f"observer: {plan.observer_socket}")
     return "\n".join(lines) + "\n"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from vmckpt.inventory import Inventory
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation, StoredStep
 from vmckpt.migrate import recovering
@@ -9,18 +10,29 @@ from vmckpt.migrate.recovering import Recovery
 from vmckpt.migrate.requests import Setting
 from vmckpt.model.callers import Caller
 from vmckpt.model.recovery import Settled
+from vmckpt.policy.types import Policy
+
+
+def setting_of(operation: Operation, inventory: Inventory, policies: Sequence[Policy]) -> Setting:
+    """Where an operation takes place. Raises InventoryError."""
+    source = inventory.host(operation.source or "")
+    target = inventory.host(operation.target or "")
+    others = [one for one in inventory.hosts.values() if one not in (source, target)]
+    return Setting(source=source, target=target, policies=policies, outside=None, others=others)
 
 
 async def settle(
-    setting: Setting,
+    inventory: Inventory,
+    policies: Sequence[Policy],
     operation: Operation,
     steps: Sequence[StoredStep],
     recorder: Recorder | None,
-    caller: Caller,
     *,
+    caller: Caller,
     adopt: bool,
 ) -> Settled:
     """See recover.rooms.Room."""
+    setting = setting_of(operation, inventory, policies)
     async with Recovery(setting, recovering.left(operation, steps)) as recovery:
         verdict = await recovery.decide()
         told = recovering.settled(verdict)

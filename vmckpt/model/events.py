@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from vmckpt.model.findings import Finding
 from vmckpt.model.jobs import Decision, JobPhase, JobSample
-from vmckpt.units import Seconds
+from vmckpt.units import Bytes, Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,4 +44,17 @@ class Decided:
     decision: Decision
 
 
-Event = PhaseChanged | Checked | Sampled | Decided
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """How far a snapshot is."""
+
+    phase: str
+    """"capture" or "store"."""
+    done: Bytes
+    total: Bytes | None
+    """None: not known."""
+    new: Bytes
+    """Of that, what the snapshot before did not have."""
+
+
+Event = PhaseChanged | Checked | Sampled | Decided | Copied

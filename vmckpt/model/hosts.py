@@ -8,6 +8,8 @@ from types import MappingProxyType
 from vmckpt.model.guests import GuestState
 from vmckpt.units import Bytes, Seconds
 
+AGENT_STATE = "/var/lib/vmckpt/agent"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshAddress:
@@ -39,6 +41,8 @@ class Host:
     storage: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
     """Bridges and libvirt networks for guests, by name."""
+    agent_state: str = AGENT_STATE
+    """A folder there for what outlives an agent."""
     read_only: bool = False
     """Nothing is changed there: its libvirt is opened for reading."""
 

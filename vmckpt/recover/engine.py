@@ -10,7 +10,6 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, place, takeover
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation
-from vmckpt.migrate.requests import Setting
 from vmckpt.migrate.waiting import stoppable
 from vmckpt.model.callers import Caller
 from vmckpt.model.recovery import Settled
@@ -99,14 +98,6 @@ async def one(
         return await one_.settle(journal.operation(job), adopt=True)
 
 
-def setting_of(operation: Operation, inventory: Inventory, policies: Sequence[Policy]) -> Setting:
-    """Where an operation takes place. Raises InventoryError."""
-    source = inventory.host(operation.source or "")
-    target = inventory.host(operation.target or "")
-    others = [one for one in inventory.hosts.values() if one not in (source, target)]
-    return Setting(source=source, target=target, policies=policies, outside=None, others=others)
-
-
 class _One:
     """Recovers one operation after the other."""
 
@@ -172,6 +163,13 @@ class _One:
                 outcome=None,
                 settle="use the newer vmckpt that began it",
             )
-        setting = setting_of(operation, self._inventory, self._policies)
         steps = await asyncio.to_thread(self._journal.steps, operation.id)
-        return await room(setting, operation, steps, kept, self._caller, adopt=adopt)
+        return await room(
+            self._inventory,
+            self._policies,
+            operation,
+            steps,
+            kept,
+            caller=self._caller,
+            adopt=adopt,
+        )

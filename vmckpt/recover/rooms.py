@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from vmckpt.inventory import Inventory
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation, StoredStep
-from vmckpt.migrate import settling
-from vmckpt.migrate.requests import Setting
+from vmckpt.migrate import settling as moves
 from vmckpt.model.callers import Caller
 from vmckpt.model.recovery import Settled
+from vmckpt.policy.types import Policy
+from vmckpt.snapshot import settling as snapshots
 
 
 class Room(Protocol):
@@ -16,12 +18,13 @@ class Room(Protocol):
 
     async def __call__(
         self,
-        setting: Setting,
+        inventory: Inventory,
+        policies: Sequence[Policy],
         operation: Operation,
         steps: Sequence[StoredStep],
         recorder: Recorder | None,
-        caller: Caller,
         *,
+        caller: Caller,
         adopt: bool,
     ) -> Settled:
         """Look at the hosts, decide, and do it; with `adopt` what still runs is watched to its end.
@@ -30,5 +33,10 @@ class Room(Protocol):
         """
 
 
-ROOMS: Mapping[str, Room] = {"migrate": settling.settle, "resume": settling.settle}
+ROOMS: Mapping[str, Room] = {
+    "migrate": moves.settle,
+    "resume": moves.settle,
+    "snapshot": snapshots.settle,
+    "restore": snapshots.settle_restore,
+}
 """By the operation's kind."""

@@ -117,10 +117,33 @@ class Remote:
 
         Raises RemoteError if there is no connection or no end within `limit`.
         """
+        client = await self._connected()
+        return await asyncio.to_thread(self._run, client, args, text, limit)
+
+    async def channel(self, args: Sequence[str]) -> paramiko.Channel:
+        """Start a command and leave its streams open. Raises RemoteError."""
+        client = await self._connected()
+        return await asyncio.to_thread(self._start, client, args)
+
+    async def _connected(self) -> paramiko.SSHClient:
         async with self._opening:
             if self._client is None or not _alive(self._client):
                 self._client = await asyncio.to_thread(self._connect)
-        return await asyncio.to_thread(self._run, self._client, args, text, limit)
+            return self._client
+
+    def _start(self, client: paramiko.SSHClient, args: Sequence[str]) -> paramiko.Channel:
+        try:
+            transport = client.get_transport()
+            if transport is None:
+                raise EOFError("no connection")
+            channel = transport.open_session(timeout=CONNECT_LIMIT)
+            line = command_line(args)
+            channel.exec_command(line)
+        # Paramiko hands on whatever its thread met in what the server sent.
+        except Exception as exc:
+            reason = last_line(str(exc), type(exc).__name__)
+            raise RemoteError(f"{self.host.name}: {args[0]} was not started: {reason}") from exc
+        return channel
 
     def _connect(self) -> paramiko.SSHClient:
         for attempt in Retrying(

@@ -32,7 +32,7 @@ from vmckpt.journal import desk, identity, takeover
 from vmckpt.journal.desk import Answer
 from vmckpt.journal.records import Operation, RequestKind
 from vmckpt.lab import lab, observer_client
-from vmckpt.migrate import command, direct_control, locate, replaying, resuming
+from vmckpt.migrate import command, direct_control, locate, replaying, resuming, settling
 from vmckpt.migrate import recovering as migrate_recovering
 from vmckpt.migrate.locate import GuestAt
 from vmckpt.migrate.planning import Plan
@@ -51,7 +51,7 @@ from vmckpt.policy.types import Policy
 from vmckpt.recover import engine as recovering
 from vmckpt.recover.engine import Recovered
 
-__all__ = ["Caller", "MigrateRequest"]
+__all__ = ["Caller", "Inventory", "MigrateRequest"]
 
 
 def load_inventory(explicit: Path | None = None) -> Inventory:
@@ -252,7 +252,7 @@ async def resume(
                 f"{operation.id} has ended: {operation.outcome}; there is nothing to resume",
                 mend=f"vmckpt job {operation.id} tells how",
             )
-        setting = recovering.setting_of(operation, inventory, policies)
+        setting = settling.setting_of(operation, inventory, policies)
         with takeover.taken_over(journal, operation, caller.warn) as kept:
             left = migrate_recovering.left(operation, journal.steps(operation.id))
             return await resuming.resume(setting, left, kept, caller)

@@ -1,0 +1,50 @@
+"""A guest made ready for snapshots: its definition is changed, and a restart brings it about."""
+
+import pytest
+
+from tests.lab.bench import WHOLE, Bench, until
+from tests.lab.test_disk_capture import uuid
+from vmckpt.checkpoint.prepare import Prepared, prepare
+from vmckpt.errors import HypervisorError
+from vmckpt.hypervisor import definitions
+from vmckpt.hypervisor.definitions import Definition
+from vmckpt.model.findings import Severity
+
+
+def looked(bench: Bench) -> tuple[Definition, Prepared]:
+    known = uuid(bench)
+    found = bench.ask("alpha", lambda hypervisor: definitions.read(hypervisor, known))
+    return found, prepare(found.stored, found.running, found.disks)
+
+
+@pytest.mark.long
+def test_a_guest_is_prepared_by_a_definition_and_a_restart(bench: Bench) -> None:
+    bench.guest(memory="128MiB", dirty="4MiB@1MiB/s", disk="8MiB", disk_format="qcow2")
+    known = uuid(bench)
+    before, wanted = looked(bench)
+    xml = wanted.xml
+    assert xml is not None
+    assert wanted.restart
+    bench.ask(
+        "alpha",
+        lambda hypervisor: definitions.write(hypervisor, known, xml, instead_of=before.text),
+    )
+    with pytest.raises(HypervisorError, match="somebody has changed"):
+        bench.ask(
+            "alpha",
+            lambda hypervisor: definitions.write(hypervisor, known, xml, instead_of=before.text),
+        )
+    _, waiting = looked(bench)
+    assert (waiting.xml, waiting.restart) == (None, True)
+    assert bench.ledgers() == WHOLE  # nothing has happened to the guest yet
+
+    bench.inside("alpha", "virsh", "-q", "destroy", "web1")
+    bench.inside("alpha", "virsh", "-q", "start", "web1")
+    after, found = looked(bench)
+    assert (found.xml, found.restart) == (None, False)
+    assert {finding.severity for finding in found.findings} <= {Severity.OK, Severity.INFO}
+    assert after.running is not None
+    source = after.running.find("memoryBacking/source")
+    assert source is not None
+    assert source.get("type") == "file"
+    until(lambda: bench.seen().runs == 2)

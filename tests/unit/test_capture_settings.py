@@ -1,0 +1,161 @@
+"""What a capture switches on, and how it is put back: by a monitor that does as QEMU does."""
+
+import json
+from typing import Any
+
+import pytest
+
+from vmckpt.checkpoint import settings
+from vmckpt.checkpoint.errors import CannotCapture
+from vmckpt.checkpoint.settings import Undo
+from vmckpt.errors import HypervisorError
+
+UNDO = Undo(
+    guest="00000000-0000-0000-0000-000000000000", capabilities={"background-snapshot": False},
+    bandwidth=134217728, runs=True, folder="",
+)  # fmt: skip
+
+
+class Qemu:
+    """A monitor; `status` is that of the migrations it tells one after the other."""
+
+    guest = UNDO.guest
+    host, name, uri = "alpha", "web1", "qemu:///system"
+
+    def __init__(self, *status: str, state: str = "running", paused_by: bool = False) -> None:
+        self.status = list(status) or ["none"]
+        self.state = state
+        self.by_somebody = paused_by
+        self.capabilities = {"events": True, "background-snapshot": False, "xbzrle": False}
+        self.bandwidth = 134217728
+        self.told: list[str] = []
+
+    def ask(self, command: str, **_: object) -> Any:
+        if command == "query-migrate":
+            status = self.status[0] if len(self.status) == 1 else self.status.pop(0)
+            return {} if status == "none" else {"status": status}
+        if command == "query-migrate-capabilities":
+            return [{"capability": k, "state": v} for k, v in self.capabilities.items()]
+        if command == "query-migrate-parameters":
+            return {"max-bandwidth": self.bandwidth}
+        raise AssertionError(command)
+
+    def tell(self, command: str, arguments: dict[str, Any], *, files: tuple[int, ...] = ()) -> Any:
+        self.told.append(command)
+        if command == "migrate-set-capabilities":
+            for one in arguments["capabilities"]:
+                self.capabilities[one["capability"]] = one["state"]
+        elif command == "migrate-set-parameters":
+            self.bandwidth = arguments["max-bandwidth"]
+        elif command == "closefd":
+            raise HypervisorError("File descriptor named 'vmckpt' not found", host="alpha")
+        elif command in ("cont", "stop"):
+            self.state = "running" if command == "cont" else "paused"
+
+    def human(self, line: str) -> str:
+        raise AssertionError(line)
+
+    def run_state(self) -> str:
+        return self.state
+
+    def paused_by_somebody(self) -> bool:
+        return self.by_somebody
+
+
+@pytest.mark.parametrize(
+    ("now", "want", "changes"),
+    [
+        ({"events": True, "a": False}, None, {}),
+        ({"events": True, "a": False}, "a", {"a": False}),
+        ({"events": True, "a": True}, "a", {}),
+        ({"events": True, "a": False, "xbzrle": True}, "a", {"a": False, "xbzrle": True}),
+        ({"events": False, "return-path": True}, None, {"return-path": True}),
+    ],
+)
+def test_only_what_is_wanted_is_on(
+    now: dict[str, bool], want: str | None, changes: dict[str, bool]
+) -> None:
+    assert settings.changed(now, want) == changes
+
+
+def test_the_facts_go_through_json() -> None:
+    assert Undo.from_json(UNDO.to_json()) == UNDO
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", '{"guest": 1}', UNDO.to_json().replace("134217728", '"x"'),
+     UNDO.to_json().replace("false", "0"), json.dumps({**json.loads(UNDO.to_json()), "more": 1})],
+)  # fmt: skip
+def test_other_facts_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        Undo.from_json(text)
+
+
+def test_the_facts_tell_what_will_change() -> None:
+    qemu = Qemu()
+    facts = settings.look(qemu, want="background-snapshot", runs=None, folder=None)
+
+    assert facts == UNDO
+    settings.apply(qemu, facts)
+    assert qemu.capabilities["background-snapshot"]
+    assert qemu.bandwidth == settings.NO_LIMIT
+    settings.restore(qemu, facts)
+    assert (qemu.capabilities, qemu.bandwidth) == (Qemu().capabilities, 134217728)
+
+
+@pytest.mark.parametrize(
+    ("qemu", "want", "message"),
+    [
+        (Qemu("active"), None, "is in a migration (active)"),
+        (Qemu("postcopy-paused"), None, "is in a migration (postcopy-paused)"),
+        (Qemu(), "mapped-ram", "does not know mapped-ram"),
+        (Qemu("completed", state="postmigrate"), None, "paused by an earlier migration"),
+        (Qemu(state="shutdown"), None, "web1 on alpha is shutdown"),
+    ],
+)
+def test_a_guest_that_cannot_be_captured_is_refused(
+    qemu: Qemu, want: str | None, message: str
+) -> None:
+    with pytest.raises(CannotCapture) as caught:
+        settings.look(qemu, want=want, runs=None, folder=None)
+
+    assert message in caught.value.message
+    assert qemu.told == []
+
+
+@pytest.mark.parametrize(
+    ("qemu", "told", "state"),
+    [
+        (Qemu("none"), [], "running"),
+        (Qemu("active", "cancelling", "cancelled"), ["migrate_cancel"], "running"),
+        (Qemu("active", "completed"), ["migrate_cancel"], "running"),
+        (Qemu("completed", state="postmigrate"), [], "running"),
+        (Qemu("failed", state="paused"), [], "running"),
+        (Qemu("failed", state="paused", paused_by=True), [], "paused"),
+        (Qemu("completed", state="shutdown"), [], "shutdown"),
+    ],
+)
+def test_everything_is_put_back(qemu: Qemu, told: list[str], state: str) -> None:
+    qemu.capabilities["background-snapshot"] = True
+    qemu.bandwidth = 7
+    went_on = ["cont"] if state == "running" and qemu.state != "running" else []
+    settings.break_off(qemu, UNDO)
+
+    changes = ["migrate-set-capabilities", "migrate-set-parameters", "closefd"]
+    assert qemu.told == told + changes + went_on
+    assert qemu.state == state
+    assert not qemu.capabilities["background-snapshot"]
+    assert qemu.bandwidth == 134217728
+
+
+@pytest.mark.parametrize(
+    ("state", "at_once", "after"),
+    [("paused", False, "paused"), ("running", False, "running"), ("running", True, "paused")],
+)
+def test_a_guest_that_was_to_stand_still_does(state: str, at_once: bool, after: str) -> None:
+    facts = Undo(**{**json.loads(UNDO.to_json()), "runs": False})
+    qemu = Qemu("completed", state=state)
+    settings.break_off(qemu, facts, at_once=at_once)
+
+    assert qemu.state == after

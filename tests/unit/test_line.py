@@ -1,0 +1,52 @@
+"""The line state: kept whole, or not at all."""
+
+from pathlib import Path
+
+import numpy as np
+
+from vmckpt.store import line
+from vmckpt.store.regions import Kind
+
+CHUNKS = [bytes([n]) * 32 for n in range(3)]
+
+
+def kept(folder: Path, snapshot: str = "s-1") -> None:
+    with line.Draft(folder) as draft:
+        prints = draft.prints("pc.ram", Kind.RAM, 4096 * 10)
+        prints[3] = np.void(b"p" * 16)
+        maps = {"pc.ram": np.arange(10, dtype=np.uint32), "vda": np.arange(2, dtype=np.uint32)}
+        draft.keep(snapshot, CHUNKS, maps, {"checkpoint": "c1"})
+
+
+def test_what_was_kept_is_found(tmp_path: Path) -> None:
+    kept(tmp_path / "web1", "s-0")
+    kept(tmp_path / "web1")
+    found = line.load(tmp_path / "web1")
+    assert found is not None
+    assert (found.snapshot, found.chunks, found.extra) == ("s-1", CHUNKS, {"checkpoint": "c1"})
+    assert found.regions["pc.ram"].map.tolist() == list(range(10))
+    prints = found.regions["pc.ram"].prints
+    assert prints is not None
+    assert [bytes(one) for one in prints[2:4]] == [bytes(16), b"p" * 16]
+    assert found.regions["vda"].prints is None
+    assert [path.name for path in tmp_path.iterdir()] == ["web1"]
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "web1").iterdir()} == {0o600}
+
+
+def test_nothing_is_left_of_one_that_was_given_up(tmp_path: Path) -> None:
+    with line.Draft(tmp_path / "web1") as draft:
+        draft.prints("pc.ram", Kind.RAM, 1 << 20)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_flipped_bit_anywhere_and_it_is_none(tmp_path: Path) -> None:
+    kept(tmp_path / "web1")
+    for path in sorted((tmp_path / "web1").iterdir()):
+        good = path.read_bytes()
+        for at in range(0, len(good), 1 if path.name != "line.json" else 7):
+            bad = bytearray(good)
+            bad[at] ^= 4
+            path.write_bytes(bad)
+            assert line.load(tmp_path / "web1") is None
+        path.write_bytes(good)
+    assert line.load(tmp_path / "web1") is not None

@@ -1,0 +1,248 @@
+"""File systems held still: they go on whatever happens, and it is said how it went."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import libvirt
+import libvirt_qemu
+import pytest
+
+from vmckpt.checkpoint.quiet import Quiet, QuietUndo
+from vmckpt.errors import HypervisorError
+from vmckpt.hypervisor.agent import GuestAgent, thaw_left
+from vmckpt.model.findings import Severity
+from vmckpt.units import Seconds
+
+T = TypeVar("T")
+
+
+class FakeAgent:
+    """Has file systems that can be held still, and troubles on request."""
+
+    def __init__(self, *, there: bool = True, freezes: bool = True, deaf_to_thaws: int = 0) -> None:
+        self.is_there, self.freezes, self.deaf = there, freezes, deaf_to_thaws
+        self.still = False
+        self.heard: list[str] = []
+        self.let_go = threading.Event()
+
+    def there(self) -> bool:
+        return self.is_there
+
+    def frozen(self) -> bool:
+        return self.still
+
+    def freeze(self, *, limit: Seconds) -> int:
+        self.heard.append("freeze")
+        self.still = True  # also where the answer is lost
+        if not self.freezes:
+            raise HypervisorError("alpha: no answer in time", host="alpha")
+        return 1
+
+    def thaw(self) -> int:
+        self.heard.append("thaw")
+        if self.deaf:
+            self.deaf -= 1
+            raise HypervisorError("alpha: no answer in time", host="alpha")
+        self.still = False
+        self.let_go.set()
+        return 1
+
+
+def quiet(agent: FakeAgent, limit: float = 30.0, notes: list[QuietUndo] | None = None) -> Quiet:
+    noted = [] if notes is None else notes
+    return Quiet(
+        agent, guest="u-1", limit=Seconds(limit), note=noted.append, between=Seconds(0.001)
+    )
+
+
+def test_they_stand_still_in_between_and_go_on() -> None:
+    agent, notes = FakeAgent(), list[QuietUndo]()
+    with quiet(agent, notes=notes) as held:
+        assert (agent.still, held.held) == (True, True)
+        assert held.release()
+        assert not agent.still
+
+    assert agent.heard == ["freeze", "thaw"]
+    assert held.finding("web1") is None
+    assert QuietUndo.from_json(notes[0].to_json()) == QuietUndo(guest="u-1")
+
+
+def test_they_go_on_when_the_capture_fails() -> None:
+    agent = FakeAgent()
+    with pytest.raises(KeyboardInterrupt), quiet(agent):
+        raise KeyboardInterrupt
+
+    assert not agent.still
+
+
+def test_without_an_agent_nothing_is_done_or_noted() -> None:
+    agent, notes = FakeAgent(there=False), list[QuietUndo]()
+    with quiet(agent, notes=notes) as held:
+        assert not held.held
+        assert not held.release()
+
+    finding = held.finding("web1")
+    assert (agent.heard, notes) == ([], [])
+    assert finding is not None
+    assert (finding.code, finding.severity) == ("no-agent", Severity.INFO)
+
+
+def test_a_freeze_that_failed_is_undone_at_once() -> None:
+    agent = FakeAgent(freezes=False)
+    with quiet(agent) as held:
+        assert (agent.still, held.held) == (False, False)
+
+    finding = held.finding("web1")
+    assert finding is not None
+    assert (finding.code, finding.severity) == ("not-frozen", Severity.WARNING)
+    assert "no answer in time" in finding.text
+
+
+def test_nobody_stands_still_longer_than_the_limit() -> None:
+    agent = FakeAgent()
+    with quiet(agent, limit=0.05) as held:
+        assert agent.let_go.wait(5.0)
+        time.sleep(0.01)
+        assert not held.held
+        assert not held.release()
+
+    finding = held.finding("web1")
+    assert finding is not None
+    assert finding.code == "thawed-early"
+    assert "0.05 s at most" in finding.text
+    assert [t for t in threading.enumerate() if t.name == "thaw"] == []
+
+
+def test_an_agent_that_is_deaf_for_a_while_is_asked_again() -> None:
+    agent = FakeAgent(deaf_to_thaws=3)
+    with quiet(agent) as held:
+        pass
+
+    assert agent.heard == ["freeze", *["thaw"] * 4]
+    assert held.finding("web1") is None
+
+
+def test_an_agent_that_stays_deaf_is_told_of_with_the_mend() -> None:
+    agent = FakeAgent(deaf_to_thaws=99)
+    with quiet(agent) as held:
+        pass
+
+    finding = held.finding("web1")
+    assert finding is not None
+    assert finding.code == "still-frozen"
+    assert "virsh domfsthaw u-1" in finding.text
+
+
+def test_what_cannot_be_noted_is_not_begun() -> None:
+    agent = FakeAgent()
+
+    def refuse(_: QuietUndo) -> None:
+        raise HypervisorError("the journal is full", host="here")
+
+    with pytest.raises(HypervisorError), Quiet(agent, guest="u", limit=Seconds(1.0), note=refuse):
+        pass
+    assert agent.heard == []
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"guest": 4}', "nonsense"])
+def test_facts_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"facts|Expecting"):
+        QuietUndo.from_json(text)
+
+
+class FakeSeat:
+    """Answers for the agent as libvirt would hand it on."""
+
+    host = "alpha"
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers, self.asked = answers, list[tuple[str, int]]()
+
+    def on_domain(
+        self, what: str, call: Callable[[libvirt.virDomain], T], *, changes: bool = False
+    ) -> T:
+        assert not changes
+        return call(self)  # type: ignore[arg-type]
+
+    def command(self, text: str, limit: int) -> str:
+        name = json.loads(text)["execute"]
+        self.asked.append((name, limit))
+        answer = self.answers[name]
+        if isinstance(answer, HypervisorError):
+            raise answer
+        return answer if isinstance(answer, str) else json.dumps({"return": answer})
+
+
+@pytest.fixture
+def asks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[GuestAgent, FakeSeat]]:
+    monkeypatch.setattr(
+        libvirt_qemu, "qemuAgentCommand", lambda seat, text, limit, _: seat.command(text, limit)
+    )
+
+    def made(**answers: Any) -> tuple[GuestAgent, FakeSeat]:
+        seat = FakeSeat({name.replace("_", "-"): value for name, value in answers.items()})
+        return GuestAgent(seat), seat
+
+    return made
+
+
+Asks = Callable[..., tuple[GuestAgent, FakeSeat]]
+
+
+def test_the_agent_is_asked_in_its_own_words(asks: Asks) -> None:
+    agent, seat = asks(
+        guest_ping={}, guest_fsfreeze_freeze=2, guest_fsfreeze_status={"x": 1},
+        guest_fsfreeze_thaw=2,
+    )  # fmt: skip
+
+    assert agent.there()
+    assert agent.freeze(limit=Seconds(0.3)) == 2
+    assert agent.thaw() == 2
+    assert seat.asked[1:] == [("guest-fsfreeze-freeze", 1), ("guest-fsfreeze-thaw", 5)]
+    with pytest.raises(HypervisorError, match="makes no sense"):
+        agent.frozen()
+
+
+def refused(code: int) -> HypervisorError:
+    return HypervisorError("no", host="alpha", code=code)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        libvirt.VIR_ERR_ARGUMENT_UNSUPPORTED, libvirt.VIR_ERR_AGENT_UNRESPONSIVE,
+        libvirt.VIR_ERR_OPERATION_INVALID,
+    ],
+)  # fmt: skip
+def test_no_agent_is_an_answer(asks: Asks, code: int) -> None:
+    agent, _ = asks(guest_ping=refused(code))
+
+    assert not agent.there()
+
+
+def test_a_broken_call_is_no_answer(asks: Asks) -> None:
+    agent, _ = asks(guest_ping=refused(libvirt.VIR_ERR_RPC))
+
+    with pytest.raises(HypervisorError):
+        agent.there()
+
+
+def test_an_answer_that_is_none_is_one_clear_line(asks: Asks) -> None:
+    agent, _ = asks(guest_fsfreeze_status="\x00{")
+
+    with pytest.raises(HypervisorError, match=r"alpha: guest-fsfreeze-status: .* no sense"):
+        agent.frozen()
+
+
+def test_recovery_lets_go_only_what_is_held(asks: Asks) -> None:
+    held, seat = asks(guest_ping={}, guest_fsfreeze_status='{"return": "frozen"}',
+                      guest_fsfreeze_thaw=1)  # fmt: skip
+    free, other = asks(guest_ping={}, guest_fsfreeze_status='{"return": "thawed"}')
+    none, _ = asks(guest_ping=refused(libvirt.VIR_ERR_AGENT_UNRESPONSIVE))
+
+    assert (thaw_left(held), thaw_left(free), thaw_left(none)) == (True, False, False)
+    assert seat.asked[-1][0] == "guest-fsfreeze-thaw"
+    assert len(other.asked) == 2

@@ -1,0 +1,98 @@
+"""Searching names, and packs as bytes."""
+
+import numpy as np
+import pytest
+from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vmckpt.errors import BadInput, StoreDamaged
+from vmckpt.store import packs
+from vmckpt.store.backend import checked
+from vmckpt.store.index import Index, NameSet, PackInfo, names_of
+
+# Few beginnings: names that share their first eight bytes are what a guest can make.
+NAMES = st.builds(
+    lambda head, tail: bytes([head]) * 8 + bytes([tail]) * 24, st.integers(0, 3), st.integers(0, 9)
+)
+
+
+@given(st.lists(st.lists(NAMES, max_size=12), max_size=12), st.sets(st.integers(0, 11)))
+@settings(max_examples=150, deadline=None)
+def test_the_index_tells_what_a_dict_would(stored: list[list[bytes]], gone: set[int]) -> None:
+    index, truth = Index(), {}
+    for number, names in enumerate(stored):
+        data = packs.encode([(name, name[-1:] * 5, 5) for name in names], bytes([number]) * 16)
+        info = PackInfo(f"{number:064x}", 0, len(data))
+        index.add(info, packs.parse_tail(data, len(data)).rows)
+        truth[info.id] = set(names)
+    for number in gone:
+        index.drop(f"{number:064x}")
+        truth.pop(f"{number:064x}", None)
+
+    asked = sorted({name for names in stored for name in names} | {b"\0" * 8 + b"x" * 24})
+    expected = [{pack for pack, names in truth.items() if one in names} for one in asked]
+    assert [{place.pack for place in index.places(one)} for one in asked] == expected
+    assert index.has(names_of(asked)).tolist() == [bool(one) for one in expected]
+    assert set(index.packs()) == set(truth)
+
+
+@given(st.lists(st.lists(NAMES, max_size=30), max_size=5), st.lists(NAMES, max_size=30))
+@settings(max_examples=100, deadline=None)
+def test_a_set_of_names_has_each_once(parts: list[list[bytes]], asked: list[bytes]) -> None:
+    names = NameSet([names_of(one) for one in parts])
+    truth = {name for part in parts for name in part}
+
+    assert sorted(one.tobytes() for one in names.names) == sorted(truth)
+    assert (names.positions(names_of(asked)) >= 0).tolist() == [one in truth for one in asked]
+
+
+def test_runs_stay_few() -> None:
+    index = Index()
+    rng = np.random.default_rng(3)
+    for number in range(200):
+        boxes = [(rng.bytes(32), b"", 1) for _ in range(number % 7)]
+        data = packs.encode(boxes, bytes(16))
+        index.add(PackInfo(f"{number:064x}", 0, 1), packs.parse_tail(data, len(data)).rows)
+    assert len(index.runs) < 10
+    assert len(index.packs()) == 200
+
+
+PACK = packs.encode([(bytes([n]) * 32, bytes([n]) * n, 9) for n in range(1, 9)], b"n" * 16, 3)
+ID = blake3(PACK).hexdigest()
+
+
+def test_a_pack_tells_what_it_holds() -> None:
+    index = packs.parse(ID, PACK)
+    assert index.generation == 3
+    assert [(row["name"].tobytes()[0], row["length"]) for row in index.rows] == [
+        (n, n) for n in range(1, 9)
+    ]
+    assert packs.parse_tail(PACK[-packs.tail_length(PACK[-packs.FOOTER :]) :], len(PACK)).rows.size
+
+
+def test_a_pack_with_any_bit_changed_is_refused() -> None:
+    for at in range(8 * len(PACK)):
+        bad = bytearray(PACK)
+        bad[at // 8] ^= 1 << at % 8
+        with pytest.raises(StoreDamaged):
+            packs.parse(ID, bytes(bad))
+
+
+@given(st.binary(max_size=300), st.integers(0, 400))
+def test_nonsense_is_no_pack(data: bytes, size: int) -> None:
+    with pytest.raises(StoreDamaged):
+        packs.parse_tail(data + PACK[-8:] * (size % 2), size)
+    assert len(packs.salvage(data)[0]) == 0
+
+
+def test_what_is_no_chunk_is_refused() -> None:
+    for name, box, plain in ((b"", b"", 1), (b"n" * 32, b"", 0), (b"n" * 32, b"", 5 << 20)):
+        with pytest.raises(BadInput):
+            packs.checked_box(name, box, plain)
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a/", "../a", "a/../b", "a//b", ".a", "a/b/c/d/e", "ä"])
+def test_a_key_is_no_way_out_of_the_store(key: str) -> None:
+    with pytest.raises(BadInput, match="is no name for an object"):
+        checked(key)

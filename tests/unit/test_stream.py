@@ -1,0 +1,266 @@
+"""QEMU's migration stream: recorded ones read, cut, damaged, and written anew."""
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.streams import NAMES, SHORT, Collected, parsed, recorded
+from vmckpt.checkpoint import devices
+from vmckpt.checkpoint.errors import StreamDamaged
+from vmckpt.checkpoint.head import PAGE, Head, RamBlock, parse_head
+from vmckpt.checkpoint.stream import StreamParser, StreamWriter, starts_as_zeros, zero_pages
+
+SHORT_STREAM = recorded(SHORT)
+# Where the first section with pages begins.
+BODY = parse_head(SHORT_STREAM)[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_stream_is_read_whole(name: str) -> None:
+    got = parsed(recorded(name))
+    assert got.head is not None
+
+    assert got.head.machine is not None
+    assert got.head.machine.startswith("pc-i440fx-")
+    assert got.head.footers
+    sizes = {block.name: block.size for block in got.head.blocks}
+    assert sizes["pc.ram"] == 16 << 20
+    assert sizes["pc.bios"] == 256 << 10
+    left_out = {"pc.ram"} if got.head.without_shared else set()
+    for block, seen in got.seen.items():
+        assert len(seen) == (0 if block in left_out else sizes[block] // PAGE), block
+    assert got.memory["pc.bios"][-16:-8] == b"\xea\x5b\xe0\x00\xf0\x30\x36\x2f"
+    assert {"timer", "cpu", "globalstate"} <= {one.name for one in devices.sections(got.tail_bytes)}
+
+
+def test_without_shared_memory_a_stream_tells_addresses() -> None:
+    head, _ = parse_head(SHORT_STREAM)
+
+    assert head.capabilities == ("x-ignore-shared",)
+    assert {b.name: b.address for b in head.blocks}["pc.ram"] == 0
+    assert head.written(without_shared=True) == SHORT_STREAM[:BODY]
+    ordinary, _ = parse_head(head.written() + b"\0")
+    assert (ordinary.capabilities, ordinary.blocks[0].address) == ((), None)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("shared")])
+def test_a_head_is_written_as_it_came(name: str) -> None:
+    data = recorded(name)
+    head, length = parse_head(data)
+
+    assert head.written() == data[:length]
+
+
+def test_a_run_of_pages_is_handled_as_one() -> None:
+    plain = recorded("plain-7.2")
+
+    assert parsed(plain).calls < len(plain) / PAGE / 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_does_not_matter_where_a_stream_is_cut(name: str) -> None:
+    data = recorded(name)
+    whole = parsed(data)
+
+    for step in (4099, 65536):
+        cut = parsed(data, step)
+        assert (cut.memory, cut.tail_bytes) == (whole.memory, whole.tail_bytes)
+
+
+def test_a_stream_may_come_byte_by_byte() -> None:
+    whole, cut = parsed(SHORT_STREAM), Collected()
+    parser = StreamParser(cut)
+    for at in range(20000):
+        parser.feed(SHORT_STREAM[at : at + 1])
+    parser.feed(SHORT_STREAM[20000:])
+    parser.finish()
+
+    assert (cut.memory, cut.tail_bytes) == (whole.memory, whole.tail_bytes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 30000), min_size=1, max_size=60))
+def test_any_cuts_give_the_same(sizes: list[int]) -> None:
+    whole, cut = parsed(SHORT_STREAM), Collected()
+    parser, at = StreamParser(cut), 0
+    for size in sizes:
+        parser.feed(SHORT_STREAM[at : at + size])
+        at += size
+    parser.feed(SHORT_STREAM[at:])
+    parser.finish()
+
+    assert (cut.memory, cut.tail_bytes) == (whole.memory, whole.tail_bytes)
+
+
+def test_the_first_page_is_noticed() -> None:
+    parser = StreamParser(Collected())
+    parser.feed(SHORT_STREAM[:BODY])
+    assert not parser.flowing
+    parser.feed(SHORT_STREAM[BODY : BODY + 2 * PAGE])
+    assert parser.flowing or parser.in_tail
+    assert not parser.in_tail
+
+
+@pytest.mark.parametrize("end", [0, 3, 8, 40, BODY - 1, BODY, BODY + 100, BODY + 9000])
+def test_a_stream_that_ends_too_early_is_told(end: int) -> None:
+    parser = StreamParser(Collected())
+    parser.feed(SHORT_STREAM[:end])
+
+    with pytest.raises(StreamDamaged, match=rf"offset {end}: the end, in the middle of its"):
+        parser.finish()
+
+
+HEAD = Head(
+    machine="pc", section=3, instance=0, version=4, footers=True,
+    blocks=(RamBlock("pc.ram", 16 * PAGE), RamBlock("rom", 2 * PAGE)),
+)  # fmt: skip
+TAIL = b"\x04devices\x00"
+
+
+def made(body: bytes, *, head: Head = HEAD) -> bytes:
+    return head.written() + body + TAIL
+
+
+def section(*records: bytes) -> bytes:
+    return struct.pack(">BI", 2, 3) + b"".join(records) + HEAD.section_end()
+
+
+def record(address: int, flags: int, rest: bytes = b"") -> bytes:
+    return struct.pack(">Q", address | flags) + rest
+
+
+NAMED = record(0, 0x08, b"\x06pc.ram" + bytes(PAGE))
+WRONG = {
+    "no magic": (b"LibvirtQemudSave" * 4, "offset 0: b'Libv' where QEMU's"),
+    "version": (b"QEVM\0\0\0\x02" + made(b"")[8:], "offset 4: version 2"),
+    "flags": (made(section(NAMED, record(PAGE, 0x100))), "flags 0x100, which is not known"),
+    "xbzrle": (made(section(record(PAGE, 0x40))), "flags 0x40, which is not known here"),
+    "multifd": (made(section(record(0, 0x200))), "flags 0x200"),
+    "beyond": (made(section(NAMED, record(16 * PAGE, 0x28, bytes(PAGE)))), "a page at 0x10000 of"),
+    "far": (made(section(record(1 << 62, 0x02, b"\x03rom\0"))), "of a block of 0x2000 bytes"),
+    "block": (made(section(record(0, 0x02, b"\x03foo\0"))), "block 'foo', which is not in"),
+    "unprintable": (made(section(record(0, 0x02, b"\x03f\no\0"))), "a name that is none"),
+    "goes on": (made(section(record(0, 0x28, bytes(PAGE)))), "and none has begun"),
+    "filled": (made(section(record(0, 0x02, b"\x03rom\x07"))), "zero page filled with 0x07"),
+    "section": (made(struct.pack(">BI", 2, 9) + section()), "more of section 9, which never"),
+    "another": (made(b"\x01\0\0\0\x09"), "a section of type 0x01 between memory and devices"),
+    "footer": (made(struct.pack(">BIQ", 2, 3, 0x10) + b"\x7e\0\0\0\x04"), "section 3 should end"),
+    "iterable": (HEAD.written().replace(b"\x03ram", b"\x05block"), "state of 'block' that comes"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_told_with_its_place(case: str) -> None:
+    data, message = WRONG[case]
+    with pytest.raises(StreamDamaged) as caught:
+        parsed(data)
+
+    assert message in caught.value.message
+    assert "migration stream, offset " in caught.value.message
+    assert caught.value.mend is not None
+
+
+def block_list(*sizes: int, total: int | None = None) -> bytes:
+    start = HEAD.written().index(struct.pack(">Q", 18 * PAGE | 4))
+    listed = b"".join(struct.pack(">B2sQ", 2, b"b%d" % (n % 10), s) for n, s in enumerate(sizes))
+    told = sum(sizes) if total is None else total
+    end = HEAD.section_end()
+    return HEAD.written()[:start] + struct.pack(">Q", told | 4) + listed + end + TAIL
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (block_list(PAGE + 1, PAGE - 1), "block 'b0' of 4097 bytes"),
+        (block_list(0, PAGE), "block 'b0' of 0 bytes"),
+        (block_list(2 * PAGE, total=PAGE), "block 'b0' of 8192 bytes, with 4096 left"),
+        (block_list(*[PAGE] * 11), "block 'b0' for the second time"),
+        (block_list(), "memory without any block"),
+        (block_list(1 << 60), "bytes"),
+    ],
+)
+def test_a_list_of_blocks_must_make_sense(data: bytes, message: str) -> None:
+    with pytest.raises(StreamDamaged) as caught:
+        parsed(data)
+
+    assert message in caught.value.message
+
+
+def test_a_head_without_end_is_refused() -> None:
+    uuid = b"\x05\x12configuration/uuid\0\0\0\x01" + bytes(16)
+    begin = b"QEVM\0\0\0\x03\x07\0\0\0\x02pc"
+    with pytest.raises(StreamDamaged, match="no memory within 1048576 bytes"):
+        parsed(begin + uuid * 40000)
+
+
+def test_old_machines_have_neither_configuration_nor_footers() -> None:
+    old = Head(machine=None, section=2, instance=0, version=4, footers=False, blocks=HEAD.blocks)
+    body = struct.pack(">BI", 2, 2) + NAMED + old.section_end()
+    got = parsed(made(body, head=old))
+
+    assert got.head == old
+    assert got.seen["pc.ram"] == {0}
+    assert got.tail_bytes == TAIL
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, BODY + 12000), st.integers(1, 255))
+def test_one_wrong_byte_is_an_error_of_ours_or_none(at: int, change: int) -> None:
+    data = bytearray(SHORT_STREAM)
+    data[at] ^= change
+    try:
+        parsed(bytes(data))
+    except StreamDamaged:
+        pass
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=400))
+def test_noise_is_an_error_of_ours(noise: bytes) -> None:
+    # After the head comes memory; what else begins there is devices, whose state is not looked at.
+    for begin in (b"", SHORT_STREAM[:60], SHORT_STREAM[:BODY] + b"\x02"):
+        with pytest.raises(StreamDamaged):
+            parsed(begin + noise)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stream_written_anew_says_the_same(name: str) -> None:
+    first = parsed(recorded(name))
+    assert first.head is not None
+    out = bytearray()
+    writer = StreamWriter(first.head, out.extend)
+    writer.opening()
+    for block in first.head.blocks:
+        present = first.present(block.name)
+        pages = np.frombuffer(first.memory[block.name], dtype=np.uint8).reshape(-1, PAGE)
+        numbers = np.flatnonzero(present)
+        for some in np.array_split(numbers, 3):
+            writer.pages(block.name, some.astype(np.uint64) * np.uint64(PAGE), pages[some])
+        writer.zeros(block.name, zero_pages(block.size, present))
+    writer.closing(first.tail_bytes)
+    again = parsed(bytes(out))
+
+    assert again.head is not None
+    assert not again.head.without_shared
+    assert again.memory == first.memory
+    assert again.tail_bytes == first.tail_bytes
+
+
+def test_a_writer_knows_its_blocks() -> None:
+    writer = StreamWriter(HEAD, bytearray().extend)
+    with pytest.raises(ValueError, match="no block 'other'"):
+        writer.zeros("other", np.zeros(1, dtype=np.uint64))
+    with pytest.raises(ValueError, match="3 pages of a block of 8192 bytes"):
+        zero_pages(2 * PAGE, np.zeros(3, dtype=np.bool_))
+
+
+@pytest.mark.parametrize(
+    ("name", "zeros"),
+    [("pc.ram", True), ("ram-node0", True), ("mach-virt.ram", True), ("pc.bios", False),
+     ("0000:00:02.0/virtio-net-pci.rom", False), ("nvdimm0", False), ("pc.ram.old", False)],
+)  # fmt: skip
+def test_only_main_memory_is_known_to_start_as_zeros(name: str, zeros: bool) -> None:
+    assert starts_as_zeros(name) is zeros

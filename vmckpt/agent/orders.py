@@ -1,0 +1,161 @@
+"""What an agent is told to do, as its controller writes it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vmckpt.model.stores import StorePlace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateOrder:
+    """Take a snapshot of a guest that runs on this host."""
+
+    guest: str
+    """Its UUID."""
+    uri: str
+    """libvirt's, as seen on the host."""
+    host: str
+    store: StorePlace
+    state: str
+    """A folder on the host for what outlives the agent."""
+    snapshot: str
+    """The id it gets."""
+    name: str
+    by: str
+    owner: str
+    """Token of the lease."""
+    memory: bool
+    tags: Mapping[str, str]
+    group: str | None
+    salt: str | None
+    """The domain's, as hex; None: nothing is encrypted."""
+    admins: tuple[str, ...]
+    """Public keys as hex, for whom the data key is wrapped."""
+    signer: str
+    """The controller's public key, as hex: it signs when it is asked."""
+
+    @property
+    def folder(self) -> Path:
+        """Where captured memory is laid down until it is stored."""
+        return Path(self.state) / "spool" / self.snapshot
+
+    @property
+    def line(self) -> Path:
+        """Where the line state of the guest in that store is."""
+        return Path(self.state) / "lines" / f"{self.guest}-{self.store.name}"
+
+    def as_json(self) -> dict[str, Any]:
+        """With the domain's salt: for the host, and for no log or journal."""
+        return {**asdict(self), "do": "create"}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "CreateOrder":
+        """Raises KeyError, TypeError."""
+        rest = {key: value for key, value in told.items() if key != "do"}
+        rest["store"] = StorePlace(**rest["store"])
+        rest["admins"] = tuple(rest["admins"])
+        return cls(**rest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutBackOrder:
+    """See that nothing of a snapshot's taking is left on this host."""
+
+    guest: str
+    uri: str
+    host: str
+    store: StorePlace
+    state: str
+    snapshot: str
+    capture: str | None
+    """What the capture noted before it began; None: it had not begun."""
+    backup: str | None
+    freeze: str | None
+    dry: bool = False
+    """Only look."""
+
+    @property
+    def folder(self) -> Path:
+        """Where captured memory was laid down."""
+        return Path(self.state) / "spool" / self.snapshot
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "do": "put-back"}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "PutBackOrder":
+        """Raises KeyError, TypeError."""
+        rest = {key: value for key, value in told.items() if key != "do"}
+        return cls(**{**rest, "store": StorePlace(**rest["store"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreOrder:
+    """Bring a snapshot back to life on this host."""
+
+    guest: str
+    """The UUID it has from now on."""
+    uri: str
+    host: str
+    store: StorePlace
+    state: str
+    snapshot: str
+    data_key: str | None
+    """As hex; None: it is not encrypted."""
+    trusted: tuple[str, ...]
+    """Public keys of writers whose manifests are believed, as hex."""
+    xml: str | None
+    """What the guest is started with; None: only its disks are wanted."""
+    images: Mapping[str, str]
+    """Where each disk is to be, by its name in the guest."""
+    replace: bool
+    """Images that are there are replaced; the guest that used them has ended."""
+    links_down: bool
+    """Nobody hears of it on the network."""
+    paused: bool
+
+    @property
+    def folder(self) -> Path:
+        """For the FIFO and sockets of this one restore."""
+        return Path(self.state) / "spool" / f"restore-{self.snapshot}"
+
+    def as_json(self) -> dict[str, Any]:
+        """With the snapshot's key: for the host, and for no log or journal."""
+        return {**asdict(self), "do": "restore"}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "RestoreOrder":
+        """Raises KeyError, TypeError."""
+        rest = {key: value for key, value in told.items() if key != "do"}
+        rest["store"] = StorePlace(**rest["store"])
+        rest["trusted"] = tuple(rest["trusted"])
+        return cls(**rest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnrestoreOrder:
+    """See that a restore that was interrupted is either whole or not there, on this host."""
+
+    guest: str
+    uri: str
+    host: str
+    state: str
+    snapshot: str
+    images: Mapping[str, str]
+    dry: bool = False
+    """Only look."""
+
+    @property
+    def folder(self) -> Path:
+        """See RestoreOrder.folder."""
+        return Path(self.state) / "spool" / f"restore-{self.snapshot}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "do": "unrestore"}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "UnrestoreOrder":
+        """Raises TypeError."""
+        return cls(**{key: value for key, value in told.items() if key != "do"})

@@ -1,0 +1,97 @@
+"""What an agent and its controller say to each other: one JSON object a line, on stdin and stdout.
+
+The controller says what is to be done, once; then it only answers, or asks to stop. The agent tells
+how far it is, asks before it changes anything that would have to be undone, and ends with "done" or
+"error". If the controller goes away, the agent stops as if it had been told to.
+"""
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from typing import IO, Any, cast
+
+from vmckpt import errors
+from vmckpt.errors import Cancelled, VmckptError
+from vmckpt.units import Seconds
+
+_INTERVAL = Seconds(0.2)
+_GONE: dict[str, Any] = {}
+
+
+class Talk:
+    """The agent's end."""
+
+    def __init__(self, heard: IO[str], said: IO[str]) -> None:
+        self.stop = threading.Event()
+        """Set when the controller wants no more of it, or is gone."""
+        self._heard, self._said = heard, said
+        self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._lock = threading.Lock()
+        self._told_at = float("-inf")
+
+    def order(self) -> dict[str, Any]:
+        """What is to be done; from then on answers are listened to. Raises ValueError, EOFError."""
+        line = self._heard.readline()
+        if not line:
+            raise EOFError("no order")
+        order: dict[str, Any] = json.loads(line)
+        threading.Thread(target=self._listen, daemon=True).start()
+        return order
+
+    def _listen(self) -> None:
+        for line in self._heard:
+            try:
+                told = json.loads(line)
+            except ValueError:
+                break
+            if told.get("stop"):
+                self.stop.set()
+            else:
+                self._answers.put(told)
+        self.stop.set()
+        self._answers.put(_GONE)
+
+    def tell(self, **what: Any) -> None:
+        """Say something; a controller that hears nothing any more is noticed by what it says."""
+        with self._lock:
+            try:
+                self._said.write(json.dumps(what, separators=(",", ":")) + "\n")
+                self._said.flush()
+            except OSError:
+                self.stop.set()
+
+    def progress(self, **what: Any) -> None:
+        """Say how far it is, not more often than somebody can read."""
+        now = time.monotonic()
+        if now - self._told_at >= _INTERVAL:
+            self._told_at = now
+            self.tell(progress=what)
+
+    def ask(self, what: str, **about: Any) -> Any:
+        """Ask and wait for the answer. Raises Cancelled if the controller is gone or says no."""
+        self.tell(ask=what, about=about)
+        told = self._answers.get()
+        if told is _GONE:
+            self._answers.put(_GONE)
+            raise Cancelled("the controller is gone")
+        if told.get("refused"):
+            raise Cancelled(str(told["refused"]))
+        return told.get("answer")
+
+
+def error_as_json(error: VmckptError) -> dict[str, Any]:
+    """An error as it is told to the controller."""
+    return {"kind": type(error).__name__, "message": error.message, "mend": error.mend}
+
+
+def error_from_json(told: Mapping[str, Any], host: str) -> VmckptError:
+    """An agent's error as one of ours; of a kind that is not known, the general one."""
+    kind = getattr(errors, str(told.get("kind")), VmckptError)
+    message, mend = str(told.get("message"))[:2000], told.get("mend")
+    if not (isinstance(kind, type) and issubclass(kind, VmckptError)):
+        kind = VmckptError
+    if issubclass(kind, errors.HypervisorError):
+        return cast("type[errors.HypervisorError]", kind)(message, host=host, mend=mend)
+    return kind(message, mend=mend)

@@ -1,0 +1,76 @@
+"""What a manifest says of the guest that was captured."""
+
+from collections.abc import Sequence
+
+from vmckpt.agent.orders import CreateOrder
+from vmckpt.checkpoint.image import FrozenImage
+from vmckpt.hypervisor import parse
+from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.model.backups import DiskFacts
+from vmckpt.model.guests import Guest
+from vmckpt.store.facts import Contents, DiskMake, Facts, Public, RamBlock
+from vmckpt.store.inside import Private
+from vmckpt.store.regions import Kind
+
+
+def facts(xml: str, disks: Sequence[DiskFacts], image: FrozenImage | None) -> Facts:
+    """What only who has the key may read."""
+    guest = _described(xml)
+    return Facts(
+        domain_xml=xml,
+        cpu_xml=guest.cpu_xml,
+        boot_files=guest.boot_files,
+        ram=tuple(
+            RamBlock(name=one.name, size=one.size) for one in (image.blocks if image else ())
+        ),
+        disks=tuple(
+            DiskMake(target=one.name, format=one.format, size=one.size or 0, options="")
+            for one in disks
+        ),
+    )
+
+
+def public(
+    order: CreateOrder,
+    private: Private,
+    *,
+    made_at: float,
+    qemu: str,
+    parent: str | None,
+    epoch: int,
+    new: int,
+) -> Public:
+    """What everybody may read."""
+    guest = _described(private.facts.domain_xml)
+    return Public(
+        id=order.snapshot,
+        name=order.name,
+        guest=guest.name,
+        guest_uuid=order.guest,
+        contents=Contents.MEMORY if order.memory else Contents.DISKS,
+        made_at=made_at,
+        by=order.by,
+        host=order.host,
+        parent=parent,
+        group=order.group,
+        memory=sum(one.size for one in private.regions if one.kind is Kind.RAM),
+        disks=sum(one.size for one in private.regions if one.kind is Kind.DISK),
+        new=new,
+        qemu=qemu,
+        machine=guest.machine,
+        accelerator=guest.accelerator,
+        arch=guest.arch,
+        epoch=epoch,
+        owner=order.owner,
+        tags=dict(order.tags),
+    )
+
+
+def _described(xml: str) -> Guest:
+    return parse.guest(xml, state=(1, 1), persistent=True, autostart=False, snapshots=0, job=None)
+
+
+def qemu_version(monitor: Monitor) -> str:
+    """As "7.2.22"."""
+    told = monitor.ask("query-version")["qemu"]
+    return f"{told['major']}.{told['minor']}.{told['micro']}"

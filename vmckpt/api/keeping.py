@@ -1,0 +1,263 @@
+"""The facade's part for what is in stores: looking, proving, pruning, copying."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, tzinfo
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from vmckpt.api.snapshots import keyring
+from vmckpt.errors import BadInput
+from vmckpt.inventory import Inventory
+from vmckpt.journal import place
+from vmckpt.snapshot import bundles, copying, diff, keeping, proving, pruning
+from vmckpt.snapshot.copying import Moved
+from vmckpt.snapshot.diff import RegionDiff
+from vmckpt.snapshot.keeping import Identity, Looked, Progress
+from vmckpt.snapshot.proving import Depth, Proved
+from vmckpt.snapshot.pruning import Fate
+from vmckpt.snapshot.retention import Keep
+from vmckpt.store import gc as collecting
+from vmckpt.store.facts import Public
+from vmckpt.store.gc import Collected
+from vmckpt.store.inside import Private
+from vmckpt.store.keyring import Named
+from vmckpt.store.places import backend_of
+from vmckpt.store.store import Store
+from vmckpt.units import Seconds
+
+_CACHE = "cache"
+_LOCAL_TIME = Path("/etc/localtime")
+
+
+def open_store(inventory: Inventory, name: str | None) -> Store:
+    """A store of the inventory. Raises InventoryError, NotInStore, StoreNewer, StoreError."""
+    folder = place.state_folder(os.environ, root=os.geteuid() == 0) / _CACHE
+    return Store.open(backend_of(inventory.store(name).url), cache=folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A snapshot, and what opens it."""
+
+    looked: Looked
+    admins: tuple[Named, ...]
+    """Whose names are known here."""
+    open: Callable[[], Private]
+    """Reads the private part. Raises KeyRefused, StoreError."""
+
+
+def show(inventory: Inventory, store: str | None, word: str, identity: Identity | None) -> Shown:
+    """Look at a snapshot. Raises NotInStore, BadInput, StoreError."""
+    opened = open_store(inventory, store)
+    ring = keyring()
+    trusted = ring.trusted()
+    looked = keeping.look(opened, keeping.find(opened, word), trusted)
+    return Shown(
+        looked=looked,
+        admins=ring.admins(),
+        open=lambda: keeping.opened(opened, looked, identity, trusted)[0],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What changed between two snapshots, at most."""
+
+    before: Public
+    after: Public
+    regions: tuple[RegionDiff, ...]
+
+    @property
+    def changed(self) -> int:
+        """Bytes."""
+        return sum(one.size for one in self.regions)
+
+    @property
+    def follows(self) -> bool:
+        """The newer one was made from the older: then figures are mostly exact."""
+        return self.after.parent == self.before.id
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "before": self.before.id,
+            "after": self.after.id,
+            "follows": self.follows,
+            "changed_bytes": self.changed,
+            "regions": [
+                {
+                    "name": one.name,
+                    "kind": str(one.kind),
+                    "before_bytes": one.before,
+                    "after_bytes": one.after,
+                    "changed_units": one.changed,
+                    "changed_bytes": one.size,
+                    "changed_mib": round(one.mib, 3),
+                    "zeroed_units": one.zeroed,
+                    "filled_units": one.filled,
+                }
+                for one in self.regions
+            ],
+        }
+
+
+def compare(
+    inventory: Inventory,
+    store: str | None,
+    words: tuple[str, str],
+    identity: Identity | None,
+) -> Compared:
+    """What changed from the first to the second. Raises NotInStore, BadInput, StoreError."""
+    opened = open_store(inventory, store)
+    trusted = keyring().trusted()
+    before, after = (keeping.look(opened, keeping.find(opened, word), trusted) for word in words)
+    old, _ = keeping.opened(opened, before, identity, trusted)
+    new, _ = keeping.opened(opened, after, identity, trusted)
+    return Compared(before=before.public, after=after.public, regions=diff.compare(old, new))
+
+
+def verify(
+    inventory: Inventory,
+    store: str | None,
+    words: Sequence[str],
+    depth: Depth,
+    *,
+    identity: Identity | None,
+    progress: Progress,
+) -> Proved:
+    """Prove some snapshots, or all of a store. What is wrong is told, not raised."""
+    opened = open_store(inventory, store)
+    ids = tuple(dict.fromkeys(keeping.find(opened, word) for word in words))
+    return proving.prove(
+        opened, ids, depth, trusted=keyring().trusted(), identity=identity, progress=progress
+    )
+
+
+def pin(inventory: Inventory, store: str | None, word: str, why: str) -> str:
+    """Keep a snapshot from being deleted; its id. Raises NotInStore, StoreError."""
+    inventory.may_act()
+    opened = open_store(inventory, store)
+    id_ = keeping.find(opened, word)
+    opened.pin(id_, why)
+    return id_
+
+
+def unpin(inventory: Inventory, store: str | None, word: str) -> str:
+    """Let a snapshot be deleted again; its id. Raises NotInStore, StoreError."""
+    inventory.may_act()
+    opened = open_store(inventory, store)
+    id_ = keeping.find(opened, word)
+    opened.unpin(id_)
+    return id_
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doomed:
+    """Snapshots that are to be deleted."""
+
+    store: Store
+    ids: tuple[str, ...]
+    known: dict[str, Public]
+    """What those tell of themselves that can be read."""
+
+    def delete(self) -> Iterator[str]:
+        """Delete them; tells the id of each. Raises BadInput if one is pinned, StoreError."""
+        for id_ in self.ids:
+            self.store.delete(id_)
+            yield id_
+
+
+def doomed(inventory: Inventory, store: str | None, words: Sequence[str]) -> Doomed:
+    """Find what is to be deleted. Raises ReadOnly, NotInStore, BadInput, also if one is pinned."""
+    inventory.may_act()
+    opened = open_store(inventory, store)
+    ids = tuple(dict.fromkeys(keeping.find(opened, word) for word in words))
+    for id_ in sorted(opened.pins().intersection(ids)):
+        raise BadInput(
+            f"snapshot {id_} is pinned; nothing was deleted", mend=f"vmckpt snapshot unpin {id_}"
+        )
+    return Doomed(store=opened, ids=ids, known=dict(keeping.readable(opened, ids)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruning:
+    """What pruning makes of each snapshot."""
+
+    store: Store
+    schedule: str
+    fates: tuple[Fate, ...]
+
+    def carry_out(self) -> Iterator[Fate]:
+        """Delete what goes; tells of each. Raises StoreError."""
+        return pruning.carry_out(self.store, self.fates)
+
+
+def prune(
+    inventory: Inventory, store: str | None, keep: Keep, schedule: str | None, *, dry_run: bool
+) -> Pruning:
+    """See what a schedule's retention makes of its snapshots. Raises BadInput, StoreError."""
+    if not dry_run:
+        inventory.may_act()
+    opened = open_store(inventory, store)
+    found = pruning.survey(opened, keyring().trusted())
+    name = pruning.schedule_of(found, schedule, opened.backend.where)
+    fates = pruning.plan(found, keep, schedule=name, now=time.time(), zone=local_zone())
+    return Pruning(store=opened, schedule=name, fates=fates)
+
+
+def local_zone() -> tzinfo:
+    """The time zone of this machine, with its summer times; UTC if it has none."""
+    named = os.environ.get("TZ", "").lstrip(":")
+    with suppress(OSError, ValueError):  # ZoneInfoNotFoundError is a KeyError
+        if named:
+            with suppress(KeyError):
+                return ZoneInfo(named)
+        with _LOCAL_TIME.open("rb") as file:
+            return ZoneInfo.from_file(file, key="local")
+    return UTC
+
+
+def collect(
+    inventory: Inventory,
+    store: str | None,
+    *,
+    grace: Seconds,
+    dry_run: bool,
+    say: Callable[[str], None],
+) -> tuple[str, Collected]:
+    """Remove what no snapshot needs; where that was. Raises StoreError."""
+    if not dry_run:
+        inventory.may_act()
+    opened = open_store(inventory, store)
+    done = collecting.collect(
+        opened, keeping.references, grace=grace, dry_run=dry_run, progress=say
+    )
+    return opened.backend.where, done
+
+
+def copy(
+    inventory: Inventory, words: Sequence[str], from_: str | None, to: str, progress: Progress
+) -> Iterator[Moved]:
+    """Copy snapshots into another store; tells of each. Raises BadInput, StoreError."""
+    inventory.may_act()
+    source, target = open_store(inventory, from_), open_store(inventory, to)
+    ids = dict.fromkeys(keeping.find(source, word) for word in words)
+    return (copying.copy(source, target, id_, progress) for id_ in ids)
+
+
+def export(
+    inventory: Inventory, store: str | None, word: str, path: Path, progress: Progress
+) -> Moved:
+    """Write a snapshot into a new file. Raises BadInput, StoreError."""
+    opened = open_store(inventory, store)
+    return bundles.export(opened, keeping.find(opened, word), path, progress)
+
+
+def import_(inventory: Inventory, store: str | None, path: Path, progress: Progress) -> Moved:
+    """Put what a file holds into a store. Raises KeyRefused, StoreError."""
+    inventory.may_act()
+    return bundles.import_(open_store(inventory, store), path, keyring().trusted(), progress)

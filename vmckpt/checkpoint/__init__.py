@@ -1,0 +1,1 @@
+"""Capturing one checkpoint of a running guest."""

@@ -1,0 +1,244 @@
+"""The background snapshot: QEMU saves each page before the guest changes it, and the guest runs on.
+
+Before QEMU 9.0 a guest that stood still goes on by itself once its state is taken. One that shall
+not is stopped again at once; an ordinary migration to us would keep it still, but after that QEMU
+lets nobody save or migrate it until it has run again.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vmckpt.checkpoint import settings
+from vmckpt.checkpoint.draining import Drain
+from vmckpt.checkpoint.errors import CannotCapture, CaptureFailed
+from vmckpt.checkpoint.image import FrozenImage, ImageWriter
+from vmckpt.checkpoint.keeper import Keeper
+from vmckpt.checkpoint.settings import BACKGROUND, PIPE, STOPPED, Commands, Note, Undo
+from vmckpt.checkpoint.stream import StreamParser
+from vmckpt.errors import Cancelled, HypervisorError
+from vmckpt.hypervisor.monitor import Refused
+from vmckpt.units import Seconds
+
+Progress = Callable[[int, int], None]
+"""(bytes of memory done, bytes in all)."""
+
+_TURN = 0.02
+# How often QEMU is asked whether all is well.
+_TURNS_PER_LOOK = 10
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A capture that ended well."""
+
+    image: FrozenImage
+    pause: Seconds
+    """How long the guest stood still for it; 0 if it did not run."""
+    took: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What is called in the course of a capture."""
+
+    note: Note
+    barrier: Callable[[], None] | None = None
+    """With the guest stopped, right before its state is taken: for disks of the same instant."""
+    captured: Callable[[], None] = _nothing
+    """The instant is taken and the guest goes on; its memory is still on the way."""
+    progress: Progress = _nothing
+
+
+def capture(
+    monitor: Commands,
+    folder: Path,
+    hooks: Hooks,
+    *,
+    goes_on: bool | None = None,
+    stop: threading.Event | None = None,
+) -> Captured:
+    """Capture a guest's memory and device state into a new folder.
+
+    `goes_on`: whether it shall run afterwards; None: if it runs now. Raises CannotCapture,
+    CaptureFailed, HypervisorError or Cancelled; the guest is then as it was, and the folder gone.
+    Before QEMU 9.0 a guest that is kept still runs for a millisecond or so.
+    """
+    began = time.monotonic()
+    running = monitor.run_state() == "running"
+    goes_on = running if goes_on is None else goes_on
+    undo = settings.look(monitor, want=BACKGROUND, runs=goes_on, folder=folder)
+    hooks.note(undo)
+    writer = ImageWriter(folder)
+    try:
+        parser = StreamParser(writer)
+        with Drain(parser) as drain, keeper_for(monitor, undo, drain.reading):
+            run = _Run(
+                monitor, undo, hooks, writer=writer, drain=drain, stop=stop or threading.Event()
+            )
+            try:
+                pause = run.all(running=running)
+            except BaseException:
+                drain.discard()
+                with suppress(HypervisorError, CaptureFailed):
+                    settings.give_up(monitor, undo)
+                raise
+            settings.restore(monitor, undo)
+        parser.finish()
+        image = writer.finish()
+    except BaseException:
+        writer.remove()
+        raise
+    return Captured(image=image, pause=pause, took=Seconds(time.monotonic() - began))
+
+
+class _Nowhere:
+    """Takes a stream that nobody wants."""
+
+    flowing = False
+
+    def feed(self, _: memoryview) -> None:
+        self.flowing = True
+
+
+def mend(monitor: Commands, undo: Undo) -> None:
+    """After a capture that was broken off, by whoever finds it: the guest is as before it.
+
+    A whole background snapshot into nothing takes QEMU's marks off the guest's memory (see
+    settings.give_up). Raises HypervisorError, CaptureFailed.
+    """
+    settings.break_off(monitor, undo)
+    broken = monitor.ask("query-migrate").get("status") in ("failed", "cancelled")
+    if BACKGROUND not in undo.capabilities or not broken or monitor.run_state() != "running":
+        return
+    again = settings.look(monitor, want=BACKGROUND, runs=True, folder=None)
+    with Drain(_Nowhere()) as drain, keeper_for(monitor, again, drain.reading):
+        try:
+            settings.apply(monitor, again)
+            drain.hand_over(monitor)
+            monitor.tell("migrate", {"uri": f"fd:{PIPE}"})
+        finally:
+            settings.give_up(monitor, again)
+
+
+def keeper_for(monitor: Commands, undo: Undo, stream: int | None) -> Keeper:
+    """The process that undoes a capture if we are killed."""
+    return Keeper(uri=monitor.uri, host=monitor.host, undo=undo.to_json(), stream=stream)
+
+
+class _Run:
+    """One capture, once the facts are noted."""
+
+    def __init__(
+        self,
+        monitor: Commands,
+        undo: Undo,
+        hooks: Hooks,
+        *,
+        writer: ImageWriter,
+        drain: Drain,
+        stop: threading.Event,
+    ) -> None:
+        self._monitor = monitor
+        self._undo = undo
+        self._writer = writer
+        self._hooks = hooks
+        self._drain = drain
+        self._stop = stop
+
+    def all(self, *, running: bool) -> Seconds:
+        """From the first switch to the last byte; how long the guest stood still."""
+        monitor, drain = self._monitor, self._drain
+        try:
+            settings.apply(monitor, self._undo)
+            drain.hand_over(monitor)
+            stopped_at = time.monotonic()
+            stands = not running
+            if self._hooks.barrier is not None:
+                if running:
+                    monitor.tell("stop", {})
+                    stands = True
+                self._hooks.barrier()
+            monitor.tell("migrate", {"uri": f"fd:{PIPE}"})
+        except Refused as exc:
+            raise self._refused(exc) from exc
+        self._wait(drain.flowing.wait if self._undo.runs else self._keep_still)
+        went_on = self._go_on(stands=stands)
+        self._hooks.captured()
+        self._wait(drain.ended)
+        status = self._status(settled=True)
+        if status["status"] != "completed":
+            raise self._failed(status)
+        if stands and running:
+            return Seconds(went_on - stopped_at)
+        return Seconds(status.get("downtime", 0) / 1000 if running else 0.0)
+
+    def _keep_still(self, _limit: float) -> bool:
+        """Stop the guest once more; whether it cannot go on by itself any more."""
+        flowing = self._drain.flowing.is_set()
+        self._monitor.tell("stop", {})
+        return flowing
+
+    def _go_on(self, *, stands: bool) -> float:
+        """Let a stopped guest run, unless QEMU 7.2 did so by itself; when that was."""
+        if stands and self._undo.runs and self._monitor.run_state() in STOPPED:
+            self._monitor.tell("cont", {})
+        return time.monotonic()
+
+    def _wait(self, done: Callable[[float], bool]) -> None:
+        """Wait for something in the stream, while QEMU is well and nobody wants to stop."""
+        turn = 0
+        while not done(_TURN):
+            if self._stop.is_set():
+                raise Cancelled(f"capture of {self._monitor.name} stopped")
+            self._hooks.progress(self._writer.done, self._writer.total)
+            turn += 1
+            if turn % _TURNS_PER_LOOK == 0 or self._drain.ended(0):
+                status = self._status(settled=False)
+                if status["status"] in ("failed", "cancelled"):
+                    raise self._failed(status)
+        self._hooks.progress(self._writer.done, self._writer.total)
+
+    def _status(self, *, settled: bool) -> dict[str, Any]:
+        """QEMU's word on the migration; `settled`: once it says that it has ended."""
+        give_up = time.monotonic() + 10.0
+        while True:
+            status: dict[str, Any] = self._monitor.ask("query-migrate")
+            ended = status.get("status") not in settings.ACTIVE
+            if ended or not settled or time.monotonic() > give_up:
+                return {"status": "none", **status}
+            time.sleep(0.002)
+
+    def _refused(self, exc: HypervisorError) -> Exception:
+        """Why QEMU cannot do this to this guest, if it says so."""
+        words = exc.message.lower()
+        reasons = {
+            "not supported by host kernel": "its kernel gives QEMU no userfaultfd",
+            "not compatible with guest memory": "QEMU cannot watch writes to such memory",
+            "blocked": None,
+            "not migratable": None,
+            "non-migratable": None,
+        }
+        for sign, reason in reasons.items():
+            if sign in words:
+                return CannotCapture(
+                    f"{self._monitor.name} on {self._monitor.host}: no background snapshot: "
+                    f"{reason or exc.message}",
+                    mend="use another way of capture",
+                )
+        return exc
+
+    def _failed(self, status: dict[str, Any]) -> CaptureFailed:
+        reason = status.get("error-desc") or f"QEMU says {status['status']!r}"
+        return CaptureFailed(
+            f"the capture of {self._monitor.name} on {self._monitor.host} broke off: {reason}",
+            mend="look at QEMU's log there, then try again",
+        )

@@ -1,0 +1,132 @@
+"""Which pages of a guest's shared memory differ from the last copy; found at memory's own speed.
+
+A stretch is first compared as a whole by the C library, which is as fast as memory; only one that
+differs is looked at page by page. A hole in a file is never read, for that would fill it.
+"""
+
+import ctypes
+import mmap
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vmckpt.checkpoint.head import PAGE
+
+Flags = NDArray[np.bool_]
+Numbers = NDArray[np.intp]
+
+_WORDS = PAGE // 8
+# Pages compared with one call: 256 KiB.
+_STRETCH = 64
+# Pages that a thread takes at a time: 8 MiB.
+_TASK = 2048
+_MADV_POPULATE_READ = 22
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_memcmp.restype = ctypes.c_int
+
+
+class Mapping:
+    """A file of memory, mapped. Use as `with Mapping(file, size)`; the file may be closed."""
+
+    def __init__(self, file: int, size: int, *, write: bool = False) -> None:
+        self.size = size
+        self.file = os.dup(file)
+        access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
+        self._map = mmap.mmap(self.file, size, access=access)
+        words = np.frombuffer(self._map, dtype=np.uint64)
+        self.address = int(words.ctypes.data)
+        self.pages: NDArray[np.uint64] = words.reshape(-1, _WORDS)
+        self.written = self.held() if write else np.zeros(0, dtype=np.bool_)
+        """Of a file that only we write: the pages that may be no holes."""
+
+    def populate(self, held: Flags) -> None:
+        """Map the pages that are there, so that a comparison meets no page fault."""
+        for first, last in runs(held):
+            with suppress(OSError):  # kernels before 5.14
+                self._map.madvise(_MADV_POPULATE_READ, first * PAGE, (last - first) * PAGE)
+
+    def held(self) -> Flags:
+        """For each page whether the file has it; the others are holes, which are zeros."""
+        flags = np.zeros(self.size // PAGE, dtype=np.bool_)
+        at = 0
+        while at < self.size:
+            try:
+                first = os.lseek(self.file, at, os.SEEK_DATA)
+            except OSError:  # nothing but a hole up to the end
+                break
+            at = os.lseek(self.file, first, os.SEEK_HOLE)
+            flags[first // PAGE : -(-at // PAGE)] = True
+        return flags
+
+    def __enter__(self) -> "Mapping":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        del self.pages
+        with suppress(BufferError):  # somebody still has an array of it
+            self._map.close()
+        os.close(self.file)
+
+
+def runs(flags: Flags) -> list[tuple[int, int]]:
+    """First and past-last number of each run of True."""
+    edges = np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0, append=0)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def bring_up(
+    live: Mapping, last: Mapping, pool: ThreadPoolExecutor, *, expected: Flags | None = None
+) -> Flags:
+    """Make `last` equal to `live`; for each page whether it had changed.
+
+    Exact for pages that nobody writes meanwhile. What became a hole becomes zeros. `expected`: the
+    pages that were there a moment ago, so that nobody waits until that is found out again.
+    """
+    if live.size != last.size:
+        raise ValueError(f"{live.size} bytes cannot be compared with {last.size}")
+    begun = np.zeros(live.size // PAGE, dtype=np.bool_) if expected is None else expected
+    tasks = _submit(live, last, pool, begun)
+    held = live.held()
+    tasks += _submit(live, last, pool, held & ~begun)
+    changed = np.zeros(len(held), dtype=np.bool_)
+    for task in tasks:
+        changed[task.result()] = True
+    gone = np.flatnonzero(last.written & ~held & ~begun)
+    if len(gone):
+        gone = gone[last.pages[gone].any(axis=1)]
+        last.pages[gone] = 0
+        changed[gone] = True
+    last.written |= held | begun
+    return changed
+
+
+def _submit(
+    live: Mapping, last: Mapping, pool: ThreadPoolExecutor, pages: Flags
+) -> "list[Future[Numbers]]":
+    return [
+        pool.submit(_bring_up, live, last, start, min(start + _TASK, end))
+        for first, end in runs(pages)
+        for start in range(first, end, _TASK)
+    ]
+
+
+def _bring_up(live: Mapping, last: Mapping, first: int, end: int) -> Numbers:
+    """The same for pages that are all there; their numbers."""
+    found = []
+    for start in range(first, end, _STRETCH):
+        stop = min(start + _STRETCH, end)
+        offset, length = start * PAGE, (stop - start) * PAGE
+        if _memcmp(live.address + offset, last.address + offset, length):
+            different = (live.pages[start:stop] != last.pages[start:stop]).any(axis=1)
+            numbers = np.flatnonzero(different) + start
+            last.pages[numbers] = live.pages[numbers]
+            found.append(numbers)
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.intp)

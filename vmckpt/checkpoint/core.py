@@ -1,0 +1,203 @@
+"""A guest's memory as an ELF core file, as QEMU's dump-guest-memory writes one: for crash and gdb.
+
+One segment for each stretch of guest-physical memory; the file is sparse, zeros are holes. The
+processors' registers come from the device state.
+"""
+
+import os
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from vmckpt.checkpoint.devices import Processor, Segment
+from vmckpt.checkpoint.head import PAGE, RamBlock
+from vmckpt.checkpoint.image import FrozenImage, write_all
+
+_CORE, _X86_64 = 4, 62
+_LOAD, _NOTE = 1, 4
+_ELF = struct.Struct("<16sHHIQQQIHHHHHH")
+_SEGMENT_HEADER = struct.Struct("<IIQQQQQQ")
+_STATUS = 1
+_USER_REGISTERS = ("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx",
+                   "rdx", "rsi", "rdi", "rax", "rip", "cs", "rflags", "rsp", "ss", "fs.base",
+                   "gs.base", "ds", "es", "fs", "gs")  # fmt: skip
+_QEMU_REGISTERS = ("rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rsp", "rbp",
+                   *(f"r{n}" for n in range(8, 16)), "rip", "rflags")  # fmt: skip
+_QEMU_SEGMENTS = ("cs", "ds", "es", "fs", "gs", "ss", "ldt", "tr", "gdt", "idt")
+_LINE = re.compile(
+    r"\s+([0-9a-f]{16})-([0-9a-f]{16}) \(prio -?\d+, (ram|rom|romd)\): (\S+)(?: @([0-9a-f]{16}))?"
+)
+_ROOTS = ("Root memory region: memory", "Root memory region: system")
+# At most so much is read and written at a time.
+_STEP = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a block, and where the guest sees it."""
+
+    block: str
+    offset: int
+    start: int
+    """Guest-physical."""
+    size: int
+
+
+def layout(tree: str, blocks: Sequence[RamBlock]) -> tuple[Stretch, ...]:
+    """Where the guest sees its memory, from QEMU's `info mtree -f`."""
+    sizes = {block.name: block.size for block in blocks}
+    for view in tree.split("FlatView #"):
+        lines = view.splitlines()
+        if not any(line.strip() in _ROOTS for line in lines):
+            continue
+        found = []
+        for match in map(_LINE.match, lines):
+            if match is not None and match[4] in sizes:
+                start, end = int(match[1], 16), int(match[2], 16) + 1
+                offset = int(match[5] or "0", 16)
+                if offset + end - start <= sizes[match[4]]:
+                    found.append(Stretch(match[4], offset, start, end - start))
+        return tuple(_joined(found))
+    return ()
+
+
+def _joined(stretches: Iterable[Stretch]) -> Iterator[Stretch]:
+    """Neighbours, in the block and for the guest, made one."""
+    last: Stretch | None = None
+    for one in stretches:
+        if last is not None and (one.block, one.offset, one.start) == (
+            last.block, last.offset + last.size, last.start + last.size,
+        ):  # fmt: skip
+            last = Stretch(last.block, last.offset, last.start, last.size + one.size)
+            continue
+        if last is not None:
+            yield last
+        last = one
+    if last is not None:
+        yield last
+
+
+def usual_layout(blocks: Sequence[RamBlock], machine: str) -> tuple[Stretch, ...]:
+    """The same for an ordinary x86 machine that nobody asked: below and above the PCI hole."""
+    size = sum(block.size for block in blocks)
+    if "q35" in machine:
+        low = 0x80000000 if size >= 0xB0000000 else 0xB0000000
+    else:
+        low = 0xC0000000 if size >= 0xE0000000 else 0xE0000000
+    found, at = [], 0
+    for block in blocks:
+        below = min(block.size, max(0, low - at))
+        if below:
+            found.append(Stretch(block.name, 0, at, below))
+        if below < block.size:
+            start = (1 << 32) + max(0, at - low)
+            found.append(Stretch(block.name, below, start, block.size - below))
+        at += block.size
+    return tuple(_joined(found))
+
+
+class CoreWriter:
+    """Writes a core into an open, empty file: `begin`, then memory in any order."""
+
+    def __init__(
+        self, file: int, stretches: Sequence[Stretch], processors: Sequence[Processor] = ()
+    ) -> None:
+        self._file = file
+        self._stretches = stretches
+        self._notes = b"".join(notes(n, one) for n, one in enumerate(processors))
+        table = _ELF.size + _SEGMENT_HEADER.size * (len(stretches) + 1)
+        first = -(-(table + len(self._notes)) // PAGE) * PAGE
+        sizes = [0, *(stretch.size for stretch in stretches)]
+        self._notes_at = table
+        self._places = [first + sum(sizes[: n + 1]) for n in range(len(stretches))]
+        self._end = first + sum(sizes)
+
+    def begin(self) -> None:
+        """Write all but the memory."""
+        ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+        count = len(self._stretches) + 1
+        out = [
+            _ELF.pack(ident, _CORE, _X86_64, 1, 0, _ELF.size, 0, 0, _ELF.size,
+                      _SEGMENT_HEADER.size, count, 0, 0, 0),
+            _SEGMENT_HEADER.pack(_NOTE, 0, self._notes_at, 0, 0, len(self._notes),
+                                 len(self._notes), 0),
+        ]  # fmt: skip
+        for stretch, place in zip(self._stretches, self._places, strict=True):
+            start, size = stretch.start, stretch.size
+            out.append(_SEGMENT_HEADER.pack(_LOAD, 7, place, start, start, size, size, 0))
+        os.ftruncate(self._file, self._end)
+        write_all(self._file, memoryview(b"".join([*out, self._notes])), 0)
+
+    def memory(self, block: str, offset: int, data: memoryview) -> None:
+        """Some bytes of a block, wherever the guest sees them; what it does not see is dropped."""
+        for stretch, place in zip(self._stretches, self._places, strict=True):
+            first = max(offset, stretch.offset)
+            last = min(offset + len(data), stretch.offset + stretch.size)
+            if stretch.block == block and first < last:
+                where = place + first - stretch.offset
+                write_all(self._file, data[first - offset : last - offset], where)
+
+
+def write_image(file: int, image: FrozenImage, stretches: Sequence[Stretch],
+                processors: Sequence[Processor] = ()) -> None:  # fmt: skip
+    """Write a frozen image as a core."""
+    writer = CoreWriter(file, stretches, processors)
+    writer.begin()
+    for index, block in enumerate(image.blocks):
+        edges = np.flatnonzero(np.diff(image.present(index).astype(np.int8), prepend=0, append=0))
+        with image.file(index).open("rb", buffering=0) as source:
+            for first, last in list(pairwise(edges.tolist()))[::2]:
+                for at in range(first * PAGE, last * PAGE, _STEP):
+                    size = min(_STEP, last * PAGE - at)
+                    data = os.pread(source.fileno(), size, at)
+                    writer.memory(block.name, at, memoryview(data))
+
+
+def notes(number: int, processor: Processor) -> bytes:
+    """A processor's two notes: what every debugger reads, and what crash reads of QEMU's."""
+    return _note(b"CORE\0", _STATUS, _status(number, processor)) + _note(
+        b"QEMU\0", 0, _qemu(processor)
+    )
+
+
+def _note(name: bytes, kind: int, content: bytes) -> bytes:
+    head = struct.pack("<III", len(name), len(content), kind)
+    return (
+        head
+        + name.ljust(-(-len(name) // 4) * 4, b"\0")
+        + content.ljust(-(-len(content) // 4) * 4, b"\0")
+    )
+
+
+def _status(number: int, processor: Processor) -> bytes:
+    """The kernel's struct elf_prstatus: 112 bytes, 27 registers, and a flag."""
+    values = []
+    for name in _USER_REGISTERS:
+        base, _, part = name.partition(".")
+        if base in processor.segments:
+            segment = processor.segments[base]
+            values.append(segment.base if part else segment.selector)
+        else:
+            values.append(processor.registers[base])
+    return struct.pack("<32xI76x27QI4x", number + 1, *values, 0)
+
+
+def _qemu(processor: Processor) -> bytes:
+    """QEMU's own struct, version 1."""
+    registers = processor.registers
+    body = struct.pack("<18Q", *(registers[name] for name in _QEMU_REGISTERS))
+    body += b"".join(_segment(processor.segments[name]) for name in _QEMU_SEGMENTS)
+    control = (registers["cr0"], 0, registers["cr2"], registers["cr3"], registers["cr4"])
+    body += struct.pack("<6Q", *control, registers["kernel_gs_base"])
+    return struct.pack("<II", 1, 8 + len(body)) + body
+
+
+def _segment(segment: Segment) -> bytes:
+    return struct.pack(
+        "<IIIIQ", segment.selector, segment.limit & 0xFFFFFFFF, segment.flags & 0xFFFFFFFF, 0,
+        segment.base,
+    )  # fmt: skip

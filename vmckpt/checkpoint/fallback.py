@@ -1,0 +1,146 @@
+"""libvirt's own memory snapshot, for a guest that no other way captures.
+
+libvirt migrates the guest's memory into a file while it runs, and stops it for the last pass. The
+file is taken apart into a frozen image and removed: for a moment there is room needed for both.
+"""
+
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+from xml.etree import ElementTree
+from xml.sax.saxutils import quoteattr
+
+from vmckpt.checkpoint import image, savefile, settings
+from vmckpt.checkpoint.background import Captured, Hooks, keeper_for
+from vmckpt.checkpoint.errors import CannotCapture, CaptureFailed
+from vmckpt.checkpoint.image import FrozenImage, ImageWriter
+from vmckpt.checkpoint.settings import Commands, Undo
+from vmckpt.checkpoint.stream import StreamParser
+from vmckpt.errors import Cancelled, HypervisorError
+from vmckpt.units import Seconds
+
+_READ = 1 << 20
+_TURN = 0.05
+
+
+class Saver(Commands, Protocol):
+    """What more is used of `hypervisor.monitor.Monitor`."""
+
+    def xml(self) -> str: ...
+    def save_memory_live(self, xml: str) -> None: ...
+    def abort_job(self) -> None: ...
+
+
+def capture(
+    monitor: Saver,
+    folder: Path,
+    hooks: Hooks,
+    *,
+    stop: threading.Event | None = None,
+) -> Captured:
+    """Capture a running guest's memory and device state into a new folder.
+
+    With a barrier the guest stands still all the time. Raises CannotCapture, CaptureFailed,
+    HypervisorError or Cancelled; the guest is then as it was, and the folder gone.
+    """
+    began = time.monotonic()
+    if monitor.run_state() != "running":
+        raise CannotCapture(
+            f"{monitor.name} on {monitor.host} stands still, and after libvirt's snapshot QEMU"
+            " would let nobody save or migrate it",
+            mend="use the background snapshot",
+        )
+    undo = settings.look(monitor, want=None, runs=True, folder=folder)
+    hooks.note(undo)
+    folder.mkdir(mode=0o700)
+    try:
+        with keeper_for(monitor, undo, None):
+            pause = _save(monitor, folder / "saved", undo, hooks, stop or threading.Event())
+        hooks.captured()
+        made = take_apart(folder / "saved", folder, hooks)
+    except BaseException:
+        image.remove(folder)
+        raise
+    return Captured(image=made, pause=pause, took=Seconds(time.monotonic() - began))
+
+
+def _save(monitor: Saver, path: Path, undo: Undo, hooks: Hooks, stop: threading.Event) -> Seconds:
+    """Let libvirt write its file; how long the guest stood still."""
+    stopped_at = time.monotonic()
+    try:
+        if hooks.barrier is not None:
+            monitor.tell("stop", {})
+            hooks.barrier()
+        _call(monitor, path, hooks, stop)
+        status = monitor.ask("query-migrate")
+    except BaseException:
+        with suppress(HypervisorError, CaptureFailed):
+            settings.break_off(monitor, undo)
+        raise
+    settings.restore(monitor, undo)
+    if hooks.barrier is not None:
+        return Seconds(time.monotonic() - stopped_at)
+    return Seconds(float(status.get("downtime", 0)) / 1000)
+
+
+def _call(monitor: Saver, path: Path, hooks: Hooks, stop: threading.Event) -> None:
+    """The call lasts as long as the snapshot, so it has a thread."""
+    wanted = request(path, disks(monitor.xml()))
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            monitor.save_memory_live(wanted)
+        except Exception as exc:  # noqa: BLE001 - handed to whoever waits
+            errors.append(exc)
+
+    thread = threading.Thread(target=run, name="libvirt's snapshot", daemon=True)
+    thread.start()
+    asked = False
+    while thread.is_alive():
+        thread.join(_TURN)
+        if stop.is_set() and not asked:
+            monitor.abort_job()
+            asked = True
+        ram = monitor.ask("query-migrate").get("ram", {})
+        total = int(ram.get("total", 0))
+        hooks.progress(total - int(ram.get("remaining", 0)), total)
+    if stop.is_set() and errors:
+        raise Cancelled(f"capture of {monitor.name} stopped") from errors[0]
+    if errors:
+        raise errors[0]
+
+
+def request(path: Path, targets: list[str]) -> str:
+    """The snapshot as libvirt wants it described: memory to a file, no disk."""
+    kept = "".join(f"<disk name={quoteattr(name)} snapshot='no'/>" for name in targets)
+    return (
+        f"<domainsnapshot><memory snapshot='external' file={quoteattr(str(path))}/>"
+        f"<disks>{kept}</disks></domainsnapshot>"
+    )
+
+
+def disks(xml: str) -> list[str]:
+    """The target names of a guest's disks."""
+    targets = ElementTree.fromstring(xml).findall("./devices/disk/target")
+    return [target.get("dev", "") for target in targets]
+
+
+def take_apart(saved: Path, folder: Path, hooks: Hooks) -> FrozenImage:
+    """Make a frozen image of a libvirt save image, which is removed. Raises StreamDamaged."""
+    writer = ImageWriter(folder, made=True)
+    try:
+        parser = StreamParser(writer)
+        with saved.open("rb", buffering=0) as file:
+            savefile.read_header(file)
+            while data := file.read(_READ):
+                parser.feed(data)
+                hooks.progress(writer.done, writer.total)
+        parser.finish()
+        saved.unlink()
+        return writer.finish()
+    except BaseException:
+        writer.remove()
+        raise

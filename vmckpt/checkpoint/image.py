@@ -1,0 +1,188 @@
+"""The frozen image: a guest's memory and device state of one instant, as files on its host.
+
+A folder with one sparse file for each block of memory (a hole is zeros), the stream's head and its
+tail. It is complete once `image.json` is there, and is removed whole.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vmckpt.checkpoint import devices
+from vmckpt.checkpoint.errors import CaptureFailed
+from vmckpt.checkpoint.head import PAGE, Head, RamBlock, parse_head
+from vmckpt.checkpoint.stream import Addresses, Pages
+
+_FORMAT = 1
+INDEX, HEAD, TAIL = "image.json", "head", "tail"
+
+
+class ImageWriter:
+    """Takes a stream's parts (`stream.Sink`) and lays them down in a folder."""
+
+    def __init__(self, folder: Path, *, made: bool = False) -> None:
+        """`folder` is made, if it is not; it is an error then if it is there."""
+        if not made:
+            folder.mkdir(mode=0o700)
+        self.folder = folder
+        self.done = 0
+        """Bytes of memory seen, zeros among them."""
+        self.total = 0
+        self._head: Head | None = None
+        self._files: list[int] = []
+        self._present: list[NDArray[np.bool_]] = []
+        self._tail = os.open(folder / TAIL, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+    def begin(self, head: Head) -> None:
+        self._head = head
+        (self.folder / HEAD).write_bytes(head.written(without_shared=head.without_shared))
+        for index, block in enumerate(head.blocks):
+            path = self.folder / _file(index)
+            self._files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            os.ftruncate(self._files[-1], block.size)
+            self._present.append(np.zeros(block.size // PAGE, dtype=np.bool_))
+        self.total = sum(block.size for block in head.blocks)
+
+    def pages(self, block: int, addresses: Addresses, data: Pages) -> None:
+        """Write each run of neighbours with one call."""
+        whole = np.ascontiguousarray(data).reshape(-1).data
+        breaks = np.flatnonzero(np.diff(addresses) != PAGE) + 1
+        edges = [0, *breaks.tolist(), len(addresses)]
+        for first, last in pairwise(edges):
+            where = int(addresses[first])
+            write_all(self._files[block], whole[first * PAGE : last * PAGE], where)
+        self._present[block][addresses // PAGE] = True
+        self.done += len(addresses) * PAGE
+
+    def zeros(self, block: int, addresses: Addresses) -> None:
+        """Most are holes already; a page that was sent before with data becomes zeros."""
+        numbers = addresses // PAGE
+        for number in numbers[self._present[block][numbers]].tolist():
+            write_all(self._files[block], memoryview(bytes(PAGE)), number * PAGE)
+        self._present[block][numbers] = False
+        self.done += len(addresses) * PAGE
+
+    def tail(self, data: memoryview) -> None:
+        write_all(self._tail, data, None)
+
+    def finish(self) -> "FrozenImage":
+        """Close the files and return the image. The stream must have ended well."""
+        if self._head is None:
+            raise CaptureFailed("an image without memory", mend="capture the guest again")
+        self.close()
+        files = [_file(index) for index in range(len(self._present))]
+        return complete(self.folder, self._head, files, self._present)
+
+    def close(self) -> None:
+        """Close what is open; fine if it is closed."""
+        files, self._files = [*self._files, self._tail], []
+        self._tail = -1
+        for file in files:
+            if file >= 0:
+                os.close(file)
+
+    def remove(self) -> None:
+        self.close()
+        remove(self.folder)
+
+
+def _file(block: int) -> str:
+    return f"ram-{block}"
+
+
+def complete(
+    folder: Path, head: Head, files: Sequence[str], present: Sequence[NDArray[np.bool_]]
+) -> "FrozenImage":
+    """Make an image of a folder that has the head, the tail and a file for each block.
+
+    Raises StreamDamaged if the tail is not whole.
+    """
+    devices.check_tail((folder / TAIL).read_bytes(), described=head.footers)
+    for name, flags in zip(files, present, strict=True):
+        (folder / f"{name}.present").write_bytes(np.packbits(flags).tobytes())
+    blocks = [
+        {"name": block.name, "size": block.size, "file": name}
+        for block, name in zip(head.blocks, files, strict=True)
+    ]
+    partial = folder / f"{INDEX}.new"
+    partial.write_text(json.dumps({"format": _FORMAT, "blocks": blocks}))
+    partial.rename(folder / INDEX)
+    return FrozenImage.open(folder)
+
+
+def write_all(file: int, data: memoryview, offset: int | None) -> None:
+    """Write all of it, at an offset or at the end. A full disk is an OSError."""
+    while len(data):
+        done = os.write(file, data) if offset is None else os.pwrite(file, data, offset)
+        data = data[done:]
+        offset = None if offset is None else offset + done
+
+
+def remove(folder: Path) -> None:
+    """Remove an image, whole or not; fine if it is not there."""
+    # Without its index it is no image any more, whenever we die.
+    with suppress(FileNotFoundError):
+        (folder / INDEX).unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenImage:
+    """A complete image, to be read."""
+
+    folder: Path
+    head: Head
+    files: tuple[str, ...]
+
+    @classmethod
+    def open(cls, folder: Path) -> "FrozenImage":
+        """Raises CaptureFailed if it is not complete."""
+        try:
+            index = json.loads((folder / INDEX).read_text())
+            head, _ = parse_head((folder / HEAD).read_bytes() + b"\0")
+            told = [(block["name"], block["size"]) for block in index["blocks"]]
+            files = tuple(str(block["file"]) for block in index["blocks"])
+            sizes = [(folder / name).stat().st_size for name in files]
+        except (OSError, ValueError, TypeError, LookupError) as exc:
+            raise CaptureFailed(
+                f"{folder} is no complete image: {exc}", mend="capture the guest again"
+            ) from exc
+        known = [(block.name, block.size) for block in head.blocks]
+        if told != known or sizes != [size for _, size in known]:
+            raise CaptureFailed(
+                f"{folder}: its memory is not as its head says", mend="capture the guest again"
+            )
+        return cls(folder, head, files)
+
+    @property
+    def blocks(self) -> tuple[RamBlock, ...]:
+        return self.head.blocks
+
+    @property
+    def head_bytes(self) -> bytes:
+        return (self.folder / HEAD).read_bytes()
+
+    def tail(self) -> bytes:
+        return (self.folder / TAIL).read_bytes()
+
+    def file(self, block: int) -> Path:
+        return self.folder / self.files[block]
+
+    def present(self, block: int) -> NDArray[np.bool_]:
+        """For each page whether it has data; the others are zeros."""
+        count = self.blocks[block].size // PAGE
+        bits = np.fromfile(self.folder / f"{self.files[block]}.present", dtype=np.uint8)
+        if len(bits) != (count + 7) // 8:
+            raise CaptureFailed(f"{self.folder}: {len(bits)} bytes tell of {count} pages")
+        return np.unpackbits(bits, count=count).view(np.bool_)
+
+    def remove(self) -> None:
+        remove(self.folder)

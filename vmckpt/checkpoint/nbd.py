@@ -1,0 +1,345 @@
+"""An NBD client: what a disk holds, which part of it has changed, and many reads under way at once.
+
+What the server says is believed in nothing: sizes and counts are held against what was asked for.
+One thread at a time may use a client.
+"""
+
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Self
+
+from vmckpt.checkpoint import nbdwire as wire
+from vmckpt.checkpoint.nbdchoice import agree
+from vmckpt.checkpoint.nbdwire import Line, Nonsense, Place, Tcp, Unix
+from vmckpt.errors import HypervisorError
+from vmckpt.units import MIB, Seconds
+
+_MOST_STATUS = 4 + (wire.EXTENT.size << 20)
+_STATUS_STEP = 1 << 30
+_MOST_REQUESTS = 64
+_MOST_ERROR = 4096 + 6 + 8
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one read brought."""
+
+    offset: int
+    length: int
+    data: memoryview | None
+    """None: all zeros, and the server said so."""
+
+    def content(self) -> memoryview:
+        """The bytes, also where they are all zeros."""
+        return memoryview(bytes(self.length)) if self.data is None else self.data
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Bytes in a row of which a context says the same."""
+
+    offset: int
+    length: int
+    flags: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request under way."""
+
+    offset: int
+    length: int
+    status: bool
+    """It asks for block status, not for data."""
+    left: int = 0
+    """Bytes that no answer has covered yet."""
+    buffer: bytearray | None = None
+    extents: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    error: str | None = None
+    done: bool = False
+
+
+class Client:
+    """One connection to one export. Use as `with Client(...) as client`.
+
+    Every error is a HypervisorError with the host's name, and ends the connection.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        export: str,
+        *,
+        host: str,
+        contexts: Sequence[str] = (),
+        limit: Seconds = Seconds(60.0),
+    ) -> None:
+        """`limit`: how long the server may say nothing. Contexts it lacks are left out."""
+        self.export = export
+        self._said = _Said(f"{host}: disk {export} over NBD ({place})", host, limit)
+        self._pending: dict[int, _Request] = {}
+        self._next = 1
+        with self._said.safely():
+            self._line = Line(_connect(place, limit))
+        with self._safely():
+            agreed = agree(self._line, export, contexts)
+        self.size, self.read_only = agreed.size, agreed.read_only
+        self.contexts: Mapping[str, int] = agreed.contexts
+        self._structured, self._most = agreed.structured, agreed.most
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Say goodbye; fine if the connection is gone."""
+        with suppress(OSError):
+            self._line.send(wire.REQUEST.pack(wire.REQUEST_MAGIC, 0, wire.CMD_DISC, 0, 0, 0))
+        self._line.socket.close()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """The bytes there."""
+        return b"".join(piece.content() for piece in self.read_many([(offset, length)]))
+
+    def read_many(
+        self, pieces: Iterable[tuple[int, int]], *, window: int = 4 * MIB
+    ) -> Iterator[Piece]:
+        """Read these (offset, length) and give them in that order.
+
+        Up to `window` bytes are under way at once; what is longer than the server likes comes in
+        several pieces.
+        """
+        waiting: deque[_Request] = deque()
+        under_way = 0
+        for offset, length in self._cut(pieces):
+            while waiting and (under_way + length > window or len(waiting) >= _MOST_REQUESTS):
+                under_way -= waiting[0].length
+                yield self._finished(waiting.popleft())
+            waiting.append(self._ask(offset, length, status=False))
+            under_way += length
+        while waiting:
+            yield self._finished(waiting.popleft())
+
+    def extents(self, context: str, offset: int = 0, length: int | None = None) -> Iterator[Extent]:
+        """What a context says of this part of the disk, without gaps and in order.
+
+        Raises KeyError for a context that was not agreed on.
+        """
+        number = self.contexts[context]
+        end = self._checked(offset, self.size - offset if length is None else length)
+        last: Extent | None = None
+        while offset < end:
+            request = self._ask(offset, min(end - offset, _STATUS_STEP), status=True)
+            self._await(request)
+            said = request.extents.get(number)
+            if said is None:
+                with self._safely():
+                    raise Nonsense(f"no word on {context}")
+            for count, flags in said:
+                here = Extent(offset, min(count, end - offset), flags)
+                offset = here.end
+                if last is not None and last.flags == flags:
+                    last = Extent(last.offset, last.length + here.length, flags)
+                    continue
+                if last is not None:
+                    yield last
+                last = here
+        if last is not None:
+            yield last
+
+    def _cut(self, pieces: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        for first, length in pieces:
+            end = self._checked(first, length)
+            for offset in range(first, end, self._most):
+                yield offset, min(self._most, end - offset)
+
+    def _checked(self, offset: int, length: int) -> int:
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise ValueError(f"{self.export}: bytes {offset}+{length} of {self.size}")
+        return offset + length
+
+    def _finished(self, request: _Request) -> Piece:
+        self._await(request)
+        data = None if request.buffer is None else memoryview(request.buffer)
+        return Piece(request.offset, request.length, data)
+
+    def _ask(self, offset: int, length: int, *, status: bool) -> _Request:
+        request = _Request(offset=offset, length=length, status=status, left=length)
+        handle, self._next = self._next, self._next + 1
+        kind = wire.CMD_BLOCK_STATUS if status else wire.CMD_READ
+        order = wire.REQUEST.pack(wire.REQUEST_MAGIC, 0, kind, handle, offset, length)
+        with self._safely():
+            self._line.send(order)
+        self._pending[handle] = request
+        return request
+
+    def _await(self, request: _Request) -> None:
+        with self._safely():
+            while not request.done:
+                self._take_answer()
+            if request.error is not None:
+                what = "asking what is in" if request.status else "reading"
+                end = request.offset + request.length
+                raise self._said.error(f"{what} bytes {request.offset} to {end}: {request.error}")
+
+    def _take_answer(self) -> None:
+        head = self._line.take(wire.SIMPLE.size)
+        (magic,) = struct.unpack_from(">I", head)
+        if magic == wire.STRUCTURED_MAGIC and self._structured:
+            self._take_chunk(head + self._line.take(wire.STRUCTURED.size - len(head)))
+        elif magic == wire.SIMPLE_MAGIC:
+            self._take_simple(head)
+        else:
+            raise Nonsense("an answer that begins like none")
+
+    def _asked(self, handle: int) -> _Request:
+        if handle not in self._pending:
+            raise Nonsense("an answer to what was not asked")
+        return self._pending[handle]
+
+    def _end(self, handle: int, error: str | None = None) -> None:
+        request = self._pending.pop(handle)
+        request.error = request.error or error
+        request.done = True
+
+    def _take_simple(self, head: bytes) -> None:
+        _, error, handle = wire.SIMPLE.unpack(head)
+        request = self._asked(handle)
+        if not error:
+            if request.status or self._structured:
+                raise Nonsense("an answer without what was asked for")
+            request.buffer = bytearray(request.length)
+            self._line.fill(memoryview(request.buffer))
+        self._end(handle, _words(error) if error else None)
+
+    def _take_chunk(self, head: bytes) -> None:
+        _, flags, kind, handle, length = wire.STRUCTURED.unpack(head)
+        request = self._asked(handle)
+        if kind & wire.CHUNK_ERROR:
+            self._take_error(request, kind, length)
+        elif kind == wire.CHUNK_DATA and not request.status:
+            self._take_data(request, length)
+        elif kind == wire.CHUNK_HOLE and not request.status:
+            self._take_hole(request, length)
+        elif kind == wire.CHUNK_STATUS and request.status:
+            self._take_status(request, length)
+        elif kind != wire.CHUNK_NONE or length or not flags & wire.CHUNK_DONE:
+            raise Nonsense(f"a part of kind {kind} and {length} bytes")
+        if flags & wire.CHUNK_DONE:
+            if request.left and not request.status and request.error is None:
+                raise Nonsense(f"{request.left} bytes less than were asked for")
+            self._end(handle)
+
+    def _take_error(self, request: _Request, kind: int, length: int) -> None:
+        if not 6 <= length <= _MOST_ERROR:
+            raise Nonsense(f"an error of {length} bytes")
+        body = self._line.take(length)
+        number, count = struct.unpack_from(">IH", body)
+        said = body[6 : 6 + min(count, 200)].decode(errors="replace")
+        said = "".join(letter if letter.isprintable() else " " for letter in said).strip()
+        known = (wire.CHUNK_ERROR_PLAIN, wire.CHUNK_ERROR_OFFSET)
+        request.error = said or _words(number if kind in known else 0)
+
+    def _place_for(self, request: _Request, offset: int, length: int) -> int:
+        """Where in the request's buffer a part goes."""
+        begin = offset - request.offset
+        if begin < 0 or begin + length > request.length or not 0 < length <= request.left:
+            raise Nonsense("a part that was not asked for")
+        request.left -= length
+        return begin
+
+    def _take_data(self, request: _Request, length: int) -> None:
+        if length <= 8:
+            raise Nonsense("a part without content")
+        (offset,) = struct.unpack(">Q", self._line.take(8))
+        begin = self._place_for(request, offset, length - 8)
+        if request.buffer is None:
+            request.buffer = bytearray(request.length)
+        self._line.fill(memoryview(request.buffer)[begin : begin + length - 8])
+
+    def _take_hole(self, request: _Request, length: int) -> None:
+        if length != 12:
+            raise Nonsense("a hole of a wrong form")
+        offset, count = struct.unpack(">QI", self._line.take(12))
+        self._place_for(request, offset, count)
+
+    def _take_status(self, request: _Request, length: int) -> None:
+        if length < 4 + wire.EXTENT.size or length > _MOST_STATUS or length % 8 != 4:
+            raise Nonsense(f"block status of {length} bytes")
+        body = self._line.take(length)
+        (number,) = struct.unpack_from(">I", body)
+        if number not in self.contexts.values() or number in request.extents:
+            raise Nonsense("block status that was not asked for")
+        found = list(wire.EXTENT.iter_unpack(body[4:]))
+        if any(not count for count, _ in found):
+            raise Nonsense("block status without a length")
+        request.extents[number] = found
+
+    @contextmanager
+    def _safely(self) -> Iterator[None]:
+        """Whatever goes wrong here ends the connection."""
+        try:
+            with self._said.safely():
+                yield
+        except BaseException:
+            self._line.socket.close()
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """Our error for what went wrong on a connection."""
+
+    where: str
+    host: str
+    limit: Seconds
+
+    def error(self, why: str) -> HypervisorError:
+        return HypervisorError(f"{self.where}: {why}", host=self.host)
+
+    @contextmanager
+    def safely(self) -> Iterator[None]:
+        try:
+            yield
+        except wire.Refused as exc:
+            raise self.error(f"the server says no: {exc}") from exc
+        except Nonsense as exc:
+            raise self.error(f"the server speaks no sense: {exc}") from exc
+        except wire.Gone as exc:
+            raise self.error("the server closed the connection") from exc
+        except TimeoutError as exc:
+            raise self.error(f"no answer in {self.limit:g} s") from exc
+        except OSError as exc:
+            raise self.error(exc.strerror or str(exc)) from exc
+
+
+def _words(number: int) -> str:
+    return os.strerror(number) if 0 < number < 200 else "an error without a number"
+
+
+def _connect(place: Place, limit: Seconds) -> socket.socket:
+    match place:
+        case Unix(path):
+            made = socket.socket(socket.AF_UNIX)
+            try:
+                made.settimeout(limit)
+                made.connect(path)
+            except BaseException:
+                made.close()
+                raise
+            return made
+        case Tcp(host, port):
+            made = socket.create_connection((host, port), timeout=limit)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return made

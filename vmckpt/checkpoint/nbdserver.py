@@ -1,0 +1,170 @@
+"""A read-only NBD server over anything that can be read at an offset.
+
+Each client has threads of its own, and is read for a MiB at a time: a slow or silent client keeps
+no other waiting, and the memory stays bounded.
+"""
+
+import ipaddress
+import logging
+import os
+import socket
+import stat
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+from vmckpt.checkpoint.nbdsession import Export, Session
+from vmckpt.checkpoint.nbdwire import Line, Place, Tcp, Unix
+from vmckpt.errors import BadInput
+
+log = logging.getLogger("vmckpt.nbd")
+
+_MOST_CLIENTS = 16
+
+
+class Server:
+    """Serves exports by name until it is closed. Use as `with Server(...) as server`.
+
+    The first export also goes by the empty name. What an export's `read` raises as OSError or
+    VmckptError is an input/output error to the client that asked.
+    """
+
+    def __init__(self, exports: Mapping[str, Export], place: Place) -> None:
+        """Raises BadInput if nothing can listen there."""
+        if not exports:
+            raise ValueError("nothing to serve")
+        self._exports = {"": next(iter(exports.values())), **exports}
+        self._socket, self.place = _listen(place)
+        self._sessions: dict[Session, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._accepting = threading.Thread(target=self._accept, name="NBD server", daemon=True)
+        self._accepting.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def uri(self, export: str = "") -> str:
+        """How other programs name an export."""
+        name = quote(export, safe="")
+        if isinstance(self.place, Unix):
+            return f"nbd+unix:///{name}?socket={quote(self.place.path)}"
+        return f"nbd://{self.place}/{name}"
+
+    @property
+    def clients(self) -> int:
+        """How many there are now."""
+        with self._lock:
+            return len(self._sessions)
+
+    def close(self) -> None:
+        """End every connection and listen no more."""
+        with self._lock:
+            self._closed = True
+            left = list(self._sessions.items())
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._accepting.join()
+        self._socket.close()
+        for session, thread in left:
+            session.hang_up()
+            thread.join()
+        if isinstance(self.place, Unix):
+            Path(self.place.path).unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connected, _ = self._socket.accept()
+            except OSError:
+                return
+            if self.clients >= _MOST_CLIENTS:
+                log.warning("%s: more than %d clients; one is sent away", self.place, _MOST_CLIENTS)
+                connected.close()
+                continue
+            if connected.family != socket.AF_UNIX:
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            session = Session(Line(connected), self._exports)
+            thread = threading.Thread(
+                target=self._serve, args=(session,), name="NBD client", daemon=True
+            )
+            with self._lock:
+                if self._closed:
+                    connected.close()
+                    return
+                self._sessions[session] = thread
+                thread.start()
+
+    def _serve(self, session: Session) -> None:
+        try:
+            session.run()
+        finally:
+            with self._lock:
+                del self._sessions[session]
+
+
+def _listen(place: Place) -> tuple[socket.socket, Place]:
+    family = socket.AF_UNIX
+    if isinstance(place, Tcp):
+        family = _loopback(place)
+    else:
+        _clear(place.path)
+    made = socket.socket(family)
+    try:
+        if isinstance(place, Unix):
+            made.bind(place.path)
+            # Nobody can connect before it listens, so nobody but the owner ever can.
+            Path(place.path).chmod(0o600)
+        else:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((place.host, place.port))
+            place = Tcp(place.host, made.getsockname()[1])
+        made.listen(_MOST_CLIENTS)
+    except OSError as exc:
+        made.close()
+        raise BadInput(f"{place}: cannot listen there: {exc.strerror or exc}") from exc
+    except BaseException:
+        made.close()
+        raise
+    return made, place
+
+
+def _loopback(place: Tcp) -> socket.AddressFamily:
+    """Whoever can connect can read the disk, so other machines must not."""
+    try:
+        address = ipaddress.ip_address(place.host)
+    except ValueError as exc:
+        raise BadInput(f"{place}: give an address, such as 127.0.0.1") from exc
+    if not address.is_loopback:
+        raise BadInput(
+            f"{place}: other machines could read the disk",
+            mend="use 127.0.0.1 and let ssh forward the port",
+        )
+    return socket.AF_INET6 if address.version == 6 else socket.AF_INET
+
+
+def _clear(path: str) -> None:
+    """Remove a socket that a killed server has left. Raises BadInput if it is anything else."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise BadInput(f"{path}: {exc.strerror}") from exc
+    if not stat.S_ISSOCK(found.st_mode):
+        raise BadInput(f"{path}: there is something else already", mend="choose another path")
+    with socket.socket(socket.AF_UNIX) as trial:
+        try:
+            trial.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink(missing_ok=True)
+        except OSError as exc:
+            raise BadInput(f"{path}: {exc.strerror}") from exc
+        else:
+            raise BadInput(f"{path}: another server listens there", mend="choose another path")

@@ -1,0 +1,202 @@
+"""What a guest's definition lacks for fast snapshots and for replication. Pure.
+
+Only the stored definition is changed; what of it the running guest has not yet needs a restart.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree as ET
+
+from vmckpt.model.backups import DiskFacts
+from vmckpt.model.findings import Finding, Severity
+
+# Cards whose frames never pass through QEMU's own queues.
+_OUTSIDE = {"hostdev", "vhostuser", "vdpa"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What must change, and what was found."""
+
+    xml: str | None
+    """The definition as it should be; None: it is so already."""
+    findings: tuple[Finding, ...]
+    restart: bool
+    """The guest runs, and not yet as it should be."""
+
+
+def prepare(
+    stored: ET.Element, running: ET.Element | None, disks: Sequence[DiskFacts] = ()
+) -> Prepared:
+    """Compare a definition with what it should be. `running` is the live one; None: it is off."""
+    root = copy.deepcopy(stored)
+    name = root.findtext("name", "?")
+    findings: list[Finding] = []
+    changed = False
+    for part in _PARTS:
+        wanted = part.change(root)
+        changed |= wanted
+        waits = running is not None and part.lacking(running)
+        findings.append(_told(part, name, wanted=wanted, waits=waits))
+    findings += _folder(root, name)
+    findings += _cards(root, name)
+    findings += _images(name, disks)
+    return Prepared(
+        xml=ET.tostring(root, encoding="unicode") if changed else None,
+        findings=tuple(findings),
+        restart=running is not None and any(part.lacking(running) for part in _PARTS),
+    )
+
+
+class _Part:
+    """One thing that a definition should have."""
+
+    code: str
+    good: str
+    bad: str
+    why: str
+
+    def change(self, root: ET.Element) -> bool:
+        """Make it so; whether anything had to change."""
+        raise NotImplementedError
+
+    def lacking(self, root: ET.Element) -> bool:
+        """Whether anything would have to change."""
+        return self.change(copy.deepcopy(root))
+
+
+class _Memory(_Part):
+    code = "memory"
+    good = "its memory is a file that others can map"
+    bad = "its memory is its own"
+    why = "snapshots with a short pause, and replication, map it"
+
+    def change(self, root: ET.Element) -> bool:
+        backing = root.find("memoryBacking")
+        if backing is None:
+            backing = ET.Element("memoryBacking")
+            _after(root, backing, "currentMemory", "memory", "maxMemory")
+        changed = False
+        # Huge pages are files already.
+        if backing.find("hugepages") is None:
+            source = _child(backing, "source")
+            changed = source.get("type") != "file"
+            source.set("type", "file")
+        access = _child(backing, "access")
+        changed |= access.get("mode") != "shared"
+        access.set("mode", "shared")
+        for cell in root.findall("cpu/numa/cell"):
+            if cell.get("memAccess", "shared") != "shared":
+                cell.set("memAccess", "shared")
+                changed = True
+        return changed
+
+
+class _Generation(_Part):
+    code = "vmgenid"
+    good = "it is told when it was restored (vmgenid)"
+    bad = "it has no vmgenid"
+    why = "without it a restored guest repeats random numbers and identities"
+
+    def change(self, root: ET.Element) -> bool:
+        if root.find("genid") is not None:
+            return False
+        _after(root, ET.Element("genid"), "uuid", "name")
+        return True
+
+
+class _Network(_Part):
+    code = "network-driver"
+    good = "its virtio cards send through QEMU"
+    bad = "a virtio card sends past QEMU"
+    why = "only QEMU can hold output back until a checkpoint is safe"
+
+    def change(self, root: ET.Element) -> bool:
+        changed = False
+        for card in root.findall("devices/interface"):
+            model = card.find("model")
+            if card.get("type") in _OUTSIDE or model is None:
+                continue
+            if not model.get("type", "").startswith("virtio"):
+                continue
+            driver = _child(card, "driver")
+            changed |= driver.get("name") != "qemu"
+            driver.set("name", "qemu")
+        return changed
+
+
+_PARTS = (_Memory(), _Generation(), _Network())
+
+
+def _child(parent: ET.Element, tag: str) -> ET.Element:
+    found = parent.find(tag)
+    return ET.SubElement(parent, tag) if found is None else found
+
+
+def _after(root: ET.Element, new: ET.Element, *tags: str) -> None:
+    """Put an element where people look for it; libvirt takes any order."""
+    for tag in tags:
+        found = root.find(tag)
+        if found is not None:
+            root.insert(list(root).index(found) + 1, new)
+            return
+    root.insert(0, new)
+
+
+def _told(part: _Part, guest: str, *, wanted: bool, waits: bool) -> Finding:
+    if wanted:
+        when = ", from its next start on" if waits else ""
+        text = f"{part.bad}; will be changed{when}: {part.why}"
+    elif waits:
+        text = f"{part.bad} until it is restarted: {part.why}"
+    else:
+        return Finding(code=part.code, severity=Severity.OK, where=guest, text=part.good)
+    mend = f"shut {guest} down and start it again (a reboot is not enough)" if waits else None
+    return Finding(code=part.code, severity=Severity.WARNING, where=guest, text=text, mend=mend)
+
+
+def _folder(root: ET.Element, guest: str) -> Iterator[Finding]:
+    """QEMU can follow what is written to a file of memory only in a file system of memory."""
+    if root.find("memoryBacking/source[@type='file']") is not None:
+        yield Finding(
+            code="memory-folder", severity=Severity.INFO, where=guest,
+            text="its memory will be a file in the folder that its host's libvirt has for such",
+            mend="see that memory_backing_dir in each host's qemu.conf is on a tmpfs (/dev/shm)",
+        )  # fmt: skip
+
+
+def _cards(root: ET.Element, guest: str) -> Iterator[Finding]:
+    """Cards that nobody can make send through QEMU."""
+    for card in root.findall("devices/interface"):
+        if card.get("type") in _OUTSIDE:
+            mac = card.find("mac")
+            address = mac.get("address", "?") if mac is not None else "?"
+            yield Finding(
+                code="network-outside", severity=Severity.WARNING, where=guest,
+                text=f"card {address} ({card.get('type')}) sends past QEMU: its output cannot be"
+                " held back, so no replication and no consistent group snapshot",
+                mend="give it a virtio card on a bridge",
+            )  # fmt: skip
+
+
+def _images(guest: str, disks: Sequence[DiskFacts]) -> Iterator[Finding]:
+    """Images that cannot note what is written; they are not converted here."""
+    for disk in disks:
+        if disk.device != "disk" or disk.read_only or disk.source is None:
+            continue
+        known, mend = "disk-bitmaps", None
+        if disk.format != "qcow2":
+            why = f"{disk.format} images cannot note what is written, so it is read whole each time"
+            if disk.kind in ("file", "block"):
+                new = f"{disk.source}.qcow2"
+                mend = f"with {guest} off: qemu-img convert -O qcow2 {disk.source} {new}"
+        elif disk.version == 2:
+            why = "an image of the old qcow2 version 2: it is read whole each time"
+            mend = f"with {guest} off: qemu-img amend -f qcow2 -o compat=1.1 {disk.source}"
+        else:
+            text = f"disk {disk.name}: only what changed is read"
+            yield Finding(code=known, severity=Severity.OK, where=guest, text=text)
+            continue
+        text = f"disk {disk.name}: {why}"
+        yield Finding(code=known, severity=Severity.WARNING, where=guest, text=text, mend=mend)

@@ -1,0 +1,236 @@
+"""Capture of a guest whose memory is in files: stop, device state, changed pages, go on.
+
+QEMU leaves shared memory out of its stream; meanwhile what changed in it is found by comparing with
+the last copy. The capability for that is on only while the guest stands still: left on, it would
+make the next `virsh save` lose the memory.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from vmckpt.checkpoint import guestmemory, settings, userfault
+from vmckpt.checkpoint.background import Hooks, keeper_for
+from vmckpt.checkpoint.compare import Flags, Mapping, bring_up
+from vmckpt.checkpoint.draining import Drain, Tape
+from vmckpt.checkpoint.errors import CannotCapture, CaptureFailed
+from vmckpt.checkpoint.image import FrozenImage
+from vmckpt.checkpoint.lastcopy import LastCopy, PrivateMemory
+from vmckpt.checkpoint.settings import IGNORE_SHARED, PIPE, Commands, Undo
+from vmckpt.checkpoint.stream import StreamParser
+from vmckpt.errors import Cancelled, HypervisorError
+from vmckpt.units import Seconds
+
+_THREADS = min(4, os.cpu_count() or 1)
+# For device state: milliseconds, unless the host hardly runs.
+_PATIENCE = Seconds(10.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCaptured:
+    """One epoch. The image is good until the next capture."""
+
+    image: FrozenImage
+    epoch: int
+    changed: dict[str, Flags] | None
+    """For each block, which pages changed since the last epoch; None: all of them may have."""
+    pause: Seconds
+    phases: dict[str, Seconds]
+    """What the pause was made of, one step after the other."""
+
+
+class SharedMemory:
+    """A guest's memory and its last copy, ready for one capture after the other.
+
+    Use as `with SharedMemory(monitor, folder) as memory`. `folder` keeps the last copy, also from
+    one run to the next, and should be on tmpfs.
+    """
+
+    def __init__(self, monitor: Commands, folder: Path) -> None:
+        """Raises CannotCapture if the guest's memory cannot be shared with us."""
+        self._monitor = monitor
+        process = userfault.find_process(monitor.guest)
+        if process is None:
+            raise CannotCapture(
+                f"{monitor.name} has no QEMU process on {monitor.host}",
+                mend="capture it on the host where it runs",
+            )
+        self._files = guestmemory.files(monitor, process)
+        identity = f"{monitor.guest} {process} {guestmemory.started(process)}"
+        self._live: list[Mapping] = []
+        self._held: list[Flags] = []
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="compare")
+        self._last = LastCopy(folder, self._files, identity)
+        try:
+            for file in self._files:
+                self._live.append(self._map(file))
+        except BaseException:
+            self.close()
+            raise
+
+    def _map(self, file: guestmemory.MemoryFile) -> Mapping:
+        try:
+            opened = os.open(file.path, os.O_RDONLY)
+        except OSError as exc:
+            raise CannotCapture(
+                f"{self._monitor.name} on {self._monitor.host}: its memory {file.names[0]!r}"
+                f" cannot be opened: {exc}",
+                mend="run as root on that host",
+            ) from exc
+        try:
+            return Mapping(opened, file.size)
+        finally:
+            os.close(opened)
+
+    def __enter__(self) -> "SharedMemory":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the files go; the last copy stays."""
+        self._pool.shutdown()
+        for mapping in self._live:
+            mapping.close()
+        self._last.close()
+
+    @property
+    def epoch(self) -> int | None:
+        """Which epoch the last copy holds."""
+        return self._last.epoch
+
+    def capture(
+        self, epoch: int, hooks: Hooks, *, stop: threading.Event | None = None
+    ) -> SharedCaptured:
+        """Capture a running guest, which runs on afterwards.
+
+        Raises CannotCapture, CaptureFailed, HypervisorError or Cancelled; it runs on then, too.
+        """
+        monitor = self._monitor
+        if monitor.run_state() != "running":
+            raise CannotCapture(
+                f"{monitor.name} on {monitor.host} stands still, and after such a capture QEMU"
+                " would let nobody save or migrate it",
+                mend="use the background snapshot",
+            )
+        undo = settings.look(monitor, want=IGNORE_SHARED, runs=True, folder=None)
+        hooks.note(undo)
+        known = self._last.epoch is not None
+        self._last.tear()
+        tape = Tape()
+        with Drain(tape) as drain, keeper_for(monitor, undo, None):
+            try:
+                changed = self._warm()
+                if stop is not None and stop.is_set():
+                    raise Cancelled(f"capture of {monitor.name} stopped")
+                epoch_ = _Epoch(monitor, undo, hooks, drain)
+                comparing, marks = epoch_.take(self._begin_comparing)
+            except BaseException:
+                drain.discard()
+                with suppress(HypervisorError, CaptureFailed):
+                    settings.break_off(monitor, undo)
+                raise
+            settings.set_bandwidth(monitor, undo.bandwidth)
+        sink = PrivateMemory(self._files)
+        parser = StreamParser(sink)
+        parser.feed(tape.data)
+        parser.finish()
+        image, private = self._last.complete(epoch, sink)
+        for index, flags in enumerate(comparing.result()):
+            changed[index] |= flags
+        named = {image.blocks[block].name: changed[file] for block, file in sink.shared.items()}
+        return SharedCaptured(
+            image=image, epoch=epoch, changed=named | private if known else None,
+            pause=Seconds(marks[-1][1] - marks[0][1]),
+            phases={b[0]: Seconds(b[1] - a[1]) for a, b in pairwise(marks)},
+        )  # fmt: skip
+
+    def _warm(self) -> list[Flags]:
+        """Bring the last copy up while the guest still runs, so that little is left to copy."""
+        self._held = [live.held() for live in self._live]
+        for live, last, held in zip(self._live, self._last.mappings, self._held, strict=True):
+            live.populate(held)
+            last.populate(last.written)
+        return self._compare()
+
+    def _compare(self) -> list[Flags]:
+        together = zip(self._live, self._last.mappings, self._held, strict=True)
+        return [bring_up(live, last, self._pool, expected=held) for live, last, held in together]
+
+    def _begin_comparing(self) -> "Future[list[Flags]]":
+        future: Future[list[Flags]] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(self._compare())
+            except Exception as exc:  # noqa: BLE001 - handed to whoever waits
+                future.set_exception(exc)
+
+        threading.Thread(target=run, name="comparing", daemon=True).start()
+        return future
+
+
+Marks = list[tuple[str, float]]
+
+
+class _Epoch:
+    """The part of a capture for which the guest stands still."""
+
+    def __init__(self, monitor: Commands, undo: Undo, hooks: Hooks, drain: Drain) -> None:
+        self._monitor = monitor
+        self._undo = undo
+        self._hooks = hooks
+        self._drain = drain
+
+    def take(
+        self, compare: "Callable[[], Future[list[Flags]]]"
+    ) -> "tuple[Future[list[Flags]], Marks]":
+        """From stop to cont; the comparison and when each step had ended."""
+        monitor = self._monitor
+        settings.set_bandwidth(monitor, settings.NO_LIMIT)
+        self._drain.hand_over(monitor)
+        marks: Marks = [("begin", time.monotonic())]
+        monitor.tell("stop", {})
+        marks.append(("stop", time.monotonic()))
+        # QEMU writes no memory any more: the devices were drained, and their state is only read.
+        comparing = compare()
+        settings.set_capabilities(monitor, {k: not on for k, on in self._undo.capabilities.items()})
+        monitor.tell("migrate", {"uri": f"fd:{PIPE}"})
+        self._wait()
+        marks.append(("device state", time.monotonic()))
+        comparing.result()
+        marks.append(("compare", time.monotonic()))
+        if self._hooks.barrier is not None:
+            guestmemory.activate_disks(monitor)
+            self._hooks.barrier()
+            marks.append(("barrier", time.monotonic()))
+        settings.set_capabilities(monitor, self._undo.capabilities)
+        monitor.tell("cont", {})
+        marks.append(("cont", time.monotonic()))
+        self._hooks.captured()
+        return comparing, marks
+
+    def _wait(self) -> None:
+        """Until QEMU has wholly ended its migration: a `cont` before that may crash it."""
+        if not self._drain.ended(_PATIENCE):
+            raise self._failed("the stream does not end")
+        give_up = time.monotonic() + _PATIENCE
+        while (state := self._monitor.run_state()) != "postmigrate":
+            if state not in ("paused", "finish-migrate") or time.monotonic() > give_up:
+                raise self._failed(f"it is {state}")
+            status = self._monitor.ask("query-migrate")
+            if status["status"] == "failed":
+                raise self._failed(str(status.get("error-desc", "QEMU says 'failed'")))
+
+    def _failed(self, why: str) -> CaptureFailed:
+        return CaptureFailed(
+            f"the capture of {self._monitor.name} on {self._monitor.host} broke off: {why}",
+            mend="look at QEMU's log there, then try again",
+        )

@@ -1,0 +1,95 @@
+"""Frees a guest whose writes wait for a background snapshot that broke off.
+
+QEMU 7.2 keeps the guest's memory write-protected when such a snapshot fails or is cancelled: the
+guest hangs at its next write, for ever. The protection hangs on a file of QEMU's that a privileged
+process on its host may use, too.
+"""
+
+import ctypes
+import fcntl
+import os
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_PIDFD_GETFD = 438
+_UNREGISTER = 0x8010AA01
+_WRITEPROTECT = 0xC018AA06
+_KIND = "anon_inode:[userfaultfd]"
+# What the kernel calls memory whose writes are watched.
+_WATCHED = "uw"
+_RANGE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
+
+
+def find_process(guest: str) -> int | None:
+    """The QEMU process of a guest on this host, by UUID; None if there is none."""
+    mark = b"\0-uuid\0" + guest.encode() + b"\0"
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if mark in command.read_bytes():
+                return int(command.parent.name)
+    return None
+
+
+def watched(smaps: str) -> list[tuple[int, int]]:
+    """Start and length of each range of memory whose writes are watched, from /proc/PID/smaps."""
+    found, current = [], None
+    for line in smaps.splitlines():
+        if (match := _RANGE.match(line)) is not None:
+            current = int(match[1], 16), int(match[2], 16) - int(match[1], 16)
+        elif line.startswith("VmFlags:") and _WATCHED in line.split() and current is not None:
+            found.append(current)
+    return found
+
+
+def free(process: int) -> int:
+    """Stop watching all of a process's memory; how many ranges were watched.
+
+    No snapshot may be under way. Raises OSError, also if we may not do that.
+    """
+    ranges = watched(Path(f"/proc/{process}/smaps").read_text())
+    if not ranges:
+        return 0
+    files = list(_files(process))
+    if not files:
+        raise OSError(f"process {process} has no userfaultfd any more")
+    left = set(ranges)
+    try:
+        for file in files:
+            for start, length in ranges:
+                with suppress(OSError):
+                    fcntl.ioctl(file, _WRITEPROTECT, struct.pack("=QQQ", start, length, 0))
+                with suppress(OSError):  # another file's
+                    fcntl.ioctl(file, _UNREGISTER, struct.pack("=QQ", start, length))
+                    left.discard((start, length))
+    finally:
+        for file in files:
+            os.close(file)
+    if left:
+        raise OSError(f"{len(left)} ranges of process {process} stay write-protected")
+    return len(ranges)
+
+
+def _files(process: int) -> Iterator[int]:
+    """Copies of a process's userfaultfds; to be closed."""
+    library = ctypes.CDLL(None, use_errno=True)
+    pidfd = os.pidfd_open(process)
+    try:
+        for link in Path(f"/proc/{process}/fd").iterdir():
+            if not _is_userfaultfd(link):
+                continue
+            copy = library.syscall(_PIDFD_GETFD, pidfd, int(link.name), 0)
+            if copy < 0:
+                raise OSError(ctypes.get_errno(), "its userfaultfd cannot be had")
+            yield copy
+    finally:
+        os.close(pidfd)
+
+
+def _is_userfaultfd(link: Path) -> bool:
+    try:
+        return str(link.readlink()) == _KIND
+    except OSError:  # closed meanwhile
+        return False

@@ -1,0 +1,355 @@
+"""vmckpt snapshot pin, unpin, delete, prune, gc, copy, export and import."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vmckpt import api, units
+from vmckpt.api import keeping
+from vmckpt.api.keeping import Pruning
+from vmckpt.cli import output, snapshot_look
+from vmckpt.cli.arguments import INVENTORY, JSON
+from vmckpt.cli.snapshot_options import (
+    DRY_RUN,
+    SNAPSHOT,
+    SNAPSHOTS,
+    STORE,
+    YES,
+    Ticker,
+    sure,
+)
+from vmckpt.errors import StoreDamaged
+from vmckpt.snapshot.copying import Moved
+from vmckpt.snapshot.keeping import when
+from vmckpt.snapshot.pruning import Fate
+from vmckpt.snapshot.retention import Keep
+from vmckpt.store.gc import GRACE, Collected
+from vmckpt.units import Seconds, show_bytes
+
+_MOST = 100_000
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make these, and those that look, commands of `app`."""
+    snapshot_look.add_to(app)
+    for command in (pin, unpin, delete, prune, gc, copy, export):
+        app.command()(command)
+    app.command("import")(import_)
+
+
+def pin(
+    snapshot: SNAPSHOT,
+    why: Annotated[str, typer.Option(help="For whoever wonders.")] = "",
+    store: STORE = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Keep a snapshot: neither delete nor prune touches it until it is unpinned.
+
+    Example:
+
+        vmckpt snapshot pin before-upgrade --why "until the audit is over"
+    """
+    id_ = keeping.pin(api.load_inventory(inventory), store, snapshot, why)
+    _done({"id": id_, "pinned": True}, f"{id_} is pinned", json=json)
+
+
+def unpin(
+    snapshot: SNAPSHOT, store: STORE = None, inventory: INVENTORY = None, json: JSON = False
+) -> None:
+    """Let a snapshot be deleted again.
+
+    Example:
+
+        vmckpt snapshot unpin before-upgrade
+    """
+    id_ = keeping.unpin(api.load_inventory(inventory), store, snapshot)
+    _done({"id": id_, "pinned": False}, f"{id_} is not pinned", json=json)
+
+
+def delete(
+    snapshots: SNAPSHOTS,
+    yes: YES = False,
+    store: STORE = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Delete snapshots. No other one needs them; their room comes free with vmckpt snapshot gc.
+
+    Examples:
+
+        vmckpt snapshot delete s-k3fq
+
+        vmckpt snapshot delete monday tuesday --yes --json
+    """
+    doomed = keeping.doomed(api.load_inventory(inventory), store, snapshots)
+    named = [
+        f"{id_} ({doomed.known[id_].name} of {doomed.known[id_].guest})"
+        if id_ in doomed.known
+        else id_
+        for id_ in doomed.ids
+    ]
+    sure(f"delete {', '.join(named)} for good?", yes=yes)
+    deleted = []
+    for id_ in doomed.delete():
+        deleted.append(id_)
+        if not json:
+            output.out.print(f"{id_} is deleted")
+    if json:
+        output.print_json({"deleted": deleted})
+
+
+def prune(
+    keep_last: Annotated[int, typer.Option(min=0, max=_MOST, help="The newest so many.")] = 0,
+    keep_hourly: Annotated[
+        int, typer.Option(min=0, max=_MOST, help="The newest of so many hours.")
+    ] = 0,
+    keep_daily: Annotated[
+        int, typer.Option(min=0, max=_MOST, help="The newest of so many days.")
+    ] = 0,
+    keep_weekly: Annotated[
+        int, typer.Option(min=0, max=_MOST, help="The newest of so many weeks.")
+    ] = 0,
+    keep_monthly: Annotated[
+        int, typer.Option(min=0, max=_MOST, help="The newest of so many months.")
+    ] = 0,
+    schedule: Annotated[
+        str | None, typer.Option(help="Whose snapshots; needed if the store has several's.")
+    ] = None,
+    dry_run: DRY_RUN = False,
+    yes: YES = False,
+    store: STORE = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Delete what a schedule made and no rule keeps; say of each why it stays or goes.
+
+    A rule keeps the newest of each of the last so many hours, days, … that have one. The newest of
+    a guest, pinned ones, and what people or other schedules made always stay.
+
+    Examples:
+
+        vmckpt snapshot prune --keep-last 7 --keep-daily 14 --dry-run
+
+        vmckpt snapshot prune --schedule nightly --keep-daily 7 --keep-monthly 12 --yes
+    """
+    keep = Keep(
+        last=keep_last,
+        hourly=keep_hourly,
+        daily=keep_daily,
+        weekly=keep_weekly,
+        monthly=keep_monthly,
+    )
+    found = keeping.prune(api.load_inventory(inventory), store, keep, schedule, dry_run=dry_run)
+    going = [one.id for one in found.fates if not one.stays]
+    if all(one.public is None or one.public.schedule != found.schedule for one in found.fates):
+        output.say(f"warning: no snapshot here was made by schedule {found.schedule}")
+    if not json:
+        _print_fates(found)
+    done: dict[str, Fate] = {}
+    if going and not dry_run:
+        sure(f"delete {len(going)} of {len(found.fates)} snapshots for good?", yes=yes)
+        for one in found.carry_out():
+            done[one.id] = one
+            output.say(f"{one.id} {'is deleted' if one.deleted else one.reasons[0]}")
+    if json:
+        output.print_json(
+            {
+                "schedule": found.schedule,
+                "dry_run": dry_run,
+                "snapshots": [done.get(one.id, one).as_json() for one in found.fates],
+                "deleted": [one.id for one in done.values() if one.deleted],
+            }
+        )
+
+
+def _print_fates(found: Pruning) -> None:
+    table = output.table("snapshot", "name", "guest", "made (UTC)", "", "why")
+    for one in found.fates:
+        told = one.public
+        table.add_row(
+            one.id,
+            "" if told is None else told.name,
+            "" if told is None else told.guest,
+            "" if told is None else when(told.made_at),
+            output.styled("green", "stays") if one.stays else output.styled("bold red", "goes"),
+            output.in_one_line("; ".join(one.reasons)),
+        )
+    output.out.print(table)
+    going = sum(not one.stays for one in found.fates)
+    output.out.print(f"schedule {found.schedule}: {going} of {len(found.fates)} go")
+
+
+def _grace(text: str) -> Seconds:
+    try:
+        return units.parse_seconds(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from None
+
+
+def gc(
+    grace: Annotated[
+        Seconds | None,
+        typer.Option(
+            parser=_grace, metavar="TIME", help="How old what goes is at least; else 24h."
+        ),
+    ] = None,
+    dry_run: DRY_RUN = False,
+    store: STORE = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Remove from a store what no snapshot needs. Others may be at work in it meanwhile.
+
+    It goes in two steps, each after the grace time: what nobody needs is condemned, and removed by
+    a later run. A restore may take no longer than both together, or should be pinned.
+
+    Examples:
+
+        vmckpt snapshot gc --dry-run
+
+        vmckpt snapshot gc --grace 12h --store far
+    """
+    known = api.load_inventory(inventory)
+    after = GRACE if grace is None else grace
+    where, done = keeping.collect(known, store, grace=after, dry_run=dry_run, say=output.say)
+    if json:
+        output.print_json(_collected_json(where, done, dry_run=dry_run))
+    else:
+        _print_collected(where, done, dry_run=dry_run)
+    if done.missing or done.unreadable:
+        raise StoreDamaged(
+            f"{where}: {done.missing} chunks that snapshots need are missing, and"
+            f" {len(done.unreadable)} packs cannot be read",
+            mend="vmckpt snapshot verify tells more",
+        )
+
+
+def _collected_json(where: str, done: Collected, *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "store": where,
+        "dry_run": dry_run,
+        "removed": done.removed,
+        "removed_bytes": done.removed_bytes,
+        "condemned": done.condemned,
+        "condemned_bytes": done.condemned_bytes,
+        "rewritten": done.rewritten,
+        "waiting": list(done.waiting),
+        "dead_locks": done.dead_locks,
+        "leftovers": done.leftovers,
+        "missing_chunks": done.missing,
+        "unreadable_packs": list(done.unreadable),
+    }
+
+
+def _print_collected(where: str, done: Collected, *, dry_run: bool) -> None:
+    would = "would be " if dry_run else ""
+    output.out.print(
+        f"{where}: {done.removed} objects {would}removed ({show_bytes(done.removed_bytes)}),"
+        f" {done.condemned} {would}condemned ({show_bytes(done.condemned_bytes)}),"
+        f" {done.rewritten} packs {would}rewritten",
+        soft_wrap=True,
+    )
+    if done.dead_locks or done.leftovers:
+        output.out.print(
+            f"left by those that were killed: {done.dead_locks} locks, {done.leftovers} files"
+        )
+    for why in done.waiting:
+        output.out.print(f"for later: {why}", soft_wrap=True)
+
+
+def copy(
+    snapshots: SNAPSHOTS,
+    to: Annotated[str, typer.Option(metavar="STORE", help="Where to: a store of the inventory.")],
+    store: STORE = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Copy snapshots into another store. No key is needed; what is there is not written again.
+
+    If it is broken off, the same command goes on.
+
+    Examples:
+
+        vmckpt snapshot copy before-upgrade --to far
+
+        vmckpt snapshot copy s-k3fq s-m2aa --store far --to near --json
+    """
+    known = api.load_inventory(inventory)
+    moved = []
+    for one in keeping.copy(known, snapshots, store, to, Ticker().take):
+        moved.append(one)
+        if not json:
+            _print_moved(one, to)
+    if json:
+        output.print_json([one.as_json() for one in moved])
+
+
+def export(
+    snapshot: SNAPSHOT,
+    file: Annotated[Path, typer.Argument(help="A new file.")],
+    store: STORE = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Write a snapshot into one file, as encrypted as it is in the store.
+
+    It is a tar archive; unpacked, it is a store of its own (docs/formats.md).
+
+    Example:
+
+        vmckpt snapshot export before-upgrade /mnt/stick/web1.vmckpt
+    """
+    known = api.load_inventory(inventory)
+    moved = keeping.export(known, store, snapshot, file, Ticker().take)
+    if json:
+        told = moved.as_json()
+        output.print_json(
+            {name: told[name] for name in ("id", "name", "chunks", "encrypted")}
+            | {"file": str(file), "bytes": moved.bytes_new}
+        )
+    else:
+        output.out.print(
+            f"{moved.id} {moved.name}: {moved.chunks} chunks, {show_bytes(moved.bytes_new)},"
+            f" in {file}",
+            soft_wrap=True,
+        )
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(help="What export has written.")],
+    store: STORE = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Put an exported snapshot into a store, if its writer is trusted here. No key is needed.
+
+    Example:
+
+        vmckpt snapshot import /mnt/stick/web1.vmckpt --store near
+    """
+    known = api.load_inventory(inventory)
+    place = known.store(store).name
+    moved = keeping.import_(known, store, file, Ticker().take)
+    if json:
+        output.print_json(moved.as_json() | {"store": place})
+    else:
+        _print_moved(moved, place)
+
+
+def _print_moved(moved: Moved, place: str) -> None:
+    if moved.already:
+        output.out.print(f"{moved.id} {moved.name}: is in {place} already")
+        return
+    output.out.print(
+        f"{moved.id} {moved.name}: in {place} now; {moved.chunks_new} of {moved.chunks} chunks"
+        f" were new, {show_bytes(moved.bytes_new)}"
+    )
+
+
+def _done(told: dict[str, Any], line: str, *, json: bool) -> None:
+    if json:
+        output.print_json(told)
+    else:
+        output.out.print(line)

@@ -1,0 +1,84 @@
+"""A running guest's disks as QEMU has them: sizes, image versions and dirty bitmaps."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import libvirt
+import libvirt_qemu
+
+from vmckpt.hypervisor import parse
+from vmckpt.model.backups import Bitmap, DiskFacts
+from vmckpt.units import Bytes
+
+_VERSIONS = {"0.10": 2, "1.1": 3}
+_NODES = {"execute": "query-named-block-nodes", "arguments": {"flat": True}}
+
+Nodes = Mapping[str, Mapping[str, Any]]
+
+
+def nodes(domain: libvirt.virDomain) -> Nodes:
+    """What QEMU says of its block nodes, by name."""
+    answer = libvirt_qemu.qemuMonitorCommand(domain, json.dumps(_NODES), 0)
+    return {str(node["node-name"]): node for node in json.loads(answer)["return"]}
+
+
+def remove_bitmap(domain: libvirt.virDomain, node: str, name: str) -> None:
+    """Remove a bitmap that libvirt knows nothing of."""
+    order = {"execute": "block-dirty-bitmap-remove", "arguments": {"node": node, "name": name}}
+    libvirt_qemu.qemuMonitorCommand(domain, json.dumps(order), 0)
+
+
+def read_facts(xml: str, known: Nodes) -> tuple[DiskFacts, ...]:
+    """The disks of a domain XML and what QEMU says of them."""
+    disks = parse.tree(xml, "domain").findall("devices/disk")
+    return tuple(_facts(disk, known) for disk in disks)
+
+
+def _facts(disk: ET.Element, known: Nodes) -> DiskFacts:
+    source, target, driver = disk.find("source"), disk.find("target"), disk.find("driver")
+    node = _node(source, known)
+    image = known[node].get("image", {}) if node is not None else {}
+    size = image.get("virtual-size")
+    data = image.get("format-specific", {}).get("data", {})
+    return DiskFacts(
+        name=target.get("dev", "?") if target is not None else "?",
+        kind=disk.get("type", "file"),
+        device=disk.get("device", "disk"),
+        # libvirt probes no formats and takes raw where none is written.
+        format=driver.get("type", "raw") if driver is not None else "raw",
+        source=_source(source),
+        read_only=disk.find("readonly") is not None,
+        shareable=disk.find("shareable") is not None,
+        size=None if size is None else Bytes(parse.count(size, "the disk's size")),
+        version=_VERSIONS.get(str(data.get("compat"))),
+        node=node,
+        bitmaps=tuple(_bitmaps(known[node])) if node is not None else (),
+    )
+
+
+def _source(source: ET.Element | None) -> str | None:
+    if source is None:
+        return None
+    keys = ("file", "dev", "name", "volume", "dir", "path")
+    return next((source.get(key) for key in keys if source.get(key)), None)
+
+
+def _node(source: ET.Element | None, known: Nodes) -> str | None:
+    """libvirt numbers a disk's nodes, and leaves out the upper one where it does nothing."""
+    number = source.get("index") if source is not None else None
+    found = (f"libvirt-{number}-{layer}" for layer in ("format", "storage"))
+    return next((name for name in found if name in known), None)
+
+
+def _bitmaps(node: Mapping[str, Any]) -> Iterator[Bitmap]:
+    for one in node.get("dirty-bitmaps", ()):
+        if "name" in one:  # those of QEMU's own jobs have none
+            yield Bitmap(
+                name=str(one["name"]),
+                recording=bool(one.get("recording")),
+                persistent=bool(one.get("persistent")),
+                busy=bool(one.get("busy")),
+                inconsistent=bool(one.get("inconsistent", False)),
+            )

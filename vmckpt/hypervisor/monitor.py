@@ -1,0 +1,181 @@
+"""QEMU's own monitor of one guest, through its libvirt; and what of libvirt goes with it.
+
+Plain calls that block, for a worker on the guest's host: files can be given to QEMU only there.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import libvirt
+import libvirt_qemu
+
+from vmckpt.errors import HypervisorError, OutcomeUnknown
+from vmckpt.hypervisor import library, parse
+
+T = TypeVar("T")
+
+LOCAL = "qemu:///system"
+
+
+class Refused(HypervisorError):
+    """QEMU answered a command with an error."""
+
+
+class Monitor:
+    """The monitor of one guest. Use as `with Monitor(uuid, host="alpha") as monitor`."""
+
+    def __init__(self, guest: str, *, host: str, uri: str = LOCAL) -> None:
+        """`guest` is a UUID; `host` is for messages. Raises HypervisorError."""
+        self.guest = guest
+        self.host = host
+        self.uri = uri
+        library.start()
+        try:
+            self._connection = libvirt.open(library.without_questions(uri))
+        except libvirt.libvirtError as exc:
+            broken = library.Broken(exc, sent=False)
+            raise library.broken(broken, host=host, what="connecting", changes=False) from exc
+        try:
+            self._domain = self._call(
+                "looking for the guest", lambda: self._connection.lookupByUUIDString(guest)
+            )
+        except HypervisorError:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Monitor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with suppress(libvirt.libvirtError):
+            self._connection.close()
+
+    @property
+    def name(self) -> str:
+        return self._domain.name()
+
+    def ask(self, command: str, **arguments: object) -> Any:
+        """A command that changes nothing. Raises HypervisorError."""
+        return self._monitor(command, arguments, (), changes=False)
+
+    def tell(self, command: str, arguments: dict[str, object], *, files: Sequence[int] = ()) -> Any:
+        """A command that changes something. Raises HypervisorError, also OutcomeUnknown."""
+        return self._monitor(command, arguments, files, changes=True)
+
+    def human(self, line: str) -> str:
+        """What QEMU says to a person who asks for `info ...`. Raises HypervisorError."""
+        return str(self.ask("human-monitor-command", **{"command-line": line}))
+
+    def run_state(self) -> str:
+        """QEMU's word for how the guest is: running, paused, postmigrate, ..."""
+        return str(self.ask("query-status")["status"])
+
+    def paused_by_somebody(self) -> bool:
+        """Whether a person or program paused the guest by libvirt's own call."""
+        state = self._call("asking for the guest's state", self._domain.state)
+        return tuple(state) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER)
+
+    def xml(self) -> str:
+        """The running guest as a restore wants it described, with its passwords."""
+        flags = libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_SECURE
+        return self._call("describing the guest", lambda: self._domain.XMLDesc(flags))
+
+    def cards(self) -> list[str]:
+        """QEMU's names for the guest's network cards."""
+        xml = self._call("describing the guest", lambda: self._domain.XMLDesc(0))
+        nodes = parse.tree(xml, "domain").findall("devices/interface/alias")
+        return [name for node in nodes if (name := node.get("name"))]
+
+    def resume(self) -> None:
+        """Let the guest run. Raises HypervisorError."""
+        self._call("resuming the guest", self._domain.resume, changes=True)
+
+    def end(self) -> None:
+        """End its QEMU at once. Raises HypervisorError."""
+        self._call("ending the guest", self._domain.destroy, changes=True)
+
+    def save_memory_live(self, xml: str) -> None:
+        """libvirt's own snapshot of memory to a file, of which libvirt keeps no record."""
+        flags = (
+            libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_LIVE | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
+        )
+        self._call(
+            "the memory snapshot", lambda: self._domain.snapshotCreateXML(xml, flags), changes=True
+        )
+
+    def on_domain(
+        self, what: str, call: Callable[[libvirt.virDomain], T], *, changes: bool = False
+    ) -> T:
+        """See seat.Seat."""
+        return self._call(what, lambda: call(self._domain), changes=changes)
+
+    def abort_job(self) -> None:
+        """End libvirt's job with the guest; fine if there is none."""
+
+        def change() -> None:
+            try:
+                self._domain.abortJob()
+            except libvirt.libvirtError as exc:
+                if exc.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID:
+                    raise
+
+        self._call("aborting the job", change, changes=True)
+
+    def _monitor(
+        self, command: str, arguments: dict[str, object], files: Sequence[int], *, changes: bool
+    ) -> Any:
+        text = json.dumps({"execute": command, "arguments": arguments})
+
+        def call() -> str:
+            if not files:
+                return libvirt_qemu.qemuMonitorCommand(self._domain, text, 0)
+            answer, _ = libvirt_qemu.qemuMonitorCommandWithFiles(self._domain, text, list(files), 0)
+            return answer
+
+        answer = self._call(command, call, changes=changes)
+        try:
+            told = json.loads(answer)
+            if "error" in told:
+                raise Refused(f"{self.host}: {command}: {told['error']['desc']}", host=self.host)
+            return told["return"]
+        except (ValueError, TypeError, LookupError) as exc:
+            text = f"{self.host}: {command}: the answer makes no sense: {answer[:100]!r}"
+            kind = OutcomeUnknown if changes else HypervisorError
+            raise kind(text, host=self.host) from exc
+
+    def _call(self, what: str, call: Callable[[], T], *, changes: bool = False) -> T:
+        """libvirt's errors become ours."""
+        try:
+            return call()
+        except libvirt.libvirtError as exc:
+            if self._connection.isAlive() == 1:
+                raise library.refused(exc, host=self.host, what=what) from exc
+            broken = library.Broken(exc, sent=True)
+            raise library.broken(broken, host=self.host, what=what, changes=changes) from exc
+
+
+def restore(path: str, xml: str, *, paused: bool, host: str, uri: str = LOCAL) -> None:
+    """Let libvirt start a guest from a save image, which may be a FIFO. Raises HypervisorError."""
+    library.start()
+    flags = libvirt.VIR_DOMAIN_SAVE_PAUSED if paused else libvirt.VIR_DOMAIN_SAVE_RUNNING
+    what = "restoring the guest"
+    try:
+        connection = libvirt.open(library.without_questions(uri))
+    except libvirt.libvirtError as exc:
+        broken = library.Broken(exc, sent=False)
+        raise library.broken(broken, host=host, what="connecting", changes=False) from exc
+    try:
+        connection.restoreFlags(path, xml, flags)
+    except libvirt.libvirtError as exc:
+        if connection.isAlive() == 1:
+            raise library.refused(exc, host=host, what=what) from exc
+        broken = library.Broken(exc, sent=True)
+        raise library.broken(broken, host=host, what=what, changes=True) from exc
+    finally:
+        with suppress(libvirt.libvirtError):
+            connection.close()

@@ -1,0 +1,1 @@
+"""Snapshots: taken, kept by a schedule, proved and restored."""

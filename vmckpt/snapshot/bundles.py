@@ -1,0 +1,269 @@
+"""A snapshot in one file: a tar archive that is a small store of its own (docs/formats.md).
+
+    format           as in a store
+    snapshots/ID     its manifest
+    wraps/ID         if it is encrypted
+    packs/ab/…       its chunks, and nothing else
+
+Each object can be proved as in a store. Of the archive itself every bit is looked at, too: what is
+not exactly as it is written here is refused.
+"""
+
+import errno
+import os
+import secrets
+import tarfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from blake3 import blake3
+
+from vmckpt.errors import BadInput, NotInStore, StoreDamaged, StoreError, StoreFull, StoreNewer
+from vmckpt.snapshot.copying import Box, Moved, boxes, moved, there_already
+from vmckpt.snapshot.keeping import Progress, silent, told, wrapped_of
+from vmckpt.store import manifest, packs, small, wraps
+from vmckpt.store.index import NameSet
+from vmckpt.store.manifest import Manifest
+from vmckpt.store.packing import PACK_SIZE
+from vmckpt.store.sealing import PLAIN, Plain
+from vmckpt.store.store import VERSION, Store, parse_format
+from vmckpt.store.writer import Writer
+
+_BLOCK = 512
+_FORMAT = "format"
+_MODE = 0o640
+_LARGEST_SMALL = 64 << 10
+_LARGEST = {"format": _LARGEST_SMALL, "wraps": _LARGEST_SMALL, "snapshots": manifest.LARGEST}
+_LARGEST_PACK = 64 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def export(
+    store: Store, id_: str, path: Path, progress: Progress = silent, *, pack_size: int = PACK_SIZE
+) -> Moved:
+    """Write a snapshot into a new file, without any key. Raises BadInput and StoreError.
+
+    The file appears when it is whole and on the disk.
+    """
+    data = store.manifest(id_)
+    found = manifest.decode(data, id_, None)
+    wrapped = wrapped_of(store, found)
+    with _new_file(path) as file:
+        out = _Archive(file, int(found.public.made_at))
+        made = datetime.fromtimestamp(found.public.made_at, UTC).isoformat(timespec="seconds")
+        head = {"version": VERSION, "id": secrets.token_hex(16), "made": made}
+        out.add(_FORMAT, small.written(_FORMAT, head))
+        out.add(f"snapshots/{id_}", data)
+        if wrapped is not None:
+            out.add(f"wraps/{id_}", small.framed(f"wraps/{id_}", wrapped))
+        for pack in _packed(boxes(store, NameSet([found.names.array()])), pack_size):
+            out.add(packs.key_of(blake3(pack).hexdigest()), pack)
+            progress(told("export", out.size))
+        out.end()
+        return moved(found, new=len(found.names), written=out.size)
+
+
+def import_(
+    store: Store, path: Path, trusted: Collection[bytes], progress: Progress = silent
+) -> Moved:
+    """Publish what a file holds, without any key; what the store has is not written again.
+
+    Raises BadInput, KeyRefused if its writer is not trusted, and StoreError; then nothing is there.
+    """
+    with _explained(path), path.open("rb") as file:
+        objects = _Objects(file, str(path))
+        parse_format(objects.expect(_FORMAT), str(path))
+        key, data = objects.begins("snapshots/")
+        id_ = key.rpartition("/")[2]
+        found = manifest.decode(data, id_, trusted)
+        wrapped = None
+        if found.encrypted:
+            raw = objects.expect(f"wraps/{id_}")
+            wrapped = small.unframed(f"wraps/{id_}", raw, str(path))
+            wraps.recipients(wrapped, id_)
+        if there_already(store, id_, data):
+            return moved(found, already=True)
+        with store.writer(None) as writer:
+            _fill(objects, found, writer, progress)
+            written = writer.finish()
+            store.publish(id_, data, wrapped, writer=writer)
+    return moved(found, new=written.chunks_new, written=written.bytes_new)
+
+
+def _fill(objects: "_Objects", found: Manifest, writer: Writer, progress: Progress) -> None:
+    """Hand the chunks that are not there to the store. Raises StoreDamaged if one is missing."""
+    names = found.names.array()
+    wanted = {name.tobytes() for name in names[~writer.have(names)]}
+    done = 0
+    for key, pack in objects.rest():
+        for name, box, plain in _boxes(key, pack, objects.where):
+            if name in wanted:
+                if found.public.domain == PLAIN:
+                    # Without encryption anybody can see whether a chunk is what it is named for.
+                    Plain().unseal(box, name)
+                writer.add_box(name, bytes(box), plain)
+                wanted.remove(name)
+        done += len(pack)
+        progress(told("import", done))
+    if wanted:
+        raise StoreDamaged(
+            f"{objects.where}: {len(wanted)} of the snapshot's {len(names)} chunks are not in it",
+            mend="export it again",
+        )
+
+
+def _boxes(key: str, pack: bytes, where: str) -> Iterator[Box]:
+    id_ = packs.pack_of(key)
+    if id_ is None:
+        raise _damaged(where, f"{key[:80]!r} has no place in it")
+    try:
+        rows = packs.parse(id_, pack).rows
+    except (StoreDamaged, StoreNewer) as exc:
+        raise type(exc)(f"{where}: {key}: {exc.message}", mend="export it again") from exc
+    view = memoryview(pack)
+    for name, offset, length, plain, _ in rows.tolist():
+        yield name, view[offset : offset + length], plain
+
+
+def _packed(these: Iterator[Box], most: int) -> Iterator[bytes]:
+    """Boxes in packs."""
+    part: list[tuple[bytes, bytes, int]] = []
+    size = 0
+    for name, box, plain in these:
+        if part and size + len(box) > most:
+            yield packs.encode(part, os.urandom(16))
+            part, size = [], 0
+        part.append((name, bytes(box), plain))
+        size += len(box)
+    if part:
+        yield packs.encode(part, os.urandom(16))
+
+
+@dataclass(slots=True)
+class _Archive:
+    """A tar archive that is being written."""
+
+    file: BinaryIO
+    made_at: int
+    size: int = 0
+
+    def add(self, name: str, body: bytes) -> None:
+        """One object."""
+        for part in (_head(name, len(body), self.made_at), body, bytes(-len(body) % _BLOCK)):
+            self.file.write(part)
+            self.size += len(part)
+
+    def end(self) -> None:
+        self.size += self.file.write(bytes(2 * _BLOCK))
+
+
+class _Objects:
+    """The objects of an archive, in the order in which they must be."""
+
+    def __init__(self, file: BinaryIO, where: str) -> None:
+        self._file, self.where = file, where
+
+    def expect(self, name: str) -> bytes:
+        """The next object, which has that name. Raises StoreDamaged."""
+        found, body = self.begins(name)
+        if found != name:
+            raise _damaged(self.where, f"{found[:80]!r} is where {name} should be")
+        return body
+
+    def begins(self, beginning: str) -> tuple[str, bytes]:
+        """The next object, whose name begins so. Raises StoreDamaged."""
+        found = self._next()
+        if found is None or not found[0].startswith(beginning):
+            raise _damaged(self.where, f"it has no {beginning.rstrip('/')} where one should be")
+        return found
+
+    def rest(self) -> Iterator[tuple[str, bytes]]:
+        """What comes then, up to the end. Raises StoreDamaged."""
+        while (found := self._next()) is not None:
+            yield found
+
+    def _next(self) -> tuple[str, bytes] | None:
+        block = self._read(_BLOCK)
+        if not any(block):
+            if any(self._read(_BLOCK)) or self._file.read(1):
+                raise _damaged(self.where, "there is something behind its end")
+            return None
+        name, size = _parsed(block, self.where)
+        if size > _LARGEST.get(name.partition("/")[0], _LARGEST_PACK):
+            raise _damaged(self.where, f"{name} is larger than it can be")
+        body = self._read(size)
+        if any(self._read(-size % _BLOCK)):
+            raise _damaged(self.where, f"behind {name} there is what should not be")
+        return name, body
+
+    def _read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        if len(data) < size:
+            raise _damaged(self.where, "it is cut off")
+        return data
+
+
+def _head(name: str, size: int, made_at: int) -> bytes:
+    told_ = tarfile.TarInfo(name)
+    told_.size, told_.mode, told_.mtime = size, _MODE, made_at
+    return told_.tobuf(tarfile.USTAR_FORMAT)
+
+
+def _parsed(block: bytes, where: str) -> tuple[str, int]:
+    """Name and size from a heading. Raises StoreDamaged unless it is one as `_head` makes it."""
+    try:
+        found = tarfile.TarInfo.frombuf(block, "ascii", "strict")
+        name, size = found.name, found.size
+        good = size >= 0 and _head(name, size, int(found.mtime)) == block
+    except (tarfile.HeaderError, ValueError) as exc:
+        raise _damaged(where, "it is not an export, or a heading in it is damaged") from exc
+    if not good:
+        raise _damaged(where, "a heading in it is damaged")
+    return name, size
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name when all is on the disk. Raises BadInput, StoreError."""
+    if path.exists():
+        raise BadInput(f"{path} is there already", mend="name another file")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    with _explained(path):
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+            _sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as exc:
+        raise NotInStore(f"{path}: there is no such file or folder") from exc
+    except OSError as exc:
+        if exc.errno in _FULL:
+            raise StoreFull(f"{path}: no room left", mend="make room there") from exc
+        raise StoreError(f"{path}: {exc.strerror or exc}") from exc
+
+
+def _damaged(where: str, what: str) -> StoreDamaged:
+    return StoreDamaged(f"{where}: {what}", mend="export it again")

@@ -1,0 +1,204 @@
+"""When the next snapshot is due: every so often, or by the calendar. Pure.
+
+    15min  6h  1d  1h30min          that long after the last one
+    hourly  hourly :20              every hour, at that minute
+    daily 03:00,15:00               every day; without a time at 00:00
+    weekly  mon..fri 22:30  sat,sun 04:00
+    monthly  monthly 15 02:00  monthly last 02:00
+
+The calendar is that of a time zone. A time that a change of clocks skips comes as much later as the
+clocks were put on; one that comes twice counts once, but for `hourly`, which goes by real hours.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from enum import StrEnum
+from typing import TypeAlias
+
+from vmckpt.units import Seconds
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_EXAMPLE = "write it like 15min, hourly, daily 03:00, mon..fri 22:30 or monthly 1 02:00"
+_LONGEST = 80
+_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+_INTERVAL = re.compile(r"([0-9]{1,6}(s|min|m|h|d))+")
+_SHORTEST = 1
+_LAST = 0
+"""Of a month: its last day."""
+
+
+class Every(StrEnum):
+    """The first word of a calendar expression."""
+
+    HOUR = "hourly"
+    DAY = "daily"
+    WEEK = "weekly"
+    MONTH = "monthly"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Every so often."""
+
+    every: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Hourly:
+    """Every hour."""
+
+    minute: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weekly:
+    """At times of some days of the week; daily is on all of them."""
+
+    days: frozenset[int]
+    """0 is Monday."""
+    times: tuple[time, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Monthly:
+    """At times of one day of the month."""
+
+    day: int
+    """1 to 28, or 0 for the last one."""
+    times: tuple[time, ...]
+
+
+When: TypeAlias = Interval | Hourly | Weekly | Monthly
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What a schedule has to do now."""
+
+    now: bool
+    """However many runs were missed, it is one."""
+    next: float
+    """When to look again, seconds since 1970: the next run, after one at `now` if it is due."""
+
+
+def parse(text: str) -> When:
+    """Read an interval or a calendar expression. Raises ValueError with examples."""
+    words = text.lower().split() if len(text) <= _LONGEST else []
+    try:
+        return _parsed(words)
+    except (ValueError, IndexError) as exc:
+        raise ValueError(f"{text[:_LONGEST]!r} is not understood; {_EXAMPLE}") from exc
+
+
+def due(when: When, last: float | None, now: float, zone: tzinfo) -> Due:
+    """Whether it is due, and when it is next. `last`: when it last ran; None: never, so it is due.
+
+    A `last` in the future is from a clock that was wrong: waiting for it could take years.
+    """
+    if last is None or last > now:
+        return Due(now=True, next=next_after(when, now, zone))
+    coming = next_after(when, last, zone)
+    if coming <= now:
+        return Due(now=True, next=next_after(when, now, zone))
+    return Due(now=False, next=coming)
+
+
+def next_after(when: When, after: float, zone: tzinfo) -> float:
+    """The first run after a time, both in seconds since 1970; an interval counts from there."""
+    match when:
+        case Interval():
+            return after + when.every
+        case Hourly():
+            return _next_hour(when, after, zone)
+        case Weekly() | Monthly():
+            day = datetime.fromtimestamp(after, zone).date()
+            return next(moment for moment in _moments(when, day, zone) if moment > after)
+
+
+def _next_hour(when: Hourly, after: float, zone: tzinfo) -> float:
+    # In real minutes: the zone says which of them are that minute of an hour.
+    moment = datetime.fromtimestamp(after // 60 * 60, UTC)
+    for _ in range(24 * 60):
+        moment += timedelta(minutes=1)
+        if moment.astimezone(zone).minute == when.minute:
+            break
+    return moment.timestamp()
+
+
+def _moments(when: Weekly | Monthly, first: date, zone: tzinfo) -> Iterator[float]:
+    """From the day before on, in order."""
+    day = first - timedelta(days=1)
+    while True:
+        if _has(when, day):
+            local = [datetime.combine(day, one, tzinfo=zone) for one in when.times]
+            yield from sorted(moment.timestamp() for moment in local)
+        day += timedelta(days=1)
+
+
+def _has(when: Weekly | Monthly, day: date) -> bool:
+    if isinstance(when, Weekly):
+        return day.weekday() in when.days
+    if when.day == _LAST:
+        return (day + timedelta(days=1)).day == 1
+    return day.day == when.day
+
+
+def _parsed(words: list[str]) -> When:
+    first, rest = words[0], words[1:]
+    if _INTERVAL.fullmatch(first) and not rest:
+        total = sum(
+            int(number) * _UNITS[unit] for number, unit in re.findall(r"([0-9]+)([a-z]+)", first)
+        )
+        if not _SHORTEST <= total <= 366 * 86400:
+            raise ValueError(first)
+        return Interval(Seconds(float(total)))
+    if first == Every.HOUR:
+        return Hourly(_minute(*rest))
+    if first == Every.MONTH:
+        named = rest[:1] if rest and ":" not in rest[0] else []
+        return Monthly(_day_of_month(*named), _times(*rest[len(named) :]))
+    if first == Every.DAY:
+        return Weekly(frozenset(range(7)), _times(*rest))
+    if first == Every.WEEK:
+        return Weekly(frozenset({0}), _times(*rest))
+    return Weekly(_days(first), _times(*rest))
+
+
+def _minute(text: str = ":00", *more: str) -> int:
+    if more or not re.fullmatch(":[0-5][0-9]", text):
+        raise ValueError(text)
+    return int(text[1:])
+
+
+def _times(text: str = "00:00", *more: str) -> tuple[time, ...]:
+    if more:
+        raise ValueError(text)
+    return tuple(sorted({_time(one) for one in text.split(",")}))
+
+
+def _time(text: str) -> time:
+    if not re.fullmatch("[0-2]?[0-9]:[0-5][0-9]", text):
+        raise ValueError(text)
+    hour, minute = text.split(":")
+    return time(int(hour), int(minute))
+
+
+def _day_of_month(text: str = "1") -> int:
+    if text == "last":
+        return _LAST
+    # Not every month has a 29th: who means the last day says so.
+    if not re.fullmatch("[0-9]{1,2}", text) or not 1 <= int(text) <= 28:
+        raise ValueError(text)
+    return int(text)
+
+
+def _days(text: str) -> frozenset[int]:
+    found: set[int] = set()
+    for one in text.split(","):
+        first, _, last = one.partition("..")
+        begin, end = DAYS.index(first), DAYS.index(last or first)
+        # "fri..mon" goes over the weekend.
+        found.update((begin + step) % 7 for step in range((end - begin) % 7 + 1))
+    return frozenset(found)

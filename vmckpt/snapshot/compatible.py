@@ -1,0 +1,185 @@
+"""Can this host run that snapshot? Every reason against it, by name. Pure."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.hosts import HostFacts
+from vmckpt.store.facts import Contents, Facts, Public
+from vmckpt.units import Bytes, show_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """What is known of the host that is to run it, and of what is there already."""
+
+    host: str
+    facts: HostFacts
+    cpu_fits: bool | None = None
+    """Whether it can give the guest its CPU; None: libvirt cannot tell."""
+    on_host: Mapping[str, bool] = field(default_factory=dict)
+    """For each boot file whether it is there; absent: not asked."""
+    disks: Mapping[str, Bytes] = field(default_factory=dict)
+    """Size of each image that is to be written over, by target; absent: it is made anew."""
+    ram: Mapping[str, Bytes] | None = None
+    """RAM blocks of the machine that waits for the memory; None: it was not started yet."""
+
+
+def check(public: Public, facts: Facts, files: Mapping[str, bytes], side: Side) -> list[Finding]:
+    """All findings, blockers first. `files`: what the manifest keeps (NVRAM, TPM state).
+
+    A snapshot without memory boots anew: what only a running machine minds is a warning then.
+    """
+    found = [
+        *_emulator(public, side),
+        *_machine(public, side),
+        *_cpu(public, facts, side),
+        *_firmware(facts, files, side),
+        *_disks(facts, side),
+        *_memory(public, facts, side),
+    ]
+    return sorted(found, key=lambda finding: finding.severity is not Severity.BLOCKER)
+
+
+def version(text: str) -> tuple[int, ...] | None:
+    """A version as numbers; None if it is none: "7.2.22 (Debian)" is 7, 2, 22."""
+    match = re.match(r"[0-9]{1,9}(\.[0-9]{1,9}){0,3}", text)
+    return tuple(int(number) for number in match[0].split(".")) if match else None
+
+
+def _emulator(public: Public, side: Side) -> Iterator[Finding]:
+    made, here = version(public.qemu), version(side.facts.qemu_version)
+    text = f"made by QEMU {public.qemu}; {side.host} has {side.facts.qemu_version}"
+    if made is None or here is None:
+        yield _warning("qemu-version-unknown", side, f"{text}: not comparable")
+    # Device state can be loaded by a newer QEMU; of one release, the last number does not matter.
+    elif here[:2] < made[:2]:
+        least = ".".join(str(number) for number in made[:2])
+        yield _against(
+            public, "qemu-older", side, text, f"restore on a host with QEMU {least} or newer"
+        )
+
+
+def _machine(public: Public, side: Side) -> Iterator[Finding]:
+    if public.machine not in side.facts.machines:
+        yield _blocker(
+            "machine-missing",
+            side,
+            f"{side.host}'s QEMU does not offer the machine {public.machine}",
+            "restore on a host that does: vmckpt hosts shows them",
+        )
+    if public.accelerator not in side.facts.accelerators:
+        offered = ", ".join(sorted(side.facts.accelerators)) or "none"
+        yield _against(
+            public,
+            "accelerator-missing",
+            side,
+            f"made under {public.accelerator}; {side.host} offers {offered}",
+            f"restore on a host with {public.accelerator}",
+        )
+
+
+def _cpu(public: Public, facts: Facts, side: Side) -> Iterator[Finding]:
+    if facts.cpu_xml is None:
+        return
+    if side.cpu_fits is False:
+        yield _against(
+            public,
+            "cpu-lacks-features",
+            side,
+            f"{side.host}'s CPU lacks what the guest's has",
+            "restore on a host with the same CPU or a newer one",
+        )
+    elif side.cpu_fits is None:
+        yield _warning(
+            "cpu-not-compared", side, f"{side.host} cannot tell whether its CPU fits the guest's"
+        )
+
+
+def _firmware(facts: Facts, files: Mapping[str, bytes], side: Side) -> Iterator[Finding]:
+    for path in facts.boot_files:
+        there = side.on_host.get(path)
+        if there is False:
+            yield _blocker(
+                "boot-file-missing",
+                side,
+                f"{path}, which the guest boots from, is not on {side.host}",
+                "install or copy it there",
+            )
+        elif there is None:
+            yield _warning("boot-file-not-asked", side, f"{path}: not known if {side.host} has it")
+    for element, name, code in (("nvram", "nvram", "nvram-missing"), ("tpm", "tpm", "tpm-missing")):
+        kept = any(file == name or file.startswith(f"{name}/") for file in files)
+        if re.search(rf"<{element}[\s/>]", facts.domain_xml) and not kept:
+            yield _warning(
+                code,
+                side,
+                f"the guest has {element.upper()} state, and the snapshot does not",
+                "it starts with that of a new machine",
+            )
+
+
+def _disks(facts: Facts, side: Side) -> Iterator[Finding]:
+    known = {disk.target for disk in facts.disks}
+    for disk in facts.disks:
+        size = side.disks.get(disk.target)
+        if size is not None and size != disk.size:
+            yield _blocker(
+                "disk-size",
+                side,
+                f"{disk.target} has {show_bytes(size)} ({size} bytes) there and"
+                f" {show_bytes(disk.size)} ({disk.size} bytes) in the snapshot",
+                "restore into new images with --as",
+            )
+    for target in sorted(side.disks.keys() - known):
+        yield _blocker(
+            "disk-unknown",
+            side,
+            f"{target} is not in the snapshot: it would stay as it is now",
+            "detach it first, or restore with --as",
+        )
+
+
+def _memory(public: Public, facts: Facts, side: Side) -> Iterator[Finding]:
+    if public.contents is not Contents.MEMORY:
+        return
+    if side.facts.memory_free < public.memory:
+        yield _warning(
+            "memory-short",
+            side,
+            f"{side.host} has {show_bytes(side.facts.memory_free)} free, and the guest takes"
+            f" {show_bytes(public.memory)}",
+            "stop another guest first",
+        )
+    if side.ram is None:
+        return
+    blocks = {block.name: block.size for block in facts.ram}
+    for name in sorted(blocks.keys() | side.ram.keys()):
+        made, here = blocks.get(name), side.ram.get(name)
+        if made == here:
+            continue
+        yield _blocker(
+            "ram-block",
+            side,
+            f"RAM block {name}: {_size(made)} in the snapshot, {_size(here)} there",
+            "the machine was put together differently: restore on the QEMU that made it",
+        )
+
+
+def _size(size: int | None) -> str:
+    return "none" if size is None else f"{size} bytes"
+
+
+def _against(public: Public, code: str, side: Side, text: str, mend: str) -> Finding:
+    """A blocker for memory and device state; disks alone can be booted by anything like it."""
+    running = public.contents is Contents.MEMORY
+    return _blocker(code, side, text, mend) if running else _warning(code, side, text, mend)
+
+
+def _blocker(code: str, side: Side, text: str, mend: str) -> Finding:
+    return Finding(code=code, severity=Severity.BLOCKER, where=side.host, text=text, mend=mend)
+
+
+def _warning(code: str, side: Side, text: str, mend: str | None = None) -> Finding:
+    return Finding(code=code, severity=Severity.WARNING, where=side.host, text=text, mend=mend)

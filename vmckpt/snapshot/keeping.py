@@ -1,0 +1,189 @@
+"""Finding a snapshot that is in a store, and opening it."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from vmckpt.errors import BadInput, KeyRefused, NotInStore, StoreDamaged, StoreError, StoreNewer
+from vmckpt.model.events import Copied
+from vmckpt.store import manifest, wraps
+from vmckpt.store.facts import Public
+from vmckpt.store.index import Names
+from vmckpt.store.inside import Private
+from vmckpt.store.manifest import Manifest
+from vmckpt.store.sealing import Sealing
+from vmckpt.store.store import Store
+from vmckpt.units import Bytes
+
+Identity = Callable[[], X25519PrivateKey]
+"""Loads the key that opens snapshots, and may ask for its passphrase: called only if one is needed.
+Raises KeyRefused."""
+Progress = Callable[[Copied], None]
+_BEGINS = "s-"
+_MOST_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """A snapshot as it can be seen without a key."""
+
+    data: bytes
+    found: Manifest
+    pinned: bool
+    trusted: bool
+    """It was signed by a writer that is trusted here."""
+    keys: tuple[str, ...]
+    """Fingerprints of the keys that open it."""
+    wrong: str | None
+    """Why it cannot be told which keys open it."""
+
+    @property
+    def public(self) -> Public:
+        return self.found.public
+
+
+def silent(_: Copied) -> None:
+    """Nobody wants to know."""
+
+
+def told(phase: str, done: int, total: int | None = None, new: int = 0) -> Copied:
+    """How far a work is."""
+    of = None if total is None else Bytes(total)
+    return Copied(phase=phase, done=Bytes(done), total=of, new=Bytes(new))
+
+
+def references(data: bytes) -> Names:
+    """What a manifest names, for collections and checks, which say themselves whose it is."""
+    try:
+        return manifest.references(data).array()
+    except (StoreDamaged, StoreNewer) as exc:
+        what = exc.message.removeprefix("snapshots/?").lstrip(": ")
+        raise type(exc)(what, mend=exc.mend) from exc
+
+
+def find(store: Store, word: str) -> str:
+    """The id of a snapshot, by its id, the beginning of it, or its name.
+
+    Raises NotInStore, and BadInput, naming them, if there are several.
+    """
+    known: dict[str, Public | None] = dict.fromkeys(one.id for one in store.manifests())
+    if word in known:
+        return word
+    known |= dict(readable(store, known))
+    found = matching(word, {id_: None if one is None else one.name for id_, one in known.items()})
+    if len(found) == 1:
+        return found[0]
+    if found:
+        shown = ", ".join(_described(id_, known[id_]) for id_ in found[:_MOST_NAMED])
+        more = len(found) - _MOST_NAMED
+        rest = f" and {more} more" if more > 0 else ""
+        raise BadInput(f"{word!r} may be {shown}{rest}", mend="name one by its id")
+    unread = sum(one is None for one in known.values())
+    beside = f"; of {unread} the name cannot be read" if unread else ""
+    raise NotInStore(
+        f"{store.backend.where} has no snapshot {word!r}{beside}",
+        mend="vmckpt snapshot list shows them",
+    )
+
+
+def matching(word: str, names: Mapping[str, str | None]) -> tuple[str, ...]:
+    """The ids that a word may mean, of all ids with their names. Pure.
+
+    A beginning that is somebody's name, too, means both: nobody deletes the wrong one by chance.
+    """
+    if word in names:
+        return (word,)
+    begins = word.startswith(_BEGINS) and len(word) > len(_BEGINS)
+    return tuple(
+        id_ for id_, name in sorted(names.items())
+        if name == word or (begins and id_.startswith(word))
+    )  # fmt: skip
+
+
+def readable(store: Store, ids: Iterable[str]) -> Iterable[tuple[str, Public]]:
+    """What snapshots tell of themselves, without those that cannot be read."""
+    for id_ in list(ids):
+        try:
+            yield id_, manifest.decode(store.manifest(id_), id_, None).public
+        except (StoreDamaged, StoreNewer, NotInStore):
+            continue
+
+
+def look(store: Store, id_: str, trusted: Collection[bytes]) -> Looked:
+    """Look at a snapshot without a key. Raises StoreError."""
+    data = store.manifest(id_)
+    found = manifest.decode(data, id_, None)
+    keys: tuple[str, ...] = ()
+    wrong = None
+    if found.encrypted:
+        try:
+            keys = wraps.recipients(_wrapped(store, id_), id_)
+        except (StoreDamaged, StoreNewer) as exc:
+            wrong = exc.message
+    return Looked(
+        data=data,
+        found=found,
+        pinned=id_ in store.pins(),
+        trusted=bytes.fromhex(found.public.signer) in trusted,
+        keys=keys,
+        wrong=wrong,
+    )
+
+
+def opened(
+    store: Store, looked: Looked, identity: Identity | None, trusted: Collection[bytes]
+) -> tuple[Private, Sealing]:
+    """The private part of a snapshot that a trusted writer signed. Raises StoreError."""
+    found = manifest.decode(looked.data, looked.public.id, trusted)
+    return found.opened(data_key(store, found, identity))
+
+
+def data_key(store: Store, found: Manifest, identity: Identity | None) -> bytes | None:
+    """What opens a snapshot; None: it is not encrypted. Raises StoreError."""
+    if not found.encrypted:
+        return None
+    id_ = found.public.id
+    if identity is None:
+        raise KeyRefused(
+            f"snapshot {id_} is encrypted",
+            mend="name an identity with --identity, or by VMCKPT_IDENTITY",
+        )
+    return wraps.unwrap(_wrapped(store, id_), id_, identity())
+
+
+def _wrapped(store: Store, id_: str) -> bytes:
+    wrapped = store.wraps(id_)
+    if wrapped is None:
+        raise StoreDamaged(
+            f"{store.backend.where}: wraps/{id_} is missing: nobody can open the snapshot",
+            mend="bring it back from another tier or a copy",
+        )
+    return wrapped
+
+
+def wrapped_of(store: Store, found: Manifest) -> bytes | None:
+    """The wrapped keys of a snapshot, whole; None: it is not encrypted. Raises StoreError."""
+    if not found.encrypted:
+        return None
+    wrapped = _wrapped(store, found.public.id)
+    wraps.recipients(wrapped, found.public.id)
+    return wrapped
+
+
+def bare(error: StoreError, store: Store, key: str) -> str:
+    """What is wrong, without the names that are told anyway."""
+    message = error.message.removeprefix(f"{store.backend.where}: ").removeprefix(key)
+    return message.removeprefix(": ").removeprefix(" is damaged: ").strip()
+
+
+def when(at: float) -> str:
+    """A time as snapshots show it."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _described(id_: str, public: Public | None) -> str:
+    if public is None:
+        return id_
+    return f"{id_} ({public.name}, of {public.guest}, {when(public.made_at)})"

@@ -1,0 +1,134 @@
+"""Deletes what a schedule's retention does not keep. Only what the schedule made itself can go."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import tzinfo
+from typing import Any
+
+from vmckpt.errors import BadInput, NotInStore, StoreDamaged, StoreNewer
+from vmckpt.snapshot import retention
+from vmckpt.snapshot.keeping import bare
+from vmckpt.snapshot.retention import Keep, Kept
+from vmckpt.store import manifest
+from vmckpt.store.facts import Public
+from vmckpt.store.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What becomes of a snapshot, and why."""
+
+    id: str
+    public: Public | None
+    """None: it cannot be read."""
+    stays: bool
+    reasons: tuple[str, ...]
+    deleted: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        told = self.public
+        return {
+            "id": self.id,
+            "name": None if told is None else told.name,
+            "guest": None if told is None else told.guest,
+            "made_at": None if told is None else told.made_at,
+            "stays": self.stays,
+            "reasons": list(self.reasons),
+            "deleted": self.deleted,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """The snapshots of a store, as pruning sees them."""
+
+    known: Mapping[str, Public]
+    """Those that a trusted writer signed: no others count, nor go."""
+    left: Mapping[str, tuple[Public | None, str]]
+    """The others, and why they are left alone."""
+    pins: frozenset[str]
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """The schedules that made any."""
+        return tuple(sorted({one.schedule for one in self.known.values() if one.schedule}))
+
+
+def survey(store: Store, trusted: Collection[bytes]) -> Survey:
+    """Look at all snapshots. Raises StoreError."""
+    known: dict[str, Public] = {}
+    left: dict[str, tuple[Public | None, str]] = {}
+    pins = store.pins()
+    for one in store.manifests():
+        try:
+            public = manifest.decode(store.manifest(one.id), one.id, None).public
+        except NotInStore:
+            continue
+        except (StoreDamaged, StoreNewer) as exc:
+            left[one.id] = (None, f"cannot be read: {bare(exc, store, f'snapshots/{one.id}')}")
+            continue
+        # Whoever may write into the store could else make good ones go by newer ones of their own.
+        if bytes.fromhex(public.signer) in trusted:
+            known[one.id] = public
+        else:
+            left[one.id] = (public, "its writer is not trusted here")
+    return Survey(known=known, left=left, pins=pins)
+
+
+def schedule_of(found: Survey, asked: str | None, where: str) -> str:
+    """Which schedule is meant. Raises BadInput if none is named and there is not just one."""
+    if asked is not None:
+        return asked
+    if not found.schedules:
+        raise BadInput(
+            f"no snapshot in {where} that a trusted writer signed was made by a schedule",
+            mend="only those are pruned; vmckpt snapshot delete is for others",
+        )
+    if len(found.schedules) > 1:
+        raise BadInput(
+            f"{where} has snapshots of schedules {', '.join(found.schedules)}",
+            mend="name one with --schedule",
+        )
+    return found.schedules[0]
+
+
+def plan(found: Survey, keep: Keep, *, schedule: str, now: float, zone: tzinfo) -> tuple[Fate, ...]:
+    """What becomes of each, the newest first. Pure. Raises BadInput without any rule."""
+    if keep.nothing_said:
+        raise BadInput(
+            "no rule says what to keep, so all would stay", mend="say one, like --keep-last 7"
+        )
+    kept = [
+        Kept(
+            id=id_,
+            guest=one.guest_uuid,
+            made_at=one.made_at,
+            schedule=one.schedule,
+            pinned=id_ in found.pins,
+            group=one.group,
+        )
+        for id_, one in found.known.items()
+    ]
+    verdicts = retention.plan(kept, keep, schedule=schedule, now=now, zone=zone)
+    judged = [
+        Fate(id=one.id, public=found.known[one.id], stays=one.stays, reasons=one.reasons)
+        for one in verdicts
+    ]
+    left = [
+        Fate(id=id_, public=public, stays=True, reasons=(why,))
+        for id_, (public, why) in sorted(found.left.items())
+    ]
+    return (*judged, *left)
+
+
+def carry_out(store: Store, fates: Collection[Fate]) -> Iterator[Fate]:
+    """Delete what goes, the oldest first; tells of each. Raises StoreError."""
+    for one in reversed([one for one in fates if not one.stays]):
+        try:
+            store.delete(one.id)
+        except BadInput:
+            yield replace(one, stays=True, reasons=("pinned meanwhile",))
+        except NotInStore:
+            yield replace(one, reasons=("somebody else has deleted it",))
+        else:
+            yield replace(one, deleted=True)

@@ -1,0 +1,98 @@
+"""Makes a store's snapshots open for other keys: their wraps are replaced, and nothing else."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from vmckpt.errors import KeyRefused, NotInStore, StoreDamaged, StoreNewer
+from vmckpt.snapshot.keeping import bare, wrapped_of
+from vmckpt.store import manifest, wraps
+from vmckpt.store.identities import public_of
+from vmckpt.store.keytexts import fingerprint
+from vmckpt.store.manifest import Manifest
+from vmckpt.store.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotated:
+    """What a rotation did in one store, or would do."""
+
+    store: str
+    rewrapped: tuple[str, ...]
+    open: tuple[str, ...]
+    """Snapshots that are not encrypted."""
+    refused: Mapping[str, str]
+    """Those that were left as they are, for this identity or their writer is not the right one."""
+    damaged: Mapping[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "store": self.store,
+            "rewrapped": list(self.rewrapped),
+            "not_encrypted": list(self.open),
+            "refused": dict(self.refused),
+            "damaged": dict(self.damaged),
+        }
+
+
+def rotate(
+    store: Store,
+    identity: X25519PrivateKey,
+    admins: Collection[bytes],
+    trusted: Collection[bytes],
+    *,
+    dry_run: bool,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Rotated:
+    """Wrap the data keys of all snapshots for these administrators and no others.
+
+    What this identity does not open stays as it is. Raises StoreError.
+    """
+    rewrapped, open_ = [], []
+    refused: dict[str, str] = {}
+    damaged: dict[str, str] = {}
+    there = store.manifests()
+    for number, one in enumerate(there, 1):
+        try:
+            found = manifest.decode(store.manifest(one.id), one.id, trusted)
+            wrapped = wrapped_of(store, found)
+            if wrapped is None:
+                open_.append(one.id)
+                continue
+            fresh = rewrap(found, wrapped, identity, admins)
+            if not dry_run:
+                store.put_wraps(one.id, fresh)
+            rewrapped.append(one.id)
+        except NotInStore:
+            continue  # it was deleted meanwhile
+        except KeyRefused as exc:
+            refused[one.id] = exc.message
+        except (StoreDamaged, StoreNewer) as exc:
+            damaged[one.id] = bare(exc, store, f"snapshots/{one.id}")
+        progress(number, len(there))
+    return Rotated(
+        store=store.backend.where,
+        rewrapped=tuple(rewrapped),
+        open=tuple(open_),
+        refused=refused,
+        damaged=damaged,
+    )
+
+
+def rewrap(
+    found: Manifest, wrapped: bytes, identity: X25519PrivateKey, admins: Collection[bytes]
+) -> bytes:
+    """New wraps of the same data key. Raises KeyRefused, and StoreDamaged if it is another key."""
+    id_ = found.public.id
+    if fingerprint(public_of(identity)) not in wraps.recipients(wrapped, id_):
+        raise KeyRefused(f"snapshot {id_} is not for this identity")
+    try:
+        key = wraps.unwrap(wrapped, id_, identity)
+    except KeyRefused as exc:
+        raise StoreDamaged(f"wraps/{id_}: {exc.message}") from exc
+    # Anybody can wrap a key of theirs for us: it must not take the place of the others' good ones.
+    if manifest.data_key_id(key) != found.public.data_key_id:
+        raise StoreDamaged(f"wraps/{id_}: what it holds for this identity is another data key")
+    return wraps.wrap(key, id_, admins)

@@ -1,0 +1,106 @@
+"""What a snapshot command is given, and what it tells."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vmckpt.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeRequest:
+    """What the operator asked for."""
+
+    guest: str
+    name: str | None = None
+    """None: the time."""
+    memory: bool = True
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A snapshot that is in the store."""
+
+    id: str
+    name: str
+    guest: str
+    host: str
+    store: str
+    pause: Seconds
+    """How long the guest stood still."""
+    took: Seconds
+    read: Bytes
+    same: Bytes
+    """As in the snapshot before."""
+    zero: Bytes
+    written: Bytes
+    """What the store took for it."""
+    encrypted: bool
+    warnings: tuple[str, ...]
+    job: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "name": self.name,
+            "guest": self.guest,
+            "host": self.host,
+            "store": self.store,
+            "pause_ms": round(self.pause * 1000, 1),
+            "took_ms": round(self.took * 1000),
+            "read_bytes": self.read,
+            "same_bytes": self.same,
+            "zero_bytes": self.zero,
+            "written_bytes": self.written,
+            "encrypted": self.encrypted,
+            "warnings": list(self.warnings),
+            "job": self.job,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreRequest:
+    """What the operator asked for."""
+
+    snapshot: str
+    """Its id, the beginning of it, or its name."""
+    fork: str | None = None
+    """The name of another guest that it becomes; None: it takes its old place."""
+    folder: str | None = None
+    """Where a fork's disks go; None: beside those of the guest."""
+    link_up: bool = False
+    """A fork's network is on."""
+    end_running: bool = False
+    """The guest is ended first if it runs."""
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A guest that is back."""
+
+    snapshot: str
+    guest: str
+    host: str
+    disks: Seconds
+    """How long writing its disks took."""
+    memory: Seconds
+    """From then until it ran."""
+    took: Seconds
+    images: Mapping[str, str]
+    warnings: tuple[str, ...]
+    job: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "snapshot": self.snapshot,
+            "guest": self.guest,
+            "host": self.host,
+            "disks_ms": round(self.disks * 1000),
+            "memory_ms": round(self.memory * 1000),
+            "took_ms": round(self.took * 1000),
+            "images": dict(self.images),
+            "warnings": list(self.warnings),
+            "job": self.job,
+        }

@@ -1,0 +1,122 @@
+"""A snapshot without a controller: is it in the store, and is its guest as it was."""
+
+import asyncio
+from collections.abc import Sequence
+
+from vmckpt.agent.orders import PutBackOrder, UnrestoreOrder
+from vmckpt.inventory import Inventory
+from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.records import Operation, StoredStep
+from vmckpt.model.callers import Caller
+from vmckpt.model.jobs import Outcome
+from vmckpt.model.recovery import Settled
+from vmckpt.model.stores import StorePlace
+from vmckpt.policy.types import Policy
+from vmckpt.snapshot import agents, session
+from vmckpt.snapshot.steps import Step
+
+_NEVER = Settled(truth="it had not begun", outcome=Outcome.FAILED)
+
+
+async def settle(
+    inventory: Inventory,
+    policies: Sequence[Policy],
+    operation: Operation,
+    steps: Sequence[StoredStep],
+    recorder: Recorder | None,
+    *,
+    caller: Caller,
+    adopt: bool,
+) -> Settled:
+    """See recover.rooms.Room."""
+    del policies, adopt  # it goes by no policy, and goes on in no libvirt
+    begun = next((one for one in steps if one.name == Step.TAKE), None)
+    told = _NEVER
+    if begun is not None:
+        host = inventory.host(operation.source or "")
+        order = _order(operation, begun, steps, host.name, dry=recorder is None)
+        found = await session.carried_out(host, order.as_json(), caller.emit, asyncio.Event())
+        told = verdict(published=bool(found["published"]))
+    if recorder is not None:
+        recorder.finish(told.outcome or Outcome.FAILED, {"recovered": told.as_json()})
+    return told
+
+
+async def settle_restore(
+    inventory: Inventory,
+    policies: Sequence[Policy],
+    operation: Operation,
+    steps: Sequence[StoredStep],
+    recorder: Recorder | None,
+    *,
+    caller: Caller,
+    adopt: bool,
+) -> Settled:
+    """See recover.rooms.Room."""
+    del policies, adopt
+    begun = next((one for one in steps if one.name == Step.RESTORE), None)
+    told = _NEVER
+    if begun is not None:
+        host = inventory.host(operation.source or "")
+        order = UnrestoreOrder(
+            guest=operation.guest_uuid or "",
+            uri=agents.LIBVIRT,
+            host=host.name,
+            state=str(begun.intent["state"]),
+            snapshot=str(begun.intent["snapshot"]),
+            images=dict(begun.intent["images"]),
+            dry=recorder is None,
+        )
+        found = await session.carried_out(host, order.as_json(), caller.emit, asyncio.Event())
+        told = came_back(arrived=bool(found["arrived"]))
+    if recorder is not None:
+        recorder.finish(told.outcome or Outcome.FAILED, {"recovered": told.as_json()})
+    return told
+
+
+def came_back(*, arrived: bool) -> Settled:
+    """What is true of a restore once its agent is gone."""
+    if arrived:
+        return Settled(
+            truth="the guest is back",
+            outcome=Outcome.COMPLETED,
+            did=("remove the images from before",),
+        )
+    return Settled(
+        truth="the guest was not started",
+        outcome=Outcome.FAILED,
+        did=("put the images from before back",),
+    )
+
+
+def verdict(*, published: bool) -> Settled:
+    """What is true once the agent is gone."""
+    if published:
+        return Settled(
+            truth="the snapshot is in the store",
+            outcome=Outcome.COMPLETED,
+            did=("put back what its capture set",),
+        )
+    return Settled(
+        truth="no snapshot was published",
+        outcome=Outcome.FAILED,
+        did=("put back what its capture set", "remove what was captured"),
+    )
+
+
+def _order(
+    operation: Operation, begun: StoredStep, steps: Sequence[StoredStep], host: str, *, dry: bool
+) -> PutBackOrder:
+    facts = {one.name: str(one.intent["facts"]) for one in steps if "facts" in one.intent}
+    return PutBackOrder(
+        guest=operation.guest_uuid or "",
+        uri=agents.LIBVIRT,
+        host=host,
+        store=StorePlace(name=str(begun.intent["store"]), url=str(begun.intent["url"])),
+        state=str(begun.intent["state"]),
+        snapshot=str(begun.intent["snapshot"]),
+        capture=facts.get(Step.CAPTURE),
+        backup=facts.get(Step.BACKUP),
+        freeze=facts.get(Step.FREEZE),
+        dry=dry,
+    )

@@ -1,0 +1,23 @@
+"""The steps of a snapshot in the journal; `settling` has how each is undone."""
+
+from enum import StrEnum
+
+
+class Step(StrEnum):
+    """What taking a snapshot does to a host, a guest and a store."""
+
+    TAKE = "take"
+    """An agent is started; {"snapshot", "store", "url", "state"}."""
+    CAPTURE = "capture"
+    """QEMU is set up for a capture; {"facts"}: what was so before."""
+    BACKUP = "backup"
+    """libvirt opens a backup; {"facts"}: what it leaves behind."""
+    FREEZE = "freeze"
+    """The guest's file systems are held still; {"facts"}."""
+
+    RESTORE = "restore"
+    """Disks are written and a guest started; {"snapshot", "store", "url", "state", "images"}."""
+
+
+NOTED = (Step.CAPTURE, Step.BACKUP, Step.FREEZE)
+"""Those that the agent asks for, with what its undoing needs to know."""

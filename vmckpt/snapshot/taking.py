@@ -1,0 +1,187 @@
+"""Taking a snapshot: the controller's part. The work is done by an agent on the guest's host."""
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from vmckpt.agent.orders import CreateOrder
+from vmckpt.errors import (
+    BadInput,
+    Cancelled,
+    GuestBusy,
+    JournalError,
+    LeaseLost,
+    RemoteError,
+    VmckptError,
+)
+from vmckpt.hypervisor import guests
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.journal import identity
+from vmckpt.journal import recorder as journal
+from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.records import NewOperation
+from vmckpt.journal.steps import JournalDesk
+from vmckpt.lease.types import guest_resource
+from vmckpt.model.callers import Caller
+from vmckpt.model.events import Event
+from vmckpt.model.guests import Guest
+from vmckpt.model.hosts import Host
+from vmckpt.model.jobs import Outcome
+from vmckpt.model.stores import StorePlace
+from vmckpt.snapshot import agents, session
+from vmckpt.snapshot.requests import Taken, TakeRequest
+from vmckpt.snapshot.steps import NOTED, Step
+from vmckpt.store import manifest
+from vmckpt.store.facts import new_id
+from vmckpt.store.keyring import Keyring
+from vmckpt.units import Bytes, Seconds
+
+
+async def take(
+    host: Host, store: StorePlace, keys: Keyring, request: TakeRequest, caller: Caller
+) -> Taken:
+    """Take a snapshot of a guest that runs on a host, and put it into a store.
+
+    Setting `caller.stop` gives it up: the guest is as it was, and nothing is in the store. Raises
+    Cancelled then, and VmckptError.
+    """
+    async with Hypervisor(host) as hypervisor:
+        guest = await guests.find_guest(hypervisor, request.guest)
+        check(guest, request.guest, host)
+        assert guest is not None
+        recorder = await asyncio.to_thread(_record, host, store, guest, request, caller)
+        try:
+            await asyncio.to_thread(recorder.acquire, guest_resource(guest.uuid))
+            taken = await _Taking(host, store, keys, caller, recorder).run(guest, request)
+            recorder.finish(Outcome.COMPLETED, taken.as_json())
+            return taken
+        except Cancelled:
+            recorder.finish(Outcome.CANCELLED, None)
+            raise
+        except VmckptError as exc:
+            # An agent that ended without a word: nobody knows, and recovery looks.
+            if not isinstance(exc, RemoteError):
+                recorder.finish(Outcome.FAILED, {"error": str(exc)})
+            raise
+        finally:
+            await asyncio.to_thread(recorder.close)
+
+
+def check(guest: Guest | None, name: str, host: Host) -> None:
+    """Raises BadInput or GuestBusy if no snapshot can be taken of it now."""
+    if guest is None:
+        raise BadInput(f"{host.name} has no guest {name}", mend="run vmckpt guests")
+    if not guest.state.is_active:
+        raise BadInput(
+            f"{guest.name} is {guest.state} on {host.name}: it has no memory to be captured",
+            mend="start it, or leave its memory out with --no-memory",
+        )
+    if guest.job is not None:
+        raise GuestBusy(
+            f"a job holds {guest.name} on {host.name}: {guest.job}; nothing was changed",
+            mend="try again when that has ended",
+        )
+
+
+def _record(
+    host: Host, store: StorePlace, guest: Guest, request: TakeRequest, caller: Caller
+) -> Recorder:
+    new = NewOperation(
+        kind="snapshot",
+        guest=guest.name,
+        guest_uuid=guest.uuid,
+        source=host.name,
+        detail={"store": store.name, "name": request.name, "memory": request.memory},
+    )
+    return journal.begin(new, caller.warn)
+
+
+class _Taking:
+    """One snapshot that is being taken."""
+
+    def __init__(
+        self, host: Host, store: StorePlace, keys: Keyring, caller: Caller, recorder: Recorder
+    ) -> None:
+        self._host, self._store, self._keys = host, store, keys
+        self._caller, self._recorder = caller, recorder
+        self._desk = JournalDesk(recorder)
+        self._unsigned: str | None = None
+        """The snapshot whose manifest may still be signed."""
+
+    async def run(self, guest: Guest, request: TakeRequest) -> Taken:
+        order = await asyncio.to_thread(self._order, guest, request)
+        self._unsigned = order.snapshot
+        meant = {
+            "snapshot": order.snapshot,
+            "store": order.store.name,
+            "url": order.store.url,
+            "state": order.state,
+        }
+        await self._desk.intend(Step.TAKE, meant)
+        stop = self._caller.stop
+        told = await session.carried_out(
+            self._host, order.as_json(), self._emit, stop, self._answer
+        )
+        return Taken(
+            id=order.snapshot,
+            name=order.name,
+            guest=guest.name,
+            host=self._host.name,
+            store=self._store.name,
+            pause=Seconds(told["pause"]),
+            took=Seconds(told["took"]),
+            read=Bytes(told["read"]),
+            same=Bytes(told["same"]),
+            zero=Bytes(told["zero"]),
+            written=Bytes(told["written"]),
+            encrypted=order.salt is not None,
+            warnings=tuple(told["warnings"]),
+            job=self._recorder.id,
+        )
+
+    def _order(self, guest: Guest, request: TakeRequest) -> CreateOrder:
+        encrypts, fence = self._keys.encrypts, self._recorder.fence
+        if encrypts:
+            self._keys.sealing()  # makes the salt, if it is the first time
+        salt = self._keys.salt() if encrypts else None
+        return CreateOrder(
+            guest=guest.uuid,
+            uri=agents.LIBVIRT,
+            host=self._host.name,
+            store=self._store,
+            state=self._host.agent_state,
+            snapshot=new_id(secrets.token_bytes(10)),
+            name=request.name or datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+            by=identity.asked_by(),
+            owner="" if fence is None else f"{fence.resource}#{fence.token}",
+            memory=request.memory,
+            tags=dict(request.tags),
+            group=None,
+            salt=None if salt is None else salt.hex(),
+            admins=tuple(admin.key.hex() for admin in self._keys.admins()) if encrypts else (),
+            signer=self._keys.signing().public.hex(),
+        )
+
+    async def _answer(self, asked: str, about: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            self._desk.check()
+            if asked == "intend" and about.get("step") in NOTED:
+                await self._desk.intend(str(about["step"]), {"facts": str(about["facts"])})
+                return {"answer": True}
+            if asked == "sign" and self._unsigned is not None:
+                message = bytes.fromhex(str(about["message"]))
+                # Only what was ordered is signed, and once: no host can speak for another guest.
+                if manifest.is_for(message, self._unsigned):
+                    self._unsigned = None
+                    return {"answer": self._keys.signing().sign(message).hex()}
+        except (JournalError, LeaseLost) as exc:
+            return {"refused": str(exc)}
+        except (KeyError, ValueError):
+            pass
+        return {"refused": "that is not what was ordered"}
+
+    def _emit(self, event: Event) -> None:
+        self._recorder.take(event)
+        self._caller.emit(event)

@@ -1,0 +1,206 @@
+"""What packs a store has and what is in them, read once and kept on the client by pack id.
+
+The client's cache is a folder of runs (see `index`), each file with its BLAKE3 at the end; one that
+is not whole is thrown away, and what it told is read from the store again.
+"""
+
+import contextlib
+import secrets
+import struct
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+
+from vmckpt.errors import NotInStore, StoreDamaged, StoreError, StoreNewer
+from vmckpt.store import packs
+from vmckpt.store.backend import Backend, Stored
+from vmckpt.store.index import ENTRY, Index, PackInfo, Run
+
+_MAGIC = b"vmckptIX1"
+_HEAD = struct.Struct("<9sxxxxxxxQQ")
+_PACK = struct.Struct("<32sQII")
+_SUM = 32
+_TAIL = 64 << 10
+"""What is read of a pack at first: index and footer of about a thousand boxes."""
+_MOST_FILES = 8
+_AT_ONCE = 1000
+"""Packs whose indexes are held in memory before they make a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A store's packs at one moment."""
+
+    index: Index
+    stored: Mapping[str, Stored]
+    """By pack id; packs that were left out are not in it."""
+    unreadable: Mapping[str, StoreError]
+    """Packs whose index makes no sense: nobody counts on them, and nobody removes them."""
+
+
+class Catalog:
+    """A store's packs as this client knows them."""
+
+    def __init__(self, backend: Backend, cache: Path | None) -> None:
+        """`cache`: a folder for this store alone; without one the indexes stay in memory."""
+        self._backend, self._cache = backend, cache
+        self._kept: list[Run] = []
+        self._guard = threading.Lock()
+
+    def load(self, without: "frozenset[str]" = frozenset()) -> Listing:
+        """All packs that are there now but some. Raises StoreError."""
+        stored = {}
+        for one in self._backend.keys("packs/"):
+            pack = packs.pack_of(one.key)
+            if pack is not None and pack not in without:
+                stored[pack] = one
+        runs = self._kept if self._cache is None else list(self._cached())
+        known = {info.id for run in runs for info in run.packs}
+        fresh, unreadable = self._fetched(
+            [one for pack, one in stored.items() if pack not in known]
+        )
+        runs = self._kept_for_later(runs, fresh, set(stored))
+        with self._guard:
+            _use_once(runs, set(stored))
+            index = Index(run.view() for run in runs)
+        return Listing(index, stored, unreadable)
+
+    def _fetched(self, missing: Sequence[Stored]) -> tuple[list[Run], dict[str, StoreError]]:
+        """The indexes of packs, from the store."""
+        runs, unreadable, part = [], {}, []
+        with ThreadPoolExecutor(8, "index") as pool:
+            for one, found in zip(missing, pool.map(self._read, missing), strict=True):
+                if isinstance(found, packs.Index):
+                    pack = one.key.rpartition("/")[2]
+                    part.append((PackInfo(pack, found.generation, one.size), found.rows))
+                elif found is not None:
+                    unreadable[one.key.rpartition("/")[2]] = found
+                if len(part) == _AT_ONCE:
+                    runs.append(Run.of(part))
+                    part = []
+        return [*runs, Run.of(part)] if part else runs, unreadable
+
+    def _read(self, one: Stored) -> "packs.Index | StoreError | None":
+        """The index of a pack; why there is none; or None if the pack is gone."""
+        try:
+            return read_index(self._backend, one)
+        except NotInStore:
+            return None
+        except (StoreDamaged, StoreNewer) as exc:
+            return exc
+
+    def _kept_for_later(self, runs: list[Run], fresh: list[Run], there: set[str]) -> list[Run]:
+        """Put what is new into the cache, and its files together if they are many."""
+        if self._cache is None:
+            self._kept = [*runs, *fresh]
+            if len(self._kept) > _MOST_FILES:
+                _use_once(self._kept, there)
+                self._kept = [Run.merged(self._kept)]
+            return self._kept
+        runs = [*runs, *fresh]
+        if len(runs) > _MOST_FILES or any(_wasteful(run, there) for run in runs):
+            _use_once(runs, there)
+            runs = fresh = [Run.merged(runs)]
+            outdated = list(self._cache.glob("*.index"))
+        else:
+            outdated = []
+        # A cache that cannot be written costs time and nothing else.
+        with contextlib.suppress(OSError):
+            for run in fresh:
+                _save(self._cache, run)
+            for path in outdated:
+                path.unlink(missing_ok=True)
+        return runs
+
+    def _cached(self) -> Iterable[Run]:
+        if self._cache is None or not self._cache.is_dir():
+            return
+        for path in sorted(self._cache.glob("*.index")):
+            run = _loaded(path)
+            if run is not None:
+                yield run
+            else:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+
+def read_index(backend: Backend, one: Stored) -> packs.Index:
+    """The index of a pack. Raises StoreDamaged, StoreNewer and NotInStore, naming it."""
+    try:
+        if one.size < packs.HEADER + packs.FOOTER:
+            raise StoreDamaged("it is too short")
+        start = max(0, one.size - _TAIL)
+        data = backend.get(one.key, start, one.size - start)
+        length = packs.tail_length(data[-packs.FOOTER :])
+        if length > len(data):
+            start = max(0, one.size - length)
+            data = backend.get(one.key, start, one.size - start)
+        return packs.parse_tail(data, one.size)
+    except (StoreDamaged, StoreNewer) as exc:
+        raise type(exc)(
+            f"{backend.where}: {one.key}: {exc.message}", mend="vmckpt snapshot verify tells more"
+        ) from exc
+
+
+def _use_once(runs: Iterable[Run], there: set[str]) -> None:
+    """Use every pack in one run: two clients that share the cache may both have put it there."""
+    unseen = set(there)
+    for run in runs:
+        run.use_only(unseen)
+        unseen -= {info.id for info in run.usable}
+
+
+def _wasteful(run: Run, there: set[str]) -> bool:
+    """Whether half of a run tells of packs that are gone."""
+    return 2 * sum(info.id not in there for info in run.packs) > len(run.packs)
+
+
+def _save(folder: Path, run: Run) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    name = secrets.token_hex(8)
+    temporary = folder / f"{name}.part"
+    table = b"".join(
+        _PACK.pack(bytes.fromhex(info.id), info.size, info.generation, 0) for info in run.packs
+    )
+    parts = (_HEAD.pack(_MAGIC, len(run.packs), len(run)), table,
+             run.keys.data.cast("B"), run.entries.view(np.uint8).data)  # fmt: skip
+    try:
+        digest = blake3()
+        with temporary.open("xb") as file:
+            for part in parts:
+                digest.update(part)
+                file.write(part)
+            file.write(digest.digest())
+        temporary.rename(folder / f"{name}.index")
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _loaded(path: Path) -> Run | None:
+    """A run from a file; None if that is not whole."""
+    try:
+        if path.stat().st_size < _HEAD.size + _SUM:
+            return None
+        data = np.memmap(path, dtype=np.uint8, mode="r")
+    except (OSError, ValueError):
+        return None
+    magic, pack_count, count = _HEAD.unpack(data[: _HEAD.size].tobytes())
+    keys = _HEAD.size + pack_count * _PACK.size
+    entries = keys + 8 * count
+    end = entries + ENTRY.itemsize * count
+    if magic != _MAGIC or end + _SUM != len(data):
+        return None
+    if blake3(data[:end].data).digest() != data[end:].tobytes():
+        return None
+    infos = [
+        PackInfo(pack.hex(), generation, size)
+        for pack, size, generation, _ in _PACK.iter_unpack(data[_HEAD.size : keys].tobytes())
+    ]
+    # Read often and all over: eight bytes a chunk may stay in memory, the rest is mapped.
+    sorted_keys = np.frombuffer(data, dtype=np.uint64, count=count, offset=keys)
+    return Run(infos, sorted_keys, np.frombuffer(data, dtype=ENTRY, count=count, offset=entries))

@@ -1,0 +1,51 @@
+"""Condemnations: lists of objects that a collection will remove once nobody can count on them."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vmckpt.errors import NotInStore, StoreDamaged
+from vmckpt.store import packs, small
+from vmckpt.store.backend import Backend, checked
+from vmckpt.units import Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Condemned:
+    """One list."""
+
+    token: str
+    keys: tuple[str, ...]
+    at: Seconds
+    """By the store's clock."""
+
+    @property
+    def packs(self) -> tuple[str, ...]:
+        """Ids of the packs among them."""
+        found = (packs.pack_of(key) for key in self.keys)
+        return tuple(pack for pack in found if pack is not None)
+
+
+def load(backend: Backend) -> list[Condemned]:
+    """All condemnations. Raises StoreError, also if one cannot be read: nothing can be counted on
+    then."""
+    found = []
+    for one in list(backend.keys("condemned/")):
+        try:
+            values = small.parsed(one.key, backend.get(one.key), backend.where)
+        except NotInStore:
+            continue
+        try:
+            keys = tuple(checked(str(key)) for key in values["keys"])
+        except (LookupError, TypeError) as exc:
+            raise StoreDamaged(f"{backend.where}: {one.key} is not what a store writes") from exc
+        found.append(Condemned(one.key.rpartition("/")[2], keys, one.modified_at))
+    return found
+
+
+def write(backend: Backend, keys: Sequence[str]) -> str:
+    """Condemn objects; the token by which writers say that they know."""
+    token = secrets.token_hex(8)
+    key = f"condemned/{token}"
+    backend.put(key, small.written(key, {"keys": list(keys)}))
+    return token

@@ -1,0 +1,109 @@
+"""An administrator's private key: the file that opens snapshots, best kept off the hosts."""
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+from vmckpt.errors import KeyRefused
+from vmckpt.store import keyfiles
+from vmckpt.store.keytexts import KeyKind, read, show
+
+Passphrase = Callable[[], str]
+"""Asks for it, once."""
+COST = 17
+"""scrypt's N is 2^17: 128 MiB and about half a second for each guess."""
+# A file made by somebody else must not take all memory: 256 MiB.
+_DEAREST = 18
+_CHEAPEST = 10
+_SALT = 16
+_KEY = 32
+_LOCKED = 1 + _SALT + _KEY + 16
+
+
+def create(path: Path, passphrase: str | None = None, *, cost: int = COST) -> bytes:
+    """Make an identity in a new file; its public key. Raises KeyRefused if the file is there."""
+    private = X25519PrivateKey.generate()
+    if not keyfiles.write(path, text(private, passphrase, cost=cost)):
+        raise KeyRefused(
+            f"{path} is there already, and may be the only key to some snapshots",
+            mend="name another file",
+        )
+    return public_of(private)
+
+
+def load(path: Path, passphrase: Passphrase | None = None) -> X25519PrivateKey:
+    """The identity in a file. Raises KeyRefused.
+
+    `passphrase` is asked if the file needs one; None: there is nobody to ask.
+    """
+    told = keyfiles.read(path, secret=True)
+    if told is None:
+        raise KeyRefused(f"{path}: no such identity file", mend="name it with --identity")
+    return parse(told, passphrase, where=str(path))
+
+
+def parse(told: str, passphrase: Passphrase | None, *, where: str) -> X25519PrivateKey:
+    """The identity in a file's text. Raises KeyRefused."""
+    lines = [line.strip() for line in told.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if len(lines) != 1:
+        raise KeyRefused(
+            f"{where}: an identity file has one key, not {len(lines)}", mend="name the right file"
+        )
+    if not lines[0].startswith(f"{KeyKind.LOCKED}:"):
+        return X25519PrivateKey.from_private_bytes(read(lines[0], KeyKind.IDENTITY, where=where))
+    locked = read(lines[0], KeyKind.LOCKED, length=_LOCKED, where=where)
+    if passphrase is None:
+        raise KeyRefused(
+            f"{where}: this identity has a passphrase", mend="run it where it can be asked for"
+        )
+    return _unlock(locked, passphrase, where)
+
+
+def text(private: X25519PrivateKey, passphrase: str | None, *, cost: int = COST) -> str:
+    """An identity file. Raises KeyRefused if the passphrase is empty."""
+    if passphrase is None:
+        line = show(KeyKind.IDENTITY, private.private_bytes_raw())
+    else:
+        line = show(KeyKind.LOCKED, _lock(private, passphrase, cost))
+    return (
+        "# Who has this file can read the snapshots made for this key:\n"
+        f"# {show(KeyKind.ADMIN, public_of(private))}\n{line}\n"
+    )
+
+
+def public_of(private: X25519PrivateKey) -> bytes:
+    """What snapshots are made for."""
+    return private.public_key().public_bytes_raw()
+
+
+def _lock(private: X25519PrivateKey, passphrase: str, cost: int) -> bytes:
+    if not passphrase:
+        raise KeyRefused("an empty passphrase protects nothing", mend="give one, or give none")
+    head = bytes([cost]) + secrets.token_bytes(_SALT)
+    # The salt is fresh, and so is the key: it has no second message.
+    return head + _cipher(head, passphrase).encrypt(bytes(12), private.private_bytes_raw(), head)
+
+
+def _unlock(locked: bytes, passphrase: Passphrase, where: str) -> X25519PrivateKey:
+    head, box = locked[: 1 + _SALT], locked[1 + _SALT :]
+    if not _CHEAPEST <= head[0] <= _DEAREST:
+        raise KeyRefused(
+            f"{where}: its passphrase would cost 2^{head[0]} rounds",
+            mend=f"make it anew with 2^{COST}",
+        )
+    try:
+        private = _cipher(head, passphrase()).decrypt(bytes(12), box, head)
+    except InvalidTag as exc:
+        raise KeyRefused(f"{where}: wrong passphrase", mend="try again") from exc
+    return X25519PrivateKey.from_private_bytes(private)
+
+
+def _cipher(head: bytes, passphrase: str) -> AESGCM:
+    scrypt = Scrypt(salt=head[1:], length=_KEY, n=1 << head[0], r=8, p=1)
+    return AESGCM(scrypt.derive(passphrase.encode("utf-8", "surrogateescape")))

@@ -1,0 +1,303 @@
+"""From a guest's regions to chunks and maps: what is zero costs nothing, what did not change since
+the last snapshot is named again, and only the rest is written.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import blake3
+import numpy as np
+from numpy.typing import NDArray
+
+from vmckpt.errors import Cancelled, StoreError
+from vmckpt.store.regions import (
+    GROUP,
+    MOST_CHUNKS,
+    SLOTS,
+    UNIT,
+    ZERO,
+    Extent,
+    Map,
+    Region,
+    What,
+    nothing,
+    slots_of,
+)
+from vmckpt.units import Bytes
+
+Prints = NDArray[np.void]
+Flags = NDArray[np.bool_]
+PRINT = 16
+"""Bytes of a unit's BLAKE3 that are kept to see whether it changed: 2^-64 for a pair to be mistaken
+after 2^32 of them."""
+# Groups that are read at once: 16 MiB of memory, 64 MiB of disk.
+_WINDOW = 64
+
+
+class Sink(Protocol):
+    """Where chunks go: `store.Writer`."""
+
+    def add(self, plain: bytes | memoryview) -> "Future[bytes]":
+        """Store a chunk; its digest, once it is known."""
+
+    def has(self, digest: bytes) -> bool:
+        """Whether the store has a chunk, and will keep it for this writer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What the last snapshot of a region was made of."""
+
+    map: Map
+    prints: Prints | None
+    """Of each unit; None: the region itself says what did not change."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Bytes, by what became of them; one for all regions of a snapshot."""
+
+    read: int = 0
+    zero: int = 0
+    same: int = 0
+    new: int = 0
+    """Handed to the store, which may know them already."""
+
+
+@dataclass(slots=True)
+class Table:
+    """The chunk table of the snapshot that is being made."""
+
+    past: Sequence[bytes] = ()
+    """The last snapshot's chunk table."""
+    chunks: "list[Future[bytes]]" = field(default_factory=list)
+    _taken: dict[int, int] = field(default_factory=dict)
+
+    def new(self, chunk: "Future[bytes]") -> int:
+        """The index of a chunk that was handed to the store."""
+        if len(self.chunks) >= MOST_CHUNKS:
+            raise StoreError("the guest is too large for one snapshot (16 TiB of memory at most)")
+        self.chunks.append(chunk)
+        return len(self.chunks) - 1
+
+    def kept(self, old: int, sink: Sink) -> int | None:
+        """The index of a chunk of the last snapshot; None if the store has lost it."""
+        if old not in self._taken:
+            digest = self.past[old]
+            index = -1
+            if sink.has(digest):
+                done: Future[bytes] = Future()
+                done.set_result(digest)
+                index = self.new(done)
+            self._taken[old] = index
+        index = self._taken[old]
+        return None if index < 0 else index
+
+    def digests(self) -> list[bytes]:
+        """All chunks by index. Raises what went wrong with storing one."""
+        return [chunk.result() for chunk in self.chunks]
+
+
+class Ingest:
+    """Makes the map of one region after the other."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        table: Table,
+        *,
+        stop: threading.Event,
+        progress: Callable[[Counts], None] = lambda _: None,
+    ) -> None:
+        """`stop`, once set, raises Cancelled between two windows."""
+        self.counts = Counts()
+        self._sink, self._table = sink, table
+        self._stop, self._progress = stop, progress
+
+    def region(self, region: Region, past: Past | None, prints: Prints | None = None) -> Map:
+        """Store a region; its map. A `past` of another size is of no use and is left out.
+
+        `prints`: one per unit, all zeros, to be filled in for the next snapshot; None: not needed.
+        Raises StoreError, Cancelled, and what reading the region raises.
+        """
+        return _One(self, region, past, prints).run()
+
+    def add(self, plain: bytes | memoryview) -> int:
+        """Hand a chunk to the store; its index."""
+        self.counts.new += len(plain)
+        return self._table.new(self._sink.add(plain))
+
+    def kept(self, old: int) -> int | None:
+        """See Table.kept."""
+        return self._table.kept(old, self._sink)
+
+    def told(self, read: int) -> None:
+        """A window is done."""
+        self.counts.read += read
+        self._progress(self.counts)
+        if self._stop.is_set():
+            raise Cancelled("stopped while the guest's state was stored")
+
+
+class _Window:
+    """Groups that are handled together, one row per unit."""
+
+    def __init__(self, region: Region, start: int, what: NDArray[np.uint8]) -> None:
+        self.start = start
+        self.what = what
+        self.rows = np.zeros((len(what), UNIT[region.kind] // 8), dtype=np.uint64)
+        self.read: Flags = np.zeros(len(what), dtype=bool)
+        self._region = region
+
+    def fetch(self, these: Flags) -> None:
+        """Read units that were not read yet."""
+        words = self.rows.shape[1]
+        for first, count in _runs(these & ~self.read):
+            data = np.frombuffer(self._region.read(self.start + first, count), dtype=np.uint64)
+            if count == len(self.rows):
+                self.rows = data.reshape(count, words)  # the common case needs no copy
+            else:
+                self.rows[first : first + count] = data.reshape(count, words)
+        self.read |= these
+
+
+class _One:
+    """One region on its way into the store."""
+
+    def __init__(
+        self, ingest: Ingest, region: Region, past: Past | None, prints: Prints | None
+    ) -> None:
+        self._ingest, self._region = ingest, region
+        self._unit, self._group = UNIT[region.kind], GROUP[region.kind]
+        self._map = nothing(region.kind, region.size)
+        self._past = past if past is not None and len(past.map) == len(self._map) else None
+        self._prints = prints
+        self._pool: list[int] = []
+        self._pooled = bytearray()
+
+    def _again(self, past: Past, start: int, same: Flags) -> Flags:
+        """Name units again that are as they were; which of them the store has lost."""
+        part = past.map[start : start + len(same)]
+        there = np.flatnonzero(same & (part != ZERO))
+        lost = np.zeros(len(same), dtype=bool)
+        if len(there):
+            chunks, slots = slots_of(part[there])
+            olds, places = np.unique(chunks, return_inverse=True)
+            kept = [self._ingest.kept(int(old)) for old in olds]
+            index = np.array([_NONE if one is None else one for one in kept], dtype=np.uint32)
+            found = index[places]
+            self._map[start + there] = found * np.uint32(SLOTS) + slots
+            lost[there] = found == _NONE
+        if self._prints is not None and past.prints is not None:
+            self._prints[start : start + len(same)][same] = past.prints[start:][: len(same)][same]
+        self._ingest.counts.same += int((same & ~lost).sum()) * self._unit
+        return lost
+
+    def run(self) -> Map:
+        for window in self._windows(self._region.extents()):
+            self._take(window)
+            self._ingest.told(int(window.read.sum()) * self._unit)
+        self._flush()
+        self._ingest.counts.zero += int((self._map == ZERO).sum()) * self._unit
+        return self._map
+
+    def _windows(self, extents: Iterable[Extent]) -> Iterator[_Window]:
+        """Groups in order, with what is known of each unit; those of zeros are left out."""
+        most, end = _WINDOW * self._group, len(self._map)
+        start, what = 0, np.zeros(min(most, end), dtype=np.uint8)
+        for extent in extents:
+            low, high = extent.start, min(extent.start + extent.count, end)
+            while low < high:
+                if low >= start + most:
+                    if what.any():
+                        yield _Window(self._region, start, what)
+                    start = low - low % most
+                    what = np.zeros(min(most, end - start), dtype=np.uint8)
+                last = min(high, start + most)
+                what[low - start : last - start] = _CODES[extent.what]
+                low = last
+        if what.any():
+            yield _Window(self._region, start, what)
+
+    def _take(self, window: _Window) -> None:
+        """Name units that are known; read and store the others."""
+        start, past = window.start, self._past
+        same: Flags = window.what == _CODES[What.SAME]
+        lost = same if past is None else self._again(past, start, same)
+        data: Flags = (window.what == _CODES[What.DATA]) | lost
+        window.fetch(data)
+        filled: Flags = data & np.asarray(window.rows.any(axis=1))
+        changed = filled
+        if self._prints is not None:
+            part = self._prints[start : start + len(data)]
+            part[data] = _printed(window.rows, filled)[data]
+            if past is not None and past.prints is not None:
+                known: Flags = filled & (past.map[start : start + len(data)] != ZERO)
+                known &= np.asarray(part == past.prints[start : start + len(data)])
+                changed = filled & ~(known & ~self._again(past, start, known))
+        there: Flags = filled | (~data & (self._map[start : start + len(data)] != ZERO))
+        for group in range(0, len(data), self._group):
+            self._store(window, slice(group, group + self._group), there, changed)
+
+    def _store(self, window: _Window, group: slice, there: Flags, changed: Flags) -> None:
+        """Store what changed of one group: all of the group, on the grid, if it is half of it."""
+        new = np.flatnonzero(changed[group]) + group.start
+        if not len(new):
+            return
+        whole = np.flatnonzero(there[group]) + group.start
+        if 2 * len(new) >= len(whole):
+            these = np.zeros(len(there), dtype=bool)
+            these[whole] = True
+            window.fetch(these)
+            index = self._ingest.add(_gathered(window.rows, whole))
+            slots = np.arange(len(whole), dtype=np.uint32)
+            self._map[window.start + whole] = index * SLOTS + slots
+            return
+        for at in new.tolist():
+            self._pool.append(window.start + at)
+            self._pooled += window.rows[at].tobytes()
+            if len(self._pool) == self._group:
+                self._flush()
+
+    def _flush(self) -> None:
+        """Single units that changed become a chunk of their own."""
+        if self._pool:
+            index = self._ingest.add(bytes(self._pooled))
+            slots = np.arange(len(self._pool), dtype=np.uint32)
+            self._map[np.array(self._pool)] = index * SLOTS + slots
+            self._pool, self._pooled = [], bytearray()
+
+
+_NONE = np.uint32(0xFFFFFFFF)
+_CODES = {What.ZEROS: 0, What.DATA: 1, What.SAME: 2}
+
+
+def _printed(rows: NDArray[np.uint64], these: Flags) -> Prints:
+    """Prints of some units; the others have none."""
+    made = np.zeros(len(rows), dtype=f"V{PRINT}")
+    raw, unit = rows.data.cast("B"), rows.shape[1] * 8
+    for at in np.flatnonzero(these).tolist():
+        made[at] = np.void(blake3.blake3(raw[at * unit : (at + 1) * unit]).digest(PRINT))
+    return made
+
+
+def _gathered(rows: NDArray[np.uint64], there: NDArray[np.intp]) -> bytes:
+    """Units one after the other. A copy: what was read is good until the next read only."""
+    first, last = int(there[0]), int(there[-1])
+    if last - first + 1 == len(there):
+        return rows[first : last + 1].tobytes()
+    return rows[there].tobytes()
+
+
+def _runs(mask: Flags) -> list[tuple[int, int]]:
+    """Where a mask is true: first and count of each run."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.astype(np.int8), [0]))))
+    return [(int(a), int(b - a)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def stored(sink: Sink, table: Table, blob: bytes, size: Bytes = Bytes(1 << 20)) -> list[int]:
+    """A blob (device state, firmware) as chunks, by index."""
+    return [table.new(sink.add(blob[at : at + size])) for at in range(0, len(blob), size)]

@@ -1,0 +1,150 @@
+"""The private part of a manifest: digests, maps, small files and what they mean.
+
+4   length of the JSON, little endian
+    JSON
+    chunk table: 32 bytes of digest for each chunk
+    maps, in the order of the regions (see maps.py)
+    small files, in order
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from vmckpt.store.facts import INSIDE, Facts, FileRow, Inside, RegionRow, dumped, loaded
+from vmckpt.store.maps import MOST_UNITS, Digests, pack, unpack
+from vmckpt.store.regions import MOST_CHUNKS, SLOTS, UNIT, ZERO, Kind, Map, units
+from vmckpt.store.sealing import DIGEST, MOST
+from vmckpt.units import Bytes
+
+_LENGTH = 4
+_LARGEST_JSON = 16 << 20
+_LARGEST_FILES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RegionMap:
+    """A RAM block or a disk, and where its units are."""
+
+    name: str
+    kind: Kind
+    size: Bytes
+    map: Map
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Private:
+    """What one can read of a snapshot with its data key."""
+
+    facts: Facts
+    chunks: Sequence[bytes]
+    """Digests by index."""
+    regions: tuple[RegionMap, ...]
+    files: Mapping[str, bytes]
+    """NVRAM and TPM state."""
+
+    def region(self, name: str) -> RegionMap | None:
+        """The region of that name; None if there is none."""
+        return next((region for region in self.regions if region.name == name), None)
+
+
+def written(private: Private, salt: bytes | None) -> bytes:
+    """The private part as bytes. Raises ValueError in one line."""
+    for region in private.regions:
+        _fits(region, len(private.chunks))
+    maps = [pack(region.map) for region in private.regions]
+    rows = tuple(
+        RegionRow(
+            name=region.name,
+            kind=region.kind,
+            size=region.size,
+            unit=UNIT[region.kind],
+            map=len(packed),
+        )
+        for region, packed in zip(private.regions, maps, strict=True)
+    )
+    told = Inside(
+        salt=None if salt is None else salt.hex(),
+        chunks=len(private.chunks),
+        regions=rows,
+        files=tuple(FileRow(name=name, size=len(file)) for name, file in private.files.items()),
+        facts=private.facts,
+    )
+    _check(told)
+    text = dumped(INSIDE, told)
+    if len(text) > _LARGEST_JSON:
+        raise ValueError("its description is too large")
+    chunks = Digests.of(private.chunks).raw
+    head = len(text).to_bytes(_LENGTH, "little")
+    return b"".join((head, text, chunks, *maps, *private.files.values()))
+
+
+def read(data: memoryview) -> tuple[Private, bytes | None]:
+    """The private part, and the domain's salt. Raises ValueError or StoreDamaged in one line."""
+    length = int.from_bytes(data[:_LENGTH], "little")
+    if length > min(_LARGEST_JSON, len(data)):
+        raise ValueError("its description is too large")
+    told = loaded(INSIDE, bytes(data[_LENGTH : _LENGTH + length]))
+    _check(told)
+    sizes = [told.chunks * DIGEST, *(row.map for row in told.regions)]
+    sizes += [row.size for row in told.files]
+    if _LENGTH + length + sum(sizes) != len(data):
+        raise ValueError("its lengths do not add up")
+    chunks, *rest = _cut(data[_LENGTH + length :], sizes)
+    maps, files = rest[: len(told.regions)], rest[len(told.regions) :]
+    regions = tuple(
+        RegionMap(
+            name=row.name,
+            kind=row.kind,
+            size=Bytes(row.size),
+            map=unpack(packed, units(row.kind, row.size), told.chunks),
+        )
+        for row, packed in zip(told.regions, maps, strict=True)
+    )
+    return Private(
+        facts=told.facts,
+        chunks=Digests(chunks),
+        regions=regions,
+        files={row.name: bytes(file) for row, file in zip(told.files, files, strict=True)},
+    ), None if told.salt is None else bytes.fromhex(told.salt)
+
+
+def _cut(data: memoryview, sizes: Iterable[int]) -> list[memoryview]:
+    parts = []
+    for size in sizes:
+        parts.append(data[:size])
+        data = data[size:]
+    return parts
+
+
+def _check(told: Inside) -> None:
+    """Refuse what contradicts itself, or would take too much memory. Raises ValueError."""
+    if told.chunks > MOST_CHUNKS:
+        raise ValueError("it has too many chunks")
+    if sum(units(row.kind, row.size) for row in told.regions) > MOST_UNITS:
+        raise ValueError("it is too large for one snapshot (1 TiB of memory, 16 TiB of disks)")
+    if any(row.unit != UNIT[row.kind] for row in told.regions):
+        raise ValueError("its units have another size")
+    if sum(row.size for row in told.files) > _LARGEST_FILES:
+        raise ValueError("its NVRAM and TPM files are too large")
+    _each_once("region", [row.name for row in told.regions])
+    _each_once("file", [row.name for row in told.files])
+    _each_once("part", [part.name for part in told.facts.stream])
+    for part in told.facts.stream:
+        if any(index >= told.chunks for index in part.chunks):
+            raise ValueError(f"part {part.name} names a chunk that it does not have")
+        if part.size > len(part.chunks) * MOST:
+            raise ValueError(f"part {part.name} is larger than its chunks")
+
+
+def _each_once(what: str, names: Sequence[str]) -> None:
+    twice = sorted(name for name in set(names) if names.count(name) > 1)
+    if twice:
+        raise ValueError(f"two of its {what}s are called {twice[0]}")
+
+
+def _fits(region: RegionMap, chunks: int) -> None:
+    if len(region.map) != units(region.kind, region.size):
+        raise ValueError(f"the map of {region.name} is not as long as the region")
+    there = region.map[region.map != ZERO]
+    if len(there) and int(there.max()) >= chunks * SLOTS:
+        raise ValueError(f"the map of {region.name} names a chunk that is not in the table")

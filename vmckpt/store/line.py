@@ -1,0 +1,143 @@
+"""The line state: what a host keeps of a guest's last snapshot to make the next one small.
+
+Maps, chunk digests and a print of every page: with the store it opens the last snapshot's chunks,
+which hold no more than the guest that runs there has. It is a help and never needed: if it is lost
+or damaged, the next snapshot is read whole, and is as good.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import blake3
+import numpy as np
+
+from vmckpt.store.ingest import PRINT, Past, Prints
+from vmckpt.store.regions import Kind, Map, units
+
+VERSION = 1
+_DIGEST = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """The last snapshot of a guest in a store."""
+
+    snapshot: str
+    chunks: Sequence[bytes]
+    regions: Mapping[str, Past]
+    extra: Mapping[str, Any]
+    """What captures need: libvirt's checkpoint, the epoch of the last copy of memory, …"""
+
+
+def load(folder: Path) -> Line | None:
+    """The line in a folder; None if there is none that is whole."""
+    try:
+        own, _, told = (folder / "line.json").read_bytes().partition(b"\n")
+        head = json.loads(told)
+        if own.decode() != blake3.blake3(told).hexdigest() or head["version"] != VERSION:
+            return None
+        sums: dict[str, str] = head["sums"]
+        if any(_sum(folder / name) != sum_ for name, sum_ in sums.items()):
+            return None
+        raw = (folder / "chunks").read_bytes()
+        regions = {
+            name: Past(
+                map=np.load(folder / f"{number}.map.npy", mmap_mode="r", allow_pickle=False),
+                prints=_prints(folder / f"{number}.prints") if printed else None,
+            )
+            for number, (name, printed) in enumerate(head["regions"])
+        }
+        return Line(
+            snapshot=str(head["snapshot"]),
+            chunks=[raw[at : at + _DIGEST] for at in range(0, len(raw), _DIGEST)],
+            regions=regions,
+            extra=head["extra"],
+        )
+    except (OSError, ValueError, TypeError, KeyError, EOFError):
+        return None
+
+
+def snapshot_of(folder: Path) -> str | None:
+    """Which snapshot a line ends with; None if there is no line."""
+    found = load(folder)
+    return None if found is None else found.snapshot
+
+
+def forget(folder: Path) -> None:
+    """The next snapshot begins a new line."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class Draft:
+    """The line state of a snapshot that is being made. Nothing of it stays if it is not kept."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: where the line is kept; it need not be there. Raises OSError."""
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+        self._new = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+        self._regions: dict[str, int] = {}
+
+    def __enter__(self) -> "Draft":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._new, ignore_errors=True)
+
+    def prints(self, name: str, kind: Kind, size: int) -> Prints:
+        """Where a region's prints are to be written: a file, so that it is no memory of ours."""
+        path = self._new / f"{self._number(name)}.prints"
+        with path.open("wb") as file:
+            file.truncate(units(kind, size) * PRINT)
+        return np.memmap(path, dtype=f"V{PRINT}", mode="r+")
+
+    def _number(self, name: str) -> int:
+        return self._regions.setdefault(name, len(self._regions))
+
+    def keep(
+        self,
+        snapshot: str,
+        chunks: Sequence[bytes],
+        maps: Mapping[str, Map],
+        extra: Mapping[str, Any],
+    ) -> None:
+        """Take the place of the line before. Raises OSError.
+
+        Whoever is killed in the middle leaves a line that is not whole, and so is none.
+        """
+        for name, map_ in maps.items():
+            np.save(self._new / f"{self._number(name)}.map.npy", map_, allow_pickle=False)
+        (self._new / "chunks").write_bytes(b"".join(chunks))
+        files = sorted(self._new.iterdir())
+        head = {
+            "version": VERSION,
+            "snapshot": snapshot,
+            "regions": [
+                [name, (self._new / f"{number}.prints").exists()]
+                for name, number in sorted(self._regions.items(), key=lambda one: one[1])
+            ],
+            "extra": dict(extra),
+            "sums": {file.name: _sum(file) for file in files},
+        }
+        told = json.dumps(head).encode()
+        own = blake3.blake3(told).hexdigest().encode()
+        (self._new / "line.json").write_bytes(own + b"\n" + told)
+        for file in self._new.iterdir():
+            with suppress(OSError):
+                file.chmod(0o600)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._new.replace(self._folder)
+
+
+def _prints(path: Path) -> Prints:
+    return np.memmap(path, dtype=f"V{PRINT}", mode="r")
+
+
+def _sum(path: Path) -> str:
+    return blake3.blake3(max_threads=blake3.blake3.AUTO).update_mmap(path).hexdigest()

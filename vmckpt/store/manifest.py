@@ -1,0 +1,299 @@
+"""A manifest: all that is known of one snapshot, in one object, written last.
+
+     0   8   magic "vmckptM" and a line feed
+     8   2   version, little endian: 1; all numbers are
+    10   2   flags: bit 0: the private part is encrypted
+    12   4   length of the public part
+    16   8   length of the names
+    24   8   length of the private part
+    32       public part: JSON
+             names of all chunks, 32 bytes each, ascending
+             private part (see docs/formats.md): AES-256-GCM with the data key, or plain
+        64   Ed25519 signature of the id and the BLAKE3 of all before it
+        32   BLAKE3 of all before it
+
+Every version begins with magic and version and ends with that BLAKE3: damage is told from news.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from blake3 import blake3
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from vmckpt.errors import KeyRefused, StoreDamaged, StoreError, StoreNewer
+from vmckpt.store import inside
+from vmckpt.store.facts import PUBLIC, Public, dumped, loaded
+from vmckpt.store.inside import Private
+from vmckpt.store.keytexts import KeyKind, show
+from vmckpt.store.maps import Digests, ascending, ordered
+from vmckpt.store.sealing import PLAIN, Encrypted, Plain, Sealing, derive, domain_of
+
+MAGIC = b"vmckptM\n"
+VERSION = 1
+LARGEST = 1 << 30
+"""Bytes of the longest manifest that is read or written."""
+_LARGEST_PUBLIC = 256 << 10
+_HEAD = 32
+_SIGNATURE = 64
+_SUM = 32
+_ENCRYPTED = 1
+# A data key encrypts one private part and nothing else.
+_NONCE = bytes(12)
+
+
+class Signer(Protocol):
+    """Signs with a writer's Ed25519 key, which may be on another host."""
+
+    @property
+    def public(self) -> bytes:
+        """The writer's public key."""
+
+    def sign(self, message: bytes) -> bytes:
+        """Sign what `signed` made. Raises KeyRefused, or what asking for it raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What a manifest is written with."""
+
+    signing: Signer
+    salt: bytes | None = field(default=None, repr=False)
+    data_key: bytes | None = field(default=None, repr=False)
+    """Fresh 32 bytes for each manifest; None with no salt: it is not encrypted."""
+
+    def sealing(self) -> Sealing:
+        """How the snapshot's chunks are sealed."""
+        return Plain() if self.salt is None else Encrypted(self.salt)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A manifest of which everything was checked that needs no private key."""
+
+    public: Public
+    names: Digests
+    stored: memoryview
+    """The private part as it is stored."""
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether a data key is needed for the rest."""
+        return self.public.data_key_id is not None
+
+    def private(self, data_key: bytes | None = None) -> Private:
+        """The private part. Raises KeyRefused, StoreDamaged or StoreError."""
+        return self.opened(data_key)[0]
+
+    def opened(self, data_key: bytes | None = None) -> tuple[Private, Sealing]:
+        """The private part and how the snapshot's chunks are sealed; errors as in `private`."""
+        where = _where(self.public.id)
+        plain = self._opened(data_key, where)
+        try:
+            private, salt = inside.read(plain)
+            self._fits(private, salt)
+        except (StoreDamaged, ValueError) as exc:
+            raise _damaged(where, str(exc)) from exc
+        return private, Plain() if salt is None else Encrypted(salt)
+
+    def _opened(self, data_key: bytes | None, where: str) -> memoryview:
+        if not self.encrypted:
+            return self.stored
+        if data_key is None:
+            raise KeyRefused(
+                f"snapshot {self.public.id} is encrypted", mend="name an identity with --identity"
+            )
+        if data_key_id(data_key) != self.public.data_key_id:
+            raise KeyRefused(f"the data key in wraps/{self.public.id} is of another snapshot")
+        try:
+            return memoryview(AESGCM(data_key).decrypt(_NONCE, self.stored, self._bound()))
+        except InvalidTag as exc:
+            raise _damaged(where, "its private part is not what was encrypted") from exc
+
+    def _bound(self) -> bytes:
+        return _bound(self.public.id)
+
+    def _fits(self, private: Private, salt: bytes | None) -> None:
+        """Refuse a private part that says other things than the public one."""
+        if (salt is None) == self.encrypted or self.public.domain != _domain(salt):
+            raise ValueError("its salt is not that of its domain")
+        sealing: Sealing = Plain() if salt is None else Encrypted(salt)
+        # Collecting garbage goes by the names: a chunk without one would be lost.
+        if ordered([sealing.name_of(digest) for digest in private.chunks]) != self.names:
+            raise ValueError("its chunks are not those it names")
+
+
+def encode(public: Public, private: Private, keys: Keys) -> bytes:
+    """A manifest, ready to be published. Raises StoreError if it cannot be written."""
+    if (keys.salt is None) != (keys.data_key is None):
+        raise ValueError("a salt and a data key go together")
+    sealing = keys.sealing()
+    try:
+        plain = inside.written(private, keys.salt)
+        stored = plain
+        if keys.data_key is not None:
+            stored = AESGCM(keys.data_key).encrypt(_NONCE, plain, _bound(public.id))
+        names = ordered([sealing.name_of(digest) for digest in private.chunks])
+        told = dumped(
+            PUBLIC,
+            replace(
+                public,
+                tags=dict(sorted(public.tags.items())),
+                domain=sealing.domain,
+                signer=keys.signing.public.hex(),
+                private_hash=blake3(stored).hexdigest(),
+                data_key_id=None if keys.data_key is None else data_key_id(keys.data_key),
+            ),
+        )
+    except ValueError as exc:
+        raise StoreError(f"snapshot {public.id} cannot be written: {exc}") from exc
+    head = _head(len(told), len(names.raw), len(stored), encrypted=keys.data_key is not None)
+    if len(told) > _LARGEST_PUBLIC or _whole(head) > LARGEST:
+        raise StoreError(f"snapshot {public.id}: its manifest would be too large")
+    hashed = blake3(head).update(told).update(names.raw).update(stored)
+    signature = keys.signing.sign(signed(public.id, hashed.digest()))
+    if len(signature) != _SIGNATURE:
+        raise KeyRefused(f"snapshot {public.id} was not signed")
+    return b"".join((head, told, names.raw, stored, signature, hashed.update(signature).digest()))
+
+
+def decode(data: bytes, snapshot: str, trusted: Collection[bytes] | None) -> Manifest:
+    """Check and read a manifest; `trusted`: public keys of writers; None: whoever signed it.
+
+    Raises StoreDamaged, StoreNewer, or KeyRefused if nobody who is trusted signed it.
+    """
+    where = _where(snapshot)
+    public, names, stored = _parse(data, where)
+    if public.id != snapshot:
+        raise _damaged(where, f"it is the manifest of {public.id}")
+    if blake3(stored).hexdigest() != public.private_hash:
+        raise _damaged(where, "its private part is of another snapshot")
+    _check_signature(data, public, where)
+    if trusted is not None and bytes.fromhex(public.signer) not in trusted:
+        key = show(KeyKind.WRITER, bytes.fromhex(public.signer))
+        raise KeyRefused(
+            f"snapshot {snapshot} was signed by a writer that is not trusted here",
+            mend=f"if you know it: vmckpt snapshot keys trust NAME {key}",
+        )
+    return Manifest(public, names, stored)
+
+
+def references(data: bytes, snapshot: str = "?") -> Digests:
+    """The names of all its chunks, whoever signed it: what must not be collected.
+
+    Raises StoreDamaged or StoreNewer: then nothing at all may be collected.
+    """
+    return _parse(data, _where(snapshot))[1]
+
+
+def signed(snapshot: str, digest: bytes) -> bytes:
+    """What is signed of a manifest: a signature for anything else must not pass for one."""
+    return b"vmckpt manifest v1\0" + snapshot.encode() + b"\0" + digest
+
+
+def is_for(message: bytes, snapshot: str) -> bool:
+    """Whether who is asked to sign a message signs a manifest of that snapshot and nothing else."""
+    return len(message) == len(signed(snapshot, bytes(_SUM))) and message.startswith(
+        signed(snapshot, b"")
+    )
+
+
+def data_key_id(data_key: bytes) -> str:
+    """Which data key is meant, for who has it."""
+    return derive(data_key, "vmckpt data key id v1")[:16].hex()
+
+
+def _parse(data: bytes, where: str) -> tuple[Public, Digests, memoryview]:
+    _check_frame(data, where)
+    head = data[:_HEAD]
+    encrypted = int.from_bytes(head[10:12], "little")
+    told, named, stored = _lengths(head)
+    if told > _LARGEST_PUBLIC or _whole(head) != len(data) or encrypted > _ENCRYPTED:
+        raise _damaged(where, "its lengths make no sense")
+    view = memoryview(data)
+    end = _HEAD + told
+    try:
+        public = loaded(PUBLIC, data[_HEAD:end])
+        names = Digests(view[end : end + named])
+    except ValueError as exc:
+        raise _damaged(where, str(exc)) from exc
+    if (public.data_key_id is not None) != bool(encrypted) or not public.signer:
+        raise _damaged(where, "its head does not fit the rest")
+    if (public.domain == PLAIN) == bool(encrypted):
+        raise _damaged(where, "its domain makes no sense")
+    if not ascending(names):
+        raise _damaged(where, "the names of its chunks are not in order")
+    return public, names, view[end + named : end + named + stored]
+
+
+def _check_frame(data: bytes, where: str) -> None:
+    if len(data) > LARGEST:
+        raise _damaged(where, f"{len(data)} bytes are too many for a manifest")
+    if len(data) < _HEAD + _SIGNATURE + _SUM or not data.startswith(MAGIC):
+        raise _damaged(where, "it is not a manifest")
+    # The checksum goes first: a flipped bit must not pass for a newer version.
+    if blake3(memoryview(data)[:-_SUM]).digest() != data[-_SUM:]:
+        raise _damaged(where, "its checksum is wrong")
+    version = int.from_bytes(data[8:10], "little")
+    if version > VERSION:
+        raise StoreNewer(
+            f"{where} has version {version}, and this vmckpt reads up to {VERSION}",
+            mend="use the vmckpt that wrote it, or a newer one",
+        )
+    if version != VERSION:
+        raise _damaged(where, "its version makes no sense")
+
+
+def _check_signature(data: bytes, public: Public, where: str) -> None:
+    end = len(data) - _SIGNATURE - _SUM
+    message = signed(public.id, blake3(memoryview(data)[:end]).digest())
+    try:
+        signer = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public.signer))
+        signer.verify(data[end : end + _SIGNATURE], message)
+    except (InvalidSignature, ValueError) as exc:
+        raise _damaged(where, "its signature is wrong") from exc
+
+
+def _head(told: int, named: int, stored: int, *, encrypted: bool) -> bytes:
+    return b"".join(
+        (
+            MAGIC,
+            VERSION.to_bytes(2, "little"),
+            (_ENCRYPTED if encrypted else 0).to_bytes(2, "little"),
+            told.to_bytes(4, "little"),
+            named.to_bytes(8, "little"),
+            stored.to_bytes(8, "little"),
+        )
+    )
+
+
+def _lengths(head: bytes) -> tuple[int, int, int]:
+    told, named, stored = head[12:16], head[16:24], head[24:32]
+    return (
+        int.from_bytes(told, "little"),
+        int.from_bytes(named, "little"),
+        int.from_bytes(stored, "little"),
+    )
+
+
+def _whole(head: bytes) -> int:
+    return _HEAD + sum(_lengths(head)) + _SIGNATURE + _SUM
+
+
+def _bound(snapshot: str) -> bytes:
+    return b"vmckpt private part v1\0" + snapshot.encode()
+
+
+def _domain(salt: bytes | None) -> str:
+    return PLAIN if salt is None else domain_of(salt)
+
+
+def _where(snapshot: str) -> str:
+    return f"snapshots/{snapshot}"
+
+
+def _damaged(where: str, what: str) -> StoreDamaged:
+    return StoreDamaged(f"{where}: {what}", mend="bring it back from another tier or a copy")

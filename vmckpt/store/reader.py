@@ -1,0 +1,201 @@
+"""Reads chunks: those that are expected ahead and in large pieces, in threads."""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+from vmckpt.errors import NotInStore, StoreDamaged, StoreError
+from vmckpt.store import packs
+from vmckpt.store.backend import Backend
+from vmckpt.store.catalog import Catalog
+from vmckpt.store.index import Index, Place
+from vmckpt.store.sealing import Sealing
+from vmckpt.units import Bytes
+
+CACHE = Bytes(64 << 20)
+_PIECE = 4 << 20
+"""Bytes that are read at once of a pack, if the boxes that are wanted are side by side."""
+_TAKEN = 64
+"""Chunks that are looked at together for what lies side by side."""
+_GAP = 64 << 10
+"""Bytes between two boxes that are rather read than skipped."""
+
+
+class Reader:
+    """One who reads from a store; a context manager. May be used from several threads."""
+
+    def __init__(
+        self, backend: Backend, catalog: Catalog, sealing: Sealing, *,
+        parallel: int = 2, cache: Bytes = CACHE,
+    ) -> None:  # fmt: skip
+        self._backend, self._catalog, self._sealing = backend, catalog, sealing
+        self._index: Index | None = None
+        self._pool = ThreadPoolExecutor(parallel, "read")
+        self._guard = threading.RLock()
+        self._cache: OrderedDict[bytes, bytes] = OrderedDict()
+        self._cached, self._most = 0, int(cache)
+        self._expected: deque[tuple[bytes, Place]] = deque()
+        self._coming: dict[bytes, Future[None]] = {}
+        self._ahead: dict[bytes, int] = {}
+        """What was fetched or is being fetched and was not read yet: plain bytes by digest."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+    def close(self) -> None:
+        """Fetch nothing more, and give the memory back."""
+        with self._guard:
+            self._expected.clear()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._cache.clear()
+        self._cached = 0
+
+    def read(self, digest: bytes) -> bytes:
+        """A chunk. Raises StoreDamaged if the store has none that is whole, naming what is not."""
+        with self._guard:
+            coming = self._coming.get(digest)
+        if coming is not None:
+            coming.result()
+        with self._guard:
+            self._ahead.pop(digest, None)
+            plain = self._cache.get(digest)
+            if plain is not None:
+                self._cache.move_to_end(digest)
+            self._fetch_ahead()
+        return self._found(digest) if plain is None else plain
+
+    def expect(self, digests: Sequence[bytes]) -> None:
+        """These will be read next, in this order: they may be fetched ahead."""
+        with self._guard:
+            index = self._looked(fresh=False)
+            for digest in digests:
+                if digest not in self._cache and digest not in self._coming:
+                    places = index.places(self._sealing.name_of(digest))
+                    self._expected.extend((digest, place) for place in places[:1])
+            self._fetch_ahead()
+
+    def read_many(self, digests: Iterable[bytes]) -> Iterator[bytes]:
+        """Chunks in order, fetched ahead."""
+        waiting: deque[bytes] = deque()
+        for digest in digests:
+            waiting.append(digest)
+            if len(waiting) == 2 * _TAKEN:
+                self.expect(list(waiting)[-_TAKEN:])
+                for _ in range(_TAKEN):
+                    yield self.read(waiting.popleft())
+        self.expect(list(waiting))
+        for digest in waiting:
+            yield self.read(digest)
+
+    def _fetch_ahead(self) -> None:
+        """Send threads for what is expected next, as far as there is room for it."""
+        while self._expected and 2 * sum(self._ahead.values()) < self._most:
+            taken = [self._expected.popleft() for _ in range(min(_TAKEN, len(self._expected)))]
+            for piece in _pieces(taken):
+                wanted = [one for one in piece if one[0] not in self._coming]
+                if not wanted:
+                    continue
+                job = self._pool.submit(self._fetch, wanted)
+                for digest, place in wanted:
+                    self._coming[digest] = job
+                    self._ahead[digest] = place.plain
+
+    def _fetch(self, piece: Sequence[tuple[bytes, Place]]) -> None:
+        """In a thread: boxes that lie side by side. What goes wrong, `read` will find again."""
+        left = [digest for digest, _ in piece]
+        first, last = piece[0][1], piece[-1][1]
+        try:
+            length = last.offset + last.length - first.offset
+            data = memoryview(self._backend.get(packs.key_of(first.pack), first.offset, length))
+            for digest, place in piece:
+                start = place.offset - first.offset
+                plain = self._sealing.unseal(data[start : start + place.length], digest)
+                with self._guard:
+                    self._keep(digest, plain)
+        except StoreError:
+            pass
+        finally:
+            with self._guard:
+                for digest in left:
+                    self._coming.pop(digest, None)
+
+    def _keep(self, digest: bytes, plain: bytes) -> None:
+        if digest in self._cache:
+            return
+        self._cache[digest] = plain
+        self._cached += len(plain)
+        while self._cached > self._most and len(self._cache) > 1:
+            old, dropped = self._cache.popitem(last=False)
+            self._cached -= len(dropped)
+            self._ahead.pop(old, None)
+
+    def _found(self, digest: bytes) -> bytes:
+        """A chunk that was not fetched ahead, from whichever pack has it whole."""
+        name = self._sealing.name_of(digest)
+        wrong: StoreError | None = None
+        for fresh in (False, True):
+            # A collection may have put it into another pack since the index was read.
+            with self._guard:
+                places = self._looked(fresh=fresh).places(name)
+            for place in places:
+                try:
+                    plain = self._box(name, digest, place)
+                except (StoreDamaged, NotInStore) as exc:
+                    wrong = exc
+                    continue
+                with self._guard:
+                    self._keep(digest, plain)
+                return plain
+        if isinstance(wrong, StoreDamaged):
+            raise wrong
+        raise StoreDamaged(
+            f"{self._backend.where}: chunk {name.hex()[:16]} is in none of its packs",
+            mend="vmckpt snapshot verify tells which snapshots need it",
+        ) from wrong
+
+    def _box(self, name: bytes, digest: bytes, place: Place) -> bytes:
+        key = packs.key_of(place.pack)
+        box = self._backend.get(key, place.offset, place.length)
+        try:
+            return self._sealing.unseal(box, digest)
+        except StoreDamaged as exc:
+            raise StoreDamaged(
+                f"{self._backend.where}: {key}: the box of chunk {name.hex()[:16]} at"
+                f" {place.offset} is damaged",
+                mend="vmckpt snapshot verify tells which snapshots need it",
+            ) from exc
+
+    def _looked(self, *, fresh: bool) -> Index:
+        if self._index is None or fresh:
+            self._index = self._catalog.load().index
+        return self._index
+
+
+def _pieces(wanted: Sequence[tuple[bytes, Place]]) -> list[list[tuple[bytes, Place]]]:
+    """What can be read at once, in the order in which it is needed."""
+    order = {digest: number for number, (digest, _) in enumerate(wanted)}
+    pieces: list[list[tuple[bytes, Place]]] = []
+    size = end = 0
+    for digest, place in sorted(wanted, key=lambda one: (one[1].pack, one[1].offset)):
+        last = pieces[-1][-1][1] if pieces else None
+        if (
+            last is None
+            or last.pack != place.pack
+            or place.offset - end > _GAP
+            or size + max(place.length, place.plain) > _PIECE
+        ):
+            pieces.append([])
+            size = 0
+        pieces[-1].append((digest, place))
+        size += max(place.length, place.plain)
+        end = place.offset + place.length
+    return sorted(pieces, key=lambda piece: min(order[digest] for digest, _ in piece))

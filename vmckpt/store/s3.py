@@ -1,0 +1,227 @@
+"""A store in a bucket of an S3-speaking object store.
+
+Objects appear whole by themselves there; that none is written over is asked of the server by a
+condition. The client tries again by itself what failed on the way; what then still fails is told.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import boto3  # type: ignore[import-untyped]
+from botocore.config import Config  # type: ignore[import-untyped]
+from botocore.exceptions import (  # type: ignore[import-untyped]
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+
+from vmckpt.errors import NotInStore, StoreError, StoreFull
+from vmckpt.store.backend import Data, Stored, checked
+from vmckpt.units import Seconds
+
+_PART = 32 << 20
+"""Larger objects go in parts of this size, at least."""
+_MOST_PARTS = 10_000
+_GONE = {"NoSuchKey", "404", "NotFound", "NoSuchUpload"}
+_THERE = {"PreconditionFailed", "412"}
+_LATER = {"ConditionalRequestConflict", "OperationAborted", "409"}
+_FULL = {
+    "QuotaExceeded", "InsufficientStorage", "507", "XMinioStorageFull", "EntityTooLarge",
+    "XMinioBackendQuotaExceeded", "ServiceQuotaExceeded",
+}  # fmt: skip
+_REFUSED = {
+    "AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AllAccessDisabled",
+    "ExpiredToken", "InvalidToken", "MethodNotAllowed",
+}  # fmt: skip
+_NO_CONDITIONS = {"NotImplemented", "501"}
+
+
+class S3:
+    """A prefix of a bucket."""
+
+    def __init__(
+        self, bucket: str, prefix: str = "", *,
+        endpoint: str | None = None, region: str | None = None,
+        patience: Seconds = Seconds(60.0), attempts: int = 5,
+    ) -> None:  # fmt: skip
+        """Who we are is found where every S3 client looks. `endpoint`: other than Amazon's."""
+        self.where = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._bucket, self._prefix = bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        config = Config(
+            connect_timeout=min(10.0, patience),
+            read_timeout=patience,
+            retries={"mode": "standard", "max_attempts": attempts},
+            max_pool_connections=16,
+        )
+        with self._explained(""):
+            # A session of its own: the library's common one remembers whose keys it found first.
+            self._client: Any = boto3.session.Session().client(
+                "s3", endpoint_url=endpoint, region_name=region, config=config
+            )
+
+    def put(self, key: str, data: Data, *, replace: bool = False) -> bool:
+        if len(data) > 2 * _PART:
+            view = memoryview(data).cast("B")
+            part = max(_PART, -(-len(view) // _MOST_PARTS))
+            parts = (view[at : at + part] for at in range(0, len(view), part))
+            return self._in_parts(key, parts, replace=replace)
+        with self._explained(key):
+            return self._unless_there(
+                replace, self._client.put_object, Key=self._name(key), Body=bytes(data)
+            )
+
+    def put_file(self, key: str, path: Path) -> bool:
+        size = path.stat().st_size
+        part = max(_PART, -(-size // _MOST_PARTS))
+        if size <= part:
+            return self.put(key, path.read_bytes())
+        with path.open("rb", buffering=0) as file:
+            return self._in_parts(key, iter(lambda: file.read(part), b""), replace=False)
+
+    def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        if length == 0:
+            return b""
+        asked = {}
+        if offset or length is not None:
+            asked["Range"] = f"bytes={offset}-{'' if length is None else offset + length - 1}"
+        with self._explained(key):
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._name(key), **asked)
+            except ClientError as exc:
+                if _code(exc) in {"InvalidRange", "416"}:
+                    return b""
+                raise
+            with contextlib.closing(answer["Body"]) as body:
+                return bytes(body.read())
+
+    def keys(self, prefix: str) -> Iterator[Stored]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._name(prefix.rstrip("/")) + "/" * prefix.endswith("/")
+        )
+        for page in self._pages(pages, prefix):
+            for one in page.get("Contents", ()):
+                key = str(one["Key"]).removeprefix(self._prefix)
+                if prefix.endswith("/") or key == prefix:
+                    yield Stored(key, int(one["Size"]), Seconds(one["LastModified"].timestamp()))
+
+    def delete(self, key: str) -> None:
+        with self._explained(key):
+            self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
+
+    def leftovers(self) -> Iterator[Stored]:
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=self._bucket, Prefix=self._prefix
+        )
+        for page in self._pages(pages, "uploads that never ended"):
+            for one in page.get("Uploads", ()):
+                begun = Seconds(one["Initiated"].timestamp())
+                yield Stored(f"{one['UploadId']} {one['Key']}", 0, begun)
+
+    def clear(self, leftover: str) -> None:
+        upload, _, name = leftover.partition(" ")
+        with contextlib.suppress(NotInStore), self._explained(name):
+            self._client.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload)
+
+    def _in_parts(self, key: str, parts: Iterator[Data], *, replace: bool) -> bool:
+        name = self._name(key)
+        with self._explained(key):
+            upload = self._client.create_multipart_upload(Bucket=self._bucket, Key=name)["UploadId"]
+            try:
+                told = []
+                for number, part in enumerate(parts, 1):
+                    answer = self._client.upload_part(
+                        Bucket=self._bucket, Key=name, UploadId=upload, PartNumber=number,
+                        Body=bytes(part),
+                    )  # fmt: skip
+                    told.append({"PartNumber": number, "ETag": answer["ETag"]})
+                done = self._unless_there(
+                    replace, self._client.complete_multipart_upload,
+                    Key=name, UploadId=upload, MultipartUpload={"Parts": told},
+                )  # fmt: skip
+            except BaseException:
+                # What cannot be undone now is found by a collection.
+                with contextlib.suppress(ClientError, BotoCoreError):
+                    self._client.abort_multipart_upload(
+                        Bucket=self._bucket, Key=name, UploadId=upload
+                    )
+                raise
+            if not done:
+                self.clear(f"{upload} {name}")
+            return done
+
+    def _unless_there(self, replace: bool, call: Any, **arguments: Any) -> bool:
+        """Write; False if there is an object of that name and it must stay."""
+        if replace:
+            call(Bucket=self._bucket, **arguments)
+            return True
+        for last in (False, False, True):
+            try:
+                call(Bucket=self._bucket, IfNoneMatch="*", **arguments)
+            except ClientError as exc:
+                if _code(exc) in _THERE:
+                    return False
+                if _code(exc) in _NO_CONDITIONS:
+                    break
+                if last or _code(exc) not in _LATER:
+                    raise
+            else:
+                return True
+        # A server that knows no conditions: the names that matter are random.
+        name = str(arguments["Key"])
+        if any(self.keys(name.removeprefix(self._prefix))):
+            return False
+        call(Bucket=self._bucket, **arguments)
+        return True
+
+    def _pages(self, pages: Any, what: str) -> Iterator[Any]:
+        each = iter(pages)
+        while True:
+            with self._explained(what):
+                page = next(each, None)
+            if page is None:
+                return
+            yield page
+
+    def _name(self, key: str) -> str:
+        return self._prefix + checked(key)
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Say what the server or the client said, in the store's words."""
+        place = f"{self.where}: {what}" if what else self.where
+        try:
+            yield
+        except ClientError as exc:
+            raise self._said_no(_code(exc), exc, what, place) from exc
+        except (NoCredentialsError, PartialCredentialsError) as exc:
+            raise StoreError(
+                f"{self.where}: no access key is known",
+                mend="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
+            ) from exc
+        except (BotoCoreError, ValueError, OSError) as exc:
+            raise StoreError(
+                f"{place}: no answer: {' '.join(str(exc).split())[:160]}",
+                mend="is the server up, and its address right?",
+            ) from exc
+
+    def _said_no(self, code: str, exc: Exception, what: str, place: str) -> StoreError:
+        if code == "NoSuchBucket":
+            return StoreError(f"{self.where}: there is no such bucket", mend="make it first")
+        if code in _GONE:
+            return NotInStore(f"{self.where} has no {what}")
+        if code in _FULL:
+            return StoreFull(f"{place}: no room left ({code})", mend="make room, or prune and gc")
+        if code in _REFUSED:
+            return StoreError(
+                f"{place}: the server refuses it ({code})",
+                mend="see the access key and the bucket's policy",
+            )
+        return StoreError(f"{place}: {' '.join(str(exc).split())[:160]}")
+
+
+def _code(exc: ClientError) -> str:
+    return str(exc.response.get("Error", {}).get("Code", ""))

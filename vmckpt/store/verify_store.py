@@ -1,0 +1,203 @@
+"""Proves a store without any key: every bit of every object, and that nothing is missing.
+
+What is wrong is told by object, with the snapshots that need it.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vmckpt.errors import NotInStore, StoreDamaged, StoreError, StoreNewer
+from vmckpt.store import packs, small
+from vmckpt.store.backend import Stored
+from vmckpt.store.gc import References
+from vmckpt.store.index import Names, NameSet, names_of
+from vmckpt.store.store import Store, parse_format, small_objects
+from vmckpt.units import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrong:
+    """One thing that is not as it was written."""
+
+    key: str
+    """The object."""
+    what: str
+    snapshots: tuple[str, ...] = ()
+    """Those that cannot be restored because of it."""
+
+    def __str__(self) -> str:
+        needed = f"; needed by {', '.join(self.snapshots)}" if self.snapshots else ""
+        return f"{self.key}: {self.what}{needed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What was looked at, and what is wrong."""
+
+    wrong: tuple[Wrong, ...]
+    objects: int
+    bytes: Bytes
+    snapshots: int
+
+
+Progress = Callable[[Bytes, Bytes], None]
+"""Told how many bytes of how many were looked at."""
+
+
+def verify(
+    store: Store, references: References, *, parallel: int = 2,
+    progress: Progress = lambda _done, _all: None,
+) -> Verified:  # fmt: skip
+    """Read all of a store. Raises StoreError if it cannot be read at all."""
+    walk = _Walk(store, parallel, progress)
+    wrong = list(_small(store, walk))
+    walk.packs()
+    needed, unread = _manifests(store, references, walk)
+    # A collection beside us may have put chunks into packs that were not there before.
+    while any(walk.lost(names).any() for names in needed.values()) and walk.packs():
+        pass
+    snapshots = [
+        Wrong(
+            key=f"snapshots/{id_}", snapshots=(id_,),
+            what=f"{int(gone.sum())} of its {len(names)} chunks are in no pack that is whole",
+        )
+        for id_, names in needed.items()
+        if (gone := walk.lost(names)).any()
+    ]  # fmt: skip
+    packs_wrong = [
+        Wrong(key=one.key, what=one.what, snapshots=_who_needs(one, needed)) for one in walk.damaged
+    ]
+    return Verified(
+        wrong=(*wrong, *packs_wrong, *unread, *snapshots),
+        objects=walk.objects,
+        bytes=Bytes(walk.bytes),
+        snapshots=len(needed) + len(unread),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Damaged:
+    """A pack that is not whole."""
+
+    key: str
+    what: str
+    names: Names
+    """Chunks that are lost with it, as far as it tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What one pack gave."""
+
+    good: Names
+    damaged: _Damaged | None = None
+
+
+class _Walk:
+    """Goes through the packs, and again through those that came later."""
+
+    def __init__(self, store: Store, parallel: int, progress: Progress) -> None:
+        self.damaged: list[_Damaged] = []
+        self.objects = self.bytes = 0
+        self._store, self._parallel, self._progress = store, parallel, progress
+        self._seen: set[str] = set()
+        self._good = NameSet(())
+
+    def packs(self) -> bool:
+        """Look at all packs that were not looked at; whether there was any."""
+        new = [one for one in self._store.backend.keys("packs/") if one.key not in self._seen]
+        self._seen.update(one.key for one in new)
+        with ThreadPoolExecutor(self._parallel, "verify") as pool:
+            found = self._counted(new, pool.map(self._pack, new))
+            self._good = NameSet(itertools.chain([self._good.names], found))
+        return bool(new)
+
+    def lost(self, names: Names) -> NDArray[np.bool_]:
+        """Which of the names are in no pack that is whole."""
+        return self._good.positions(names) < 0
+
+    def count(self, one: Stored) -> None:
+        """An object was looked at."""
+        self.objects += 1
+        self.bytes += one.size
+
+    def _counted(self, new: list[Stored], seen: Iterable[_Seen | None]) -> Iterator[Names]:
+        total = Bytes(self.bytes + sum(one.size for one in new))
+        for one, found in zip(new, seen, strict=True):
+            self.count(one)
+            self._progress(Bytes(self.bytes), total)
+            if found is not None:
+                if found.damaged is not None:
+                    self.damaged.append(found.damaged)
+                yield found.good
+
+    def _pack(self, one: Stored) -> _Seen | None:
+        """In a thread: one pack; None if it is gone."""
+        pack = packs.pack_of(one.key)
+        none = names_of(())
+        if pack is None:
+            return _Seen(none, _Damaged(one.key, "its name is not one of a pack", none))
+        try:
+            data = self._store.backend.get(one.key)
+        except NotInStore:
+            return None
+        except StoreError as exc:
+            return _Seen(none, _Damaged(one.key, exc.message, none))
+        try:
+            return _Seen(packs.parse(pack, data).rows["name"])
+        except (StoreDamaged, StoreNewer) as exc:
+            good, bad = packs.salvage(data)
+            return _Seen(good, _Damaged(one.key, exc.message, bad))
+
+
+def _small(store: Store, walk: _Walk) -> Iterator[Wrong]:
+    """Everything but packs and manifests."""
+    for one in list(small_objects(store.backend)):
+        try:
+            raw = store.backend.get(one.key)
+            if one.key.startswith("wraps/"):
+                small.unframed(one.key, raw, store.backend.where)
+            elif one.key == "format":
+                parse_format(raw, store.backend.where)
+            else:
+                small.parsed(one.key, raw, store.backend.where)
+        except NotInStore:
+            continue
+        except StoreError as exc:
+            id_ = one.key.rpartition("/")[2]
+            needed = (id_,) if one.key.startswith("wraps/") else ()
+            yield Wrong(key=one.key, what=_bare(exc, store, one.key), snapshots=needed)
+        walk.count(one)
+
+
+def _manifests(
+    store: Store, references: References, walk: _Walk
+) -> tuple[dict[str, Names], list[Wrong]]:
+    """What each snapshot needs, and those that cannot tell."""
+    needed, wrong = {}, []
+    for one in store.manifests():
+        key = f"snapshots/{one.id}"
+        try:
+            needed[one.id] = names_of(references(store.manifest(one.id)))
+        except NotInStore:
+            continue
+        except StoreError as exc:
+            wrong.append(Wrong(key=key, what=_bare(exc, store, key), snapshots=(one.id,)))
+        walk.count(Stored(key, one.size, one.at))
+    return needed, wrong
+
+
+def _who_needs(one: _Damaged, needed: Mapping[str, Names]) -> tuple[str, ...]:
+    bad = NameSet([one.names])
+    return tuple(id_ for id_, names in needed.items() if (bad.positions(names) >= 0).any())
+
+
+def _bare(error: StoreError, store: Store, key: str) -> str:
+    """What is wrong, without the names that are told anyway."""
+    message = error.message.removeprefix(f"{store.backend.where}: ").removeprefix(key)
+    return message.removeprefix(": ").removeprefix(" is damaged: ").strip()

@@ -1,0 +1,131 @@
+"""A snapshot's data key, wrapped for each administrator; replaced as a whole when keys change.
+
+    0   8   magic "vmckptW" and a line feed
+    8   2   version, little endian: 1
+    10  2   number of keys
+    12  96  for each: 16 bytes that name the public key, 80 bytes of HPKE
+        32  BLAKE3 of all before it
+
+HPKE (RFC 9180) in base mode: X25519, HKDF-SHA256, AES-256-GCM; its info names the snapshot, so
+that a wrap is of no use beside another one. Nothing here is signed: who can replace wraps can also
+delete them, and a wrap of another data key opens nothing.
+"""
+
+from collections.abc import Collection, Iterator
+
+from blake3 import blake3
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+
+from vmckpt.errors import KeyRefused, StoreDamaged, StoreNewer
+from vmckpt.store.identities import public_of
+from vmckpt.store.keytexts import fingerprint, key_id
+
+MAGIC = b"vmckptW\n"
+VERSION = 1
+DATA_KEY = 32
+MOST = 256
+"""Administrators of one snapshot."""
+_ID = 16
+_WRAP = 32 + DATA_KEY + 16
+_HEAD = len(MAGIC) + 4
+_SUM = 32
+LARGEST = _HEAD + MOST * (_ID + _WRAP) + _SUM
+"""Bytes of the longest wraps object."""
+
+
+def wrap(data_key: bytes, snapshot: str, admins: Collection[bytes]) -> bytes:
+    """Wrap a data key for some public keys. Raises KeyRefused if there are none, or too many."""
+    if not 0 < len(set(admins)) <= MOST:
+        raise KeyRefused(
+            f"a snapshot is encrypted for 1 to {MOST} administrators, not {len(set(admins))}"
+        )
+    return put_together(
+        [(key_id(one), _wrap(data_key, snapshot, one)) for one in sorted(set(admins))]
+    )
+
+
+def put_together(wrapped: Collection[tuple[bytes, bytes]]) -> bytes:
+    """A wraps object of ids and what HPKE gave for them."""
+    head = MAGIC + VERSION.to_bytes(2, "little") + len(wrapped).to_bytes(2, "little")
+    body = head + b"".join(name + box for name, box in wrapped)
+    return body + blake3(body).digest()
+
+
+def recipients(data: bytes, snapshot: str) -> tuple[str, ...]:
+    """For whom it is wrapped, as fingerprints. Raises StoreDamaged or StoreNewer."""
+    return tuple(name.hex() for name, _ in _parse(data, snapshot))
+
+
+def unwrap(data: bytes, snapshot: str, identity: X25519PrivateKey) -> bytes:
+    """The data key. Raises KeyRefused if it is not for this identity, StoreDamaged, StoreNewer."""
+    public = public_of(identity)
+    boxes = [box for name, box in _parse(data, snapshot) if name == key_id(public)]
+    if not boxes:
+        raise KeyRefused(
+            f"snapshot {snapshot} is not for this identity (key {fingerprint(public)})",
+            mend="give --identity another file; vmckpt snapshot show names the keys it is for",
+        )
+    try:
+        data_key = _suite().decrypt(boxes[0], identity, info(snapshot))
+    except InvalidTag as exc:
+        raise KeyRefused(
+            f"{_where(snapshot)} holds a wrap for this identity that is not this snapshot's",
+            mend="bring it back from another tier or a copy",
+        ) from exc
+    if len(data_key) != DATA_KEY:
+        raise _damaged(snapshot, "a wrapped key has a wrong length")
+    return data_key
+
+
+def rewrap(
+    data: bytes, snapshot: str, identity: X25519PrivateKey, admins: Collection[bytes]
+) -> bytes:
+    """The same data key for other administrators: to replace the object; errors as in `unwrap`."""
+    return wrap(unwrap(data, snapshot, identity), snapshot, admins)
+
+
+def info(snapshot: str) -> bytes:
+    """What HPKE binds a wrap to."""
+    return b"vmckpt data key v1\0" + snapshot.encode()
+
+
+def _wrap(data_key: bytes, snapshot: str, public: bytes) -> bytes:
+    try:
+        return _suite().encrypt(data_key, X25519PublicKey.from_public_bytes(public), info(snapshot))
+    except ValueError as exc:
+        raise KeyRefused(f"nothing can be encrypted for key {fingerprint(public)}") from exc
+
+
+def _suite() -> Suite:
+    return Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
+
+
+def _parse(data: bytes, snapshot: str) -> Iterator[tuple[bytes, bytes]]:
+    if len(data) < _HEAD + _SUM or not data.startswith(MAGIC):
+        raise _damaged(snapshot, "it is not a wraps object")
+    version = int.from_bytes(data[8:10], "little")
+    count = int.from_bytes(data[10:12], "little")
+    # The checksum goes first: a flipped bit must not pass for a newer version.
+    if blake3(data[:-_SUM]).digest() != data[-_SUM:]:
+        raise _damaged(snapshot, "its checksum is wrong")
+    if version > VERSION:
+        raise StoreNewer(
+            f"{_where(snapshot)} has version {version}, and this vmckpt reads up to {VERSION}",
+            mend="use the vmckpt that wrote it, or a newer one",
+        )
+    if version != VERSION or len(data) != _HEAD + count * (_ID + _WRAP) + _SUM:
+        raise _damaged(snapshot, "its length is wrong")
+    for at in range(_HEAD, len(data) - _SUM, _ID + _WRAP):
+        yield data[at : at + _ID], data[at + _ID : at + _ID + _WRAP]
+
+
+def _where(snapshot: str) -> str:
+    return f"wraps/{snapshot}"
+
+
+def _damaged(snapshot: str, what: str) -> StoreDamaged:
+    return StoreDamaged(
+        f"{_where(snapshot)}: {what}", mend="bring it back from another tier or a copy"
+    )
