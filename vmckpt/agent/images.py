@@ -1,5 +1,7 @@
 """Disk images out of a snapshot: made beside their places, and put there in one go."""
 
+import os
+import stat
 import subprocess
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -52,9 +54,10 @@ class Images:
     def __exit__(self, *_: object) -> None:
         for disk in reversed(self._swapped):
             place, aside = self._place(disk), self._aside(disk)
-            place.unlink(missing_ok=True)
             if aside.exists():
-                aside.rename(place)
+                aside.replace(place)
+            elif not self._new(disk).exists():
+                place.unlink(missing_ok=True)  # it is ours, and nothing was there before
         self._swapped = []
         for disk in self._private.facts.disks:
             self._new(disk).unlink(missing_ok=True)
@@ -126,6 +129,10 @@ class Images:
             ]
             words += ["-o", disk.options] if disk.options else []
             self._run([*words, "--", server.uri(), str(self._new(disk))], trouble)
+        if self._place(disk).exists():
+            before = self._place(disk).stat()
+            self._new(disk).chmod(stat.S_IMODE(before.st_mode))
+            os.chown(self._new(disk), before.st_uid, before.st_gid)
 
     def _run(self, words: Sequence[str], trouble: Sequence[Exception]) -> None:
         with subprocess.Popen(

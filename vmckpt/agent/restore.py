@@ -41,6 +41,8 @@ def restore(order: RestoreOrder, talk: Talk) -> dict[str, Any]:
             with Images(order, private, reader, talk) as images:
                 images.write()
                 written = time.monotonic()
+                # The guest that is there ends only now: if a disk cannot be written, it runs on.
+                talk.ask("make way")
                 images.swap()
                 if order.xml is not None:
                     revival = Revival(order.xml, private, reader, talk)

@@ -70,14 +70,15 @@ class Talk:
             self.tell(progress=what)
 
     def ask(self, what: str, **about: Any) -> Any:
-        """Ask and wait for the answer. Raises Cancelled if the controller is gone or says no."""
+        """Ask and wait for the answer. Raises VmckptError if it is no, Cancelled if the controller
+        is gone."""
         self.tell(ask=what, about=about)
         told = self._answers.get()
         if told is _GONE:
             self._answers.put(_GONE)
             raise Cancelled("the controller is gone")
         if told.get("refused"):
-            raise Cancelled(str(told["refused"]))
+            raise VmckptError(str(told["refused"]))
         return told.get("answer")
 
 

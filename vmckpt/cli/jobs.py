@@ -15,7 +15,7 @@ from vmckpt.cli.arguments import INVENTORY, JSON, rate, seconds
 from vmckpt.errors import BadInput
 from vmckpt.journal import desk
 from vmckpt.journal.desk import JobDetail, JobView
-from vmckpt.journal.records import Operation, RequestKind
+from vmckpt.journal.records import RequestKind
 from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_seconds
 
 JOB = Annotated[
@@ -63,17 +63,13 @@ def table(views: Sequence[JobView], now: datetime) -> Table:
         shown.add_row(
             operation.id,
             operation.guest,
-            _way(operation),
+            operation.way,
             output.styled("bold red", "unattended") if view.unattended else view.doing,
             "–" if view.sample is None else f"{view.sample.done:.0%}",
             _when(operation.began_at, now),
             operation.asked_by,
         )
     return shown
-
-
-def _way(operation: Operation) -> str:
-    return f"{operation.source or '?'} → {operation.target or '?'}"
 
 
 def _when(time: float, now: datetime) -> str:
@@ -102,7 +98,7 @@ def job(job: JOB, json: JSON = False) -> None:
 def show(console: Console, found: JobDetail, now: datetime) -> None:
     """A job for people."""
     view, operation = found.view, found.view.operation
-    console.print(f"{operation.id} {operation.guest}: {view.doing}, {_way(operation)}")
+    console.print(f"{operation.id} {operation.guest}: {view.doing}, {operation.way}")
     facts = output.table("", "")
     facts.show_header = False
     for name, text in _facts(found, now):

@@ -96,8 +96,7 @@ class _Log:
 def _show(found: list[Recovered], dry_run: bool) -> None:
     for one in found:
         settled, job = one.settled, one.operation
-        way = f"{job.source} → {job.target}"
-        output.out.print(output.styled("bold", job.id), f"{job.guest}, {way}: {settled.truth}")
+        output.out.print(output.styled("bold", job.id), f"{job.guest}, {job.way}: {settled.truth}")
         for did in settled.did:
             output.out.print(
                 f"    {'would' if dry_run or settled.outcome is None else 'done'}: {did}"

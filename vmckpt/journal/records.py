@@ -120,6 +120,13 @@ class Operation:
     """Until when its controller's last word is good, by the journal's clock; None: it gave none."""
 
     @property
+    def way(self) -> str:
+        """From where to where, or the kind of operation and where it is."""
+        if self.target is None and self.kind != "migrate":
+            return f"{self.kind} on {self.source or '?'}"
+        return f"{self.source or '?'} → {self.target or '?'}"
+
+    @property
     def active(self) -> bool:
         return self.ended_at is None
 

@@ -3,8 +3,10 @@
 import asyncio
 import secrets
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.errors import BadInput, Cancelled, GuestBusy, RemoteError, VmckptError
@@ -64,9 +66,9 @@ async def restore(host: Host, opened: Opened, request: RestoreRequest, caller: C
         recorder = await asyncio.to_thread(_record, host, opened, plan, caller)
         try:
             await asyncio.to_thread(recorder.acquire, guest_resource(plan.uuid))
-            await _make_way(hypervisor, plan, request)
-            work = _Restoring(host, opened, request, caller, recorder)
-            restored = await work.run(plan, warnings)
+            ends = await _in_the_way(hypervisor, plan, request)
+            work = _Restoring(hypervisor, opened, request, caller, recorder)
+            restored = await work.run(plan, warnings, ends)
             recorder.finish(Outcome.COMPLETED, restored.as_json())
             return restored
         except Cancelled:
@@ -126,8 +128,8 @@ async def _checked(hypervisor: Hypervisor, opened: Opened) -> tuple[str, ...]:
     return tuple(one.text for one in found if one.severity is Severity.WARNING)
 
 
-async def _make_way(hypervisor: Hypervisor, plan: _Plan, request: RestoreRequest) -> None:
-    """The guest's place is free, or is made so. Raises GuestBusy, BadInput."""
+async def _in_the_way(hypervisor: Hypervisor, plan: _Plan, request: RestoreRequest) -> bool:
+    """Whether a guest must be ended for it. Raises GuestBusy, BadInput if none may be."""
     guest = await guests.find_guest(hypervisor, plan.uuid)
     if request.fork is not None:
         if await guests.find_guest(hypervisor, plan.guest) is not None:
@@ -135,15 +137,15 @@ async def _make_way(hypervisor: Hypervisor, plan: _Plan, request: RestoreRequest
                 f"{hypervisor.host.name} has a guest {plan.guest} already",
                 mend="choose another name with --as",
             )
-        return
+        return False
     if guest is None or not guest.state.is_active:
-        return
+        return False
     if not request.end_running:
         raise GuestBusy(
             f"{guest.name} runs on {hypervisor.host.name}; nothing was changed",
             mend="shut it down, or say --replace to end it and put the snapshot in its place",
         )
-    await guests.end(hypervisor, plan.uuid)
+    return True
 
 
 def _record(host: Host, opened: Opened, plan: _Plan, caller: Caller) -> Recorder:
@@ -161,14 +163,16 @@ class _Restoring:
     """One restore under way."""
 
     def __init__(
-        self, host: Host, opened: Opened, request: RestoreRequest, caller: Caller,
+        self, hypervisor: Hypervisor, opened: Opened, request: RestoreRequest, caller: Caller,
         recorder: Recorder,
     ) -> None:  # fmt: skip
-        self._host, self._opened, self._request = host, opened, request
+        self._hypervisor, self._opened, self._request = hypervisor, opened, request
+        self._host = hypervisor.host
         self._caller, self._recorder = caller, recorder
+        self._desk = JournalDesk(recorder)
 
-    async def run(self, plan: _Plan, warnings: tuple[str, ...]) -> Restored:
-        opened, desk = self._opened, JournalDesk(self._recorder)
+    async def run(self, plan: _Plan, warnings: tuple[str, ...], ends: bool) -> Restored:
+        opened, desk = self._opened, self._desk
         order = RestoreOrder(
             guest=plan.uuid,
             uri=agents.LIBVIRT,
@@ -193,7 +197,9 @@ class _Restoring:
         }
         await desk.intend(Step.RESTORE, meant)
         stop = self._caller.stop
-        told = await session.carried_out(self._host, order.as_json(), self._emit, stop)
+        told = await session.carried_out(
+            self._host, order.as_json(), self._emit, stop, _Answers(self, plan.uuid, ends)
+        )
         return Restored(
             snapshot=order.snapshot,
             guest=plan.guest,
@@ -206,6 +212,28 @@ class _Restoring:
             job=self._recorder.id,
         )
 
+    async def make_way(self, uuid_: str) -> None:
+        """End the guest that is there: its images are about to be replaced."""
+        self._desk.check()
+        await guests.end(self._hypervisor, uuid_)
+
     def _emit(self, event: Event) -> None:
         self._recorder.take(event)
         self._caller.emit(event)
+
+
+class _Answers:
+    """What the agent may ask for."""
+
+    def __init__(self, work: _Restoring, uuid_: str, ends: bool) -> None:
+        self._work, self._uuid, self._ends = work, uuid_, ends
+
+    async def __call__(self, asked: str, _: Mapping[str, Any]) -> dict[str, Any]:
+        if asked != "make way":
+            return {"refused": "that is not what was ordered"}
+        try:
+            if self._ends:
+                await self._work.make_way(self._uuid)
+        except VmckptError as exc:
+            return {"refused": str(exc)}
+        return {"answer": True}

@@ -1,0 +1,96 @@
+"""A restore's images: the new ones all in place, or those from before, whenever it breaks off."""
+
+import io
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from vmckpt.agent import images
+from vmckpt.agent.images import Images
+from vmckpt.agent.orders import RestoreOrder
+from vmckpt.agent.talk import Talk
+from vmckpt.model.stores import StorePlace
+from vmckpt.store.facts import DiskMake, Facts
+from vmckpt.store.inside import Private
+from vmckpt.store.reader import Reader
+
+ID = "s-aaaaaaaaaaaaaaaa"
+
+
+def work(folder: Path, *, replace: bool = True) -> Images:
+    order = RestoreOrder(
+        guest="u", uri="", host="alpha", store=StorePlace(name="near", url="/x"), state="/x",
+        snapshot=ID, data_key=None, trusted=(), xml=None,
+        images={name: str(folder / name) for name in ("vda", "vdb")},
+        replace=replace, links_down=False, paused=False,
+    )  # fmt: skip
+    makes = tuple(DiskMake(target=n, format="raw", size=1, options="") for n in ("vda", "vdb"))
+    facts = Facts(domain_xml="", cpu_xml=None, boot_files=(), ram=(), disks=makes)
+    private = Private(facts=facts, chunks=[], regions=(), files={})
+    return Images(order, private, cast("Reader", None), Talk(io.StringIO(), io.StringIO()))
+
+
+def written(folder: Path, *, before: bool = True) -> None:
+    """As after `write`."""
+    for name in ("vda", "vdb"):
+        if before:
+            (folder / name).write_text("before")
+        (folder / f"{name}.{ID}.new").write_text("restored")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_all_are_replaced_and_nothing_else_stays(tmp_path: Path) -> None:
+    written(tmp_path)
+    with work(tmp_path) as images_:
+        images_.swap()
+        images_.keep()
+    assert contents(tmp_path) == {"vda": "restored", "vdb": "restored"}
+
+
+def test_a_guest_that_did_not_start_gets_its_images_back(tmp_path: Path) -> None:
+    written(tmp_path)
+    with work(tmp_path) as images_:
+        images_.swap()
+    assert contents(tmp_path) == {"vda": "before", "vdb": "before"}
+
+
+@pytest.mark.parametrize("failing", range(4))
+def test_whichever_rename_fails_the_images_are_those_from_before(
+    tmp_path: Path, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path)
+    rename, count = Path.rename, iter(range(10))
+
+    def once(self: Path, target: Path) -> Path:
+        if next(count) == failing:
+            raise OSError("no")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", once)
+    with pytest.raises(OSError, match="no"), work(tmp_path) as images_:
+        images_.swap()
+    assert contents(tmp_path) == {"vda": "before", "vdb": "before"}
+
+
+def test_a_fork_that_did_not_start_leaves_none(tmp_path: Path) -> None:
+    written(tmp_path, before=False)
+    with work(tmp_path, replace=False) as images_:
+        images_.swap()
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_after_a_kill_between_the_two_disks(tmp_path: Path, arrived: bool) -> None:
+    written(tmp_path)
+    (tmp_path / "vda").rename(tmp_path / f"vda.{ID}.old")
+    (tmp_path / f"vda.{ID}.new").rename(tmp_path / "vda")
+    if arrived:  # libvirt has started it only after both
+        (tmp_path / "vdb").rename(tmp_path / f"vdb.{ID}.old")
+        (tmp_path / f"vdb.{ID}.new").rename(tmp_path / "vdb")
+    images.settle([tmp_path / "vda", tmp_path / "vdb"], ID, arrived=arrived)
+    now = "restored" if arrived else "before"
+    assert contents(tmp_path) == {"vda": now, "vdb": now}
