@@ -187,3 +187,13 @@ def test_ledgers_that_agree_are_whole() -> None:
 )
 def test_each_loss_breaks_its_ledger(view: View, records: ledger.Records, expected: str) -> None:
     assert broken(view, records) == [expected]
+
+
+def test_a_host_sees_the_program_wherever_it_is() -> None:
+    plan = LabPlan(name="a", subnet=1, host_count=2)
+    script = configs.boot_script(plan, plan.hosts[0], ("/usr/lib/x", "/tmp/a b/v", "/root/v"))
+    lines = script.splitlines()
+    held = lines.index("exec 8<'/tmp/a b/v'")
+    shown = lines.index("mount -c --bind /proc/self/fd/8 '/tmp/a b/v'")
+    assert held < lines.index("mount -t tmpfs tmpfs /tmp") < shown
+    assert "/usr/lib/x" not in script

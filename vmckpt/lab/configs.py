@@ -1,5 +1,8 @@
 """The configuration files of a lab host, as text. Pure."""
 
+from collections.abc import Sequence
+from shlex import quote
+
 from vmckpt.lab.plan import HostPlan, LabPlan
 
 
@@ -63,16 +66,29 @@ def hosts_file(plan: LabPlan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def boot_script(plan: LabPlan, host: HostPlan) -> str:
+_OWN = ("/tmp", "/root", "/run", "/dev/shm")
+"""Folders that each host has for itself."""
+
+
+def boot_script(plan: LabPlan, host: HostPlan, programs: Sequence[str] = ()) -> str:
     """What the host's first process runs, inside its namespaces.
 
     It stays as process 1: when it dies the kernel ends every process of the host at once, which
-    is what a power-off does.
+    is what a power-off does. `programs`: folders that must be seen there, wherever they are.
     """
     root = host.root
+    hidden = [path for path in programs if any(path.startswith(f"{own}/") for own in _OWN)]
+    # Held open before something is mounted over them, and put back after; -c: by the handle, as the
+    # name means something else by then.
+    held = "".join(f"exec {8 - n}<{quote(path)}\n" for n, path in enumerate(hidden))
+    shown = "".join(
+        f"mkdir -p {quote(path)}\nmount -c --bind /proc/self/fd/{8 - n} {quote(path)}\n"
+        f"exec {8 - n}<&-\n"
+        for n, path in enumerate(hidden)
+    )
     return f"""\
 set -eu
-hostname {host.name}
+{held}hostname {host.name}
 mount --make-rprivate /
 mount --bind {root}/etc /etc
 mount --bind {root}/root /root
@@ -83,7 +99,7 @@ mount --bind {root}/private {plan.private}
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /tmp
 mount -t tmpfs tmpfs /dev/shm
-mkdir -p /run/sshd /run/lock /run/libvirt /dev/shm/ram
+{shown}mkdir -p /run/sshd /run/lock /run/libvirt /dev/shm/ram
 /usr/sbin/sshd -f /etc/ssh/lab_sshd_config
 /usr/sbin/libvirtd --daemon --listen
 while :; do sleep 1000 & wait $! || true; done

@@ -4,10 +4,12 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
+import vmckpt
 from vmckpt.errors import LabError
 from vmckpt.lab import configs, network, pki
 from vmckpt.lab.plan import HostPlan, LabPlan
@@ -55,7 +57,9 @@ def befriend(plan: LabPlan, host_keys: dict[str, str]) -> None:
 def power_on(plan: LabPlan, host: HostPlan) -> None:
     """Start the host's first process; return without waiting until it answers."""
     script = host.root / "boot.sh"
-    script.write_text(configs.boot_script(plan, host))
+    # The agents of this program run there, too.
+    programs = dict.fromkeys((str(Path(vmckpt.__file__).parents[1]), sys.prefix))
+    script.write_text(configs.boot_script(plan, host, tuple(programs)))
     unshare = [
         "unshare",
         "--mount",
