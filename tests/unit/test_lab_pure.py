@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.lab import ledger, plan, wire
+from vmckpt.lab import configs, ledger, plan, wire
 from vmckpt.lab.plan import LabPlan
 from vmckpt.lab.sightings import Output, Rhythm, Sightings, View, blackout
 
