@@ -1,6 +1,5 @@
 """The other ends of NBD connections: QEMU's own programs, and a server that keeps to a script."""
 
-import shutil
 import socket
 import subprocess
 import threading
@@ -10,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vmckpt.checkpoint.nbdwire import Unix
-
-AVAILABLE = all(shutil.which(name) for name in ("qemu-img", "qemu-io", "qemu-nbd"))
 
 
 def run(*words: object) -> str:

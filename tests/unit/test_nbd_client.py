@@ -10,14 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.nbd_peers import AVAILABLE, image, qemu_nbd, run, scripted, write
+from tests.unit.nbd_peers import image, qemu_nbd, run, scripted, write
 from vmckpt.checkpoint import nbdwire as wire
 from vmckpt.checkpoint.nbd import Client, Extent
 from vmckpt.checkpoint.nbdwire import Place, Tcp, Unix
 from vmckpt.errors import HypervisorError
 from vmckpt.units import MIB, Seconds
-
-with_qemu = pytest.mark.skipif(not AVAILABLE, reason="qemu-utils is not installed")
 
 CHANGED = "qemu:dirty-bitmap:since"
 
@@ -26,7 +24,6 @@ def client(place: Place, *contexts: str, limit: float = 5.0) -> Client:
     return Client(place, "vda", host="alpha", contexts=contexts, limit=Seconds(limit))
 
 
-@with_qemu
 def test_what_qemu_serves_is_read_whole_and_in_order(tmp_path: Path) -> None:
     path = image(
         tmp_path / "a.qcow2", "40M", "write -P 1 0 3M", "write -P 2 10M 64k", "write -z 20M 1M"
@@ -48,7 +45,6 @@ def test_what_qemu_serves_is_read_whole_and_in_order(tmp_path: Path) -> None:
     assert all(piece.content() == expected[p : p + 512] for piece in small for p in [piece.offset])
 
 
-@with_qemu
 def test_the_allocation_is_told_without_gaps(tmp_path: Path) -> None:
     path = image(tmp_path / "a.qcow2", "3G", "write -P 1 1M 1M", "write -P 1 2047M 2M")
     with qemu_nbd(path) as place, client(place, wire.ALLOCATION, CHANGED) as disk:
@@ -65,7 +61,6 @@ def test_the_allocation_is_told_without_gaps(tmp_path: Path) -> None:
     assert part == [Extent(2048 * MIB, MIB, 0), Extent(2049 * MIB, 3 * MIB, hole)]
 
 
-@with_qemu
 def test_a_dirty_bitmap_tells_what_was_written_since(tmp_path: Path) -> None:
     path = image(tmp_path / "a.qcow2", "64M", "write -P 1 0 64M")
     run("qemu-img", "bitmap", "--add", path, "since")
@@ -81,7 +76,6 @@ def test_a_dirty_bitmap_tells_what_was_written_since(tmp_path: Path) -> None:
     assert contents[2].data is None
 
 
-@with_qemu
 def test_reading_may_be_left_off_and_begun_again(tmp_path: Path) -> None:
     path = image(tmp_path / "a.qcow2", "32M", "write -P 1 0 16M", "write -P 2 16M 16M")
     with qemu_nbd(path) as place, client(place, wire.ALLOCATION) as disk:
@@ -94,7 +88,6 @@ def test_reading_may_be_left_off_and_begun_again(tmp_path: Path) -> None:
             disk.read(32 * MIB - 1, 2)
 
 
-@with_qemu
 def test_a_missing_export_is_one_clear_line(tmp_path: Path) -> None:
     path = image(tmp_path / "a.qcow2", "1M")
     with qemu_nbd(path) as place, pytest.raises(HypervisorError) as caught:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.nbd_peers import AVAILABLE, image, run
+from tests.unit.nbd_peers import image, run
 from vmckpt.checkpoint import nbdwire as wire
 from vmckpt.checkpoint.nbd import Client, Extent
 from vmckpt.checkpoint.nbdserver import Server
@@ -22,7 +22,6 @@ from vmckpt.checkpoint.nbdwire import Place, Tcp, Unix
 from vmckpt.errors import BadInput, HypervisorError, StoreDamaged
 from vmckpt.units import MIB
 
-with_qemu = pytest.mark.skipif(not AVAILABLE, reason="qemu-utils is not installed")
 SIZE = 24 * MIB + 512
 CONTENT = random.Random(4).randbytes(2 * MIB) + bytes(20 * MIB) + b"\7" * (2 * MIB + 512)
 HOLE = wire.HOLE | wire.ZERO
@@ -47,7 +46,6 @@ def serving(folder: Path, *, tcp: bool = False, **exports: Export) -> Iterator[S
     assert [t.name for t in threading.enumerate() if t.name.startswith("NBD")] == []
 
 
-@with_qemu
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
 def test_qemu_img_finds_the_same_bytes_and_the_holes(tmp_path: Path, tcp: bool) -> None:
     copy = tmp_path / "copy.raw"
@@ -74,7 +72,6 @@ def _where(server: Server) -> list[str]:
     return ["-k", server.place.path]
 
 
-@with_qemu
 def test_it_serves_as_the_backing_of_an_overlay(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         overlay = tmp_path / "overlay.qcow2"
@@ -88,7 +85,6 @@ def test_it_serves_as_the_backing_of_an_overlay(tmp_path: Path) -> None:
     assert (tmp_path / "flat.raw").read_bytes() == expected
 
 
-@with_qemu
 def test_nothing_can_be_written(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         done = subprocess.run(
@@ -308,7 +304,6 @@ def test_it_listens_only_where_nobody_else_can_reach_or_is(tmp_path: Path) -> No
     assert file.read_text() == "mine"
 
 
-@with_qemu
 def test_what_it_serves_may_be_an_image_of_any_format(tmp_path: Path) -> None:
     path = image(tmp_path / "a.qcow2", "1M", "write -P 5 0 1M").read_bytes()
     export = Export(len(path), lambda offset, length: path[offset : offset + length])

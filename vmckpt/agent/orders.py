@@ -8,6 +8,14 @@ from typing import Any
 from vmckpt.model.stores import StorePlace
 
 
+def _fields(told: Mapping[str, Any], *lists: str) -> dict[str, Any]:
+    """An order's fields out of its JSON; those named are tuples. Raises KeyError, TypeError."""
+    fields = {key: value for key, value in told.items() if key != "do"}
+    if "store" in fields:
+        fields["store"] = StorePlace(**fields["store"])
+    return {**fields, **{name: tuple(fields[name]) for name in lists}}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateOrder:
     """Take a snapshot of a guest that runs on this host."""
@@ -53,10 +61,7 @@ class CreateOrder:
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "CreateOrder":
         """Raises KeyError, TypeError."""
-        rest = {key: value for key, value in told.items() if key != "do"}
-        rest["store"] = StorePlace(**rest["store"])
-        rest["admins"] = tuple(rest["admins"])
-        return cls(**rest)
+        return cls(**_fields(told, "admins"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +92,7 @@ class PutBackOrder:
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "PutBackOrder":
         """Raises KeyError, TypeError."""
-        rest = {key: value for key, value in told.items() if key != "do"}
-        return cls(**{**rest, "store": StorePlace(**rest["store"])})
+        return cls(**_fields(told))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +132,7 @@ class RestoreOrder:
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "RestoreOrder":
         """Raises KeyError, TypeError."""
-        rest = {key: value for key, value in told.items() if key != "do"}
-        rest["store"] = StorePlace(**rest["store"])
-        rest["trusted"] = tuple(rest["trusted"])
-        return cls(**rest)
+        return cls(**_fields(told, "trusted"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,4 +159,4 @@ class UnrestoreOrder:
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "UnrestoreOrder":
         """Raises TypeError."""
-        return cls(**{key: value for key, value in told.items() if key != "do"})
+        return cls(**_fields(told))

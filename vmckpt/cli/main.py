@@ -4,12 +4,12 @@ import logging
 import os
 import signal
 import sys
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
 import vmckpt
-from vmckpt.cli import hosts, jobs, lab, output, plan, policy, snapshot
+from vmckpt.cli import hosts, jobs, lab, output, plan, policy
 from vmckpt.cli.migrate import migrate, resume
 from vmckpt.cli.recover import recover
 from vmckpt.errors import VmckptError
@@ -19,8 +19,24 @@ from vmckpt.journal import place
 # Typer has a click of its own and exports only the end of its error tree.
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
+
+class _Commands(typer.core.TyperGroup):
+    """All commands; those for snapshots, and the libraries they need, are loaded when asked for."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return [*super().list_commands(ctx), "snapshot"]
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        if cmd_name != "snapshot":
+            return super().get_command(ctx, cmd_name)
+        from vmckpt.cli import snapshot  # noqa: PLC0415
+
+        return typer.main.get_group(snapshot.app)
+
+
 app = typer.Typer(
     name="vmckpt",
+    cls=_Commands,
     invoke_without_command=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -39,7 +55,6 @@ app.command()(recover)
 jobs.add_to(app)
 app.add_typer(lab.app, name="lab")
 app.add_typer(policy.app, name="policy")
-app.add_typer(snapshot.app, name="snapshot")
 
 
 def _version(asked: bool) -> None:

@@ -1,6 +1,5 @@
 """Restoring a snapshot: the controller's part. The work is done by an agent on the chosen host."""
 
-import asyncio
 import secrets
 import uuid
 from collections.abc import Mapping
@@ -9,15 +8,13 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.errors import BadInput, Cancelled, GuestBusy, RemoteError, VmckptError
+from vmckpt.errors import BadInput, GuestBusy, VmckptError
 from vmckpt.hypervisor import facts as host_facts
 from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal import recorder as journal
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
-from vmckpt.lease.types import guest_resource
 from vmckpt.model.callers import Caller
 from vmckpt.model.events import Event
 from vmckpt.model.findings import Severity
@@ -26,6 +23,7 @@ from vmckpt.model.jobs import Outcome
 from vmckpt.model.stores import StorePlace
 from vmckpt.snapshot import agents, compatible, reborn, session
 from vmckpt.snapshot.compatible import Side
+from vmckpt.snapshot.recording import recorded
 from vmckpt.snapshot.requests import Restored, RestoreRequest
 from vmckpt.snapshot.steps import Step
 from vmckpt.store.facts import Contents, Public
@@ -63,24 +61,13 @@ async def restore(host: Host, opened: Opened, request: RestoreRequest, caller: C
     plan = planned(opened, request)
     async with Hypervisor(host) as hypervisor:
         warnings = await _checked(hypervisor, opened)
-        recorder = await asyncio.to_thread(_record, host, opened, plan, caller)
-        try:
-            await asyncio.to_thread(recorder.acquire, guest_resource(plan.uuid))
+        new = _operation(host, opened, plan)
+        async with recorded(new, plan.uuid, caller.warn) as recorder:
             ends = await _in_the_way(hypervisor, plan, request)
             work = _Restoring(hypervisor, opened, request, caller, recorder)
             restored = await work.run(plan, warnings, ends)
             recorder.finish(Outcome.COMPLETED, restored.as_json())
             return restored
-        except Cancelled:
-            recorder.finish(Outcome.CANCELLED, None)
-            raise
-        except VmckptError as exc:
-            # An agent that ended without a word: nobody knows, and recovery looks.
-            if not isinstance(exc, RemoteError):
-                recorder.finish(Outcome.FAILED, {"error": str(exc)})
-            raise
-        finally:
-            await asyncio.to_thread(recorder.close)
 
 
 def planned(opened: Opened, request: RestoreRequest) -> _Plan:
@@ -148,15 +135,14 @@ async def _in_the_way(hypervisor: Hypervisor, plan: _Plan, request: RestoreReque
     return True
 
 
-def _record(host: Host, opened: Opened, plan: _Plan, caller: Caller) -> Recorder:
-    new = NewOperation(
+def _operation(host: Host, opened: Opened, plan: _Plan) -> NewOperation:
+    return NewOperation(
         kind="restore",
         guest=plan.guest,
         guest_uuid=plan.uuid,
         source=host.name,
         detail={"store": opened.store.name, "snapshot": opened.public.id},
     )
-    return journal.begin(new, caller.warn)
 
 
 class _Restoring:

@@ -37,9 +37,7 @@ async def settle(
         order = _order(operation, begun, steps, host.name, dry=recorder is None)
         found = await session.carried_out(host, order.as_json(), caller.emit, asyncio.Event())
         told = verdict(published=bool(found["published"]))
-    if recorder is not None:
-        recorder.finish(told.outcome or Outcome.FAILED, {"recovered": told.as_json()})
-    return told
+    return _ended(told, recorder)
 
 
 async def settle_restore(
@@ -69,6 +67,10 @@ async def settle_restore(
         )
         found = await session.carried_out(host, order.as_json(), caller.emit, asyncio.Event())
         told = came_back(arrived=bool(found["arrived"]))
+    return _ended(told, recorder)
+
+
+def _ended(told: Settled, recorder: Recorder | None) -> Settled:
     if recorder is not None:
         recorder.finish(told.outcome or Outcome.FAILED, {"recovered": told.as_json()})
     return told

@@ -9,21 +9,16 @@ from typing import Any
 from vmckpt.agent.orders import CreateOrder
 from vmckpt.errors import (
     BadInput,
-    Cancelled,
     GuestBusy,
     JournalError,
     LeaseLost,
-    RemoteError,
-    VmckptError,
 )
 from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import identity
-from vmckpt.journal import recorder as journal
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
-from vmckpt.lease.types import guest_resource
 from vmckpt.model.callers import Caller
 from vmckpt.model.events import Event
 from vmckpt.model.guests import Guest
@@ -31,6 +26,7 @@ from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.stores import StorePlace
 from vmckpt.snapshot import agents, session
+from vmckpt.snapshot.recording import recorded
 from vmckpt.snapshot.requests import Taken, TakeRequest
 from vmckpt.snapshot.steps import NOTED, Step
 from vmckpt.store import manifest
@@ -51,22 +47,11 @@ async def take(
         guest = await guests.find_guest(hypervisor, request.guest)
         check(guest, request.guest, host)
         assert guest is not None
-        recorder = await asyncio.to_thread(_record, host, store, guest, request, caller)
-        try:
-            await asyncio.to_thread(recorder.acquire, guest_resource(guest.uuid))
+        new = _operation(host, store, guest, request)
+        async with recorded(new, guest.uuid, caller.warn) as recorder:
             taken = await _Taking(host, store, keys, caller, recorder).run(guest, request)
             recorder.finish(Outcome.COMPLETED, taken.as_json())
             return taken
-        except Cancelled:
-            recorder.finish(Outcome.CANCELLED, None)
-            raise
-        except VmckptError as exc:
-            # An agent that ended without a word: nobody knows, and recovery looks.
-            if not isinstance(exc, RemoteError):
-                recorder.finish(Outcome.FAILED, {"error": str(exc)})
-            raise
-        finally:
-            await asyncio.to_thread(recorder.close)
 
 
 def check(guest: Guest | None, name: str, host: Host) -> None:
@@ -85,17 +70,14 @@ def check(guest: Guest | None, name: str, host: Host) -> None:
         )
 
 
-def _record(
-    host: Host, store: StorePlace, guest: Guest, request: TakeRequest, caller: Caller
-) -> Recorder:
-    new = NewOperation(
+def _operation(host: Host, store: StorePlace, guest: Guest, request: TakeRequest) -> NewOperation:
+    return NewOperation(
         kind="snapshot",
         guest=guest.name,
         guest_uuid=guest.uuid,
         source=host.name,
         detail={"store": store.name, "name": request.name, "memory": request.memory},
     )
-    return journal.begin(new, caller.warn)
 
 
 class _Taking:
