@@ -12,7 +12,7 @@ import typer
 from vmckpt.api import keeping_keys
 from vmckpt.cli import output
 from vmckpt.errors import BadInput, Cancelled, KeyRefused
-from vmckpt.model.events import Copied
+from vmckpt.model.events import Copied, Event
 from vmckpt.snapshot.keeping import Identity
 from vmckpt.store import keyfiles
 from vmckpt.units import Seconds, show_bytes, show_rate
@@ -46,8 +46,10 @@ class Ticker:
         self._began = self._told = time.monotonic()
         self._phase, self._from, self._since = "", 0, self._began
 
-    def take(self, event: Copied) -> None:
-        """See snapshot.keeping.Progress."""
+    def take(self, event: Event) -> None:
+        """See snapshot.keeping.Progress, and Caller.emit."""
+        if not isinstance(event, Copied):
+            return
         now = time.monotonic()
         if event.phase != self._phase:
             self._phase, self._from, self._since = event.phase, 0, now
@@ -56,7 +58,9 @@ class Ticker:
         self._told = now
         of = "" if event.total is None else f" of {show_bytes(event.total)}"
         rate = show_rate((event.done - self._from) / max(now - self._since, 0.001))
-        output.say(f"{now - self._began:7.1f}s {event.phase}: {show_bytes(event.done)}{of}, {rate}")
+        new = f", {show_bytes(event.new)} new" if event.new else ""
+        done = f"{event.phase}: {show_bytes(event.done)}{of}{new}"
+        output.say(f"{now - self._began:7.1f}s {done}, {rate}")
 
     def count(self, done: int, total: int) -> None:
         """The same, of things."""
