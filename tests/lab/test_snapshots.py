@@ -50,6 +50,11 @@ def left(bench: Bench) -> list[str]:
     return [str(path) for path in files if not beside & set(path.parts)]
 
 
+def lines(bench: Bench) -> list[tuple[str, Path]]:
+    """The lines of snapshots that hosts have."""
+    return [(one.name, path) for one in bench.plan.hosts for path in one.root.glob("agent/lines/*")]
+
+
 def test_there_and_back_again(kept: Bench) -> None:
     kept.guest(**SMALL)
     first = taken(kept, "--name", "first").json
@@ -133,3 +138,22 @@ def test_manifests_are_signed_by_the_controller(kept: Bench) -> None:
     found = decode(store.manifest(one["id"]), one["id"], None)
     assert found.public.guest == "web1"
     assert [row["trusted"] for row in kept.good("snapshot", "list", "--json").json] == [True]
+
+
+@pytest.mark.long
+def test_a_line_goes_along_when_its_guest_moves(kept: Bench) -> None:
+    kept.guest(**SMALL)
+    first = taken(kept).json
+    kept.good("migrate", "web1", "--to", "beta")
+    second = taken(kept).json
+    assert second["host"] == "beta"
+    assert second["warnings"] == []
+    assert second["same_bytes"] > 0.5 * first["read_bytes"]
+    assert second["written_bytes"] < 0.5 * first["written_bytes"]
+    assert [host for host, _ in lines(kept)] == ["beta"]
+    kept.good("migrate", "web1", "--to", "alpha")
+    [(_, line)] = lines(kept)
+    (line / "chunks").write_bytes(b"")
+    third = taken(kept).json
+    assert "taken on beta" in third["warnings"][0]
+    assert kept.ledgers() == {"memory": True, "disk": True, "output": True}

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import spool, telling
+from vmckpt.agent import spool, telling, ways
 from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.regions import DiskRegion, RamRegion
 from vmckpt.agent.talk import Talk
-from vmckpt.checkpoint import background
 from vmckpt.checkpoint.background import Captured, Hooks
 from vmckpt.checkpoint.disk_capture import DiskCapture
 from vmckpt.checkpoint.disk_plan import Parent
@@ -168,7 +167,7 @@ class _Making:
             captured=taken,
             progress=lambda done, total: talk.progress(phase="capture", done=done, total=total),
         )
-        return background.capture(self._monitor, self._order.folder, hooks, stop=talk.stop)
+        return ways.capture(self._monitor, self._order, hooks, talk.stop)
 
     def _others(self) -> list[str]:
         """Snapshots in other stores that the guest's lines there go on from."""

@@ -3,9 +3,11 @@
 import logging
 import signal
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from vmckpt.agent import create, putback, restore, unrestore
+from vmckpt.agent import create, lines, putback, restore, unrestore
+from vmckpt.agent.lines import LineOrder
 from vmckpt.agent.orders import CreateOrder, PutBackOrder, RestoreOrder, UnrestoreOrder
 from vmckpt.agent.talk import Talk, error_as_json
 from vmckpt.errors import BadInput, VmckptError
@@ -39,30 +41,29 @@ def main() -> None:
     talk.tell(done=done)
 
 
+_Parse = Callable[[Mapping[str, Any]], Any]
+_Do = Callable[[Any, Talk], dict[str, Any]]
+_ORDERS: Mapping[str, tuple[_Parse, _Do]] = {
+    "create": (CreateOrder.from_json, create.create),
+    "line": (LineOrder.from_json, lines.move),
+    "put-back": (PutBackOrder.from_json, lambda order, _: putback.put_back(order)),
+    "restore": (RestoreOrder.from_json, restore.restore),
+    "unrestore": (UnrestoreOrder.from_json, lambda order, _: unrestore.unrestore(order)),
+}
+"""How each is read and carried out."""
+
+
 def _carry_out(talk: Talk) -> dict[str, Any]:
     try:
         told = talk.order()
-        order: CreateOrder | PutBackOrder | RestoreOrder | UnrestoreOrder
-        match told.get("do"):
-            case "create":
-                order = CreateOrder.from_json(told)
-            case "put-back":
-                order = PutBackOrder.from_json(told)
-            case "restore":
-                order = RestoreOrder.from_json(told)
-            case "unrestore":
-                order = UnrestoreOrder.from_json(told)
-            case kind:
-                raise BadInput(f"an order that is not known: {kind!r}", mend="update vmckpt there")
+        kind = str(told.get("do"))
+        if kind not in _ORDERS:
+            raise BadInput(f"an order that is not known: {kind!r}", mend="update vmckpt there")
+        parse, do = _ORDERS[kind]
+        order = parse(told)
     except (ValueError, TypeError, KeyError, AttributeError, EOFError) as exc:
         raise BadInput(f"no order that can be read: {exc}") from exc
-    if isinstance(order, CreateOrder):
-        return create.create(order, talk)
-    if isinstance(order, RestoreOrder):
-        return restore.restore(order, talk)
-    if isinstance(order, UnrestoreOrder):
-        return unrestore.unrestore(order)
-    return putback.put_back(order)
+    return do(order, talk)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.model.stores import StorePlace
+from vmckpt.store import line
 
 
 def _fields(told: Mapping[str, Any], *lists: str) -> dict[str, Any]:
@@ -52,7 +53,7 @@ class CreateOrder:
     @property
     def line(self) -> Path:
         """Where the line state of the guest in that store is."""
-        return Path(self.state) / "lines" / f"{self.guest}-{self.store.name}"
+        return line.place(self.state, self.guest, self.store.name)
 
     def as_json(self) -> dict[str, Any]:
         """With the domain's salt: for the host, and for no log or journal."""

@@ -42,7 +42,7 @@ async def take(
     inventory.may_act()
     kept_in = inventory.store(store)
     host = await _host_of(inventory, request.guest)
-    return await taking.take(host, kept_in, keyring(), request, caller)
+    return await taking.take(host, kept_in, keyring(), request, caller, hosts=inventory.hosts)
 
 
 async def _host_of(inventory: Inventory, guest: str) -> Host:

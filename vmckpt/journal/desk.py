@@ -137,6 +137,15 @@ def job(journal: "Journal", name: str) -> JobDetail:
     )
 
 
+def past_snapshots(guest_uuid: str) -> Sequence[Operation]:
+    """Snapshots of a guest that have ended, the latest first; none without a journal."""
+    try:
+        with open_journal() as journal:
+            return journal.snapshots(guest_uuid)
+    except JournalError:
+        return ()
+
+
 def past_moves(source: str, target: str) -> Sequence[PastMove]:
     """Migrations between two hosts that have ended, the latest first; none without a journal."""
     try:

@@ -81,6 +81,16 @@ class Reader:
         chosen = select(table).where(table.c.guest_uuid == guest_uuid, table.c.began_at >= since)
         return self._read(chosen.order_by(table.c.began_at.desc()), rows.operation)
 
+    def snapshots(self, guest_uuid: str, limit: int = 50) -> list[Operation]:
+        """Ended snapshots of a guest, the latest first."""
+        table = schema.operations
+        chosen = select(table).where(
+            table.c.guest_uuid == guest_uuid,
+            table.c.kind == "snapshot",
+            table.c.ended_at.is_not(None),
+        )
+        return self._read(chosen.order_by(table.c.ended_at.desc()).limit(limit), rows.operation)
+
     def recent_moves(
         self, source: str, target: str, limit: int = 20, *, guest_uuid: str | None = None
     ) -> list[PastMove]:

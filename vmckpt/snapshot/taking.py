@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +16,7 @@ from vmckpt.errors import (
 )
 from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal import identity
+from vmckpt.journal import desk, identity
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
@@ -25,7 +26,7 @@ from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.stores import StorePlace
-from vmckpt.snapshot import agents, session
+from vmckpt.snapshot import agents, following, session
 from vmckpt.snapshot.recording import recorded
 from vmckpt.snapshot.requests import Taken, TakeRequest
 from vmckpt.snapshot.steps import NOTED, Step
@@ -36,10 +37,17 @@ from vmckpt.units import Bytes, Seconds
 
 
 async def take(
-    host: Host, store: StorePlace, keys: Keyring, request: TakeRequest, caller: Caller
+    host: Host,
+    store: StorePlace,
+    keys: Keyring,
+    request: TakeRequest,
+    caller: Caller,
+    *,
+    hosts: Mapping[str, Host],
 ) -> Taken:
     """Take a snapshot of a guest that runs on a host, and put it into a store.
 
+    `hosts` are all that it may have run on before: its line goes on from there.
     Setting `caller.stop` gives it up: the guest is as it was, and nothing is in the store. Raises
     Cancelled then, and VmckptError.
     """
@@ -49,9 +57,26 @@ async def take(
         assert guest is not None
         new = _operation(host, store, guest, request)
         async with recorded(new, guest.uuid, caller.warn) as recorder:
+            late = await _follow(host, store, guest, hosts)
             taken = await _Taking(host, store, keys, caller, recorder).run(guest, request)
+            taken = replace(taken, warnings=(*late, *taken.warnings))
             recorder.finish(Outcome.COMPLETED, taken.as_json())
             return taken
+
+
+async def _follow(
+    host: Host, store: StorePlace, guest: Guest, hosts: Mapping[str, Host]
+) -> tuple[str, ...]:
+    """Fetch the guest's line if it ends on another host; a warning if that cannot be."""
+    past = await asyncio.to_thread(desk.past_snapshots, guest.uuid)
+    found = following.left_behind(past, store.name, host.name)
+    if found is None or found[0] not in hosts:
+        return ()
+    old, snapshot = found
+    why = await following.follow(hosts[old], host, guest.uuid, store.name, snapshot)
+    if why is None:
+        return ()
+    return (f"{guest.name} is read whole: its last snapshot was taken on {old}, and {why}",)
 
 
 def check(guest: Guest | None, name: str, host: Host) -> None:

@@ -35,6 +35,11 @@ class Line:
     """What captures need: libvirt's checkpoint, the epoch of the last copy of memory, …"""
 
 
+def place(state: str, guest: str, store: str) -> Path:
+    """Where a host that keeps its state there has the line of a guest (its UUID) in a store."""
+    return Path(state) / "lines" / f"{guest}-{store}"
+
+
 def load(folder: Path) -> Line | None:
     """The line in a folder; None if there is none that is whole."""
     try:

@@ -1,0 +1,139 @@
+"""A guest's line of snapshots goes along when the guest moves."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vmckpt.agent import lines
+from vmckpt.agent.lines import LineOrder
+from vmckpt.errors import BadInput
+from vmckpt.journal.records import Controller, Operation
+from vmckpt.snapshot.following import left_behind
+from vmckpt.store import line
+from vmckpt.store.regions import Kind
+
+Answer = Callable[[str, dict[str, Any]], Any]
+
+
+class Told:
+    """An agent's talk whose answers are made up."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def ask(self, what: str, **about: Any) -> Any:
+        return self._answer(what, json.loads(json.dumps(about)))
+
+
+def order(state: Path, *, gives: bool, snapshot: str = "s-1") -> LineOrder:
+    made = LineOrder(gives=gives, guest="u-1", store="near", state=str(state), snapshot=snapshot)
+    return LineOrder.from_json(json.loads(json.dumps(made.as_json())))
+
+
+def kept(state: Path, snapshot: str = "s-1", pages: int = 3_000_000) -> Path:
+    folder = line.place(str(state), "u-1", "near")
+    with line.Draft(folder) as draft:
+        draft.prints("pc.ram", Kind.RAM, 4096 * pages)[7] = np.void(b"p" * 16)
+        draft.keep(snapshot, [bytes(32)], {"pc.ram": np.arange(9, dtype=np.uint32)}, {"epoch": 4})
+    return folder
+
+
+def given(state: Path, *, snapshot: str = "s-1", arrives: bool = True) -> list[dict[str, Any]]:
+    pieces: list[dict[str, Any]] = []
+
+    def answer(what: str, about: dict[str, Any]) -> bool:
+        if what == "piece":
+            pieces.append(about)
+        return arrives
+
+    talk: Any = Told(answer)
+    lines.move(order(state, gives=True, snapshot=snapshot), talk)
+    return pieces
+
+
+def taken(state: Path, pieces: list[dict[str, Any]], snapshot: str = "s-1") -> dict[str, Any]:
+    left = [*pieces, None]
+    talk: Any = Told(lambda *_: left.pop(0))
+    return lines.move(order(state, gives=False, snapshot=snapshot), talk)
+
+
+def test_a_line_moves_whole(tmp_path: Path) -> None:
+    old = kept(tmp_path / "old")
+    before = kept(tmp_path / "new", "s-0")
+    pieces = given(tmp_path / "old")
+    assert len(pieces) > 10
+    assert not old.exists()
+    assert taken(tmp_path / "new", pieces) == {"moved": True}
+    found = line.load(before)
+    assert found is not None
+    assert (found.snapshot, found.extra) == ("s-1", {"epoch": 4})
+    prints = found.regions["pc.ram"].prints
+    assert prints is not None
+    assert bytes(prints[7]) == b"p" * 16
+    assert [path.name for path in before.parent.iterdir()] == [before.name]
+
+
+def test_it_stays_until_it_has_arrived(tmp_path: Path) -> None:
+    old = kept(tmp_path / "old", pages=10)
+    given(tmp_path / "old", arrives=False)
+    assert line.snapshot_of(old) == "s-1"
+
+
+def test_another_snapshots_line_is_not_given(tmp_path: Path) -> None:
+    kept(tmp_path / "old", "s-7", pages=10)
+    assert given(tmp_path / "old", arrives=False) == []
+    assert given(tmp_path / "nowhere", arrives=False) == []
+
+
+@pytest.mark.parametrize("lost", ["0.prints", "chunks", "line.json"])
+def test_what_did_not_come_whole_is_thrown_away(tmp_path: Path, lost: str) -> None:
+    kept(tmp_path / "old", pages=10)
+    there = kept(tmp_path / "new", "s-0", pages=10)
+    pieces = [one for one in given(tmp_path / "old") if one["name"] != lost]
+    assert taken(tmp_path / "new", pieces) == {"moved": False}
+    assert line.snapshot_of(there) == "s-0"
+    assert list(there.parent.iterdir()) == [there]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        {"name": "../../etc/cron.d/x", "data": "KLUv/QBYAQAAaA=="},
+        {"name": "chunks", "data": "not base64"},
+        {"name": "chunks", "data": "AAAA"},
+        {"name": "chunks"},
+    ],
+)
+def test_nonsense_is_refused(tmp_path: Path, piece: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="line state"):
+        taken(tmp_path, [piece])
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def past(source: str | None, store: str, outcome: str = "completed", id_: str = "s-1") -> Operation:
+    return Operation(
+        id="job", kind="snapshot", guest="web1", guest_uuid="u-1", source=source, target=None,
+        mode=None, policy=None, state="ended", phase=None, outcome=outcome, asked_by="me@here",
+        asked_from=None, controller=Controller(host="here", boot="b", pid=1, started=1),
+        began_at=0.0, ended_at=1.0, detail={"store": store}, report={"id": id_},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("known", "where"),
+    [
+        ([], None),
+        ([("alpha", "near")], ("alpha", "s-1")),
+        ([("beta", "near")], None),
+        ([("beta", "near"), ("alpha", "near")], None),
+        ([("alpha", "far"), ("beta", "near")], None),
+        ([("alpha", "near", "failed"), ("gamma", "near")], ("gamma", "s-1")),
+        ([(None, "near")], None),
+    ],
+)
+def test_where_the_line_ends(known: list[Any], where: tuple[str, str] | None) -> None:
+    assert left_behind([past(*one) for one in known], "near", "beta") == where

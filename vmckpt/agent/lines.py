@@ -1,0 +1,101 @@
+"""A guest's line state, from the host that it left to the one where it runs now.
+
+The giving agent tells piece after piece, the taking one asks for them; the controller is between
+them. What arrives is the line of the snapshot that was asked for, whole, or it is thrown away.
+"""
+
+import base64
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from vmckpt.agent import spool
+from vmckpt.agent.talk import Talk
+from vmckpt.errors import BadInput
+from vmckpt.store import line
+from vmckpt.units import Seconds
+
+_PIECE = 4 << 20
+_NAME = re.compile(r"line\.json|chunks|\d{1,6}\.(map\.npy|prints)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineOrder:
+    """Give a line away, or take one in."""
+
+    gives: bool
+    guest: str
+    """Its UUID."""
+    store: str
+    """Its name."""
+    state: str
+    snapshot: str
+    """What the line ends with."""
+
+    @property
+    def line(self) -> Path:
+        """Where the line is, or is to be."""
+        return line.place(self.state, self.guest, self.store)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "do": "line"}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "LineOrder":
+        """Raises TypeError."""
+        return cls(**{key: value for key, value in told.items() if key != "do"})
+
+
+def move(order: LineOrder, talk: Talk) -> dict[str, Any]:
+    """Carry one end of it out; {"moved": whether the line has moved}. Raises VmckptError."""
+    lock = Path(order.state) / "spool" / f"line-{order.guest}-{order.store}"
+    with spool.held(lock, patience=Seconds(0.0)):
+        return {"moved": _give(order, talk) if order.gives else _take(order, talk)}
+
+
+def _give(order: LineOrder, talk: Talk) -> bool:
+    found = line.load(order.line)
+    whole = found is not None and found.snapshot == order.snapshot
+    if whole:
+        packing = zstandard.ZstdCompressor(level=1)
+        for path in sorted(order.line.iterdir()):
+            with path.open("rb") as file:
+                while data := file.read(_PIECE):
+                    packed = base64.b64encode(packing.compress(data)).decode()
+                    talk.ask("piece", name=path.name, data=packed)
+    # Only what is whole on the other host may go here.
+    arrived = bool(talk.ask("kept", whole=whole))
+    if arrived:
+        line.forget(order.line)
+    return arrived
+
+
+def _take(order: LineOrder, talk: Talk) -> bool:
+    order.line.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix=f"{order.line.name}.", dir=order.line.parent))
+    try:
+        unpacking = zstandard.ZstdDecompressor()
+        while piece := talk.ask("more"):
+            try:
+                name, data = str(piece["name"]), base64.b64decode(piece["data"], validate=True)
+                data = unpacking.decompress(data, max_output_size=_PIECE)
+            except (KeyError, TypeError, ValueError, zstandard.ZstdError) as exc:
+                raise BadInput(f"a line state that makes no sense: {exc}") from exc
+            if not _NAME.fullmatch(name):
+                raise BadInput(f"a line state has no file {name!r}")
+            with (new / name).open("ab") as file:
+                file.write(data)
+        found = line.load(new)
+        if found is None or found.snapshot != order.snapshot:
+            return False
+        line.forget(order.line)
+        new.replace(order.line)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return True
