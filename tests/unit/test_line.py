@@ -50,3 +50,12 @@ def test_one_flipped_bit_anywhere_and_it_is_none(tmp_path: Path) -> None:
             assert line.load(tmp_path / "web1") is None
         path.write_bytes(good)
     assert line.load(tmp_path / "web1") is not None
+
+
+def test_what_nobody_uses_is_swept(tmp_path: Path) -> None:
+    kept(tmp_path / "web1")
+    (tmp_path / "web2.x").mkdir()
+    now = (tmp_path / "web1").stat().st_mtime
+    for days, left in ((0.9, ["web1", "web2.x"]), (1.1, ["web1"]), (99, ["web1"]), (101, [])):
+        line.sweep(tmp_path, now=now + days * 86_400)
+        assert sorted(one.name for one in tmp_path.iterdir()) == left

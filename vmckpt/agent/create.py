@@ -231,6 +231,7 @@ class _Making:
         sizes = {one.name: one.size for one in private.regions if one.kind is Kind.DISK}
         extra = {"epoch": self._epoch, "made_at": int(self._made_at), "disks": sizes}
         draft.keep(self._order.snapshot, list(private.chunks), maps, extra)
+        line.sweep(self._order.line.parent, now=time.time())
         disks.keep(self._others())
 
 

@@ -19,9 +19,13 @@ import numpy as np
 
 from vmckpt.store.ingest import PRINT, Past, Prints
 from vmckpt.store.regions import Kind, Map, units
+from vmckpt.units import Seconds
 
 VERSION = 1
 _DIGEST = 32
+_DRAFTED = Seconds(86_400.0)
+"""A snapshot takes no day."""
+_UNUSED = Seconds(100 * 86_400.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,16 @@ def snapshot_of(folder: Path) -> str | None:
 def forget(folder: Path) -> None:
     """The next snapshot begins a new line."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(folder: Path, *, now: float) -> None:
+    """Remove from a folder of lines what nobody will use: drafts of agents that were killed, and
+    lines of guests that were never seen again."""
+    for one in folder.iterdir():
+        with suppress(OSError):
+            limit = _UNUSED if (one / "line.json").exists() else _DRAFTED
+            if now - one.stat().st_mtime > limit:
+                forget(one)
 
 
 class Draft:
