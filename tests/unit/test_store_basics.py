@@ -114,11 +114,10 @@ def test_sealed_boxes_go_from_store_to_store_without_a_key(tmp_path: Path) -> No
 
     near, far = new_store(tmp_path / "near"), new_store(tmp_path / "far")
     write(near, "one", chunks(*range(9)))
-    with far.writer(None) as writer:
+    with far.receiver(encrypted=True) as writer:
         for pack in near.catalog.load().stored:
             for name, box, plain in boxes_of(near.backend, pack):
-                assert writer.add_box(name, bytes(box), plain)
-                assert not writer.add_box(name, bytes(box), plain)
+                writer.add(name, box, plain)
         writer.finish()
         far.publish("one", near.manifest("one"), near.wraps("one"), writer=writer)
 
@@ -201,7 +200,7 @@ def test_a_store_is_made_once_and_opened_only_if_it_is_one(tmp_path: Path) -> No
     (tmp_path / "empty").mkdir()
     with pytest.raises(NotInStore, match=r"empty is no store; make one"):
         Store.open(LocalFolder(tmp_path / "empty"))
-    with pytest.raises(StoreError, match="no such folder; is it mounted"):
+    with pytest.raises(StoreError, match="no such folder; mount it, or make a store"):
         Store.open(LocalFolder(tmp_path / "away"))
     with pytest.raises(StoreError, match="there is no folder"):
         new_store(tmp_path / "deep" / "deeper")
@@ -218,11 +217,11 @@ def test_a_newer_store_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_newer_pack_is_refused_by_name_and_never_removed(tmp_path: Path) -> None:
     store = new_store(tmp_path / "s")
     data = bytearray(packs.encode([(b"n" * 32, b"box", 3)], bytes(16)))
-    data[8] = data[-16] = 2  # its version, at both ends
+    data[8] = data[-16] = 3  # its version, at both ends
     newer = blake3(data).hexdigest()
     store.backend.put(packs.key_of(newer), bytes(data))
 
-    assert "version 2; this vmckpt knows 1" in str(store.catalog.load().unreadable[newer])
+    assert "version 3; this vmckpt knows 2" in str(store.catalog.load().unreadable[newer])
     assert gc(store).unreadable == (newer,)
     assert any(store.backend.keys(packs.key_of(newer)))
 

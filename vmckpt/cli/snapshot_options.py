@@ -19,6 +19,8 @@ from vmckpt.units import Seconds, show_bytes, show_rate
 
 PASSPHRASE = "VMCKPT_PASSPHRASE_FILE"
 _EVERY = Seconds(1.0)
+_TELLING = Seconds(0.5)
+"""A rate over less time is a guess."""
 
 STORE = Annotated[
     str | None, typer.Option(help="A store of the inventory, by name; else its first one.")
@@ -57,10 +59,12 @@ class Ticker:
             return
         self._told = now
         of = "" if event.total is None else f" of {show_bytes(event.total)}"
-        rate = show_rate((event.done - self._from) / max(now - self._since, 0.001))
         new = f", {show_bytes(event.new)} new" if event.new else ""
+        rate = ""
+        if (spent := now - self._since) > _TELLING:
+            rate = f", {show_rate((event.done - self._from) / spent)}"
         done = f"{event.phase}: {show_bytes(event.done)}{of}{new}"
-        output.say(f"{now - self._began:7.1f}s {done}, {rate}")
+        output.say(f"{now - self._began:7.1f}s {done}{rate}")
 
     def count(self, done: int, total: int) -> None:
         """The same, of things."""

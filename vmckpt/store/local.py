@@ -159,7 +159,8 @@ class LocalFolder:
         except FileNotFoundError as exc:
             if not self._folder.is_dir():
                 raise StoreError(
-                    f"{self.where}: there is no such folder", mend="is it mounted?"
+                    f"{self.where}: there is no such folder",
+                    mend="mount it, or make a store there: vmckpt snapshot init",
                 ) from exc
             raise NotInStore(f"{self.where} has no {key}") from exc
         except OSError as exc:
