@@ -32,9 +32,10 @@ from vmckpt.errors import (
     StoreFull,
     StoreNewer,
 )
-from vmckpt.store import packs, small
+from vmckpt.store import locks, packs, small
 from vmckpt.store.gc import collect
 from vmckpt.store.local import LocalFolder
+from vmckpt.store.locks import LIFE, Lock, Work
 from vmckpt.store.places import backend_of
 from vmckpt.store.sealing import Encrypted, Plain
 from vmckpt.store.store import Store
@@ -362,3 +363,30 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_all_is
     monkeypatch.setattr(os, "link", link)
     store.backend.put("pins/x", b"")
     assert told == ["sync tmp", "link x", "sync pins"]
+
+
+def test_who_slept_for_long_takes_itself_for_dead(tmp_path: Path) -> None:
+    """A collection may have found the lock dead, even if nobody has removed it yet."""
+    store = Store.create(LocalFolder(tmp_path / "store"))
+    times = [0.0]
+    lock = Lock(store.backend, Work.WRITE, beat=Seconds(0.01), clock=lambda: times[0])
+    assert lock.take()
+    times[0] = LIFE / 2 - 1
+    lock.now()
+    times[0] = LIFE - 2
+    lock.still_ours()
+    lock.now()
+    times[0] += LIFE / 2 + 1
+    with pytest.raises(StoreError, match="taken for dead"):
+        lock.still_ours()
+    lock.release()
+
+
+def test_files_of_others_in_a_store_are_passed_over(tmp_path: Path) -> None:
+    store = Store.create(LocalFolder(tmp_path / "store"))
+    for name in (".nfs0001", ".DS_Store", "a b"):
+        for folder in ("locks", "snapshots", "condemned"):
+            (tmp_path / "store" / folder).mkdir(exist_ok=True)
+            (tmp_path / "store" / folder / name).write_bytes(b"x")
+    assert store.manifests() == []
+    assert list(locks.seen(store.backend)) == []

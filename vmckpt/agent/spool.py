@@ -18,21 +18,33 @@ def held(folder: Path, *, patience: Seconds) -> Iterator[None]:
     """Be the only agent at a snapshot, as long as the process lives. Raises GuestBusy, OSError."""
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder.with_suffix(".lock")
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = _taken(path, patience, folder.name)
     try:
-        give_up = time.monotonic() + patience
-        while not _locked(file):
-            if time.monotonic() > give_up:
-                raise GuestBusy(
-                    f"another agent is still at {folder.name}", mend="try again in a minute"
-                )
-            time.sleep(_TURN)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+        yield
     finally:
+        # Still locked: who waits for it finds that the name is another file's by then.
+        path.unlink(missing_ok=True)
         os.close(file)
+
+
+def _taken(path: Path, patience: Seconds, what: str) -> int:
+    """A lock file that is locked, and is the one of that name."""
+    give_up = time.monotonic() + patience
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if _locked(file) and _named(file, path):
+            return file
+        os.close(file)
+        if time.monotonic() > give_up:
+            raise GuestBusy(f"another agent is still at {what}", mend="try again in a minute")
+        time.sleep(_TURN)
+
+
+def _named(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _locked(file: int) -> bool:

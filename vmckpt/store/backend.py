@@ -57,8 +57,13 @@ class Backend(Protocol):
 _KEY = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/){0,3}[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
+def is_key(key: str) -> bool:
+    """Whether an object may have this name."""
+    return _KEY.fullmatch(key) is not None
+
+
 def checked(key: str) -> str:
     """A key that is one: it may become a path, and some come from outside. Raises BadInput."""
-    if not _KEY.fullmatch(key):
+    if not is_key(key):
         raise BadInput(f"{key[:80]!r} is no name for an object of a store")
     return key

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vmckpt.errors import NotInStore, StoreError, StoreFull
-from vmckpt.store.backend import Data, Stored, checked
+from vmckpt.store.backend import Data, Stored, checked, is_key
 from vmckpt.store.faults import fault
 from vmckpt.units import Seconds
 
@@ -139,6 +139,9 @@ class LocalFolder:
         path = self._path(folder)
         with contextlib.suppress(NotInStore), self._explained(folder), os.scandir(path) as entries:
             for entry in entries:
+                # What is no key is of somebody else: NFS (.nfs…), rsync, a desktop.
+                if not is_key(entry.name):
+                    continue
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
                     found.append((f"{folder}/{entry.name}", status))

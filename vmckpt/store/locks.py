@@ -9,7 +9,8 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -23,7 +24,15 @@ from vmckpt.units import Seconds
 BEAT = Seconds(30.0)
 LIFE = Seconds(900.0)
 """A lock that was not written anew for so long is dead."""
+_OWN_LIFE = Seconds(LIFE / 2)
+"""Whoever could not write for so long takes itself for dead, before anybody else does: a collection
+may have gone by a lock that it found dead, even if that is written anew later."""
 GC = "locks/gc"
+
+
+def _boottime() -> float:
+    """Goes on while this machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Work(StrEnum):
@@ -58,7 +67,13 @@ class Lock:
     """One lock of ours, with a thread that keeps it alive."""
 
     def __init__(
-        self, backend: Backend, work: Work, *, about: str = "", beat: Seconds = BEAT
+        self,
+        backend: Backend,
+        work: Work,
+        *,
+        about: str = "",
+        beat: Seconds = BEAT,
+        clock: Callable[[], float] = _boottime,
     ) -> None:
         self.key = GC if work is Work.GC else f"locks/{work}-{secrets.token_hex(8)}"
         self._backend, self._work, self._about, self._beat = backend, work, about, beat
@@ -67,6 +82,7 @@ class Lock:
         self._ended = threading.Event()
         self._guard = threading.Lock()
         self._thread = threading.Thread(target=self._keep, name=self.key, daemon=True)
+        self._clock, self._beaten = clock, clock()
 
     def take(self) -> bool:
         """Take it; False if there is one of that name. Raises StoreError."""
@@ -82,7 +98,7 @@ class Lock:
         with self._guard:
             self._ours()
             self._knows = tuple(condemnations)
-            self._backend.put(self.key, self._bytes(), replace=True)
+            self._write()
         fault("lock: knows")
 
     def held(self) -> bool:
@@ -97,7 +113,7 @@ class Lock:
         """What time it is by the store's clock. Raises StoreError."""
         with self._guard:
             self._ours()
-            self._backend.put(self.key, self._bytes(), replace=True)
+            self._write()
             for one in self._backend.keys(self.key):
                 return one.modified_at
             self._ours()
@@ -109,7 +125,7 @@ class Lock:
             self._ours()
 
     def _ours(self) -> None:
-        if not self.held():
+        if self._slept or not self.held():
             raise StoreError(
                 f"{self._backend.where}: {self.key} is gone: this process was taken for dead, as"
                 " nothing had been heard of it for long",
@@ -129,9 +145,18 @@ class Lock:
         while not self._ended.wait(self._beat):
             # What fails is tried again; whoever relies on the lock asks `held`.
             with contextlib.suppress(StoreError), self._guard:
-                if not self.held():
+                if self._slept or not self.held():
                     return
-                self._backend.put(self.key, self._bytes(), replace=True)
+                self._write()
+
+    def _write(self) -> None:
+        began = self._clock()
+        self._backend.put(self.key, self._bytes(), replace=True)
+        self._beaten = began
+
+    @property
+    def _slept(self) -> bool:
+        return self._clock() - self._beaten > _OWN_LIFE
 
     def _bytes(self) -> bytes:
         values = {
