@@ -18,6 +18,8 @@
      +-- MigrationFailed            20   the migration ended; the guest runs on the source
      +-- PostcopyPaused             22   the guest waits on the target for the rest of its memory
      +-- Blocked                    21   preflight found reasons not to start; nothing was changed
+     +-- WentBack                   23   a guarded command failed; the guest is as it was before
+     +-- HookFailed                 24   the guest is back, but what was to follow outside failed
      +-- LabError                   30   the lab could not do what was asked
      +-- StoreError                 40   a snapshot store cannot be opened, read or written
      |    +-- StoreDamaged          41   something in it is not what was written
@@ -25,6 +27,9 @@
      |    +-- KeyRefused            43   the key is missing, or is not the right one
      |    +-- StoreFull             44   there is no room left
      |    +-- NotInStore            45   it has no such object
+     +-- CaptureFailed              50   no checkpoint was made; the guest is as it was
+     |    +-- CannotCapture         51   this way cannot capture this guest; the message says why
+     |    +-- StreamDamaged         52   what QEMU wrote is no whole migration stream
      +-- Cancelled                 130   the operator stopped it (Ctrl-C or SIGTERM)
 
 An error is one line: what, where, and what to do. `mend` is the last part.
@@ -155,6 +160,18 @@ class Blocked(VmckptError):
     exit_code = 21
 
 
+class WentBack(VmckptError):
+    """A guarded command, or the check after it, failed; the guest is as it was before."""
+
+    exit_code = 23
+
+
+class HookFailed(VmckptError):
+    """The guest is back; what had to be compensated outside failed."""
+
+    exit_code = 24
+
+
 class LabError(VmckptError):
     """The lab could not do what was asked."""
 
@@ -195,6 +212,24 @@ class NotInStore(StoreError):
     """The store has no such object."""
 
     exit_code = 45
+
+
+class CaptureFailed(VmckptError):
+    """No checkpoint was made; the guest is as it was."""
+
+    exit_code = 50
+
+
+class CannotCapture(CaptureFailed):
+    """This way cannot capture this guest."""
+
+    exit_code = 51
+
+
+class StreamDamaged(CaptureFailed):
+    """What QEMU wrote, or what was kept of it, is no whole migration stream."""
+
+    exit_code = 52
 
 
 class Cancelled(VmckptError):

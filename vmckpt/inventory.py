@@ -63,6 +63,13 @@ def _name(text: str) -> str:
     return text
 
 
+def _store_name(text: str) -> str:
+    # Hosts name folders after it.
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}", text):
+        raise ValueError(f"{text!r} is no name for a store; use letters, digits, - and _")
+    return text
+
+
 def _file(text: str) -> str:
     try:
         return str(Path(text).expanduser()) if text else text
@@ -73,6 +80,7 @@ def _file(text: str) -> str:
 _Uri = Annotated[str, AfterValidator(_uri)]
 _Name = Annotated[str, AfterValidator(_name)]
 _Path = Annotated[str, AfterValidator(_file)]
+_StoreName = Annotated[str, AfterValidator(_store_name)]
 
 
 class _Strict(BaseModel):
@@ -100,7 +108,9 @@ class _Host(_Strict):
 
 class _File(_Strict):
     hosts: Annotated[dict[_Name, _Host], Field(min_length=1)]
-    stores: dict[_Name, Annotated[str, AfterValidator(_store)]] = {}
+    stores: dict[
+        Annotated[str, AfterValidator(_store_name)], Annotated[str, AfterValidator(_store)]
+    ] = {}
     observer: str | None = None
     read_only: bool = False
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-LIBRARIES = ["vmckpt", "yaml", "tests.fuzz.targets"]
+LIBRARIES = ["vmckpt", "yaml", "tests.fuzz.targets", "tests.fuzz.store_targets"]
 
 
 NONSENSE: tuple[Any, ...] = (

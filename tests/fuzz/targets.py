@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.fuzz import store_targets
 from vmckpt import inventory, units
 from vmckpt.cli import arguments
 from vmckpt.errors import BadInput, RemoteError
@@ -214,7 +215,8 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "units": read_units,
     "probe": read_probe,
     "answers": read_answers,
+    **store_targets.TARGETS,
 }
 """By name. A finding is any exception, more than 5 s, or more than 1 GiB."""
-JSON = ("statistics", "trace", "order", "answers")
+JSON = ("statistics", "trace", "order", "answers", "small")
 """Those that take lines of it."""

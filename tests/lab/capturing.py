@@ -24,10 +24,9 @@ import numpy as np
 
 from vmckpt.checkpoint import background, fallback, savefile, settings, shared
 from vmckpt.checkpoint.background import Hooks
-from vmckpt.checkpoint.errors import CaptureFailed
 from vmckpt.checkpoint.image import FrozenImage, write_all
 from vmckpt.checkpoint.settings import Undo
-from vmckpt.errors import VmckptError
+from vmckpt.errors import CaptureFailed, VmckptError
 from vmckpt.hypervisor import monitor as monitors
 from vmckpt.hypervisor.monitor import Monitor
 

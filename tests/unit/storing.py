@@ -9,9 +9,9 @@ from blake3 import blake3
 from vmckpt.errors import StoreDamaged
 from vmckpt.store.backend import Backend
 from vmckpt.store.gc import Collected, collect, live_names
+from vmckpt.store.homes import use_of
 from vmckpt.store.index import Names, names_of
 from vmckpt.store.local import LocalFolder
-from vmckpt.store.reachability import use_of
 from vmckpt.store.sealing import Encrypted
 from vmckpt.store.store import Store
 from vmckpt.store.verify_store import verify

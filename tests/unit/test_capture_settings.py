@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from vmckpt.checkpoint import settings
-from vmckpt.checkpoint.errors import CannotCapture
 from vmckpt.checkpoint.settings import Undo
-from vmckpt.errors import HypervisorError
+from vmckpt.errors import CannotCapture, HypervisorError
 
 UNDO = Undo(
     guest="00000000-0000-0000-0000-000000000000", capabilities={"background-snapshot": False},

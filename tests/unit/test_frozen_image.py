@@ -12,10 +12,10 @@ import pytest
 from tests.unit.streams import NAMES, parsed, recorded
 from vmckpt.checkpoint import image as images
 from vmckpt.checkpoint import savefile
-from vmckpt.checkpoint.errors import CaptureFailed, StreamDamaged
 from vmckpt.checkpoint.head import PAGE, Head, RamBlock
 from vmckpt.checkpoint.image import FrozenImage, ImageWriter
 from vmckpt.checkpoint.stream import StreamParser
+from vmckpt.errors import CaptureFailed, StreamDamaged
 
 HEAD = Head(
     machine="pc", section=3, instance=0, version=4, footers=True,

@@ -1,6 +1,7 @@
 """Regions into chunks and back: whatever changes between snapshots, each one reads back whole."""
 
 import threading
+import weakref
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vmckpt.errors import Cancelled, NotInStore, StoreDamaged
+from vmckpt.errors import Cancelled, NotInStore, StoreDamaged, StoreError
 from vmckpt.store.assemble import Assembly
 from vmckpt.store.ingest import PRINT, Counts, Ingest, Past, Table
 from vmckpt.store.regions import GROUP, UNIT, ZERO, Extent, Kind, Map, What, units
@@ -212,3 +213,93 @@ def test_a_map_that_does_not_fit_is_refused() -> None:
     short = Assembly(Kind.RAM, 4096, np.array([1], dtype=np.uint32), [b"x"], store)
     with pytest.raises(StoreDamaged, match="not what its snapshot says"):
         short.read(0, 1)
+
+
+def test_digests_take_the_place_of_the_futures_that_tell_them() -> None:
+    table = Table()
+    coming: list[Future[bytes]] = [Future() for _ in range(3)]
+    kept = [weakref.ref(one) for one in coming]
+    for number, one in enumerate(coming):
+        assert table.new(one) == number
+    for number in (1, 0, 2):
+        coming[number].set_result(bytes([number]) * 32)
+    assert table.new(b"k" * 32) == 3
+    one = None  # type: ignore[assignment]
+    coming.clear()
+
+    assert [ref() for ref in kept] == [None, None, None]
+    assert table.digests() == [bytes([n]) * 32 for n in range(3)] + [b"k" * 32]
+
+
+def test_a_chunk_that_was_not_stored_is_told_by_the_table() -> None:
+    table = Table()
+    failed: Future[bytes] = Future()
+    table.new(failed)
+    failed.set_exception(StoreError("no room"))
+
+    with pytest.raises(StoreError, match="no room"):
+        table.new(b"k" * 32)
+    with pytest.raises(StoreError, match="no room"):
+        table.digests()
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_no_more_than_a_window_is_in_memory_at_once(kind: Kind) -> None:
+    most = 16 << 20
+    region = Memory(kind, np.ones(2 * most + 4 * UNIT[kind], dtype=np.uint8))
+    asked: list[int] = []
+
+    def read(start: int, count: int) -> memoryview:
+        asked.append(count * UNIT[kind])
+        return memoryview(region.rows[start : start + count].tobytes())
+
+    region.read = read  # type: ignore[method-assign]
+    store = Store()
+    made = ingested(store, region)
+    pieces = Assembly(kind, region.size, made.map, made.chunks, store).pieces()
+
+    assert max(asked) <= most
+    assert max(len(piece.data or b"") for piece in pieces) <= most
+
+
+def test_units_that_lie_in_a_chunk_are_handed_out_as_they_lie_there() -> None:
+    store, region = Store(), ram(256)
+    scribble(region, [*range(100), *range(110, 256)], 1)
+    made = ingested(store, region)
+    whole = [p.data for p in Assembly(Kind.RAM, region.size, made.map, made.chunks, store).pieces()]
+    assert [None if one is None else len(one) // 4096 for one in whole] == [
+        64,
+        36,
+        None,
+        18,
+        64,
+        64,
+    ]
+    held = {id(one) for one in store.chunks.values()}
+    assert all(id(one.obj) in held for one in whole if one is not None)
+
+
+class Ahead(Store):
+    """Remembers what it was told to expect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expected: list[bytes] = []
+
+    def expect(self, digests: list[bytes]) -> None:
+        self.expected += digests
+
+
+def test_who_reads_on_is_expected_and_who_jumps_is_not() -> None:
+    store, region = Ahead(), ram(4 * 4096)
+    scribble(region, range(0, 4 * 4096, 512), 1)
+    made = ingested(store, region)
+    disk = Assembly(Kind.RAM, region.size, made.map, made.chunks, store)
+    for at in (0, 512, 3 * 4096):
+        assert disk.read(at, 1) == region.rows[at].tobytes()
+    assert store.expected == []
+
+    disk.read(4096, 1)
+    assert len(store.expected) == 4096 // 512
+    disk.read(4096 + 512, 8)
+    assert len(store.expected) == 4096 // 512

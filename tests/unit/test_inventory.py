@@ -161,3 +161,10 @@ def test_a_store_that_is_nowhere_is_refused(url: str) -> None:
     text = f"hosts: {{alpha: {{uri: qemu:///system}}}}\nstores: {{near: '{url}'}}\n"
     with pytest.raises(InventoryError, match=r"stores\.near"):
         inventory.parse(text, Path("hosts.yaml"))
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".near", "a b", ""])
+def test_a_store_has_a_name_that_can_be_a_files(name: str) -> None:
+    text = f"hosts: {{alpha: {{uri: qemu:///system}}}}\nstores: {{'{name}': /srv}}\n"
+    with pytest.raises(InventoryError, match="is no name for a store"):
+        inventory.parse(text, Path("hosts.yaml"))

@@ -1,5 +1,6 @@
 """The line state: kept whole, or not at all."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -59,3 +60,25 @@ def test_what_nobody_uses_is_swept(tmp_path: Path) -> None:
     for days, left in ((0.9, ["web1", "web2.x"]), (1.1, ["web1"]), (99, ["web1"]), (101, [])):
         line.sweep(tmp_path, now=now + days * 86_400)
         assert sorted(one.name for one in tmp_path.iterdir()) == left
+
+
+def test_drafts_of_those_that_were_killed_are_removed_by_the_next(tmp_path: Path) -> None:
+    folder = tmp_path / "lines" / "web1-n"
+    old, young, other, kept_ = (
+        folder.parent / name
+        for name in (
+            "web1-n.abcd_123",
+            "web1-n.abcd_124",
+            "web1-nearer",
+            "web1-n.abcd_125",
+        )
+    )
+    for one in (old, young, other, kept_):
+        one.mkdir(parents=True)
+        (one / "0.prints").write_bytes(b"x")
+    (kept_ / "line.json").write_bytes(b"it has been kept, as that of another guest")
+    for one in (old, other, kept_):
+        os.utime(one, (1.0, 1.0))
+    with line.Draft(folder):
+        pass
+    assert sorted(folder.parent.iterdir()) == sorted((young, other, kept_))

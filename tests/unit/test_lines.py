@@ -12,6 +12,7 @@ from vmckpt.agent import lines
 from vmckpt.agent.lines import LineOrder
 from vmckpt.errors import BadInput
 from vmckpt.journal.records import Controller, Operation
+from vmckpt.model.stores import line_folder
 from vmckpt.snapshot.following import left_behind
 from vmckpt.store import line
 from vmckpt.store.regions import Kind
@@ -35,7 +36,7 @@ def order(state: Path, *, gives: bool, snapshot: str = "s-1") -> LineOrder:
 
 
 def kept(state: Path, snapshot: str = "s-1", pages: int = 3_000_000) -> Path:
-    folder = line.place(str(state), "u-1", "near")
+    folder = line_folder(str(state), "u-1", "near")
     with line.Draft(folder) as draft:
         draft.prints("pc.ram", Kind.RAM, 4096 * pages)[7] = np.void(b"p" * 16)
         draft.keep(snapshot, [bytes(32)], {"pc.ram": np.arange(9, dtype=np.uint32)}, {"epoch": 4})

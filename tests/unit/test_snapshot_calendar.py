@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.snapshot.calendar import Due, Interval, due, next_after, parse
+from vmckpt.policy.calendar import Due, Interval, due, next_after, parse
 from vmckpt.units import Seconds
 
 BERLIN = ZoneInfo("Europe/Berlin")

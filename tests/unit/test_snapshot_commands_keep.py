@@ -17,12 +17,13 @@ from vmckpt import api
 from vmckpt.api import keeping
 from vmckpt.errors import StoreError
 from vmckpt.inventory import Inventory
+from vmckpt.policy.schedules import Keep
 from vmckpt.snapshot.pruning import Survey, plan
-from vmckpt.snapshot.retention import Keep
 from vmckpt.store import packs, wraps
 from vmckpt.store.identities import public_of
 from vmckpt.store.keyring import OwnKey
 from vmckpt.store.local import LocalFolder
+from vmckpt.store.receiver import Receiver
 from vmckpt.store.store import Store
 
 STRANGER = OwnKey(secret("a stranger"))
@@ -228,10 +229,10 @@ def test_a_copy_that_broke_off_goes_on_where_it_was(
     stock: Stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stock.put("one", list(range(80)))
-    whole, tries = Store.writer, []
+    whole, tries = Store.receiver, []
 
-    def small(store: Store, sealing: object) -> object:
-        return whole(store, sealing, pack_size=70_000)  # type: ignore[arg-type]
+    def small(store: Store, *, encrypted: bool) -> Receiver:
+        return whole(store, encrypted=encrypted, pack_size=70_000)
 
     def put(backend: LocalFolder, key: str, data: bytes, *, replace: bool = False) -> bool:
         if key.startswith("packs/") and "far" in backend.where:
@@ -241,7 +242,7 @@ def test_a_copy_that_broke_off_goes_on_where_it_was(
         return really(backend, key, data, replace=replace)
 
     really = LocalFolder.put
-    monkeypatch.setattr(Store, "writer", small)
+    monkeypatch.setattr(Store, "receiver", small)
     monkeypatch.setattr(LocalFolder, "put", put)
     code, _, wrong = stock("copy", "one", "--to", "far")
     assert (code, wrong) == (40, "error: the network is away\n")

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.snapshot.retention import Keep, Kept, Verdict, plan
+from vmckpt.policy.schedules import Keep
+from vmckpt.snapshot.retention import Kept, Verdict, plan
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW = datetime(2025, 6, 20, 12, 30, tzinfo=UTC).timestamp()

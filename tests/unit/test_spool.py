@@ -25,7 +25,8 @@ def test_the_second_one_waits_or_is_refused(tmp_path: Path) -> None:
 
 
 def test_never_two_at_once(tmp_path: Path) -> None:
-    folder, inside, seen = tmp_path / "s-1", threading.Lock(), []
+    folder, inside = tmp_path / "s-1", threading.Lock()
+    seen: list[bool] = []
 
     def work() -> None:
         for _ in range(30):
@@ -45,7 +46,8 @@ def test_never_two_at_once(tmp_path: Path) -> None:
 
 def test_a_lock_that_lost_its_name_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "s-1"
-    locked, took = spool._locked, []
+    locked = spool._locked
+    took: list[int] = []
 
     def slow(file: int) -> bool:
         """Somebody else gives the lock back between our opening and our locking."""

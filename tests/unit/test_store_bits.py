@@ -19,7 +19,7 @@ from vmckpt.store.verify_store import verify
 def store(tmp_path: Path) -> Iterator[Store]:
     """One object of every kind."""
     store = new_store(tmp_path / "s")
-    with store.writer(None):
+    with store.receiver(encrypted=True):
         pass
     write(store, "one", [b"a" * 50, b"b" * 60, b"c"], wraps=b"wrapped key")
     write(store, "two", [b"a" * 50, b"d" * 70])
@@ -103,12 +103,13 @@ def test_what_is_told_of_a_damaged_pack_is_who_needs_it(tmp_path: Path) -> None:
 def test_another_whole_copy_of_a_chunk_is_used(tmp_path: Path) -> None:
 
     one = new_store(tmp_path / "s")
-    with one.writer(None) as late:  # began before: knows nothing of what the other one stores
+    # It began before, and knows nothing of what the other one stores.
+    with one.receiver(encrypted=True) as late:
         write(one, "one", chunks(1, 2))
 
         [pack] = one.catalog.load().stored
         for name, box, plain in boxes_of(one.backend, pack):
-            assert late.add_box(name, bytes(box), plain)
+            late.add(name, box, plain)
         late.finish()
         one.publish("two", one.manifest("one"), None, writer=late)
     path = tmp_path / "s" / "packs" / pack[:2] / pack

@@ -1,16 +1,19 @@
 """What a collection decides, case by case."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.unit.storing import gc, new_store, write
 from vmckpt.store import packs
 from vmckpt.store.condemned import Condemned
+from vmckpt.store.homes import use_of
 from vmckpt.store.index import Index, NameSet, PackInfo, Run, names_of
 from vmckpt.store.locks import LockSeen, Work
-from vmckpt.store.reachability import Loose, PackUse, Scene, Terms, decide, use_of
+from vmckpt.store.reachability import Loose, PackUse, Scene, Terms, decide
 from vmckpt.units import Bytes, Seconds
 
 NOW = Seconds(100_000.0)
@@ -108,6 +111,14 @@ def test_what_is_rewritten(found: list[PackUse], rewritten: str) -> None:
     assert told == tuple(letter * 64 for letter in rewritten)
 
 
+def test_a_pack_of_tiny_boxes_is_rewritten_once_and_not_for_ever(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "s")
+    write(store, "one", [b"a", b"b"])
+    for _ in range(3):
+        told = gc(store, life=0.0)
+        assert (told.rewritten, told.condemned) == (0, 0)
+
+
 def test_the_dead_and_what_they_left() -> None:
     dead, alive = lock(age=901), replace(lock(), key="locks/v")
     own = replace(lock(age=5000, work=Work.GC), key="locks/gc")
@@ -118,11 +129,19 @@ def test_the_dead_and_what_they_left() -> None:
     assert (decision.dead, decision.clear) == (("locks/w",), ("tmp/a",))
 
 
-def run(id_: str, generation: int, *names: int) -> Run:
-    boxes = [(bytes([name]) * 32, b"box" * name, 9) for name in names]
+def run(id_: str, generation: int, *names: int, box: bytes = b"box", foreign: bool = False) -> Run:
+    boxes = [(bytes([name]) * 32, box * name, 9) for name in names]
     data = packs.encode(boxes, bytes(16), generation)
     rows = packs.parse_tail(data, len(data)).rows
-    return Run.of([(PackInfo(id_ * 64, generation, len(data)), rows)])
+    return Run.of([(PackInfo(id_ * 64, generation, len(data), foreign), rows)])
+
+
+def lie(id_: str, generation: int, *names: int) -> Run:
+    return run(id_, generation, *names, box=b"lie", foreign=True)
+
+
+def given(id_: str, generation: int, *names: int) -> Run:
+    return run(id_, generation, *names, foreign=True)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +154,18 @@ def run(id_: str, generation: int, *names: int) -> Run:
         pytest.param([run("b", 0, 1), run("a", 1, 1)], "ab", {"a": {1}}, id="both condemned"),
         pytest.param([run("a", 0, 7)], "", {}, id="not needed"),
         pytest.param([run("a", 0, 1, 7, 2), run("b", 0, 3)], "", {"a": {1, 2}, "b": {3}}, id="two"),
+        pytest.param([run("a", 0, 1), lie("b", 9, 1)], "", {"a": {1}}, id="our own settles it"),
+        pytest.param(
+            [run("a", 0, 1), lie("b", 9, 1)], "a", {"a": {1}, "b": {1}}, id="condemned, it does not"
+        ),
+        pytest.param([lie("a", 0, 1), given("b", 0, 1)], "", {"a": {1}, "b": {1}}, id="both boxes"),
+        pytest.param([given("a", 0, 1), given("b", 0, 1)], "", {"b": {1}}, id="one box twice"),
+        pytest.param(
+            [lie("c", 0, 1, 2), given("d", 0, 2), given("a", 1, 1), lie("b", 2, 1)],
+            "d",
+            {"c": {2}, "d": {2}, "a": {1}, "b": {1}},
+            id="each of several boxes once",
+        ),
     ],
 )
 def test_every_chunk_has_one_home(
@@ -146,7 +177,7 @@ def test_every_chunk_has_one_home(
     told = {id_[0]: {name.tobytes()[0] for name in names} for id_, names in use.homes.items()}
     assert told == homes
     assert {id_[0]: size for id_, size in use.needed.items()} == {
-        id_: sum(3 * name for name in names) for id_, names in homes.items()
+        id_: 88 + sum(60 + 3 * name for name in names) for id_, names in homes.items()
     }
     held = set().union(*homes.values())
     assert {one.tobytes()[0] for one in use.missing} == {1, 2, 3} - held

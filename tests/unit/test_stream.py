@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.unit.streams import NAMES, SHORT, Collected, parsed, recorded
 from vmckpt.checkpoint import devices
-from vmckpt.checkpoint.errors import StreamDamaged
 from vmckpt.checkpoint.head import PAGE, Head, RamBlock, parse_head
 from vmckpt.checkpoint.stream import StreamParser, StreamWriter, starts_as_zeros, zero_pages
+from vmckpt.errors import StreamDamaged
 
 SHORT_STREAM = recorded(SHORT)
 # Where the first section with pages begins.

@@ -2,20 +2,26 @@
 
 import secrets
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import spool, telling, ways
+from vmckpt.agent import lining, spool, telling, ways
+from vmckpt.agent.choosing import Way
+from vmckpt.agent.cut import Cut
 from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.regions import DiskRegion, RamRegion
 from vmckpt.agent.talk import Talk
-from vmckpt.checkpoint.background import Captured, Hooks
+from vmckpt.agent.ways import Memory, Wanted
+from vmckpt.checkpoint import copies, firmware
+from vmckpt.checkpoint.background import Hooks
 from vmckpt.checkpoint.disk_capture import DiskCapture
-from vmckpt.checkpoint.disk_plan import Parent
 from vmckpt.checkpoint.image import FrozenImage
+from vmckpt.checkpoint.off_disks import OffDisks
 from vmckpt.checkpoint.quiet import Quiet
+from vmckpt.errors import BadInput
 from vmckpt.hypervisor.agent import GuestAgent
 from vmckpt.hypervisor.backups import Backups
 from vmckpt.hypervisor.monitor import Monitor
@@ -31,8 +37,9 @@ from vmckpt.store.places import backend_of
 from vmckpt.store.regions import Kind, Region
 from vmckpt.store.store import Store
 from vmckpt.store.writer import Writer, Written
-from vmckpt.units import Bytes, Seconds
+from vmckpt.units import Seconds
 
+Disks = DiskCapture | OffDisks
 _STANDS_STILL = Seconds(10.0)
 """How long a guest's file systems may be held still."""
 
@@ -65,39 +72,53 @@ class _Making:
     def __init__(self, order: CreateOrder, talk: Talk, store: Store, monitor: Monitor) -> None:
         self._order, self._talk, self._store, self._monitor = order, talk, store, monitor
         self._past = line.load(order.line)
+        self._off = not monitor.is_active()
+        self._described = monitor.xml()
+        """Asked for once, before the guest stands still."""
         self._maps: list[RegionMap] = []
         self._warnings: list[str] = []
-        self._pause = self._made_at = 0.0
+        self._files: Mapping[str, bytes] = {}
+        self._made_at = 0.0
+        self._cut: Cut | None = None
         salt = bytes.fromhex(order.salt) if order.salt is not None else None
         signer: Signer = _Asked(talk, bytes.fromhex(order.signer))
         self._keys = Keys(signer, salt, secrets.token_bytes(32) if salt is not None else None)
 
     def run(self, stack: ExitStack) -> dict[str, Any]:
         order, began = self._order, time.monotonic()
+        copies.sweep()
         writer = stack.enter_context(self._store.writer(self._keys.sealing()))
         draft = stack.enter_context(Draft(order.line))
-        disks = stack.enter_context(self._disks())
-        image = self._instant(disks)
+        disks = self._disks()
+        stack.enter_context(disks)
+        if order.group is not None:
+            # The last to be entered: whatever fails, output is let go before all else.
+            self._cut = stack.enter_context(Cut(self._monitor, self._talk))
+        memory = self._instant(disks, stack)
         table = Table(self._past.chunks if self._past is not None else ())
         work = Ingest(writer, table, stop=self._talk.stop, progress=self._progress)
         stream: tuple[Part, ...] = ()
-        if image is not None:
+        if memory is not None:
             try:
-                self._memory(image, work, draft)
-                stream = _stream(image, writer, table)
+                self._memory(memory, work, draft)
+                stream = _stream(memory.image, writer, table)
             finally:
-                image.remove()
+                memory.release()
+        image = None if memory is None else memory.image
         described = telling.facts(self._monitor.xml(), disks.facts, image)
         self._read(disks, work, draft)
         written = writer.finish()
         facts = replace(described, stream=stream, warnings=tuple(self._warnings))
         private = compacted(
-            Private(facts=facts, chunks=table.digests(), regions=tuple(self._maps), files={})
+            Private(
+                facts=facts, chunks=table.digests(), regions=tuple(self._maps), files=self._files
+            )
         )
         self._publish(private, written, writer)
-        self._keep(draft, private, disks)
+        self._keep(draft, private, disks, memory)
         return {
-            "pause": self._pause,
+            **telling.way(memory, off=self._off),
+            "held": None if self._cut is None else self._cut.held,
             "took": time.monotonic() - began,
             "read": work.counts.read,
             "zero": work.counts.zero,
@@ -106,11 +127,12 @@ class _Making:
             "warnings": self._warnings,
         }
 
-    def _disks(self) -> DiskCapture:
+    def _disks(self) -> Disks:
         order = self._order
         folder = Path(order.state) / "scratch"
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-        return DiskCapture(
+        kind: type[OffDisks] | type[DiskCapture] = OffDisks if self._off else DiskCapture
+        return kind(
             Backups(self._monitor),
             guest=order.guest,
             host=order.host,
@@ -118,69 +140,86 @@ class _Making:
             folder=folder,
         )
 
-    def _instant(self, disks: DiskCapture) -> FrozenImage | None:
+    def _instant(self, disks: Disks, stack: ExitStack) -> Memory | None:
         """Everything of the guest, as it is at one moment."""
-        past = self._past
-        parent = None
-        if past is not None:
-            sizes = {name: Bytes(size) for name, size in past.extra.get("disks", {}).items()}
-            parent = Parent(
-                id=past.snapshot, made_at=int(past.extra.get("made_at", 0)), sizes=sizes
-            )
-        undo = disks.prepare(parent, self._others())
+        undo = disks.prepare(lining.parent(self._past), self._others())
         assert disks.plan is not None
         if disks.plan.captured:
             self._intend("backup", undo.to_json())
             disks.make_room()
         if self._order.memory:
-            captured = self._capture(disks)
-            self._pause = captured.pause
-            return captured.image
+            memory = self._capture(disks, stack)
+            self._warnings += memory.warnings
+            return memory
+        if not disks.plan.captured:
+            raise BadInput(
+                f"{self._monitor.name} on {self._order.host} has no disk that can be captured",
+                mend="leave --no-memory out",
+            )
+        if self._off:
+            self._taken(disks)
+            if self._monitor.saved():
+                self._warnings.append("its saved memory (managed save) is not in the snapshot")
+            return None
         with Quiet(
             GuestAgent(self._monitor),
             guest=self._order.guest,
             limit=_STANDS_STILL,
             note=lambda facts: self._intend("freeze", facts.to_json()),
         ) as quiet:
-            self._made_at = time.time()
-            disks.begin()
+            self._taken(disks)
             quiet.release()
         found = quiet.finding(self._monitor.name)
         if found is not None:
             self._warnings.append(found.text)
         return None
 
+    def _taken(self, disks: Disks) -> None:
+        """What is beside the memory, now; also once more, if the first time was for nothing."""
+        self._made_at = time.time()
+        if disks.disks:
+            disks.retake()
+        disks.begin()
+        order = self._order
+        self._files = firmware.read(self._described, order.guest, order.host)
+
     def _intend(self, step: str, facts: str) -> None:
         """Whatever has to be put back is written down by the controller first."""
         self._talk.ask("intend", step=step, facts=facts)
 
-    def _capture(self, disks: DiskCapture) -> Captured:
-        talk = self._talk
+    def _capture(self, disks: Disks, stack: ExitStack) -> Memory:
+        talk, order = self._talk, self._order
         assert disks.plan is not None
+        beside = disks.plan.captured or firmware.there(self._described, order.guest)
 
-        def taken() -> None:
+        def captured() -> None:
             self._made_at = time.time()
 
         hooks = Hooks(
             note=lambda undo: self._intend("capture", undo.to_json()),
-            barrier=disks.begin if disks.plan.captured else None,
-            captured=taken,
+            barrier=(lambda: self._taken(disks)) if beside else None,
+            captured=captured,
             progress=lambda done, total: talk.progress(phase="capture", done=done, total=total),
         )
-        return ways.capture(self._monitor, self._order, hooks, talk.stop)
+        wanted = Wanted(
+            way=Way(order.way), folder=order.folder, number=secrets.randbits(62),
+        )  # fmt: skip
+        if self._cut is not None:
+            hooks = self._cut.hooks(hooks)
+        return ways.capture(self._monitor, wanted, hooks, talk.stop, stack)
 
     def _others(self) -> list[str]:
         """Snapshots in other stores that the guest's lines there go on from."""
-        mine = self._order.line
-        folders = [one for one in mine.parent.glob(f"{self._order.guest}-*") if one != mine]
-        return [one for one in map(line.snapshot_of, folders) if one is not None]
+        return lining.others(self._order.line, self._order.guest)
 
-    def _memory(self, image: FrozenImage, work: Ingest, draft: Draft) -> None:
-        for number in range(len(image.blocks)):
-            with RamRegion(image, number) as region:
+    def _memory(self, memory: Memory, work: Ingest, draft: Draft) -> None:
+        changed = memory.changed if lining.unchanged(self._past, memory) else None
+        for number, block in enumerate(memory.image.blocks):
+            known = None if changed is None else changed.get(block.name)
+            with RamRegion(memory.image, number, known) as region:
                 self._region(region, work, draft)
 
-    def _read(self, disks: DiskCapture, work: Ingest, draft: Draft) -> None:
+    def _read(self, disks: Disks, work: Ingest, draft: Draft) -> None:
         for disk in disks.disks:
             with disks.reader(disk) as reader:
                 self._region(DiskRegion(reader), work, draft)
@@ -209,7 +248,7 @@ class _Making:
             order,
             private,
             made_at=self._made_at,
-            qemu=telling.qemu_version(self._monitor),
+            qemu=self._monitor.qemu_version(),
             parent=None if self._past is None else self._past.snapshot,
             epoch=self._epoch,
             new=written.bytes_new,
@@ -225,13 +264,19 @@ class _Making:
     def _epoch(self) -> int:
         return int(self._past.extra.get("epoch", 0)) + 1 if self._past is not None else 0
 
-    def _keep(self, draft: Draft, private: Private, disks: DiskCapture) -> None:
+    def _keep(self, draft: Draft, private: Private, disks: Disks, memory: Memory | None) -> None:
         """From here the next snapshot goes on."""
-        maps = {region.name: region.map for region in private.regions}
-        sizes = {one.name: one.size for one in private.regions if one.kind is Kind.DISK}
-        extra = {"epoch": self._epoch, "made_at": int(self._made_at), "disks": sizes}
-        draft.keep(self._order.snapshot, list(private.chunks), maps, extra)
-        line.sweep(self._order.line.parent, now=time.time())
+        checkpoint: str | None = self._order.snapshot
+        if self._off:
+            checkpoint = None if self._past is None else lining.checkpoint(self._past)
+        end = lining.End(
+            snapshot=self._order.snapshot,
+            epoch=self._epoch,
+            made_at=int(self._made_at),
+            checkpoint=checkpoint,
+            memory=memory,
+        )
+        lining.keep(draft, private, self._past, end)
         disks.keep(self._others())
 
 

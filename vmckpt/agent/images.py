@@ -14,10 +14,9 @@ from vmckpt.checkpoint.nbdserver import Server
 from vmckpt.checkpoint.nbdsession import Export
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import BadInput, Cancelled, StoreDamaged, StoreError
-from vmckpt.store.assemble import Assembly
+from vmckpt.store.assemble import Assembly, Source
 from vmckpt.store.facts import DiskMake
 from vmckpt.store.inside import Private
-from vmckpt.store.reader import Reader
 from vmckpt.store.regions import UNIT, Kind
 
 _UNIT = UNIT[Kind.DISK]
@@ -43,7 +42,7 @@ def settle(places: Iterable[Path], snapshot: str, *, arrived: bool) -> None:
 class Images:
     """The images of one restore. Use as a context manager: what was not kept is taken back."""
 
-    def __init__(self, order: RestoreOrder, private: Private, reader: Reader, talk: Talk) -> None:
+    def __init__(self, order: RestoreOrder, private: Private, reader: Source, talk: Talk) -> None:
         self._order, self._private, self._reader = order, private, reader
         self._talk = talk
         self._swapped: list[DiskMake] = []
@@ -97,6 +96,13 @@ class Images:
         return beside(self._place(disk), self._order.snapshot)[1]
 
     def _write(self, disk: DiskMake) -> None:
+        self._make(disk)
+        if self._place(disk).exists():
+            before = self._place(disk).stat()
+            self._new(disk).chmod(stat.S_IMODE(before.st_mode))
+            os.chown(self._new(disk), before.st_uid, before.st_gid)
+
+    def _make(self, disk: DiskMake) -> None:
         region = self._private.region(disk.target)
         if region is None or region.kind is not Kind.DISK:
             raise StoreDamaged(f"the snapshot has no disk {disk.target!r}")
@@ -129,10 +135,6 @@ class Images:
             ]
             words += ["-o", disk.options] if disk.options else []
             self._run([*words, "--", server.uri(), str(self._new(disk))], trouble)
-        if self._place(disk).exists():
-            before = self._place(disk).stat()
-            self._new(disk).chmod(stat.S_IMODE(before.st_mode))
-            os.chown(self._new(disk), before.st_uid, before.st_gid)
 
     def _run(self, words: Sequence[str], trouble: Sequence[Exception]) -> None:
         with subprocess.Popen(

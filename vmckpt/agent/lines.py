@@ -18,6 +18,7 @@ import zstandard
 from vmckpt.agent import spool
 from vmckpt.agent.talk import Talk
 from vmckpt.errors import BadInput
+from vmckpt.model.stores import line_folder
 from vmckpt.store import line
 from vmckpt.units import Seconds
 
@@ -41,7 +42,7 @@ class LineOrder:
     @property
     def line(self) -> Path:
         """Where the line is, or is to be."""
-        return line.place(self.state, self.guest, self.store)
+        return line_folder(self.state, self.guest, self.store)
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "do": "line"}

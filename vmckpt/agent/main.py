@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vmckpt.agent import create, lines, putback, restore, unrestore
+from vmckpt.agent import create, discard, lazy, lines, putback, restore, serving, unrestore
+from vmckpt.agent.afterwards import DiscardOrder, FinishOrder
 from vmckpt.agent.lines import LineOrder
 from vmckpt.agent.orders import CreateOrder, PutBackOrder, RestoreOrder, UnrestoreOrder
 from vmckpt.agent.talk import Talk, error_as_json
@@ -45,9 +46,13 @@ _Parse = Callable[[Mapping[str, Any]], Any]
 _Do = Callable[[Any, Talk], dict[str, Any]]
 _ORDERS: Mapping[str, tuple[_Parse, _Do]] = {
     "create": (CreateOrder.from_json, create.create),
+    "discard": (DiscardOrder.from_json, discard.discard),
+    "finish-lazy": (FinishOrder.from_json, lazy.finish),
     "line": (LineOrder.from_json, lines.move),
     "put-back": (PutBackOrder.from_json, lambda order, _: putback.put_back(order)),
     "restore": (RestoreOrder.from_json, restore.restore),
+    "restore-lazy": (RestoreOrder.from_json, lazy.restore_lazily),
+    "serve": (RestoreOrder.from_json, serving.serve),
     "unrestore": (UnrestoreOrder.from_json, lambda order, _: unrestore.unrestore(order)),
 }
 """How each is read and carried out."""

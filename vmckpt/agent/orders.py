@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vmckpt.model.stores import StorePlace
-from vmckpt.store import line
+from vmckpt.model.stores import StorePlace, line_folder
 
 
 def _fields(told: Mapping[str, Any], *lists: str) -> dict[str, Any]:
@@ -14,6 +13,8 @@ def _fields(told: Mapping[str, Any], *lists: str) -> dict[str, Any]:
     fields = {key: value for key, value in told.items() if key != "do"}
     if "store" in fields:
         fields["store"] = StorePlace(**fields["store"])
+    if "others" in fields:
+        fields["others"] = tuple(StorePlace(**one) for one in fields["others"])
     return {**fields, **{name: tuple(fields[name]) for name in lists}}
 
 
@@ -44,6 +45,8 @@ class CreateOrder:
     """Public keys as hex, for whom the data key is wrapped."""
     signer: str
     """The controller's public key, as hex: it signs when it is asked."""
+    way: str = "auto"
+    """How memory is captured: see choosing.Way."""
 
     @property
     def folder(self) -> Path:
@@ -53,7 +56,7 @@ class CreateOrder:
     @property
     def line(self) -> Path:
         """Where the line state of the guest in that store is."""
-        return line.place(self.state, self.guest, self.store.name)
+        return line_folder(self.state, self.guest, self.store.name)
 
     def as_json(self) -> dict[str, Any]:
         """With the domain's salt: for the host, and for no log or journal."""
@@ -79,6 +82,7 @@ class PutBackOrder:
     """What the capture noted before it began; None: it had not begun."""
     backup: str | None
     freeze: str | None
+    hold: str | None = None
     dry: bool = False
     """Only look."""
 
@@ -114,12 +118,15 @@ class RestoreOrder:
     xml: str | None
     """What the guest is started with; None: only its disks are wanted."""
     images: Mapping[str, str]
-    """Where each disk is to be, by its name in the guest."""
+    """Where each disk is to be, by its name in the guest, and each small file, by its name in the
+    snapshot."""
     replace: bool
     """Images that are there are replaced; the guest that used them has ended."""
     links_down: bool
     """Nobody hears of it on the network."""
     paused: bool
+    others: tuple[StorePlace, ...] = ()
+    """Stores that are asked for what that one has lost."""
 
     @property
     def folder(self) -> Path:

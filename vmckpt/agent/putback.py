@@ -5,8 +5,9 @@ from typing import Any
 
 from vmckpt.agent import spool
 from vmckpt.agent.orders import PutBackOrder
-from vmckpt.checkpoint import background, disk_capture, image
+from vmckpt.checkpoint import background, copies, disk_capture, image, outputs
 from vmckpt.checkpoint.disk_capture import DiskUndo
+from vmckpt.checkpoint.outputs import HoldUndo
 from vmckpt.checkpoint.quiet import QuietUndo
 from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import BadInput, HypervisorError
@@ -30,6 +31,7 @@ def put_back(order: PutBackOrder) -> dict[str, Any]:
         if not order.dry:
             _undo(order, published)
             image.remove(order.folder)
+            copies.sweep()
     return {"published": published}
 
 
@@ -38,9 +40,12 @@ def _undo(order: PutBackOrder, published: bool) -> None:
         capture = Undo.from_json(order.capture) if order.capture else None
         backup = DiskUndo.from_json(order.backup) if order.backup else None
         freeze = QuietUndo.from_json(order.freeze) if order.freeze else None
+        hold = HoldUndo.from_json(order.hold) if order.hold else None
     except ValueError as exc:
         raise BadInput(f"{order.snapshot}: {exc}") from exc
     acts: list[Callable[[Monitor], object]] = []
+    if hold is not None:
+        acts.append(lambda monitor: outputs.put_back(monitor, hold))
     if freeze is not None:
         acts.append(lambda monitor: thaw_left(GuestAgent(monitor)))
     if capture is not None:

@@ -5,13 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from vmckpt.checkpoint.compare import Flags
 from vmckpt.checkpoint.disks import DiskReader, State
 from vmckpt.checkpoint.image import FrozenImage
 from vmckpt.store.regions import UNIT, Extent, Kind, What
 from vmckpt.units import Bytes
 
 _PAGE = UNIT[Kind.RAM]
+_KINDS = (What.ZEROS, What.DATA, What.SAME)
 _WHAT = {State.ZEROS: What.ZEROS, State.DATA: What.DATA, State.SAME: What.SAME}
 
 
@@ -20,11 +23,15 @@ class RamRegion:
 
     kind = Kind.RAM
 
-    def __init__(self, image: FrozenImage, number: int) -> None:
+    def __init__(self, image: FrozenImage, number: int, changed: Flags | None = None) -> None:
+        """`changed`: the only pages that are not as in the snapshot before; None: any may be."""
         block = image.blocks[number]
         self.name, self.size = block.name, Bytes(block.size)
         self._path: Path = image.file(number)
-        self._present = image.present(number)
+        # In the order of _KINDS.
+        self._codes: NDArray[np.int8] = image.present(number).astype(np.int8)
+        if changed is not None:
+            self._codes[~changed & (self._codes == 1)] = 2
         self._file = -1
 
     def __enter__(self) -> "RamRegion":
@@ -35,11 +42,10 @@ class RamRegion:
         os.close(self._file)
 
     def extents(self) -> Iterator[Extent]:
-        edges = np.flatnonzero(np.diff(self._present.view(np.int8))) + 1
+        edges = np.flatnonzero(np.diff(self._codes)) + 1
         start = 0
-        for end in [*edges.tolist(), len(self._present)]:
-            what = What.DATA if self._present[start] else What.ZEROS
-            yield Extent(start, end - start, what)
+        for end in [*edges.tolist(), len(self._codes)]:
+            yield Extent(start, end - start, _KINDS[self._codes[start]])
             start = end
 
     def read(self, start: int, count: int) -> memoryview:

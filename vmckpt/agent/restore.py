@@ -2,32 +2,55 @@
 
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from vmckpt.agent import spool
 from vmckpt.agent.images import Images
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.revive import Revival
+from vmckpt.agent.small_files import SmallFiles
 from vmckpt.agent.talk import Talk
 from vmckpt.checkpoint.savefile import Fifo
-from vmckpt.errors import BadInput, HypervisorError
-from vmckpt.hypervisor import monitor
+from vmckpt.errors import BadInput, HypervisorError, VmckptError
+from vmckpt.hypervisor import links, monitor
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.store import manifest
+from vmckpt.store import manifest, tiered
+from vmckpt.store.assemble import Source
+from vmckpt.store.inside import Private
 from vmckpt.store.places import backend_of
 from vmckpt.store.store import Store
+from vmckpt.store.tiered import TieredReader
 from vmckpt.units import Seconds
 
 
-def restore(order: RestoreOrder, talk: Talk) -> dict[str, Any]:
-    """Write the disks, then start the guest. Raises VmckptError, and nothing is left then.
+class Way(Protocol):
+    """How disks come to the guest."""
 
-    The new images are whole before one that is there is put aside, and what was put aside comes
-    back if the guest does not start.
-    """
-    began = time.monotonic()
-    store = Store.open(backend_of(order.store.url), cache=Path(order.state) / "cache")
+    def images(self, order: RestoreOrder, private: Private, reader: Source, talk: Talk) -> Images:
+        """What makes them. Raises BadInput if that cannot be done with these."""
+
+    def started_as(self, xml: str) -> str:
+        """What the guest is started with."""
+
+
+class _Written:
+    """They are whole before it starts."""
+
+    def images(self, order: RestoreOrder, private: Private, reader: Source, talk: Talk) -> Images:
+        return Images(order, private, reader, talk)
+
+    def started_as(self, xml: str) -> str:
+        return xml
+
+
+@contextmanager
+def opened(order: RestoreOrder) -> Iterator[tuple[Store, Private, TieredReader]]:
+    """The snapshot that an order names, and who reads it. Raises StoreError, BadInput."""
+    cache = Path(order.state) / "cache"
+    store = Store.open(backend_of(order.store.url), cache=cache)
     trusted = frozenset(bytes.fromhex(one) for one in order.trusted)
     found = manifest.decode(store.manifest(order.snapshot), order.snapshot, trusted)
     key = None if order.data_key is None else bytes.fromhex(order.data_key)
@@ -35,23 +58,64 @@ def restore(order: RestoreOrder, talk: Talk) -> dict[str, Any]:
     missing = {one.target for one in private.facts.disks} - set(order.images)
     if missing:
         raise BadInput(f"nobody said where disk {min(missing)} is to be")
-    with spool.held(order.folder, patience=Seconds(0.0)), store.reader(sealing) as reader:
+    tiers = [store, *tiered.others(order.others, cache)]
+    with TieredReader(tiers, sealing) as reader:
+        yield store, private, reader
+
+
+def restore(order: RestoreOrder, talk: Talk, way: Way | None = None) -> dict[str, Any]:
+    """Write the disks, then start the guest. Raises VmckptError, and nothing is left then.
+
+    The new images are whole before one that is there is put aside, and what was put aside comes
+    back if the guest does not start.
+    """
+    began = time.monotonic()
+    way = way or _Written()
+    with (
+        opened(order) as (store, private, reader),
+        spool.held(order.folder, patience=Seconds(0.0)),
+    ):
         order.folder.mkdir(mode=0o700)
         try:
-            with Images(order, private, reader, talk) as images:
+            files = SmallFiles(private.files, order.images, order.snapshot, replace=order.replace)
+            with way.images(order, private, reader, talk) as images, files:
                 images.write()
+                files.write()
                 written = time.monotonic()
                 # The guest that is there ends only now: if a disk cannot be written, it runs on.
                 talk.ask("make way")
                 images.swap()
+                files.swap()
                 if order.xml is not None:
-                    revival = Revival(order.xml, private, reader, talk)
-                    _start(order, order.xml, revival)
+                    xml = way.started_as(order.xml)
+                    _start(order, xml, Revival(xml, private, reader, talk))
                 images.keep()
+                files.keep()
+            # Whatever becomes of who asks: from here the guest is back.
+            ended = time.monotonic()
+            warnings = [] if order.xml is None else list(_follow(order, talk))
+            warnings += tiered.warnings(reader, store)
         finally:
             shutil.rmtree(order.folder, ignore_errors=True)
-    ended = time.monotonic()
-    return {"disks": written - began, "memory": ended - written, "took": ended - began}
+    return {
+        "disks": written - began,
+        "memory": ended - written,
+        "took": ended - began,
+        "warnings": warnings,
+    }
+
+
+def _follow(order: RestoreOrder, talk: Talk) -> Iterator[str]:
+    """Let the controller do what must follow outside, and then let the guest be heard; warnings."""
+    try:
+        told = talk.ask("started")
+        if order.links_down and isinstance(told, dict) and told.get("links_up"):
+            with Monitor(order.guest, host=order.host, uri=order.uri) as there:
+                links.up(there)
+    except HypervisorError as exc:
+        yield f"its links are still down: {exc}"
+    except VmckptError:
+        pass  # nobody is there any more, or knows nothing that would follow
 
 
 def _start(order: RestoreOrder, xml: str, revival: Revival) -> None:

@@ -69,11 +69,14 @@ class Talk:
             self._told_at = now
             self.tell(progress=what)
 
-    def ask(self, what: str, **about: Any) -> Any:
+    def ask(self, what: str, *, limit: Seconds | None = None, **about: Any) -> Any:
         """Ask and wait for the answer. Raises VmckptError if it is no, Cancelled if the controller
-        is gone."""
+        is gone, or says nothing for so long: then nothing more may be asked."""
         self.tell(ask=what, about=about)
-        told = self._answers.get()
+        try:
+            told = self._answers.get(timeout=limit)
+        except queue.Empty:
+            raise Cancelled(f"the controller has said nothing for {limit:g} s") from None
         if told is _GONE:
             self._answers.put(_GONE)
             raise Cancelled("the controller is gone")

@@ -1,11 +1,12 @@
 """What a manifest says of the guest that was captured."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from vmckpt.agent.orders import CreateOrder
+from vmckpt.agent.ways import Memory
 from vmckpt.checkpoint.image import FrozenImage
 from vmckpt.hypervisor import parse
-from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.model.backups import DiskFacts
 from vmckpt.model.guests import Guest
 from vmckpt.store.facts import Contents, DiskMake, Facts, Public, RamBlock
@@ -70,7 +71,14 @@ def _described(xml: str) -> Guest:
     return parse.guest(xml, state=(1, 1), persistent=True, autostart=False, snapshots=0, job=None)
 
 
-def qemu_version(monitor: Monitor) -> str:
-    """As "7.2.22"."""
-    told = monitor.ask("query-version")["qemu"]
-    return f"{told['major']}.{told['minor']}.{told['micro']}"
+def way(memory: Memory | None, *, off: bool) -> dict[str, Any]:
+    """How it was captured, for the controller."""
+    if memory is None:
+        return {
+            "pause": 0.0, "phases": {}, "way": "disks",
+            "why": "the guest is off" if off else "without memory, as asked for",
+        }  # fmt: skip
+    phases = memory.phases or {}
+    return {
+        "pause": memory.pause, "way": memory.way, "why": memory.why, "phases": dict(phases),
+    }  # fmt: skip

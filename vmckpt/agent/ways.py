@@ -1,16 +1,146 @@
 """The ways in which a guest's memory is captured, behind one call."""
 
 import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
-from vmckpt.agent.orders import CreateOrder
-from vmckpt.checkpoint import background
+from vmckpt.agent import choosing, spool
+from vmckpt.agent.choosing import Choice, Seen, Way
+from vmckpt.checkpoint import background, copies, fallback, guestmemory, userfault
 from vmckpt.checkpoint.background import Captured, Hooks
+from vmckpt.checkpoint.compare import Flags
+from vmckpt.checkpoint.image import FrozenImage
+from vmckpt.checkpoint.shared import SharedMemory
+from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.units import Bytes, Seconds
+
+_SHORT = Seconds(0.0)
 
 
-def capture(monitor: Monitor, order: CreateOrder, hooks: Hooks, stop: threading.Event) -> Captured:
-    """Memory and device state of one instant; the guest goes on as it did before.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Memory and device state of one instant, to be stored before the block is left."""
 
-    Raises CannotCapture, CaptureFailed, HypervisorError or Cancelled.
+    image: FrozenImage
+    pause: Seconds
+    """How long the guest stood still."""
+    way: Way
+    why: str
+    warnings: tuple[str, ...] = ()
+    phases: Mapping[str, Seconds] | None = None
+    """What the pause was made of, where that is known."""
+    copy: int | None = None
+    """The number of the last copy, which this image is; None: it is none."""
+    since: int | None = None
+    """The number of the copy before; what `changed` is told against."""
+    changed: Mapping[str, Flags] | None = None
+    """For each block the pages that are not as they were then; None: any may be."""
+
+    def release(self) -> None:
+        """It is stored, or will not be: its image goes, unless it is the guest's last copy."""
+        if self.copy is None:
+            self.image.remove()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be captured, and where to."""
+
+    way: Way
+    folder: Path
+    """For an image that is not kept."""
+    number: int
+    """Of the last copy that this capture makes, if it makes one; no other ever had it."""
+
+
+def capture(
+    monitor: Monitor, wanted: Wanted, hooks: Hooks, stop: threading.Event, stack: ExitStack
+) -> Memory:
+    """Capture a guest, which goes on as it did before; what must be held is put on `stack`.
+
+    Hooks may be called once more if the first way turns out not to work. Raises CannotCapture,
+    CaptureFailed, HypervisorError, GuestBusy or Cancelled.
     """
-    return background.capture(monitor, order.folder, hooks, stop=stop)
+    work = _Capture(monitor, wanted, hooks, stop, stack)
+    choice = choosing.choose(wanted.way, _look(monitor, wanted.way))
+    if choice.against is not None:
+        raise CannotCapture(
+            f"{monitor.name} on {monitor.host}: {choice.against}; nothing was captured",
+            mend="see vmckpt prepare, or leave --way out",
+        )
+    if wanted.way is Way.BACKGROUND:
+        copies.drop(monitor.guest)
+    warnings: list[str] = []
+    while True:
+        try:
+            return work.done(choice, tuple(warnings))
+        except CannotCapture as exc:
+            after = choosing.otherwise(wanted.way, choice.way)
+            if after is None:
+                raise
+            warnings.append(f"not captured by way of {choice.way}: {exc.message}")
+            choice = Choice(way=after, why=f"{choice.way} does not work with it")
+
+
+def _look(monitor: Monitor, way: Way) -> Seen:
+    runs = monitor.run_state() == "running"
+    if way in (Way.BACKGROUND, Way.LIBVIRT):
+        return Seen(runs=runs, private=None)
+    process = userfault.find_process(monitor.guest)
+    if process is None:
+        return Seen(runs=runs, private="its QEMU is not on this host")
+    try:
+        files = guestmemory.files(monitor, process)
+    except CannotCapture as exc:
+        return Seen(runs=runs, private=exc.message.partition(": ")[2] or exc.message)
+    return Seen(
+        runs=runs,
+        private=None,
+        kept=(copies.place(monitor.guest, process) / "last.json").exists(),
+        memory=Bytes(sum(file.size for file in files)),
+        room=copies.room(),
+    )
+
+
+class _Capture:
+    """One capture, by one way or another."""
+
+    def __init__(
+        self, monitor: Monitor, wanted: Wanted, hooks: Hooks, stop: threading.Event,
+        stack: ExitStack,
+    ) -> None:  # fmt: skip
+        self._monitor, self._wanted, self._hooks = monitor, wanted, hooks
+        self._stop, self._stack = stop, stack
+
+    def done(self, choice: Choice, warnings: tuple[str, ...]) -> Memory:
+        """By that way. Raises as `capture`."""
+        if choice.way is Way.SHARED:
+            return self._shared(choice, warnings)
+        ways: Mapping[Way, Callable[..., Captured]] = {
+            Way.BACKGROUND: background.capture,
+            Way.LIBVIRT: fallback.capture,
+        }
+        found = ways[choice.way](self._monitor, self._wanted.folder, self._hooks, stop=self._stop)
+        return Memory(
+            image=found.image, pause=found.pause, way=choice.way, why=choice.why, warnings=warnings
+        )
+
+    def _shared(self, choice: Choice, warnings: tuple[str, ...]) -> Memory:
+        monitor = self._monitor
+        process = userfault.find_process(monitor.guest)
+        if process is None:
+            raise CannotCapture(f"{monitor.name} on {monitor.host}: its QEMU has ended")
+        folder = copies.place(monitor.guest, process)
+        self._stack.enter_context(spool.held(folder, patience=_SHORT))
+        copies.watch(folder, process)
+        memory = self._stack.enter_context(SharedMemory(monitor, folder))
+        since = memory.epoch
+        found = memory.capture(self._wanted.number, self._hooks, stop=self._stop)
+        return Memory(
+            image=found.image, pause=found.pause, way=choice.way, why=choice.why,
+            warnings=warnings, phases=found.phases, copy=found.epoch, since=since,
+            changed=found.changed,
+        )  # fmt: skip

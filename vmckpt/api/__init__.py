@@ -120,7 +120,13 @@ async def doctor(inventory: Inventory, names: Sequence[str]) -> tuple[Finding, .
     chosen = [inventory.host(name) for name in names] or list(inventory.hosts.values())
     examined = await doctor_gather.examine(chosen, list(inventory.hosts.values()))
     now = datetime.now(UTC)
-    return tuple(finding for one in examined for finding in checks.check(one, now))
+    found = tuple(finding for one in examined for finding in checks.check(one, now))
+    if not inventory.stores:
+        return found
+    # Only who keeps snapshots pays for looking at what they need.
+    from vmckpt.api import doctoring  # noqa: PLC0415
+
+    return (*found, *await doctoring.findings(inventory, chosen))
 
 
 def load_policies(

@@ -11,16 +11,31 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from vmckpt.api.snapshots import keyring
-from vmckpt.errors import BadInput
+from vmckpt.errors import BadInput, StoreError
 from vmckpt.inventory import Inventory
+from vmckpt.journal import identity as journal_identity
 from vmckpt.journal import place
-from vmckpt.snapshot import bundles, copying, diff, keeping, proving, pruning
+from vmckpt.model.stores import StorePlace
+from vmckpt.policy.schedules import Keep
+from vmckpt.snapshot import (
+    bundles,
+    copying,
+    diff,
+    keeping,
+    proving,
+    pruning,
+    repairing,
+    tiers,
+    verified,
+)
 from vmckpt.snapshot.copying import Moved
 from vmckpt.snapshot.diff import RegionDiff
 from vmckpt.snapshot.keeping import Identity, Looked, Progress
 from vmckpt.snapshot.proving import Depth, Proved
 from vmckpt.snapshot.pruning import Fate
-from vmckpt.snapshot.retention import Keep
+from vmckpt.snapshot.repairing import Repaired
+from vmckpt.snapshot.tiers import Found
+from vmckpt.snapshot.verified import Verdict
 from vmckpt.store import gc as collecting
 from vmckpt.store.facts import Public
 from vmckpt.store.gc import Collected
@@ -36,8 +51,18 @@ _LOCAL_TIME = Path("/etc/localtime")
 
 def open_store(inventory: Inventory, name: str | None) -> Store:
     """A store of the inventory. Raises InventoryError, NotInStore, StoreNewer, StoreError."""
+    return _open(inventory.store(name))
+
+
+def _open(where: StorePlace) -> Store:
     folder = place.state_folder(os.environ, root=os.geteuid() == 0) / _CACHE
-    return Store.open(backend_of(inventory.store(name).url), cache=folder)
+    return Store.open(backend_of(where.url), cache=folder)
+
+
+def located(inventory: Inventory, store: str | None, word: str) -> Found:
+    """A snapshot in the store of that name, or wherever it is. Raises NotInStore, StoreError."""
+    places = [inventory.store(store)] if store is not None else list(inventory.stores.values())
+    return tiers.find(places or [inventory.store()], _open, word)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +70,10 @@ class Shown:
     """A snapshot, and what opens it."""
 
     looked: Looked
+    stores: tuple[str, ...]
+    """Those that have it, the one that was read first."""
+    verdict: Verdict
+    """What checks of it found there."""
     admins: tuple[Named, ...]
     """Whose names are known here."""
     open: Callable[[], Private]
@@ -53,12 +82,15 @@ class Shown:
 
 def show(inventory: Inventory, store: str | None, word: str, identity: Identity | None) -> Shown:
     """Look at a snapshot. Raises NotInStore, BadInput, StoreError."""
-    opened = open_store(inventory, store)
+    found = located(inventory, store, word)
+    opened = found.store
     ring = keyring()
     trusted = ring.trusted()
-    looked = keeping.look(opened, keeping.find(opened, word), trusted)
+    looked = keeping.look(opened, found.id, trusted)
     return Shown(
         looked=looked,
+        stores=tuple(one.place.name for one in found.tiers),
+        verdict=verified.verdict(verified.load(opened, found.id, trusted)),
         admins=ring.admins(),
         open=lambda: keeping.opened(opened, looked, identity, trusted)[0],
     )
@@ -128,13 +160,41 @@ def verify(
     *,
     identity: Identity | None,
     progress: Progress,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Proved:
-    """Prove some snapshots, or all of a store. What is wrong is told, not raised."""
-    opened = open_store(inventory, store)
+    """Prove some snapshots, or all of a store, and write down what was found.
+
+    What is wrong is told, not raised. Without a store's name, it is the one that the first of the
+    snapshots is found in.
+    """
+    if store is None and words:
+        opened = located(inventory, None, words[0]).store
+    else:
+        opened = open_store(inventory, store)
     ids = tuple(dict.fromkeys(keeping.find(opened, word) for word in words))
-    return proving.prove(
-        opened, ids, depth, trusted=keyring().trusted(), identity=identity, progress=progress
+    ring = keyring()
+    found = proving.prove(
+        opened, ids, depth, trusted=ring.trusted(), identity=identity, progress=progress
     )
+    if not inventory.read_only:
+        try:
+            by = journal_identity.asked_by()
+            verified.write_down(opened, found, ring.signing(), by=by, at=time.time())
+        except StoreError as exc:
+            warn(f"what was found is not written down: {exc}")
+    return found
+
+
+def repair(
+    inventory: Inventory, store: str | None, sources: Sequence[str], progress: Progress
+) -> Repaired:
+    """Mend a store, with what others have of it. Raises ReadOnly, BadInput, StoreError."""
+    inventory.may_act()
+    opened = open_store(inventory, store)
+    others = [open_store(inventory, one) for one in dict.fromkeys(sources)]
+    if any(one.id == opened.id for one in others):
+        raise BadInput("a store cannot be mended from itself", mend="name another one with --from")
+    return repairing.repair(opened, others, progress)
 
 
 def pin(inventory: Inventory, store: str | None, word: str, why: str) -> str:

@@ -13,7 +13,7 @@ from vmckpt.inventory import Inventory
 from vmckpt.snapshot import rekeying
 from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.rekeying import Rotated
-from vmckpt.store import identities
+from vmckpt.store import identities, salts
 from vmckpt.store.keyring import Named
 
 
@@ -75,6 +75,18 @@ def distrust(name: str) -> None:
     """Believe a writer no more. Raises KeyRefused."""
     inventories.may_act()
     keyring().distrust(name)
+
+
+def export_salt(path: Path, passphrase: str | None) -> str:
+    """Put the domain's salt into a new file; the domain. Raises KeyRefused."""
+    inventories.may_act()
+    return salts.write(keyring(), path, passphrase)
+
+
+def import_salt(path: Path, passphrase: identities.Passphrase | None) -> str:
+    """Join the domain whose salt is in a file; the domain. Raises KeyRefused."""
+    inventories.may_act()
+    return salts.load(keyring(), path, passphrase)
 
 
 def heirs(drop: str | None) -> tuple[Named, ...]:

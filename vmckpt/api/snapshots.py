@@ -2,25 +2,31 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from vmckpt import api
 from vmckpt.errors import BadInput, GuestBusy, HostUnreachable, KeyRefused, StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import place
 from vmckpt.model.callers import Caller
+from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
 from vmckpt.model.stores import StorePlace
-from vmckpt.snapshot import keeping, restoring, taking
+from vmckpt.snapshot import group, keeping, restoring, taking, tiers, verified
+from vmckpt.snapshot.group import Standing
 from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.requests import Restored, RestoreRequest, Taken, TakeRequest
 from vmckpt.snapshot.restoring import Opened
+from vmckpt.snapshot.verified import UNKNOWN, Verdict
 from vmckpt.store import manifest, wraps
 from vmckpt.store.facts import Public
 from vmckpt.store.keyring import FOLDER, Keyring
 from vmckpt.store.places import backend_of
 from vmckpt.store.store import Store
+
+FoundGuests = tuple[Sequence[tuple[Host, Guest]], Mapping[str, str]]
+"""What api.guests tells."""
 
 
 def keyring() -> Keyring:
@@ -41,13 +47,13 @@ async def take(
     """Take a snapshot of a guest, wherever it runs; see snapshot.taking.take."""
     inventory.may_act()
     kept_in = inventory.store(store)
-    host = await _host_of(inventory, request.guest)
+    host = host_of(inventory, request.guest, await api.guests(inventory))
     return await taking.take(host, kept_in, keyring(), request, caller, hosts=inventory.hosts)
 
 
-async def _host_of(inventory: Inventory, guest: str) -> Host:
-    """Where a guest runs. Raises BadInput, HostUnreachable."""
-    found, errors = await api.guests(inventory)
+def host_of(inventory: Inventory, guest: str, told: FoundGuests) -> Host:
+    """Where a guest runs, by what the hosts have told. Raises BadInput, HostUnreachable."""
+    found, errors = told
     called = [(host, one) for host, one in found if guest in (one.name, one.uuid)]
     running = [(host, one) for host, one in called if one.state.is_active] or called
     if len(running) == 1:
@@ -74,14 +80,29 @@ async def restore(
 ) -> Restored:
     """Bring a snapshot back, on the host it was taken on or another; see snapshot.restoring."""
     inventory.may_act()
-    place_ = inventory.store(store)
-    opened = await asyncio.to_thread(_opened, place_, request.snapshot, identity)
+    opened = await asyncio.to_thread(opened_anywhere, inventory, store, request.snapshot, identity)
     host = inventory.host(on or opened.public.host)
     await _not_elsewhere(inventory, host, opened.public, request)
     return await restoring.restore(host, opened, request, caller)
 
 
-def _opened(place_: StorePlace, word: str, identity: Identity | None) -> Opened:
+def opened_anywhere(
+    inventory: Inventory, name: str | None, word: str, identity: Identity | None
+) -> Opened:
+    """Open a snapshot in the store of that name, or in the first that has it; what that has lost of
+    it is read from the others. Raises NotInStore, StoreError, BadInput."""
+    places = list(inventory.stores.values()) or [inventory.store()]
+    if name is not None:
+        return opened_in(inventory.store(name), word, identity)
+    found = tiers.find(places, lambda place_: Store.open(backend_of(place_.url)), word)
+    opened = opened_in(found.tiers[0].place, found.id, identity)
+    # A chunk may be in a store that does not have this snapshot, but one that shares it.
+    others = tuple(one for one in places if one != opened.store)
+    return replace(opened, others=others)
+
+
+def opened_in(place_: StorePlace, word: str, identity: Identity | None) -> Opened:
+    """Open a snapshot that a trusted writer signed. Raises StoreError, BadInput."""
     store = Store.open(backend_of(place_.url))
     trusted = keyring().trusted()
     id_ = keeping.find(store, word)
@@ -130,6 +151,10 @@ class Listed:
     trusted: bool
     """It was signed by a writer that is trusted here."""
     wrong: str | None
+    group: Standing | None = None
+    """The cut it is part of."""
+    verdict: Verdict = UNKNOWN
+    """What checks of it found."""
 
 
 async def listed(inventory: Inventory, store: str | None, guest: str | None) -> Sequence[Listed]:
@@ -141,6 +166,8 @@ def _listed(inventory: Inventory, name: str | None, guest: str | None) -> Sequen
     store = Store.open(backend_of(inventory.store(name).url))
     pins, trusted = store.pins(), keyring().trusted()
     found = []
+    everything = []
+    checks = verified.verdicts(store, trusted)
     for one in store.manifests():
         try:
             public = manifest.decode(store.manifest(one.id), one.id, None).public
@@ -149,9 +176,24 @@ def _listed(inventory: Inventory, name: str | None, guest: str | None) -> Sequen
                 Listed(id=one.id, public=None, pinned=False, trusted=False, wrong=str(exc))
             )
             continue
+        everything.append(public)
         if guest is None or guest in (public.guest, public.guest_uuid):
             signed = bytes.fromhex(public.signer) in trusted
             found.append(
-                Listed(id=one.id, public=public, pinned=one.id in pins, trusted=signed, wrong=None)
+                Listed(
+                    id=one.id,
+                    public=public,
+                    pinned=one.id in pins,
+                    trusted=signed,
+                    wrong=None,
+                    verdict=checks.get(one.id, UNKNOWN),
+                )
             )
+    groups = group.standing(everything)
+    found = [
+        replace(one, group=groups[one.public.group])
+        if one.public is not None and one.public.group is not None
+        else one
+        for one in found
+    ]
     return sorted(found, key=lambda one: (one.public is None, one.public and one.public.made_at))

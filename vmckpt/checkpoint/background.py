@@ -15,12 +15,11 @@ from typing import Any
 
 from vmckpt.checkpoint import settings
 from vmckpt.checkpoint.draining import Drain
-from vmckpt.checkpoint.errors import CannotCapture, CaptureFailed
 from vmckpt.checkpoint.image import FrozenImage, ImageWriter
 from vmckpt.checkpoint.keeper import Keeper
 from vmckpt.checkpoint.settings import BACKGROUND, PIPE, STOPPED, Commands, Note, Undo
 from vmckpt.checkpoint.stream import StreamParser
-from vmckpt.errors import Cancelled, HypervisorError
+from vmckpt.errors import Cancelled, CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.hypervisor.monitor import Refused
 from vmckpt.units import Seconds
 
@@ -56,6 +55,8 @@ class Hooks:
     captured: Callable[[], None] = _nothing
     """The instant is taken and the guest goes on; its memory is still on the way."""
     progress: Progress = _nothing
+    given_up: Callable[[], None] = _nothing
+    """It failed; what QEMU still sends is taken first, which may last. Raises nothing."""
 
 
 def capture(
@@ -88,6 +89,7 @@ def capture(
                 pause = run.all(running=running)
             except BaseException:
                 drain.discard()
+                hooks.given_up()
                 with suppress(HypervisorError, CaptureFailed):
                     settings.give_up(monitor, undo)
                 raise

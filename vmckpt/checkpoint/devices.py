@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.checkpoint.errors import StreamDamaged
 from vmckpt.checkpoint.head import DESCRIPTION, EOF, FULL
+from vmckpt.errors import StreamDamaged
 
 _SEGMENT = struct.Struct(">IQII")
 _SEGMENTS = ("es", "cs", "ss", "ds", "fs", "gs")

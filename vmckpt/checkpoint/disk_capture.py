@@ -158,6 +158,12 @@ class DiskCapture:
                 continue
             return
 
+    def retake(self) -> None:
+        """Another instant is taken: the one before never was. Raises HypervisorError."""
+        self.close()
+        self._opened, self._scratch_made = None, False
+        self.make_room()
+
     @property
     def disks(self) -> tuple[OpenDisk, ...]:
         """Those that can be read now."""

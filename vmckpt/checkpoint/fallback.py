@@ -13,12 +13,12 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
 
 from vmckpt.checkpoint import image, savefile, settings
+from vmckpt.checkpoint.activation import Activation
 from vmckpt.checkpoint.background import Captured, Hooks, keeper_for
-from vmckpt.checkpoint.errors import CannotCapture, CaptureFailed
 from vmckpt.checkpoint.image import FrozenImage, ImageWriter
 from vmckpt.checkpoint.settings import Commands, Undo
 from vmckpt.checkpoint.stream import StreamParser
-from vmckpt.errors import Cancelled, HypervisorError
+from vmckpt.errors import Cancelled, CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.units import Seconds
 
 _READ = 1 << 20
@@ -68,13 +68,17 @@ def capture(
 
 def _save(monitor: Saver, path: Path, undo: Undo, hooks: Hooks, stop: threading.Event) -> Seconds:
     """Let libvirt write its file; how long the guest stood still."""
+    activation = Activation.of(monitor)
     stopped_at = time.monotonic()
     try:
         if hooks.barrier is not None:
             monitor.tell("stop", {})
-            hooks.barrier()
         _call(monitor, path, hooks, stop)
         status = monitor.ask("query-migrate")
+        if hooks.barrier is not None:
+            # Not before: with an open backup libvirt has no memory snapshot.
+            activation.carry_out(monitor)
+            hooks.barrier()
     except BaseException:
         with suppress(HypervisorError, CaptureFailed):
             settings.break_off(monitor, undo)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint.errors import CannotCapture
 from vmckpt.checkpoint.settings import Commands
-from vmckpt.errors import HypervisorError
+from vmckpt.errors import CannotCapture
 
 _PREPARE = "run vmckpt prepare, or use another way of capture"
 _REASONS = {
@@ -96,13 +95,3 @@ def started(process: int) -> str:
     """When a process began, in the kernel's own count: tells it from a later one of that number."""
     text = Path(f"/proc/{process}/stat").read_text()
     return text.rpartition(")")[2].split()[19]
-
-
-def activate_disks(monitor: Commands) -> None:
-    """Give a guest that was migrated to us its disks back before it runs: QEMU 10 can, and must
-    before a backup may begin. Raises HypervisorError."""
-    try:
-        monitor.tell("blockdev-set-active", {"active": True})
-    except HypervisorError as exc:
-        if "not been found" not in exc.message:
-            raise

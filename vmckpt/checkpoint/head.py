@@ -7,7 +7,7 @@ its list of blocks. Written anew, it loses the mark of a stream without shared m
 import struct
 from dataclasses import dataclass
 
-from vmckpt.checkpoint.errors import StreamDamaged
+from vmckpt.errors import StreamDamaged
 
 MAGIC = b"QEVM"
 VERSION = 3

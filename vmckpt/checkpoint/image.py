@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.checkpoint import devices
-from vmckpt.checkpoint.errors import CaptureFailed
 from vmckpt.checkpoint.head import PAGE, Head, RamBlock, parse_head
 from vmckpt.checkpoint.stream import Addresses, Pages
+from vmckpt.errors import CaptureFailed
 
 _FORMAT = 1
 INDEX, HEAD, TAIL = "image.json", "head", "tail"

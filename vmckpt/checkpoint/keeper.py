@@ -11,20 +11,24 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from typing import Self
 
-_ALL_WELL = b"."
+ALL_WELL = b"."
+_MODULE = "vmckpt.checkpoint.keeper"
 
 
 class Keeper:
     """The sleeping process. Use as `with Keeper(...)`; leaving the block sends it away."""
 
-    def __init__(self, *, uri: str, host: str, undo: str, stream: int | None) -> None:
+    def __init__(
+        self, *, uri: str, host: str, undo: str, stream: int | None, module: str = _MODULE
+    ) -> None:
         """`undo`: the facts as JSON; `stream`: the pipe's reading end. Raises OSError."""
         facts = json.dumps({"uri": uri, "host": host, "undo": undo, "stream": stream})
         ours, self._line = os.pipe2(os.O_CLOEXEC)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "vmckpt.checkpoint.keeper", facts],
+                [sys.executable, "-m", module, facts],
                 stdin=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 pass_fds=() if stream is None else (stream,), start_new_session=True,
             )  # fmt: skip
@@ -35,13 +39,21 @@ class Keeper:
     def process(self) -> int:
         return self._process.pid
 
-    def __enter__(self) -> "Keeper":
+    def tell(self, word: bytes) -> None:
+        """Say one byte to it; fine if somebody killed it."""
+        with suppress(OSError):
+            os.write(self._line, word)
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Whatever happened, the capture itself has put everything back or has said why not."""
-        with suppress(OSError):  # somebody killed it
-            os.write(self._line, _ALL_WELL)
+        self.tell(ALL_WELL)
+        self.leave()
+
+    def leave(self) -> None:
+        """Let it do its work, if it has not been told that all is well."""
         os.close(self._line)
         self._process.wait()
 
@@ -68,7 +80,7 @@ def main() -> None:
     """Sleep until the capture has ended or is gone."""
     facts = json.loads(sys.argv[1])
     select.select([0], [], [])
-    if os.read(0, 1) == _ALL_WELL:
+    if os.read(0, 1) == ALL_WELL:
         return
     if facts["stream"] is not None:
         threading.Thread(target=_drain, args=(facts["stream"],), daemon=True).start()

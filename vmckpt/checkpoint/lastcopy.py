@@ -15,11 +15,11 @@ import numpy as np
 
 from vmckpt.checkpoint import image
 from vmckpt.checkpoint.compare import Flags, Mapping
-from vmckpt.checkpoint.errors import CaptureFailed
 from vmckpt.checkpoint.guestmemory import MemoryFile
 from vmckpt.checkpoint.head import PAGE, Head
 from vmckpt.checkpoint.image import FrozenImage
 from vmckpt.checkpoint.stream import Addresses, Pages
+from vmckpt.errors import CaptureFailed
 
 _STATE = "last.json"
 # A guest's memory apart from that of its files: firmware, graphics cards.

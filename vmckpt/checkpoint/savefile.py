@@ -19,10 +19,10 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint.errors import StreamDamaged
 from vmckpt.checkpoint.head import PAGE
 from vmckpt.checkpoint.image import FrozenImage
 from vmckpt.checkpoint.stream import Buffer, StreamWriter, starts_as_zeros, zero_pages
+from vmckpt.errors import StreamDamaged
 
 MAGIC = b"LibvirtQemudSave"
 # libvirt gives a file its name only when it is complete.

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vmckpt.checkpoint import image, userfault
-from vmckpt.checkpoint.errors import CannotCapture, CaptureFailed
-from vmckpt.errors import HypervisorError
+from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.units import Seconds
 
 # libvirt keeps this one on and needs it for its own migrations.

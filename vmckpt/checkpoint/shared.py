@@ -16,15 +16,15 @@ from itertools import pairwise
 from pathlib import Path
 
 from vmckpt.checkpoint import guestmemory, settings, userfault
+from vmckpt.checkpoint.activation import Activation
 from vmckpt.checkpoint.background import Hooks, keeper_for
 from vmckpt.checkpoint.compare import Flags, Mapping, bring_up
 from vmckpt.checkpoint.draining import Drain, Tape
-from vmckpt.checkpoint.errors import CannotCapture, CaptureFailed
 from vmckpt.checkpoint.image import FrozenImage
 from vmckpt.checkpoint.lastcopy import LastCopy, PrivateMemory
 from vmckpt.checkpoint.settings import IGNORE_SHARED, PIPE, Commands, Undo
 from vmckpt.checkpoint.stream import StreamParser
-from vmckpt.errors import Cancelled, HypervisorError
+from vmckpt.errors import Cancelled, CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.units import Seconds
 
 _THREADS = min(4, os.cpu_count() or 1)
@@ -188,6 +188,7 @@ class _Epoch:
         self._undo = undo
         self._hooks = hooks
         self._drain = drain
+        self._activation = Activation.of(monitor)
 
     def take(
         self, compare: "Callable[[], Future[list[Flags]]]"
@@ -208,7 +209,8 @@ class _Epoch:
         comparing.result()
         marks.append(("compare", time.monotonic()))
         if self._hooks.barrier is not None:
-            guestmemory.activate_disks(monitor)
+            self._activation.carry_out(monitor)
+            marks.append(("activation", time.monotonic()))
             self._hooks.barrier()
             marks.append(("barrier", time.monotonic()))
         settings.set_capabilities(monitor, self._undo.capabilities)

@@ -24,9 +24,21 @@ class _Commands(typer.core.TyperGroup):
     """All commands; those for snapshots, and the libraries they need, are loaded when asked for."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        return [*super().list_commands(ctx), "snapshot"]
+        return [*super().list_commands(ctx), "guard", "prepare", "run", "snapshot"]
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        if cmd_name == "guard":
+            from vmckpt.cli import guard  # noqa: PLC0415
+
+            return typer.main.get_command(guard.app)
+        if cmd_name == "prepare":
+            from vmckpt.cli import prepare  # noqa: PLC0415
+
+            return typer.main.get_command(prepare.app)
+        if cmd_name == "run":
+            from vmckpt.cli import run  # noqa: PLC0415
+
+            return typer.main.get_command(run.app)
         if cmd_name != "snapshot":
             return super().get_command(ctx, cmd_name)
         from vmckpt.cli import snapshot  # noqa: PLC0415

@@ -10,7 +10,14 @@ from rich.table import Table
 from vmckpt import api
 from vmckpt.api import snapshots
 from vmckpt.api.snapshots import Listed
-from vmckpt.cli import output, snapshot_keep, snapshot_keys, snapshot_restore, snapshot_take
+from vmckpt.cli import (
+    output,
+    snapshot_keep,
+    snapshot_keys,
+    snapshot_open,
+    snapshot_restore,
+    snapshot_take,
+)
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.snapshot_options import STORE
 from vmckpt.units import Bytes, show_bytes
@@ -71,6 +78,8 @@ def _row(one: Listed) -> tuple[str, ...]:
         "pinned" if one.pinned else "",
         "" if one.trusted else "writer not trusted",
         "" if told.data_key_id else "not encrypted",
+        "" if one.group is None else f"group {one.group}",
+        "" if one.verdict.good is None else "verified" if one.verdict.good else "DAMAGED",
     ]
     made = datetime.fromtimestamp(told.made_at, UTC).strftime("%Y-%m-%d %H:%M:%S")
     sizes = (show_bytes(Bytes(size)) for size in (told.memory, told.disks, told.new))
@@ -101,9 +110,13 @@ def _as_json(one: Listed) -> dict[str, Any]:
         "pinned": one.pinned,
         "trusted": one.trusted,
         "tags": dict(told.tags),
+        "verified": one.verdict.as_json(),
+        "group": None
+        if one.group is None
+        else {"id": one.group.id, "there": one.group.there, "of": one.group.size},
         "wrong": None,
     }
 
 
-for part in (snapshot_take, snapshot_restore, snapshot_keep, snapshot_keys):
+for part in (snapshot_take, snapshot_restore, snapshot_open, snapshot_keep, snapshot_keys):
     part.add_to(app)

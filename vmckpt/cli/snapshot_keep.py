@@ -20,10 +20,10 @@ from vmckpt.cli.snapshot_options import (
     sure,
 )
 from vmckpt.errors import StoreDamaged
+from vmckpt.policy.schedules import Keep
 from vmckpt.snapshot.copying import Moved
 from vmckpt.snapshot.keeping import when
 from vmckpt.snapshot.pruning import Fate
-from vmckpt.snapshot.retention import Keep
 from vmckpt.store.gc import GRACE, Collected
 from vmckpt.units import Seconds, show_bytes
 
@@ -340,7 +340,8 @@ def import_(
 
 def _print_moved(moved: Moved, place: str) -> None:
     if moved.already:
-        output.out.print(f"{moved.id} {moved.name}: is in {place} already")
+        back = f"; {moved.chunks_new} boxes were brought back" if moved.chunks_new else ""
+        output.out.print(f"{moved.id} {moved.name}: is in {place} already{back}")
         return
     output.out.print(
         f"{moved.id} {moved.name}: in {place} now; {moved.chunks_new} of {moved.chunks} chunks"

@@ -1,7 +1,5 @@
 """vmckpt snapshot keys: who can read snapshots, and whose are believed."""
 
-import getpass
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,15 +8,14 @@ import typer
 from vmckpt import api
 from vmckpt.api import keeping_keys
 from vmckpt.api.keeping_keys import Keys
-from vmckpt.cli import output
+from vmckpt.cli import output, snapshot_salt
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.snapshot_options import (
     DRY_RUN,
     IDENTITY,
-    PASSPHRASE,
     YES,
     Ticker,
-    given_passphrase,
+    chosen_passphrase,
     identity_of,
     sure,
 )
@@ -38,6 +35,7 @@ NAME = Annotated[str, typer.Argument(help="What you call it.")]
 
 def add_to(app: typer.Typer) -> None:
     """Make these commands of `app`."""
+    snapshot_salt.add_to(keys)
     app.add_typer(keys, name="keys")
 
 
@@ -101,29 +99,13 @@ def new(
 
         VMCKPT_PASSPHRASE_FILE=/run/secret vmckpt snapshot keys new vmckpt.key --json
     """
-    passphrase = None if no_passphrase else _chosen()
+    passphrase = None if no_passphrase else chosen_passphrase()
     text = show(KeyKind.ADMIN, keeping_keys.new_identity(file, passphrase))
     if json:
         output.print_json({"file": str(file), "key": text, "passphrase": passphrase is not None})
         return
     output.out.print(text, soft_wrap=True)
     output.say(f"to encrypt for it: vmckpt snapshot keys add NAME {text}")
-
-
-def _chosen() -> str:
-    """A new passphrase. Raises KeyRefused."""
-    given = given_passphrase()
-    if given is not None:
-        return given
-    if not sys.stdin.isatty():
-        raise KeyRefused(
-            "nobody can be asked for a passphrase here",
-            mend=f"name a file that has it with {PASSPHRASE}, or say --no-passphrase",
-        )
-    chosen = getpass.getpass("new passphrase: ")
-    if getpass.getpass("again: ") != chosen:
-        raise KeyRefused("the two are not the same; nothing was made", mend="try again")
-    return chosen
 
 
 @keys.command()

@@ -8,12 +8,14 @@ from rich.table import Table
 from vmckpt import api
 from vmckpt.api import keeping
 from vmckpt.api.keeping import Compared, Shown
-from vmckpt.cli import output
+from vmckpt.cli import output, snapshot_boot
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.snapshot_options import IDENTITY, SNAPSHOT, STORE, Ticker, identity_of
 from vmckpt.errors import BadInput, StoreError
+from vmckpt.snapshot.booting import Booted
 from vmckpt.snapshot.keeping import when
 from vmckpt.snapshot.proving import Depth, Proved
+from vmckpt.snapshot.repairing import Repaired
 from vmckpt.store.facts import Public
 from vmckpt.store.inside import Private
 from vmckpt.store.keytexts import fingerprint
@@ -106,6 +108,18 @@ def verify(
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every chunk, and see whether it fits its place.")
     ] = False,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Take away what is damaged first, and save the rest of it."),
+    ] = False,
+    from_: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="STORE", help="Bring back from there what is lost."),
+    ] = None,
+    boot: snapshot_boot.BOOT = False,
+    on: snapshot_boot.ON = None,
+    scratch: snapshot_boot.SCRATCH = None,
+    watch: snapshot_boot.FOR = None,
     identity: IDENTITY = None,
     store: STORE = None,
     inventory: INVENTORY = None,
@@ -114,7 +128,9 @@ def verify(
     """Prove that snapshots are whole; say all that is not, and end with exit code 41 then.
 
     Without a key: every bit of every object, signatures, and that nothing is missing. With one:
-    also that snapshots open and name these chunks. --deep reads all of them, too.
+    also that snapshots open and name these chunks. --deep reads all of them, too. --boot restores
+    each (without names the newest of every guest) as a guest of its own without network, watches
+    whether it lives, and takes it away.
 
     Examples:
 
@@ -123,20 +139,59 @@ def verify(
         vmckpt snapshot verify before-upgrade --deep --identity ~/vmckpt.key
 
         vmckpt snapshot verify --sealed --store far --json
+
+        vmckpt snapshot verify --repair --from far
+
+        vmckpt snapshot verify before-upgrade --boot --on beta --scratch /srv/scratch
     """
     if sealed and deep:
         raise BadInput("--deep reads what --sealed leaves closed", mend="say one of them")
+    if boot and sealed:
+        raise BadInput("--boot opens what --sealed leaves closed", mend="say one of them")
+    if not boot and (on or scratch or watch):
+        raise BadInput("--on, --scratch and --for are for --boot", mend="say --boot, too")
+    if from_ and not repair:
+        raise BadInput("--from is for mending", mend="say --repair, too")
+    if repair and snapshots:
+        raise BadInput("--repair mends all of a store", mend="name no snapshots with it")
     depth = Depth.SEALED if sealed else Depth.DEEP if deep else Depth.OPENED
     known = api.load_inventory(inventory)
     key = None if sealed else identity_of(identity)
+    mended = keeping.repair(known, store, from_ or (), Ticker().take) if repair else None
     found = keeping.verify(
-        known, store, snapshots or (), depth, identity=key, progress=Ticker().take
+        known, store, snapshots or (), depth, identity=key, progress=Ticker().take, warn=output.say
     )
+    booted: tuple[Booted, ...] = ()
+    if boot and not found.flaws:
+        booted = snapshot_boot.boot(
+            known, store, snapshots or (), key, on=on, scratch=scratch, watch=watch
+        )
     if json:
-        output.print_json(found.as_json())
+        repaired = {} if mended is None else {"repaired": mended.as_json()}
+        alive = {"booted": [one.as_json() for one in booted]} if boot else {}
+        output.print_json(found.as_json() | repaired | alive)
     else:
+        if mended is not None:
+            _print_repaired(mended)
         _print_proof(found)
+        if booted:
+            snapshot_boot.show(booted)
     found.check()
+    snapshot_boot.check(booted)
+
+
+def _print_repaired(mended: Repaired) -> None:
+    output.out.print(
+        f"repaired: {len(mended.removed)} damaged objects removed, {mended.saved} chunks saved from"
+        f" them, {mended.brought} brought back ({show_bytes(mended.brought_bytes)})",
+        soft_wrap=True,
+    )
+    for id_ in mended.snapshots:
+        output.out.print(f"{id_}: brought back", soft_wrap=True)
+    for id_, count in mended.lost.items():
+        output.out.print(
+            f"{id_}: {count} chunks are lost here; --from a store that has them", soft_wrap=True
+        )
 
 
 def _print_proof(found: Proved) -> None:
@@ -190,9 +245,19 @@ def _public_rows(found: Shown) -> list[tuple[str, str]]:
         ("tags", ", ".join(f"{name}={value}" for name, value in told.tags.items())),
         ("opened by", keys if told.data_key_id else "everybody: it is not encrypted"),
         ("writer", fingerprint(bytes.fromhex(told.signer))),
+        ("stores", ", ".join(found.stores)),
+        ("verified", _verified(found)),
         ("", ", ".join(note for note in notes if note)),
     ]
     return [(name, text) for name, text in rows if text]
+
+
+def _verified(found: Shown) -> str:
+    last = found.verdict.last
+    if last is None:
+        return "never"
+    wrong = f": {last.what}" if last.what else ""
+    return f"{last}, {when(last.at)} UTC by {last.by}{wrong}"
 
 
 def _public_json(found: Shown) -> dict[str, Any]:
@@ -214,6 +279,8 @@ def _public_json(found: Shown) -> dict[str, Any]:
         "writer": fingerprint(bytes.fromhex(told.signer)),
         "pinned": found.looked.pinned,
         "trusted": found.looked.trusted,
+        "stores": list(found.stores),
+        "verified": found.verdict.as_json(),
     }
 
 

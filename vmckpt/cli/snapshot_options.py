@@ -91,17 +91,17 @@ def identity_of(path: Path | None) -> Identity | None:
     """What loads the identity that was named, if one was."""
     if path is None:
         return None
-    return keeping_keys.load_identity(path, lambda: _asked(path))
+    return keeping_keys.load_identity(path, lambda: asked_passphrase(path))
 
 
-def _asked(path: Path) -> str:
-    """The passphrase of an identity. Raises KeyRefused if nobody can be asked."""
+def asked_passphrase(path: Path) -> str:
+    """The passphrase of a file. Raises KeyRefused if nobody can be asked."""
     given = given_passphrase()
     if given is not None:
         return given
     if not sys.stdin.isatty():
         raise KeyRefused(
-            f"{path}: this identity has a passphrase, and nobody can be asked here",
+            f"{path}: it has a passphrase, and nobody can be asked here",
             mend=f"name a file that has it with {PASSPHRASE}",
         )
     return getpass.getpass(f"passphrase of {output.in_one_line(str(path))}: ")
@@ -116,3 +116,19 @@ def given_passphrase() -> str | None:
     if told is None:
         raise KeyRefused(f"{named}: no such file", mend=f"see {PASSPHRASE}")
     return told.partition("\n")[0].rstrip("\r")
+
+
+def chosen_passphrase() -> str:
+    """A new passphrase. Raises KeyRefused."""
+    given = given_passphrase()
+    if given is not None:
+        return given
+    if not sys.stdin.isatty():
+        raise KeyRefused(
+            "nobody can be asked for a passphrase here",
+            mend=f"name a file that has it with {PASSPHRASE}, or say --no-passphrase",
+        )
+    chosen = getpass.getpass("new passphrase: ")
+    if getpass.getpass("again: ") != chosen:
+        raise KeyRefused("the two are not the same; nothing was made", mend="try again")
+    return chosen

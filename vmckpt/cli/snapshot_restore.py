@@ -11,6 +11,8 @@ from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.cli.snapshot_options import IDENTITY, STORE, Ticker, identity_of
+from vmckpt.errors import HookFailed
+from vmckpt.snapshot import hooks
 from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.requests import Restored, RestoreRequest
 from vmckpt.units import show_seconds
@@ -35,6 +37,13 @@ def restore(
         bool, typer.Option("--replace", help="End the guest if it runs: what it did since is lost.")
     ] = False,
     paused: Annotated[bool, typer.Option("--paused", help="It does not run yet.")] = False,
+    lazy: Annotated[
+        bool, typer.Option("--lazy", help="It runs at once, and its disks come in behind it.")
+    ] = False,
+    on_restore: Annotated[
+        str | None,
+        typer.Option(metavar="CMD", help="Run here by a shell, once the guest is back."),
+    ] = None,
     identity: IDENTITY = None,
     store: STORE = None,
     inventory: INVENTORY = None,
@@ -45,27 +54,54 @@ def restore(
     In its old place the guest must not run, or be ended with --replace. As a fork it is another
     guest, with a name, UUID and MACs of its own, and its network off unless --link is said.
 
+    --lazy is for large qcow2 disks: the guest runs as soon as its memory is there, and waits for
+    what it reads. A keeper on its host goes on if this command, or the host's agent, ends; if the
+    keeper does, the guest stands still until vmckpt recover, and nothing is lost.
+
+    --on-restore is for what time going back does to others: a queue, a lock, a cluster's view. It
+    is run as soon as the guest is back, and before a fork's network is on; it finds VMCKPT_GUEST,
+    _UUID, _HOST, _ORIGIN, _SNAPSHOT, _NAME, _STORE, _MADE_AT and _FORK in its environment. If it
+    fails, the guest stays, a fork's network stays off, and the command ends with 24.
+
     Examples:
 
         vmckpt snapshot restore s-n2jxhlfmmrfavwmo --replace
 
         vmckpt snapshot restore s-n2jxhlfmmrfavwmo --as web1-test --on beta
+
+        vmckpt snapshot restore before-upgrade --replace --on-restore ./requeue
     """
     known = api.load_inventory(inventory)
     request = RestoreRequest(
-        snapshot=snapshot, fork=as_, folder=folder, link_up=link, end_running=replace, paused=paused
-    )
+        snapshot=snapshot, fork=as_, folder=folder, link_up=link, end_running=replace,
+        paused=paused, on_restore=on_restore, lazy=lazy,
+    )  # fmt: skip
     key = identity_of(identity)
     done = asyncio.run(_restore(known, store, request, on, key))
     if json:
         output.print_json(done.as_json())
-        return
+    else:
+        _show(done)
+    if done.hook and on_restore is not None:
+        text = hooks.complaint(on_restore, done.hook, links_down=link and as_ is not None)
+        raise HookFailed(text, mend="see to it by hand")
+
+
+def _show(done: Restored) -> None:
     for warning in done.warnings:
         output.say(f"warning: {warning}")
+    if not done.runs:
+        output.out.print(
+            f"{done.guest} is defined on {done.host} and off, for the snapshot has no memory:"
+            f" disks written in {show_seconds(done.disks)}"
+        )
+        return
     output.out.print(
         f"{done.guest} runs on {done.host}: disks written in {show_seconds(done.disks)},"
         f" memory loaded in {show_seconds(done.memory)}"
     )
+    if not done.whole:
+        output.say("its disks still come in, also without us; vmckpt recover watches that")
 
 
 async def _restore(

@@ -180,7 +180,7 @@ def _post_copy(name: str, probe: HostProbe) -> Iterator[Finding]:
             "post-copy",
             Severity.WARNING,
             name,
-            "the kernel has no userfaultfd: no post-copy",
+            "the kernel has no userfaultfd: no post-copy, and no snapshot while a guest runs",
             "boot a kernel with CONFIG_USERFAULTFD",
         )
     elif probe.post_copy_by_root_only:
@@ -188,7 +188,7 @@ def _post_copy(name: str, probe: HostProbe) -> Iterator[Finding]:
             "post-copy",
             Severity.WARNING,
             name,
-            "userfaultfd is for root only: post-copy fails unless QEMU runs as root",
+            "userfaultfd is for root only: post-copy and snapshots fail unless QEMU runs as root",
             "run sysctl -w vm.unprivileged_userfaultfd=1 there",
         )
     else:

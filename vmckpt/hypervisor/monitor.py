@@ -75,6 +75,23 @@ class Monitor:
         """QEMU's word for how the guest is: running, paused, postmigrate, ..."""
         return str(self.ask("query-status")["status"])
 
+    def is_active(self) -> bool:
+        """Whether it has a QEMU."""
+        return bool(self._call("asking for the guest's state", self._domain.isActive))
+
+    def saved(self) -> bool:
+        """Whether libvirt starts it from memory that it saved. Raises HypervisorError."""
+        return bool(
+            self._call("looking for saved memory", lambda: self._domain.hasManagedSaveImage(0))
+        )
+
+    def qemu_version(self) -> str:
+        """Its QEMU's version, as "7.2.22"; of a guest that is off the one that it would get."""
+        if not self.is_active():
+            return parse.version(self._call("asking for QEMU", self._connection.getVersion))
+        told = self.ask("query-version")["qemu"]
+        return f"{told['major']}.{told['minor']}.{told['micro']}"
+
     def paused_by_somebody(self) -> bool:
         """Whether a person or program paused the guest by libvirt's own call."""
         state = self._call("asking for the guest's state", self._domain.state)
@@ -85,10 +102,13 @@ class Monitor:
         flags = libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_SECURE
         return self._call("describing the guest", lambda: self._domain.XMLDesc(flags))
 
+    def described(self) -> str:
+        """The running guest with libvirt's names for its parts, and without passwords."""
+        return self._call("describing the guest", lambda: self._domain.XMLDesc(0))
+
     def cards(self) -> list[str]:
         """QEMU's names for the guest's network cards."""
-        xml = self._call("describing the guest", lambda: self._domain.XMLDesc(0))
-        nodes = parse.tree(xml, "domain").findall("devices/interface/alias")
+        nodes = parse.tree(self.described(), "domain").findall("devices/interface/alias")
         return [name for node in nodes if (name := node.get("name"))]
 
     def resume(self) -> None:

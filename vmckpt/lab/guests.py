@@ -40,6 +40,8 @@ class LabGuest:
     disk_path: str
     private_disk: bool
     shared_memory: bool
+    chat: int = 0
+    """That many guests, from the lab's first address on, send each other numbered messages."""
 
 
 def parse_dirty(text: str) -> tuple[Bytes, BytesPerSecond]:
@@ -57,6 +59,10 @@ def domain_xml(lab: LabPlan, guest: LabGuest, booted: image.Image) -> str:
         f" VMC_OBSERVER={lab.observer_address} VMC_MEMORY_MIB={guest.dirty // MIB}"
         f" VMC_DIRTY_KIB={guest.dirty_rate // 1024}"
     )
+    if guest.chat:
+        first = lab.guest_address(0)
+        own = int(guest.address.rpartition(".")[2]) - int(first.rpartition(".")[2])
+        words += f" VMC_CHAT_FIRST={first} VMC_CHAT_PEERS={guest.chat} VMC_CHAT_SELF={own}"
     backing = (
         "<memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>"
         if guest.shared_memory
@@ -109,11 +115,13 @@ def start(
     shared_memory: bool = False,
     vcpus: int = 1,
     written: str = "0",
+    chat: int = 0,
     say: Say = silent,
 ) -> LabGuest:
     """Make a guest, start it, and wait until the observer hears it.
 
-    `written`: so much in the middle of its disk is `FILLING` from the beginning.
+    `written`: so much in the middle of its disk is `FILLING` from the beginning. `chat`: see
+    LabGuest.
     """
     try:
         check_name(name)
@@ -136,6 +144,7 @@ def start(
         disk_path=str(folder / f"{name}.{disk_format}"),
         private_disk=private_disk,
         shared_memory=shared_memory,
+        chat=chat,
     )
     booted = image.prepare()
     if room:

@@ -6,8 +6,11 @@ from typing import assert_never
 from vmckpt import yamlfile
 from vmckpt.errors import PolicyError
 from vmckpt.model.orders import AutoConverge
-from vmckpt.policy import sense
+from vmckpt.policy import calendar, sense
+from vmckpt.policy.calendar import Interval
 from vmckpt.policy.form import DoForm, PolicyForm, RuleForm, SelectForm, WhenForm
+from vmckpt.policy.schedule_form import KeepForm, ScheduleForm
+from vmckpt.policy.schedules import Auto, CopyTo, Keep, Proof, Schedule, period
 from vmckpt.policy.types import (
     Compress,
     Do,
@@ -27,7 +30,7 @@ from vmckpt.policy.types import (
     When,
 )
 from vmckpt.policy.values import Plain, TimeUsed
-from vmckpt.units import Bytes
+from vmckpt.units import Bytes, Seconds
 from vmckpt.yamlfile import Problem
 
 
@@ -99,6 +102,7 @@ def _policy(
         on_failure=form.on_failure,
         recover_for=form.on_postcopy_broken,
         probe=form.forecast.probe,
+        snapshots=tuple(map(_schedule, form.snapshots)),
         shipped=shipped,
         given=given,
     )
@@ -114,6 +118,32 @@ def _select(form: SelectForm | None) -> Select:
         at_least=form.memory.at_least if form.memory else None,
         below=form.memory.below if form.memory else None,
     )
+
+
+def _schedule(form: ScheduleForm) -> Schedule:
+    when: Auto | calendar.When
+    if form.at is not None:
+        when, text = form.at.when, form.at.text
+    elif form.every is not None:
+        when, text = Interval(form.every), f"every {period(form.every)}"
+    else:
+        when, text = Auto(Seconds(form.failure)), "every auto"
+    verify = form.verify
+    return Schedule(
+        name=form.name,
+        when=when,
+        text=text,
+        keep=_keep(form.keep),
+        memory=form.memory,
+        group=form.group,
+        store=form.store,
+        copies=tuple(CopyTo(store=one.to, keep=_keep(one.keep)) for one in form.copies),
+        verify=None if verify is None else Proof(every=verify.every, depth=verify.depth),
+    )
+
+
+def _keep(form: KeepForm | None) -> Keep:
+    return Keep() if form is None else Keep(**form.model_dump())
 
 
 def _rule(number: int, form: RuleForm) -> Rule:

@@ -6,6 +6,7 @@ from typing import Any
 
 from vmckpt.policy import words
 from vmckpt.policy.form import sentence
+from vmckpt.policy.schedules import Schedule
 from vmckpt.policy.select import Chosen
 from vmckpt.policy.types import Policy, Rule, Select
 from vmckpt.units import show_bytes, show_rate, show_seconds
@@ -125,6 +126,10 @@ def _rows(policy: Policy) -> Iterator[tuple[str, str, str]]:
         yield f"converge.rules.{number}", words.do(rule.do), f"{rule.name}: {words.when(rule.when)}"
     for key, show in _AFTER_RULES:
         yield key, show(policy), sentence(key)
+    if not policy.snapshots:
+        yield "snapshots", "none", sentence("snapshots")
+    for number, schedule in enumerate(policy.snapshots):
+        yield f"snapshots.{number}", words.schedule(schedule), f"{schedule.name}: a schedule"
 
 
 def _who(select: Select) -> str:
@@ -157,6 +162,9 @@ def _plain(value: Any) -> Any:
         when = {key: one for key, one in _plain(value.when).items() if one is not None}
         action = _ACTIONS[type(value.do).__name__]
         return {"name": value.name, "when": when, "do": {action: _plain(value.do)}}
+    if isinstance(value, Schedule):
+        names = [one.name for one in fields(value) if one.name not in ("text", "when")]
+        return {"when": value.text} | {name: _plain(getattr(value, name)) for name in names}
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple | list):

@@ -6,10 +6,12 @@ JSON schema that editors use and the test of the documentation read them from he
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from vmckpt.model.orders import Compression, Mode
 from vmckpt.policy import types
+from vmckpt.policy.schedule_form import ScheduleForm, Text
+from vmckpt.policy.schedule_form import Section as _Part
 from vmckpt.policy.types import CopyKind, OnFailure, Tls
 from vmckpt.policy.values import (
     WITH_VALUES,
@@ -41,12 +43,7 @@ CACHE = Bytes(64 << 20)
 
 _RETRIES, _STALL = types.Retries(), types.Stall()
 
-Text = Annotated[str, Field(min_length=1, max_length=1000)]
 Labels = Annotated[dict[str, str], Field(min_length=1)]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class MemoryForm(_Part):
@@ -294,6 +291,9 @@ class PolicyForm(_Part):
         Seconds(600.0), description="A broken post-copy is resumed by itself that long."
     )
     forecast: ForecastForm = Field(ForecastForm(), description="What is measured before.")
+    snapshots: Annotated[list[ScheduleForm], Field(max_length=32)] = Field(
+        [], description="Snapshots that vmckpt run takes by itself."
+    )
 
 
 def sentence(key: str) -> str:

@@ -40,11 +40,7 @@ class Complaint:
 
 def complaints(policy: Policy) -> tuple[Complaint, ...]:
     """Everything that makes no sense, in no order."""
-    return tuple(
-        complaint
-        for check in (_mode, _rules, _never_acts, _limits, _retries, _transport, _storage)
-        for complaint in check(policy)
-    )
+    return tuple(complaint for check in _CHECKS for complaint in check(policy))
 
 
 def _mode(policy: Policy) -> Iterator[Complaint]:
@@ -183,3 +179,24 @@ def _storage(policy: Policy) -> Iterator[Complaint]:
             yield Complaint(
                 ("storage", key), f"storage.{key} has no effect without copy: full or thin"
             )
+
+
+def _snapshots(policy: Policy) -> Iterator[Complaint]:
+    names: set[str] = set()
+    for number, schedule in enumerate(policy.snapshots):
+        here: Keys = ("snapshots", number)
+        if schedule.name in names:
+            yield Complaint((*here, "name"), f"two schedules are called {schedule.name!r}")
+        names.add(schedule.name)
+        stores = [schedule.store]
+        for at, copy in enumerate(schedule.copies):
+            if copy.store in stores:
+                yield Complaint(
+                    (*here, "copies", at, "to"), f"the snapshots are in {copy.store} already"
+                )
+            stores.append(copy.store)
+
+
+_CHECKS = (
+    _mode, _rules, _never_acts, _limits, _retries, _transport, _storage, _snapshots,
+)  # fmt: skip

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from vmckpt.model.orders import AutoConverge, Compression, Mode
+from vmckpt.policy.schedules import Schedule
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 
@@ -201,6 +202,8 @@ class Policy:
     """How long a broken post-copy is resumed by itself before the operator is asked."""
     probe: Seconds = Seconds(1.0)
     """How long the guest's dirty rate is measured before the move; 0: not."""
+    snapshots: tuple[Schedule, ...] = ()
+    """What `vmckpt run` takes by itself."""
     shipped: bool = False
     """It came with the program; the operator's own go first."""
     given: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)

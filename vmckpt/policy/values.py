@@ -10,6 +10,9 @@ from pydantic import BeforeValidator, InstanceOf, WithJsonSchema
 
 from vmckpt import units
 from vmckpt.model.orders import Compression, Mode
+from vmckpt.policy import calendar
+from vmckpt.policy.calendar import Hourly, Interval, Monthly, Weekly
+from vmckpt.policy.schedules import Check
 from vmckpt.policy.types import CopyKind, OnFailure, Tls
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 from vmckpt.yamlfile import likely
@@ -49,6 +52,14 @@ class TimeUsed:
 
     time: Seconds | None = None
     share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A calendar expression, and what it says."""
+
+    text: str
+    when: Hourly | Weekly | Monthly
 
 
 def _time(value: object) -> Seconds:
@@ -149,6 +160,34 @@ def _recovery(value: object) -> Seconds:
     return _time(match[1])
 
 
+def _period(value: object) -> Seconds:
+    """A time of seconds to days."""
+    text = value if isinstance(value, str) else ""
+    try:
+        found = calendar.parse(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, Interval):
+        raise ValueError(f"{value!r} is no time; write it like 15min, 6h or 7d")
+    return found.every
+
+
+def _every(value: object) -> Seconds | None:
+    """None: auto."""
+    try:
+        return None if value == "auto" else _period(value)
+    except ValueError as exc:
+        raise ValueError(f"{exc}, or auto; times of day go to at: daily 03:00") from None
+
+
+def _at(value: object) -> Written:
+    text = value if isinstance(value, str) else repr(value)
+    found = calendar.parse(text)
+    if isinstance(found, Interval):
+        raise ValueError(f"{text!r} is no time of day; write every: {text}")
+    return Written(text=" ".join(text.lower().split()), when=found)
+
+
 def _word(kind: type[W]) -> Callable[[object], W]:
     """A reader of one of an enum's words."""
 
@@ -239,6 +278,19 @@ Recovery = Annotated[
         rf"(ask|recover for {_NUMBER}(us|µs|ms|s|m|min|h),? then ask)", "recover for 10m, then ask"
     ),
 ]
+_PERIOD = "([0-9]{1,6}(s|min|m|h|d))+"
+Period = Annotated[Seconds, BeforeValidator(_period), _text(_PERIOD, "15min", "7d")]
+Often = Annotated[
+    Seconds | None, BeforeValidator(_every), _text(f"({_PERIOD}|auto)", "15min", "6h", "auto")
+]
+Calendar = Annotated[
+    InstanceOf[Written],
+    BeforeValidator(_at),
+    WithJsonSchema(
+        {"type": "string", "examples": ["hourly", "daily 03:00", "mon..fri 22:30", "monthly last"]}
+    ),
+]
+CheckWord = Annotated[Check, BeforeValidator(_word(Check)), _enum(Check)]
 ModeWord = Annotated[Mode, BeforeValidator(_word(Mode)), _enum(Mode)]
 TlsWord = Annotated[
     Tls,

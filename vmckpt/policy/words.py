@@ -2,6 +2,7 @@
 
 from typing import assert_never
 
+from vmckpt.policy.schedules import Auto, Keep, Schedule, period
 from vmckpt.policy.types import (
     Compress,
     Do,
@@ -57,6 +58,23 @@ def do(action: Do) -> str:
             return "give up; the guest stays where it is"
         case _:
             assert_never(action)
+
+
+def schedule(one: Schedule) -> str:
+    """When and where: "daily 03:00, memory and disks, into near (keeps 7 last)"."""
+    what = "memory and disks" if one.memory else "disks alone"
+    what += " of all guests at one moment" if one.group else ""
+    said = [f"{one.text}, {what}, into {one.store or 'the first store'}{_kept(one.keep)}"]
+    said += [f"copied to {copy.store}{_kept(copy.keep)}" for copy in one.copies]
+    if one.verify is not None:
+        said.append(f"verified every {period(one.verify.every)} ({one.verify.depth})")
+    if isinstance(one.when, Auto):
+        said.append(f"one failure in {period(one.when.one_failure_in)} assumed")
+    return "; ".join(said)
+
+
+def _kept(keep: Keep) -> str:
+    return "" if keep.nothing_said else f" (keeps {keep})"
 
 
 def _said(form: str, value: float | None, show: object = str) -> str:

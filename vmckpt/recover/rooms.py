@@ -10,7 +10,10 @@ from vmckpt.migrate import settling as moves
 from vmckpt.model.callers import Caller
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
+from vmckpt.snapshot import preparing
 from vmckpt.snapshot import settling as snapshots
+from vmckpt.snapshot.settling_guard import settle_guard, settle_proof
+from vmckpt.snapshot.settling_service import settle_service
 
 
 class Room(Protocol):
@@ -38,5 +41,9 @@ ROOMS: Mapping[str, Room] = {
     "resume": moves.settle,
     "snapshot": snapshots.settle,
     "restore": snapshots.settle_restore,
+    "guard": settle_guard,
+    "prepare": preparing.settle,
+    "proof": settle_proof,
+    "run": settle_service,
 }
 """By the operation's kind."""

@@ -23,15 +23,22 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from vmckpt.errors import BadInput, NotInStore, StoreDamaged, StoreError, StoreFull, StoreNewer
-from vmckpt.snapshot.copying import Box, Moved, boxes, moved, there_already
+from vmckpt.snapshot.copying import (
+    Box,
+    Moved,
+    There,
+    boxes,
+    make_place,
+    moved,
+    there_already,
+)
 from vmckpt.snapshot.keeping import Progress, silent, told, wrapped_of
 from vmckpt.store import manifest, packs, small, wraps
 from vmckpt.store.index import NameSet
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.packing import PACK_SIZE
-from vmckpt.store.sealing import PLAIN, Plain
+from vmckpt.store.receiver import Receiver
 from vmckpt.store.store import VERSION, Store, parse_format
-from vmckpt.store.writer import Writer
 
 _BLOCK = 512
 _FORMAT = "format"
@@ -72,7 +79,8 @@ def import_(
 ) -> Moved:
     """Publish what a file holds, without any key; what the store has is not written again.
 
-    Raises BadInput, KeyRefused if its writer is not trusted, and StoreError; then nothing is there.
+    What the store has lost of the snapshot, it gets back. Raises BadInput, KeyRefused if its writer
+    is not trusted, and StoreError; then nothing is there.
     """
     with _explained(path), path.open("rb") as file:
         objects = _Objects(file, str(path))
@@ -85,33 +93,40 @@ def import_(
             raw = objects.expect(f"wraps/{id_}")
             wrapped = small.unframed(f"wraps/{id_}", raw, str(path))
             wraps.recipients(wrapped, id_)
-        if there_already(store, id_, data):
-            return moved(found, already=True)
-        with store.writer(None) as writer:
-            _fill(objects, found, writer, progress)
-            written = writer.finish()
-            store.publish(id_, data, wrapped, writer=writer)
-    return moved(found, new=written.chunks_new, written=written.bytes_new)
+        there = there_already(store, found, data)
+        with store.receiver(encrypted=found.encrypted) as receiver:
+            _fill(objects, found, receiver, progress)
+            written = receiver.finish()
+            make_place(store, id_, there)
+            store.publish(id_, data, wrapped, writer=receiver)
+    return moved(
+        found, already=there is There.WHOLE, new=written.chunks_new, written=written.bytes_new
+    )
 
 
-def _fill(objects: "_Objects", found: Manifest, writer: Writer, progress: Progress) -> None:
+def _fill(objects: "_Objects", found: Manifest, receiver: Receiver, progress: Progress) -> None:
     """Hand the chunks that are not there to the store. Raises StoreDamaged if one is missing."""
-    names = found.names.array()
-    wanted = {name.tobytes() for name in names[~writer.have(names)]}
+    missing = receiver.present.missing(found.names.array())
+    wanted = {name.tobytes() for name in missing}
+    left = set(wanted)
+    taken: set[tuple[bytes, bytes]] = set()
     done = 0
     for key, pack in objects.rest():
         for name, box, plain in _boxes(key, pack, objects.where):
-            if name in wanted:
-                if found.public.domain == PLAIN:
-                    # Without encryption anybody can see whether a chunk is what it is named for.
-                    Plain().unseal(box, name)
-                writer.add_box(name, bytes(box), plain)
-                wanted.remove(name)
+            # Of what nobody can open there may be several boxes, one of which is the right one.
+            if name not in wanted or (not found.encrypted and name not in left):
+                continue
+            left.discard(name)
+            told_ = packs.box_hash(box)
+            if (name, told_) not in taken and not receiver.present.same(name, told_):
+                taken.add((name, told_))
+                receiver.add(name, box, plain)
         done += len(pack)
         progress(told("import", done))
-    if wanted:
+    if left:
         raise StoreDamaged(
-            f"{objects.where}: {len(wanted)} of the snapshot's {len(names)} chunks are not in it",
+            f"{objects.where}: {len(left)} of the snapshot's {len(found.names)} chunks are not in"
+            " it",
             mend="export it again",
         )
 

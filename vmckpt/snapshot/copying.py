@@ -1,7 +1,8 @@
 """From one store into another, without any key: boxes go as they are, and so does the manifest."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import numpy as np
 from vmckpt.errors import BadInput, NotInStore, StoreDamaged
 from vmckpt.snapshot.keeping import Progress, silent, told, wrapped_of
 from vmckpt.store import manifest, packs
-from vmckpt.store.index import Entries, Flags, Names, NameSet, Numbers, Run
+from vmckpt.store.index import Entries, Flags, Index, Names, NameSet, Numbers, Run
+from vmckpt.store.manifest import Manifest
+from vmckpt.store.receiver import Present
 from vmckpt.store.store import Store
 from vmckpt.units import Bytes
 
@@ -52,7 +55,8 @@ class Moved:
 def copy(source: Store, target: Store, id_: str, progress: Progress = silent) -> Moved:
     """Copy a snapshot; what the target has of it is not written again.
 
-    One that was broken off is begun anew, and finds what it had written. Raises StoreError.
+    One that was broken off is begun anew, and finds what it had written. One that is there already
+    gets back what the target has lost of it. Raises StoreError.
     """
     if source.id == target.id:
         raise BadInput(
@@ -63,23 +67,28 @@ def copy(source: Store, target: Store, id_: str, progress: Progress = silent) ->
     found = manifest.decode(data, id_, None)
     wrapped = wrapped_of(source, found)
     names = found.names.array()
-    if there_already(target, id_, data):
-        return moved(found, already=True)
-    with target.writer(None) as writer:
-        missing = NameSet([names[~writer.have(names)]])
+    there = there_already(target, found, data)
+    if there is There.WHOLE:
+        present = Present.of(target.catalog.load().index)
+        lacking = boxes(source, NameSet([present.missing(names)]), present.same, read=False)
+        if next(lacking, None) is None:
+            return moved(found, already=True)
+    with target.receiver(encrypted=found.encrypted) as receiver:
+        present = receiver.present
         done = 0
-        for name, box, plain in boxes(source, missing):
-            writer.add_box(name, bytes(box), plain)
+        for name, box, plain in boxes(source, NameSet([present.missing(names)]), present.same):
+            receiver.add(name, box, plain)
             done += len(box)
             progress(told("copy", done))
-        written = writer.finish()
-        target.publish(id_, data, wrapped, writer=writer)
-    return moved(found, new=written.chunks_new, written=written.bytes_new)
+        written = receiver.finish()
+        make_place(target, id_, there)
+        target.publish(id_, data, wrapped, writer=receiver)
+    return moved(
+        found, already=there is There.WHOLE, new=written.chunks_new, written=written.bytes_new
+    )
 
 
-def moved(
-    found: manifest.Manifest, *, already: bool = False, new: int = 0, written: int = 0
-) -> Moved:
+def moved(found: Manifest, *, already: bool = False, new: int = 0, written: int = 0) -> Moved:
     """What became of a snapshot."""
     return Moved(
         id=found.public.id,
@@ -92,31 +101,60 @@ def moved(
     )
 
 
-def there_already(store: Store, id_: str, data: bytes) -> bool:
+class There(StrEnum):
+    """What a store has of a snapshot, but for its chunks."""
+
+    NOTHING = "nothing"
+    DAMAGED = "damaged"
+    """A manifest that cannot be read, or wrapped keys that cannot."""
+    WHOLE = "whole"
+
+
+def there_already(store: Store, found: Manifest, data: bytes) -> There:
     """Whether a store has this very snapshot. Raises BadInput if it is another one of that id."""
+    id_ = found.public.id
     try:
         there = store.manifest(id_)
     except NotInStore:
-        return False
-    if there != data:
-        raise BadInput(
-            f"{store.backend.where} has another snapshot {id_} already",
-            mend="vmckpt snapshot verify tells which of them is whole",
-        )
-    return True
+        return There.NOTHING
+    try:
+        manifest.decode(there, id_, None)
+        if there == data:
+            wrapped_of(store, found)
+            return There.WHOLE
+    except StoreDamaged:
+        return There.DAMAGED
+    raise BadInput(
+        f"{store.backend.where} has another snapshot {id_} already",
+        mend="vmckpt snapshot verify tells which of them is whole",
+    )
 
 
-def boxes(store: Store, wanted: NameSet) -> Iterator[Box]:
-    """The boxes of chunks, each once, in the order of their packs, compared with their hashes.
+def make_place(store: Store, id_: str, there: There) -> None:
+    """Let what is damaged make place for what is published next. Raises StoreError."""
+    if there is There.DAMAGED:
+        store.backend.delete(f"snapshots/{id_}")
 
+
+def boxes(
+    store: Store, wanted: NameSet, known: Callable[[bytes, bytes], bool] | None = None, *,
+    read: bool = True,
+) -> Iterator[Box]:  # fmt: skip
+    """The boxes of chunks, in the order of their packs, compared with their hashes.
+
+    Each chunk once, from a pack of the store's own; if there is none, all boxes of it that differ
+    in foreign packs. `known` tells of a name and the hash of a box that it is not wanted.
+    `read`: False: boxes are empty, and nobody looks whether they are whole.
     Raises StoreDamaged if a chunk is in no pack that is whole.
     """
     done = np.zeros(len(wanted), dtype=bool)
     # A collection may put some into other packs while we are at it: then they are looked for again.
     for _ in range(2):
         if not done.all():
-            for run in store.catalog.load().index.runs:
-                yield from _of_run(store, run, wanted, done)
+            index = store.catalog.load().index
+            yield from _of_index(_Sought(store, wanted, done, done, known, read=read), index)
+            rest = _Sought(store, wanted, done, done.copy(), known, foreign=True, read=read)
+            yield from _of_index(rest, index)
     lost: Names = wanted.names[~done]
     if len(lost):
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
@@ -127,23 +165,66 @@ def boxes(store: Store, wanted: NameSet) -> Iterator[Box]:
         )
 
 
-def _of_run(store: Store, run: Run, wanted: NameSet, done: Flags) -> Iterator[Box]:
+@dataclass(slots=True)
+class _Sought:
+    """What is looked for in one kind of packs."""
+
+    store: Store
+    wanted: NameSet
+    done: Flags
+    """Of which chunks there is a box by now."""
+    enough: Flags
+    """Of which no more boxes are wanted: the same array, if one is enough."""
+    known: Callable[[bytes, bytes], bool] | None
+    foreign: bool = False
+    read: bool = True
+    seen: set[tuple[int, bytes]] = field(default_factory=set)
+    """Boxes in foreign packs, by chunk and hash."""
+
+    def over(self, at: int, name: bytes, told: bytes) -> bool:
+        """Whether a box is not wanted, or not any more."""
+        if self.enough[at] or (self.foreign and (at, told) in self.seen):
+            return True
+        if self.known is not None and self.known(name, told):
+            self.found(at, told)
+            return True
+        return False
+
+    def found(self, at: int, told: bytes) -> None:
+        """A whole box is there."""
+        self.done[at] = True
+        if self.foreign:
+            self.seen.add((at, told))
+
+
+def _of_index(sought: _Sought, index: Index) -> Iterator[Box]:
+    for run in index.only(foreign=sought.foreign).runs:
+        yield from _of_run(sought, run)
+
+
+def _of_run(sought: _Sought, run: Run) -> Iterator[Box]:
     usable = {info.id for info in run.usable}
     good = np.array([info.id in usable for info in run.packs], dtype=bool)
-    at = wanted.positions(run.entries["name"])
+    at = sought.wanted.positions(run.entries["name"])
     ours = np.flatnonzero(at >= 0)
     ours = ours[good[run.entries["pack"][ours]]]
     ours = ours[np.lexsort((run.entries["offset"][ours], run.entries["pack"][ours]))]
     piece: list[int] = []
     for one in map(int, ours):
-        if done[at[one]]:
+        row = run.entries[one]
+        name, told = row["name"].tobytes(), row["hash"].tobytes()
+        if sought.over(int(at[one]), name, told):
+            continue
+        if not sought.read:
+            sought.found(int(at[one]), told)
+            yield name, memoryview(b""), int(row["plain"])
             continue
         if piece and not _beside(run.entries, piece, one):
-            yield from _read(store, run, piece, at, done)
+            yield from _read(sought, run, piece, at)
             piece = []
         piece.append(one)
     if piece:
-        yield from _read(store, run, piece, at, done)
+        yield from _read(sought, run, piece, at)
 
 
 def _beside(entries: Entries, piece: list[int], one: int) -> bool:
@@ -154,21 +235,20 @@ def _beside(entries: Entries, piece: list[int], one: int) -> bool:
     return bool(new["pack"] == first["pack"]) and gap <= _GAP and size <= _PIECE
 
 
-def _read(
-    store: Store, run: Run, piece: list[int], at: Numbers, done: Flags
-) -> Iterator[Box]:  # fmt: skip
+def _read(sought: _Sought, run: Run, piece: list[int], at: Numbers) -> Iterator[Box]:
     rows = [run.entries[one] for one in piece]
     start = int(rows[0]["offset"])
     end = int(rows[-1]["offset"]) + int(rows[-1]["length"])
     key = packs.key_of(run.packs[rows[0]["pack"]].id)
     try:
-        data = memoryview(store.backend.get(key, start, end - start))
+        data = memoryview(sought.store.backend.get(key, start, end - start))
     except NotInStore:
         return
     for one, row in zip(piece, rows, strict=True):
         first = int(row["offset"]) - start
         box = data[first : first + int(row["length"])]
+        name, told = row["name"].tobytes(), row["hash"].tobytes()
         # One that is damaged may be whole in another pack.
-        if not done[at[one]] and packs.box_hash(box) == row["hash"].tobytes():
-            done[at[one]] = True
-            yield row["name"].tobytes(), box, int(row["plain"])
+        if not sought.over(int(at[one]), name, told) and packs.box_hash(box) == told:
+            sought.found(int(at[one]), told)
+            yield name, box, int(row["plain"])

@@ -73,6 +73,8 @@ class Proved:
     """That were read and are what they are named for."""
     closed: Mapping[str, str]
     """Snapshots that were not opened, and why."""
+    ids: tuple[str, ...] = ()
+    """Those that were looked at."""
 
     def check(self) -> None:
         """Raises the gravest of what is wrong, and KeyRefused if what was asked was not done."""
@@ -114,7 +116,7 @@ _WORDS = {
     KeyRefused: "snapshots were signed by writers that are not trusted here",
 }
 _MENDS = {
-    StoreDamaged: "bring back what is named from another store or a copy",
+    StoreDamaged: "vmckpt snapshot verify --repair --from STORE brings back what another store has",
     StoreNewer: "use the vmckpt that wrote it, or a newer one",
     KeyRefused: "if you know the writer: vmckpt snapshot keys trust NAME KEY",
 }
@@ -152,7 +154,8 @@ def prove(
     """
     found = _sealed(store, ids, progress)
     run = _Run(store, depth, trusted, identity, progress)
-    own = list(_snapshots(run, ids or [one.id for one in store.manifests()]))
+    looked_at = tuple(ids) or tuple(one.id for one in store.manifests())
+    own = list(_snapshots(run, looked_at))
     # Wraps and manifests that cannot be read were looked at twice: the closer look tells more.
     twice = run.unread | {one.key for one in own if one.key.startswith("wraps/")}
     flaws = [Flaw(one.key, one.what, one.snapshots) for one in found.wrong if one.key not in twice]
@@ -166,6 +169,7 @@ def prove(
         opened=run.opened,
         chunks=run.chunks,
         closed=run.closed,
+        ids=looked_at,
     )
 
 

@@ -1,14 +1,15 @@
 """Deletes what a schedule's retention does not keep. Only what the schedule made itself can go."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from typing import Any
 
 from vmckpt.errors import BadInput, NotInStore, StoreDamaged, StoreNewer
-from vmckpt.snapshot import retention
+from vmckpt.policy.schedules import Keep
+from vmckpt.snapshot import retention, verified
 from vmckpt.snapshot.keeping import bare
-from vmckpt.snapshot.retention import Keep, Kept
+from vmckpt.snapshot.retention import Kept
 from vmckpt.store import manifest
 from vmckpt.store.facts import Public
 from vmckpt.store.store import Store
@@ -47,6 +48,8 @@ class Survey:
     left: Mapping[str, tuple[Public | None, str]]
     """The others, and why they are left alone."""
     pins: frozenset[str]
+    good: Mapping[str, bool | None] = field(default_factory=dict)
+    """What checks found, of those that were checked."""
 
     @property
     def schedules(self) -> tuple[str, ...]:
@@ -72,7 +75,8 @@ def survey(store: Store, trusted: Collection[bytes]) -> Survey:
             known[one.id] = public
         else:
             left[one.id] = (public, "its writer is not trusted here")
-    return Survey(known=known, left=left, pins=pins)
+    good = {id_: one.good for id_, one in verified.verdicts(store, trusted).items()}
+    return Survey(known=known, left=left, pins=pins, good=good)
 
 
 def schedule_of(found: Survey, asked: str | None, where: str) -> str:
@@ -105,6 +109,7 @@ def plan(found: Survey, keep: Keep, *, schedule: str, now: float, zone: tzinfo) 
             made_at=one.made_at,
             schedule=one.schedule,
             pinned=id_ in found.pins,
+            good=found.good.get(id_),
             group=one.group,
         )
         for id_, one in found.known.items()

@@ -1,6 +1,7 @@
 """What a restored guest is started as: itself, or a fork that cannot be mistaken for it. Pure."""
 
 from collections.abc import Mapping
+from uuid import NAMESPACE_OID, uuid5
 from xml.etree import ElementTree as ET
 
 from vmckpt.hypervisor import parse
@@ -29,7 +30,8 @@ def as_fork(
     _text(root, "name", name)
     _text(root, "uuid", uuid)
     if (genid := root.find("genid")) is not None:
-        genid.text = None  # libvirt makes a new one
+        # Not an empty one: libvirt reads this twice, would make two, and find that they differ.
+        genid.text = str(uuid5(NAMESPACE_OID, uuid))
     root.attrib.pop("id", None)
     cards = root.findall("devices/interface")
     if len(cards) != len(macs):

@@ -15,6 +15,9 @@ class TakeRequest:
     name: str | None = None
     """None: the time."""
     memory: bool = True
+    """False: its disks only."""
+    way: str = "auto"
+    """How memory is captured: see agent.choosing.Way."""
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -39,6 +42,16 @@ class Taken:
     encrypted: bool
     warnings: tuple[str, ...]
     job: str | None
+    way: str = "background"
+    """How it was captured: "background", "shared", "libvirt", or "disks" without memory."""
+    why: str = ""
+    """That it was this way."""
+    phases: Mapping[str, Seconds] = field(default_factory=dict)
+    """What the pause was made of, where that is known."""
+    group: str | None = None
+    """The cut that it is part of."""
+    held: Seconds | None = None
+    """How long what the guest sent was held."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -48,12 +61,17 @@ class Taken:
             "host": self.host,
             "store": self.store,
             "pause_ms": round(self.pause * 1000, 1),
+            "way": self.way,
+            "way_reason": self.why,
+            "phases_ms": {name: round(time * 1000, 1) for name, time in self.phases.items()},
             "took_ms": round(self.took * 1000),
             "read_bytes": self.read,
             "same_bytes": self.same,
             "zero_bytes": self.zero,
             "written_bytes": self.written,
             "encrypted": self.encrypted,
+            "group": self.group,
+            "held_ms": None if self.held is None else round(self.held * 1000, 1),
             "warnings": list(self.warnings),
             "job": self.job,
         }
@@ -74,6 +92,11 @@ class RestoreRequest:
     end_running: bool = False
     """The guest is ended first if it runs."""
     paused: bool = False
+    on_restore: str | None = None
+    """A line of shell for what must be compensated outside: run here once the guest is back. A
+    fork's links come up after it, and stay down if it fails."""
+    lazy: bool = False
+    """The guest runs at once; its disks come in behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +114,12 @@ class Restored:
     images: Mapping[str, str]
     warnings: tuple[str, ...]
     job: str | None
+    hook: int | None = None
+    """How the on_restore hook ended; None: there is none."""
+    whole: bool = True
+    """Its disks are all there; False: they still come in."""
+    runs: bool = True
+    """False: the snapshot has no memory; the guest is defined, and off."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -101,6 +130,9 @@ class Restored:
             "memory_ms": round(self.memory * 1000),
             "took_ms": round(self.took * 1000),
             "images": dict(self.images),
+            "runs": self.runs,
+            "hook_status": self.hook,
+            "whole": self.whole,
             "warnings": list(self.warnings),
             "job": self.job,
         }

@@ -3,14 +3,15 @@
 import secrets
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.errors import BadInput, GuestBusy, VmckptError
+from vmckpt.checkpoint import firmware
+from vmckpt.errors import BadInput, GuestBusy, HypervisorError, VmckptError
 from vmckpt.hypervisor import facts as host_facts
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import guests, stored
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation
@@ -21,7 +22,7 @@ from vmckpt.model.findings import Severity
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.stores import StorePlace
-from vmckpt.snapshot import agents, compatible, reborn, session
+from vmckpt.snapshot import agents, compatible, defining, hooks, reborn, session
 from vmckpt.snapshot.compatible import Side
 from vmckpt.snapshot.recording import recorded
 from vmckpt.snapshot.requests import Restored, RestoreRequest
@@ -40,6 +41,8 @@ class Opened:
     private: Private
     data_key: bytes | None
     trusted: frozenset[bytes]
+    others: tuple[StorePlace, ...] = ()
+    """Stores that are asked for what that one has lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +67,28 @@ async def restore(host: Host, opened: Opened, request: RestoreRequest, caller: C
         new = _operation(host, opened, plan)
         async with recorded(new, plan.uuid, caller.warn) as recorder:
             ends = await _in_the_way(hypervisor, plan, request)
+            known = await stored.look(hypervisor, plan.uuid)
             work = _Restoring(hypervisor, opened, request, caller, recorder)
             restored = await work.run(plan, warnings, ends)
-            recorder.finish(Outcome.COMPLETED, restored.as_json())
+            # A guest that ran without a stored definition is not given one.
+            own = request.fork is None or not restored.runs
+            if own and not (known and known.active and known.stored is None):
+                told = await _define(hypervisor, plan)
+                restored = replace(restored, warnings=(*restored.warnings, *told))
+            # What still comes in is recovery's: the guest runs, and its keeper goes on.
+            if restored.whole:
+                recorder.finish(Outcome.COMPLETED, restored.as_json())
             return restored
+
+
+async def rehearse(host: Host, opened: Opened, request: RestoreRequest) -> tuple[str, ...]:
+    """Whether it could be brought back there, as far as can be seen before; warnings.
+
+    Raises BadInput with all reasons against it.
+    """
+    planned(opened, request)
+    async with Hypervisor(host) as hypervisor:
+        return await _checked(hypervisor, opened)
 
 
 def planned(opened: Opened, request: RestoreRequest) -> _Plan:
@@ -77,13 +98,16 @@ def planned(opened: Opened, request: RestoreRequest) -> _Plan:
         images = {one.target: _image(facts.domain_xml, one.target, request) for one in facts.disks}
         if request.fork is None:
             xml = reborn.as_itself(facts.domain_xml, images)
+            images |= firmware.places(opened.private.files, xml, public.guest_uuid)
             return _Plan(guest=public.guest, uuid=public.guest_uuid, xml=xml, images=images)
         macs = [_new_mac() for _ in range(reborn.cards(facts.domain_xml))]
         own = str(uuid.uuid4())
         xml = reborn.as_fork(
             facts.domain_xml, images, name=request.fork, uuid=own, macs=macs,
-            link_up=request.link_up,
+            link_up=request.link_up and request.on_restore is None,
         )  # fmt: skip
+        xml = firmware.own_nvram(xml, request.fork)
+        images |= firmware.places(opened.private.files, xml, own)
     except ValueError as exc:
         raise BadInput(f"snapshot {public.id}: its guest makes no sense: {exc}") from exc
     return _Plan(guest=request.fork, uuid=own, xml=xml, images=images)
@@ -135,6 +159,27 @@ async def _in_the_way(hypervisor: Hypervisor, plan: _Plan, request: RestoreReque
     return True
 
 
+async def _define(hypervisor: Hypervisor, plan: _Plan) -> tuple[str, ...]:
+    """See that what is stored of the guest fits what came back; what there is to say of that."""
+    host = hypervisor.host.name
+    changed: list[str] = []
+
+    def decide(found: str | None) -> str | None:
+        wanted = defining.wanted(found, plan.xml)
+        if found is not None and wanted is not None:
+            changed.extend(defining.differs(found, plan.xml))
+        return wanted
+
+    try:
+        await stored.put_right(hypervisor, plan.uuid, decide)
+    except (HypervisorError, ValueError) as exc:
+        return (f"{plan.guest} is back, but its definition on {host} could not be stored: {exc}",)
+    if changed:
+        parts = ", ".join(changed)
+        return (f"the stored definition on {host} was another one ({parts}): it was replaced",)
+    return ()
+
+
 def _operation(host: Host, opened: Opened, plan: _Plan) -> NewOperation:
     return NewOperation(
         kind="restore",
@@ -156,6 +201,7 @@ class _Restoring:
         self._host = hypervisor.host
         self._caller, self._recorder = caller, recorder
         self._desk = JournalDesk(recorder)
+        self._hook: int | None = None
 
     async def run(self, plan: _Plan, warnings: tuple[str, ...], ends: bool) -> Restored:
         opened, desk = self._opened, self._desk
@@ -171,21 +217,29 @@ class _Restoring:
             xml=plan.xml if opened.public.contents is Contents.MEMORY else None,
             images=plan.images,
             replace=self._request.fork is None,
-            links_down=self._request.fork is not None and not self._request.link_up,
+            links_down=self._request.fork is not None and not self._links_up_at_once,
             paused=self._request.paused,
+            others=opened.others,
         )
-        meant = {
+        meant: dict[str, Any] = {
             "snapshot": order.snapshot,
             "store": order.store.name,
             "url": order.store.url,
             "state": order.state,
             "images": plan.images,
         }
+        if self._request.lazy:
+            meant["lazy"] = True
+        if self._request.on_restore is not None:
+            meant["on_restore"] = self._request.on_restore
         await desk.intend(Step.RESTORE, meant)
         stop = self._caller.stop
+        ordered = order.as_json() | ({"do": "restore-lazy"} if self._request.lazy else {})
         told = await session.carried_out(
-            self._host, order.as_json(), self._emit, stop, _Answers(self, plan.uuid, ends)
+            self._host, ordered, self._emit, stop, _Answers(self, plan, ends)
         )
+        await self.follow(plan)
+        warnings = (*warnings, *map(str, told.get("warnings", ())))
         return Restored(
             snapshot=order.snapshot,
             guest=plan.guest,
@@ -196,7 +250,27 @@ class _Restoring:
             images=plan.images,
             warnings=warnings,
             job=self._recorder.id,
+            hook=self._hook,
+            whole=bool(told.get("whole", True)),
+            runs=order.xml is not None,
         )
+
+    @property
+    def _links_up_at_once(self) -> bool:
+        return self._request.link_up and self._request.on_restore is None
+
+    async def follow(self, plan: _Plan) -> bool:
+        """Run the hook, if there is one and it has not been run; whether links may come up."""
+        command = self._request.on_restore
+        if command is not None and self._hook is None:
+            await self._desk.intend(Step.HOOK, {"on_restore": command})
+            opened = self._opened
+            told = hooks.told(
+                opened.public, opened.store.name,
+                guest=plan.guest, uuid=plan.uuid, host=self._host.name,
+            )  # fmt: skip
+            self._hook = await hooks.run(command, told, self._caller.stop)
+        return self._request.link_up and not self._hook
 
     async def make_way(self, uuid_: str) -> None:
         """End the guest that is there: its images are about to be replaced."""
@@ -211,15 +285,17 @@ class _Restoring:
 class _Answers:
     """What the agent may ask for."""
 
-    def __init__(self, work: _Restoring, uuid_: str, ends: bool) -> None:
-        self._work, self._uuid, self._ends = work, uuid_, ends
+    def __init__(self, work: _Restoring, plan: _Plan, ends: bool) -> None:
+        self._work, self._plan, self._ends = work, plan, ends
 
     async def __call__(self, asked: str, _: Mapping[str, Any]) -> dict[str, Any]:
-        if asked != "make way":
-            return {"refused": "that is not what was ordered"}
         try:
+            if asked == "started":
+                return {"answer": {"links_up": await self._work.follow(self._plan)}}
+            if asked != "make way":
+                return {"refused": "that is not what was ordered"}
             if self._ends:
-                await self._work.make_way(self._uuid)
+                await self._work.make_way(self._plan.uuid)
         except VmckptError as exc:
             return {"refused": str(exc)}
         return {"answer": True}

@@ -6,24 +6,10 @@ a check found damaged takes no place from a good one.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
-    """How many of each; all 0: everything stays."""
-
-    last: int = 0
-    hourly: int = 0
-    daily: int = 0
-    weekly: int = 0
-    monthly: int = 0
-
-    @property
-    def nothing_said(self) -> bool:
-        """No rule at all: then nothing may go."""
-        return all(getattr(self, one.name) <= 0 for one in fields(self))
+from vmckpt.policy.schedules import Keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

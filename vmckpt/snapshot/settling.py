@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
+from vmckpt.agent.afterwards import FinishOrder
 from vmckpt.agent.orders import PutBackOrder, UnrestoreOrder
 from vmckpt.inventory import Inventory
 from vmckpt.journal.recorder import Recorder
@@ -51,7 +53,7 @@ async def settle_restore(
     adopt: bool,
 ) -> Settled:
     """See recover.rooms.Room."""
-    del policies, adopt
+    del policies
     begun = next((one for one in steps if one.name == Step.RESTORE), None)
     told = _NEVER
     if begun is not None:
@@ -66,21 +68,34 @@ async def settle_restore(
             dry=recorder is None,
         )
         found = await session.carried_out(host, order.as_json(), caller.emit, asyncio.Event())
-        told = came_back(arrived=bool(found["arrived"]))
+        hook = begun.intent.get("on_restore")
+        told = came_back(
+            arrived=bool(found["arrived"]),
+            hook=None if hook is None else str(hook),
+            ran=any(one.name == Step.HOOK for one in steps),
+        )
+        if begun.intent.get("lazy"):
+            finish = FinishOrder(
+                guest=order.guest, host=host.name, dry=recorder is None or not adopt
+            )
+            rest = await session.carried_out(host, finish.as_json(), caller.emit, asyncio.Event())
+            told = came_in(told, waits=bool(rest["waits"]), whole=bool(rest["whole"]))
     return _ended(told, recorder)
 
 
 def _ended(told: Settled, recorder: Recorder | None) -> Settled:
-    if recorder is not None:
+    if recorder is not None and not told.goes_on:
         recorder.finish(told.outcome or Outcome.FAILED, {"recovered": told.as_json()})
     return told
 
 
-def came_back(*, arrived: bool) -> Settled:
-    """What is true of a restore once its agent is gone."""
+def came_back(*, arrived: bool, hook: str | None = None, ran: bool = False) -> Settled:
+    """What is true of a restore once its agent is gone; `ran`: its hook had begun."""
     if arrived:
+        done = "may not have come to its end" if ran else "was not run"
+        follows = "" if hook is None else f"; its on_restore hook {done}: {hook}"
         return Settled(
-            truth="the guest is back",
+            truth=f"the guest is back{follows}",
             outcome=Outcome.COMPLETED,
             did=("remove the images from before",),
         )
@@ -89,6 +104,17 @@ def came_back(*, arrived: bool) -> Settled:
         outcome=Outcome.FAILED,
         did=("put the images from before back",),
     )
+
+
+def came_in(told: Settled, *, waits: bool, whole: bool) -> Settled:
+    """What is true of a lazy restore; `waits`: its disks had still to come in."""
+    if not waits:
+        return told
+    if not whole:
+        return Settled(
+            truth="the guest runs, and its disks still come in", outcome=None, goes_on=True
+        )
+    return replace(told, truth=f"{told.truth}, and its disks are whole", outcome=Outcome.COMPLETED)
 
 
 def verdict(*, published: bool) -> Settled:
@@ -120,5 +146,6 @@ def _order(
         capture=facts.get(Step.CAPTURE),
         backup=facts.get(Step.BACKUP),
         freeze=facts.get(Step.FREEZE),
+        hold=facts.get(Step.HOLD),
         dry=dry,
     )

@@ -14,10 +14,20 @@ class Step(StrEnum):
     """libvirt opens a backup; {"facts"}: what it leaves behind."""
     FREEZE = "freeze"
     """The guest's file systems are held still; {"facts"}."""
+    HOLD = "hold"
+    """What the guest sends is held; {"facts"}."""
 
     RESTORE = "restore"
-    """Disks are written and a guest started; {"snapshot", "store", "url", "state", "images"}."""
+    """Disks are written and a guest started; {"snapshot", "store", "url", "state", "images"}, and
+    "on_restore" if something is to follow."""
+    HOOK = "hook"
+    """What is to follow is run, here: {"on_restore"}."""
+
+    GUARD = "guard"
+    """A risky command is run; {"snapshot", "store", "command"}."""
+    PROOF = "proof"
+    """A fork is restored to be looked at only; {"snapshot", "fork", "images"}."""
 
 
-NOTED = (Step.CAPTURE, Step.BACKUP, Step.FREEZE)
+NOTED = (Step.CAPTURE, Step.BACKUP, Step.FREEZE, Step.HOLD)
 """Those that the agent asks for, with what its undoing needs to know."""

@@ -10,6 +10,7 @@ from typing import Any
 from vmckpt.agent.orders import CreateOrder
 from vmckpt.errors import (
     BadInput,
+    CaptureFailed,
     GuestBusy,
     JournalError,
     LeaseLost,
@@ -21,12 +22,14 @@ from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
 from vmckpt.model.callers import Caller
+from vmckpt.model.cuts import Phase
 from vmckpt.model.events import Event
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.stores import StorePlace
 from vmckpt.snapshot import agents, following, session
+from vmckpt.snapshot.cutting import Cutting
 from vmckpt.snapshot.recording import recorded
 from vmckpt.snapshot.requests import Taken, TakeRequest
 from vmckpt.snapshot.steps import NOTED, Step
@@ -53,18 +56,18 @@ async def take(
     """
     async with Hypervisor(host) as hypervisor:
         guest = await guests.find_guest(hypervisor, request.guest)
-        check(guest, request.guest, host)
+        check(guest, request.guest, host, memory=request.memory)
         assert guest is not None
-        new = _operation(host, store, guest, request)
+        new = operation(host, store, guest, request)
         async with recorded(new, guest.uuid, caller.warn) as recorder:
-            late = await _follow(host, store, guest, hosts)
-            taken = await _Taking(host, store, keys, caller, recorder).run(guest, request)
+            late = await follow(host, store, guest, hosts)
+            taken = await Taking(host, store, keys, caller, recorder).run(guest, request)
             taken = replace(taken, warnings=(*late, *taken.warnings))
             recorder.finish(Outcome.COMPLETED, taken.as_json())
             return taken
 
 
-async def _follow(
+async def follow(
     host: Host, store: StorePlace, guest: Guest, hosts: Mapping[str, Host]
 ) -> tuple[str, ...]:
     """Fetch the guest's line if it ends on another host; a warning if that cannot be."""
@@ -79,11 +82,11 @@ async def _follow(
     return (f"{guest.name} is read whole: its last snapshot was taken on {old}, and {why}",)
 
 
-def check(guest: Guest | None, name: str, host: Host) -> None:
+def check(guest: Guest | None, name: str, host: Host, *, memory: bool = True) -> None:
     """Raises BadInput or GuestBusy if no snapshot can be taken of it now."""
     if guest is None:
         raise BadInput(f"{host.name} has no guest {name}", mend="run vmckpt guests")
-    if not guest.state.is_active:
+    if memory and not guest.state.is_active:
         raise BadInput(
             f"{guest.name} is {guest.state} on {host.name}: it has no memory to be captured",
             mend="start it, or leave its memory out with --no-memory",
@@ -95,7 +98,18 @@ def check(guest: Guest | None, name: str, host: Host) -> None:
         )
 
 
-def _operation(host: Host, store: StorePlace, guest: Guest, request: TakeRequest) -> NewOperation:
+def named_now() -> str:
+    """What a snapshot is called if nobody has named it."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def where(guest: Guest, host: Host) -> str:
+    """As a member of a group is called."""
+    return f"{guest.name} on {host.name}"
+
+
+def operation(host: Host, store: StorePlace, guest: Guest, request: TakeRequest) -> NewOperation:
+    """As the journal has it."""
     return NewOperation(
         kind="snapshot",
         guest=guest.name,
@@ -105,15 +119,24 @@ def _operation(host: Host, store: StorePlace, guest: Guest, request: TakeRequest
     )
 
 
-class _Taking:
+class Taking:
     """One snapshot that is being taken."""
 
     def __init__(
-        self, host: Host, store: StorePlace, keys: Keyring, caller: Caller, recorder: Recorder
+        self,
+        host: Host,
+        store: StorePlace,
+        keys: Keyring,
+        caller: Caller,
+        recorder: Recorder,
+        *,
+        cut: Cutting | None = None,
     ) -> None:
-        self._host, self._store, self._keys = host, store, keys
+        """`cut`: the one it is part of."""
+        self._host, self._store, self._keys, self._cut = host, store, keys, cut
         self._caller, self._recorder = caller, recorder
         self._desk = JournalDesk(recorder)
+        self._where = ""
         self._unsigned: str | None = None
         """The snapshot whose manifest may still be signed."""
 
@@ -126,8 +149,9 @@ class _Taking:
             "url": order.store.url,
             "state": order.state,
         }
+        self._where = where(guest, self._host)
         await self._desk.intend(Step.TAKE, meant)
-        stop = self._caller.stop
+        stop = self._caller.stop if self._cut is None else self._cut.stop
         told = await session.carried_out(
             self._host, order.as_json(), self._emit, stop, self._answer
         )
@@ -138,6 +162,9 @@ class _Taking:
             host=self._host.name,
             store=self._store.name,
             pause=Seconds(told["pause"]),
+            way=str(told["way"]),
+            why=str(told["why"]),
+            phases={str(name): Seconds(time) for name, time in told["phases"].items()},
             took=Seconds(told["took"]),
             read=Bytes(told["read"]),
             same=Bytes(told["same"]),
@@ -145,6 +172,8 @@ class _Taking:
             written=Bytes(told["written"]),
             encrypted=order.salt is not None,
             warnings=tuple(told["warnings"]),
+            group=order.group,
+            held=None if told.get("held") is None else Seconds(told["held"]),
             job=self._recorder.id,
         )
 
@@ -160,15 +189,16 @@ class _Taking:
             store=self._store,
             state=self._host.agent_state,
             snapshot=new_id(secrets.token_bytes(10)),
-            name=request.name or datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+            name=request.name or named_now(),
             by=identity.asked_by(),
             owner="" if fence is None else f"{fence.resource}#{fence.token}",
             memory=request.memory,
             tags=dict(request.tags),
-            group=None,
+            group=None if self._cut is None else self._cut.id,
             salt=None if salt is None else salt.hex(),
             admins=tuple(admin.key.hex() for admin in self._keys.admins()) if encrypts else (),
             signer=self._keys.signing().public.hex(),
+            way=request.way,
         )
 
     async def _answer(self, asked: str, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,13 +207,18 @@ class _Taking:
             if asked == "intend" and about.get("step") in NOTED:
                 await self._desk.intend(str(about["step"]), {"facts": str(about["facts"])})
                 return {"answer": True}
+            if asked == "cut" and self._cut is not None:
+                await self._cut.reached(self._where, Phase(str(about["phase"])))
+                return {"answer": True}
             if asked == "sign" and self._unsigned is not None:
                 message = bytes.fromhex(str(about["message"]))
                 # Only what was ordered is signed, and once: no host can speak for another guest.
                 if manifest.is_for(message, self._unsigned):
                     self._unsigned = None
+                    if self._cut is not None:
+                        await self._cut.reached(self._where, Phase.STORED)
                     return {"answer": self._keys.signing().sign(message).hex()}
-        except (JournalError, LeaseLost) as exc:
+        except (CaptureFailed, JournalError, LeaseLost) as exc:
             return {"refused": str(exc)}
         except (KeyError, ValueError):
             pass

@@ -9,9 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.errors import StoreDamaged
-from vmckpt.store.regions import GROUP, SLOTS, UNIT, ZERO, Kind, Map, slots_of
+from vmckpt.store.regions import SLOTS, UNIT, ZERO, Kind, Map, slots_of
 
-_WINDOW = 64
+_WINDOW = 16 << 20
+"""Bytes that are named ahead together, and the most that one piece has."""
+_LONG = 16
+"""Units of one chunk side by side that are handed out as they lie there, without a copy."""
 
 
 class Source(Protocol):
@@ -43,8 +46,11 @@ class Assembly:
         """`chunks`: the manifest's chunk table. Raises StoreDamaged if the map does not fit."""
         self.kind, self.size = kind, size
         self._unit = UNIT[kind]
+        self._window = _WINDOW // self._unit
         self._map, self._source = map_, source
         self._chunks = chunks
+        self._touched: set[int] = set()
+        """Windows of which something was read."""
         # ZERO is the largest of all numbers: what is not ZERO, and too large, is wrong.
         if ((map_ >= len(chunks) * SLOTS) & (map_ != ZERO)).any():
             raise StoreDamaged("a map names a chunk that the snapshot does not have")
@@ -53,15 +59,22 @@ class Assembly:
 
     def pieces(self, start: int = 0, count: int | None = None) -> Iterator[Piece]:
         """All units in order, in pieces of at most a window; each piece good until the next."""
-        window = _WINDOW * GROUP[self.kind]
         end = len(self._map) if count is None else start + count
-        for first in range(start, end, window):
-            last = min(first + window, end)
-            self._source.expect(self._named(last, min(last + window, end)))
-            yield from self._window(first, last)
+        for first in range(start, end, self._window):
+            last = min(first + self._window, end)
+            if first == start:
+                self._source.expect(self._named(first, last))
+            self._source.expect(self._named(last, min(last + self._window, end)))
+            yield from self._pieces(first, last)
 
     def read(self, start: int, count: int) -> bytes:
-        """The bytes of some units."""
+        """The bytes of some units. Who reads on from window to window finds them fetched ahead."""
+        for window in range(start // self._window, (start + count - 1) // self._window + 1):
+            if window not in self._touched:
+                self._touched.add(window)
+                if window - 1 in self._touched:
+                    first = (window + 1) * self._window
+                    self._source.expect(self._named(first, first + self._window))
         buffer = np.zeros((count, self._unit), dtype=np.uint8)
         self._fill(buffer, start)
         return buffer.tobytes()
@@ -70,7 +83,8 @@ class Assembly:
         """Any bytes of the region."""
         first, last = offset // self._unit, -(-(offset + length) // self._unit)
         begin = offset - first * self._unit
-        return self.read(first, last - first)[begin : begin + length]
+        data = self.read(first, last - first)
+        return data if len(data) == length else data[begin : begin + length]
 
     def zeros(self, offset: int, length: int) -> Iterator[tuple[int, bool]]:
         """For a stretch of bytes what is zeros: lengths one after the other."""
@@ -86,19 +100,38 @@ class Assembly:
         names = dict.fromkeys((part[part != ZERO] // np.uint32(SLOTS)).tolist())
         return [self._chunks[index] for index in names]
 
-    def _window(self, first: int, last: int) -> Iterator[Piece]:
-        filled = self._map[first:last] != ZERO
-        if not filled.any():
-            yield Piece(first, last - first, None)
-            return
-        buffer = np.zeros((last - first, self._unit), dtype=np.uint8)
-        self._fill(buffer, first)
-        flat = buffer.data.cast("B")
+    def _pieces(self, first: int, last: int) -> Iterator[Piece]:
+        part = self._map[first:last]
+        filled = part != ZERO
+        # Where a unit does not lie behind the one before it, in the same chunk.
+        chunk, follows = part // np.uint32(SLOTS), np.diff(part) == 1
+        breaks = np.flatnonzero(~(follows & (chunk[1:] == chunk[:-1]))) + 1
         edges = np.flatnonzero(np.diff(filled)) + 1
-        bounds = [0, *edges.tolist(), last - first]
-        for low, high in pairwise(bounds):
-            data = flat[low * self._unit : high * self._unit] if filled[low] else None
-            yield Piece(first + low, high - low, data)
+        for low, high in pairwise([0, *edges.tolist(), last - first]):
+            if not filled[low]:
+                yield Piece(first + low, high - low, None)
+                continue
+            inner = breaks[np.searchsorted(breaks, low + 1) : np.searchsorted(breaks, high)]
+            if (len(inner) + 1) * _LONG <= high - low:
+                for begin, end in pairwise([low, *inner.tolist(), high]):
+                    yield Piece(first + begin, end - begin, self._lying(part[begin], end - begin))
+            else:
+                buffer = np.zeros((high - low, self._unit), dtype=np.uint8)
+                self._fill(buffer, first + low)
+                yield Piece(first + low, high - low, buffer.data.cast("B"))
+
+    def _lying(self, number: np.uint32, count: int) -> memoryview:
+        """Units that lie in one chunk, one behind the other."""
+        index, slot = divmod(int(number), SLOTS)
+        return self._plain(index, slot + count)[slot * self._unit : (slot + count) * self._unit]
+
+    def _plain(self, index: int, slots: int) -> memoryview:
+        """A chunk that must have so many units."""
+        digest = self._chunks[index]
+        plain = self._source.read(digest)
+        if len(plain) % self._unit or slots * self._unit > len(plain):
+            raise StoreDamaged(f"chunk {digest.hex()[:16]} is not what its snapshot says")
+        return memoryview(plain)
 
     def _fill(self, buffer: NDArray[np.uint8], start: int) -> None:
         """Put units where they belong; what is zeros stays as it is."""
@@ -110,9 +143,6 @@ class Assembly:
         order = np.argsort(index, kind="stable")
         cuts = np.flatnonzero(np.diff(index[order])) + 1
         for these in np.split(order, cuts):
-            digest = self._chunks[int(index[these[0]])]
-            plain = np.frombuffer(self._source.read(digest), dtype=np.uint8)
-            if len(plain) % self._unit or int(slot[these].max()) * self._unit >= len(plain):
-                raise StoreDamaged(f"chunk {digest.hex()[:16]} is not what its snapshot says")
-            units = plain.reshape(-1, self._unit)
+            plain = self._plain(int(index[these[0]]), int(slot[these].max()) + 1)
+            units = np.frombuffer(plain, dtype=np.uint8).reshape(-1, self._unit)
             buffer[where[these]] = units[slot[these]]

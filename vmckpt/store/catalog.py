@@ -77,7 +77,8 @@ class Catalog:
             for one, found in zip(missing, pool.map(self._read, missing), strict=True):
                 if isinstance(found, packs.Index):
                     pack = one.key.rpartition("/")[2]
-                    part.append((PackInfo(pack, found.generation, one.size), found.rows))
+                    info = PackInfo(pack, found.generation, one.size, found.foreign)
+                    part.append((info, found.rows))
                 elif found is not None:
                     unreadable[one.key.rpartition("/")[2]] = found
                 if len(part) == _AT_ONCE:
@@ -165,7 +166,8 @@ def _save(folder: Path, run: Run) -> None:
     name = secrets.token_hex(8)
     temporary = folder / f"{name}.part"
     table = b"".join(
-        _PACK.pack(bytes.fromhex(info.id), info.size, info.generation, 0) for info in run.packs
+        _PACK.pack(bytes.fromhex(info.id), info.size, info.generation, info.foreign)
+        for info in run.packs
     )
     parts = (_HEAD.pack(_MAGIC, len(run.packs), len(run)), table,
              run.keys.data.cast("B"), run.entries.view(np.uint8).data)  # fmt: skip
@@ -198,8 +200,8 @@ def _loaded(path: Path) -> Run | None:
     if blake3(data[:end].data).digest() != data[end:].tobytes():
         return None
     infos = [
-        PackInfo(pack.hex(), generation, size)
-        for pack, size, generation, _ in _PACK.iter_unpack(data[_HEAD.size : keys].tobytes())
+        PackInfo(pack.hex(), generation, size, bool(foreign))
+        for pack, size, generation, foreign in _PACK.iter_unpack(data[_HEAD.size : keys].tobytes())
     ]
     # Read often and all over: eight bytes a chunk may stay in memory, the rest is mapped.
     sorted_keys = np.frombuffer(data, dtype=np.uint64, count=count, offset=keys)

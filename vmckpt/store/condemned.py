@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vmckpt.errors import NotInStore, StoreDamaged
+from vmckpt.errors import BadInput, NotInStore, StoreDamaged
 from vmckpt.store import packs, small
 from vmckpt.store.backend import Backend, checked
 from vmckpt.units import Seconds
@@ -37,7 +37,7 @@ def load(backend: Backend) -> list[Condemned]:
             continue
         try:
             keys = tuple(checked(str(key)) for key in values["keys"])
-        except (LookupError, TypeError) as exc:
+        except (LookupError, TypeError, BadInput) as exc:
             raise StoreDamaged(f"{backend.where}: {one.key} is not what a store writes") from exc
         found.append(Condemned(one.key.rpartition("/")[2], keys, one.modified_at))
     return found

@@ -15,6 +15,7 @@ from vmckpt.store import locks, packs
 from vmckpt.store.backend import Backend
 from vmckpt.store.catalog import Listing
 from vmckpt.store.faults import fault
+from vmckpt.store.homes import Use, use_of
 from vmckpt.store.index import Names, NameSet, names_of
 from vmckpt.store.locks import Lock, Work
 from vmckpt.store.reachability import (
@@ -23,9 +24,7 @@ from vmckpt.store.reachability import (
     PackUse,
     Scene,
     Terms,
-    Use,
     decide,
-    use_of,
 )
 from vmckpt.store.rewrite import rewrite
 from vmckpt.store.store import Store
@@ -86,7 +85,7 @@ def collect(
         found = _look(store, references, Seconds(time.time()), progress)
         decision = decide(found.scene, terms)
         return _told(found, decision, decision.condemn, decision.rewrite)
-    lock = _taken(store.backend, life)
+    lock = taken(store.backend, life)
     try:
         fault("gc: locked")
         found = _look(store, references, lock.now(), progress)
@@ -116,8 +115,8 @@ def named_by(store: Store, references: References) -> Iterable[tuple[str, Names]
             ) from exc
 
 
-def _taken(backend: Backend, life: Seconds) -> Lock:
-    """The lock of who collects. Raises StoreError if somebody else does."""
+def taken(backend: Backend, life: Seconds) -> Lock:
+    """The lock of who collects, or repairs. Raises StoreError if somebody else does."""
     lock = Lock(backend, Work.GC)
     if lock.take():
         return lock
@@ -147,7 +146,7 @@ def _look(store: Store, references: References, now: Seconds, progress: Progress
     there = {one.id for one in store.manifests()}
     loose = [
         Loose(one.key, one.modified_at)
-        for prefix in ("wraps/", "pins/")
+        for prefix in ("wraps/", "pins/", "verified/")
         for one in store.backend.keys(prefix)
         if one.key.rpartition("/")[2] not in there
     ]
@@ -167,7 +166,7 @@ def _uses(listing: Listing, use: Use, dead: "frozenset[str]") -> list[PackUse]:
     return [
         PackUse(
             pack, packs.key_of(pack), info.size, listing.stored[pack].modified_at, info.generation,
-            use.needed.get(pack, 0), pack in dead,
+            use.needed.get(pack, 0), pack in dead, info.foreign,
         )
         for pack, info in sorted(listing.index.packs().items())
     ]  # fmt: skip
@@ -188,9 +187,12 @@ def _carry_out(
     old: tuple[str, ...] = ()
     if decision.rewrite:
         progress(f"rewriting {len(decision.rewrite)} packs")
-        generations = {pack.id: pack.generation for pack in found.scene.packs}
-        generation = 1 + max(generations[pack] for pack in decision.rewrite)
-        old = rewrite(backend, found.use.homes, generation, decision.rewrite)
+        there = {pack.id: pack for pack in found.scene.packs}
+        generation = 1 + max(there[pack].generation for pack in decision.rewrite)
+        for foreign in (False, True):
+            chosen = [pack for pack in decision.rewrite if there[pack].foreign is foreign]
+            old += rewrite(backend, found.use.homes, generation, chosen, foreign=foreign)
+        fault("gc: rewritten")
     condemn = (*decision.condemn, *(packs.key_of(pack) for pack in old))
     if condemn:
         lock.still_ours()

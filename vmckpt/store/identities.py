@@ -22,7 +22,8 @@ _DEAREST = 18
 _CHEAPEST = 10
 _SALT = 16
 _KEY = 32
-_LOCKED = 1 + _SALT + _KEY + 16
+LOCKED = 1 + _SALT + _KEY + 16
+"""Bytes of 32 secret ones behind a passphrase."""
 
 
 def create(path: Path, passphrase: str | None = None, *, cost: int = COST) -> bytes:
@@ -57,12 +58,12 @@ def parse(told: str, passphrase: Passphrase | None, *, where: str) -> X25519Priv
         )
     if not lines[0].startswith(f"{KeyKind.LOCKED}:"):
         return X25519PrivateKey.from_private_bytes(read(lines[0], KeyKind.IDENTITY, where=where))
-    locked = read(lines[0], KeyKind.LOCKED, length=_LOCKED, where=where)
+    box = read(lines[0], KeyKind.LOCKED, length=LOCKED, where=where)
     if passphrase is None:
         raise KeyRefused(
             f"{where}: this identity has a passphrase", mend="run it where it can be asked for"
         )
-    return _unlock(locked, passphrase, where)
+    return X25519PrivateKey.from_private_bytes(unlocked(box, passphrase, where))
 
 
 def text(private: X25519PrivateKey, passphrase: str | None, *, cost: int = COST) -> str:
@@ -70,7 +71,7 @@ def text(private: X25519PrivateKey, passphrase: str | None, *, cost: int = COST)
     if passphrase is None:
         line = show(KeyKind.IDENTITY, private.private_bytes_raw())
     else:
-        line = show(KeyKind.LOCKED, _lock(private, passphrase, cost))
+        line = show(KeyKind.LOCKED, locked(private.private_bytes_raw(), passphrase, cost))
     return (
         "# Who has this file can read the snapshots made for this key:\n"
         f"# {show(KeyKind.ADMIN, public_of(private))}\n{line}\n"
@@ -82,26 +83,27 @@ def public_of(private: X25519PrivateKey) -> bytes:
     return private.public_key().public_bytes_raw()
 
 
-def _lock(private: X25519PrivateKey, passphrase: str, cost: int) -> bytes:
+def locked(secret: bytes, passphrase: str, cost: int = COST) -> bytes:
+    """32 secret bytes behind a passphrase. Raises KeyRefused if that is empty."""
     if not passphrase:
         raise KeyRefused("an empty passphrase protects nothing", mend="give one, or give none")
     head = bytes([cost]) + secrets.token_bytes(_SALT)
     # The salt is fresh, and so is the key: it has no second message.
-    return head + _cipher(head, passphrase).encrypt(bytes(12), private.private_bytes_raw(), head)
+    return head + _cipher(head, passphrase).encrypt(bytes(12), secret, head)
 
 
-def _unlock(locked: bytes, passphrase: Passphrase, where: str) -> X25519PrivateKey:
-    head, box = locked[: 1 + _SALT], locked[1 + _SALT :]
+def unlocked(told: bytes, passphrase: Passphrase, where: str) -> bytes:
+    """What is behind a passphrase. Raises KeyRefused."""
+    head, box = told[: 1 + _SALT], told[1 + _SALT :]
     if not _CHEAPEST <= head[0] <= _DEAREST:
         raise KeyRefused(
             f"{where}: its passphrase would cost 2^{head[0]} rounds",
             mend=f"make it anew with 2^{COST}",
         )
     try:
-        private = _cipher(head, passphrase()).decrypt(bytes(12), box, head)
+        return _cipher(head, passphrase()).decrypt(bytes(12), box, head)
     except InvalidTag as exc:
         raise KeyRefused(f"{where}: wrong passphrase", mend="try again") from exc
-    return X25519PrivateKey.from_private_bytes(private)
 
 
 def _cipher(head: bytes, passphrase: str) -> AESGCM:

@@ -35,6 +35,8 @@ class PackInfo:
     generation: int
     size: int
     """Of the whole object."""
+    foreign: bool = False
+    """See `packs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,13 @@ class Index:
             left = np.flatnonzero(~there)
             there[left] = run.has(names[left])
         return there
+
+    def only(self, *, foreign: bool) -> "Index":
+        """The packs that came from other stores, or those that did not."""
+        views = [run.view() for run in self.runs]
+        for view in views:
+            view.use_only({info.id for info in view.usable if info.foreign is foreign})
+        return Index(views)
 
     def packs(self) -> dict[str, PackInfo]:
         """The packs that are searched, by id."""

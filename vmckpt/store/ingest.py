@@ -2,6 +2,7 @@
 the last snapshot is named again, and only the rest is written.
 """
 
+import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -33,8 +34,10 @@ Flags = NDArray[np.bool_]
 PRINT = 16
 """Bytes of a unit's BLAKE3 that are kept to see whether it changed: 2^-64 for a pair to be mistaken
 after 2^32 of them."""
-# Groups that are read at once: 16 MiB of memory, 64 MiB of disk.
-_WINDOW = 64
+_WINDOW = 16 << 20
+"""Bytes that are read at once: whole groups of memory as of disks."""
+_SELDOM = 64
+"""Windows after which mapped files are let go: a GiB."""
 
 
 class Sink(Protocol):
@@ -73,15 +76,31 @@ class Table:
 
     past: Sequence[bytes] = ()
     """The last snapshot's chunk table."""
-    chunks: "list[Future[bytes]]" = field(default_factory=list)
+    _chunks: "list[Future[bytes] | bytes]" = field(default_factory=list)
+    _known: int = 0
+    """Of so many, from the first on, the digest is there. A Future takes ten times its memory."""
     _taken: dict[int, int] = field(default_factory=dict)
 
-    def new(self, chunk: "Future[bytes]") -> int:
-        """The index of a chunk that was handed to the store."""
-        if len(self.chunks) >= MOST_CHUNKS:
+    def new(self, chunk: "Future[bytes] | bytes") -> int:
+        """The index of a chunk that was handed to the store, or whose digest is known.
+
+        Raises what went wrong with storing an earlier one.
+        """
+        if len(self._chunks) >= MOST_CHUNKS:
             raise StoreError("the guest is too large for one snapshot (16 TiB of memory at most)")
-        self.chunks.append(chunk)
-        return len(self.chunks) - 1
+        self._chunks.append(chunk)
+        self._settle(wait=False)
+        return len(self._chunks) - 1
+
+    def _settle(self, *, wait: bool) -> None:
+        """Keep digests in place of what tells them, as far as they are known."""
+        while self._known < len(self._chunks):
+            chunk = self._chunks[self._known]
+            if isinstance(chunk, Future):
+                if not wait and not chunk.done():
+                    return
+                self._chunks[self._known] = chunk.result()
+            self._known += 1
 
     def kept(self, old: int, sink: Sink) -> int | None:
         """The index of a chunk of the last snapshot; None if the store has lost it."""
@@ -89,16 +108,15 @@ class Table:
             digest = self.past[old]
             index = -1
             if sink.has(digest):
-                done: Future[bytes] = Future()
-                done.set_result(digest)
-                index = self.new(done)
+                index = self.new(digest)
             self._taken[old] = index
         index = self._taken[old]
         return None if index < 0 else index
 
     def digests(self) -> list[bytes]:
         """All chunks by index. Raises what went wrong with storing one."""
-        return [chunk.result() for chunk in self.chunks]
+        self._settle(wait=True)
+        return [chunk for chunk in self._chunks if isinstance(chunk, bytes)]
 
 
 class Ingest:
@@ -197,16 +215,29 @@ class _One:
         return lost
 
     def run(self) -> Map:
-        for window in self._windows(self._region.extents()):
+        for number, window in enumerate(self._windows(self._region.extents())):
             self._take(window)
             self._ingest.told(int(window.read.sum()) * self._unit)
+            if number % _SELDOM == 0:
+                self._let_go()
+        self._let_go()
         self._flush()
         self._ingest.counts.zero += int((self._map == ZERO).sum()) * self._unit
         return self._map
 
+    def _let_go(self) -> None:
+        """What is mapped of the line's files need not stay in memory: 40 bytes for each page."""
+        mapped: list[Prints | Map | None] = [self._prints]
+        if self._past is not None:
+            mapped += [self._past.prints, self._past.map]
+        for one in mapped:
+            base: object = None if one is None else one.base
+            if isinstance(base, mmap.mmap):
+                base.madvise(mmap.MADV_DONTNEED)
+
     def _windows(self, extents: Iterable[Extent]) -> Iterator[_Window]:
         """Groups in order, with what is known of each unit; those of zeros are left out."""
-        most, end = _WINDOW * self._group, len(self._map)
+        most, end = _WINDOW // self._unit, len(self._map)
         start, what = 0, np.zeros(min(most, end), dtype=np.uint8)
         for extent in extents:
             low, high = extent.start, min(extent.start + extent.count, end)

@@ -27,6 +27,7 @@ class KeyKind(StrEnum):
     """Secret: what opens snapshots."""
     LOCKED = "vmckpt-admin-locked"
     """The same, behind a passphrase."""
+    LOCKED_SALT = "vmckpt-salt-locked"
 
 
 _WORDS = {
@@ -36,6 +37,7 @@ _WORDS = {
     KeyKind.ADMIN: "an administrator's public key",
     KeyKind.IDENTITY: "an administrator's private key",
     KeyKind.LOCKED: "an administrator's private key with a passphrase",
+    KeyKind.LOCKED_SALT: "a domain's salt with a passphrase",
 }
 
 

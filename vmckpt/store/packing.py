@@ -39,9 +39,11 @@ class Packing:
     """May be used from several threads. After an error nothing more is taken."""
 
     def __init__(
-        self, backend: Backend, done: Done, *, generation: int = 0, size: int = PACK_SIZE
-    ) -> None:
-        """`done` is told of each pack that is in the store for good."""
+        self, backend: Backend, done: Done, *, generation: int = 0, size: int = PACK_SIZE,
+        foreign: bool = False,
+    ) -> None:  # fmt: skip
+        """`done` is told of each pack that is in the store for good. `foreign`: see `packs`."""
+        self._foreign = foreign
         self._backend, self._told, self._generation, self._size = backend, done, generation, size
         self._open: _Open | None = None
         self._guard = threading.Lock()
@@ -78,6 +80,9 @@ class Packing:
             if self._open is not None:
                 self._send()
             self._wait(0)
+            # What follows is a manifest, which for a large guest needs the memory.
+            for _ in [self._free.get() for _ in range(_BUFFERS)]:
+                self._free.put(None)
 
     def close(self) -> None:
         """Send nothing more; what is on its way arrives."""
@@ -89,7 +94,7 @@ class Packing:
         self._wait(_BUFFERS)
         if buffer is None:
             buffer = bytearray(self._size)
-        head = packs.header(os.urandom(16))
+        head = packs.header(os.urandom(16), foreign=self._foreign)
         buffer[: len(head)] = head
         return _Open(buffer, len(head))
 
@@ -101,12 +106,12 @@ class Packing:
     def _put(self, pack: _Open) -> None:
         try:
             rows = np.array(pack.rows, dtype=packs.ROW)
-            tail = packs.tail(rows, self._generation)
+            tail = packs.tail(rows, self._generation, foreign=self._foreign)
             end = pack.end + len(tail)
             # Longer or not: a slice of a bytearray takes what it is given.
             pack.buffer[pack.end : end] = tail
             with memoryview(pack.buffer)[:end] as data:
-                info = PackInfo(blake3(data).hexdigest(), self._generation, end)
+                info = PackInfo(blake3(data).hexdigest(), self._generation, end, self._foreign)
                 self._backend.put(packs.key_of(info.id), data)
             fault("pack: put")
             self._told(info, rows)

@@ -8,7 +8,10 @@
 A pack's id is the BLAKE3 of all of it, so nothing in it can change unseen; the random bytes keep
 two packs of the same boxes from being one object, which one writer could use while a collection
 removes what it takes for another one's. A reader that knows the size finds the index from the end.
-docs/formats.md tells the rest.
+
+A *foreign* pack holds boxes that another store gave and that nobody here could open: whether they
+are what their names say is not known, so nobody counts on them but the snapshots they came with. It
+has version 2, and is the same otherwise. docs/formats.md tells the rest.
 """
 
 import struct
@@ -22,6 +25,8 @@ from numpy.typing import NDArray
 from vmckpt.errors import BadInput, StoreDamaged, StoreNewer
 
 VERSION = 1
+FOREIGN = 2
+"""The version of a foreign pack, and the newest there is."""
 NAME = 32
 HASH = 16
 MOST_PLAIN = 4 << 20
@@ -49,6 +54,8 @@ class Index:
     generation: int
     """0: a writer made it; otherwise one more than the packs it was rewritten from."""
     rows: Rows
+    foreign: bool = False
+    """It came from another store, and nobody could see whether its boxes fit their names."""
 
 
 def key_of(pack: str) -> str:
@@ -68,16 +75,16 @@ def box_hash(box: bytes | memoryview) -> bytes:
     return blake3(box).digest(HASH)
 
 
-def header(nonce: bytes) -> bytes:
+def header(nonce: bytes, *, foreign: bool = False) -> bytes:
     """The first bytes of a pack."""
-    return _HEADER.pack(_BEGIN, VERSION, 0, nonce)
+    return _HEADER.pack(_BEGIN, _version(foreign), 0, nonce)
 
 
-def tail(rows: Rows, generation: int) -> bytes:
+def tail(rows: Rows, generation: int, *, foreign: bool = False) -> bytes:
     """The last bytes of a pack: index and footer."""
-    index = rows.tobytes()
+    index, version = rows.tobytes(), _version(foreign)
     return index + _FOOTER.pack(
-        _index_hash(index, generation), len(rows), generation, VERSION, 0, _END
+        _index_hash(index, generation, version), len(rows), generation, version, 0, _END
     )
 
 
@@ -86,14 +93,17 @@ def row(name: bytes, offset: int, box: bytes | memoryview, plain: int) -> tuple[
     return (name, offset, len(box), plain, box_hash(box))
 
 
-def encode(boxes: list[tuple[bytes, bytes, int]], nonce: bytes, generation: int = 0) -> bytes:
+def encode(
+    boxes: list[tuple[bytes, bytes, int]], nonce: bytes, generation: int = 0, *,
+    foreign: bool = False,
+) -> bytes:  # fmt: skip
     """A whole pack of (name, box, plain length)."""
-    parts, rows, at = [header(nonce)], [], HEADER
+    parts, rows, at = [header(nonce, foreign=foreign)], [], HEADER
     for name, box, plain in boxes:
         rows.append(row(name, at, box, plain))
         parts.append(box)
         at += len(box)
-    return b"".join([*parts, tail(np.array(rows, dtype=ROW), generation)])
+    return b"".join([*parts, tail(np.array(rows, dtype=ROW), generation, foreign=foreign)])
 
 
 def tail_length(footer: bytes) -> int:
@@ -106,12 +116,12 @@ def parse_tail(data: bytes, size: int) -> Index:
 
     Raises StoreDamaged, StoreNewer.
     """
-    digest, count, generation = _parsed_footer(data[-FOOTER:])
+    digest, count, generation, version = _parsed_footer(data[-FOOTER:])
     length = count * ROW.itemsize
     if HEADER + length + FOOTER > size or length + FOOTER > len(data):
         raise StoreDamaged("its index is longer than it")
     index = data[len(data) - FOOTER - length : len(data) - FOOTER]
-    if _index_hash(index, generation) != digest:
+    if _index_hash(index, generation, version) != digest:
         raise StoreDamaged("its index is not what was written")
     rows = np.frombuffer(index, dtype=ROW)
     lengths = rows["length"].astype(np.int64)
@@ -123,7 +133,7 @@ def parse_tail(data: bytes, size: int) -> Index:
         or (lengths > MOST_BOX).any()
     ):
         raise StoreDamaged("its index does not fit its boxes")
-    return Index(generation, rows)
+    return Index(generation, rows, version == FOREIGN)
 
 
 def parse(pack: str, data: bytes) -> Index:
@@ -144,11 +154,13 @@ def _walked(data: bytes) -> Index:
     if len(data) < HEADER + FOOTER:
         raise StoreDamaged("it is too short")
     magic, version, zero, _ = _HEADER.unpack(data[:HEADER])
-    if magic == _BEGIN and version > VERSION:
-        raise StoreNewer(f"it has version {version}; this vmckpt knows {VERSION}")
-    if magic != _BEGIN or version != VERSION or zero:
+    if magic == _BEGIN and version > FOREIGN:
+        raise StoreNewer(f"it has version {version}; this vmckpt knows {FOREIGN}")
+    if magic != _BEGIN or zero:
         raise StoreDamaged("its beginning is not what was written")
     index = parse_tail(data, len(data))
+    if version != _version(index.foreign):
+        raise StoreDamaged("its beginning is not what was written")
     view = memoryview(data)
     for name, offset, length, _, told in index.rows.tolist():
         if box_hash(view[offset : offset + length]) != told:
@@ -183,20 +195,24 @@ def checked_box(name: bytes, box: bytes | memoryview, plain: int) -> None:
         raise BadInput(f"a chunk of {plain} bytes is no chunk; at most {MOST_PLAIN} make one")
 
 
-def _parsed_footer(footer: bytes) -> tuple[bytes, int, int]:
+def _version(foreign: bool) -> int:
+    return FOREIGN if foreign else VERSION
+
+
+def _parsed_footer(footer: bytes) -> tuple[bytes, int, int, int]:
     if len(footer) < FOOTER:
         raise StoreDamaged("it is too short")
     digest, count, generation, version, zero, magic = _FOOTER.unpack(footer)
     if magic != _END:
         raise StoreDamaged("its end is not one of a pack")
-    if version > VERSION:
-        raise StoreNewer(f"it has version {version}; this vmckpt knows {VERSION}")
-    if version != VERSION or zero:
+    if version > FOREIGN:
+        raise StoreNewer(f"it has version {version}; this vmckpt knows {FOREIGN}")
+    if version not in (VERSION, FOREIGN) or zero:
         raise StoreDamaged("its end is not what was written")
-    return digest, count, generation
+    return digest, count, generation, version
 
 
-def _index_hash(index: bytes, generation: int) -> bytes:
+def _index_hash(index: bytes, generation: int, version: int) -> bytes:
     count = len(index) // ROW.itemsize
-    footer = _FOOTER.pack(bytes(NAME), count, generation, VERSION, 0, _END)
+    footer = _FOOTER.pack(bytes(NAME), count, generation, version, 0, _END)
     return blake3(index).update(footer).digest()

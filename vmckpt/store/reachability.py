@@ -5,18 +5,13 @@ counts on what is in it. It is removed by a later collection, after the grace ti
 that is still at work knew of the condemnation when it began, and still no manifest needs it: one
 that was at work before may have named it meanwhile, and then it stays.
 
-A chunk that lies in several packs is needed in one of them, its *home*: of those that are not
-condemned, the one that was rewritten most often. docs/formats.md tells why this is enough.
+What manifests need of each pack is told by `homes`; docs/formats.md tells why this is enough.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from vmckpt.store.condemned import Condemned
-from vmckpt.store.index import Index, Names, NameSet, Run
 from vmckpt.store.locks import LockSeen, Work
 from vmckpt.units import Bytes, Seconds
 
@@ -32,8 +27,10 @@ class PackUse:
     """When it was written, by the store's clock."""
     generation: int
     needed: int
-    """Bytes of boxes whose home it is."""
+    """Bytes of a pack with nothing but the boxes whose home it is; 0: nobody needs it."""
     condemned: bool
+    foreign: bool = False
+    """See `packs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,65 +143,15 @@ def _worth_rewriting(scene: Scene, terms: Terms) -> tuple[str, ...]:
         if pack.needed and not pack.condemned and _old(pack.at, scene, terms)
     ]  # fmt: skip
     sparse = {pack.id for pack in usable if pack.needed < terms.sparse * pack.size}
-    small = {pack.id for pack in usable if pack.size < terms.small}
-    chosen = sparse | (small if len(small) >= terms.few else set())
+    chosen = sparse
+    for foreign in (False, True):
+        small = {
+            pack.id for pack in usable if pack.size < terms.small and pack.foreign is foreign
+        }  # fmt: skip
+        chosen |= small if len(small) >= terms.few else set()
     return tuple(pack.id for pack in usable if pack.id in chosen)
 
 
 def _old(at: Seconds, scene: Scene, terms: Terms) -> bool:
     """Whether something is old enough: a writer at work may name what is young in a moment."""
     return scene.now - at >= terms.grace
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """What manifests need of packs."""
-
-    needed: Mapping[str, int]
-    """Bytes of boxes by pack whose home it is; packs with none are not in it."""
-    homes: Mapping[str, Names]
-    """Names by pack whose home it is."""
-    missing: Names
-    """Names that no pack has."""
-
-
-def use_of(index: Index, condemned: "frozenset[str]", live: NameSet) -> Use:
-    """Give every chunk that is needed its home."""
-    ranks = {
-        info.id: rank + (1 << 40 if info.id not in condemned else 0)
-        for rank, info in enumerate(
-            sorted(index.packs().values(), key=lambda one: (one.generation, one.id))
-        )
-    }
-    homes = np.full(len(live), -1, dtype=np.int64)
-    for run in index.runs:
-        rank = _ranks(run, ranks)
-        at = live.positions(run.entries["name"])
-        np.maximum.at(homes, at[at >= 0], rank[run.entries["pack"][at >= 0]])
-    needed: dict[str, int] = {}
-    names: dict[str, list[Names]] = {}
-    for run in index.runs:
-        rank = _ranks(run, ranks)
-        at = live.positions(run.entries["name"])
-        ours = np.flatnonzero(at >= 0)
-        ranked = rank[run.entries["pack"][ours]]
-        ours = ours[(ranked >= 0) & (ranked == homes[at[ours]])]
-        ours = ours[np.argsort(run.entries["pack"][ours], kind="stable")]
-        numbers, starts = np.unique(run.entries["pack"][ours], return_index=True)
-        for number, these in zip(numbers, np.split(ours, starts[1:]), strict=False):
-            pack = run.packs[number].id
-            entries = run.entries[these]
-            needed[pack] = needed.get(pack, 0) + int(entries["length"].astype(np.int64).sum())
-            names.setdefault(pack, []).append(entries["name"].copy())
-    return Use(
-        needed,
-        {pack: np.concatenate(parts) for pack, parts in names.items()},
-        live.names[homes < 0],
-    )
-
-
-def _ranks(run: Run, ranks: Mapping[str, int]) -> NDArray[np.int64]:
-    """The rank of each pack of a run; -1 for those that do not count."""
-    usable = {info.id for info in run.usable}
-    told = [ranks[info.id] if info.id in usable else -1 for info in run.packs]
-    return np.array(told, dtype=np.int64)

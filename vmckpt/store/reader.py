@@ -37,7 +37,7 @@ class Reader:
         self._guard = threading.RLock()
         self._cache: OrderedDict[bytes, bytes] = OrderedDict()
         self._cached, self._most = 0, int(cache)
-        self._expected: deque[tuple[bytes, Place]] = deque()
+        self._expected: OrderedDict[bytes, Place] = OrderedDict()
         self._coming: dict[bytes, Future[None]] = {}
         self._ahead: dict[bytes, int] = {}
         """What was fetched or is being fetched and was not read yet: plain bytes by digest."""
@@ -67,6 +67,7 @@ class Reader:
             coming.result()
         with self._guard:
             self._ahead.pop(digest, None)
+            self._expected.pop(digest, None)
             plain = self._cache.get(digest)
             if plain is not None:
                 self._cache.move_to_end(digest)
@@ -78,9 +79,9 @@ class Reader:
         with self._guard:
             index = self._looked(fresh=False)
             for digest in digests:
-                if digest not in self._cache and digest not in self._coming:
-                    places = index.places(self._sealing.name_of(digest))
-                    self._expected.extend((digest, place) for place in places[:1])
+                if not any(digest in one for one in (self._expected, self._cache, self._coming)):
+                    for place in index.places(self._sealing.name_of(digest))[:1]:
+                        self._expected[digest] = place
             self._fetch_ahead()
 
     def read_many(self, digests: Iterable[bytes]) -> Iterator[bytes]:
@@ -97,11 +98,18 @@ class Reader:
             yield self.read(digest)
 
     def _fetch_ahead(self) -> None:
-        """Send threads for what is expected next, as far as there is room for it."""
-        while self._expected and 2 * sum(self._ahead.values()) < self._most:
-            taken = [self._expected.popleft() for _ in range(min(_TAKEN, len(self._expected)))]
+        """Send threads for what is expected next, once there is room for a good part of it."""
+        room = self._most // 2 - sum(self._ahead.values())
+        if room < self._most // 8:
+            return  # neighbours are read together: not one after the other, as each finds room
+        while self._expected and room > 0:
+            taken: list[tuple[bytes, Place]] = []
+            while self._expected and room > 0 and len(taken) < _TAKEN:
+                taken.append(self._expected.popitem(last=False))
+                room -= taken[-1][1].plain
             for piece in _pieces(taken):
-                wanted = [one for one in piece if one[0] not in self._coming]
+                known = self._coming.keys() | self._cache.keys()
+                wanted = [one for one in piece if one[0] not in known]
                 if not wanted:
                     continue
                 job = self._pool.submit(self._fetch, wanted)

@@ -5,19 +5,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from vmckpt.errors import NotInStore, StoreDamaged, StoreNewer
 from vmckpt.store import packs
 from vmckpt.store.backend import Backend
-from vmckpt.store.faults import fault
 from vmckpt.store.index import Names
 from vmckpt.store.packing import Packing
 
 
 def rewrite(
-    backend: Backend, homes: Mapping[str, Names], generation: int, chosen: Sequence[str]
-) -> tuple[str, ...]:
+    backend: Backend, homes: Mapping[str, Names], generation: int, chosen: Sequence[str], *,
+    foreign: bool,
+) -> tuple[str, ...]:  # fmt: skip
     """Write the new packs; the old ones of which every needed box is safe now.
 
-    A pack that is damaged stays as it is. Raises StoreError.
+    What is foreign stays so. A pack that is damaged stays as it is. Raises StoreError.
     """
-    packing = Packing(backend, lambda _info, _rows: None, generation=generation)
+    packing = Packing(backend, lambda _info, _rows: None, generation=generation, foreign=foreign)
     done = []
     try:
         for pack in chosen:
@@ -30,7 +30,6 @@ def rewrite(
                 packing.add(name, box, plain)
             done.append(pack)
         packing.finish()
-        fault("gc: rewritten")
     finally:
         packing.close()
     return tuple(done)

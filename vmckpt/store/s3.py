@@ -37,6 +37,9 @@ _REFUSED = {
     "AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AllAccessDisabled",
     "ExpiredToken", "InvalidToken", "MethodNotAllowed",
 }  # fmt: skip
+_BUSY = {
+    "SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "500", "502", "503", "504",
+}  # fmt: skip
 _NO_CONDITIONS = {"NotImplemented", "501"}
 
 
@@ -220,7 +223,10 @@ class S3:
                 f"{place}: the server refuses it ({code})",
                 mend="see the access key and the bucket's policy",
             )
-        return StoreError(f"{place}: {' '.join(str(exc).split())[:160]}")
+        return StoreError(
+            f"{place}: {' '.join(str(exc).split())[:160]}",
+            mend="try again later" if code in _BUSY else "look at the server's log",
+        )
 
 
 def _code(exc: ClientError) -> str:

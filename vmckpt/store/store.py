@@ -20,6 +20,7 @@ from vmckpt.store.faults import fault
 from vmckpt.store.locks import Lock, Work
 from vmckpt.store.packing import PACK_SIZE
 from vmckpt.store.reader import CACHE, Reader
+from vmckpt.store.receiver import Receiver
 from vmckpt.store.sealing import Sealing
 from vmckpt.store.writer import Writer
 from vmckpt.units import Bytes, Seconds
@@ -78,7 +79,7 @@ class Store:
         return cls(backend, str(told["id"]), cache)
 
     def writer(
-        self, sealing: Sealing | None, *, parallel: int = 2, pack_size: int = PACK_SIZE,
+        self, sealing: Sealing, *, parallel: int = 2, pack_size: int = PACK_SIZE,
         beat: Seconds = locks.BEAT,
     ) -> Writer:  # fmt: skip
         """Who adds to the store; use it as a context manager."""
@@ -86,11 +87,17 @@ class Store:
             self.backend, self.catalog, sealing, parallel=parallel, pack_size=pack_size, beat=beat
         )
 
+    def receiver(self, *, encrypted: bool, pack_size: int = PACK_SIZE) -> Receiver:
+        """Who adds what another store has sealed; use it as a context manager."""
+        return Receiver(self.backend, self.catalog, encrypted=encrypted, pack_size=pack_size)
+
     def reader(self, sealing: Sealing, *, parallel: int = 2, cache: Bytes = CACHE) -> Reader:
         """Who reads from the store; use it as a context manager."""
         return Reader(self.backend, self.catalog, sealing, parallel=parallel, cache=cache)
 
-    def publish(self, id_: str, manifest: bytes, wraps: bytes | None, *, writer: Writer) -> None:
+    def publish(
+        self, id_: str, manifest: bytes, wraps: bytes | None, *, writer: Writer | Receiver
+    ) -> None:  # fmt: skip
         """Make a snapshot visible, once its writer has finished and before it is closed.
 
         Raises BadInput if there is another one of that id, and StoreError; then nothing is visible.
@@ -182,6 +189,7 @@ class Store:
             fault("delete: manifest")
             self.backend.delete(f"wraps/{id_}")
             fault("delete: wraps")
+            self.backend.delete(f"verified/{id_}")
         finally:
             lock.release()
 
@@ -202,7 +210,7 @@ def parse_format(raw: bytes, where: str) -> dict[str, object]:
 
 def small_objects(backend: Backend) -> Iterator[Stored]:
     """Everything but packs and manifests."""
-    for prefix in (_FORMAT, "wraps/", "pins/", "locks/", "condemned/"):
+    for prefix in (_FORMAT, "wraps/", "pins/", "verified/", "locks/", "condemned/"):
         yield from backend.keys(prefix)
 
 

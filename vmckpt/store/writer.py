@@ -12,7 +12,7 @@ from vmckpt.store import condemned, packs
 from vmckpt.store.backend import Backend
 from vmckpt.store.catalog import Catalog
 from vmckpt.store.faults import fault
-from vmckpt.store.index import Flags, Index, Names, PackInfo
+from vmckpt.store.index import Index, PackInfo
 from vmckpt.store.locks import BEAT, Lock, Work
 from vmckpt.store.packing import PACK_SIZE, Packing
 from vmckpt.store.sealing import Sealing
@@ -39,10 +39,9 @@ class Writer:
     """
 
     def __init__(
-        self, backend: Backend, catalog: Catalog, sealing: Sealing | None, *,
+        self, backend: Backend, catalog: Catalog, sealing: Sealing, *,
         parallel: int = 2, pack_size: int = PACK_SIZE, beat: Seconds = BEAT,
     ) -> None:  # fmt: skip
-        """Without a sealing only sealed boxes can be added."""
         self.lock = Lock(backend, Work.WRITE, beat=beat)
         self._backend, self._catalog, self._sealing = backend, catalog, sealing
         self._index = Index()
@@ -65,7 +64,8 @@ class Writer:
             if judged:
                 self.lock.knows([one.token for one in judged])
             without = frozenset(pack for one in judged for pack in one.packs)
-            self._index = self._catalog.load(without).index
+            # Nobody has seen what is in foreign packs: see packs.
+            self._index = self._catalog.load(without).index.only(foreign=False)
         except BaseException:
             self._close()
             raise
@@ -82,40 +82,19 @@ class Writer:
 
         The bytes must stay as they are until then. Raises StoreError if an earlier one failed.
         """
-        if self._sealing is None:
-            raise ValueError("a writer without a sealing takes sealed boxes only")
         self._room.acquire()
         try:
             self._check()
-            return self._pool.submit(self._sealed, self._sealing, plain)
+            return self._pool.submit(self._sealed, plain)
         except BaseException:
             self._room.release()
             raise
 
-    def add_box(self, name: bytes, box: bytes, plain: int) -> bool:
-        """Store what is sealed already, as another store has it; False if it is there."""
-        self._check()
-        with self._guard:
-            known = self._count(name, plain)
-        if not known:
-            self._take(name, box, plain)
-        return not known
-
     def has(self, digest: bytes) -> bool:
         """Whether the store has a chunk, and will keep it for this writer."""
-        if self._sealing is None:
-            raise ValueError("a writer without a sealing knows names only")
-        return self.has_name(self._sealing.name_of(digest))
-
-    def has_name(self, name: bytes) -> bool:
-        """The same by the public name."""
+        name = self._sealing.name_of(digest)
         with self._guard:
             return name in self._under_way or bool(self._index.places(name))
-
-    def have(self, names: Names) -> Flags:
-        """Which of many are in packs that are stored."""
-        with self._guard:
-            return self._index.has(names)
 
     def finish(self) -> Written:
         """Wait until all is durable. Raises StoreError if anything failed."""
@@ -131,8 +110,9 @@ class Writer:
             chunks_new=self._new, chunks_known=self._known,
         )  # fmt: skip
 
-    def _sealed(self, sealing: Sealing, plain: bytes | memoryview) -> bytes:
+    def _sealed(self, plain: bytes | memoryview) -> bytes:
         """In a thread: everything that one chunk needs; its digest."""
+        sealing = self._sealing
         try:
             digest = sealing.digest_of(plain)
             name = sealing.name_of(digest)

@@ -5,6 +5,9 @@
  *   disk    numbered records with a checksum, each flushed before the next
  *   output  each number is sent to the observer only after its record is on the disk
  *
+ * Guests can also chat: each sends numbered messages to the others and keeps, in a page that can be
+ * found in a capture of its memory, what it has sent and received (vmckpt/lab/chat.py reads it).
+ *
  * Settings come from the environment (the kernel hands key=value words of its command line to
  * init). The messages are described in vmckpt/lab/wire.py; both ends must agree.
  */
@@ -310,6 +313,84 @@ static void answer_main(void)
     }
 }
 
+/* --- chat --------------------------------------------------------------------------------- */
+
+enum { CHAT_PORT = 7002, MOST_PEERS = 8 };
+#define CHAT_MAGIC 0x3154414843434d56ULL /* "VMCCHAT1" */
+
+struct chat_message {
+    uint64_t magic, from, run, number;
+};
+
+/* Fills one page. A number is counted as sent before it is sent, and as received after it came. */
+static volatile struct chat {
+    uint64_t magic, inverse, run, self, peers, filler[3];
+    struct {
+        uint64_t sent, received, first, count;
+    } peer[MOST_PEERS];
+} *chat;
+static int chat_sock;
+
+static void *chat_send_main(void *unused)
+{
+    struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(CHAT_PORT) };
+    struct in_addr first;
+    uint64_t pause = 1000000000ULL / setting("VMC_CHAT_RATE", 100);
+    (void)unused;
+    if (!inet_aton(getenv("VMC_CHAT_FIRST") ? getenv("VMC_CHAT_FIRST") : "", &first))
+        fatal("VMC_CHAT_FIRST");
+    for (;;) {
+        for (uint64_t i = 0; i < chat->peers; i++) {
+            if (i == chat->self)
+                continue;
+            struct chat_message m = { CHAT_MAGIC, chat->self, run_id, ++chat->peer[i].sent };
+            __sync_synchronize();
+            to.sin_addr.s_addr = htonl(ntohl(first.s_addr) + (uint32_t)i);
+            sendto(chat_sock, &m, sizeof m, 0, (const struct sockaddr *)&to, sizeof to);
+        }
+        sleep_ns(pause);
+    }
+    return NULL;
+}
+
+static void *chat_receive_main(void *unused)
+{
+    struct chat_message m;
+    (void)unused;
+    for (;;) {
+        if (recv(chat_sock, &m, sizeof m, 0) != sizeof m || m.magic != CHAT_MAGIC ||
+            m.from >= chat->peers)
+            continue;
+        if (!chat->peer[m.from].count++)
+            chat->peer[m.from].first = m.number;
+        if (m.number > chat->peer[m.from].received)
+            chat->peer[m.from].received = m.number;
+    }
+    return NULL;
+}
+
+static void chat_open(void)
+{
+    struct sockaddr_in here = { .sin_family = AF_INET, .sin_port = htons(CHAT_PORT) };
+    int room = 1 << 20;
+    if (!setting("VMC_CHAT_PEERS", 0))
+        return;
+    chat = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (chat == MAP_FAILED)
+        fatal("no room for the chat");
+    chat->run = run_id;
+    chat->self = setting("VMC_CHAT_SELF", 0);
+    chat->peers = setting("VMC_CHAT_PEERS", 0);
+    if (chat->peers > MOST_PEERS)
+        fatal("VMC_CHAT_PEERS");
+    chat_sock = socket(AF_INET, SOCK_DGRAM, 0);
+    if (chat_sock < 0 || bind(chat_sock, (struct sockaddr *)&here, sizeof here) ||
+        setsockopt(chat_sock, SOL_SOCKET, SO_RCVBUF, &room, sizeof room))
+        fatal("chat socket");
+    chat->inverse = ~CHAT_MAGIC;
+    chat->magic = CHAT_MAGIC;
+}
+
 static void start(void *(*main)(void *), int priority)
 {
     pthread_t thread;
@@ -347,6 +428,11 @@ int main(void)
     start(disk_main, 10);
     start(memory_main, 0);
     start(verify_main, 0);
+    chat_open();
+    if (chat) {
+        start(chat_receive_main, 12);
+        start(chat_send_main, 11);
+    }
     sched_setscheduler(0, SCHED_FIFO, &first);
     answer_main();
     return 0;

@@ -1,0 +1,249 @@
+"""What is killed in a campaign: everything that is done to a store, on small guests made of chance.
+
+Run as a program it forks a child for each line of JSON that it reads (so that a child does not pay
+for the libraries), says the child's id, and then how it ended.
+"""
+
+import json
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+
+from vmckpt.policy.schedules import Keep
+from vmckpt.snapshot import bundles, copying, keeping, pruning, repairing
+from vmckpt.store import faults, gc, line, manifest, wraps
+from vmckpt.store.assemble import Assembly
+from vmckpt.store.compact import compacted
+from vmckpt.store.facts import Contents, Facts, Part, Public, new_id
+from vmckpt.store.identities import public_of
+from vmckpt.store.ingest import Ingest, Table, stored
+from vmckpt.store.inside import Private, RegionMap
+from vmckpt.store.keyring import OwnKey
+from vmckpt.store.line import Draft
+from vmckpt.store.local import LocalFolder
+from vmckpt.store.manifest import Keys
+from vmckpt.store.regions import UNIT, Extent, Kind, What
+from vmckpt.store.store import Store
+from vmckpt.units import Bytes, Seconds
+
+Data = NDArray[np.uint8]
+GUESTS = ("web1", "db1", "mail1")
+STREAM = b"state of the devices" * 500
+UNITS = {Kind.RAM: 384, Kind.DISK: 24}
+PACK = 400_000
+SALT = blake3(b"salt of the campaign").digest()
+SIGNING = OwnKey(blake3(b"signing of the campaign").digest())
+ADMIN = X25519PrivateKey.from_private_bytes(blake3(b"admin of the campaign").digest())
+
+
+def content(guest: str, version: int, kind: Kind) -> Data:
+    """What a guest holds at a moment of its life: each time a little of it is another one."""
+    shape = (UNITS[kind], UNIT[kind])
+    data: Data = np.zeros(shape, dtype=np.uint8)
+    for number in range(version + 1):
+        rng = np.random.default_rng(int.from_bytes(f"{guest}{kind}{number}".encode(), "little"))
+        count = UNITS[kind] // 2 if number == 0 else UNITS[kind] // 16
+        places = rng.choice(UNITS[kind], count, replace=False)
+        data[places] = rng.integers(0, 256, (count, UNIT[kind]), dtype=np.uint8)
+        data[places[: count // 8]] = 0
+    return data
+
+
+def id_of(guest: str, version: int) -> str:
+    """Of the snapshot of that moment."""
+    return new_id(blake3(f"{guest} {version}".encode()).digest())
+
+
+class _Region:
+    """Memory or a disk of a guest."""
+
+    def __init__(self, guest: str, version: int, kind: Kind) -> None:
+        self.name, self.kind = {Kind.RAM: "pc.ram", Kind.DISK: "vda"}[kind], kind
+        self._data = content(guest, version, kind)
+
+    @property
+    def size(self) -> Bytes:
+        return Bytes(self._data.size)
+
+    def extents(self) -> list[Extent]:
+        return [Extent(0, len(self._data), What.DATA)]
+
+    def read(self, start: int, count: int) -> memoryview:
+        return memoryview(self._data[start : start + count].tobytes())
+
+
+def opened(folder: Path, name: str) -> Store:
+    """One of the two stores; what clients keep of it outlives them."""
+    return Store.open(LocalFolder(folder / name), cache=folder / "cache")
+
+
+def create(folder: Path, guest: str, version: int) -> None:
+    """A snapshot as agents take it, from the first chunk to the line that is kept."""
+    store, id_ = opened(folder, "near"), id_of(guest, version)
+    past = line.load(folder / "lines" / guest)
+    data_key = os.urandom(32)
+    keys = Keys(SIGNING, SALT, data_key)
+    maps = []
+    with (
+        store.writer(keys.sealing(), pack_size=PACK) as writer,
+        Draft(folder / "lines" / guest) as draft,
+    ):
+        table = Table(past.chunks if past is not None else ())
+        work = Ingest(writer, table, stop=threading.Event())
+        for kind in Kind:
+            region = _Region(guest, version, kind)
+            before = past.regions.get(region.name) if past is not None else None
+            prints = draft.prints(region.name, kind, region.size)
+            map_ = work.region(region, before, prints)
+            maps.append(RegionMap(name=region.name, kind=kind, size=region.size, map=map_))
+        part = Part(name="tail", size=len(STREAM), chunks=tuple(stored(writer, table, STREAM)))
+        writer.finish()
+        facts = Facts(
+            domain_xml="<domain/>", cpu_xml=None, boot_files=(), ram=(), disks=(), stream=(part,)
+        )
+        private = compacted(
+            Private(facts=facts, chunks=table.digests(), regions=tuple(maps), files={})
+        )
+        wrapped = wraps.wrap(data_key, id_, [public_of(ADMIN)])
+        encoded = manifest.encode(_public(guest, version, past), private, keys)
+        store.publish(id_, encoded, wrapped, writer=writer)
+        draft.keep(id_, list(private.chunks), {one.name: one.map for one in private.regions}, {})
+
+
+def _public(guest: str, version: int, past: line.Line | None) -> Public:
+    return Public(
+        id=id_of(guest, version), name=f"{guest}-{version}", guest=guest,
+        guest_uuid="0d6f7a57-be04-4dd1-80ff-c8e5fa28580b", contents=Contents.MEMORY,
+        made_at=1.7e9 + 60 * version, by="bench", host="here",
+        parent=None if past is None else past.snapshot, group=None, memory=0, disks=0, new=0,
+        qemu="7.2.22", machine="q35", accelerator="tcg", arch="x86_64", epoch=version, owner="1",
+        tags={"schedule": "nightly"} if version % 2 else {},
+    )  # fmt: skip
+
+
+def delete(folder: Path, name: str, id_: str) -> None:
+    """As the command does it."""
+    opened(folder, name).delete(id_)
+
+
+def prune(folder: Path, name: str, last: int) -> None:
+    """What the schedule made, but for the last ones."""
+    store = opened(folder, name)
+    found = pruning.survey(store, {SIGNING.public})
+    fates = pruning.plan(
+        found, Keep(last=last), schedule="nightly", now=time.time(), zone=UTC
+    )  # fmt: skip
+    for _ in pruning.carry_out(store, fates):
+        pass
+
+
+def collect(folder: Path, name: str, life: float) -> None:
+    """A collection that does not wait."""
+    gc.collect(
+        opened(folder, name), keeping.references, grace=Seconds(0.0), life=Seconds(life)
+    )  # fmt: skip
+
+
+def copy(folder: Path, from_: str, to: str, id_: str) -> None:
+    """From one store into the other."""
+    copying.copy(opened(folder, from_), opened(folder, to), id_)
+
+
+def carry(folder: Path, from_: str, to: str, id_: str) -> None:
+    """The same by a file."""
+    file = folder / f"{id_}-{os.getpid()}.file"
+    try:
+        bundles.export(opened(folder, from_), id_, file, pack_size=PACK)
+        bundles.import_(opened(folder, to), file, {SIGNING.public})
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def repair(folder: Path, name: str, from_: str) -> None:
+    """Take away and bring back what is damaged."""
+    repairing.repair(opened(folder, name), [opened(folder, from_)])
+
+
+def restore(folder: Path, name: str, id_: str) -> None:
+    """Everything of a snapshot, as a restored guest gets it. Raises ValueError if it is wrong."""
+    restored(opened(folder, name), id_)
+
+
+def restored(store: Store, id_: str) -> None:
+    """The same. Raises ValueError if a byte is not what the guest had."""
+    looked = keeping.look(store, id_, {SIGNING.public})
+    private, sealing = keeping.opened(store, looked, lambda: ADMIN, {SIGNING.public})
+    guest, _, version = looked.public.name.rpartition("-")
+    with store.reader(sealing) as reader:
+        for region in private.regions:
+            size = int(region.size)
+            assembly = Assembly(region.kind, size, region.map, private.chunks, reader)
+            told = b"".join(
+                bytes(one.count * UNIT[region.kind]) if one.data is None else bytes(one.data)
+                for one in assembly.pieces()
+            )
+            if told != content(guest, int(version), region.kind).tobytes():
+                raise ValueError(f"{id_}: {region.name} is not what {guest} had")
+        [part] = private.facts.stream
+        if b"".join(reader.read(private.chunks[one]) for one in part.chunks) != STREAM:
+            raise ValueError(f"{id_}: its stream is not what it was")
+
+
+def damage(folder: Path, name: str, seed: int) -> None:
+    """Turn a bit in the boxes of a pack, as a bad disk does: no work, for `repair` to mend."""
+    rng = random.Random(seed)
+    path = rng.choice(sorted((folder / name / "packs").glob("*/*")))
+    data = bytearray(path.read_bytes())
+    data[rng.randrange(32, max(33, len(data) // 2))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+
+
+WORKS: dict[str, Callable[..., None]] = {
+    one.__name__: one for one in (create, delete, prune, collect, copy, carry, repair, restore)
+}
+
+
+def main() -> None:
+    """Fork for each line, one after the other."""
+    for told in sys.stdin:
+        asked = json.loads(told)
+        child = os.fork()
+        if child == 0:
+            _child(asked)
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def _child(asked: dict[str, Any]) -> None:
+    status = 1
+    try:
+        if asked["fault"]:
+            os.environ["VMCKPT_FAULT"] = str(asked["fault"])
+        passed: list[str] = []
+        if asked["record"]:
+            faults.listen(passed.append)
+        folder, *args = asked["args"]
+        WORKS[asked["work"]](Path(folder), *args)
+        if asked["record"]:
+            Path(str(asked["record"])).write_text(json.dumps(passed))
+        status = 0
+    except BaseException:  # noqa: BLE001  whoever watches is told
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

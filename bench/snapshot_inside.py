@@ -1,0 +1,182 @@
+"""The snapshot bench's part beside QEMU, inside a lab host; what it found is told as JSON.
+
+    python -m bench.snapshot_inside pauses GUEST FOLDER TURNS
+    python -m bench.snapshot_inside images GUEST FOLDER DISK OUT SECONDS
+    python -m bench.snapshot_inside background GUEST FOLDER
+    python -m bench.snapshot_inside compare MIB TURNS        needs no guest
+
+*compare*: one capture's compare step beside a plain read, in turns, on files of shared memory that
+are all data. Both read the same bytes, those of memory and those of its last copy, with the same
+threads from pages that are mapped already. The plain read takes the greatest of all words, block by
+block: of what reads each byte once it was the fastest we know, faster than a sum or a copy.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vmckpt.checkpoint import background
+from vmckpt.checkpoint.background import Hooks
+from vmckpt.checkpoint.compare import Mapping, bring_up
+from vmckpt.checkpoint.head import PAGE
+from vmckpt.checkpoint.image import FrozenImage
+from vmckpt.checkpoint.shared import SharedMemory
+from vmckpt.hypervisor.monitor import Monitor
+
+_BLOCK = (1 << 20) // 8
+_TASK = 8 * _BLOCK
+_WRITTEN = 64
+"""Pages that a guest changes between two comparisons, all over its memory."""
+
+
+def _monitor(guest: str) -> Monitor:
+    told = subprocess.run(["virsh", "domuuid", guest], check=True, capture_output=True, text=True)
+    return Monitor(told.stdout.strip(), host=os.uname().nodename)
+
+
+def _hooks() -> Hooks:
+    return Hooks(note=lambda _: None)
+
+
+def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
+    """Captures of shared memory, one after the other; the first one, which copies all, apart."""
+    found: list[dict[str, Any]] = []
+    with _monitor(guest) as monitor, SharedMemory(monitor, folder) as memory:
+        for epoch in range(1, turns + 2):
+            done = memory.capture(epoch, _hooks())
+            changed = sum(int(one.sum()) for one in (done.changed or {}).values())
+            found.append(
+                {
+                    "pause_ms": done.pause * 1000,
+                    "changed_mib": changed * PAGE / (1 << 20),
+                    "phases_ms": {name: took * 1000 for name, took in done.phases.items()},
+                }
+            )
+            time.sleep(0.5)
+    shutil.rmtree(folder)
+    return {"first": found[0], "turns": found[1:]}
+
+
+def images(guest: str, folder: Path, disk: Path, out: Path, seconds: float) -> dict[str, Any]:
+    """Memory and disk of two moments as sparse files: what the programs are fed with."""
+    with _monitor(guest) as monitor, SharedMemory(monitor, folder) as memory:
+        for number in (1, 2):
+            done = memory.capture(number, _hooks())
+            place = out / str(number)
+            _copy(done.image, disk, place)
+            time.sleep(seconds)
+    shutil.rmtree(folder)
+    return {}
+
+
+def _copy(image: FrozenImage, disk: Path, place: Path) -> None:
+    sources = [(image.file(number), f"ram-{number}") for number in range(len(image.blocks))]
+    for source, name in [*sources, (disk, "disk-vda")]:
+        words = ["cp", "--sparse=always", str(source), str(place / name)]
+        subprocess.run(words, check=True)
+
+
+def background_once(guest: str, folder: Path) -> dict[str, Any]:
+    """One background snapshot, and from when to when it ran by the host's clock."""
+    with _monitor(guest) as monitor:
+        began = time.monotonic()
+        done = background.capture(monitor, folder, _hooks())
+        ended = time.monotonic()
+        done.image.remove()
+    return {"pause_ms": done.pause * 1000, "took": done.took, "window": [began, ended]}
+
+
+def compare(mib: int, turns: int) -> dict[str, Any]:
+    """Bytes a second of a comparison and of a plain read; the medians' share of one another."""
+    threads = min(4, os.cpu_count() or 1)
+    rng = np.random.default_rng(3)
+    with (
+        ThreadPoolExecutor(threads) as pool,
+        _mapping(mib, rng) as live,
+        _mapping(mib, None) as last,
+    ):
+        live.populate(live.held())
+        bring_up(live, last, pool)
+        last.populate(last.written)
+        found: dict[str, list[tuple[float, float]]] = {"compare": [], "read": []}
+        for turn in range(turns + 1):
+            live.pages[rng.choice(len(live.pages), _WRITTEN, replace=False), turn % 512] ^= 1
+            held = live.held()
+            took = {
+                "compare": _timed(lambda held=held: bring_up(live, last, pool, expected=held)),
+                "read": _timed(lambda: _read(live, last, pool)),
+            }
+            if turn:
+                for name, one in took.items():
+                    found[name].append(one)
+    told: dict[str, Any] = {"mib": mib, "threads": threads}
+    for name, all_ in found.items():
+        wall, cpu = ([one[number] for one in all_] for number in (0, 1))
+        told[name] = {
+            "ms": [one * 1000 for one in wall],
+            "cpu_ms": [one * 1000 for one in cpu],
+            "gib_s": 2 * mib / 1024 / statistics.median(wall),
+        }
+    for key in ("ms", "cpu_ms"):
+        told[f"share_{key}"] = statistics.median(told["read"][key]) / statistics.median(
+            told["compare"][key]
+        )
+    return told
+
+
+def _timed(work: Any) -> tuple[float, float]:
+    """Seconds, and seconds of all threads' CPU, which a busy machine changes less."""
+    began, used = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - began, time.process_time() - used
+
+
+def _mapping(mib: int, rng: np.random.Generator | None) -> Mapping:
+    file = os.memfd_create("bench")
+    os.ftruncate(file, mib << 20)
+    for at in range(mib if rng is not None else 0):
+        assert rng is not None
+        os.pwrite(file, rng.bytes(1 << 20), at << 20)
+    made = Mapping(file, mib << 20, write=True)
+    os.close(file)
+    return made
+
+
+def _read(live: Mapping, last: Mapping, pool: ThreadPoolExecutor) -> None:
+    def part(mapping: Mapping, start: int) -> None:
+        words = mapping.pages.reshape(-1)[start : start + _TASK]
+        for at in range(0, len(words), _BLOCK):
+            words[at : at + _BLOCK].max()
+
+    tasks = [
+        pool.submit(part, one, at) for at in range(0, live.size // 8, _TASK) for one in (live, last)
+    ]
+    for task in tasks:
+        task.result()
+
+
+def main() -> None:
+    """Do as the words say."""
+    what, *words = sys.argv[1:]
+    if what == "pauses":
+        told = pauses(words[0], Path(words[1]), int(words[2]))
+    elif what == "images":
+        told = images(words[0], Path(words[1]), Path(words[2]), Path(words[3]), float(words[4]))
+    elif what == "background":
+        told = background_once(words[0], Path(words[1]))
+    else:
+        told = compare(int(words[0]), int(words[1]))
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

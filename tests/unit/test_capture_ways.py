@@ -1,0 +1,264 @@
+"""Which way a guest is captured, what the next snapshot goes on from, and where copies are kept."""
+
+import subprocess
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vmckpt.agent import choosing, lining, ways
+from vmckpt.agent.choosing import Seen, Way
+from vmckpt.agent.regions import RamRegion
+from vmckpt.agent.ways import Memory, Wanted
+from vmckpt.checkpoint import background, copies, fallback, off_disks
+from vmckpt.checkpoint.background import Captured, Hooks
+from vmckpt.checkpoint.image import FrozenImage
+from vmckpt.errors import CannotCapture
+from vmckpt.model.backups import DiskFacts
+from vmckpt.store import line
+from vmckpt.store.facts import Facts
+from vmckpt.store.inside import Private, RegionMap
+from vmckpt.store.line import Draft
+from vmckpt.store.regions import SLOTS, ZERO, Extent, Kind, What
+from vmckpt.units import GIB, MIB, Bytes, Seconds
+
+SHARED = Seen(runs=True, private=None, memory=Bytes(GIB), room=Bytes(2 * GIB))
+KEPT = replace(SHARED, kept=True, room=Bytes(0))
+PRIVATE = Seen(runs=True, private="its memory is private to QEMU")
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen", "way", "why", "against"),
+    [
+        (Way.AUTO, PRIVATE, Way.BACKGROUND, "any memory", None),
+        (Way.AUTO, SHARED, Way.BACKGROUND, "--way shared does that", None),
+        (Way.AUTO, KEPT, Way.SHARED, "copy is there", None),
+        (Way.AUTO, replace(KEPT, runs=False), Way.BACKGROUND, "stands still", None),
+        (Way.SHARED, SHARED, Way.SHARED, "asked for", None),
+        (Way.SHARED, KEPT, Way.SHARED, "asked for", None),
+        (Way.SHARED, replace(SHARED, room=Bytes(GIB)), Way.SHARED, "asked for", "has room for"),
+        (Way.SHARED, PRIVATE, Way.SHARED, "asked for", "private to QEMU"),
+        (Way.SHARED, replace(KEPT, runs=False), Way.SHARED, "asked for", "stands still"),
+        (Way.BACKGROUND, KEPT, Way.BACKGROUND, "asked for", None),
+        (Way.LIBVIRT, KEPT, Way.LIBVIRT, "asked for", None),
+    ],
+)
+def test_the_way_is_decided_and_the_reason_told(
+    asked: Way, seen: Seen, way: Way, why: str, against: str | None
+) -> None:
+    found = choosing.choose(asked, seen)
+    assert found.way is way
+    assert why in found.why
+    assert (found.against is None) == (against is None)
+    assert (against or "") in (found.against or "")
+
+
+def test_only_who_did_not_ask_for_a_way_gets_another() -> None:
+    assert choosing.otherwise(Way.AUTO, Way.SHARED) is Way.BACKGROUND
+    assert choosing.otherwise(Way.AUTO, Way.BACKGROUND) is Way.LIBVIRT
+    assert choosing.otherwise(Way.AUTO, Way.LIBVIRT) is None
+    assert choosing.otherwise(Way.BACKGROUND, Way.BACKGROUND) is None
+    assert choosing.otherwise(Way.SHARED, Way.SHARED) is None
+
+
+def memory(**more: Any) -> Memory:
+    usual: dict[str, Any] = {
+        "image": None, "pause": Seconds(0.0), "way": Way.SHARED, "why": "",
+        "changed": {}, "since": 7, "copy": 8,
+    }  # fmt: skip
+    return Memory(**(usual | more))
+
+
+def kept(folder: Path, memory_: Memory | None, *, snapshot: str, ram: bool) -> line.Line:
+    """The line after one more snapshot with a disk, and perhaps memory."""
+    disk = RegionMap(
+        name="vda", kind=Kind.DISK, size=Bytes(2 * 65536), map=np.array([1, ZERO], dtype=np.uint32)
+    )
+    block = RegionMap(
+        name="pc.ram", kind=Kind.RAM, size=Bytes(3 * 4096),
+        map=np.array([SLOTS * 1 + 5, ZERO, 2], dtype=np.uint32),
+    )  # fmt: skip
+    facts = Facts(domain_xml="", cpu_xml=None, boot_files=(), ram=(), disks=())
+    chunks = [b"a" * 32, b"b" * 32] if ram else [b"c" * 32]
+    private = Private(
+        facts=facts, chunks=chunks, regions=(disk, block) if ram else (disk,), files={}
+    )
+    past = line.load(folder)
+    with Draft(folder) as draft:
+        if ram:
+            draft.prints("pc.ram", Kind.RAM, 3 * 4096)[:] = np.array([b"x" * 16] * 3, dtype="V16")
+        lining.keep(
+            draft, private, past,
+            lining.End(
+                snapshot=snapshot, epoch=0, made_at=5,
+                checkpoint=snapshot, memory=memory_,
+            ),
+        )  # fmt: skip
+    found = line.load(folder)
+    assert found is not None
+    return found
+
+
+def test_memory_goes_on_after_a_snapshot_without_it(tmp_path: Path) -> None:
+    kept(tmp_path / "u-near", memory(), snapshot="s-1", ram=True)
+    found = kept(tmp_path / "u-near", None, snapshot="s-2", ram=False)
+
+    region = found.regions["pc.ram"]
+    assert region.map[1] == ZERO
+    first, last = int(region.map[0]), int(region.map[2])
+    assert (found.chunks[first // SLOTS], first % SLOTS) == (b"b" * 32, 5)
+    assert (found.chunks[last // SLOTS], last % SLOTS) == (b"a" * 32, 2)
+    assert region.prints is not None
+    assert region.prints[0].tobytes() == b"x" * 16
+    assert (found.extra["copy"], found.snapshot) == (8, "s-2")
+    parent = lining.parent(found)
+    assert parent is not None
+    assert (parent.id, parent.sizes) == ("s-2", {"vda": 2 * 65536})
+
+
+def test_changes_count_only_against_the_copy_that_the_line_ends_with(tmp_path: Path) -> None:
+    found = kept(tmp_path / "u-near", memory(), snapshot="s-1", ram=True)
+    assert lining.unchanged(found, memory(since=8))
+    assert not lining.unchanged(found, memory(since=7))
+    assert not lining.unchanged(found, memory(since=None, changed=None))
+    assert not lining.unchanged(None, memory(since=8))
+    other = kept(tmp_path / "u-far", memory(copy=None), snapshot="s-2", ram=True)
+    assert not lining.unchanged(other, memory(since=None))
+
+
+def test_a_guest_that_is_off_leaves_the_checkpoint_of_the_snapshot_before(tmp_path: Path) -> None:
+    found = kept(tmp_path / "u-near", memory(), snapshot="s-1", ram=True)
+    off = replace(found, snapshot="s-2", extra={**found.extra, "checkpoint": "s-1"})
+    never = replace(found, extra={**found.extra, "checkpoint": None})
+    old = replace(found, extra={})
+    assert [lining.checkpoint(one) for one in (found, off, never, old)] == [
+        "s-1", "s-1", None, "s-1",
+    ]  # fmt: skip
+    assert lining.parent(never) is None
+    assert lining.others(tmp_path / "u-far", "u") == ["s-1"]
+
+
+class Image:
+    """Stands for a frozen image of one block of six pages."""
+
+    blocks = (type("Block", (), {"name": "pc.ram", "size": 6 * 4096})(),)
+
+    def file(self, _: int) -> Path:
+        return Path("/dev/null")
+
+    def present(self, _: int) -> Any:
+        return np.array([1, 1, 0, 1, 1, 0], dtype=np.bool_)
+
+
+def test_pages_that_did_not_change_are_named_and_not_read() -> None:
+    image: FrozenImage = Image()  # type: ignore[assignment]
+    changed = np.array([0, 1, 1, 0, 0, 0], dtype=np.bool_)
+    assert list(RamRegion(image, 0, changed).extents()) == [
+        Extent(0, 1, What.SAME), Extent(1, 1, What.DATA), Extent(2, 1, What.ZEROS),
+        Extent(3, 2, What.SAME), Extent(5, 1, What.ZEROS),
+    ]  # fmt: skip
+    assert {one.what for one in RamRegion(image, 0).extents()} == {What.DATA, What.ZEROS}
+
+
+UUID = "3e6f1c52-0000-4000-8000-000000000001"
+
+
+def test_a_copy_goes_with_its_process(tmp_path: Path) -> None:
+    root = tmp_path / "copies"
+    with subprocess.Popen(["sleep", "60"]) as process:
+        folder = copies.place(UUID, process.pid, root)
+        copies.watch(folder, process.pid)
+        folder.mkdir()
+        copies.sweep(root)
+        assert folder.is_dir()
+        process.kill()
+    give_up = time.monotonic() + 20
+    while any(root.iterdir()):
+        assert time.monotonic() < give_up, list(root.iterdir())
+        time.sleep(0.05)
+
+
+def test_what_nobody_watches_is_swept_unless_it_is_still_stored(tmp_path: Path) -> None:
+    folder = tmp_path / f"{UUID}-1-77"  # no process of that number began then
+    folder.mkdir()
+    (tmp_path / "not ours").mkdir()
+    with copies._locked(folder):
+        copies.sweep(tmp_path)
+        assert folder.exists()
+    copies.sweep(tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == ["not ours"]
+    copies.sweep(tmp_path / "none")
+
+
+def test_an_image_tells_of_its_size_version_and_bitmaps() -> None:
+    disk = DiskFacts(name="vda", kind="file", device="disk", format="qcow2", source="/x")
+    found = off_disks.read_info(
+        disk,
+        {
+            "virtual-size": 8 * MIB,
+            "format-specific": {
+                "data": {
+                    "compat": "1.1",
+                    "bitmaps": [
+                        {"name": "good", "flags": ["auto"]},
+                        {"name": "torn", "flags": ["in-use", "auto"]},
+                        {"name": "asleep", "flags": []},
+                    ],
+                }
+            },
+        },
+    )
+    assert (found.size, found.version) == (8 * MIB, 3)
+    assert [one.whole for one in found.bitmaps] == [True, False, False]
+    assert off_disks.read_info(disk, {"virtual-size": 1}).bitmaps == ()
+
+
+class Monitor:
+    """Stands for a running guest's monitor, without a QEMU."""
+
+    guest, host, name = UUID, "alpha", "web1"
+
+    def run_state(self) -> str:
+        return "running"
+
+
+def captured(monkeypatch: pytest.MonkeyPatch, way: Way, *failing: str) -> Memory:
+    """A capture, where some of the ways cannot capture the guest."""
+
+    def fails(*_: object, **__: object) -> Captured:
+        raise CannotCapture("no userfaultfd")
+
+    def works(*_: object, **__: object) -> Captured:
+        image: FrozenImage = Image()  # type: ignore[assignment]
+        return Captured(image=image, pause=Seconds(0.1), took=Seconds(0.2))
+
+    monkeypatch.setattr(background, "capture", fails if "background" in failing else works)
+    monkeypatch.setattr(fallback, "capture", fails if "libvirt" in failing else works)
+    monkeypatch.setattr(copies, "drop", lambda _: None)
+    wanted = Wanted(way=way, folder=Path("/none"), number=5)
+    monitor: Any = Monitor()
+    with ExitStack() as stack:
+        return ways.capture(monitor, wanted, Hooks(note=lambda _: None), threading.Event(), stack)
+
+
+def test_libvirt_comes_in_where_the_background_does_not_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = captured(monkeypatch, Way.AUTO)
+    assert (plain.way, plain.warnings, plain.copy) == (Way.BACKGROUND, (), None)
+    other = captured(monkeypatch, Way.AUTO, "background")
+    assert other.way is Way.LIBVIRT
+    assert other.warnings == ("not captured by way of background: no userfaultfd",)
+    for way, failing in (
+        (Way.BACKGROUND, ["background"]), (Way.LIBVIRT, ["libvirt"]),
+        (Way.AUTO, ["background", "libvirt"]),
+    ):  # fmt: skip
+        with pytest.raises(CannotCapture, match="no userfaultfd"):
+            captured(monkeypatch, way, *failing)
+    with pytest.raises(CannotCapture, match=r"nothing was captured; see vmckpt prepare"):
+        captured(monkeypatch, Way.SHARED)

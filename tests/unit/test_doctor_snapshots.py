@@ -1,0 +1,89 @@
+"""What doctor says of snapshots."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.builders import HOST
+from tests.unit.stocking import stocked
+from vmckpt.cli import main
+from vmckpt.doctor import ready, snapshots
+from vmckpt.doctor.snapshots import ControllerReady, HostReady
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.units import Bytes
+
+GOOD = HostReady(
+    name="alpha", agent=None, state="/var/lib/vmckpt/agent", room=Bytes(50 << 30),
+    stores={"near": None},
+)  # fmt: skip
+OWN = ControllerReady(stores={"near": None}, admins=("alice",), keys=None)
+
+
+def wrong(found: list[Finding]) -> list[str]:
+    assert all(one.severity in (Severity.OK, Severity.WARNING) for one in found)
+    assert all((one.mend is None) == (one.severity is Severity.OK) for one in found)
+    return [f"{one.where}: {one.text}" for one in found if one.severity is Severity.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("examined", "told"),
+    [
+        (GOOD, []),
+        (replace(GOOD, agent="no vmckpt-agent there"), ["alpha: no vmckpt-agent there"]),
+        (replace(GOOD, room=None), ["alpha: /var/lib/vmckpt/agent cannot be made"]),
+        (
+            replace(GOOD, room=Bytes(1 << 30)),
+            ["alpha: /var/lib/vmckpt/agent: 1.0 GiB free; a capture lays down a guest's memory"],
+        ),
+        (
+            replace(GOOD, stores={"near": "/s is not writable", "far": None}),
+            ["alpha: store near: /s is not writable"],
+        ),
+    ],
+)
+def test_a_host(examined: HostReady, told: list[str]) -> None:
+    assert wrong(list(snapshots.of_host(examined))) == told
+
+
+@pytest.mark.parametrize(
+    ("examined", "told"),
+    [
+        (OWN, []),
+        (replace(OWN, admins=()), ["controller: snapshots are not encrypted"]),
+        (replace(OWN, keys="k: others can read it"), ["controller: k: others can read it"]),
+        (replace(OWN, stores={"near": "no answer"}), ["controller: store near: no answer"]),
+    ],
+)
+def test_the_controller(examined: ControllerReady, told: list[str]) -> None:
+    assert wrong(list(snapshots.of_controller(examined))) == told
+
+
+@pytest.mark.parametrize(
+    ("text", "room", "near"),
+    [
+        ("room 5000\n", 5000, None),
+        ("", None, None),
+        ("room 1e9\nabsent /near\n", None, "there is no store at /near"),
+        ("hello\nroom 1\nclosed /near\nclosed /other\n", 1, "/near is not writable"),
+    ],
+)
+def test_what_a_host_answers(text: str, room: int | None, near: str | None) -> None:
+    found = ready.read(HOST, {"near": "/near"}, text, None)
+    assert (found.room, dict(found.stores)) == (room, {"near": near})
+
+
+def test_the_command_tells_of_stores_and_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stock = stocked(tmp_path, monkeypatch, capsys)
+    (stock.folder / "far" / "format").unlink()
+    main.run(["doctor", "--json", "--quiet"])
+    found = json.loads(capsys.readouterr().out)
+    told = {one["text"] for one in found if one["where"] == "controller"}
+    assert told == {f"store far: {tmp_path}/far is no store", "snapshots are not encrypted"}
+    stock.encrypt()
+    main.run(["doctor", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert "snapshots are encrypted for alice" in {one["text"] for one in found}

@@ -1,0 +1,234 @@
+"""A cut through several guests: who is waited for, who is late, and what is let go."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.snapshots import PUBLIC
+from tests.unit.stocking import Stock, stocked
+from vmckpt.agent import cut
+from vmckpt.checkpoint import outputs
+from vmckpt.errors import BadInput, CaptureFailed, RemoteError
+from vmckpt.lab import chat
+from vmckpt.lab.chat import Chat, Peer
+from vmckpt.model.cuts import Phase
+from vmckpt.model.events import Copied
+from vmckpt.snapshot import group
+from vmckpt.snapshot.cutting import Cutting
+from vmckpt.snapshot.group import Meeting
+from vmckpt.units import Bytes, Seconds
+
+
+@pytest.fixture
+def stock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Stock:
+    return stocked(tmp_path, monkeypatch, capsys)
+
+
+MEMBERS = frozenset({"a", "b"})
+PHASES = list(Phase)
+
+
+def meeting(phase: Phase = Phase.READY, **more: Any) -> Meeting:
+    return Meeting(members=MEMBERS, phase=phase, since=10.0, **more)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_all_go_on_together(phase: Phase) -> None:
+    one = group.arrived(meeting(phase), "a", phase, 11.0)
+    assert (one.phase, one.here, one.since) == (phase, frozenset("a"), 10.0)
+    both = group.arrived(one, "b", phase, 12.0)
+    following = PHASES[PHASES.index(phase) + 1] if phase is not Phase.STORED else None
+    assert (both.phase, both.here, both.since) == (following, frozenset(), 12.0)
+
+
+@pytest.mark.parametrize(
+    ("member", "phase", "here"),
+    [("c", Phase.READY, ()), ("a", Phase.STOPPED, ()), ("a", Phase.READY, ("a",))],
+)
+def test_nobody_comes_out_of_turn(member: str, phase: Phase, here: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="is waited for"):
+        group.arrived(meeting(here=frozenset(here)), member, phase, 11.0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "after", "late", "left"),
+    [
+        (Phase.READY, 59.0, (), 1.0),
+        (Phase.READY, 60.0, ("b",), 0.0),
+        (Phase.STOPPED, 4.5, (), 0.5),
+        (Phase.STOPPED, 5.0, ("b",), 0.0),
+        (Phase.CAPTURED, 7.0, ("b",), 0.0),
+        (Phase.STORED, 1e6, (), None),
+    ],
+)
+def test_who_is_late(phase: Phase, after: float, late: tuple[str, ...], left: float | None) -> None:
+    one = meeting(phase, here=frozenset("a"))
+    assert group.late(one, 10.0 + after) == late
+    assert group.left(one, 10.0 + after) == left
+
+
+def test_no_cut_outlasts_what_holds_it() -> None:
+    waits = [Phase.STOPPED, Phase.CAPTURED]
+    for phase in (Phase.READY, *waits):
+        assert (group.LIMITS[phase] or 0) < cut.PATIENCE[phase]
+    assert sum(cut.PATIENCE[phase] for phase in waits) < outputs.LIMIT
+
+
+@pytest.mark.parametrize("told", [["web1"], ["web1", ""], ["web1", "db1", "web1"], [""]])
+def test_what_is_no_group(told: list[str]) -> None:
+    with pytest.raises(BadInput):
+        group.check_names(told)
+    assert group.check_names(["web1", " db1 "]) == ("web1", "db1")
+
+
+def test_a_group_counts_if_all_of_it_is_there() -> None:
+    def member(id_: str, size: str, guest: str) -> Any:
+        return replace(PUBLIC, group=id_, tags={group.SIZE: size}, guest=guest)
+
+    whole, half, odd = ("g-" + letter * 16 for letter in "abc")
+    told = group.standing(
+        [
+            member(whole, "2", "web1"),
+            member(whole, "2", "web2"),
+            member(half, "3", "web1"),
+            member(odd, "many", "web1"),
+            replace(PUBLIC, group=None),
+        ]
+    )
+    assert {id_: one.whole for id_, one in told.items()} == {whole: True, half: False, odd: False}
+    assert str(told[half]) == f"{half} is incomplete: 1 of 3"
+
+
+def test_progress_is_that_of_who_is_behind() -> None:
+    def of(phase: str, done: int, total: int | None = None) -> Copied:
+        return Copied(
+            phase=phase, done=Bytes(done), total=None if total is None else Bytes(total),
+            new=Bytes(1),
+        )  # fmt: skip
+
+    behind = group.together([of("store", 9), of("capture", 1, 10), of("capture", 2, 10)])
+    assert behind == Copied(phase="capture", done=Bytes(3), total=Bytes(20), new=Bytes(2))
+    assert group.together([of("store", 9), of("store", 1)]).done == 10
+
+
+Act = Callable[[Cutting, asyncio.Event], Awaitable[None]]
+
+
+def cut_through(act: Act, *members: str) -> Cutting:
+    async def run() -> Cutting:
+        stop = asyncio.Event()
+        async with Cutting("g-1", frozenset(members or MEMBERS), stop) as cutting:
+            await asyncio.wait_for(act(cutting, stop), 5.0)
+        return cutting
+
+    return asyncio.run(run())
+
+
+def test_nobody_passes_before_the_last() -> None:
+    passed: list[tuple[str, Phase]] = []
+
+    async def act(cutting: Cutting, _: asyncio.Event) -> None:
+        async def agent(name: str, slow: float) -> None:
+            for phase in PHASES:
+                await asyncio.sleep(slow)
+                passed.append((f"{name} at", phase))
+                await cutting.reached(name, phase)
+                passed.append((f"{name} past", phase))
+
+        await asyncio.gather(agent("a", 0.0), agent("b", 0.01))
+
+    cutting = cut_through(act)
+    for phase in PHASES:
+        came = [passed.index((f"{name} at", phase)) for name in "ab"]
+        went = [passed.index((f"{name} past", phase)) for name in "ab"]
+        assert max(came) < min(went)
+    assert cutting.ended
+    assert cutting.failure is None
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_one_fails_and_all_are_let_go(phase: Phase) -> None:
+    async def act(cutting: Cutting, _: asyncio.Event) -> None:
+        for before in PHASES[: PHASES.index(phase)]:
+            await asyncio.gather(cutting.reached("a", before), cutting.reached("b", before))
+        waiting = asyncio.create_task(cutting.reached("a", phase))
+        await asyncio.sleep(0)
+        await cutting.fail(RemoteError("beta: the agent ended"))
+        with pytest.raises(CaptureFailed, match="beta: the agent ended; all guests go on"):
+            await waiting
+        with pytest.raises(CaptureFailed, match="the agent ended"):
+            await cutting.reached("b", phase)
+        assert cutting.stop.is_set()
+
+    assert not cut_through(act).ended
+
+
+def test_who_is_late_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {**group.LIMITS, Phase.STOPPED: Seconds(0.05)}
+    monkeypatch.setattr(group, "LIMITS", limits)
+
+    async def act(cutting: Cutting, _: asyncio.Event) -> None:
+        await asyncio.gather(*(cutting.reached(one, Phase.READY) for one in MEMBERS))
+        with pytest.raises(CaptureFailed, match=r"^b was not stopped within 0\.05 s"):
+            await cutting.reached("a", Phase.STOPPED)
+
+    assert cut_through(act).stop.is_set()
+
+
+def test_ctrl_c_lets_all_go() -> None:
+    async def act(cutting: Cutting, stop: asyncio.Event) -> None:
+        waiting = asyncio.create_task(cutting.reached("a", Phase.READY))
+        await asyncio.sleep(0)
+        stop.set()
+        with pytest.raises(CaptureFailed, match="was stopped"):
+            await waiting
+
+    assert cut_through(act).stop.is_set()
+
+
+def peer(sent: int, received: int) -> Peer:
+    return Peer(sent=sent, received=received, first=1, count=received)
+
+
+@pytest.mark.parametrize(("sent", "received", "wrong"), [(5, 5, 0), (5, 4, 0), (5, 6, 1)])
+def test_the_check_finds_what_was_received_and_not_sent(
+    sent: int, received: int, wrong: int
+) -> None:
+    one = Chat(own=0, run=1, peers={1: peer(sent, 0)})
+    other = Chat(own=1, run=2, peers={0: peer(0, received)})
+    assert len(chat.violations([one, other])) == wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "neither a guest nor a group is named"),
+        (["web1", "--group", "web1,web2"], "both a guest and a group is named"),
+        (["--group", "web1"], "a group has at least two guests"),
+        (["--group", "web1,db1,web1"], "--group names 'web1' twice"),
+    ],
+)
+def test_what_the_command_refuses(stock: Stock, words: list[str], says: str) -> None:
+    code, _, told = stock("create", *words)
+    assert code == 2
+    assert says in told
+
+
+def test_list_tells_whether_a_group_is_whole(stock: Stock) -> None:
+    tags = {group.SIZE: "2"}
+    stock.put("one", [1], group="g-" + "a" * 16, tags=tags)
+    stock.put("two", [2], group="g-" + "a" * 16, tags=tags)
+    stock.put("half", [3], group="g-" + "b" * 16, tags=tags)
+    stock.put("alone", [4])
+    _, told, _ = stock("list", "--json")
+    found = {one["name"]: one["group"] for one in json.loads(told)}
+    assert (found["one"]["there"], found["one"]["of"]) == (2, 2)
+    assert (found["half"]["there"], found["half"]["of"]) == (1, 2)
+    assert found["alone"] is None

@@ -1,0 +1,201 @@
+"""A command under guard: what takes the guest back, and how programs outside are run."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.snapshots import PUBLIC
+from tests.unit.stocking import stocked
+from vmckpt.cli import main
+from vmckpt.cli.guard import ended, stop_of
+from vmckpt.errors import BadInput, Cancelled, HookFailed, WentBack
+from vmckpt.model.guests import GuestState
+from vmckpt.model.jobs import Outcome
+from vmckpt.snapshot import guarding, hooks
+from vmckpt.snapshot.guarding import Ending, Guarded
+from vmckpt.snapshot.outside import Outside, in_words
+from vmckpt.snapshot.requests import Restored, Taken
+from vmckpt.snapshot.settling import came_back, came_in
+from vmckpt.snapshot.settling_guard import verdict
+from vmckpt.units import Bytes, Seconds
+
+RUNNING, PAUSED, OFF = GuestState.RUNNING, GuestState.PAUSED, GuestState.SHUT_OFF
+NOTHING = Bytes(0)
+TAKEN = Taken(
+    id="s-aaaaaaaaaaaaaaaa", name="x", guest="web1", host="alpha", store="near",
+    pause=Seconds(0.0), way="background", why="", phases={}, took=Seconds(1.0), read=NOTHING,
+    same=NOTHING, zero=NOTHING, written=NOTHING, encrypted=False, warnings=(), job=None,
+)  # fmt: skip
+RESTORED = Restored(
+    snapshot=TAKEN.id, guest="web1", host="alpha", disks=Seconds(0.0), memory=Seconds(0.0),
+    took=Seconds(1.0), images={}, warnings=(), job=None,
+)  # fmt: skip
+BACK = Guarded(
+    ending=Ending.BACK, why="the command failed", stopped=False, command=1, checks=0, taken=TAKEN,
+    restored=RESTORED, job=None,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("status", "stopped", "why"),
+    [
+        (0, False, ""),
+        (3, False, "the command failed: it ended with 3"),
+        (-9, False, "the command failed: it was ended by SIGKILL"),
+        (0, True, "it was broken off"),
+        (1, True, "it was broken off"),
+    ],
+)
+def test_its_end_takes_the_guest_back(status: int, stopped: bool, why: str) -> None:
+    assert guarding.wrong_with_command(status, stopped=stopped) == why
+
+
+@pytest.mark.parametrize(
+    ("states", "silent", "was_paused", "why"),
+    [
+        ({"alpha": RUNNING}, [], False, ""),
+        ({"alpha": OFF, "beta": RUNNING}, [], False, ""),
+        ({"alpha": GuestState.BLOCKED}, ["beta"], False, ""),
+        ({"alpha": PAUSED}, [], False, "the guest is paused on alpha"),
+        ({"alpha": PAUSED}, [], True, ""),
+        ({"alpha": GuestState.CRASHED}, [], True, "the guest is crashed on alpha"),
+        ({}, [], False, "the guest runs nowhere"),
+        ({}, ["beta"], False, "the guest runs nowhere; beta does not answer"),
+    ],
+)
+def test_the_guest_must_still_run(
+    states: Mapping[str, GuestState], silent: list[str], was_paused: bool, why: str
+) -> None:
+    assert guarding.wrong_with_guest(states, silent, was_paused=was_paused) == why
+
+
+def test_a_checkpoint_is_tagged_with_the_program_and_not_its_secrets() -> None:
+    assert guarding.tags(["/usr/bin/ssh", "root@web1", "--password=x"]) == {"guard": "ssh"}
+    assert guarding.tags(["a\nb"]) == {"guard": "ab"}
+
+
+@pytest.mark.parametrize(
+    ("done", "kind"),
+    [
+        (BACK, WentBack),
+        (replace(BACK, stopped=True), Cancelled),
+        (replace(BACK, restored=replace(RESTORED, hook=5)), HookFailed),
+        (replace(BACK, ending=Ending.KEPT, restored=None), None),
+    ],
+)
+def test_the_exit_code_tells_how_it_ended(done: Guarded, kind: type[Exception] | None) -> None:
+    failed = ended(done)
+    assert (None if failed is None else type(failed)) is kind
+    assert failed is None or f"web1 is as it was at {TAKEN.id}" in str(failed)
+
+
+async def test_a_program_is_run_with_what_it_is_told(tmp_path: Path) -> None:
+    outside, file = Outside(quiet=True), tmp_path / "told"
+    assert await outside.run(["sh", "-c", f'echo "$WHO" > {file}; exit 7'], {"WHO": "web1"}) == 7
+    assert file.read_text() == "web1\n"
+    assert await outside.shell("exit 3", {}, None) == 3
+    with pytest.raises(BadInput, match="cannot be run"):
+        await outside.run([str(tmp_path / "none")], {})
+
+
+async def test_a_signal_reaches_the_program_and_one_that_is_slow_is_ended(tmp_path: Path) -> None:
+    outside, file = Outside(quiet=True), tmp_path / "began"
+    running = asyncio.create_task(outside.shell(f"echo $$ > {file}; exec sleep 60", {}, None))
+    while not (file.exists() and file.read_text()):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    outside.pass_on(signal.SIGHUP)
+    assert await running == -signal.SIGHUP
+    outside.pass_on(signal.SIGHUP)
+    with pytest.raises(TimeoutError):
+        await outside.shell(f"echo $$ > {file}; exec sleep 60", {}, Seconds(0.3))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)
+
+
+async def test_a_hook_is_told_where_and_when_and_stops_with_us(tmp_path: Path) -> None:
+    uuid = PUBLIC.guest_uuid
+    told = hooks.told(PUBLIC, "near", guest="fork", uuid="other", host="beta")
+    assert (told["VMCKPT_ORIGIN"], told["VMCKPT_GUEST"]) == (PUBLIC.guest, "fork")
+    assert (told["VMCKPT_FORK"], told["VMCKPT_HOST"]) == ("1", "beta")
+    assert told["VMCKPT_MADE_AT"].endswith("+00:00")
+    itself = hooks.told(PUBLIC, "near", guest=PUBLIC.guest, uuid=uuid, host="beta")
+    assert itself["VMCKPT_FORK"] == "0"
+    stop, file = asyncio.Event(), tmp_path / "told"
+    assert await hooks.run(f'echo "$VMCKPT_HOST" > {file}; exit 4', told, stop) == 4
+    assert file.read_text() == "beta\n"
+    running = asyncio.create_task(hooks.run("sleep 60", told, stop))
+    await asyncio.sleep(0.1)
+    stop.set()
+    assert await running == -signal.SIGTERM
+
+
+def test_how_a_program_ended_is_said() -> None:
+    assert [in_words(one) for one in (2, -15, -77)] == [
+        "it ended with 2", "it was ended by SIGTERM", "it was ended by signal 77",
+    ]  # fmt: skip
+    assert "its links stay down" in hooks.complaint("x", 1, links_down=True)
+
+
+def test_a_guard_without_a_controller_says_the_way_back() -> None:
+    told = verdict(("s-x", "near"))
+    assert (told.outcome, "restore s-x --store near --replace" in told.did[0]) == (
+        Outcome.FAILED, True,
+    )  # fmt: skip
+    assert verdict(None).did == ()
+
+
+@pytest.mark.parametrize(
+    ("hook", "ran", "truth"),
+    [
+        (None, False, "the guest is back"),
+        ("x", False, "the guest is back; its on_restore hook was not run: x"),
+        ("x", True, "the guest is back; its on_restore hook may not have come to its end: x"),
+    ],
+)
+def test_recovery_says_what_became_of_the_hook(hook: str | None, ran: bool, truth: str) -> None:
+    assert came_back(arrived=True, hook=hook, ran=ran).truth == truth
+
+
+def test_a_lazy_restore_is_watched_until_its_disks_are_whole() -> None:
+    told = came_back(arrived=True)
+    assert came_in(told, waits=False, whole=True) == told
+    assert came_in(told, waits=True, whole=False).goes_on
+    assert came_in(told, waits=True, whole=True).outcome is Outcome.COMPLETED
+
+
+async def test_the_first_signal_is_passed_on_and_the_second_kills(tmp_path: Path) -> None:
+    outside, file = Outside(quiet=True), tmp_path / "began"
+    stop = stop_of(outside)
+    deaf = f"trap 'echo heard >> {file}' TERM; echo began > {file}; while :; do sleep 0.05; done"
+    running = asyncio.create_task(outside.shell(deaf, {}, None))
+    for said in ("began\n", "began\nheard\n"):
+        while not (file.exists() and file.read_text() == said):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not running.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == -signal.SIGKILL
+    assert stop.is_set()
+
+
+def test_without_a_way_back_nothing_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stock = stocked(tmp_path, monkeypatch, capsys)
+    stock.encrypt()
+    stranger = tmp_path / "other.key"
+    assert stock("keys", "new", str(stranger), "--no-passphrase")[0] == 0
+    run = ["--", "touch", "ran"]
+    for more, why in (
+        ([], "no way back without a key; nothing was done"),
+        (["--identity", str(stranger)], "not encrypted for this identity; nothing was done"),
+    ):
+        assert main.run(["guard", "test", *more, *run]) == 43
+        told = capsys.readouterr().err
+        assert (why in told, len(told.splitlines())) == (True, 1), told
+    assert not (tmp_path / "ran").exists()
+    assert main.run(["guard", "test"]) == 2

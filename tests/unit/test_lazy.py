@@ -1,0 +1,132 @@
+"""Images that begin empty, with their content behind them, and what is done without a guest."""
+
+import io
+import json
+import subprocess
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.stocking import page
+from vmckpt.agent import discard, lazy, serving
+from vmckpt.agent.afterwards import DiscardOrder, FinishOrder
+from vmckpt.agent.lazy import Keeper
+from vmckpt.agent.orders import RestoreOrder
+from vmckpt.agent.talk import Talk
+from vmckpt.checkpoint.nbdsession import Export
+from vmckpt.errors import BadInput, StoreDamaged
+from vmckpt.hypervisor import pulling
+from vmckpt.model.stores import StorePlace
+
+ID = "s-aaaaaaaaaaaaaaaa"
+CONTENT = page(3, 1 << 20) + bytes(1 << 20) + page(4, 1 << 20)
+
+
+def order(folder: Path) -> RestoreOrder:
+    return RestoreOrder(
+        guest="u-1", uri="", host="alpha", store=StorePlace(name="near", url="/x"), state="/x",
+        snapshot=ID, data_key="00" * 32, trusted=(), xml=None,
+        images={"vda": str(folder / "vda.qcow2")}, replace=True, links_down=False, paused=False,
+    )  # fmt: skip
+
+
+def talk() -> Talk:
+    return Talk(io.StringIO(), io.StringIO())
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where sockets and orders are."""
+    monkeypatch.setattr(serving, "RUN", tmp_path / "run")
+    monkeypatch.setattr(pulling, "owner", lambda _uri, _host: (-1, -1))
+    return tmp_path / "run"
+
+
+def overlay(told: RestoreOrder, socket: str) -> None:
+    base = f"nbd+unix:///vda?socket={socket}"
+    words = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", base]
+    subprocess.run([*words, told.images["vda"]], check=True)
+
+
+def test_an_image_is_completed_without_its_guest(tmp_path: Path, run: Path) -> None:
+    told = order(tmp_path)
+    export = Export(size=len(CONTENT), read=lambda at, length: CONTENT[at : at + length])
+    with ExitStack() as stack:
+        folder = serving._furnished(told)
+        keeper = serving._Keeper(told, talk(), {"vda": export})
+        keeper.listen(stack)
+        overlay(told, keeper.sockets["vda"])
+        assert not keeper._is_whole("vda")
+        keeper._finish_off("vda")
+        assert keeper._is_whole("vda")
+    raw = tmp_path / "raw"
+    subprocess.run(["qemu-img", "convert", "-O", "raw", told.images["vda"], str(raw)], check=True)
+    assert raw.read_bytes() == CONTENT
+    assert folder.stat().st_mode & 0o777 == 0o711
+    assert (folder / "order.json").stat().st_mode & 0o777 == 0o600
+    Path(told.images["vda"]).unlink()
+    assert keeper._is_whole("vda"), "an image that was taken away is waited for by nobody"
+
+
+def test_what_a_keeper_was_told_is_kept_for_the_next_one(tmp_path: Path, run: Path) -> None:
+    assert serving.kept("u-1") is None
+    told = order(tmp_path)
+    folder = serving._furnished(told)
+    kept = serving.kept("u-1")
+    assert kept is not None
+    assert (kept["do"], RestoreOrder.from_json(kept)) == ("serve", told)
+    look = FinishOrder(guest="u-1", host="alpha", dry=True)
+    assert lazy.finish(look, talk()) == {"waits": True, "whole": False}
+    assert lazy.finish(replace(look, guest="u-2"), talk()) == {"waits": False, "whole": True}
+    (folder / "order.json").write_text("{")
+    with pytest.raises(BadInput, match="makes no sense"):
+        serving.kept("u-1")
+
+
+def test_a_snapshot_without_memory_is_nothing_to_be_lazy_for(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="nothing to be lazy for"):
+        lazy.restore_lazily(order(tmp_path), talk())
+
+
+def said(keeper: Keeper, *lines: object) -> None:
+    keeper._process = subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert keeper._process.stdin is not None
+    keeper._process.stdin.write("".join(json.dumps(line) + "\n" for line in lines))
+    keeper._process.stdin.close()
+
+
+def ended(keeper: Keeper) -> None:
+    assert keeper._process.stdout is not None
+    keeper._process.stdout.close()
+    keeper._process.wait()
+
+
+def test_a_keeper_is_listened_to() -> None:
+    keeper = Keeper({}, "alpha")
+    said(keeper, {"ask": "ready", "about": {"sockets": {"vda": "/x"}}}, {"progress": {}},
+         {"done": {}})  # fmt: skip
+    keeper.wait_ready()
+    assert keeper.sockets == {"vda": "/x"}
+    assert keeper.watch(talk())
+    ended(keeper)
+    said(keeper, {"progress": {}})
+    assert not keeper.watch(talk())
+    ended(keeper)
+    said(keeper, {"error": {"kind": "StoreDamaged", "message": "gone", "mend": None}})
+    with pytest.raises(StoreDamaged, match="gone"):
+        keeper.wait_ready()
+    ended(keeper)
+
+
+def test_a_forks_images_are_taken_away_also_half_made(tmp_path: Path) -> None:
+    place = tmp_path / "fork-vda.qcow2"
+    for name in (place.name, f"{place.name}.{ID}.new", "other"):
+        (tmp_path / name).touch()
+    told = DiscardOrder(snapshot=ID, images={"vda": str(place)})
+    assert discard.discard(DiscardOrder.from_json(told.as_json()), talk()) == {"removed": 2}
+    assert discard.discard(told, talk()) == {"removed": 0}
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]

@@ -1,0 +1,205 @@
+"""Looking into a snapshot: partitions, single files, disks over NBD, memory as a core."""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.snapshots import PUBLIC, bare, ram
+from tests.unit.stocking import Stock, page, stocked
+from vmckpt.checkpoint.nbdsession import Export
+from vmckpt.errors import BadInput
+from vmckpt.snapshot import insides, partitions
+from vmckpt.snapshot.opening import layout
+from vmckpt.snapshot.partitions import Part
+from vmckpt.store.facts import Contents
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def stock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Stock:
+    return stocked(tmp_path, monkeypatch, capsys)
+
+
+def found(data: bytes) -> tuple[Part, ...]:
+    return partitions.parts(lambda at, length: data[at : at + length], len(data))
+
+
+def table(rows: Sequence[tuple[int, int, int]]) -> bytes:
+    """A sector with a table of partitions: kind, first sector, sectors."""
+    raw = b"".join(struct.pack("<B3xB3xII", 0, *row) for row in rows)
+    return bytes(446) + raw.ljust(64, b"\0") + b"\x55\xaa"
+
+
+def with_ext(disk: bytearray, start: int) -> None:
+    disk[start + 1080 : start + 1082] = b"\x53\xef"
+
+
+def test_partitions_of_an_old_table_and_of_its_chain() -> None:
+    disk = bytearray(8 * MIB)
+    disk[:512] = table([(0x83, 2048, 2048), (0x05, 4096, 8192)])
+    disk[4096 * 512 : 4097 * 512] = table([(0x83, 64, 1024), (0x05, 4096, 4096)])
+    disk[8192 * 512 : 8193 * 512] = table([(0x83, 64, 1024)])
+    with_ext(disk, 2048 * 512)
+    disk[(4096 + 64) * 512 : (4096 + 64) * 512 + 4] = b"XFSB"
+
+    assert found(bytes(disk)) == (
+        Part(1, MIB, MIB, "ext4"),
+        Part(5, (4096 + 64) * 512, MIB // 2, "xfs"),
+        Part(6, (8192 + 64) * 512, MIB // 2, ""),
+    )
+
+
+def test_partitions_of_a_new_table() -> None:
+    disk = bytearray(4 * MIB)
+    disk[:512] = table([(0xEE, 1, 8191)])
+    disk[512:520] = b"EFI PART"
+    struct.pack_into("<QII", disk, 512 + 72, 2, 128, 128)
+    entry = b"T" * 16 + b"U" * 16 + struct.pack("<QQ", 2048, 4095)
+    disk[1024 + 128 : 1024 + 128 + len(entry)] = entry
+    with_ext(disk, MIB)
+
+    assert found(bytes(disk)) == (Part(2, MIB, MIB, "ext4"),)
+
+
+@pytest.mark.parametrize(
+    "disk",
+    [
+        b"", bytes(100), bytes(MIB), b"\xff" * MIB,
+        # Chains that bite their tails, and rows that lie outside the disk.
+        table([(0x05, 0, 100)]) + bytes(MIB), table([(0x83, 1, 1 << 31)]) + bytes(MIB),
+        table([(0xEE, 1, 1)]) + b"EFI PART" + b"\xff" * 4096,
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_one_disk_with_nothing_known(disk: bytes) -> None:
+    assert found(disk) == (Part(0, 0, len(disk), ""),)
+
+
+def test_a_part_is_chosen_or_all_are_named() -> None:
+    one, two, xfs = Part(1, 0, MIB, "ext4"), Part(2, MIB, MIB, "ext4"), Part(3, 0, MIB, "xfs")
+    assert insides.chosen("vda", [xfs, one], None) == one
+    assert insides.chosen("vda", [one, two], 2) == two
+    for parts, number, why in (
+        ([one, two], None, "several file systems: partition 1 .*--disk vda:1"),
+        ([one], 7, "no partition 7; it has partition 1"),
+        ([one, xfs], 3, "of ext2, ext3 and ext4"),
+        ([Part(0, 0, MIB, "")], None, "nothing known"),
+    ):
+        with pytest.raises(BadInput, match=why):
+            insides.chosen("vda", parts, number)
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Export:
+    """A disk whose second partition has some files."""
+    tree, disk = tmp_path / "tree", tmp_path / "disk.raw"
+    (tree / "etc/deep").mkdir(parents=True)
+    (tree / "etc/fstab").write_text("UUID=1 / ext4\n")
+    (tree / "etc/deep/a b").write_bytes(page(1, 300_000))
+    (tree / "etc/link").symlink_to("/etc/passwd")
+    with disk.open("wb") as file:
+        file.truncate(16 * MIB)
+        file.write(table([(0x83, 2048, 2048), (0x83, 4096, 24576)]))
+    make = ["mkfs.ext4", "-q", "-F", "-d", str(tree), "-E", f"offset={2 * MIB}", str(disk), "12m"]
+    subprocess.run(make, check=True, env={**os.environ, "PATH": "/usr/sbin:/sbin:/usr/bin:/bin"})
+    data = disk.read_bytes()
+    return Export(size=len(data), read=lambda at, length: data[at : at + length])
+
+
+def test_single_files_come_out_of_a_disk(filled: Export, tmp_path: Path) -> None:
+    with insides.opened(filled, "vda", None) as files:
+        names = {one.name: one for one in files.list("/etc")}
+        assert set(names) == {"deep", "fstab", "link"}
+        assert (names["fstab"].size, names["deep"].folder) == (14, True)
+        assert [one.name for one in files.list("/etc/fstab")] == ["fstab"]
+        assert files.read("/etc/fstab") == b"UUID=1 / ext4\n"
+        place, left_out = files.get("/etc", tmp_path / "copy")
+        for path, why in (
+            ("/none", "File not found"), ("/etc/link", "symlink to /etc/passwd"),
+            ('/a"b', "cannot be told such a name"), ("/etc/deep", "is a folder"),
+        ):  # fmt: skip
+            with pytest.raises(BadInput, match=why):
+                files.read(path)
+        with pytest.raises(BadInput, match="is there already"):
+            files.get("/etc/fstab", place / "fstab")
+    assert left_out == 1
+    assert (place / "deep/a b").read_bytes() == page(1, 300_000)
+    assert {path.name for path in place.iterdir()} == {"deep", "fstab"}
+    assert "vmckpt-" not in Path("/proc/self/mounts").read_text()
+
+
+def test_a_disk_is_served_until_somebody_stops_it(stock: Stock) -> None:
+    key = str(stock.encrypt())
+    stock.put("one", [1, 2], disk=7)
+    words = ["snapshot", "open", "one", "--nbd", "disk.sock", "--identity", key, "--json"]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "vmckpt.cli.main", *words], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        give_up = time.monotonic() + 60
+        while not Path("disk.sock").exists():
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+        uri = f"nbd+unix:///vda?socket={Path('disk.sock').absolute()}"
+        subprocess.run(["qemu-img", "convert", "-O", "raw", uri, "disk.raw"], check=True)
+    finally:
+        server.send_signal(signal.SIGINT)
+        told, _ = server.communicate(timeout=30)
+    assert (server.returncode, json.loads(told)["exports"]) == (0, {"vda": uri})
+    assert Path("disk.raw").read_bytes() == page(7, 65536)
+    assert not Path("disk.sock").exists()
+
+
+def test_what_is_wanted_must_be_said_and_be_there(stock: Stock) -> None:
+    stock.put("one", [1])
+    for words, code, why in (
+        ((), 2, "say one of --nbd"),
+        (("--nbd", "x", "--core", "y"), 2, "say one of --nbd"),
+        (("--nbd", "x", "--disk", "vdz"), 2, "no disk 'vdz'; it has vda"),
+        (("--nbd", "x", "--disk", "vda:1"), 2, "served whole; say --disk vda"),
+        (("--listen", "0.0.0.0:0"), 2, "other machines could read"),
+        (("--listen", "99999"), 2, "is no port"),
+        (("--files", "/"), 2, "of ext2, ext3 and ext4"),
+    ):
+        got, _, told = stock("open", "one", *words)
+        assert (got, why in told, len(told.splitlines())) == (code, True, 1), told
+    stock.encrypt()
+    stock.put("two", [1])
+    got, _, told = stock("open", "two", "--nbd", "x")
+    assert (got, "is encrypted" in told) == (43, True)
+
+
+def test_memory_comes_out_as_a_core(stock: Stock) -> None:
+    stock.put("one", [5, -1, 6])
+    code, told, _ = stock("open", "one", "--core", "one.core", "--json")
+    assert (code, json.loads(told)["bytes"]) == (0, Path("one.core").stat().st_size)
+    assert Path("one.core").read_bytes().endswith(page(5) + bytes(4096) + page(6))
+    program = ["readelf", "-hl", "one.core"]
+    said = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert "CORE (Core file)" in said.stdout
+    assert stock("open", "one", "--core", "one.core")[0] == 2
+
+
+def test_a_core_needs_memory_of_a_known_kind() -> None:
+    private = bare([ram([1])], [])
+    public = replace(PUBLIC, arch="x86_64", machine="pc-i440fx-7.2", contents=Contents.MEMORY)
+    assert [one.block for one in layout(public, private)] == ["pc.ram"]
+    for wrong, why in (
+        (replace(public, contents=Contents.DISKS), "no memory"),
+        (replace(public, arch="aarch64"), "x86_64"),
+    ):
+        with pytest.raises(BadInput, match=why):
+            layout(wrong, private)
+    with pytest.raises(BadInput, match="which of its blocks"):
+        layout(public, bare([ram([1], "virt.flash0")], []))

@@ -1,0 +1,205 @@
+"""Held output: what can be held, that it is let out whatever happens, and by whom."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from vmckpt.checkpoint import outputs
+from vmckpt.checkpoint.outputs import Card, Hold, HoldUndo
+from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
+from vmckpt.hypervisor.monitor import Refused
+from vmckpt.units import Seconds
+
+UNDO = HoldUndo(
+    guest="00000000-0000-0000-0000-000000000000", cards=("net0", "net1"), runs=True
+)  # fmt: skip
+CARD = Card(name="net0", kind="bridge", model="virtio", driver="qemu", queues=1)
+
+
+def xml(*devices: str) -> str:
+    return f"<domain><name>web1</name><devices>{''.join(devices)}</devices></domain>"
+
+
+def card(kind: str = "bridge", model: str = "virtio", driver: str = "", name: str = "net0") -> str:
+    return (
+        f"<interface type='{kind}'><model type='{model}'/>{driver}<alias name='{name}'/>"
+        "</interface>"
+    )
+
+
+class Qemu:
+    """A monitor of a guest with filters."""
+
+    guest = UNDO.guest
+    host, name, uri = "alpha", "web1", "test:///default"
+
+    def __init__(self, *devices: str, state: str = "running", refuses: str = "") -> None:
+        self.filters: dict[str, dict[str, Any]] = {}
+        self.devices, self.state, self.refuses = devices, state, refuses
+        self.migration = "none"
+        self.by_somebody = self.dead = False
+        self.told: list[str] = []
+
+    def described(self) -> str:
+        return xml(*self.devices)
+
+    def ask(self, command: str, **_: object) -> Any:
+        assert command == "query-migrate"
+        return {"status": self.migration}
+
+    def tell(self, command: str, arguments: dict[str, Any], *, files: tuple[int, ...] = ()) -> Any:
+        self.told.append(command)
+        if self.dead:
+            raise HypervisorError("alpha: object-del: no answer", host="alpha")
+        if command == "cont":
+            self.state = "running"
+        elif command == "object-add":
+            if arguments["netdev"] == self.refuses:
+                raise Refused("alpha: object-add: vhost is not supported", host="alpha")
+            self.filters[arguments["id"]] = arguments
+        elif self.filters.pop(arguments["id"], None) is None:
+            raise Refused(f"alpha: object-del: object '{arguments['id']}' not found", host="alpha")
+
+    def human(self, line: str) -> str:
+        raise AssertionError(line)
+
+    def run_state(self) -> str:
+        return self.state
+
+    def paused_by_somebody(self) -> bool:
+        return self.by_somebody
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("wishes", "vhost", "why"),
+    [
+        ({}, False, None),
+        ({}, True, None),
+        ({"driver": None}, False, None),
+        ({"driver": None}, True, "uses vhost"),
+        ({"driver": None, "model": "e1000"}, True, None),
+        ({"driver": "vhost"}, False, "uses vhost"),
+        ({"queues": 2}, False, "has 2 queues"),
+        ({"kind": "hostdev"}, False, "sends past QEMU"),
+        ({"kind": "vhostuser"}, False, "sends past QEMU"),
+        ({"kind": "vdpa"}, False, "sends past QEMU"),
+        ({"kind": "direct"}, False, None),
+    ],
+)
+def test_what_cannot_be_held(wishes: dict[str, Any], vhost: bool, why: str | None) -> None:
+    found = outputs.why_not(replace(CARD, **wishes), vhost=vhost)
+    assert found is None if why is None else why in str(found) and "net0" in str(found)
+
+
+def test_cards_are_read_from_the_running_guest() -> None:
+    passed = "<hostdev mode='subsystem' type='pci'><alias name='hostdev0'/></hostdev>"
+    usb = "<hostdev mode='subsystem' type='usb'><alias name='hostdev1'/></hostdev>"
+    queued = "<driver name='qemu' queues='4'/>"
+    assert outputs.cards(xml(card(driver="<driver name='qemu'/>"))) == (CARD,)
+    found = outputs.cards(xml(card(driver=queued, name="net1"), passed, usb))
+    assert [(one.name, one.kind, one.queues) for one in found] == [
+        ("net1", "bridge", 4),
+        ("hostdev0", "hostdev", 1),
+    ]
+
+
+def test_a_card_that_cannot_be_held_is_named_and_nothing_is_changed() -> None:
+    qemu = Qemu(card(), card(kind="hostdev", name="net1"))
+    with pytest.raises(CannotCapture, match=r"its net1 \(hostdev\) sends past QEMU") as refused:
+        outputs.look(qemu)
+    assert "net0" not in str(refused.value)
+    assert qemu.told == []
+
+
+def test_facts_survive_and_others_are_refused() -> None:
+    qemu = Qemu(card(), card(name="net1"))
+    assert outputs.look(qemu) == UNDO == HoldUndo.from_json(UNDO.to_json())
+    for wrong in ('{"guest": 1}', "[]", '{"guest":"a","cards":[1],"runs":true}'):
+        with pytest.raises((ValueError, TypeError)):
+            HoldUndo.from_json(wrong)
+
+
+def test_it_is_held_and_let_go() -> None:
+    qemu, clock = Qemu(), Clock()
+    with Hold(qemu, UNDO, limit=Seconds(15.0), clock=clock) as hold:
+        hold.begin()
+        made = qemu.filters["vmckpt-hold-net1"]
+        assert (made["netdev"], made["queue"], made["interval"]) == ("hostnet1", "rx", 15_000_000)
+        clock.now += 0.25
+        assert hold.let_go() == 0.25
+        assert qemu.filters == {}
+    assert qemu.told == ["object-add", "object-add", "object-del", "object-del"]
+
+
+def test_what_is_lost_before_the_end_spoils_the_cut() -> None:
+    qemu, clock = Qemu(), Clock()
+    with Hold(qemu, UNDO, limit=Seconds(15.0), clock=clock) as hold:
+        hold.begin()
+        clock.now += 14.6  # QEMU's own timer may have let something out
+        with pytest.raises(CaptureFailed, match="not held to the end"):
+            hold.let_go()
+        assert qemu.filters == {}
+    with Hold(qemu, UNDO, clock=clock) as hold:
+        hold.begin()
+        del qemu.filters["vmckpt-hold-net0"]
+        with pytest.raises(CaptureFailed, match="not held to the end"):
+            hold.let_go()
+        assert qemu.filters == {}
+
+
+def test_whatever_goes_wrong_nothing_stays_held() -> None:
+    qemu = Qemu(refuses="hostnet1")
+    with pytest.raises(CannotCapture, match="vhost is not supported"), Hold(qemu, UNDO) as hold:
+        hold.begin()
+    assert qemu.filters == {}
+    other = Qemu()
+    with Hold(other, UNDO) as hold:
+        hold.begin()
+    assert other.filters == {}
+    with Hold(other, UNDO) as hold:
+        hold.begin()
+        hold.drop()
+        hold.drop()
+    assert other.filters == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "migration", "by_somebody", "runs", "after"),
+    [
+        ("paused", "none", False, True, "running"),
+        ("paused", "completed", False, True, "running"),
+        ("paused", "active", False, True, "paused"),
+        ("paused", "none", True, True, "paused"),
+        ("paused", "none", False, False, "paused"),
+        ("postmigrate", "completed", False, True, "postmigrate"),
+    ],
+)
+def test_a_guest_whose_agent_hangs_goes_on(
+    state: str, migration: str, by_somebody: bool, runs: bool, after: str
+) -> None:
+    qemu = Qemu(state=state)
+    qemu.migration, qemu.by_somebody = migration, by_somebody
+    qemu.filters = {"vmckpt-hold-net0": {}, "vmckpt-hold-net1": {}}
+    undo = HoldUndo(guest=UNDO.guest, cards=UNDO.cards, runs=runs)
+    outputs.put_back(qemu, undo)
+    assert (qemu.filters, qemu.state) == ({}, state)
+    outputs.put_back(qemu, undo, resume=True)
+    assert qemu.state == after
+
+
+def test_all_filters_are_tried() -> None:
+    qemu = Qemu()
+    qemu.dead = True
+    with pytest.raises(HypervisorError, match="no answer"):
+        outputs.remove(qemu, UNDO.cards)
+    assert qemu.told == ["object-del", "object-del"]
+    assert json.loads(UNDO.to_json())["cards"] == ["net0", "net1"]

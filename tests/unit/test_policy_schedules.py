@@ -1,0 +1,124 @@
+"""Schedules of snapshots in policy files."""
+
+from datetime import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.policies import LEAST, policy
+from vmckpt.errors import PolicyError
+from vmckpt.policy import explain
+from vmckpt.policy.calendar import Interval, Weekly
+from vmckpt.policy.schedules import Auto, Check, CopyTo, Keep, Proof, Schedule, period
+from vmckpt.units import Seconds
+
+FULL = """\
+snapshots:
+  - name: often
+    every: 15m
+    memory: no
+  - name: nightly
+    at: Daily  03:00
+    store: near
+    keep: {last: 3, daily: 7}
+    copies:
+      - {to: far, keep: {monthly: 12}}
+      - {to: farther}
+    verify: {every: 7d, depth: deep}
+  - name: paying
+    every: auto
+    one_failure_in: 10d
+"""
+
+
+def test_schedules_are_read_whole() -> None:
+    often, nightly, paying = policy(LEAST + FULL).snapshots
+
+    assert often == Schedule(
+        name="often", when=Interval(Seconds(900.0)), text="every 15min", memory=False
+    )
+    assert nightly == Schedule(
+        name="nightly",
+        when=Weekly(frozenset(range(7)), (time(3),)),
+        text="daily 03:00",
+        keep=Keep(last=3, daily=7),
+        store="near",
+        copies=(CopyTo(store="far", keep=Keep(monthly=12)), CopyTo(store="farther")),
+        verify=Proof(every=Seconds(7 * 86400.0), depth=Check.DEEP),
+    )
+    assert paying.when == Auto(Seconds(864000.0))
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "told"),
+    [
+        ("- {name: a}", 4, "write either every: 15min or at: daily 03:00"),
+        ("- {name: a, every: 1h, at: hourly}", 4, "write either every"),
+        ("- name: a\n    every: soon", 5, "'soon' is no time; write it like 15min"),
+        ("- name: a\n    every: daily 03:00", 5, "times of day go to at: daily 03:00"),
+        ("- name: a\n    at: 15m", 5, "write every: 15m"),
+        ("- name: a\n    at: daily 25:00", 5, "is not understood; write it like"),
+        ("- name: a\n    every: 60", 5, "60 is no time"),
+        ("- name: A b\n    every: 1h", 4, "snapshots.0.name"),
+        ("- name: a\n    every: 1h\n    keep: {last: 0}", 6, "keeps nothing; write {last: 7}"),
+        ("- name: a\n    every: 1h\n    keep: {dayly: 3}", 6, "did you mean 'daily'?"),
+        ("- name: a\n    every: 1h\n    keep: {last: -1}", 6, "keep.last"),
+        ("- name: a\n    every: 1h\n    one_failure_in: 3d", 4, "no effect without every: auto"),
+        (
+            "- name: a\n    every: 1h\n    verify: {every: 1d, depth: full}",
+            6,
+            "'full' is not known",
+        ),
+        ("- {name: a, every: 1h, group: yes, memory: no}", 4, "captured with its memory"),
+        ("- {name: a, every: auto, group: yes}", 4, "give a group a time, like 1h"),
+        ("- name: a\n    every: 1h\n    verify: {depth: deep}", 6, "verify.every is missing"),
+        ("- {name: a, every: 1h}\n  - {name: a, every: 2h}", 5, "two schedules are called 'a'"),
+        (
+            "- name: a\n    every: 1h\n    store: far\n    copies:\n    - to: far",
+            8,
+            "the snapshots are in far already",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(lines: str, line: int, told: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        policy(f"{LEAST}snapshots:\n  {lines}\n")
+
+    assert str(caught.value).startswith(f"mine.yaml:{line}: ")
+    assert told in str(caught.value)
+
+
+def test_explain_says_when_where_and_what_stays() -> None:
+    rows = {one.key: one for one in explain.values(policy(LEAST + FULL))}
+
+    assert rows["snapshots.0"].value == "every 15min, disks alone, into the first store"
+    assert rows["snapshots.1"].value == (
+        "daily 03:00, memory and disks, into near (keeps 3 last, 7 daily);"
+        " copied to far (keeps 12 monthly); copied to farther; verified every 7d (deep)"
+    )
+    assert rows["snapshots.1"].where == "mine.yaml:7"
+    assert "one failure in 10d assumed" in rows["snapshots.2"].value
+    assert {one.key: one.value for one in explain.values(policy())}["snapshots"] == "none"
+
+
+def test_as_json_a_schedule_says_its_time_as_it_was_written() -> None:
+    made = explain.as_json(policy(LEAST + FULL))["snapshots"]
+
+    assert [one["when"] for one in made] == ["every 15min", "daily 03:00", "every auto"]
+    assert made[1]["copies"][0] == {
+        "store": "far",
+        "keep": {"last": 0, "hourly": 0, "daily": 0, "weekly": 0, "monthly": 12},
+    }
+
+
+@pytest.mark.parametrize(("time", "text"), [(5, "5s"), (900, "15min"), (86400, "1d"), (90, "90s")])
+def test_periods_are_shown_as_they_are_written(time: float, text: str) -> None:
+    assert period(Seconds(time)) == text
+
+
+def test_the_documentation_s_example_is_right() -> None:
+    text = (Path(__file__).parents[2] / "docs/policies.md").read_text(encoding="utf-8")
+    example = text.split("\n    snapshots:\n")[1].split("\n\n")[0]
+
+    found = policy(LEAST + "snapshots:\n" + "\n".join(x[4:] for x in example.splitlines()))
+    assert [one.name for one in found.snapshots] == ["often", "nightly"]

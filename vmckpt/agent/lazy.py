@@ -1,0 +1,175 @@
+"""A restore whose guest runs at once: its images are empty, and fill from the store behind it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from vmckpt.agent import restore, serving, spool
+from vmckpt.agent.afterwards import FinishOrder
+from vmckpt.agent.images import Images
+from vmckpt.agent.orders import RestoreOrder
+from vmckpt.agent.talk import Talk, error_from_json
+from vmckpt.checkpoint import overlay
+from vmckpt.errors import BadInput, GuestBusy, VmckptError
+from vmckpt.store.assemble import Source
+from vmckpt.store.facts import DiskMake
+from vmckpt.store.inside import Private
+from vmckpt.units import Seconds
+
+
+def restore_lazily(order: RestoreOrder, talk: Talk) -> dict[str, Any]:
+    """Start the guest, and see its disks in. Raises VmckptError, and nothing is left then.
+
+    From its start on the keeper sees to the rest, whoever dies; "whole" tells whether all was in
+    when this ended.
+    """
+    if order.xml is None:
+        raise BadInput("a snapshot without memory is not started: there is nothing to be lazy for")
+    with Keeper({**order.as_json(), "do": "serve"}, order.host) as keeper:
+        keeper.wait_ready()
+        told = restore.restore(order, talk, _Lazy(keeper.sockets))
+        keeper.go()
+        whole = keeper.watch(talk)
+    if not whole and not talk.stop.is_set():
+        # The keeper was killed, and the guest stands still or will: another one goes on.
+        again = FinishOrder(guest=order.guest, host=order.host)
+        whole = bool(finish(again, talk)["whole"])
+    return {**told, "whole": whole}
+
+
+def finish(order: FinishOrder, talk: Talk) -> dict[str, Any]:
+    """Serve again if nobody does, and wait for the end; "waits": there was one to wait for."""
+    kept = serving.kept(order.guest)
+    if kept is None:
+        return {"waits": False, "whole": True}
+    if order.dry:
+        return {"waits": True, "whole": False}
+    if _is_served(order.guest):
+        return {"waits": True, "whole": _wait(order.guest, talk)}
+    with Keeper(kept, order.host) as keeper:
+        keeper.wait_ready()
+        keeper.go()
+        return {"waits": True, "whole": keeper.watch(talk)}
+
+
+def _is_served(guest: str) -> bool:
+    try:
+        with spool.held(serving.folder_of(guest), patience=Seconds(0.0)):
+            return False
+    except GuestBusy:
+        return True
+
+
+def _wait(guest: str, talk: Talk) -> bool:
+    """Wait for another's keeper; whether it has ended before we had to."""
+    while serving.kept(guest) is not None:
+        if talk.stop.wait(0.5):
+            return False
+    return True
+
+
+class Keeper:
+    """The process that serves, as the agent speaks with it."""
+
+    def __init__(self, order: Mapping[str, Any], host: str) -> None:
+        self._order, self._host = order, host
+        self._left = False
+        self.sockets: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "vmckpt.agent.main"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        self._say(self._order)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if not self._left:
+            # It has not been told to go on: refused, it takes its sockets away and ends.
+            with suppress(OSError):
+                self._say({"refused": "the guest was not started"})
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(10.0)
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+
+    def wait_ready(self) -> None:
+        """Until it serves. Raises what it tells."""
+        for told in self._hear():
+            if told.get("ask") == "ready":
+                self.sockets = dict(told["about"]["sockets"])
+                return
+        raise VmckptError(f"{self._host}: nobody serves the disks: the keeper ended at once")
+
+    def go(self) -> None:
+        """The guest runs: from here it needs nobody."""
+        self._left = True
+        self._say({"answer": True})
+
+    def watch(self, talk: Talk) -> bool:
+        """Pass on how far it is; whether it has come to its end before we are told to stop."""
+        for told in self._hear():
+            if "done" in told:
+                return True
+            if "progress" in told:
+                talk.tell(progress=told["progress"])
+            if talk.stop.is_set():
+                return False
+        return False
+
+    def _say(self, what: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+
+    def _hear(self) -> Iterator[dict[str, Any]]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            told = json.loads(line)
+            if "error" in told:
+                raise error_from_json(told["error"], self._host)
+            yield told
+
+
+class _Lazy:
+    """See restore.Way."""
+
+    def __init__(self, sockets: Mapping[str, str]) -> None:
+        self._sockets = sockets
+
+    def images(self, order: RestoreOrder, private: Private, reader: Source, talk: Talk) -> Images:
+        """See restore.Way."""
+        overlay.check({one.target: one.format for one in private.facts.disks})
+        return _Overlays(order, private, reader, talk, self._sockets)
+
+    def started_as(self, xml: str) -> str:
+        """See restore.Way."""
+        return overlay.behind(xml, self._sockets)
+
+
+class _Overlays(Images):
+    """Images with nothing in them but where the rest is."""
+
+    def __init__(
+        self, order: RestoreOrder, private: Private, reader: Source, talk: Talk,
+        sockets: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        super().__init__(order, private, reader, talk)
+        self._sockets = sockets
+
+    def _make(self, disk: DiskMake) -> None:
+        base = f"nbd+unix:///{disk.target}?socket={self._sockets[disk.target]}"
+        words = ["qemu-img", "create", "-q", "-f", disk.format, "-F", "raw", "-b", base]
+        words += ["-o", disk.options] if disk.options else []
+        self._run([*words, "--", str(self._new(disk)), str(disk.size)], ())

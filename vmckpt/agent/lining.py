@@ -1,0 +1,100 @@
+"""What a host keeps of a snapshot, so that the next one goes on from it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vmckpt.agent.ways import Memory
+from vmckpt.checkpoint.disk_plan import Parent
+from vmckpt.store import line
+from vmckpt.store.inside import Private
+from vmckpt.store.line import Draft, Line
+from vmckpt.store.regions import SLOTS, ZERO, Kind, Map, slots_of
+from vmckpt.units import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Of the snapshot that was published."""
+
+    snapshot: str
+    epoch: int
+    made_at: int
+    checkpoint: str | None
+    """The snapshot since whose instant libvirt notes what is written; None: it notes nothing."""
+    memory: Memory | None
+
+
+def parent(past: Line | None) -> Parent | None:
+    """The snapshot since whose instant libvirt notes what is written to the disks."""
+    if past is None or (since := checkpoint(past)) is None:
+        return None
+    sizes = {name: Bytes(size) for name, size in past.extra.get("disks", {}).items()}
+    return Parent(id=since, made_at=int(past.extra.get("made_at", 0)), sizes=sizes)
+
+
+def checkpoint(past: Line) -> str | None:
+    """Its id. A snapshot of a guest that is off makes no checkpoint and leaves the one before."""
+    told = past.extra.get("checkpoint", past.snapshot)
+    return None if told is None else str(told)
+
+
+def others(mine: Path, guest: str) -> list[str]:
+    """The same of the guest's lines in other stores."""
+    folders = [one for one in mine.parent.glob(f"{guest}-*") if one != mine]
+    found = [checkpoint(one) for one in map(line.load, folders) if one is not None]
+    return [one for one in found if one is not None]
+
+
+def unchanged(past: Line | None, memory: Memory) -> bool:
+    """Whether `memory.changed` is told against the snapshot that the line ends with."""
+    number = None if past is None else past.extra.get("copy")
+    return memory.changed is not None and number is not None and number == memory.since
+
+
+def keep(draft: Draft, private: Private, past: Line | None, end: End) -> None:
+    """Write down what the next one needs. Raises OSError.
+
+    After a snapshot without memory the memory's maps are those from before: they stay as good.
+    """
+    maps = {region.name: region.map for region in private.regions}
+    chunks = list(private.chunks)
+    sizes = {one.name: one.size for one in private.regions if one.kind is Kind.DISK}
+    copy = None if end.memory is None else end.memory.copy
+    if past is not None and end.memory is None:
+        maps |= _carried(draft, past, chunks)
+        copy = past.extra.get("copy")
+    extra = {
+        "epoch": end.epoch, "made_at": end.made_at, "disks": sizes, "checkpoint": end.checkpoint,
+        "copy": copy,
+    }  # fmt: skip
+    draft.keep(end.snapshot, chunks, maps, extra)
+
+
+def _carried(draft: Draft, past: Line, chunks: list[bytes]) -> dict[str, Map]:
+    """Memory's maps, for a table that has its chunks behind those that are there."""
+    maps = {}
+    for name, region in past.regions.items():
+        if region.prints is None:
+            continue
+        size = len(region.map) * 4096
+        draft.prints(name, Kind.RAM, size)[:] = region.prints
+        maps[name] = _moved(region.map, past.chunks, chunks)
+    return maps
+
+
+def _moved(map_: Map, table: Sequence[bytes], chunks: list[bytes]) -> Map:
+    made = np.array(map_)
+    there = made != ZERO
+    olds, slots = slots_of(made[there])
+    used, places = np.unique(olds, return_inverse=True)
+    first = len(chunks)
+    chunks += _picked(table, used.tolist())
+    made[there] = (places.astype(np.uint32) + np.uint32(first)) * np.uint32(SLOTS) + slots
+    return made
+
+
+def _picked(table: Sequence[bytes], these: Iterable[int]) -> list[bytes]:
+    return [table[one] for one in these]

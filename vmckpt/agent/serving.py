@@ -1,0 +1,202 @@
+"""The keeper of disks that come in behind a running guest: serves and pulls until all is in.
+
+A process of its own, which neither the agent's nor the controller's death ends. What it needs to be
+started again lies in a folder that a reboot empties: so does a reboot end the guest.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from vmckpt.agent import restore, spool
+from vmckpt.agent.orders import RestoreOrder
+from vmckpt.agent.talk import Talk
+from vmckpt.checkpoint import overlay
+from vmckpt.checkpoint.nbdserver import Server
+from vmckpt.checkpoint.nbdsession import Export
+from vmckpt.checkpoint.nbdwire import Unix
+from vmckpt.errors import BadInput, Cancelled, HypervisorError, StoreError
+from vmckpt.hypervisor import library, pulling
+from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.store.assemble import Assembly, Source
+from vmckpt.store.inside import Private
+from vmckpt.store.store import Store
+from vmckpt.units import Seconds
+
+RUN = Path("/run/vmckpt")
+_ORDER = "order.json"
+_TURN = Seconds(0.2)
+_AGAIN = Seconds(2.0)
+_ARRIVES = Seconds(20.0)
+"""For so long a guest is looked for whose agent died before it said how it went."""
+
+
+def folder_of(guest: str) -> Path:
+    """Where the sockets are of a guest's disks that come in, and the order to serve them."""
+    # QEMU, as whatever user it runs, must get to its socket.
+    RUN.mkdir(mode=0o711, parents=True, exist_ok=True)
+    return RUN / f"lazy-{guest}"
+
+
+def kept(guest: str) -> dict[str, Any] | None:
+    """The order that a keeper of the guest's disks was given; None: nothing is to be kept."""
+    try:
+        told: dict[str, Any] = json.loads((folder_of(guest) / _ORDER).read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as exc:
+        raise BadInput(f"{folder_of(guest) / _ORDER} makes no sense: {exc}") from exc
+    return told
+
+
+def serve(order: RestoreOrder, talk: Talk) -> dict[str, Any]:
+    """Keep a guest's disks until they are whole. Raises VmckptError, GuestBusy if another does.
+
+    Says "ready" once they can be used, and goes on when that is answered. If nobody answers, the
+    guest itself says whether it was started.
+    """
+    began = time.monotonic()
+    with spool.held(folder_of(order.guest), patience=Seconds(0.0)), ExitStack() as stack:
+        store, private, reader = stack.enter_context(restore.opened(order))
+        folder = _furnished(order)
+        keeper = _Keeper(order, talk, _exports(private, reader))
+        keeper.listen(stack)
+        pinned = _pin(store, order)
+        try:
+            talk.ask("ready", sockets=keeper.sockets)
+        except Cancelled:
+            if not keeper.arrived():
+                _end(folder, store, order, pinned=pinned)
+                return {"pulled": 0.0}
+        except BaseException:
+            _end(folder, store, order, pinned=pinned)
+            raise
+        keeper.run()
+        _end(folder, store, order, pinned=pinned)
+    return {"pulled": time.monotonic() - began}
+
+
+def _furnished(order: RestoreOrder) -> Path:
+    folder = folder_of(order.guest)
+    folder.mkdir(mode=0o711, exist_ok=True)
+    # With the snapshot's key: for root alone, and gone with the last disk or the next reboot.
+    new = folder / f"{_ORDER}.new"
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(file, "w") as out:
+        json.dump({**order.as_json(), "do": "serve"}, out)
+    new.rename(folder / _ORDER)
+    return folder
+
+
+def _exports(private: Private, reader: Source) -> dict[str, Export]:
+    found = {}
+    for disk in private.facts.disks:
+        region = private.region(disk.target)
+        if region is not None:
+            assembly = Assembly(region.kind, region.size, region.map, private.chunks, reader)
+            found[disk.target] = Export(
+                size=region.size, read=assembly.read_bytes, extents=assembly.zeros
+            )
+    return found
+
+
+def _pin(store: Store, order: RestoreOrder) -> bool:
+    """See that nobody deletes it meanwhile; whether it was not kept anyway."""
+    if order.snapshot in store.pins():
+        return False
+    store.pin(order.snapshot, f"the disks of {order.guest} come in from it on {order.host}")
+    return True
+
+
+def _end(folder: Path, store: Store, order: RestoreOrder, *, pinned: bool) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if pinned:
+        with suppress(StoreError):
+            store.unpin(order.snapshot)
+
+
+class _Keeper:
+    """Serves the disks, and sees that all of them come in."""
+
+    def __init__(self, order: RestoreOrder, talk: Talk, exports: Mapping[str, Export]) -> None:
+        self._order, self._talk, self._exports = order, talk, exports
+        self.sockets = {name: str(folder_of(order.guest) / f"{name}.nbd") for name in exports}
+        self._total = sum(one.size for one in exports.values())
+
+    def listen(self, stack: ExitStack) -> None:
+        """Serve until the stack is left."""
+        user, group = pulling.owner(self._order.uri, self._order.host)
+        for name, export in self._exports.items():
+            stack.enter_context(Server({name: export}, Unix(self.sockets[name])))
+            os.chown(self.sockets[name], user, group)
+
+    def arrived(self) -> bool:
+        """Whether the guest runs on what is served here."""
+        give_up = time.monotonic() + _ARRIVES
+        while time.monotonic() < give_up:
+            with suppress(HypervisorError), self._monitor() as monitor:
+                if monitor.run_state() not in ("inmigrate", "shutdown", "internal-error"):
+                    return bool(self._waiting(monitor))
+            time.sleep(_TURN)
+        return False
+
+    def run(self) -> None:
+        """Pull one disk in after the other, whatever happens to the guest meanwhile."""
+        done = 0
+        for name, export in self._exports.items():
+            while not self._is_whole(name):
+                try:
+                    self._pull(name, done)
+                except HypervisorError as exc:
+                    if exc.code in library.NOT_HERE:
+                        self._finish_off(name)
+                    else:
+                        self._talk.tell(progress={"phase": "disks", "done": done})
+                        time.sleep(_AGAIN)
+            done += export.size
+
+    def _pull(self, name: str, done: int) -> None:
+        with self._monitor() as monitor:
+            if name not in self._waiting(monitor):
+                return
+            if pulling.progress(monitor, name) is None:
+                pulling.begin(monitor, name)
+            while (found := pulling.progress(monitor, name)) is not None:
+                self._talk.progress(phase="disks", done=done + found.done, total=self._total)
+                self._wake(monitor)
+                time.sleep(_TURN)
+            self._wake(monitor)
+            if name in self._waiting(monitor):
+                time.sleep(_AGAIN)  # it broke off, as after a server that had to be started again
+
+    def _wake(self, monitor: Monitor) -> None:
+        """A guest that stood still for want of a server goes on."""
+        if pulling.stopped_by_disk(monitor):
+            monitor.resume()
+
+    def _finish_off(self, name: str) -> None:
+        """The guest has ended: what is missing comes into its image without it."""
+        words = ["qemu-img", "rebase", "-q", "-f", "qcow2", "-b", "", self._order.images[name]]
+        done = subprocess.run(words, capture_output=True, check=False, text=True)
+        if done.returncode:
+            time.sleep(_AGAIN)  # it was started again, most likely, and its image is in use
+
+    def _is_whole(self, name: str) -> bool:
+        words = ["qemu-img", "info", "-U", "--output=json", self._order.images[name]]
+        done = subprocess.run(words, capture_output=True, check=False, text=True)
+        if done.returncode:
+            return not Path(self._order.images[name]).exists()
+        return "backing-filename" not in json.loads(done.stdout)
+
+    def _waiting(self, monitor: Monitor) -> frozenset[str]:
+        xml: str = monitor.on_domain("describing the guest", lambda domain: domain.XMLDesc())
+        return overlay.waiting(xml, self.sockets)
+
+    def _monitor(self) -> Monitor:
+        return Monitor(self._order.guest, host=self._order.host, uri=self._order.uri)

@@ -1,0 +1,69 @@
+"""The facade's part for proving snapshots by bringing them to life."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from vmckpt.api import snapshots
+from vmckpt.errors import BadInput, StoreError
+from vmckpt.inventory import Inventory
+from vmckpt.journal import identity as identities
+from vmckpt.model.callers import Caller
+from vmckpt.snapshot import booting, keeping, verified
+from vmckpt.snapshot.booting import Booted
+from vmckpt.snapshot.keeping import Identity
+from vmckpt.snapshot.verified import Checked
+from vmckpt.store.facts import Contents
+from vmckpt.store.places import backend_of
+from vmckpt.store.store import Store
+from vmckpt.units import Seconds
+
+
+async def boot(
+    inventory: Inventory, store: str | None, words: Sequence[str], caller: Caller,
+    *, on: str | None, folder: str | None, watch: Seconds, identity: Identity | None,
+    each: Callable[[Booted], None],
+) -> tuple[Booted, ...]:  # fmt: skip
+    """Bring snapshots to life, one after the other; `each` hears of every one.
+
+    Without words the newest of every guest. Raises Cancelled and what restoring raises.
+    """
+    inventory.may_act()
+    place = inventory.store(store)
+    found = []
+    for word in words or await asyncio.to_thread(_newest, place.url):
+        opened = await asyncio.to_thread(snapshots.opened_in, place, word, identity)
+        if opened.public.contents is not Contents.MEMORY:
+            raise BadInput(
+                f"{opened.public.id} has no memory: it cannot be seen to run",
+                mend="restore it as another guest with --as, and start that",
+            )
+        host = inventory.host(on or opened.public.host)
+        booted = await booting.boot(host, opened, folder, watch, caller)
+        await asyncio.to_thread(_record, place.url, booted, caller)
+        each(booted)
+        found.append(booted)
+    return tuple(found)
+
+
+def _record(url: str, booted: Booted, caller: Caller) -> None:
+    """Write it down beside the snapshot; a store that cannot be written is no proof against it."""
+    keys = snapshots.keyring().signing()
+    found = Checked(
+        depth=verified.BOOT, at=time.time(), good=booted.lives,
+        what="" if booted.lives else booted.why, by=identities.asked_by(), signer=keys.public.hex(),
+    )  # fmt: skip
+    try:
+        verified.record(Store.open(backend_of(url)), booted.snapshot, found, keys)
+    except StoreError as exc:
+        caller.warn(f"what was found could not be written down: {exc}")
+
+
+def _newest(url: str) -> list[str]:
+    store = Store.open(backend_of(url))
+    newest: dict[str, tuple[float, str]] = {}
+    for id_, public in keeping.readable(store, (one.id for one in store.manifests())):
+        if public.contents is Contents.MEMORY:
+            mine = (public.made_at, id_)
+            newest[public.guest_uuid] = max(newest.get(public.guest_uuid, mine), mine)
+    return [id_ for _, id_ in sorted(newest.values())]

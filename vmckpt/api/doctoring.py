@@ -1,0 +1,40 @@
+"""The facade's part for what doctor says of snapshots."""
+
+import asyncio
+from collections.abc import Sequence
+
+from vmckpt.api.keeping import open_store
+from vmckpt.api.snapshots import keyring
+from vmckpt.doctor import ready, snapshots
+from vmckpt.doctor.snapshots import ControllerReady
+from vmckpt.errors import VmckptError
+from vmckpt.inventory import Inventory
+from vmckpt.model.findings import Finding
+from vmckpt.model.hosts import Host
+from vmckpt.snapshot import agents
+
+
+async def findings(inventory: Inventory, hosts: Sequence[Host]) -> tuple[Finding, ...]:
+    """What is right and wrong with what snapshots need."""
+    folders = {
+        name: place.url for name, place in inventory.stores.items() if "://" not in place.url
+    }
+    asked = await asyncio.gather(*(ready.ask(host, folders, agents.command) for host in hosts))
+    own = await asyncio.to_thread(_controller, inventory)
+    found = [one for host in asked if host is not None for one in snapshots.of_host(host)]
+    return (*found, *snapshots.of_controller(own))
+
+
+def _controller(inventory: Inventory) -> ControllerReady:
+    stores: dict[str, str | None] = {}
+    for name in inventory.stores:
+        try:
+            open_store(inventory, name)
+            stores[name] = None
+        except VmckptError as exc:
+            stores[name] = exc.message
+    try:
+        admins = tuple(one.name for one in keyring().admins())
+    except VmckptError as exc:
+        return ControllerReady(stores=stores, admins=(), keys=exc.message)
+    return ControllerReady(stores=stores, admins=admins, keys=None)

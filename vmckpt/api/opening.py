@@ -1,0 +1,26 @@
+"""The facade's part for looking into snapshots."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vmckpt.api.keeping import located
+from vmckpt.api.snapshots import keyring
+from vmckpt.inventory import Inventory
+from vmckpt.snapshot import keeping
+from vmckpt.snapshot.keeping import Identity
+from vmckpt.snapshot.opening import Browse
+from vmckpt.store.tiered import TieredReader
+
+
+@contextmanager
+def opened(
+    inventory: Inventory, store: str | None, snapshot: str, identity: Identity | None
+) -> Iterator[Browse]:
+    """A snapshot that a trusted writer signed, to be looked into, in the store of that name or
+    wherever it is. Raises StoreError, BadInput."""
+    found = located(inventory, store, snapshot)
+    trusted = keyring().trusted()
+    looked = keeping.look(found.store, found.id, trusted)
+    private, sealing = keeping.opened(found.store, looked, identity, trusted)
+    with TieredReader([one.store for one in found.tiers], sealing) as reader:
+        yield Browse(looked.public, private, reader)

@@ -1,0 +1,147 @@
+"""The facade's part for what runs by itself: snapshots by schedule."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from vmckpt import api
+from vmckpt.api import groups, keeping, snapshots
+from vmckpt.errors import JournalError
+from vmckpt.inventory import Inventory
+from vmckpt.journal import desk
+from vmckpt.journal.records import Operation
+from vmckpt.model.callers import Caller
+from vmckpt.policy.schedules import Auto
+from vmckpt.policy.types import Policy
+from vmckpt.recover import engine as recovering
+from vmckpt.service import paying
+from vmckpt.service.claims import Claims
+from vmckpt.service.doing import Hands
+from vmckpt.service.due import Agenda, Scene
+from vmckpt.service.ordering import Wanted
+from vmckpt.service.paying import Reckoned
+from vmckpt.service.serving import Service, Setting, Told
+from vmckpt.service.shelves import Shelves
+from vmckpt.service.tending import Cut, Take
+from vmckpt.snapshot.grouping import GroupTaken
+from vmckpt.snapshot.keeping import Identity
+from vmckpt.snapshot.requests import Taken, TakeRequest
+from vmckpt.store.facts import SCHEDULE
+
+_REMEMBERED = 180 * 86400.0
+"""How far back the journal is asked."""
+_FRESH = 300.0
+
+
+async def run(
+    inventory: Inventory,
+    policies: Sequence[Policy],
+    wanted: Wanted,
+    *,
+    identity: Identity | None,
+    once: bool,
+    stop: asyncio.Event,
+    tell: Callable[[Told], None],
+) -> int:
+    """Do what schedules ask for until `stop` is set; how much went wrong. Raises ReadOnly,
+    JournalError, LeaseLost."""
+    inventory.may_act()
+
+    def warn(line: str) -> None:
+        tell(Told(event="warning", text=line))
+
+    caller = Caller(emit=lambda _: None, warn=warn, stop=asyncio.Event())
+
+    async def mend() -> None:
+        await recovering.before_acting(inventory, policies, caller)
+
+    await mend()
+    setting = _setting(inventory, policies, wanted, identity=identity, tell=tell, mend=mend)
+    claims = await asyncio.to_thread(Claims, socket.gethostname(), warn)
+    service = Service(setting, claims, stop)
+    tell(Told(event="started", text=f"started as {claims.job or 'no job'}"))
+    await service.run(once=once)
+    tell(Told(event="stopped", text="stopped"))
+    return service.failures
+
+
+async def look(
+    inventory: Inventory,
+    policies: Sequence[Policy],
+    wanted: Wanted,
+    tell: Callable[[Told], None],
+) -> tuple[Agenda, Scene]:
+    """What is due when, and why; nothing is done."""
+    setting = _setting(inventory, policies, wanted, identity=None, tell=tell, mend=_nothing)
+    return await Service(setting, None, asyncio.Event()).look()
+
+
+async def _nothing() -> None:
+    """Nothing is put in order by who only looks."""
+
+
+def _setting(
+    inventory: Inventory,
+    policies: Sequence[Policy],
+    wanted: Wanted,
+    *,
+    identity: Identity | None,
+    tell: Callable[[Told], None],
+    mend: Callable[[], Awaitable[None]],
+) -> Setting:
+    ring = snapshots.keyring()
+    shelves = Shelves(lambda name: keeping.open_store(inventory, name), ring.trusted)
+
+    def calling(stop: asyncio.Event) -> Caller:
+        def warn(line: str) -> None:
+            tell(Told(event="warning", text=line))
+
+        return Caller(emit=lambda _: None, warn=warn, stop=stop)
+
+    async def take(work: Take, stop: asyncio.Event) -> Taken:
+        request = TakeRequest(guest=work.guest, memory=work.memory, tags={SCHEDULE: work.schedule})
+        return await snapshots.take(inventory, work.store, request, calling(stop))
+
+    async def cut(work: Cut, stop: asyncio.Event) -> GroupTaken:
+        request = TakeRequest(guest="", tags={SCHEDULE: work.schedule})
+        names = [uuid for uuid, _, _ in work.guests]
+        return await groups.take(inventory, work.store, names, request, calling(stop))
+
+    return Setting(
+        stores=tuple(inventory.stores),
+        policies=policies,
+        wanted=wanted,
+        guests=lambda: api.guests(inventory),
+        take=take,
+        cut=cut,
+        reckon=_Past().reckon,
+        mend=mend,
+        hands=Hands(shelves=shelves, keys=ring, identity=identity, stop=threading.Event()),
+        zone=keeping.local_zone(),
+        tell=tell,
+    )
+
+
+class _Past:
+    """What the journal tells of guests, for a while."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, Sequence[Operation]]] = {}
+
+    def reckon(self, guest: str, auto: Auto) -> Reckoned:
+        """See ordering.Reckon."""
+        now = time.time()
+        known = self._known.get(guest)
+        if known is None or not 0 <= now - known[0] < _FRESH:
+            known = self._known[guest] = (now, _past(guest, now))
+        return paying.reckoned(auto, known[1], now)
+
+
+def _past(guest: str, now: float) -> Sequence[Operation]:
+    try:
+        with desk.open_journal(read_only=True) as journal:
+            return journal.recent(guest, now - _REMEMBERED)
+    except JournalError:  # there is none yet: then nothing is known
+        return ()

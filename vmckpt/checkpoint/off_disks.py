@@ -1,0 +1,186 @@
+"""The disks of a guest that is off, read as those of a running one; see `disk_capture`.
+
+A program of QEMU's serves each image read-only. It holds QEMU's lock on the image: nobody can have
+it open for writing before, and a guest that is started meanwhile does not start.
+"""
+
+import json
+import subprocess
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from vmckpt.checkpoint.disk_capture import DiskUndo, remove_left
+from vmckpt.checkpoint.disk_plan import DiskPlan, How, Parent, plan
+from vmckpt.checkpoint.disks import DiskReader, opened
+from vmckpt.errors import BadInput, GuestBusy, HypervisorError
+from vmckpt.hypervisor.backups import Backups
+from vmckpt.model.backups import MARK, Bitmap, DiskFacts, OpenBackup, OpenDisk
+from vmckpt.units import Bytes
+
+_PATIENCE = 30.0
+"""Seconds for QEMU's programs to open an image."""
+_TURN = 0.01
+_VERSIONS = {"0.10": 2, "1.1": 3}
+
+
+class OffDisks:
+    """The disks of one snapshot. Use as `with OffDisks(...) as disks`; leaving it lets them go."""
+
+    def __init__(
+        self, backups: Backups, *, guest: str, host: str, snapshot: str, folder: Path
+    ) -> None:
+        """`guest` is a UUID; `folder` is there."""
+        self.plan: DiskPlan | None = None
+        self._backups, self._guest, self._host = backups, guest, host
+        self._snapshot, self._folder = snapshot, folder
+        self._since: str | None = None
+        self._facts: tuple[DiskFacts, ...] = ()
+        self._programs: dict[str, subprocess.Popen[bytes]] = {}
+        self._open: tuple[OpenDisk, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def prepare(self, parent: Parent | None, others: Collection[str] = ()) -> DiskUndo:
+        """Look and decide; what is to be noted before it is begun. Checkpoints stay as they are.
+
+        Raises BadInput for a disk that only a running guest can read, GuestBusy, HypervisorError.
+        """
+        del others
+        self._facts = tuple(self._looked(one) for one in self._backups.facts())
+        self.plan = plan(self._facts, parent, ())
+        self._since = parent.checkpoint if parent is not None else None
+        sockets = tuple(str(self._socket(one)) for one in self._names())
+        return DiskUndo(guest=self._guest, snapshot=self._snapshot, socket="", files=sockets)
+
+    def _names(self) -> list[str]:
+        choices = self.plan.choices if self.plan is not None else ()
+        return [one.name for one in choices if one.how is not How.LEFT_OUT]
+
+    def _socket(self, disk: str) -> Path:
+        return self._folder / f"{MARK}{self._snapshot}.{disk}.nbd"
+
+    def make_room(self) -> None:
+        """Nobody writes, so nothing is kept aside."""
+
+    def retake(self) -> None:
+        """See DiskCapture.retake."""
+        self.end()
+
+    def begin(self) -> None:
+        """Open them all: from now on nobody can change them. Raises GuestBusy, HypervisorError."""
+        assert self.plan is not None
+        bitmaps = {one.name: self._since for one in self.plan.choices if one.how is How.INCREMENTAL}
+        disks = {one.name: one for one in self._facts}
+        for name in self._names():
+            self._programs[name] = self._serve(disks[name], bitmaps.get(name))
+        for name in self._names():
+            self._wait(name)
+        self._open = tuple(
+            OpenDisk(name=name, changed=f"qemu:dirty-bitmap:{bitmap}" if bitmap else None)
+            for name in self._names()
+            for bitmap in [bitmaps.get(name)]
+        )
+
+    def _serve(self, disk: DiskFacts, bitmap: str | None) -> "subprocess.Popen[bytes]":
+        words = ["qemu-nbd", "--read-only", "--persistent", "--shared=4", f"--format={disk.format}"]
+        words += [f"--socket={self._socket(disk.name)}", f"--export-name={disk.name}"]
+        words += [f"--bitmap={bitmap}"] if bitmap else []
+        # It ends with us, whatever becomes of us: an image that stays locked starts no guest.
+        return subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *words, "--", str(disk.source)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def _wait(self, name: str) -> None:
+        program, give_up = self._programs[name], time.monotonic() + _PATIENCE
+        while not self._socket(name).exists():
+            if program.poll() is not None:
+                _, said = program.communicate()
+                raise self._refused(name, said.decode(errors="replace"))
+            if time.monotonic() > give_up:
+                raise self._refused(name, f"no answer in {_PATIENCE:g} s")
+            time.sleep(_TURN)
+
+    @property
+    def disks(self) -> tuple[OpenDisk, ...]:
+        """Those that can be read now."""
+        return self._open
+
+    @property
+    def facts(self) -> tuple[DiskFacts, ...]:
+        """Of those that are captured."""
+        names = set(self._names())
+        return tuple(one for one in self._facts if one.name in names)
+
+    def reader(self, disk: OpenDisk) -> DiskReader:
+        """One of them. Raises HypervisorError."""
+        served = OpenBackup(socket=str(self._socket(disk.name)), disks=(disk,))
+        return opened(served, disk, self._host)
+
+    def end(self) -> None:
+        """All is read: let them go. Fine if they are."""
+        programs, self._programs, self._open = self._programs, {}, ()
+        for program in programs.values():
+            program.kill()
+            program.communicate()
+        remove_left([str(self._socket(name)) for name in programs])
+
+    def keep(self, others: Collection[str] = ()) -> None:
+        """The checkpoint of the snapshot before stays what the next one begins with."""
+
+    def _looked(self, disk: DiskFacts) -> DiskFacts:
+        """With what its image says."""
+        if disk.source is None or disk.device not in ("disk", "lun"):
+            return disk
+        if disk.kind not in ("file", "block"):
+            raise BadInput(
+                f"{self._host}: disk {disk.name} is of the kind {disk.kind}, which is read through"
+                " a running guest only; nothing was captured",
+                mend="start the guest",
+            )
+        words = ["qemu-img", "info", "--output=json", "-f", disk.format, "--", disk.source]
+        try:
+            done = subprocess.run(words, capture_output=True, check=False, timeout=_PATIENCE)
+            if done.returncode != 0:
+                raise self._refused(disk.name, done.stderr.decode(errors="replace"))
+            return read_info(disk, json.loads(done.stdout))
+        except (OSError, ValueError, TypeError, LookupError, subprocess.TimeoutExpired) as exc:
+            raise self._refused(disk.name, str(exc)) from exc
+
+    def _refused(self, name: str, said: str) -> HypervisorError | GuestBusy:
+        why = " ".join(said.split())[:200]
+        if "lock" in why:
+            return GuestBusy(
+                f"{self._host}: disk {name} is open in another program; nothing was captured",
+                mend=f"see who has it: fuser -v {self._source(name)}",
+            )
+        text = f"{self._host}: disk {name} cannot be read: {why}"
+        return HypervisorError(text, host=self._host)
+
+    def _source(self, name: str) -> str:
+        return next((one.source or "" for one in self._backups.facts() if one.name == name), "")
+
+
+def read_info(disk: DiskFacts, told: Mapping[str, Any]) -> DiskFacts:
+    """What `qemu-img info` says of an image. Raises LookupError, TypeError, ValueError."""
+    data = told.get("format-specific", {}).get("data", {})
+    return replace(
+        disk,
+        size=Bytes(int(told["virtual-size"])),
+        version=_VERSIONS.get(str(data.get("compat"))),
+        bitmaps=tuple(
+            Bitmap(
+                name=str(one["name"]),
+                recording="auto" in one["flags"],
+                inconsistent="in-use" in one["flags"],
+            )
+            for one in data.get("bitmaps", ())
+        ),
+    )

@@ -1,0 +1,48 @@
+"""The process beside held output: if the cut is killed, or hangs too long, it lets all go.
+
+Nothing heavy is loaded before that: it is started for every cut, and hardly ever needed.
+"""
+
+import json
+import os
+import select
+import sys
+import time
+from contextlib import suppress
+
+_HELD = b"h"
+_ALL_WELL = b"."
+_TRIES = 10
+_BETWEEN = 0.5
+
+
+def main() -> None:
+    """Sleep until the cut has ended, is gone, or has held output for too long."""
+    facts = json.loads(sys.argv[1])
+    told = json.loads(facts["undo"])
+    word = os.read(0, 1)
+    if word == _HELD:
+        ready, _, _ = select.select([0], [], [], told["limit"])
+        if not ready:
+            _undo(facts["uri"], facts["host"], told["undo"], resume=True)
+            return
+        word = os.read(0, 1)
+    if word != _ALL_WELL:
+        _undo(facts["uri"], facts["host"], told["undo"], resume=False)
+
+
+def _undo(uri: str, host: str, undo: str, *, resume: bool) -> None:
+    from vmckpt.checkpoint import outputs  # noqa: PLC0415
+    from vmckpt.errors import HypervisorError  # noqa: PLC0415
+    from vmckpt.hypervisor.monitor import Monitor  # noqa: PLC0415
+
+    facts = outputs.HoldUndo.from_json(undo)
+    for _ in range(_TRIES):
+        with suppress(HypervisorError), Monitor(facts.guest, host=host, uri=uri) as monitor:
+            outputs.put_back(monitor, facts, resume=resume)
+            return
+        time.sleep(_BETWEEN)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""vmckpt run: snapshots by schedule, until it is stopped."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from datetime import datetime, tzinfo
+from typing import Annotated, Any
+
+import typer
+
+from vmckpt import api
+from vmckpt.api import service
+from vmckpt.cli import output
+from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY
+from vmckpt.cli.signals import stop_on_signals
+from vmckpt.cli.snapshot_options import DRY_RUN, IDENTITY, identity_of
+from vmckpt.errors import BadInput, StoreError
+from vmckpt.policy.types import Policy
+from vmckpt.service.due import Agenda, Row, Scene
+from vmckpt.service.ordering import Wanted
+from vmckpt.service.serving import Told
+from vmckpt.service.tending import Cut, Take
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def run(
+    guests: Annotated[
+        list[str] | None, typer.Argument(metavar="[GUEST...]", help="Only these; else all.")
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Do what is due now, and end: for cron.")
+    ] = False,
+    dry_run: DRY_RUN = False,
+    policy: POLICY = None,
+    policies: POLICIES = None,
+    identity: IDENTITY = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Take, copy, verify and prune snapshots as the guests' policies say, until it is stopped.
+
+    It says a line, or with --json an object, for each thing that it did. What fails is tried again
+    and stops nothing else. Ctrl-C and SIGTERM end it: a snapshot that is being taken is given up,
+    the guest is as it was, and copies go on next time. It may be killed at any moment, too.
+
+    Examples:
+
+        vmckpt run
+
+        vmckpt run --dry-run
+
+        vmckpt run web1 --policy ./nightly.yaml --once --json
+    """
+    known = api.load_inventory(inventory)
+    everything, forced = api.load_policies(known, policies, policy)
+    wanted = Wanted(guests=tuple(guests or ()), policy=forced)
+    say = _Teller(json=json)
+    if dry_run:
+        told, scene = asyncio.run(service.look(known, everything, wanted, say.aside))
+        if json:
+            output.print_json(_agenda_json(told))
+        else:
+            _print_agenda(told, scene)
+        return
+    _something(everything, wanted)
+    wrong = asyncio.run(_run(known, everything, wanted, say, once=once, identity=identity))
+    if once and wrong:
+        raise StoreError(f"{wrong} things went wrong, as told above", mend="run it again")
+
+
+async def _run(
+    inventory: api.Inventory,
+    policies: Sequence[Policy],
+    wanted: Wanted,
+    say: "_Teller",
+    *,
+    once: bool,
+    identity: Any,
+) -> int:
+    stop = stop_on_signals("stopping: what is being taken is given up")
+    return await service.run(
+        inventory, policies, wanted, identity=identity_of(identity), once=once, stop=stop,
+        tell=say.take,
+    )  # fmt: skip
+
+
+def _something(policies: Sequence[Policy], wanted: Wanted) -> None:
+    """Raises BadInput if no policy has a schedule: then it would run for nothing."""
+    meant = [one for one in policies if wanted.policy in (None, one.name)]
+    if not any(one.snapshots for one in meant):
+        what = f"policy {wanted.policy} has" if wanted.policy else "no policy has"
+        no = "no schedules" if wanted.policy else "schedules"
+        raise BadInput(
+            f"{what} {no} of snapshots",
+            mend="add snapshots: [{name: nightly, at: daily 03:00}] to one; see docs/policies.md",
+        )
+
+
+class _Teller:
+    """Says what a service tells, a line each."""
+
+    def __init__(self, *, json: bool) -> None:
+        self._json = json
+
+    def take(self, told: Told) -> None:
+        """Results on stdout, as they come."""
+        if self._json:
+            sys.stdout.write(output.as_json(told.as_json()) + "\n")
+            sys.stdout.flush()
+            return
+        at = datetime.fromtimestamp(told.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        mark = "warning: " if told.event == "warning" else ""
+        output.out.print(output.in_one_line(f"{at} {mark}{told.text}"), soft_wrap=True)
+        sys.stdout.flush()
+
+    def aside(self, told: Told) -> None:
+        """What is not the result."""
+        output.say(f"{told.event}: {told.text}")
+
+
+def _agenda_json(told: Agenda) -> dict[str, Any]:
+    return {
+        "schedules": [_row_json(row) for row in told.rows],
+        "due": [
+            {"what": type(one).__name__.lower(), "text": str(one)} for one in told.work
+        ],
+    }  # fmt: skip
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    order = row.order
+    return {
+        "guest": order.seat.name,
+        "guest_uuid": order.seat.uuid,
+        "host": order.seat.host,
+        "policy": order.policy,
+        "schedule": order.schedule.name,
+        "when": order.schedule.text,
+        "store": order.store,
+        "last": row.last,
+        "due": row.due,
+        "why": row.why,
+        "reckoned": order.reckoned,
+    }
+
+
+def _print_agenda(told: Agenda, scene: Scene) -> None:
+    table = output.table("guest", "host", "schedule", "when", "into", "last", "due", "why")
+    for row in told.rows:
+        order = row.order
+        due = "now" if row.due is not None and row.due <= scene.now else _time(row.due, scene.zone)
+        table.add_row(
+            order.seat.name, order.seat.host, f"{order.policy}/{order.schedule.name}",
+            order.schedule.text, order.store, _time(row.last, scene.zone), due,
+            output.in_one_line(row.why),
+        )  # fmt: skip
+    output.out.print(table)
+    for row in told.rows:
+        if row.order.reckoned is not None:
+            output.out.print(
+                f"{row.order.seat.name}, {row.order.schedule.name}: {row.order.reckoned}",
+                soft_wrap=True,
+            )
+    for work in told.work:
+        if not isinstance(work, Take | Cut):
+            output.out.print(f"due now: {work}", soft_wrap=True)
+
+
+def _time(at: float | None, zone: tzinfo) -> str:
+    return "–" if at is None else datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,191 @@
+"""vmckpt snapshot open: look into a snapshot without restoring it."""
+
+import re
+import signal
+import stat
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vmckpt import api
+from vmckpt.api import opening
+from vmckpt.checkpoint.nbdserver import Server
+from vmckpt.checkpoint.nbdwire import Place, Tcp, Unix
+from vmckpt.cli import output
+from vmckpt.cli.arguments import INVENTORY, JSON
+from vmckpt.cli.snapshot_options import IDENTITY, SNAPSHOT, STORE, Ticker, identity_of
+from vmckpt.errors import BadInput
+from vmckpt.snapshot import insides
+from vmckpt.snapshot.insides import Entry
+from vmckpt.snapshot.opening import Browse
+from vmckpt.units import Bytes, show_bytes
+
+_DISK = re.compile(r"([^:]+)(?::([0-9]{1,3}))?")
+_PORT = re.compile(r"(?:(.+):)?([0-9]{1,5})")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make it a command of `app`."""
+    app.command("open")(open_)
+
+
+def open_(
+    snapshot: SNAPSHOT,
+    disk: Annotated[
+        str | None,
+        typer.Option(metavar="DISK[:PARTITION]", help="Which one, like vda:1; else all, or one."),
+    ] = None,
+    nbd: Annotated[
+        Path | None, typer.Option(metavar="SOCKET", help="Serve disks, read-only, at this socket.")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="[ADDRESS:]PORT", help="The same on a loopback port.")
+    ] = None,
+    files: Annotated[str | None, typer.Option(metavar="PATH", help="List a folder.")] = None,
+    get: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Copy a file, or a folder, out of it.")
+    ] = None,
+    to: Annotated[Path, typer.Option(metavar="PLACE", help="Where to; '-' is stdout.")] = Path(),
+    core: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the memory as a core.")
+    ] = None,
+    identity: IDENTITY = None,
+    store: STORE = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Look into a snapshot: nothing is restored, and nothing can be written.
+
+    --nbd and --listen serve its disks until Ctrl-C: what is read is fetched from the store. --files
+    and --get read single files of ext2, ext3 and ext4, on a disk or in a partition, without
+    mounting it; what was only in its journal is not seen, owners and links are not kept. --core
+    writes an ELF core for gdb and crash, sparse.
+
+    Examples:
+
+        vmckpt snapshot open before-upgrade --nbd /tmp/web1.sock
+
+        qemu-img convert nbd+unix:///vda?socket=/tmp/web1.sock web1.raw
+
+        vmckpt snapshot open before-upgrade --disk vda:1 --get /etc/fstab --to -
+
+        vmckpt snapshot open before-upgrade --core web1.core && crash vmlinux web1.core
+    """
+    _one_of(nbd, listen, files, get, core)
+    known = api.load_inventory(inventory)
+    with opening.opened(known, store, snapshot, identity_of(identity)) as browse:
+        if core is not None:
+            _core(browse, core, json=json)
+        elif files is not None or get is not None:
+            _files(browse, disk, files, get, to, json=json)
+        else:
+            _serve(browse, disk, Unix(str(nbd.absolute())) if nbd else _port(listen), json=json)
+
+
+def _one_of(*asked: object) -> None:
+    if sum(one is not None for one in asked) != 1:
+        raise BadInput(
+            "say one of --nbd, --listen, --files, --get and --core: what is wanted of it",
+            mend="see vmckpt snapshot open --help",
+        )
+
+
+def _port(text: str | None) -> Place:
+    match = _PORT.fullmatch(text or "")
+    if match is None or int(match[2]) > 65535:
+        raise BadInput(f"{text!r} is no port", mend="write it like 10809 or 127.0.0.1:10809")
+    return Tcp((match[1] or "127.0.0.1").strip("[]"), int(match[2]))
+
+
+def _named(disk: str | None, browse: Browse) -> tuple[str, int | None]:
+    """A disk and one of its partitions, as somebody wrote them. Raises BadInput."""
+    if disk is None:
+        if len(browse.disks()) != 1:
+            raise BadInput(
+                f"{browse.public.id} has these disks: {', '.join(browse.disks()) or 'none'}",
+                mend="name one with --disk",
+            )
+        return browse.disks()[0], None
+    match = _DISK.fullmatch(disk)
+    if match is None:
+        raise BadInput(f"{disk!r} names no disk", mend="write it like vda or vda:1")
+    return match[1], None if match[2] is None else int(match[2])
+
+
+def _serve(browse: Browse, disk: str | None, place: Place, *, json: bool) -> None:
+    name = None
+    if disk is not None:
+        name, number = _named(disk, browse)
+        if number is not None:
+            raise BadInput(f"{disk}: a disk is served whole", mend=f"say --disk {name}")
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: ended.set())
+    exports = browse.exports(name)
+    with Server(exports, place) as server:
+        uris = {one: server.uri(one) for one in exports}
+        if json:
+            output.print_json({"snapshot": browse.public.id, "exports": uris})
+        else:
+            for one, uri in uris.items():
+                output.out.print(f"{one}: {uri}", soft_wrap=True)
+        sys.stdout.flush()
+        output.say("served read-only until Ctrl-C")
+        ended.wait()
+    output.say("served no more")
+
+
+def _files(
+    browse: Browse, disk: str | None, path: str | None, get: str | None, to: Path, *, json: bool
+) -> None:
+    name, number = _named(disk, browse)
+    with insides.opened(browse.export(name), name, number) as found:
+        if path is not None:
+            listed = found.list(path)
+            if json:
+                output.print_json([_entry_json(one) for one in listed])
+            else:
+                _list(listed)
+        elif get is not None and str(to) == "-":
+            sys.stdout.buffer.write(found.read(get))
+            sys.stdout.buffer.flush()
+        elif get is not None:
+            place, left_out = found.get(get, to)
+            if json:
+                output.print_json({"path": str(place), "left_out": left_out})
+            else:
+                rest = f"; {left_out} things that are no files were left out" if left_out else ""
+                output.say(f"{place}{rest}")
+
+
+def _entry_json(one: Entry) -> dict[str, object]:
+    return {
+        "name": one.name,
+        "mode": stat.filemode(one.mode),
+        "bytes": one.size,
+        "uid": one.uid,
+        "gid": one.gid,
+    }
+
+
+def _list(listed: tuple[Entry, ...]) -> None:
+    table = output.table("mode", ">uid", ">gid", ">size", "name")
+    for one in listed:
+        size = "" if one.folder else show_bytes(Bytes(one.size))
+        name = output.in_one_line(one.name)
+        table.add_row(stat.filemode(one.mode), str(one.uid), str(one.gid), size, name)
+    output.out.print(table)
+
+
+def _core(browse: Browse, path: Path, *, json: bool) -> None:
+    processors = browse.core(path, Ticker().take)
+    size = Bytes(path.stat().st_size)
+    if json:
+        told = {"path": str(path), "bytes": size, "processors": processors}
+        output.print_json({"snapshot": browse.public.id, **told})
+    else:
+        noun = "processor" if processors == 1 else "processors"
+        output.say(f"{path}: {show_bytes(size)} of memory, {processors} {noun}")

@@ -1,0 +1,92 @@
+"""Whether a guest that runs shows life: what its processors, disks and memory did."""
+
+from dataclasses import dataclass
+
+import libvirt
+
+from vmckpt.hypervisor import parse
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.model.guests import GuestState
+from vmckpt.units import Bytes, Seconds
+
+_STATS = (
+    libvirt.VIR_DOMAIN_STATS_STATE
+    | libvirt.VIR_DOMAIN_STATS_VCPU
+    | libvirt.VIR_DOMAIN_STATS_BLOCK
+    | libvirt.VIR_DOMAIN_STATS_DIRTYRATE
+)
+_PANICKED = (
+    (libvirt.VIR_DOMAIN_CRASHED, libvirt.VIR_DOMAIN_CRASHED_PANICKED),
+    (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_CRASHED),
+    (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_CRASHED),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """One look at a guest; times and bytes count from its start."""
+
+    at: Seconds
+    state: GuestState | None
+    """None: it is gone."""
+    panicked: bool
+    io_error: bool
+    """It was stopped because a disk cannot be read or written."""
+    processors: int
+    worked: Seconds
+    """Time that its processors ran, all together."""
+    read: Bytes
+    written: Bytes
+    """Of its disks."""
+    dirtied: bool
+    """QEMU saw it write into memory since its last measurement."""
+
+
+async def feel(hypervisor: Hypervisor, uuid: str, at: Seconds) -> Pulse:
+    """Look at a guest once. Raises HypervisorError."""
+
+    def read(connection: libvirt.virConnect) -> Pulse:
+        try:
+            domain = connection.lookupByUUIDString(uuid)
+            stats = connection.domainListGetStats([domain], _STATS)[0][1]
+        except (libvirt.libvirtError, IndexError):
+            return _gone(at)
+        return pulse(stats, at)
+
+    return await hypervisor.ask("looking for life in a guest", read)
+
+
+async def measure_writes(hypervisor: Hypervisor, uuid: str, seconds: int) -> None:
+    """Let QEMU see whether the guest writes into its memory; later looks tell it."""
+
+    def start(connection: libvirt.virConnect) -> None:
+        connection.lookupByUUIDString(uuid).startDirtyRateCalc(max(1, min(60, seconds)), 0)
+
+    await hypervisor.command("starting to measure writes", start)
+
+
+def pulse(stats: parse.Stats, at: Seconds) -> Pulse:
+    """One answer of libvirt's. Raises ValueError."""
+    state = (int(stats.get("state.state", 0)), int(stats.get("state.reason", 0)))
+    processors = int(stats.get("vcpu.current", 0))
+    worked = sum(int(stats.get(f"vcpu.{n}.time", 0)) for n in range(processors))
+    disks = range(int(stats.get("block.count", 0)))
+    return Pulse(
+        at=at,
+        state=parse.STATES.get(state[0]),
+        panicked=state in _PANICKED,
+        io_error=state == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR),
+        processors=processors,
+        worked=Seconds(worked / 1e9),
+        read=Bytes(sum(int(stats.get(f"block.{n}.rd.bytes", 0)) for n in disks)),
+        written=Bytes(sum(int(stats.get(f"block.{n}.wr.bytes", 0)) for n in disks)),
+        dirtied=int(stats.get("dirtyrate.megabytes_per_second", 0)) > 0,
+    )
+
+
+def _gone(at: Seconds) -> Pulse:
+    nothing = Bytes(0)
+    return Pulse(
+        at=at, state=None, panicked=False, io_error=False, processors=0, worked=Seconds(0.0),
+        read=nothing, written=nothing, dirtied=False,
+    )  # fmt: skip

@@ -1,0 +1,119 @@
+"""Carries out one piece of a service's work in stores; in a thread, until `stop` is set."""
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.errors import BadInput, Cancelled, NotInStore
+from vmckpt.journal import identity as identities
+from vmckpt.policy.schedules import Check
+from vmckpt.service.shelves import Shelves
+from vmckpt.service.tending import Collect, Copy, Prune, Verify
+from vmckpt.snapshot import copying, keeping, proving, verified
+from vmckpt.snapshot.keeping import Identity
+from vmckpt.snapshot.proving import Depth
+from vmckpt.store import gc
+from vmckpt.store.keyring import Keyring
+from vmckpt.units import show_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Did:
+    """What came of it."""
+
+    text: str
+    """For people, in one line."""
+    values: dict[str, Any]
+    good: bool = True
+    """False: something is wrong in the store that somebody has to know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hands:
+    """What stores are tended with."""
+
+    shelves: Shelves
+    keys: Keyring
+    identity: Identity | None
+    stop: threading.Event
+
+    def do(self, work: Copy | Prune | Verify | Collect) -> Did:
+        """Do it. Raises StoreError, and Cancelled if `stop` was set meanwhile."""
+        match work:
+            case Copy():
+                return self._copy(work)
+            case Prune():
+                return self._prune(work)
+            case Verify():
+                return self._verify(work)
+            case Collect():
+                return self._collect(work)
+
+    def _heard(self, _: object = None) -> None:
+        if self.stop.is_set():
+            raise Cancelled("stopped; what was begun is done again next time")
+
+    def _copy(self, work: Copy) -> Did:
+        source, target = self.shelves.store(work.source), self.shelves.store(work.target)
+        moved = copying.copy(source, target, work.id, self._heard)
+        return Did(
+            text=f"copied {work.id} of {work.name} to {work.target}:"
+            f" {show_bytes(moved.bytes_new)} new",
+            values={"store": work.target, "from": work.source, **moved.as_json()},
+        )
+
+    def _prune(self, work: Prune) -> Did:
+        store = self.shelves.store(work.store)
+        deleted = []
+        for id_ in work.ids:
+            self._heard()
+            try:
+                store.delete(id_)
+            except (NotInStore, BadInput):  # somebody else did it, or has just pinned it
+                continue
+            deleted.append(id_)
+        return Did(
+            text=f"pruned {work.name} ({work.schedule}) in {work.store}: {len(deleted)} deleted",
+            values={"store": work.store, "schedule": work.schedule, "deleted": deleted},
+        )
+
+    def _verify(self, work: Verify) -> Did:
+        store = self.shelves.store(work.store)
+        depth = Depth.DEEP if work.depth is Check.DEEP else Depth.SEALED
+        there = {one.id for one in store.manifests()}
+        ids = [id_ for id_ in work.ids if id_ in there]
+        if not ids:  # without ids all of the store would be proved
+            return Did(text=f"nothing to verify in {work.store}", values={"store": work.store})
+        found = proving.prove(
+            store, ids, depth, trusted=self.keys.trusted(), identity=self.identity,
+            progress=self._heard,
+        )  # fmt: skip
+        by = identities.asked_by()
+        verified.write_down(store, found, self.keys.signing(), by=by, at=time.time())
+        closed = f", {len(found.closed)} not opened for want of the key" if found.closed else ""
+        if not found.flaws:
+            text = (
+                f"verified {len(ids)} snapshots in {work.store} ({work.depth}): all whole{closed}"
+            )
+            return Did(text=text, values=found.as_json())
+        first = str(found.flaws[0])
+        more = f" (and {len(found.flaws) - 1} more)" if len(found.flaws) > 1 else ""
+        text = f"verified {len(ids)} snapshots in {work.store} ({work.depth}): {first}{more}"
+        return Did(text=text, values=found.as_json(), good=False)
+
+    def _collect(self, work: Collect) -> Did:
+        store = self.shelves.store(work.store)
+        done = gc.collect(store, keeping.references, progress=self._heard)
+        text = (
+            f"collected in {work.store}: {show_bytes(done.removed_bytes)} removed,"
+            f" {show_bytes(done.condemned_bytes)} condemned"
+        )
+        good = not done.missing and not done.unreadable
+        if not good:
+            text += f"; {done.missing} chunks are missing, {len(done.unreadable)} packs unreadable"
+        values = {
+            "store": work.store, "removed_bytes": done.removed_bytes,
+            "condemned_bytes": done.condemned_bytes, "missing_chunks": done.missing,
+        }  # fmt: skip
+        return Did(text=text, values=values, good=good)

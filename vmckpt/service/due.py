@@ -1,0 +1,356 @@
+"""What schedules of snapshots ask for now, and when to look again. Pure.
+
+All that is known comes in: what is in the stores, what this service did and could not do. Nothing
+is remembered here, so a service that was killed goes on where it was.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import tzinfo
+
+from vmckpt.policy import calendar
+from vmckpt.policy.calendar import When
+from vmckpt.policy.schedules import Check, Keep, Schedule
+from vmckpt.service.tending import Collect, Copy, Cut, Prune, Take, Verify, Work
+from vmckpt.snapshot import retention
+from vmckpt.snapshot.retention import Kept
+from vmckpt.units import Seconds
+
+COLLECT = Seconds(6 * 3600.0)
+"""How often what no snapshot needs is collected."""
+_FIRST, _LONGEST = Seconds(30.0), Seconds(3600.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A guest, and where it is."""
+
+    uuid: str
+    name: str
+    host: str
+    active: bool
+    seen: bool = True
+    """Its host answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One schedule for one guest."""
+
+    seat: Seat
+    policy: str
+    schedule: Schedule
+    store: str
+    """Where its snapshots land."""
+    when: When
+    """With `auto` reckoned."""
+    reckoned: str | None = None
+    """The arithmetic of that."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What its snapshots are known by: the guest's UUID, and the tag."""
+        return self.seat.uuid, self.schedule.name
+
+    @property
+    def stores(self) -> tuple[tuple[str, Keep], ...]:
+        """All that it uses, and what stays in each."""
+        copies = ((one.store, one.keep) for one in self.schedule.copies)
+        return ((self.store, self.schedule.keep), *copies)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A snapshot that is in a store, signed by somebody trusted."""
+
+    kept: Kept
+    looked_at: Mapping[str, float] = field(default_factory=dict)
+    """By depth: when it was last verified."""
+
+    @property
+    def key(self) -> tuple[str, str | None]:
+        """See Order.key."""
+        return self.kept.guest, self.kept.schedule
+
+
+Shelf = Mapping[str, Held]
+"""What is in a store, by id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Something that went wrong and is tried again."""
+
+    times: int
+    """In a row."""
+    until: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """All that is known at one moment."""
+
+    now: float
+    zone: tzinfo
+    orders: Sequence[Order]
+    shelves: Mapping[str, Shelf | None]
+    """By store; None: it does not answer."""
+    taken: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """When this service last took one, by its own clock: that of a host may be another."""
+    proved: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """By store and id: when this service last verified it, should that not be written down."""
+    collected: Mapping[str, float] = field(default_factory=dict)
+    busy: frozenset[str] = frozenset()
+    """Lanes in which something is at work."""
+    troubles: Mapping[str, Trouble] = field(default_factory=dict)
+    """By the key of the work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What is to be told of one order."""
+
+    order: Order
+    last: float | None
+    """When its last snapshot was made."""
+    due: float | None
+    """When it is next; at `now` or before: now. None: nobody knows."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agenda:
+    """What to do now, one of each lane, and when to look again at the latest."""
+
+    rows: tuple[Row, ...]
+    work: tuple[Work, ...]
+    next: float | None
+
+
+def troubled(before: Trouble | None, now: float, why: str) -> Trouble:
+    """After one more failure: each wait is twice the one before."""
+    times = 1 if before is None else before.times + 1
+    wait = min(_FIRST * 2 ** min(times - 1, 16), _LONGEST)
+    return Trouble(times=times, until=now + wait, why=why)
+
+
+def agenda(scene: Scene) -> Agenda:
+    """What is to be done."""
+    rows = tuple(_row(order, scene) for order in scene.orders)
+    checks = list(_verifies(scene))
+    # What a check finds may change what stays.
+    unsure = {one.store for one in checks if _waits(one.key, scene) is None}
+    wanted = [
+        *_takes(scene, rows),
+        *(one for order in scene.orders for one in _copies(order, scene)),
+        *checks,
+        *(
+            one for order in scene.orders for one in _prunes(order, scene)
+            if one.store not in unsure
+        ),
+        *_collects(scene),
+    ]  # fmt: skip
+    work: list[Work] = []
+    lanes = set(scene.busy)
+    later = [row.due for row in rows if row.due is not None and row.due > scene.now]
+    for one in wanted:
+        waits = _waits(one.key, scene)
+        if waits is not None:
+            later.append(waits)
+        elif not lanes & (mine := one.lanes if isinstance(one, Cut) else {one.lane}):
+            lanes |= mine
+            work.append(one)
+    later += [at + COLLECT for at in scene.collected.values()]
+    later = [at for at in later if at > scene.now]
+    return Agenda(rows=rows, work=tuple(work), next=min(later, default=None))
+
+
+def _waits(key: str, scene: Scene) -> float | None:
+    """Until when something that failed is left alone; None: it may be tried."""
+    trouble = scene.troubles.get(key)
+    # No wait is so long: the clock was put back.
+    if trouble is None or not 0 < trouble.until - scene.now <= _LONGEST:
+        return None
+    return trouble.until
+
+
+# Taking
+
+
+def _row(order: Order, scene: Scene) -> Row:
+    last = _last(order, scene)
+    shelf = scene.shelves.get(order.store)
+    if not order.seat.seen:
+        return Row(order=order, last=last, due=None, why=f"{order.seat.host} does not answer")
+    if not order.seat.active:
+        return Row(order=order, last=last, due=None, why="the guest is shut off")
+    if shelf is None:
+        return Row(order=order, last=last, due=None, why=f"store {order.store} does not answer")
+    due = calendar.due(order.when, last, scene.now, scene.zone)
+    key = Take.key_of(order.seat.uuid, order.schedule.name)
+    if order.schedule.group:
+        key = f"take group {order.policy}/{order.schedule.name}"
+    trouble, waits = scene.troubles.get(key), _waits(key, scene)
+    if not due.now:
+        return Row(order=order, last=last, due=due.next, why=order.schedule.text)
+    if trouble is not None and waits is not None:
+        why = f"failed {trouble.times} times; tried again then"
+        return Row(order=order, last=last, due=waits, why=why)
+    why = "there is none yet" if last is None else order.schedule.text
+    return Row(order=order, last=last, due=scene.now, why=why)
+
+
+def _last(order: Order, scene: Scene) -> float | None:
+    """When the last snapshot was made; one that is damaged, or of the future, is none."""
+    own = scene.taken.get(order.key)
+    if own is not None and own <= scene.now:
+        return own
+    found = (
+        held.kept.made_at
+        for shelf in _shelves(order, scene)
+        for held in shelf.values()
+        if held.key == order.key and held.kept.good is not False
+    )
+    return max((at for at in found if at <= scene.now), default=None)
+
+
+def _shelves(order: Order, scene: Scene) -> Iterator[Shelf]:
+    for name, _ in order.stores:
+        shelf = scene.shelves.get(name)
+        if shelf is not None:
+            yield shelf
+
+
+def _takes(scene: Scene, rows: Sequence[Row]) -> Iterator[Work]:
+    due = [row for row in rows if row.due is not None and row.due <= scene.now]
+    # Who waited longest goes first: one host takes one after the other.
+    for row in sorted(due, key=lambda one: one.last or 0.0):
+        if not row.order.schedule.group:
+            yield _take(row.order)
+    groups = dict.fromkeys(
+        (row.order.policy, row.order.schedule.name) for row in due if row.order.schedule.group
+    )
+    for policy, name in groups:
+        members = [
+            row.order for row in rows
+            if (row.order.policy, row.order.schedule.name) == (policy, name)
+        ]  # fmt: skip
+        # One that is off has nothing to say to the others; one that is out of sight may have.
+        running = [one.seat for one in members if one.seat.active and one.seat.seen]
+        if not all(one.seat.seen for one in members):
+            continue
+        if len(running) == 1:
+            one = next(one for one in members if one.seat is running[0])
+            yield _take(one)
+        else:
+            yield Cut(
+                guests=tuple((one.uuid, one.name, one.host) for one in running),
+                store=members[0].store, policy=policy, schedule=name,
+            )  # fmt: skip
+
+
+def _take(order: Order) -> Take:
+    seat, schedule = order.seat, order.schedule
+    return Take(
+        guest=seat.uuid, name=seat.name, host=seat.host, store=order.store, policy=order.policy,
+        schedule=schedule.name, memory=schedule.memory,
+    )  # fmt: skip
+
+
+# Copying and pruning
+
+
+def _missing(order: Order, target: str, keep: Keep, scene: Scene) -> list[str] | None:
+    """What is to be copied there still, the oldest first; None: it cannot be told."""
+    near, far = scene.shelves.get(order.store), scene.shelves.get(target)
+    if near is None or far is None:
+        return None
+    both = {**near, **far}
+    verdicts = _plan(order, both, keep, scene)
+    wanted = [
+        id_ for id_ in verdicts
+        if id_ not in far and both[id_].key == order.key and both[id_].kept.good is not False
+    ]  # fmt: skip
+    return sorted(wanted, key=lambda id_: both[id_].kept.made_at)
+
+
+def _plan(order: Order, shelf: Shelf, keep: Keep, scene: Scene) -> set[str]:
+    """What of the guest's snapshots stays."""
+    mine = [held.kept for held in shelf.values() if held.kept.guest == order.seat.uuid]
+    cuts = {one.group for one in mine if one.group is not None}
+    # What others keep of a cut keeps the guest's part of it, too.
+    beside = [
+        held.kept for held in shelf.values()
+        if held.kept.group in cuts and held.kept.guest != order.seat.uuid
+    ] if cuts else []  # fmt: skip
+    verdicts = retention.plan(
+        [*mine, *beside], keep, schedule=order.schedule.name, now=scene.now, zone=scene.zone
+    )
+    return {one.id for one in verdicts if one.stays}
+
+
+def _copies(order: Order, scene: Scene) -> Iterator[Work]:
+    for copy in order.schedule.copies:
+        for id_ in _missing(order, copy.store, copy.keep, scene) or ():
+            yield Copy(id=id_, name=order.seat.name, source=order.store, target=copy.store)
+
+
+def _prunes(order: Order, scene: Scene) -> Iterator[Prune]:
+    for name, keep in order.stores:
+        shelf = scene.shelves.get(name)
+        if shelf is None or keep.nothing_said:
+            continue
+        stays = _plan(order, shelf, keep, scene)
+        if name == order.store:
+            waiting = _not_copied(order, shelf, scene)
+            if waiting is None:
+                continue
+            stays |= waiting
+        goes = [id_ for id_, held in shelf.items() if held.key == order.key and id_ not in stays]
+        if goes:
+            goes.sort(key=lambda id_: shelf[id_].kept.made_at)
+            yield Prune(
+                store=name, ids=tuple(goes), schedule=order.schedule.name, name=order.seat.name
+            )
+
+
+def _not_copied(order: Order, shelf: Shelf, scene: Scene) -> set[str] | None:
+    """What must stay until it is copied; None: nobody knows."""
+    found: set[str] = set()
+    for copy in order.schedule.copies:
+        missing = _missing(order, copy.store, copy.keep, scene)
+        if missing is None:
+            return None
+        found |= set(missing) & set(shelf)
+    return found
+
+
+# Verifying and collecting
+
+
+def _verifies(scene: Scene) -> Iterator[Verify]:
+    due: dict[tuple[str, Check], dict[str, None]] = {}
+    for order in scene.orders:
+        proof = order.schedule.verify
+        if proof is None:
+            continue
+        for name, _ in order.stores:
+            mine = {
+                id_: held for id_, held in (scene.shelves.get(name) or {}).items()
+                if held.key == order.key
+            }  # fmt: skip
+            times = [held.looked_at.get(str(proof.depth), 0.0) for held in mine.values()]
+            times += [scene.proved.get((name, id_), 0.0) for id_ in mine]
+            last = max((at for at in times if at <= scene.now), default=0.0)
+            if mine and scene.now - last >= proof.every:
+                due.setdefault((name, proof.depth), {}).update(dict.fromkeys(mine))
+    for (name, depth), ids in due.items():
+        yield Verify(store=name, ids=tuple(ids), depth=depth)
+
+
+def _collects(scene: Scene) -> Iterator[Work]:
+    for name, shelf in scene.shelves.items():
+        at = scene.collected.get(name)
+        if shelf is not None and (at is None or not 0 <= scene.now - at < COLLECT):
+            yield Collect(store=name)

@@ -1,0 +1,120 @@
+"""Which schedules there are for which guests. Pure."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from vmckpt.errors import PolicyError
+from vmckpt.model.guests import Guest
+from vmckpt.model.hosts import Host
+from vmckpt.policy.schedules import Auto, Schedule
+from vmckpt.policy.select import Subject, choose
+from vmckpt.policy.types import Policy
+from vmckpt.service.due import Order, Seat
+from vmckpt.service.paying import Reckoned
+from vmckpt.yamlfile import likely
+
+Reckon = Callable[[str, Auto], Reckoned]
+"""The interval for a guest (its UUID)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighted:
+    """A guest where it was last seen."""
+
+    seat: Seat
+    subject: Subject
+
+
+def sighted(
+    found: Sequence[tuple[Host, Guest]],
+    silent: Collection[str],
+    before: Mapping[str, Sighted],
+) -> dict[str, Sighted]:
+    """All guests by UUID: where they are, or were before their host fell silent."""
+    seen: dict[str, Sighted] = {}
+    for host, guest in found:
+        known = seen.get(guest.uuid)
+        if known is not None and (known.seat.active or not guest.state.is_active):
+            continue
+        seen[guest.uuid] = Sighted(
+            seat=Seat(
+                uuid=guest.uuid, name=guest.name, host=host.name, active=guest.state.is_active
+            ),
+            subject=Subject(
+                guest=guest.name,
+                guest_labels=guest.labels,
+                host_labels=host.labels,
+                memory=guest.memory,
+            ),
+        )
+    for uuid, one in before.items():
+        shown = seen.get(uuid)
+        # Its definition may be left on a host that answers, while it runs on one that does not.
+        if one.seat.host in silent and (shown is None or not shown.seat.active):
+            seen[uuid] = replace(one, seat=replace(one.seat, seen=False))
+    return seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which policy counts for whom, if not the one that is for each guest."""
+
+    guests: Collection[str] = ()
+    """Names or UUIDs; none: all."""
+    policy: str | None = None
+
+
+def ordered(
+    guests: Collection[Sighted],
+    policies: Sequence[Policy],
+    stores: Sequence[str],
+    wanted: Wanted,
+    reckon: Reckon,
+) -> tuple[list[Order], list[str]]:
+    """All schedules of all guests, by name; and what is wrong, one line each."""
+    orders: list[Order] = []
+    wrong: dict[str, None] = {}
+    for one in sorted(guests, key=lambda one: one.seat.name):
+        if wanted.guests and not {one.seat.name, one.seat.uuid} & set(wanted.guests):
+            continue
+        try:
+            policy = choose(policies, one.subject, wanted.policy).policy
+        except PolicyError as exc:
+            wrong[f"{one.seat.name}: {exc}"] = None
+            continue
+        for schedule in policy.snapshots:
+            unknown = _unknown(schedule, stores)
+            if unknown is not None:
+                wrong[f"{policy.file}: schedule {schedule.name}: {unknown}"] = None
+                continue
+            orders.append(_order(one.seat, policy, schedule, stores, reckon))
+    return orders, list(wrong)
+
+
+def _unknown(schedule: Schedule, stores: Sequence[str]) -> str | None:
+    """Why its stores cannot be used."""
+    if not stores:
+        return "the inventory names no store; add stores: {near: /srv/vmckpt} to it"
+    for name in (schedule.store, *(one.store for one in schedule.copies)):
+        if name is not None and name not in stores:
+            return f"no store {name!r} in the inventory{likely(name, stores)}"
+    if schedule.store is None and stores[0] in (one.store for one in schedule.copies):
+        return f"they land in {stores[0]}, the first store, and are not copied there"
+    return None
+
+
+def _order(
+    seat: Seat, policy: Policy, schedule: Schedule, stores: Sequence[str], reckon: Reckon
+) -> Order:
+    when, text = schedule.when, None
+    if isinstance(when, Auto):
+        found = reckon(seat.uuid, when)
+        when, text = found.when, found.text
+    return Order(
+        seat=seat,
+        policy=policy.name,
+        schedule=schedule,
+        store=schedule.store or stores[0],
+        when=when,
+        reckoned=text,
+    )

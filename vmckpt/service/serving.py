@@ -1,0 +1,315 @@
+"""The service: looks, asks `due.agenda` what to do, and has it done, one thing of each lane at a
+time. What fails waits its time and stops nothing else."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, tzinfo
+from typing import Any
+
+from vmckpt.errors import Cancelled, GuestBusy, LeaseLost, StoreError, VmckptError
+from vmckpt.model.guests import Guest
+from vmckpt.model.hosts import Host
+from vmckpt.policy.types import Policy
+from vmckpt.service import ordering
+from vmckpt.service.claims import Claims
+from vmckpt.service.doing import Hands
+from vmckpt.service.due import Agenda, Order, Row, Scene, Shelf, Trouble, agenda, troubled
+from vmckpt.service.ordering import Reckon, Sighted, Wanted
+from vmckpt.service.tending import Collect, Cut, Take, Verify, Work
+from vmckpt.snapshot.grouping import GroupTaken
+from vmckpt.snapshot.requests import Taken
+from vmckpt.units import Seconds, show_bytes, show_seconds
+
+_LOOK = Seconds(60.0)
+"""Longest time between two looks: guests come and go."""
+_REST = Seconds(0.5)
+"""Shortest."""
+_MEND = Seconds(30.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Something that a service has to say."""
+
+    event: str
+    """"started", "took", "copied", … "failed", "stopped"."""
+    text: str
+    at: float = field(default_factory=time.time)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        at = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
+        return {"at": at, "event": self.event, "text": self.text, **self.values}
+
+
+Guests = Callable[[], Awaitable[tuple[Sequence[tuple[Host, Guest]], Mapping[str, str]]]]
+"""All guests of all hosts that answer, and the errors of the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a service works with."""
+
+    stores: Sequence[str]
+    policies: Sequence[Policy]
+    wanted: Wanted
+    guests: Guests
+    take: Callable[[Take, asyncio.Event], Awaitable[Taken]]
+    """Takes a snapshot; the event gives it up."""
+    cut: Callable[[Cut, asyncio.Event], Awaitable[GroupTaken]]
+    reckon: Reckon
+    """For a thread."""
+    mend: Callable[[], Awaitable[object]]
+    """Puts in order what a service that was killed has left."""
+    hands: Hands
+    zone: tzinfo
+    tell: Callable[[Told], None]
+
+
+_WORDS = {"Copy": "copied", "Prune": "pruned", "Verify": "verified", "Collect": "collected"}
+
+
+class Service:
+    """One service, from `run` to its end."""
+
+    def __init__(self, setting: Setting, claims: Claims | None, stop: asyncio.Event) -> None:
+        """Without claims it may only look."""
+        self._setting, self._claims, self._stop = setting, claims, stop
+        self._giving_up = asyncio.Event()
+        self._sighted: dict[str, Sighted] = {}
+        self._taken: dict[tuple[str, str], float] = {}
+        self._proved: dict[tuple[str, str], float] = {}
+        self._collected: dict[str, float] = {}
+        self._troubles: dict[str, Trouble] = {}
+        self._tasks: dict[asyncio.Task[None], Work] = {}
+        self._said: dict[str, str] = {}
+        """What does not answer, and why, so that it is said once."""
+        self._mended = time.monotonic()
+        self.failures = 0
+
+    async def run(self, *, once: bool) -> None:
+        """Do what is due, until `stop` is set, or with `once` until there is nothing left."""
+        done: set[str] = set()
+        try:
+            while not self._stop.is_set():
+                await self._mend_if_needed()
+                scene = await self._scene_or_none(once=once)
+                if scene is None:
+                    await self._wait(None, time.time())
+                    continue
+                told = agenda(scene)
+                for work in told.work:
+                    if once and isinstance(work, Take | Cut) and work.key in done:
+                        continue  # it is due again already
+                    done.add(work.key)
+                    task = asyncio.create_task(self._do(work), name=str(work))
+                    self._tasks[task] = work
+                if once and not self._tasks:
+                    return
+                self._say_next(told)
+                await self._wait(told, scene.now)
+        finally:
+            await self._end()
+
+    async def look(self) -> tuple[Agenda, Scene]:
+        """What is due, without doing anything."""
+        scene = await self._scene()
+        return agenda(scene), scene
+
+    # Looking
+
+    async def _scene_or_none(self, *, once: bool) -> Scene | None:
+        """What is known; None if it could not be looked at now. Raises LeaseLost."""
+        try:
+            scene = await self._scene()
+        except LeaseLost:
+            raise
+        except (VmckptError, OSError) as exc:
+            if once:
+                raise
+            self._say_once("looking", f"it cannot be seen what is due: {exc}")
+            return None
+        self._said.pop("looking", None)
+        ids = {(name, id_) for name, shelf in scene.shelves.items() for id_ in shelf or ()}
+        away = {name for name, shelf in scene.shelves.items() if shelf is None}
+        self._proved = {key: at for key, at in self._proved.items() if key in ids or key[0] in away}
+        return scene
+
+    async def _scene(self) -> Scene:
+        setting = self._setting
+        found, silent = await setting.guests()
+        for name, why in silent.items():
+            self._say_once(f"host {name}", f"{name} does not answer: {why}")
+        for name in {host.name for host, _ in found} - set(silent):
+            self._answers_again(f"host {name}")
+        self._sighted = ordering.sighted(found, silent, self._sighted)
+        orders, wrong = await asyncio.to_thread(
+            ordering.ordered, self._sighted.values(), setting.policies, setting.stores,
+            setting.wanted, setting.reckon,
+        )  # fmt: skip
+        for line in wrong:
+            self._say_once(line, line)
+        mine = await self._claimed(orders)
+        shelves: dict[str, Shelf | None] = {}
+        for name in dict.fromkeys(name for order in mine for name, _ in order.stores):
+            shelves[name] = await self._shelf(name)
+        return Scene(
+            now=time.time(), zone=setting.zone, orders=mine, shelves=shelves, taken=self._taken,
+            proved=self._proved, collected=self._collected,
+            busy=self._busy, troubles=self._troubles,
+        )  # fmt: skip
+
+    @property
+    def _busy(self) -> frozenset[str]:
+        works = self._tasks.values()
+        cuts = (work.lanes for work in works if isinstance(work, Cut))
+        return frozenset(work.lane for work in works).union(*cuts)
+
+    async def _claimed(self, orders: Sequence[Order]) -> list[Order]:
+        if self._claims is None:
+            return list(orders)
+        names = {order: f"{order.policy}/{order.schedule.name}" for order in orders}
+        if self._claims.cancelled():
+            self._stop.set()
+        mine = await asyncio.to_thread(self._claims.claim, set(names.values()))
+        return [order for order in orders if names[order] in mine] if self._claims.holds else []
+
+    async def _shelf(self, name: str) -> Shelf | None:
+        try:
+            shelf = await asyncio.to_thread(self._setting.hands.shelves.look, name)
+        except (StoreError, OSError) as exc:
+            self._say_once(f"store {name}", f"store {name} does not answer: {exc}")
+            return None
+        self._answers_again(f"store {name}")
+        return shelf
+
+    async def _mend_if_needed(self) -> None:
+        if time.monotonic() - self._mended < _MEND:
+            return
+        self._mended = time.monotonic()
+        if any("vmckpt recover" in one.why for one in self._troubles.values()):
+            with suppress(VmckptError):
+                await self._setting.mend()
+
+    # Doing
+
+    async def _do(self, work: Work) -> None:
+        try:
+            if isinstance(work, Take | Cut):
+                await self._take(work)
+            else:
+                did = await asyncio.to_thread(self._setting.hands.do, work)
+                self._remember(work)
+                event = _WORDS[type(work).__name__] if did.good else "damaged"
+                self._tell(event, did.text, did.values)
+                self.failures += not did.good
+            self._troubles.pop(work.key, None)
+        except Cancelled:
+            if self._giving_up.is_set():
+                self._tell("given up", f"given up: {work}")
+            else:
+                self._failed(work, "somebody cancelled it")
+        # Whatever is wrong with one, the others go on.
+        except Exception as exc:  # noqa: BLE001
+            self._failed(work, str(exc) if isinstance(exc, VmckptError) else repr(exc))
+
+    async def _take(self, work: Take | Cut) -> None:
+        began = time.time()
+        try:
+            if isinstance(work, Cut):
+                cut = await self._setting.cut(work, self._giving_up)
+                members = list(cut.members)
+            else:
+                members = [await self._setting.take(work, self._giving_up)]
+        except GuestBusy:
+            # What an operation that was killed has left is settled before the next try.
+            self._mended = min(self._mended, time.monotonic() - _MEND)
+            raise
+        guests = [one for one, _, _ in work.guests] if isinstance(work, Cut) else [work.guest]
+        self._taken.update({(one, work.schedule): began for one in guests})
+        for taken in members:
+            self._took(taken, work.schedule)
+
+    def _took(self, taken: Taken, schedule: str) -> None:
+        self._tell(
+            "took",
+            f"took {taken.id} of {taken.guest} ({schedule}) into {taken.store}: stood still for"
+            f" {show_seconds(taken.pause)}, done in {show_seconds(taken.took)},"
+            f" {show_bytes(taken.written)} written",
+            {**taken.as_json(), "schedule": schedule},
+        )
+        for warning in taken.warnings:
+            self._tell("warning", f"{taken.guest}: {warning}")
+
+    def _remember(self, work: Work) -> None:
+        now = time.time()
+        if isinstance(work, Verify):
+            self._proved.update({(work.store, id_): now for id_ in work.ids})
+        if isinstance(work, Collect):
+            self._collected[work.store] = now
+
+    def _failed(self, work: Work, why: str) -> None:
+        self.failures += 1
+        now = time.time()
+        trouble = troubled(self._troubles.get(work.key), now, why)
+        self._troubles[work.key] = trouble
+        wait = show_seconds(trouble.until - now)
+        again = f"again in {wait}" if trouble.times == 1 else f"{trouble.times} times, now {wait}"
+        self._tell("failed", f"failed: {work}: {why} ({again})", {"times": trouble.times})
+
+    async def _wait(self, told: Agenda | None, now: float) -> None:
+        """Until something has ended, is due, or `stop` is set."""
+        await asyncio.sleep(_REST)
+        ahead: float = _LOOK
+        if told is not None and told.next is not None:
+            ahead = min(_LOOK, max(0.0, told.next - now - _REST))
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait(
+            [stopping, *self._tasks], timeout=ahead, return_when=asyncio.FIRST_COMPLETED
+        )
+        stopping.cancel()
+        self._tasks = {task: work for task, work in self._tasks.items() if not task.done()}
+
+    async def _end(self) -> None:
+        """Give up what can be, and wait for the rest."""
+        self._giving_up.set()
+        self._setting.hands.stop.set()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._claims is not None:
+            await self._claims.end()
+
+    # Telling
+
+    def _tell(self, event: str, text: str, values: Mapping[str, Any] | None = None) -> None:
+        self._setting.tell(Told(event=event, text=text, values=values or {}))
+
+    def _say_once(self, key: str, text: str) -> None:
+        if key not in self._said:
+            self.failures += 1
+            self._tell("warning", text)
+        self._said[key] = text
+
+    def _answers_again(self, key: str) -> None:
+        if self._said.pop(key, None) is not None:
+            self._tell("mended", f"{key} answers again")
+
+    def _say_next(self, told: Agenda) -> None:
+        """When nothing is at work, what comes next, once."""
+        coming = [row for row in told.rows if row.due is not None]
+        if self._tasks or told.work:
+            return
+        text = "nothing is scheduled" if not told.rows else "nothing can be taken now"
+        if coming:
+            row = min(coming, key=lambda one: one.due or 0.0)
+            text = f"next: {row.order.seat.name} ({row.order.schedule.name}) at {self._clock(row)}"
+        if self._said.get("next") != text:
+            self._said["next"] = text
+            self._tell("next", text)
+
+    def _clock(self, row: Row) -> str:
+        at = datetime.fromtimestamp(row.due or 0.0, self._setting.zone)
+        return at.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,94 @@
+"""What is in the stores, read again and again: what cannot have changed is read once."""
+
+from collections.abc import Callable, Collection
+
+from vmckpt.errors import NotInStore, StoreDamaged, StoreError, StoreNewer
+from vmckpt.service.due import Held, Shelf
+from vmckpt.snapshot import verified
+from vmckpt.snapshot.retention import Kept
+from vmckpt.snapshot.verified import UNKNOWN, Verdict
+from vmckpt.store import manifest
+from vmckpt.store.backend import Stored
+from vmckpt.store.facts import Public
+from vmckpt.store.store import Store
+
+
+class Shelves:
+    """The stores of an inventory. `open_` opens one by its name."""
+
+    def __init__(
+        self, open_: Callable[[str], Store], trusted: Callable[[], Collection[bytes]]
+    ) -> None:
+        self._open, self._trusted = open_, trusted
+        self._stores: dict[str, Store] = {}
+        self._public: dict[tuple[str, str], Public | None] = {}
+        """By the ids of store and snapshot; None: it cannot be read."""
+        self._verdicts: dict[tuple[str, str], tuple[Stored, Verdict]] = {}
+
+    def store(self, name: str) -> Store:
+        """Open a store, or show the one that is open. Raises StoreError."""
+        if name not in self._stores:
+            self._stores[name] = self._open(name)
+        return self._stores[name]
+
+    def look(self, name: str) -> Shelf:
+        """What a store has that somebody trusted signed. Raises StoreError."""
+        try:
+            return self._looked(self.store(name))
+        except StoreError:
+            # It may be another one when it comes back.
+            self._stores.pop(name, None)
+            raise
+
+    def _looked(self, store: Store) -> Shelf:
+        trusted, pins = self._trusted(), store.pins()
+        checks = {one.key.removeprefix(verified.PREFIX): one
+                  for one in store.backend.keys(verified.PREFIX)}  # fmt: skip
+        found, there = {}, []
+        for one in store.manifests():
+            there.append(one.id)
+            public = self._read(store, one.id)
+            if public is None or bytes.fromhex(public.signer) not in trusted:
+                continue
+            verdict = self._verdict(store, one.id, checks.get(one.id), trusted)
+            kept = Kept(
+                id=one.id,
+                guest=public.guest_uuid,
+                made_at=public.made_at,
+                schedule=public.schedule,
+                pinned=one.id in pins,
+                good=verdict.good,
+                group=public.group,
+            )
+            found[one.id] = Held(kept=kept, looked_at=verdict.looked_at)
+        self._forget(store, set(there))
+        return found
+
+    def _forget(self, store: Store, there: set[str]) -> None:
+        """A service that runs for years remembers no snapshot that is gone."""
+        gone = [key for key in self._public if key[0] == store.id and key[1] not in there]
+        for key in gone:
+            del self._public[key]
+            self._verdicts.pop(key, None)
+
+    def _read(self, store: Store, id_: str) -> Public | None:
+        key = (store.id, id_)
+        if key not in self._public:
+            try:
+                self._public[key] = manifest.decode(store.manifest(id_), id_, None).public
+            except NotInStore:
+                return None
+            except (StoreDamaged, StoreNewer):
+                self._public[key] = None
+        return self._public[key]
+
+    def _verdict(
+        self, store: Store, id_: str, there: Stored | None, trusted: Collection[bytes]
+    ) -> Verdict:
+        if there is None:
+            return UNKNOWN
+        known = self._verdicts.get((store.id, id_))
+        if known is None or known[0] != there:
+            known = (there, verified.verdict(verified.load(store, id_, trusted)))
+            self._verdicts[store.id, id_] = known
+        return known[1]

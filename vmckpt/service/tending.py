@@ -1,0 +1,150 @@
+"""What a service can be at: one frozen piece of work each. Pure."""
+
+from dataclasses import dataclass
+
+from vmckpt.policy.schedules import Check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Take:
+    """Take a snapshot."""
+
+    guest: str
+    """Its UUID."""
+    name: str
+    host: str
+    store: str
+    policy: str
+    schedule: str
+    memory: bool
+
+    @property
+    def lane(self) -> str:
+        """Of one lane only one is at work at a time."""
+        return f"host {self.host}"
+
+    @property
+    def key(self) -> str:
+        """What a failure of it is remembered by."""
+        return self.key_of(self.guest, self.schedule)
+
+    @staticmethod
+    def key_of(guest: str, schedule: str) -> str:
+        """The key of taking that."""
+        return f"take {guest} {schedule}"
+
+    def __str__(self) -> str:
+        return f"snapshot of {self.name} ({self.schedule}) into {self.store}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """Copy a snapshot to another store."""
+
+    id: str
+    name: str
+    """The guest's."""
+    source: str
+    target: str
+
+    @property
+    def lane(self) -> str:
+        return f"copy {self.target}"
+
+    @property
+    def key(self) -> str:
+        return f"copy {self.id} {self.target}"
+
+    def __str__(self) -> str:
+        return f"copy of {self.id} of {self.name} to {self.target}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prune:
+    """Delete what a schedule made and no rule of it keeps."""
+
+    store: str
+    ids: tuple[str, ...]
+    """The oldest first."""
+    schedule: str
+    name: str
+
+    @property
+    def lane(self) -> str:
+        return f"prune {self.store}"
+
+    @property
+    def key(self) -> str:
+        return f"prune {self.store} {self.name} {self.schedule}"
+
+    def __str__(self) -> str:
+        return f"pruning of {self.name} ({self.schedule}) in {self.store}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verify:
+    """Prove snapshots."""
+
+    store: str
+    ids: tuple[str, ...]
+    depth: Check
+
+    @property
+    def lane(self) -> str:
+        return f"verify {self.store}"
+
+    @property
+    def key(self) -> str:
+        return self.lane
+
+    def __str__(self) -> str:
+        return f"verification of {len(self.ids)} snapshots in {self.store} ({self.depth})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collect:
+    """Remove what no snapshot needs."""
+
+    store: str
+
+    @property
+    def lane(self) -> str:
+        return f"collect {self.store}"
+
+    @property
+    def key(self) -> str:
+        return self.lane
+
+    def __str__(self) -> str:
+        return f"collection in {self.store}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Take snapshots of several guests as one cut."""
+
+    guests: tuple[tuple[str, str, str], ...]
+    """UUID, name and host of each."""
+    store: str
+    policy: str
+    schedule: str
+
+    @property
+    def lane(self) -> str:
+        return f"group {self.policy}/{self.schedule}"
+
+    @property
+    def lanes(self) -> frozenset[str]:
+        """No host of a member may be at work on another guest: it would be late."""
+        return frozenset({self.lane, *(f"host {host}" for _, _, host in self.guests)})
+
+    @property
+    def key(self) -> str:
+        return f"take {self.lane}"
+
+    def __str__(self) -> str:
+        names = ", ".join(name for _, name, _ in self.guests)
+        return f"snapshot of {names} as a group ({self.schedule}) into {self.store}"
+
+
+Work = Take | Cut | Copy | Prune | Verify | Collect

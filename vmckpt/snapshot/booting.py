@@ -1,0 +1,168 @@
+"""Proving a snapshot by bringing it to life: beside the original, without network, for a while."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.agent.afterwards import DiscardOrder
+from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError
+from vmckpt.hypervisor import guests, pulse, seat
+from vmckpt.hypervisor.agent import GuestAgent
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.journal import recorder as journal
+from vmckpt.journal.records import NewOperation
+from vmckpt.model.callers import Caller
+from vmckpt.model.hosts import Host
+from vmckpt.model.jobs import Outcome
+from vmckpt.snapshot import heartbeat, restoring, session
+from vmckpt.snapshot.heartbeat import Verdict
+from vmckpt.snapshot.requests import RestoreRequest
+from vmckpt.snapshot.restoring import Opened
+from vmckpt.snapshot.steps import Step
+from vmckpt.units import Seconds
+
+WATCH = Seconds(10.0)
+_TURN = Seconds(1.0)
+_NAME = "proof"
+_AGENT = "org.qemu.guest_agent.0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Booted:
+    """What came of it."""
+
+    snapshot: str
+    name: str
+    host: str
+    lives: bool
+    why: str
+    took: Seconds
+    job: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "snapshot": self.snapshot,
+            "name": self.name,
+            "host": self.host,
+            "lives": self.lives,
+            "why": self.why,
+            "took_ms": round(self.took * 1000),
+            "job": self.job,
+        }
+
+
+async def boot(
+    host: Host, opened: Opened, folder: str | None, watch: Seconds, caller: Caller
+) -> Booted:
+    """Restore a snapshot as a guest of its own, watch it, and take it away again.
+
+    Nothing is left of it, also if `caller.stop` is set; if this process is killed, recovery takes
+    it away. Raises Cancelled, and what restoring raises.
+    """
+    began = time.monotonic()
+    request = RestoreRequest(
+        snapshot=opened.public.id,
+        fork=f"{_NAME}-{secrets.token_hex(4)}",
+        folder=folder,
+    )
+    name = request.fork or ""
+    images = restoring.planned(opened, request).images
+    new = NewOperation(
+        kind="proof", guest=name, source=host.name,
+        detail={"store": opened.store.name, "snapshot": opened.public.id},
+    )  # fmt: skip
+    recorder = await asyncio.to_thread(journal.begin, new, caller.warn)
+    try:
+        meant = {"snapshot": opened.public.id, "fork": name, "images": images}
+        await asyncio.to_thread(recorder.intend, Step.PROOF, meant)
+        verdict = await _proved(host, opened, request, watch, caller)
+        await discard(host, opened.public.id, name, images)
+        booted = Booted(
+            snapshot=opened.public.id, name=opened.public.name, host=host.name,
+            lives=verdict.lives, why=verdict.why, took=Seconds(time.monotonic() - began),
+            job=recorder.id,
+        )  # fmt: skip
+        outcome = Outcome.COMPLETED if verdict.lives else Outcome.FAILED
+        recorder.finish(outcome, booted.as_json())
+        return booted
+    except VmckptError as exc:
+        if await _tidied(host, opened.public.id, name, images):
+            cancelled = isinstance(exc, Cancelled)
+            outcome = Outcome.CANCELLED if cancelled else Outcome.FAILED
+            recorder.finish(outcome, None if cancelled else {"error": str(exc)})
+        raise
+    finally:
+        await asyncio.to_thread(recorder.close)
+
+
+async def _tidied(host: Host, snapshot: str, name: str, images: Mapping[str, str]) -> bool:
+    """After something went wrong; whether nothing is left. Else recovery takes the rest away."""
+    try:
+        await discard(host, snapshot, name, images)
+    except (HypervisorError, RemoteError):
+        return False
+    return True
+
+
+async def _proved(
+    host: Host, opened: Opened, request: RestoreRequest, watch: Seconds, caller: Caller
+) -> Verdict:  # fmt: skip
+    await restoring.restore(host, opened, request, caller)
+    async with Hypervisor(host) as hypervisor:
+        guest = await guests.find_guest(hypervisor, request.fork or "")
+        if guest is None:
+            return Verdict(lives=False, why="it ended by itself")
+        caller.warn(f"{request.fork} runs on {host.name} without network: watched for {watch:g} s")
+        facts = opened.private.facts
+        # One that is not known to have answered before may not be installed.
+        asks = _AGENT in facts.domain_xml
+        agent = False if asks and facts.agent else None
+        return await _watched(hypervisor, guest.uuid, watch, caller.stop, asks=asks, agent=agent)
+
+
+async def _watched(
+    hypervisor: Hypervisor, uuid: str, watch: Seconds, stop: asyncio.Event,
+    *, asks: bool, agent: bool | None,
+) -> Verdict:  # fmt: skip
+    """`asks`: the guest agent, too; `agent`: what its silence means, see heartbeat.judge."""
+    began = time.monotonic()
+    pulses = [await pulse.feel(hypervisor, uuid, Seconds(0.0))]
+    try:
+        await pulse.measure_writes(hypervisor, uuid, int(watch / 2))
+    except HypervisorError:
+        pass  # an old QEMU: what else is seen must do
+    while True:
+        try:
+            await asyncio.wait_for(stop.wait(), _TURN)
+        except TimeoutError:
+            pass
+        if stop.is_set():
+            raise Cancelled("stopped while the restored guest was watched; nothing of it is left")
+        now = Seconds(time.monotonic() - began)
+        pulses.append(await pulse.feel(hypervisor, uuid, now))
+        over = now >= watch or bool(heartbeat.ended(pulses[-1]))
+        if asks and not over and await _agent(hypervisor, uuid):
+            agent = True
+        if over or agent:
+            return heartbeat.judge(pulses, agent=agent)
+
+
+async def _agent(hypervisor: Hypervisor, uuid: str) -> bool:
+    def ping(one: seat.Seat) -> bool:
+        return GuestAgent(one).there(limit=Seconds(2.0))
+
+    try:
+        return await seat.at(hypervisor, uuid, "asking the guest agent", ping, changes=False)
+    except HypervisorError:
+        return False
+
+
+async def discard(host: Host, snapshot: str, name: str, images: Mapping[str, str]) -> None:
+    """End a proof's guest and remove its images; may be repeated. Raises VmckptError."""
+    async with Hypervisor(host) as hypervisor:
+        await guests.remove(hypervisor, name)
+    order = DiscardOrder(snapshot=snapshot, images=images)
+    await session.carried_out(host, order.as_json(), lambda _: None, asyncio.Event())

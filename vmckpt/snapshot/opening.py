@@ -1,0 +1,108 @@
+"""A snapshot that is looked into where it is: its disks, and its memory as a core."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmckpt.checkpoint import core, devices
+from vmckpt.checkpoint.core import CoreWriter, Stretch
+from vmckpt.checkpoint.head import PAGE, RamBlock
+from vmckpt.checkpoint.nbdsession import Export
+from vmckpt.errors import BadInput, StoreDamaged
+from vmckpt.snapshot.keeping import Progress, silent, told
+from vmckpt.store.assemble import Assembly
+from vmckpt.store.facts import Contents, Public
+from vmckpt.store.inside import Private, RegionMap
+from vmckpt.store.reader import Reader
+from vmckpt.store.regions import Kind
+
+_MAIN = ("pc.ram", "ram-node")
+
+
+@dataclass(frozen=True, slots=True)
+class Browse:
+    """An opened snapshot; use it while its reader lives."""
+
+    public: Public
+    private: Private
+    reader: Reader
+
+    def disks(self) -> tuple[str, ...]:
+        """Their names in the guest."""
+        return tuple(one.name for one in self.private.regions if one.kind is Kind.DISK)
+
+    def export(self, disk: str) -> Export:
+        """A disk as something to be read. Raises BadInput if there is none of that name."""
+        region = self.private.region(disk)
+        if region is None or region.kind is not Kind.DISK:
+            known = ", ".join(self.disks()) or "none"
+            raise BadInput(f"{self.public.id} has no disk {disk!r}", mend=f"it has {known}")
+        assembly = self._assembly(region)
+        return Export(size=region.size, read=assembly.read_bytes, extents=assembly.zeros)
+
+    def exports(self, disk: str | None) -> Mapping[str, Export]:
+        """One disk, or all, by name. Raises BadInput if there is none."""
+        names = self.disks() if disk is None else (disk,)
+        if not names:
+            raise BadInput(f"snapshot {self.public.id} has no disks")
+        return {name: self.export(name) for name in names}
+
+    def _assembly(self, region: RegionMap) -> Assembly:
+        return Assembly(region.kind, region.size, region.map, self.private.chunks, self.reader)
+
+    def core(self, path: Path, progress: Progress = silent, *, replace: bool = False) -> int:
+        """Write the memory as an ELF core, sparse; how many processors it tells of.
+
+        Raises BadInput, StoreError, OSError; a core that is not whole is removed.
+        """
+        stretches = layout(self.public, self.private)
+        processors = devices.processors(self._stream("tail"))
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if replace else os.O_EXCL)
+        try:
+            file = os.open(path, flags, 0o600)
+        except FileExistsError as exc:
+            raise BadInput(f"{path} is there already", mend="choose another name") from exc
+        try:
+            writer = CoreWriter(file, stretches, processors)
+            writer.begin()
+            self._memory(writer, {one.block for one in stretches}, progress)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(file)
+        return len(processors)
+
+    def _memory(self, writer: CoreWriter, blocks: set[str], progress: Progress) -> None:
+        regions = [one for one in self.private.regions if one.name in blocks]
+        total, done = sum(one.size for one in regions), 0
+        for region in regions:
+            for piece in self._assembly(region).pieces():
+                if piece.data is not None:
+                    writer.memory(region.name, piece.start * PAGE, piece.data)
+                done += piece.count * PAGE
+                progress(told("core", done, total))
+
+    def _stream(self, name: str) -> bytes:
+        part = next((one for one in self.private.facts.stream if one.name == name), None)
+        if part is None:
+            raise StoreDamaged(f"snapshot {self.public.id} has no {name} of its memory")
+        chunks = [self.private.chunks[index] for index in part.chunks]
+        return b"".join(self.reader.read_many(chunks))
+
+
+def layout(public: Public, private: Private) -> tuple[Stretch, ...]:
+    """Where the guest saw its memory. Raises BadInput if that cannot be told. Pure."""
+    if public.contents is not Contents.MEMORY:
+        raise BadInput(f"snapshot {public.id} has no memory: it is of disks only")
+    if public.arch != "x86_64":
+        raise BadInput(f"a core can be made of x86_64 guests, and {public.guest} is {public.arch}")
+    blocks = [
+        RamBlock(one.name, one.size)
+        for one in private.regions
+        if one.kind is Kind.RAM and one.name.removeprefix("/objects/").startswith(_MAIN)
+    ]
+    if not blocks:
+        raise BadInput(f"snapshot {public.id}: it is not known which of its blocks is the memory")
+    return core.usual_layout(blocks, public.machine)

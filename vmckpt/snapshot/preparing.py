@@ -1,0 +1,138 @@
+"""Making a guest ready: its stored definition is changed, under its lease and in the journal."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.checkpoint.prepare import Prepared, prepare
+from vmckpt.errors import BadInput, GuestBusy
+from vmckpt.hypervisor import definitions, guests
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.definitions import Definition
+from vmckpt.inventory import Inventory
+from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.records import NewOperation, Operation, StoredStep
+from vmckpt.journal.steps import JournalDesk
+from vmckpt.model.callers import Caller
+from vmckpt.model.findings import Finding
+from vmckpt.model.guests import Guest
+from vmckpt.model.hosts import Host
+from vmckpt.model.jobs import Outcome
+from vmckpt.model.recovery import Settled
+from vmckpt.policy.types import Policy
+from vmckpt.snapshot.recording import recorded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """How ready a guest is, and what was done about it."""
+
+    guest: str
+    host: str
+    findings: tuple[Finding, ...]
+    lacks: bool
+    """Its stored definition is not as it should be."""
+    restart: bool
+    """It runs, and has to be shut down and started to be as its definition will say."""
+    changed: bool = False
+    job: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        return not self.restart and (self.changed or not self.lacks)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "guest": self.guest,
+            "host": self.host,
+            "ready": self.ready,
+            "lacks": self.lacks,
+            "changed": self.changed,
+            "restart": self.restart,
+            "findings": [one.as_json() for one in self.findings],
+            "job": self.job,
+        }
+
+
+async def look(host: Host, name: str) -> Readiness:
+    """What a guest lacks. Raises BadInput, HypervisorError."""
+    async with Hypervisor(host) as hypervisor:
+        guest = await _guest(hypervisor, name)
+        _, found = await _read(hypervisor, guest)
+        return _told(host, guest, found)
+
+
+async def make_ready(host: Host, name: str, caller: Caller) -> Readiness:
+    """Change its stored definition, if it lacks something; a guest that runs stays as it is.
+
+    Raises BadInput, GuestBusy, HypervisorError; OutcomeUnknown if nobody knows whether it was.
+    """
+    async with Hypervisor(host) as hypervisor:
+        guest = await _guest(hypervisor, name)
+        if guest.locked:
+            raise GuestBusy(
+                f"a job holds {guest.name} on {host.name}: {guest.job}; nothing was changed",
+                mend="prepare it once that has ended",
+            )
+        new = NewOperation(
+            kind="prepare", guest=guest.name, guest_uuid=guest.uuid, source=host.name, detail={}
+        )
+        async with recorded(new, guest.uuid, caller.warn) as recorder:
+            definition, found = await _read(hypervisor, guest)
+            if found.xml is not None:
+                await _write(hypervisor, guest, definition, found.xml, recorder)
+            done = _told(host, guest, found, changed=found.xml is not None, job=recorder.id)
+            recorder.finish(Outcome.COMPLETED, done.as_json())
+            return done
+
+
+async def _write(
+    hypervisor: Hypervisor, guest: Guest, definition: Definition, xml: str, recorder: Recorder
+) -> None:
+    JournalDesk(recorder).check()  # the lease is still ours
+    await definitions.write(hypervisor, guest.uuid, xml, instead_of=definition.text)
+
+
+async def _guest(hypervisor: Hypervisor, name: str) -> Guest:
+    guest = await guests.find_guest(hypervisor, name)
+    if guest is None:
+        raise BadInput(f"{hypervisor.host.name} has no guest {name}", mend="run vmckpt guests")
+    return guest
+
+
+async def _read(hypervisor: Hypervisor, guest: Guest) -> tuple[Definition, Prepared]:
+    found = await definitions.read(hypervisor, guest.uuid)
+    return found, prepare(found.stored, found.running, found.disks)
+
+
+def _told(
+    host: Host, guest: Guest, found: Prepared, *, changed: bool = False, job: str | None = None
+) -> Readiness:
+    return Readiness(
+        guest=guest.name, host=host.name, findings=found.findings, lacks=found.xml is not None,
+        restart=found.restart, changed=changed, job=job,
+    )  # fmt: skip
+
+
+async def settle(
+    inventory: Inventory,
+    policies: Sequence[Policy],
+    operation: Operation,
+    steps: Sequence[StoredStep],
+    recorder: Recorder | None,
+    *,
+    caller: Caller,
+    adopt: bool,
+) -> Settled:
+    """See recover.rooms.Room. libvirt stores a definition whole, or keeps the one before."""
+    del policies, steps, caller, adopt
+    host = inventory.host(operation.source or "")
+    found = await look(host, operation.guest_uuid or operation.guest)
+    told = (
+        Settled(truth="its definition is as it was before", outcome=Outcome.FAILED)
+        if found.lacks
+        else Settled(truth="its definition is as it should be", outcome=Outcome.COMPLETED)
+    )
+    if recorder is not None:
+        recorder.finish(told.outcome or Outcome.FAILED, {"recovered": told.as_json()})
+    return told

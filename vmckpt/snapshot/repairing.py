@@ -1,0 +1,230 @@
+"""Takes away what is damaged in a store, saves what is whole of it, and brings back the rest from
+other stores. No key is needed.
+
+A damaged pack is in the way: whoever adds to the store counts on all its chunks, and so they are
+never stored anew. Its whole boxes go into a new pack, and then it is removed: a box whose hash is
+wrong can be opened by nobody. A pack without an index stays until no snapshot lacks anything.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vmckpt.errors import NotInStore, StoreDamaged, StoreNewer
+from vmckpt.snapshot import copying
+from vmckpt.snapshot.keeping import Progress, references, silent, told, wrapped_of
+from vmckpt.store import gc, manifest, packs, small, verify_store
+from vmckpt.store.faults import fault
+from vmckpt.store.index import Names, NameSet
+from vmckpt.store.locks import LIFE, Lock
+from vmckpt.store.packing import Packing
+from vmckpt.store.store import Store
+from vmckpt.units import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repaired:
+    """What was done, and what is lost still."""
+
+    removed: tuple[str, ...]
+    """Damaged objects that are gone."""
+    left: tuple[str, ...]
+    """Packs that cannot be read, and may hold what is missing."""
+    saved: int
+    """Chunks that were whole in damaged packs."""
+    brought: int
+    """Boxes that came from other stores."""
+    brought_bytes: Bytes
+    snapshots: tuple[str, ...]
+    """That came anew from other stores, as their manifests or wrapped keys were damaged."""
+    lost: Mapping[str, int]
+    """Chunks that are missing still, by snapshot."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "removed": list(self.removed),
+            "left": list(self.left),
+            "chunks_saved": self.saved,
+            "boxes_brought": self.brought,
+            "bytes_brought": self.brought_bytes,
+            "snapshots_brought": list(self.snapshots),
+            "chunks_lost": dict(self.lost),
+        }
+
+
+@dataclass(slots=True)
+class _Work:
+    """A repair under way."""
+
+    store: Store
+    sources: Sequence[Store]
+    lock: Lock
+    progress: Progress
+    removed: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    """Packs without an index."""
+    saved: int = 0
+    brought: int = 0
+    brought_bytes: int = 0
+    snapshots: list[str] = field(default_factory=list)
+
+
+def repair(store: Store, sources: Sequence[Store] = (), progress: Progress = silent) -> Repaired:
+    """Mend a store; no collection runs meanwhile. Raises StoreError; then it can be done again."""
+    lock = gc.taken(store.backend, LIFE)
+    try:
+        work = _Work(store, sources, lock, progress)
+        wrong = verify_store.verify(store, references, progress=_packs(progress)).wrong
+        for one in wrong:
+            if one.key.startswith(("condemned/", "pins/", "verified/")):
+                _small(work, one.key)
+        _salvage(work, [one.key for one in wrong if one.key.startswith("packs/")])
+        _manifests(work)
+        lost = _chunks(work)
+        if not lost:
+            _take_away(work, work.unread)
+            work.unread = []
+        return Repaired(
+            removed=tuple(work.removed), left=tuple(work.unread), saved=work.saved,
+            brought=work.brought, brought_bytes=Bytes(work.brought_bytes),
+            snapshots=tuple(work.snapshots), lost=lost,
+        )  # fmt: skip
+    finally:
+        lock.release()
+
+
+def _packs(progress: Progress) -> verify_store.Progress:
+    return lambda done, total: progress(told("packs", done, total))
+
+
+def _small(work: _Work, key: str) -> None:
+    """What is gone of condemnations and checks is made anew; a pin holds whatever is in it."""
+    backend = work.store.backend
+    work.lock.still_ours()
+    if key.startswith("pins/"):
+        backend.put(key, small.written(key, {"why": "damaged, and mended"}), replace=True)
+    else:
+        backend.delete(key)
+    work.removed.append(key)
+
+
+def _salvage(work: _Work, keys: Sequence[str]) -> None:
+    """Put what is whole into new packs, and remove the old ones once those are durable."""
+    backend = work.store.backend
+    saved: list[str] = []
+    for key in keys:
+        # Read once more: what went wrong on the way from the store is no damage in it.
+        pack = packs.pack_of(key)
+        try:
+            data = backend.get(key)
+            if pack is None or _whole(pack, data):
+                continue
+            _save(work, packs.parse_tail(data, len(data)), data)
+            saved.append(key)
+        except StoreDamaged:
+            work.unread.append(key)
+        except (StoreNewer, NotInStore):
+            continue
+    _take_away(work, saved)
+
+
+def _whole(pack: str, data: bytes) -> bool:
+    """Raises StoreNewer."""
+    try:
+        packs.parse(pack, data)
+    except StoreDamaged:
+        return False
+    return True
+
+
+def _save(work: _Work, index: packs.Index, data: bytes) -> None:
+    packing = Packing(
+        work.store.backend, lambda _info, _rows: None, generation=index.generation + 1,
+        foreign=index.foreign,
+    )  # fmt: skip
+    view = memoryview(data)
+    try:
+        for name, offset, length, plain, hash_ in index.rows.tolist():
+            box = view[offset : offset + length]
+            if packs.box_hash(box) == hash_:
+                packing.add(name, box, plain)
+                work.saved += 1
+        packing.finish()
+        fault("gc: rewritten")
+    finally:
+        packing.close()
+
+
+def _take_away(work: _Work, keys: Sequence[str]) -> None:
+    for key in keys:
+        work.lock.still_ours()
+        work.store.backend.delete(key)
+        fault("gc: object deleted")
+        work.removed.append(key)
+
+
+def _manifests(work: _Work) -> None:
+    """Bring back manifests and wrapped keys that are damaged."""
+    for one in work.store.manifests():
+        try:
+            found = manifest.decode(work.store.manifest(one.id), one.id, None)
+            wrapped_of(work.store, found)
+        except NotInStore:
+            continue
+        except StoreNewer:
+            continue
+        except StoreDamaged:
+            if any(_copied(work, source, one.id) for source in work.sources):
+                work.snapshots.append(one.id)
+
+
+def _copied(work: _Work, source: Store, id_: str) -> bool:
+    try:
+        done = copying.copy(source, work.store, id_, work.progress)
+    except (NotInStore, StoreDamaged, StoreNewer):
+        return False
+    work.brought += done.chunks_new
+    work.brought_bytes += done.bytes_new
+    return True
+
+
+def _chunks(work: _Work) -> dict[str, int]:
+    """Bring back what snapshots lack; what is lost still."""
+    for encrypted in (False, True):
+        missing = NameSet(names for _, own, names in _lacking(work.store) if own is encrypted)
+        for source in work.sources:
+            if len(missing):
+                missing = _brought(work, source, missing, encrypted=encrypted)
+    return {id_: len(names) for id_, _, names in _lacking(work.store)}
+
+
+def _brought(work: _Work, source: Store, missing: NameSet, *, encrypted: bool) -> NameSet:
+    """What one store has of it; the rest."""
+    with work.store.receiver(encrypted=encrypted) as receiver:
+        done = 0
+        try:
+            for name, box, plain in copying.boxes(source, missing):
+                receiver.add(name, box, plain)
+                done += len(box)
+                work.progress(told("repair", done))
+        except StoreDamaged:
+            pass  # it does not have all of it
+        written = receiver.finish()
+    work.brought += written.chunks_new
+    work.brought_bytes += written.bytes_new
+    there = work.store.catalog.load().index.has(missing.names)
+    return NameSet([missing.names[~there]])
+
+
+def _lacking(store: Store) -> Iterator[tuple[str, bool, Names]]:
+    """Snapshots that lack chunks: whether they are encrypted, and which."""
+    index = store.catalog.load().index
+    for one in store.manifests():
+        try:
+            found = manifest.decode(store.manifest(one.id), one.id, None)
+        except (NotInStore, StoreDamaged, StoreNewer):
+            continue
+        names = found.names.array()
+        gone = names[~index.has(names)]
+        if len(gone):
+            yield one.id, found.encrypted, gone
