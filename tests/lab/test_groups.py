@@ -40,6 +40,13 @@ def talking(session_lab: Bench) -> Iterator[Bench]:
         bench.inside(one.name, "rm", "-rf", str(one.root / "agent"))
 
 
+@pytest.fixture(autouse=True)
+def settled(talking: Bench) -> None:
+    """One that failed leaves nothing to the next."""
+    talking.good("recover")
+    emptied(talking)
+
+
 def emptied(bench: Bench) -> None:
     """Delete all snapshots."""
     if found := ids(bench):
@@ -90,11 +97,11 @@ def nothing(_: str, __: Phase) -> None:
 
 @pytest.mark.long
 def test_fifty_cuts(talking: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive, stop = Archive(talking), asyncio.Event()
+    archive = Archive(talking)
     store = Store.open(backend_of(str(talking.plan.shared / "snapshots")))
     told: list[Taken] = []
     for _ in range(50):
-        made = chatting.taken(talking, monkeypatch, nothing, stop).members
+        made = chatting.taken(talking, monkeypatch, nothing, asyncio.Event()).members
         consistent(archive, [one.id for one in made])
         told += made
         for one in made:
