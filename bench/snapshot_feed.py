@@ -139,7 +139,7 @@ def put(home: Path, regions: Sequence[Region]) -> dict[str, Any]:
         for one in regions:
             prints = draft.prints(one.name, one.kind, one.size)
             before = past.regions.get(one.name) if past is not None else None
-            map_ = work.region(one, before, prints)
+            map_ = work.region(one, before, prints, draft.map(one.kind, one.size))
             maps.append(RegionMap(name=one.name, kind=one.kind, size=one.size, map=map_))
         written = writer.finish()
         private = compacted(

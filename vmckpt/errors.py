@@ -40,6 +40,8 @@ class VmckptError(Exception):
     """Base of all errors raised on purpose."""
 
     exit_code = 1
+    undone: bool = True
+    """False: not all of what was set could be put back; its job stays open for recovery."""
 
     def __init__(self, message: str, *, mend: str | None = None) -> None:
         super().__init__(message)

@@ -54,6 +54,7 @@ def test_a_forks_network_comes_up_after_its_hook_and_only_then(kept: Bench) -> N
             ids.add(generation_id(kept, "beta", "fork"))
         finally:
             kept.inside("beta", "virsh", "destroy", "fork")
+            kept.inside("beta", "virsh", "undefine", "fork")
             for path in Path(kept.plan.shared).glob("fork-*"):
                 path.unlink()
     said = told.read_text().splitlines()
@@ -71,14 +72,14 @@ def test_a_definition_that_is_missing_or_old_is_put_right(kept: Bench) -> None:
     kept.guest(**SMALL)
     one = taken(kept).json
     kept.inside("alpha", "virsh", "destroy", "web1")
-    kept.good("snapshot", "restore", one["id"], "--on", "beta")
+    kept.good("snapshot", "restore", one["id"], "--replace", "--on", "beta")
     stored = kept.inside("beta", "virsh", "dumpxml", "web1", "--inactive")
     assert "<memory unit='KiB'>196608</memory>" in stored
     kept.inside("beta", "virsh", "destroy", "web1")
     kept.inside("beta", "virsh", "undefine", "web1")
 
     kept.inside("alpha", "virsh", "setmaxmem", "web1", "256MiB", "--config")
-    back = kept.good("snapshot", "restore", one["id"], "--json").json
+    back = kept.good("snapshot", "restore", one["id"], "--replace", "--json").json
     assert any("another one (memory)" in text for text in back["warnings"]), back
     stored = kept.inside("alpha", "virsh", "dumpxml", "web1", "--inactive")
     assert "<memory unit='KiB'>196608</memory>" in stored

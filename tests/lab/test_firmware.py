@@ -64,13 +64,13 @@ def test_nvram_is_kept_and_comes_back(kept: Bench) -> None:
     kept.inside("alpha", "virsh", "destroy", "web1")
     write(kept, "third!!!")
 
-    back = kept.good("snapshot", "restore", off["id"], "--json")
+    back = kept.good("snapshot", "restore", off["id"], "--replace", "--json")
     assert back.json["images"]["nvram"] == NVRAM
     assert "NVRAM" not in back.err  # nothing is missing
     assert digest(kept, NVRAM) == expected("second")
 
     write(kept, "third!!!")
-    kept.good("snapshot", "restore", live["id"])
+    kept.good("snapshot", "restore", live["id"], "--replace")
     assert digest(kept, NVRAM) == expected("second")
     assert proofs(kept) == []
 
@@ -80,7 +80,7 @@ def test_nvram_is_kept_and_comes_back(kept: Bench) -> None:
         assert digest(kept, FORKS, "beta") == expected("second")
     finally:
         kept.inside("beta", "virsh", "destroy", "fork")
-        kept.inside("beta", "rm", FORKS)
+        kept.inside("beta", "virsh", "undefine", "--nvram", "fork")
         for name in ("fork-vda.qcow2", "code.fd", "vars.fd", "web1.xml"):
             (kept.plan.shared / name).unlink(missing_ok=True)
         kept.inside(

@@ -88,6 +88,7 @@ def test_a_fork_is_another_guest(kept: Bench) -> None:
         assert "<link state='down'/>" in kept.inside("beta", "virsh", "dumpxml", "fork")
     finally:
         kept.inside("beta", "virsh", "destroy", "fork")
+        kept.inside("beta", "virsh", "undefine", "fork")
     assert kept.where() == ["alpha"]
     assert kept.ledgers() == {"memory": True, "disk": True, "output": True}
 

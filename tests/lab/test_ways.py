@@ -57,7 +57,7 @@ def test_disks_alone_also_of_a_guest_that_is_off(kept: Bench) -> None:
     assert off["same_bytes"] > 28 << 20  # the bitmap in its image was read, and was good
     assert left(kept) == []
     kept.inside("alpha", "virsh", "undefine", "web1", "--checkpoints-metadata")
-    back = kept.good("snapshot", "restore", off["id"], "--json").json
+    back = kept.good("snapshot", "restore", off["id"], "--replace", "--json").json
     assert back["runs"] is False
     assert "shut off" in kept.inside("alpha", "virsh", "domstate", "web1")
     kept.inside("alpha", "virsh", "start", "web1")

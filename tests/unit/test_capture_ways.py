@@ -226,6 +226,10 @@ class Monitor:
     def run_state(self) -> str:
         return "running"
 
+    def ask(self, command: str) -> dict[str, int]:
+        assert command == "query-memory-size-summary"
+        return {"base-memory": 1 << 20}
+
 
 def captured(monkeypatch: pytest.MonkeyPatch, way: Way, *failing: str) -> Memory:
     """A capture, where some of the ways cannot capture the guest."""

@@ -8,7 +8,7 @@ import pytest
 from vmckpt.checkpoint import disk_capture
 from vmckpt.checkpoint.disk_capture import DiskCapture, DiskUndo, put_back
 from vmckpt.checkpoint.disk_plan import How, Parent
-from vmckpt.errors import HypervisorError, OutcomeUnknown
+from vmckpt.errors import CaptureFailed, HypervisorError, OutcomeUnknown, StoreError
 from vmckpt.hypervisor.backups import Backups, BitmapLost
 from vmckpt.model.backups import (
     BackupOrder,
@@ -247,3 +247,43 @@ def test_recovery_puts_back_what_a_dead_capture_has_left(published: bool) -> Non
 def test_facts_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"facts|Expecting"):
         DiskUndo.from_json(text)
+
+
+class Breaking(Fake):
+    """libvirt breaks while the end is asked for."""
+
+    ending: list[HypervisorError]
+
+    def end(self, socket: str, *, limit: Seconds = Seconds(1.0)) -> bool:
+        if self.ending:
+            raise self.ending.pop(0)
+        return super().end(socket, limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("ending", "whole"),
+    [
+        ([OutcomeUnknown("alpha: the connection broke", host="alpha")], True),
+        ([OutcomeUnknown("alpha: it broke", host="alpha")] * 2, False),
+        ([HypervisorError("alpha: it does not end", host="alpha")], False),
+    ],
+)
+def test_what_cannot_be_ended_is_told(
+    tmp_path: Path, ending: list[HypervisorError], whole: bool
+) -> None:
+    libvirt = Breaking(VDA)
+    libvirt.ending = []
+    made = capture(libvirt, tmp_path)
+    made.prepare(None)
+    made.begin()
+    libvirt.ending = list(ending)
+    with pytest.raises(CaptureFailed if not whole else StoreError) as caught, made:
+        raise StoreError("the store is full")
+    assert caught.value.undone is whole
+    assert caught.value.message.startswith("the store is full")
+
+
+def test_nobody_else_reads_what_is_kept_aside(tmp_path: Path) -> None:
+    """It is a part of the guest's disk, in a folder that everybody may pass."""
+    assert disk_capture._made(str(tmp_path / "scratch"), MIB)
+    assert (tmp_path / "scratch").stat().st_mode & 0o777 == 0o600

@@ -57,7 +57,15 @@ KNOWN = Checkpoint(name="vmckpt-s-1", parent=None, made_at=1700000000, disks={"v
         pytest.param({"device": "lun"}, How.LEFT_OUT, False, True, "SCSI", id="lun"),
         pytest.param({"kind": "vhostuser"}, How.LEFT_OUT, False, True, "itself", id="vhostuser"),
         pytest.param(
-            {"kind": "network", "format": "raw"}, How.FULL, False, False, "raw", id="network"
+            {"kind": "network", "format": "raw"}, How.FULL, False, True,
+            "raw images cannot hold a bitmap; a network disk cannot be restored", id="network",
+        ),
+        pytest.param(
+            {"kind": "block", "format": "raw"}, How.FULL, False, True,
+            "a block disk cannot be restored", id="block",
+        ),
+        pytest.param(
+            {"format": "luks"}, How.FULL, False, True, "an encrypted disk cannot be", id="luks"
         ),
     ],
 )  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.snapshots import PUBLIC
 from tests.unit.stocking import stocked
+from vmckpt.agent.leftover import Verdict
 from vmckpt.cli import main
 from vmckpt.cli.guard import ended, stop_of
 from vmckpt.errors import BadInput, Cancelled, HookFailed, WentBack
@@ -158,11 +159,11 @@ def test_a_guard_without_a_controller_says_the_way_back() -> None:
     ],
 )
 def test_recovery_says_what_became_of_the_hook(hook: str | None, ran: bool, truth: str) -> None:
-    assert came_back(arrived=True, hook=hook, ran=ran).truth == truth
+    assert came_back(Verdict.ARRIVED, hook=hook, ran=ran).truth == truth
 
 
 def test_a_lazy_restore_is_watched_until_its_disks_are_whole() -> None:
-    told = came_back(arrived=True)
+    told = came_back(Verdict.ARRIVED)
     assert came_in(told, waits=False, whole=True) == told
     assert came_in(told, waits=True, whole=False).goes_on
     assert came_in(told, waits=True, whole=True).outcome is Outcome.COMPLETED

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -80,7 +80,7 @@ class Memory:
 class Made:
     map: Map
     prints: np.ndarray
-    chunks: list[bytes]
+    chunks: Sequence[bytes]
     counts: Counts
 
 
@@ -94,7 +94,7 @@ def ingested(
     if past is not None:
         before = Past(map=past.map, prints=past.prints if by_prints else None)
     map_ = ingest.region(region, before, prints if by_prints else None)
-    return Made(map_, prints, table.digests(), ingest.counts)
+    return Made(map_, prints, list(table.digests()), ingest.counts)
 
 
 def read_back(store: Store, region: Memory, made: Made) -> np.ndarray:
@@ -228,7 +228,7 @@ def test_digests_take_the_place_of_the_futures_that_tell_them() -> None:
     coming.clear()
 
     assert [ref() for ref in kept] == [None, None, None]
-    assert table.digests() == [bytes([n]) * 32 for n in range(3)] + [b"k" * 32]
+    assert list(table.digests()) == [bytes([n]) * 32 for n in range(3)] + [b"k" * 32]
 
 
 def test_a_chunk_that_was_not_stored_is_told_by_the_table() -> None:

@@ -1,10 +1,12 @@
 """The line state: kept whole, or not at all."""
 
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
 
+from vmckpt.agent import lining
 from vmckpt.store import line
 from vmckpt.store.regions import Kind
 
@@ -24,7 +26,8 @@ def test_what_was_kept_is_found(tmp_path: Path) -> None:
     kept(tmp_path / "web1")
     found = line.load(tmp_path / "web1")
     assert found is not None
-    assert (found.snapshot, found.chunks, found.extra) == ("s-1", CHUNKS, {"checkpoint": "c1"})
+    assert (found.snapshot, list(found.chunks)) == ("s-1", CHUNKS)
+    assert found.extra == {"checkpoint": "c1"}
     assert found.regions["pc.ram"].map.tolist() == list(range(10))
     prints = found.regions["pc.ram"].prints
     assert prints is not None
@@ -64,21 +67,26 @@ def test_what_nobody_uses_is_swept(tmp_path: Path) -> None:
 
 def test_drafts_of_those_that_were_killed_are_removed_by_the_next(tmp_path: Path) -> None:
     folder = tmp_path / "lines" / "web1-n"
-    old, young, other, kept_ = (
-        folder.parent / name
-        for name in (
-            "web1-n.abcd_123",
-            "web1-n.abcd_124",
-            "web1-nearer",
-            "web1-n.abcd_125",
-        )
-    )
-    for one in (old, young, other, kept_):
-        one.mkdir(parents=True)
-        (one / "0.prints").write_bytes(b"x")
-    (kept_ / "line.json").write_bytes(b"it has been kept, as that of another guest")
-    for one in (old, other, kept_):
-        os.utime(one, (1.0, 1.0))
-    with line.Draft(folder):
-        pass
-    assert sorted(folder.parent.iterdir()) == sorted((young, other, kept_))
+    kept(folder.parent / "web1-nearer")
+    with line.Draft(folder.parent / "web2-n") as at_work:
+        at_work.prints("pc.ram", Kind.RAM, 4096)
+        process = os.fork()
+        if not process:
+            with line.Draft(folder) as draft:
+                draft.prints("pc.ram", Kind.RAM, 4096)
+                os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(process, 0)
+        drafts = sorted(folder.parent.glob(".*"))
+        assert len(drafts) == 2
+        for one in drafts:
+            os.utime(one, (1.0, 1.0))
+        line.clear(folder.parent)
+        assert [one.name[:8] for one in folder.parent.glob(".*")] == [".web2-n."]
+    assert [one.name for one in folder.parent.iterdir()] == ["web1-nearer"]
+
+
+def test_a_whole_draft_of_one_that_was_killed_is_no_line(tmp_path: Path) -> None:
+    """Else its bitmap would be kept for ever."""
+    kept(tmp_path / "g-near")
+    kept(tmp_path / ".g-far.abcdefgh", "s-9")
+    assert lining.others(tmp_path / "g-x", "g") == ["c1"]

@@ -6,7 +6,6 @@ from typing import cast
 
 import pytest
 
-from vmckpt.agent import images
 from vmckpt.agent.images import Images
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
@@ -81,16 +80,3 @@ def test_a_fork_that_did_not_start_leaves_none(tmp_path: Path) -> None:
     with work(tmp_path, replace=False) as images_:
         images_.swap()
     assert contents(tmp_path) == {}
-
-
-@pytest.mark.parametrize("arrived", [True, False])
-def test_after_a_kill_between_the_two_disks(tmp_path: Path, arrived: bool) -> None:
-    written(tmp_path)
-    (tmp_path / "vda").rename(tmp_path / f"vda.{ID}.old")
-    (tmp_path / f"vda.{ID}.new").rename(tmp_path / "vda")
-    if arrived:  # libvirt has started it only after both
-        (tmp_path / "vdb").rename(tmp_path / f"vdb.{ID}.old")
-        (tmp_path / f"vdb.{ID}.new").rename(tmp_path / "vdb")
-    images.settle([tmp_path / "vda", tmp_path / "vdb"], ID, arrived=arrived)
-    now = "restored" if arrived else "before"
-    assert contents(tmp_path) == {"vda": now, "vdb": now}

@@ -2,6 +2,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,11 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.errors import KeyRefused, StoreDamaged
-from vmckpt.store.sealing import MOST, Encrypted, Plain, Sealing, derive, sealed
+from vmckpt.store.sealing import MOST, Encrypted, Plain, Sealing, derive
 
 SALT, OTHER = bytes(range(32)), bytes(32)
 KINDS: list[Callable[[], Sealing]] = [Plain, lambda: Encrypted(SALT)]
 BOTH = pytest.mark.parametrize("make", KINDS, ids=["plain", "encrypted"])
+
+
+class Sealed(NamedTuple):
+    digest: bytes
+    name: bytes
+    box: bytes
+
+
+def sealed(sealing: Sealing, plain: bytes | memoryview) -> Sealed:
+    digest = sealing.digest_of(plain)
+    return Sealed(digest, sealing.name_of(digest), sealing.seal(plain, digest))
 
 
 @BOTH

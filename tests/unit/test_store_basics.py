@@ -384,9 +384,11 @@ def test_who_slept_for_long_takes_itself_for_dead(tmp_path: Path) -> None:
 
 def test_files_of_others_in_a_store_are_passed_over(tmp_path: Path) -> None:
     store = Store.create(LocalFolder(tmp_path / "store"))
-    for name in (".nfs0001", ".DS_Store", "a b"):
+    (tmp_path / "store/snapshots/s-old").mkdir(parents=True)
+    (tmp_path / "store/snapshots/s-old/s-1").write_bytes(b"x")
+    for name in (".nfs0001", ".DS_Store", "a b", "-x", "x" * 101):
         for folder in ("locks", "snapshots", "condemned"):
             (tmp_path / "store" / folder).mkdir(exist_ok=True)
             (tmp_path / "store" / folder / name).write_bytes(b"x")
     assert store.manifests() == []
-    assert list(locks.seen(store.backend)) == []
+    assert all(one.work is None for one in locks.seen(store.backend))

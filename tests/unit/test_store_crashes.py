@@ -1,10 +1,12 @@
 """Killed at every point, disturbed at every point: what was published stays whole."""
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +17,13 @@ import pytest
 
 from tests.unit.store_stories import BUSY, STORIES, prepare
 from tests.unit.storing import (
+    SEALING,
     all_keys,
     assert_no_garbage,
     assert_whole,
     chunks,
     gc,
+    new_store,
     parsed,
     read,
     write,
@@ -29,6 +33,7 @@ from vmckpt.store import faults
 from vmckpt.store.local import LocalFolder
 from vmckpt.store.locks import Lock, Work
 from vmckpt.store.store import Store
+from vmckpt.units import Seconds
 
 ROOT = Path(__file__).parents[2]
 
@@ -236,6 +241,33 @@ def test_a_writer_that_was_taken_for_dead_publishes_nothing(before: Path, folder
         assert_no_garbage(store)
         assert_whole(store)
     assert refused > 5
+
+
+def test_a_writer_that_wakes_while_a_collection_looks_publishes_nothing(tmp_path: Path) -> None:
+    """Its lock is removed before manifests are read: it cannot write it anew after that."""
+    store = new_store(tmp_path / "s")
+    write(store, "old", [b"a" * 4096])
+    store.delete("old")
+    late: list[Exception] = []
+    with store.writer(SEALING, beat=Seconds(3600.0)) as writer:
+        writer.add(b"a" * 4096).result()
+        gc(store)
+        made = time.time() - 1000
+        os.utime(tmp_path / "s" / writer.lock.key, (made, made))
+
+        def listener(passed: str) -> None:
+            if passed == "gc: decided":
+                faults.listen(None)
+                try:
+                    writer.finish()
+                    store.publish("new", bytes(32), None, writer=writer)
+                except StoreError as exc:
+                    late.append(exc)
+
+        faults.listen(listener)
+        gc(store, life=900.0)
+    assert "was taken for dead" in str(late)
+    assert store.manifests() == []
 
 
 @pytest.mark.parametrize("point", ["gc: decided", "gc: object deleted", "gc: rewritten"])

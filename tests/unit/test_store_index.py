@@ -27,8 +27,9 @@ def test_the_index_tells_what_a_dict_would(stored: list[list[bytes]], gone: set[
         index.add(info, packs.parse_tail(data, len(data)).rows)
         truth[info.id] = set(names)
     for number in gone:
-        index.drop(f"{number:064x}")
         truth.pop(f"{number:064x}", None)
+    for run in index.runs:
+        run.use_only(set(truth))
 
     asked = sorted({name for names in stored for name in names} | {b"\0" * 8 + b"x" * 24})
     expected = [{pack for pack, names in truth.items() if one in names} for one in asked]
@@ -47,15 +48,23 @@ def test_a_set_of_names_has_each_once(parts: list[list[bytes]], asked: list[byte
     assert (names.positions(names_of(asked)) >= 0).tolist() == [one in truth for one in asked]
 
 
-def test_runs_stay_few() -> None:
+@pytest.mark.parametrize(("large", "few"), [(1 << 16, 10), (100, 15)])
+def test_runs_stay_few(monkeypatch: pytest.MonkeyPatch, large: int, few: int) -> None:
+    monkeypatch.setattr("vmckpt.store.index._BLOCK", 7)
+    monkeypatch.setattr("vmckpt.store.index._LARGE", large)
     index = Index()
+    stored: dict[bytes, str] = {}
     rng = np.random.default_rng(3)
     for number in range(200):
         boxes = [(rng.bytes(32), b"", 1) for _ in range(number % 7)]
+        stored |= {name: f"{number:064x}" for name, _, _ in boxes}
         data = packs.encode(boxes, bytes(16))
         index.add(PackInfo(f"{number:064x}", 0, 1), packs.parse_tail(data, len(data)).rows)
-    assert len(index.runs) < 10
+    assert len(index.runs) < few
     assert len(index.packs()) == 200
+    assert {name: [one.pack for one in index.places(name)] for name in stored} == {
+        name: [pack] for name, pack in stored.items()
+    }
 
 
 PACK = packs.encode([(bytes([n]) * 32, bytes([n]) * n, 9) for n in range(1, 9)], b"n" * 16, 3)

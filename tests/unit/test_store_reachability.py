@@ -13,7 +13,7 @@ from vmckpt.store.condemned import Condemned
 from vmckpt.store.homes import use_of
 from vmckpt.store.index import Index, NameSet, PackInfo, Run, names_of
 from vmckpt.store.locks import LockSeen, Work
-from vmckpt.store.reachability import Loose, PackUse, Scene, Terms, decide
+from vmckpt.store.reachability import Loose, PackUse, Scene, Terms, dead_locks, decide
 from vmckpt.units import Bytes, Seconds
 
 NOW = Seconds(100_000.0)
@@ -122,11 +122,9 @@ def test_a_pack_of_tiny_boxes_is_rewritten_once_and_not_for_ever(tmp_path: Path)
 def test_the_dead_and_what_they_left() -> None:
     dead, alive = lock(age=901), replace(lock(), key="locks/v")
     own = replace(lock(age=5000, work=Work.GC), key="locks/gc")
-    scene = replace(
-        EMPTY, locks=[dead, alive, own], leftovers={"tmp/a": ago(1000), "tmp/b": ago(999)}
-    )
-    decision = decide(scene, TERMS)
-    assert (decision.dead, decision.clear) == (("locks/w",), ("tmp/a",))
+    scene = replace(EMPTY, leftovers={"tmp/a": ago(1000), "tmp/b": ago(999)})
+    assert decide(scene, TERMS).clear == ("tmp/a",)
+    assert dead_locks([dead, alive, own], scene.now, TERMS) == ("locks/w",)
 
 
 def run(id_: str, generation: int, *names: int, box: bytes = b"box", foreign: bool = False) -> Run:

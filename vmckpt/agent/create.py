@@ -2,8 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,29 +15,28 @@ from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.regions import DiskRegion, RamRegion
 from vmckpt.agent.talk import Talk
 from vmckpt.agent.ways import Memory, Wanted
-from vmckpt.checkpoint import copies, firmware
+from vmckpt.checkpoint import copies, firmware, room
 from vmckpt.checkpoint.background import Hooks
 from vmckpt.checkpoint.disk_capture import DiskCapture
 from vmckpt.checkpoint.image import FrozenImage
 from vmckpt.checkpoint.off_disks import OffDisks
 from vmckpt.checkpoint.quiet import Quiet
-from vmckpt.errors import BadInput
+from vmckpt.errors import BadInput, VmckptError
 from vmckpt.hypervisor.agent import GuestAgent
 from vmckpt.hypervisor.backups import Backups
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.model.findings import Severity
-from vmckpt.store import ingest, line, manifest, wraps
+from vmckpt.store import ingest, line, manifest, opening, wraps
 from vmckpt.store.compact import compacted
 from vmckpt.store.facts import Part
 from vmckpt.store.ingest import Counts, Ingest, Table
 from vmckpt.store.inside import Private, RegionMap
 from vmckpt.store.line import Draft
 from vmckpt.store.manifest import Keys, Signer
-from vmckpt.store.places import backend_of
 from vmckpt.store.regions import Kind, Region
 from vmckpt.store.store import Store
 from vmckpt.store.writer import Writer, Written
-from vmckpt.units import Seconds
+from vmckpt.units import Bytes, Seconds
 
 Disks = DiskCapture | OffDisks
 _STANDS_STILL = Seconds(10.0)
@@ -47,12 +46,12 @@ _STANDS_STILL = Seconds(10.0)
 def create(order: CreateOrder, talk: Talk) -> dict[str, Any]:
     """Take a snapshot; what is told of it. Raises VmckptError; the guest is then as it was."""
     with (
-        spool.held(order.folder, patience=Seconds(0.0)),
+        spool.held(order.folder, patience=Seconds(0.0)) as lock,
         Monitor(order.guest, host=order.host, uri=order.uri) as monitor,
         ExitStack() as stack,
     ):
-        store = Store.open(backend_of(order.store.url), cache=Path(order.state) / "cache")
-        return _Making(order, talk, store, monitor).run(stack)
+        store = opening.opened(order.store, cache=Path(order.state) / "cache")
+        return _Making(order, talk, store, monitor, lock).run(stack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,13 @@ class _Asked:
 class _Making:
     """One snapshot."""
 
-    def __init__(self, order: CreateOrder, talk: Talk, store: Store, monitor: Monitor) -> None:
+    def __init__(
+        self, order: CreateOrder, talk: Talk, store: Store, monitor: Monitor, lock: int
+    ) -> None:
+        """`lock`: the snapshot's, which a keeper holds as long as it may have to undo."""
         self._order, self._talk, self._store, self._monitor = order, talk, store, monitor
+        self._lock = lock
+        self._watch = room.Watch(order.folder.parent)
         self._past = line.load(order.line)
         self._off = not monitor.is_active()
         self._described = monitor.xml()
@@ -87,6 +91,9 @@ class _Making:
     def run(self, stack: ExitStack) -> dict[str, Any]:
         order, began = self._order, time.monotonic()
         copies.sweep()
+        spool.sweep(order.folder.parent)
+        with suppress(OSError):
+            line.sweep(order.line.parent, now=time.time())
         writer = stack.enter_context(self._store.writer(self._keys.sealing()))
         draft = stack.enter_context(Draft(order.line))
         disks = self._disks()
@@ -108,14 +115,15 @@ class _Making:
         described = telling.facts(self._monitor.xml(), disks.facts, image)
         self._read(disks, work, draft)
         written = writer.finish()
-        facts = replace(described, stream=stream, warnings=tuple(self._warnings))
+        warnings = telling.warnings(self._warnings)
+        facts = replace(described, stream=stream, warnings=warnings)
         private = compacted(
             Private(
                 facts=facts, chunks=table.digests(), regions=tuple(self._maps), files=self._files
             )
         )
         self._publish(private, written, writer)
-        self._keep(draft, private, disks, memory)
+        self._afterwards(lambda: self._keep(draft, private, disks, memory), stack.close)
         return {
             **telling.way(memory, off=self._off),
             "held": None if self._cut is None else self._cut.held,
@@ -128,8 +136,7 @@ class _Making:
         }
 
     def _disks(self) -> Disks:
-        order = self._order
-        folder = Path(order.state) / "scratch"
+        order, folder = self._order, self._scratch
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         kind: type[OffDisks] | type[DiskCapture] = OffDisks if self._off else DiskCapture
         return kind(
@@ -140,11 +147,18 @@ class _Making:
             folder=folder,
         )
 
+    @property
+    def _scratch(self) -> Path:
+        """For what the guest overwrites while its disks are read."""
+        return Path(self._order.state) / "scratch"
+
     def _instant(self, disks: Disks, stack: ExitStack) -> Memory | None:
         """Everything of the guest, as it is at one moment."""
         undo = disks.prepare(lining.parent(self._past), self._others())
         assert disks.plan is not None
         if disks.plan.captured:
+            if not self._off:
+                room.check(self._scratch, Bytes(0))
             self._intend("backup", undo.to_json())
             disks.make_room()
         if self._order.memory:
@@ -188,7 +202,7 @@ class _Making:
         self._talk.ask("intend", step=step, facts=facts)
 
     def _capture(self, disks: Disks, stack: ExitStack) -> Memory:
-        talk, order = self._talk, self._order
+        order = self._order
         assert disks.plan is not None
         beside = disks.plan.captured or firmware.there(self._described, order.guest)
 
@@ -199,14 +213,19 @@ class _Making:
             note=lambda undo: self._intend("capture", undo.to_json()),
             barrier=(lambda: self._taken(disks)) if beside else None,
             captured=captured,
-            progress=lambda done, total: talk.progress(phase="capture", done=done, total=total),
+            progress=self._captured_so_far,
+            held=(self._lock,),
         )
         wanted = Wanted(
             way=Way(order.way), folder=order.folder, number=secrets.randbits(62),
         )  # fmt: skip
         if self._cut is not None:
             hooks = self._cut.hooks(hooks)
-        return ways.capture(self._monitor, wanted, hooks, talk.stop, stack)
+        return ways.capture(self._monitor, wanted, hooks, self._talk.stop, stack)
+
+    def _captured_so_far(self, done: int, total: int) -> None:
+        self._talk.progress(phase="capture", done=done, total=total)
+        self._watch.look()
 
     def _others(self) -> list[str]:
         """Snapshots in other stores that the guest's lines there go on from."""
@@ -236,11 +255,12 @@ class _Making:
         prints = None
         if region.kind is Kind.RAM:
             prints = draft.prints(region.name, region.kind, region.size)
-        map_ = work.region(region, past, prints)
+        map_ = work.region(region, past, prints, draft.map(region.kind, region.size))
         self._maps.append(RegionMap(name=region.name, kind=region.kind, size=region.size, map=map_))
 
     def _progress(self, counts: Counts) -> None:
         self._talk.progress(phase="store", done=counts.read + counts.same, new=counts.new)
+        self._watch.look()
 
     def _publish(self, private: Private, written: Written, writer: Writer) -> None:
         order = self._order
@@ -249,7 +269,7 @@ class _Making:
             private,
             made_at=self._made_at,
             qemu=self._monitor.qemu_version(),
-            parent=None if self._past is None else self._past.snapshot,
+            parent=lining.before(self._past),
             epoch=self._epoch,
             new=written.bytes_new,
         )
@@ -259,6 +279,17 @@ class _Making:
             wrapped = wraps.wrap(self._keys.data_key, order.snapshot, admins)
         encoded = manifest.encode(public, private, self._keys)
         self._store.publish(order.snapshot, encoded, wrapped, writer=writer)
+
+    def _afterwards(self, *acts: Callable[[], object]) -> None:
+        """The snapshot is in the store: what fails now costs the next one more, and no more."""
+        for act in acts:
+            try:
+                act()
+            except (OSError, VmckptError) as exc:
+                # Not where something of the guest is held still: that has to be put right.
+                if isinstance(exc, VmckptError) and not exc.undone:
+                    raise
+                self._warnings.append(f"the next snapshot may be read whole: {exc}")
 
     @property
     def _epoch(self) -> int:

@@ -38,8 +38,9 @@ class Cut:
         self._hold.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._hold.__exit__()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Raises CaptureFailed if some of its output may still be held."""
+        self._hold.__exit__(kind, error, trace)
 
     def hooks(self, own: Hooks) -> Hooks:
         """A capture's hooks, with the others waited for."""

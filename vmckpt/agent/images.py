@@ -3,7 +3,7 @@
 import os
 import stat
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -28,15 +28,25 @@ def beside(place: Path, snapshot: str) -> tuple[Path, Path]:
     return Path(f"{place}.{snapshot}.new"), Path(f"{place}.{snapshot}.old")
 
 
-def settle(places: Iterable[Path], snapshot: str, *, arrived: bool) -> None:
-    """After a restore that was interrupted: all images are the new ones, or those from before."""
-    for place in places:
-        new, old = beside(place, snapshot)
-        if arrived:
-            old.unlink(missing_ok=True)
-        elif old.exists():
-            old.rename(place)
-        new.unlink(missing_ok=True)
+def mark(image: Path) -> str:
+    """By which an image is known again, and that nobody has written into it since."""
+    found = image.stat()
+    return f"{found.st_ino}:{found.st_mtime_ns}"
+
+
+def free(place: Path, snapshot: str, *, replace: bool) -> None:
+    """Raises BadInput if a file may not be put there."""
+    aside = beside(place, snapshot)[1]
+    if aside.exists():
+        raise BadInput(
+            f"{aside} is what an interrupted restore has put aside",
+            mend="run vmckpt recover; if it stays, move it away",
+        )
+    if place.exists() and not replace:
+        raise BadInput(
+            f"{place} is there already",
+            mend="say --replace to write over it, or choose another name or folder",
+        )
 
 
 class Images:
@@ -46,6 +56,7 @@ class Images:
         self._order, self._private, self._reader = order, private, reader
         self._talk = talk
         self._swapped: list[DiskMake] = []
+        self._left = False
 
     def __enter__(self) -> Self:
         return self
@@ -58,18 +69,19 @@ class Images:
             elif not self._new(disk).exists():
                 place.unlink(missing_ok=True)  # it is ours, and nothing was there before
         self._swapped = []
-        for disk in self._private.facts.disks:
+        for disk in () if self._left else self._private.facts.disks:
             self._new(disk).unlink(missing_ok=True)
 
     def write(self) -> None:
         """Make all of them, whole. Raises BadInput, StoreError, Cancelled."""
         for disk in self._private.facts.disks:
-            if self._place(disk).exists() and not self._order.replace:
-                raise BadInput(
-                    f"{self._place(disk)} is there already", mend="choose another folder"
-                )
+            free(self._place(disk), self._order.snapshot, replace=self._order.replace)
         for disk in self._private.facts.disks:
             self._write(disk)
+
+    def marks(self) -> dict[str, str]:
+        """Of each, before it is in its place."""
+        return {disk.target: mark(self._new(disk)) for disk in self._private.facts.disks}
 
     def swap(self) -> None:
         """Put them in their places; what is there is put aside until `keep`. Raises OSError."""
@@ -85,6 +97,10 @@ class Images:
         swapped, self._swapped = self._swapped, []
         for disk in swapped:
             self._aside(disk).unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Nobody knows whether they are in use: nothing is taken back."""
+        self._swapped, self._left = [], True
 
     def _place(self, disk: DiskMake) -> Path:
         return Path(self._order.images[disk.target])
@@ -133,7 +149,6 @@ class Images:
                 "-O",
                 disk.format,
             ]
-            words += ["-o", disk.options] if disk.options else []
             self._run([*words, "--", server.uri(), str(self._new(disk))], trouble)
 
     def _run(self, words: Sequence[str], trouble: Sequence[Exception]) -> None:

@@ -14,7 +14,7 @@ from vmckpt.agent.images import Images
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk, error_from_json
 from vmckpt.checkpoint import overlay
-from vmckpt.errors import BadInput, GuestBusy, VmckptError
+from vmckpt.errors import BadInput, GuestBusy, OutcomeUnknown, VmckptError
 from vmckpt.store.assemble import Source
 from vmckpt.store.facts import DiskMake
 from vmckpt.store.inside import Private
@@ -93,7 +93,9 @@ class Keeper:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        if not self._left:
+        # If nobody knows whether the guest runs, it looks for itself once it hears no more of us.
+        unknown = kind is not None and issubclass(kind, OutcomeUnknown)
+        if not self._left and not unknown:
             # It has not been told to go on: refused, it takes its sockets away and ends.
             with suppress(OSError):
                 self._say({"refused": "the guest was not started"})
@@ -171,5 +173,4 @@ class _Overlays(Images):
     def _make(self, disk: DiskMake) -> None:
         base = f"nbd+unix:///{disk.target}?socket={self._sockets[disk.target]}"
         words = ["qemu-img", "create", "-q", "-f", disk.format, "-F", "raw", "-b", base]
-        words += ["-o", disk.options] if disk.options else []
         self._run([*words, "--", str(self._new(disk)), str(disk.size)], ())

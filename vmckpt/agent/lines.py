@@ -5,9 +5,9 @@ them. What arrives is the line of the snapshot that was asked for, whole, or it 
 """
 
 import base64
+import os
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,8 +78,7 @@ def _give(order: LineOrder, talk: Talk) -> bool:
 
 
 def _take(order: LineOrder, talk: Talk) -> bool:
-    order.line.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix=f"{order.line.name}.", dir=order.line.parent))
+    new, locked = line.drafted(order.line)
     try:
         unpacking = zstandard.ZstdDecompressor()
         while piece := talk.ask("more"):
@@ -99,4 +98,5 @@ def _take(order: LineOrder, talk: Talk) -> bool:
         new.replace(order.line)
     finally:
         shutil.rmtree(new, ignore_errors=True)
+        os.close(locked)
     return True

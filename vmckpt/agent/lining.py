@@ -41,6 +41,21 @@ def checkpoint(past: Line) -> str | None:
     return None if told is None else str(told)
 
 
+def went_back(state: str, guest: str, snapshot: str) -> None:
+    """The guest is as in that snapshot again: the next one goes on from it.
+
+    What is known of pages and chunks stays good, for it is compared; libvirt's notes of what was
+    written to the disks are another life's.
+    """
+    for folder in (Path(state) / "lines").glob(f"{guest}-*"):
+        line.amend(folder, {"parent": snapshot, "checkpoint": None, "copy": None})
+
+
+def before(past: Line | None) -> str | None:
+    """The snapshot that the guest's next one goes on from, as it tells it."""
+    return None if past is None else str(past.extra.get("parent", past.snapshot))
+
+
 def others(mine: Path, guest: str) -> list[str]:
     """The same of the guest's lines in other stores."""
     folders = [one for one in mine.parent.glob(f"{guest}-*") if one != mine]
@@ -60,10 +75,11 @@ def keep(draft: Draft, private: Private, past: Line | None, end: End) -> None:
     After a snapshot without memory the memory's maps are those from before: they stay as good.
     """
     maps = {region.name: region.map for region in private.regions}
-    chunks = list(private.chunks)
+    chunks = private.chunks
     sizes = {one.name: one.size for one in private.regions if one.kind is Kind.DISK}
     copy = None if end.memory is None else end.memory.copy
     if past is not None and end.memory is None:
+        chunks = list(chunks)
         maps |= _carried(draft, past, chunks)
         copy = past.extra.get("copy")
     extra = {

@@ -33,10 +33,11 @@ def main() -> None:
     except Exception as exc:
         log.exception("the order was not carried out")
         if not isinstance(exc, OSError):
-            talk.tell(error=error_as_json(VmckptError(f"unexpected: {type(exc).__name__}: {exc}")))
-            sys.exit(1)
-        where = f"{exc.filename}: " if exc.filename else ""
-        failed = VmckptError(f"{where}{exc.strerror or exc}")
+            failed = VmckptError(f"unexpected: {type(exc).__name__}: {exc}")
+        else:
+            where = f"{exc.filename}: " if exc.filename else ""
+            failed = VmckptError(f"{where}{exc.strerror or exc}")
+        failed.__cause__ = exc
         talk.tell(error=error_as_json(failed))
         sys.exit(1)
     talk.tell(done=done)

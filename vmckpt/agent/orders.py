@@ -1,7 +1,7 @@
 """What an agent is told to do, as its controller writes it."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,10 @@ class RestoreOrder:
     paused: bool
     others: tuple[StorePlace, ...] = ()
     """Stores that are asked for what that one has lost."""
+    follows: bool = False
+    """It is the guest itself: its next snapshot goes on from this one."""
+    users: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Images of other guests with their guest and format: none of ours may be, or be below, one."""
 
     @property
     def folder(self) -> Path:
@@ -153,6 +157,12 @@ class UnrestoreOrder:
     state: str
     snapshot: str
     images: Mapping[str, str]
+    made: Mapping[str, str] | None
+    """Marks of the disks' new images, by name; None: none had been put in its place yet."""
+    empty: tuple[str, ...] = ()
+    """Where nothing was before, by name."""
+    memory: bool = True
+    """A guest was to be started from it."""
     dry: bool = False
     """Only look."""
 
@@ -166,5 +176,5 @@ class UnrestoreOrder:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "UnrestoreOrder":
-        """Raises TypeError."""
-        return cls(**_fields(told))
+        """Raises KeyError, TypeError."""
+        return cls(**_fields(told, "empty"))

@@ -5,12 +5,12 @@ from typing import Any
 
 from vmckpt.agent import spool
 from vmckpt.agent.orders import PutBackOrder
-from vmckpt.checkpoint import background, copies, disk_capture, image, outputs
+from vmckpt.checkpoint import background, copies, disk_capture, image, keeper, outputs
 from vmckpt.checkpoint.disk_capture import DiskUndo
 from vmckpt.checkpoint.outputs import HoldUndo
 from vmckpt.checkpoint.quiet import QuietUndo
 from vmckpt.checkpoint.settings import Undo
-from vmckpt.errors import BadInput, HypervisorError
+from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.agent import GuestAgent, thaw_left
 from vmckpt.hypervisor.backups import Backups
@@ -19,23 +19,35 @@ from vmckpt.store.places import backend_of
 from vmckpt.store.store import Store
 from vmckpt.units import Seconds
 
-# A living agent whose controller is gone needs a moment to give up.
-_PATIENCE = Seconds(30.0)
+# A living agent whose controller is gone needs a moment to give up, and a dead one's keeper tries
+# for longer.
+_PATIENCE = Seconds(keeper.LASTS + 60.0)
 
 
 def put_back(order: PutBackOrder) -> dict[str, Any]:
-    """Undo what taking a snapshot set; may be repeated. Raises VmckptError."""
-    with spool.held(order.folder, patience=Seconds(0.0) if order.dry else _PATIENCE):
-        store = Store.open(backend_of(order.store.url))
-        published = any(one.id == order.snapshot for one in store.manifests())
+    """Undo what taking a snapshot set; may be repeated. Raises VmckptError.
+
+    The guest comes first: it goes on also if the store does not answer. Then StoreError is raised,
+    the checkpoint stays, and somebody has to come again.
+    """
+    with spool.held(order.folder, patience=Seconds(0.0) if order.dry else _PATIENCE) as lock:
         if not order.dry:
-            _undo(order, published)
+            _undo(order, lock)
             image.remove(order.folder)
             copies.sweep()
+        try:
+            store = Store.open(backend_of(order.store.url))
+            published = any(one.id == order.snapshot for one in store.manifests())
+        except VmckptError as exc:
+            if not order.dry:
+                exc.message = f"the guest is put back; {exc.message}"
+            raise
+        if not order.dry and not published:
+            _forget(order)
     return {"published": published}
 
 
-def _undo(order: PutBackOrder, published: bool) -> None:
+def _undo(order: PutBackOrder, lock: int) -> None:
     try:
         capture = Undo.from_json(order.capture) if order.capture else None
         backup = DiskUndo.from_json(order.backup) if order.backup else None
@@ -49,15 +61,21 @@ def _undo(order: PutBackOrder, published: bool) -> None:
     if freeze is not None:
         acts.append(lambda monitor: thaw_left(GuestAgent(monitor)))
     if capture is not None:
-        acts.append(lambda monitor: background.mend(monitor, capture))
+        acts.append(lambda monitor: background.mend(monitor, capture, (lock,)))
     if backup is not None:
-        acts.append(
-            lambda monitor: disk_capture.put_back(Backups(monitor), backup, published=published)
-        )
+        acts.append(lambda monitor: disk_capture.put_back(Backups(monitor), backup, published=None))
     if acts:
         _on_guest(order, acts)
     if backup is not None:
         disk_capture.remove_left(backup.files)
+
+
+def _forget(order: PutBackOrder) -> None:
+    """The checkpoint of a snapshot that is none goes."""
+    if order.backup:
+        backup = DiskUndo.from_json(order.backup)
+        put_back_ = disk_capture.put_back
+        _on_guest(order, [lambda monitor: put_back_(Backups(monitor), backup, published=False)])
 
 
 def _on_guest(order: PutBackOrder, acts: list[Callable[[Monitor], object]]) -> None:

@@ -3,24 +3,22 @@
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from vmckpt.agent import spool
+from vmckpt.agent import chains, lining, spool, starting
 from vmckpt.agent.images import Images
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.revive import Revival
 from vmckpt.agent.small_files import SmallFiles
 from vmckpt.agent.talk import Talk
-from vmckpt.checkpoint.savefile import Fifo
-from vmckpt.errors import BadInput, HypervisorError, VmckptError
-from vmckpt.hypervisor import links, monitor
+from vmckpt.errors import BadInput, HypervisorError, OutcomeUnknown, VmckptError
+from vmckpt.hypervisor import links
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.store import manifest, tiered
+from vmckpt.store import manifest, opening, tiered
 from vmckpt.store.assemble import Source
 from vmckpt.store.inside import Private
-from vmckpt.store.places import backend_of
 from vmckpt.store.store import Store
 from vmckpt.store.tiered import TieredReader
 from vmckpt.units import Seconds
@@ -50,7 +48,7 @@ class _Written:
 def opened(order: RestoreOrder) -> Iterator[tuple[Store, Private, TieredReader]]:
     """The snapshot that an order names, and who reads it. Raises StoreError, BadInput."""
     cache = Path(order.state) / "cache"
-    store = Store.open(backend_of(order.store.url), cache=cache)
+    store = opening.opened(order.store, cache=cache)
     trusted = frozenset(bytes.fromhex(one) for one in order.trusted)
     found = manifest.decode(store.manifest(order.snapshot), order.snapshot, trusted)
     key = None if order.data_key is None else bytes.fromhex(order.data_key)
@@ -67,7 +65,8 @@ def restore(order: RestoreOrder, talk: Talk, way: Way | None = None) -> dict[str
     """Write the disks, then start the guest. Raises VmckptError, and nothing is left then.
 
     The new images are whole before one that is there is put aside, and what was put aside comes
-    back if the guest does not start.
+    back if the guest does not start. Raises OutcomeUnknown if nobody knows whether it has: then all
+    images stay where they are, for recovery.
     """
     began = time.monotonic()
     way = way or _Written()
@@ -75,22 +74,32 @@ def restore(order: RestoreOrder, talk: Talk, way: Way | None = None) -> dict[str
         opened(order) as (store, private, reader),
         spool.held(order.folder, patience=Seconds(0.0)),
     ):
+        shutil.rmtree(order.folder, ignore_errors=True)  # of one that was killed
         order.folder.mkdir(mode=0o700)
         try:
             files = SmallFiles(private.files, order.images, order.snapshot, replace=order.replace)
             with way.images(order, private, reader, talk) as images, files:
+                chains.check(map(Path, order.images.values()), order.users)
                 images.write()
                 files.write()
                 written = time.monotonic()
                 # The guest that is there ends only now: if a disk cannot be written, it runs on.
-                talk.ask("make way")
+                talk.ask("make way", made=images.marks(), empty=_empty(order))
                 images.swap()
                 files.swap()
-                if order.xml is not None:
-                    xml = way.started_as(order.xml)
-                    _start(order, xml, Revival(xml, private, reader, talk))
+                try:
+                    if order.xml is not None:
+                        xml = way.started_as(order.xml)
+                        starting.start(order, xml, Revival(xml, private, reader, talk))
+                except OutcomeUnknown:
+                    images.leave()
+                    files.leave()
+                    raise
                 images.keep()
                 files.keep()
+            if order.follows:
+                with suppress(OSError):  # the next one is as good, and tells another parent
+                    lining.went_back(order.state, order.guest, order.snapshot)
             # Whatever becomes of who asks: from here the guest is back.
             ended = time.monotonic()
             warnings = [] if order.xml is None else list(_follow(order, talk))
@@ -105,6 +114,11 @@ def restore(order: RestoreOrder, talk: Talk, way: Way | None = None) -> dict[str
     }
 
 
+def _empty(order: RestoreOrder) -> list[str]:
+    """Where nothing is that could be put aside, by name."""
+    return [name for name, path in order.images.items() if not Path(path).exists()]
+
+
 def _follow(order: RestoreOrder, talk: Talk) -> Iterator[str]:
     """Let the controller do what must follow outside, and then let the guest be heard; warnings."""
     try:
@@ -116,22 +130,3 @@ def _follow(order: RestoreOrder, talk: Talk) -> Iterator[str]:
         yield f"its links are still down: {exc}"
     except VmckptError:
         pass  # nobody is there any more, or knows nothing that would follow
-
-
-def _start(order: RestoreOrder, xml: str, revival: Revival) -> None:
-    """Start the guest from its memory. One whose links are to be down stands still until they are:
-    with the state of a card QEMU loads that its link was up, whatever libvirt had set."""
-    paused = order.paused or order.links_down
-    with Fifo(order.folder, revival.fill) as path:
-        monitor.restore(str(path), xml, paused=paused, host=order.host, uri=order.uri)
-    if not order.links_down:
-        return
-    with Monitor(order.guest, host=order.host, uri=order.uri) as there:
-        try:
-            for card in there.cards():
-                there.tell("set_link", {"name": card, "up": False})
-        except HypervisorError:
-            there.end()
-            raise
-        if not order.paused:
-            there.resume()

@@ -9,7 +9,7 @@ from vmckpt.agent.talk import Talk
 from vmckpt.checkpoint import savefile
 from vmckpt.checkpoint.head import parse_head
 from vmckpt.checkpoint.stream import Buffer, StreamWriter, starts_as_zeros
-from vmckpt.errors import Cancelled, StoreDamaged
+from vmckpt.errors import Cancelled, StoreDamaged, StoreError
 from vmckpt.store.assemble import Assembly, Piece
 from vmckpt.store.inside import Private, RegionMap
 from vmckpt.store.reader import Reader
@@ -33,6 +33,8 @@ class Revival:
             raise StoreDamaged(f"the snapshot has no memory {missing[0]!r}")
         self._regions: Sequence[RegionMap] = [regions[one.name] for one in self._head.blocks]
         self._done = 0
+        self.trouble: Exception | None = None
+        """What broke it off: libvirt tells only that the image ended too early."""
 
     def _part(self, name: str) -> bytes:
         part = next((one for one in self._private.facts.stream if one.name == name), None)
@@ -46,7 +48,13 @@ class Revival:
 
     def fill(self, file: int) -> None:
         """Write all of it. Raises OSError, StoreError, Cancelled."""
+        try:
+            self._fill(file)
+        except (StoreError, Cancelled) as exc:
+            self.trouble = exc
+            raise
 
+    def _fill(self, file: int) -> None:
         def write(data: Buffer) -> None:
             left = memoryview(data).cast("B")
             while left:

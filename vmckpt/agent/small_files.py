@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from vmckpt.agent.images import beside
+from vmckpt.agent.images import beside, free
 from vmckpt.errors import BadInput
 
 # Who runs the TPM's program, by distribution.
@@ -51,8 +51,7 @@ class SmallFiles:
     def write(self) -> None:
         """Make all of them beside their places. Raises BadInput, OSError."""
         for place in self._places.values():
-            if place.exists() and not self._replace:
-                raise BadInput(f"{place} is there already", mend="choose another name with --as")
+            free(place, self._snapshot, replace=self._replace)
         for name, content in self._files.items():
             place = self._places[name]
             self._folder(place.parent, tpm=name.startswith(_TPM))
@@ -78,6 +77,10 @@ class SmallFiles:
         swapped, self._swapped, self._made = self._swapped, [], []
         for place in swapped:
             beside(place, self._snapshot)[1].unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Nobody knows whether they are in use: nothing is taken back."""
+        self._swapped, self._made, self._places = [], [], {}
 
     def _folder(self, folder: Path, *, tpm: bool) -> None:
         if folder.is_dir():

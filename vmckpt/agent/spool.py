@@ -4,9 +4,10 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from vmckpt.checkpoint import image
 from vmckpt.errors import GuestBusy
 from vmckpt.units import Seconds
 
@@ -14,17 +15,27 @@ _TURN = Seconds(0.1)
 
 
 @contextmanager
-def held(folder: Path, *, patience: Seconds) -> Iterator[None]:
-    """Be the only agent at a snapshot, as long as the process lives. Raises GuestBusy, OSError."""
+def held(folder: Path, *, patience: Seconds) -> Iterator[int]:
+    """Be the only agent at a snapshot, as long as the process lives; the lock's file, which other
+    processes may hold open for longer. Raises GuestBusy, OSError."""
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder.with_suffix(".lock")
     file = _taken(path, patience, folder.name)
     try:
-        yield
+        yield file
     finally:
         # Still locked: who waits for it finds that the name is another file's by then.
         path.unlink(missing_ok=True)
         os.close(file)
+
+
+def sweep(spool: Path) -> None:
+    """Remove captured memory that a dead agent has left, where no keeper is at it either: without
+    a journal nobody else comes. Only that; its guest is put back by `vmckpt recover`."""
+    for folder in spool.glob("s-*"):
+        if folder.is_dir():
+            with suppress(GuestBusy, OSError), held(folder, patience=Seconds(0.0)):
+                image.remove(folder)
 
 
 def _taken(path: Path, patience: Seconds, what: str) -> int:

@@ -81,21 +81,41 @@ class Talk:
             self._answers.put(_GONE)
             raise Cancelled("the controller is gone")
         if told.get("refused"):
+            if isinstance(told.get("error"), dict):
+                raise error_from_json(told["error"], "")
             raise VmckptError(str(told["refused"]))
         return told.get("answer")
 
 
 def error_as_json(error: VmckptError) -> dict[str, Any]:
-    """An error as it is told to the controller."""
-    return {"kind": type(error).__name__, "message": error.message, "mend": error.mend}
+    """An error as it is told to the other end."""
+    return {
+        "kind": type(error).__name__, "message": error.message, "mend": error.mend,
+        "undone": _undone(error),
+    }  # fmt: skip
+
+
+def _undone(error: BaseException) -> bool:
+    """Whether all was put back; what came after may hide that something was not."""
+    told: BaseException | None = error
+    while told is not None:
+        if isinstance(told, VmckptError) and not told.undone:
+            return False
+        told = told.__cause__ or told.__context__
+    return True
 
 
 def error_from_json(told: Mapping[str, Any], host: str) -> VmckptError:
-    """An agent's error as one of ours; of a kind that is not known, the general one."""
+    """The other end's error as one of ours; of a kind that is not known, the general one."""
     kind = getattr(errors, str(told.get("kind")), VmckptError)
     message, mend = str(told.get("message"))[:2000], told.get("mend")
     if not (isinstance(kind, type) and issubclass(kind, VmckptError)):
         kind = VmckptError
     if issubclass(kind, errors.HypervisorError):
-        return cast("type[errors.HypervisorError]", kind)(message, host=host, mend=mend)
-    return kind(message, mend=mend)
+        error: VmckptError = cast("type[errors.HypervisorError]", kind)(
+            message, host=host, mend=mend
+        )
+    else:
+        error = kind(message, mend=mend)
+    error.undone = told.get("undone") is not False
+    return error

@@ -13,6 +13,9 @@ from vmckpt.store.facts import Contents, DiskMake, Facts, Public, RamBlock
 from vmckpt.store.inside import Private
 from vmckpt.store.regions import Kind
 
+_LONGEST, _MOST = 255, 64
+"""Of warnings in a manifest: letters, and how many."""
+
 
 def facts(xml: str, disks: Sequence[DiskFacts], image: FrozenImage | None) -> Facts:
     """What only who has the key may read."""
@@ -82,3 +85,9 @@ def way(memory: Memory | None, *, off: bool) -> dict[str, Any]:
     return {
         "pause": memory.pause, "way": memory.way, "why": memory.why, "phases": dict(phases),
     }  # fmt: skip
+
+
+def warnings(told: Sequence[str]) -> tuple[str, ...]:
+    """As a manifest takes them: none is worth losing the snapshot."""
+    printable = ("".join(one if one.isprintable() else " " for one in text) for text in told)
+    return tuple(text[:_LONGEST] for text in printable)[:_MOST]

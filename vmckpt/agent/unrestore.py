@@ -1,39 +1,121 @@
 """After the death of an agent that restored a guest: it is back, or everything is as before."""
 
 import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import images, spool
+from vmckpt.agent import images, leftover, spool
+from vmckpt.agent.leftover import Seat, Seen, Spot, Verdict
 from vmckpt.agent.orders import UnrestoreOrder
-from vmckpt.errors import HypervisorError
+from vmckpt.errors import GuestBusy, HypervisorError
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.units import Seconds
 
 _PATIENCE = Seconds(30.0)
+_TURN = Seconds(0.5)
+_PIDS = Path("/run/libvirt/qemu")
 
 
 def unrestore(order: UnrestoreOrder) -> dict[str, Any]:
     """Finish or undo a restore; may be repeated. Raises VmckptError.
 
-    libvirt starts a guest after its images are in place, and whole from then on: if it runs, the
-    restore has happened, whoever died since.
+    "verdict" says which, "why" what is in the way of both, "did" what was done or, `dry`, would be.
     """
     with spool.held(order.folder, patience=Seconds(0.0) if order.dry else _PATIENCE):
-        arrived = _runs(order)
+        verdict, why = _verdict(order)
+        did = []
+        for what, path, target in list(_deeds(order, verdict)):
+            did.append(what)
+            if not order.dry:
+                _carry_out(path, target)
         if not order.dry:
-            places = [Path(path) for path in order.images.values()]
-            images.settle(places, order.snapshot, arrived=arrived)
             shutil.rmtree(order.folder, ignore_errors=True)
-    return {"arrived": arrived}
+    return {"verdict": str(verdict), "why": why, "did": sorted(set(did)), "left": _left(order)}
 
 
-def _runs(order: UnrestoreOrder) -> bool:
+def _verdict(order: UnrestoreOrder) -> tuple[Verdict, str]:
+    if order.made is None:
+        # It was never let at what is there: whoever runs, runs on what was there before.
+        return Verdict.BACK, ""
+    seen = [_seen(order, name) for name in order.made]
+    return leftover.judge(seen, _seat(order), memory=order.memory)
+
+
+def _seen(order: UnrestoreOrder, name: str) -> Seen:
+    assert order.made is not None
+    place = Path(order.images[name])
+    there = images.mark(place) if place.exists() else None
+    return Seen(
+        spot=leftover.spot(there, order.made[name]),
+        aside=images.beside(place, order.snapshot)[1].exists(),
+        empty=name in order.empty,
+    )
+
+
+def _deeds(order: UnrestoreOrder, verdict: Verdict) -> Iterator[tuple[str, Path, Path | None]]:
+    """What is to be done, with which file, and what it becomes; None: nothing any more."""
+    if verdict is Verdict.UNCLEAR:
+        return
+    for name, path in order.images.items():
+        place = Path(path)
+        new, old = images.beside(place, order.snapshot)
+        if verdict is Verdict.ARRIVED and old.exists():
+            yield "remove the images from before", old, None
+        elif order.made is not None and verdict is Verdict.BACK:
+            # Small files have no mark: QEMU's helpers write them anew. They go as the disks do.
+            ours = name not in order.made or _seen(order, name).spot is Spot.NEW
+            if old.exists():
+                yield "put the images from before back", old, place
+            elif name in order.empty and ours and place.exists():
+                yield "remove the images that were put there", place, None
+        if new.exists():
+            yield "remove images that were not used", new, None
+
+
+def _carry_out(path: Path, target: Path | None) -> None:
+    if target is None:
+        path.unlink(missing_ok=True)
+    else:
+        path.replace(target)
+
+
+def _left(order: UnrestoreOrder) -> list[str]:
+    """Files beside the places that stay."""
+    beside = [one for path in order.images.values()
+              for one in images.beside(Path(path), order.snapshot)]  # fmt: skip
+    return [str(one) for one in beside if one.exists()]
+
+
+def _seat(order: UnrestoreOrder) -> Seat:
+    give_up = time.monotonic() + (Seconds(0.0) if order.dry else _PATIENCE)
+    while True:
+        try:
+            with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
+                state = monitor.run_state()
+                if state in ("shutdown", "internal-error"):
+                    return Seat(runs=False, revived=False)
+                if state != "inmigrate":
+                    return Seat(runs=True, revived=_revived(monitor.name))
+        except HypervisorError as exc:
+            if exc.code in library.NOT_HERE:
+                return Seat(runs=False, revived=False)
+            raise
+        if time.monotonic() > give_up:
+            raise GuestBusy(
+                f"{order.host}: libvirt is still loading the guest's memory",
+                mend="run vmckpt recover again in a minute",
+            )
+        time.sleep(_TURN)
+
+
+def _revived(name: str) -> bool:
+    """Whether its QEMU was started to take memory in; False also if that cannot be told."""
     try:
-        with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
-            return monitor.run_state() not in ("inmigrate", "shutdown", "internal-error")
-    except HypervisorError as exc:
-        if exc.code in library.NOT_HERE:
-            return False
-        raise
+        process = int((_PIDS / f"{name}.pid").read_text())
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return False
+    return b"-incoming" in words

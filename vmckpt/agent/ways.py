@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vmckpt.agent import choosing, spool
 from vmckpt.agent.choosing import Choice, Seen, Way
-from vmckpt.checkpoint import background, copies, fallback, guestmemory, userfault
+from vmckpt.checkpoint import background, copies, fallback, guestmemory, room, userfault
 from vmckpt.checkpoint.background import Captured, Hooks
 from vmckpt.checkpoint.compare import Flags
 from vmckpt.checkpoint.image import FrozenImage
@@ -119,11 +119,15 @@ class _Capture:
         """By that way. Raises as `capture`."""
         if choice.way is Way.SHARED:
             return self._shared(choice, warnings)
-        ways: Mapping[Way, Callable[..., Captured]] = {
-            Way.BACKGROUND: background.capture,
-            Way.LIBVIRT: fallback.capture,
+        # libvirt's file is there until it has been taken apart.
+        ways: Mapping[Way, tuple[Callable[..., Captured], int]] = {
+            Way.BACKGROUND: (background.capture, 1),
+            Way.LIBVIRT: (fallback.capture, 2),
         }
-        found = ways[choice.way](self._monitor, self._wanted.folder, self._hooks, stop=self._stop)
+        take, times = ways[choice.way]
+        folder = self._wanted.folder
+        room.check(folder.parent, Bytes(times * room.memory(self._monitor)))
+        found = take(self._monitor, folder, self._hooks, stop=self._stop)
         return Memory(
             image=found.image, pause=found.pause, way=choice.way, why=choice.why, warnings=warnings
         )

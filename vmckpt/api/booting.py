@@ -9,13 +9,12 @@ from vmckpt.errors import BadInput, StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import identity as identities
 from vmckpt.model.callers import Caller
+from vmckpt.model.stores import StorePlace
 from vmckpt.snapshot import booting, keeping, verified
 from vmckpt.snapshot.booting import Booted
 from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.verified import Checked
 from vmckpt.store.facts import Contents
-from vmckpt.store.places import backend_of
-from vmckpt.store.store import Store
 from vmckpt.units import Seconds
 
 
@@ -31,7 +30,7 @@ async def boot(
     inventory.may_act()
     place = inventory.store(store)
     found = []
-    for word in words or await asyncio.to_thread(_newest, place.url):
+    for word in words or await asyncio.to_thread(_newest, place):
         opened = await asyncio.to_thread(snapshots.opened_in, place, word, identity)
         if opened.public.contents is not Contents.MEMORY:
             raise BadInput(
@@ -40,13 +39,13 @@ async def boot(
             )
         host = inventory.host(on or opened.public.host)
         booted = await booting.boot(host, opened, folder, watch, caller)
-        await asyncio.to_thread(_record, place.url, booted, caller)
+        await asyncio.to_thread(_record, place, booted, caller)
         each(booted)
         found.append(booted)
     return tuple(found)
 
 
-def _record(url: str, booted: Booted, caller: Caller) -> None:
+def _record(place: StorePlace, booted: Booted, caller: Caller) -> None:
     """Write it down beside the snapshot; a store that cannot be written is no proof against it."""
     keys = snapshots.keyring().signing()
     found = Checked(
@@ -54,15 +53,15 @@ def _record(url: str, booted: Booted, caller: Caller) -> None:
         what="" if booted.lives else booted.why, by=identities.asked_by(), signer=keys.public.hex(),
     )  # fmt: skip
     try:
-        verified.record(Store.open(backend_of(url)), booted.snapshot, found, keys)
+        verified.record(snapshots.open_place(place), booted.snapshot, found, keys)
     except StoreError as exc:
         caller.warn(f"what was found could not be written down: {exc}")
 
 
-def _newest(url: str) -> list[str]:
-    store = Store.open(backend_of(url))
+def _newest(place: StorePlace) -> list[str]:
+    store = snapshots.open_place(place)
     newest: dict[str, tuple[float, str]] = {}
-    for id_, public in keeping.readable(store, (one.id for one in store.manifests())):
+    for id_, public in keeping.readable(store).items():
         if public.contents is Contents.MEMORY:
             mine = (public.made_at, id_)
             newest[public.guest_uuid] = max(newest.get(public.guest_uuid, mine), mine)

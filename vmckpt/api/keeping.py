@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from vmckpt.api.snapshots import keyring
+from vmckpt.api.snapshots import keyring, open_place
 from vmckpt.errors import BadInput, StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import identity as journal_identity
-from vmckpt.journal import place
-from vmckpt.model.stores import StorePlace
 from vmckpt.policy.schedules import Keep
 from vmckpt.snapshot import (
     bundles,
@@ -41,28 +39,21 @@ from vmckpt.store.facts import Public
 from vmckpt.store.gc import Collected
 from vmckpt.store.inside import Private
 from vmckpt.store.keyring import Named
-from vmckpt.store.places import backend_of
 from vmckpt.store.store import Store
 from vmckpt.units import Seconds
 
-_CACHE = "cache"
 _LOCAL_TIME = Path("/etc/localtime")
 
 
 def open_store(inventory: Inventory, name: str | None) -> Store:
     """A store of the inventory. Raises InventoryError, NotInStore, StoreNewer, StoreError."""
-    return _open(inventory.store(name))
-
-
-def _open(where: StorePlace) -> Store:
-    folder = place.state_folder(os.environ, root=os.geteuid() == 0) / _CACHE
-    return Store.open(backend_of(where.url), cache=folder)
+    return open_place(inventory.store(name))
 
 
 def located(inventory: Inventory, store: str | None, word: str) -> Found:
     """A snapshot in the store of that name, or wherever it is. Raises NotInStore, StoreError."""
     places = [inventory.store(store)] if store is not None else list(inventory.stores.values())
-    return tiers.find(places or [inventory.store()], _open, word)
+    return tiers.find(places or [inventory.store()], open_place, word)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +231,7 @@ def doomed(inventory: Inventory, store: str | None, words: Sequence[str]) -> Doo
         raise BadInput(
             f"snapshot {id_} is pinned; nothing was deleted", mend=f"vmckpt snapshot unpin {id_}"
         )
-    return Doomed(store=opened, ids=ids, known=dict(keeping.readable(opened, ids)))
+    return Doomed(store=opened, ids=ids, known=keeping.readable(opened, ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

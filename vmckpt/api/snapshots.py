@@ -4,9 +4,10 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from vmckpt import api
-from vmckpt.errors import BadInput, GuestBusy, HostUnreachable, KeyRefused, StoreError
+from vmckpt.errors import BadInput, HostUnreachable
 from vmckpt.inventory import Inventory
 from vmckpt.journal import place
 from vmckpt.model.callers import Caller
@@ -19,19 +20,29 @@ from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.requests import Restored, RestoreRequest, Taken, TakeRequest
 from vmckpt.snapshot.restoring import Opened
 from vmckpt.snapshot.verified import UNKNOWN, Verdict
-from vmckpt.store import manifest, wraps
+from vmckpt.store import manifest, opening, publics
 from vmckpt.store.facts import Public
 from vmckpt.store.keyring import FOLDER, Keyring
 from vmckpt.store.places import backend_of
 from vmckpt.store.store import Store
 
+_CACHE = "cache"
 FoundGuests = tuple[Sequence[tuple[Host, Guest]], Mapping[str, str]]
 """What api.guests tells."""
 
 
 def keyring() -> Keyring:
     """The keys of this controller."""
-    return Keyring(place.state_folder(os.environ, root=os.geteuid() == 0) / FOLDER)
+    return Keyring(_state() / FOLDER)
+
+
+def _state() -> Path:
+    return place.state_folder(os.environ, root=os.geteuid() == 0)
+
+
+def open_place(where: StorePlace) -> Store:
+    """A store of the inventory. Raises NotInStore, StoreNewer, StoreError."""
+    return opening.opened(where, cache=_state() / _CACHE)
 
 
 def init(inventory: Inventory, name: str | None) -> str:
@@ -82,8 +93,7 @@ async def restore(
     inventory.may_act()
     opened = await asyncio.to_thread(opened_anywhere, inventory, store, request.snapshot, identity)
     host = inventory.host(on or opened.public.host)
-    await _not_elsewhere(inventory, host, opened.public, request)
-    return await restoring.restore(host, opened, request, caller)
+    return await restoring.restore(host, opened, request, caller, hosts=inventory.hosts)
 
 
 def opened_anywhere(
@@ -94,50 +104,24 @@ def opened_anywhere(
     places = list(inventory.stores.values()) or [inventory.store()]
     if name is not None:
         return opened_in(inventory.store(name), word, identity)
-    found = tiers.find(places, lambda place_: Store.open(backend_of(place_.url)), word)
+    found = tiers.find(places, open_place, word)
     opened = opened_in(found.tiers[0].place, found.id, identity)
     # A chunk may be in a store that does not have this snapshot, but one that shares it.
-    others = tuple(one for one in places if one != opened.store)
+    others = tuple(one for one in places if one.name != opened.store.name)
     return replace(opened, others=others)
 
 
 def opened_in(place_: StorePlace, word: str, identity: Identity | None) -> Opened:
     """Open a snapshot that a trusted writer signed. Raises StoreError, BadInput."""
-    store = Store.open(backend_of(place_.url))
+    store = open_place(place_)
     trusted = keyring().trusted()
     id_ = keeping.find(store, word)
     found = manifest.decode(store.manifest(id_), id_, trusted)
-    key = None
-    if found.encrypted and identity is not None:
-        wrapped = store.wraps(id_)
-        if wrapped is None:
-            raise KeyRefused(f"snapshot {id_} has lost its wrapped keys")
-        key = wraps.unwrap(wrapped, id_, identity())
+    key = keeping.data_key(store, found, identity)
     return Opened(
-        store=place_, public=found.public, private=found.private(key), data_key=key, trusted=trusted
-    )
-
-
-async def _not_elsewhere(
-    inventory: Inventory, host: Host, public: Public, request: RestoreRequest
-) -> None:
-    """A guest never runs twice: all hosts are asked. Raises GuestBusy, HostUnreachable."""
-    if request.fork is not None:
-        return
-    found, errors = await api.guests(inventory)
-    for other, guest in found:
-        if guest.uuid == public.guest_uuid and guest.state.is_active and other != host:
-            raise GuestBusy(
-                f"{guest.name} runs on {other.name}; nothing was changed",
-                mend=f"restore it there with --on {other.name}, or as another guest with --as",
-            )
-    if errors:
-        name, why = next(iter(errors.items()))
-        raise HostUnreachable(
-            f"{public.guest} may run on {name}, which does not answer ({why}); nothing was changed",
-            host=name,
-            mend="mend that host, or restore it as another guest with --as",
-        )
+        store=replace(place_, id=store.id), public=found.public, private=found.private(key),
+        data_key=key, trusted=trusted,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,30 +147,27 @@ async def listed(inventory: Inventory, store: str | None, guest: str | None) -> 
 
 
 def _listed(inventory: Inventory, name: str | None, guest: str | None) -> Sequence[Listed]:
-    store = Store.open(backend_of(inventory.store(name).url))
+    store = open_place(inventory.store(name))
     pins, trusted = store.pins(), keyring().trusted()
     found = []
     everything = []
     checks = verified.verdicts(store, trusted)
-    for one in store.manifests():
-        try:
-            public = manifest.decode(store.manifest(one.id), one.id, None).public
-        except StoreError as exc:
-            found.append(
-                Listed(id=one.id, public=None, pinned=False, trusted=False, wrong=str(exc))
-            )
+    for id_, public in publics.proved(store).items():
+        if not isinstance(public, Public):
+            wrong = str(public)
+            found.append(Listed(id=id_, public=None, pinned=False, trusted=False, wrong=wrong))
             continue
         everything.append(public)
         if guest is None or guest in (public.guest, public.guest_uuid):
             signed = bytes.fromhex(public.signer) in trusted
             found.append(
                 Listed(
-                    id=one.id,
+                    id=id_,
                     public=public,
-                    pinned=one.id in pins,
+                    pinned=id_ in pins,
                     trusted=signed,
                     wrong=None,
-                    verdict=checks.get(one.id, UNKNOWN),
+                    verdict=checks.get(id_, UNKNOWN),
                 )
             )
     groups = group.standing(everything)

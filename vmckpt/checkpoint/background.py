@@ -7,7 +7,7 @@ lets nobody save or migrate it until it has run again.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +57,8 @@ class Hooks:
     progress: Progress = _nothing
     given_up: Callable[[], None] = _nothing
     """It failed; what QEMU still sends is taken first, which may last. Raises nothing."""
+    held: tuple[int, ...] = ()
+    """Files that stay open until everything is put back, whoever does it: the snapshot's lock."""
 
 
 def capture(
@@ -81,7 +83,10 @@ def capture(
     writer = ImageWriter(folder)
     try:
         parser = StreamParser(writer)
-        with Drain(parser) as drain, keeper_for(monitor, undo, drain.reading):
+        with (
+            Drain(parser) as drain,
+            keeper_for(monitor, undo, drain.reading, hooks.held) as keeper,
+        ):
             run = _Run(
                 monitor, undo, hooks, writer=writer, drain=drain, stop=stop or threading.Event()
             )
@@ -92,8 +97,10 @@ def capture(
                 hooks.given_up()
                 with suppress(HypervisorError, CaptureFailed):
                     settings.give_up(monitor, undo)
+                    keeper.all_well()
                 raise
             settings.restore(monitor, undo)
+            keeper.all_well()
         parser.finish()
         image = writer.finish()
     except BaseException:
@@ -111,29 +118,32 @@ class _Nowhere:
         self.flowing = True
 
 
-def mend(monitor: Commands, undo: Undo) -> None:
+def mend(monitor: Commands, undo: Undo, held: Sequence[int] = ()) -> None:
     """After a capture that was broken off, by whoever finds it: the guest is as before it.
 
     A whole background snapshot into nothing takes QEMU's marks off the guest's memory (see
-    settings.give_up). Raises HypervisorError, CaptureFailed.
+    settings.give_up). `held`: see Hooks. Raises HypervisorError, CaptureFailed.
     """
     settings.break_off(monitor, undo)
     broken = monitor.ask("query-migrate").get("status") in ("failed", "cancelled")
     if BACKGROUND not in undo.capabilities or not broken or monitor.run_state() != "running":
         return
     again = settings.look(monitor, want=BACKGROUND, runs=True, folder=None)
-    with Drain(_Nowhere()) as drain, keeper_for(monitor, again, drain.reading):
+    with Drain(_Nowhere()) as drain, keeper_for(monitor, again, drain.reading, held) as keeper:
         try:
             settings.apply(monitor, again)
             drain.hand_over(monitor)
             monitor.tell("migrate", {"uri": f"fd:{PIPE}"})
         finally:
             settings.give_up(monitor, again)
+            keeper.all_well()
 
 
-def keeper_for(monitor: Commands, undo: Undo, stream: int | None) -> Keeper:
-    """The process that undoes a capture if we are killed."""
-    return Keeper(uri=monitor.uri, host=monitor.host, undo=undo.to_json(), stream=stream)
+def keeper_for(
+    monitor: Commands, undo: Undo, stream: int | None, held: Sequence[int] = ()
+) -> Keeper:
+    """The process that undoes a capture if we are killed, or cannot. `held`: see Hooks."""
+    return Keeper(uri=monitor.uri, host=monitor.host, undo=undo.to_json(), stream=stream, held=held)
 
 
 class _Run:

@@ -12,7 +12,8 @@ from typing import Self
 
 from vmckpt.checkpoint.disk_plan import DiskPlan, Parent, plan
 from vmckpt.checkpoint.disks import DiskReader, opened
-from vmckpt.errors import HypervisorError
+from vmckpt.checkpoint.keeper import left_behind
+from vmckpt.errors import HypervisorError, OutcomeUnknown
 from vmckpt.hypervisor.backups import Backups, BitmapLost
 from vmckpt.model.backups import BackupOrder, DiskFacts, OpenBackup, OpenDisk, checkpoint_of
 
@@ -50,14 +51,15 @@ class DiskUndo:
         return undo
 
 
-def put_back(backups: Backups, undo: DiskUndo, *, published: bool) -> None:
+def put_back(backups: Backups, undo: DiskUndo, *, published: bool | None) -> None:
     """End a dead capture's backup; may be repeated. Raises HypervisorError.
 
-    `published`: the snapshot can be relied on, so its checkpoint stays. The files are to be removed
+    `published`: the snapshot can be relied on, so its checkpoint stays; None: it stays because
+    nobody knows yet. The files are to be removed
     where they are: on the guest's host with `remove_left`.
     """
     backups.end(undo.socket)
-    if not published:
+    if published is False:
         backups.forget(checkpoint_of(undo.snapshot))
 
 
@@ -92,8 +94,12 @@ class DiskCapture:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Raises CaptureFailed if it may be that not all of it is ended."""
+        try:
+            self.close()
+        except HypervisorError as exc:
+            raise left_behind(error or exc) from exc
 
     def prepare(self, parent: Parent | None, others: Collection[str] = ()) -> DiskUndo:
         """Look and decide, before the instant; what is to be noted before it is taken.
@@ -200,21 +206,30 @@ class DiskCapture:
         if order is None:
             return
         try:
-            self._backups.end(order.socket)
-            if self._keep is None:
-                self._backups.forget(order.checkpoint)
-            else:
-                with suppress(HypervisorError):  # the next one sweeps again
-                    self._backups.sweep(self._keep)
+            try:
+                self._let_go(order)
+            except OutcomeUnknown:  # another connection knows, and it may all be said again
+                self._let_go(order)
         finally:
             remove_left(_files(order))
+
+    def _let_go(self, order: BackupOrder) -> None:
+        self._backups.end(order.socket)
+        if self._keep is None:
+            self._backups.forget(order.checkpoint)
+        else:
+            with suppress(HypervisorError):  # the next one sweeps again
+                self._backups.sweep(self._keep)
 
 
 def _made(path: str, size: int) -> bool:
     """An image for what the guest overwrites; libvirt sets the disk itself below it."""
     words = ["qemu-img", "create", "-q", "-f", "qcow2", "--", path, str(size)]
     try:
-        done = subprocess.run(words, capture_output=True, check=False, timeout=_PATIENCE)
+        # It is a part of the guest's disk: libvirt gives it to QEMU, and nobody else may read it.
+        done = subprocess.run(
+            words, capture_output=True, check=False, timeout=_PATIENCE, umask=0o077
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

@@ -147,7 +147,18 @@ def _unknown(
 
 
 def _choose(disk: DiskFacts, parent: Parent | None) -> Choice:
-    return _out(disk) or _without_bitmaps(disk) or _followed(disk, parent)
+    choice = _out(disk) or _without_bitmaps(disk) or _followed(disk, parent)
+    if choice.how is How.LEFT_OUT or (disk.kind == "file" and disk.format != "luks"):
+        return choice
+    # It can be looked into, and that is worth having; but nobody should count on more.
+    what = "an encrypted" if disk.kind == "file" else f"a {disk.kind}"
+    return replace(
+        choice,
+        code="disk-not-restorable",
+        reason=f"{choice.reason}; {what} disk cannot be restored by this vmckpt, only looked into",
+        expected=False,
+        mend="keep it in a qcow2 or raw file to have it restored",
+    )
 
 
 def _out(disk: DiskFacts) -> Choice | None:

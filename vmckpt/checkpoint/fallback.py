@@ -16,7 +16,7 @@ from vmckpt.checkpoint import image, savefile, settings
 from vmckpt.checkpoint.activation import Activation
 from vmckpt.checkpoint.background import Captured, Hooks, keeper_for
 from vmckpt.checkpoint.image import FrozenImage, ImageWriter
-from vmckpt.checkpoint.settings import Commands, Undo
+from vmckpt.checkpoint.settings import Commands
 from vmckpt.checkpoint.stream import StreamParser
 from vmckpt.errors import Cancelled, CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.units import Seconds
@@ -56,8 +56,19 @@ def capture(
     hooks.note(undo)
     folder.mkdir(mode=0o700)
     try:
-        with keeper_for(monitor, undo, None):
-            pause = _save(monitor, folder / "saved", undo, hooks, stop or threading.Event())
+        with keeper_for(monitor, undo, None, hooks.held) as keeper:
+            try:
+                stopped_at = time.monotonic()
+                pause = _save(monitor, folder / "saved", hooks, stop or threading.Event())
+            except BaseException:
+                with suppress(HypervisorError, CaptureFailed):
+                    settings.break_off(monitor, undo)
+                    keeper.all_well()
+                raise
+            settings.restore(monitor, undo)
+            keeper.all_well()
+            if hooks.barrier is not None:
+                pause = Seconds(time.monotonic() - stopped_at)
         hooks.captured()
         made = take_apart(folder / "saved", folder, hooks)
     except BaseException:
@@ -66,26 +77,17 @@ def capture(
     return Captured(image=made, pause=pause, took=Seconds(time.monotonic() - began))
 
 
-def _save(monitor: Saver, path: Path, undo: Undo, hooks: Hooks, stop: threading.Event) -> Seconds:
-    """Let libvirt write its file; how long the guest stood still."""
+def _save(monitor: Saver, path: Path, hooks: Hooks, stop: threading.Event) -> Seconds:
+    """Let libvirt write its file; how long it held the guest still for that."""
     activation = Activation.of(monitor)
-    stopped_at = time.monotonic()
-    try:
-        if hooks.barrier is not None:
-            monitor.tell("stop", {})
-        _call(monitor, path, hooks, stop)
-        status = monitor.ask("query-migrate")
-        if hooks.barrier is not None:
-            # Not before: with an open backup libvirt has no memory snapshot.
-            activation.carry_out(monitor)
-            hooks.barrier()
-    except BaseException:
-        with suppress(HypervisorError, CaptureFailed):
-            settings.break_off(monitor, undo)
-        raise
-    settings.restore(monitor, undo)
     if hooks.barrier is not None:
-        return Seconds(time.monotonic() - stopped_at)
+        monitor.tell("stop", {})
+    _call(monitor, path, hooks, stop)
+    status = monitor.ask("query-migrate")
+    if hooks.barrier is not None:
+        # Not before: with an open backup libvirt has no memory snapshot.
+        activation.carry_out(monitor)
+        hooks.barrier()
     return Seconds(float(status.get("downtime", 0)) / 1000)
 
 

@@ -2,6 +2,7 @@
 
 Until then it sleeps. It holds the stream's reading end too, so that QEMU's pipe does not break: a
 background snapshot that breaks off leaves the guest hanging until it is freed (see `userfault`).
+And it holds the snapshot's lock, so that nobody else puts the same guest back meanwhile.
 """
 
 import json
@@ -10,27 +11,50 @@ import select
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self
 
+from vmckpt.errors import CaptureFailed, HypervisorError, VmckptError
+from vmckpt.units import Seconds
+
 ALL_WELL = b"."
 _MODULE = "vmckpt.checkpoint.keeper"
+LASTS = Seconds(60.0)
+"""How long it tries: a libvirtd that is restarted is back by then."""
+_TURN = Seconds(1.0)
+
+
+def left_behind(error: BaseException | None) -> CaptureFailed:
+    """What is raised where not all could be put back; `error`: what went wrong before."""
+    why = error.message if isinstance(error, VmckptError) else str(error or "the capture ended")
+    told = CaptureFailed(
+        f"{why}; and what was set for the capture could not all be put back",
+        mend="run vmckpt recover",
+    )
+    told.undone = False
+    return told
 
 
 class Keeper:
-    """The sleeping process. Use as `with Keeper(...)`; leaving the block sends it away."""
+    """The sleeping process. Use as `with Keeper(...) as keeper`, and tell it when all is well;
+    leaving the block without that has it undo everything, over a connection of its own."""
 
     def __init__(
-        self, *, uri: str, host: str, undo: str, stream: int | None, module: str = _MODULE
-    ) -> None:
-        """`undo`: the facts as JSON; `stream`: the pipe's reading end. Raises OSError."""
+        self, *, uri: str, host: str, undo: str, stream: int | None, held: Sequence[int] = (),
+        module: str = _MODULE,
+    ) -> None:  # fmt: skip
+        """`undo`: the facts as JSON; `stream`: the pipe's reading end; `held`: files that it keeps
+        open, as locks are. Raises OSError."""
+        self._well = False
         facts = json.dumps({"uri": uri, "host": host, "undo": undo, "stream": stream})
         ours, self._line = os.pipe2(os.O_CLOEXEC)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, facts],
                 stdin=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=() if stream is None else (stream,), start_new_session=True,
+                pass_fds=(*held, *(() if stream is None else (stream,))), start_new_session=True,
             )  # fmt: skip
         finally:
             os.close(ours)
@@ -47,15 +71,19 @@ class Keeper:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Whatever happened, the capture itself has put everything back or has said why not."""
+    def all_well(self) -> None:
+        """Everything is put back, so it has nothing to do."""
+        self._well = True
         self.tell(ALL_WELL)
-        self.leave()
 
-    def leave(self) -> None:
-        """Let it do its work, if it has not been told that all is well."""
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Let it do its work, if it has not been told that all is well; that may last.
+
+        Raises CaptureFailed if it could not.
+        """
         os.close(self._line)
-        self._process.wait()
+        if self._process.wait() != 0 and not self._well:
+            raise left_behind(error) from error
 
 
 def _drain(stream: int) -> None:
@@ -65,26 +93,39 @@ def _drain(stream: int) -> None:
             pass
 
 
-def _undo(uri: str, host: str, undo: str) -> None:
+def _undo(uri: str, host: str, undo: str) -> bool:
+    """Whether all is put back."""
     # Only now: a keeper that is not needed costs little.
-    from vmckpt.checkpoint import settings  # noqa: PLC0415
+    from vmckpt.checkpoint import settings, userfault  # noqa: PLC0415
     from vmckpt.hypervisor.monitor import Monitor  # noqa: PLC0415
 
     facts = settings.Undo.from_json(undo)
-    with Monitor(facts.guest, host=host, uri=uri) as monitor:
-        settings.give_up(monitor, facts, at_once=True)
+    give_up = time.monotonic() + LASTS
+    while True:
+        try:
+            with Monitor(facts.guest, host=host, uri=uri) as monitor:
+                settings.give_up(monitor, facts, at_once=True)
+            break
+        except (HypervisorError, CaptureFailed):
+            # A QEMU that has ended took all of it along.
+            if userfault.find_process(facts.guest) is None:
+                break
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(_TURN)
     settings.remove_folder(facts)
+    return True
 
 
 def main() -> None:
-    """Sleep until the capture has ended or is gone."""
+    """Sleep until the capture has ended or is gone. Exit status 1: it was not put back."""
     facts = json.loads(sys.argv[1])
     select.select([0], [], [])
     if os.read(0, 1) == ALL_WELL:
         return
     if facts["stream"] is not None:
         threading.Thread(target=_drain, args=(facts["stream"],), daemon=True).start()
-    _undo(facts["uri"], facts["host"], facts["undo"])
+    sys.exit(0 if _undo(facts["uri"], facts["host"], facts["undo"]) else 1)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 from xml.etree import ElementTree as ET
 
 from vmckpt.checkpoint import settings, userfault
-from vmckpt.checkpoint.keeper import ALL_WELL, Keeper
+from vmckpt.checkpoint.keeper import Keeper
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.hypervisor import parse
 from vmckpt.hypervisor.monitor import Refused
@@ -181,10 +181,13 @@ class Hold:
         self._keeper.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: object = None, error: BaseException | None = None, trace: object = None
+    ) -> None:
+        """Raises CaptureFailed if some of it may still be held."""
         self.drop()
         if self._keeper is not None:
-            self._keeper.leave()
+            self._keeper.__exit__(kind, error, trace)
 
     def begin(self) -> None:
         """From now on nothing gets out. Raises CannotCapture, HypervisorError."""
@@ -229,7 +232,7 @@ class Hold:
     def _over(self) -> None:
         self._since = None
         if self._keeper is not None:
-            self._keeper.tell(ALL_WELL)
+            self._keeper.all_well()
 
 
 def _filter(card: str, limit: Seconds) -> dict[str, object]:

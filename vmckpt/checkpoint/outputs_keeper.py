@@ -12,27 +12,28 @@ from contextlib import suppress
 
 _HELD = b"h"
 _ALL_WELL = b"."
-_TRIES = 10
+_TRIES = 60
 _BETWEEN = 0.5
 
 
 def main() -> None:
-    """Sleep until the cut has ended, is gone, or has held output for too long."""
+    """Sleep until the cut has ended, is gone, or has held output for too long. Exit status 1: it
+    may still be held."""
     facts = json.loads(sys.argv[1])
     told = json.loads(facts["undo"])
     word = os.read(0, 1)
     if word == _HELD:
         ready, _, _ = select.select([0], [], [], told["limit"])
         if not ready:
-            _undo(facts["uri"], facts["host"], told["undo"], resume=True)
-            return
+            sys.exit(0 if _undo(facts["uri"], facts["host"], told["undo"], resume=True) else 1)
         word = os.read(0, 1)
     if word != _ALL_WELL:
-        _undo(facts["uri"], facts["host"], told["undo"], resume=False)
+        sys.exit(0 if _undo(facts["uri"], facts["host"], told["undo"], resume=False) else 1)
 
 
-def _undo(uri: str, host: str, undo: str, *, resume: bool) -> None:
-    from vmckpt.checkpoint import outputs  # noqa: PLC0415
+def _undo(uri: str, host: str, undo: str, *, resume: bool) -> bool:
+    """Whether all is let go."""
+    from vmckpt.checkpoint import outputs, userfault  # noqa: PLC0415
     from vmckpt.errors import HypervisorError  # noqa: PLC0415
     from vmckpt.hypervisor.monitor import Monitor  # noqa: PLC0415
 
@@ -40,8 +41,11 @@ def _undo(uri: str, host: str, undo: str, *, resume: bool) -> None:
     for _ in range(_TRIES):
         with suppress(HypervisorError), Monitor(facts.guest, host=host, uri=uri) as monitor:
             outputs.put_back(monitor, facts, resume=resume)
-            return
+            return True
+        if userfault.find_process(facts.guest) is None:
+            return True  # a QEMU that has ended holds nothing
         time.sleep(_BETWEEN)
+    return False
 
 
 if __name__ == "__main__":

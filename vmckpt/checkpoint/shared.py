@@ -125,7 +125,7 @@ class SharedMemory:
         known = self._last.epoch is not None
         self._last.tear()
         tape = Tape()
-        with Drain(tape) as drain, keeper_for(monitor, undo, None):
+        with Drain(tape) as drain, keeper_for(monitor, undo, None, hooks.held) as keeper:
             try:
                 changed = self._warm()
                 if stop is not None and stop.is_set():
@@ -136,8 +136,10 @@ class SharedMemory:
                 drain.discard()
                 with suppress(HypervisorError, CaptureFailed):
                     settings.break_off(monitor, undo)
+                    keeper.all_well()
                 raise
             settings.set_bandwidth(monitor, undo.bandwidth)
+            keeper.all_well()
         sink = PrivateMemory(self._files)
         parser = StreamParser(sink)
         parser.feed(tape.data)

@@ -34,7 +34,11 @@ def restore(
     ] = None,
     link: Annotated[bool, typer.Option("--link", help="A fork's network is on.")] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="End the guest if it runs: what it did since is lost.")
+        bool,
+        typer.Option(
+            "--replace",
+            help="End the guest if it runs, write over its disks: what it did since is lost.",
+        ),
     ] = False,
     paused: Annotated[bool, typer.Option("--paused", help="It does not run yet.")] = False,
     lazy: Annotated[
@@ -51,8 +55,11 @@ def restore(
 ) -> None:
     """Bring a guest back as it was: its disks and its memory.
 
-    In its old place the guest must not run, or be ended with --replace. As a fork it is another
-    guest, with a name, UUID and MACs of its own, and its network off unless --link is said.
+    In its old place the guest must not run and its disks must not be there, or --replace is said.
+    If it fails after the guest was ended, its disks are as before, and it is off: it says so.
+
+    As a fork it is another guest, with a name, UUID and MACs of its own, and its network off unless
+    --link is said.
 
     --lazy is for large qcow2 disks: the guest runs as soon as its memory is there, and waits for
     what it reads. A keeper on its host goes on if this command, or the host's agent, ends; if the
@@ -81,13 +88,13 @@ def restore(
     if json:
         output.print_json(done.as_json())
     else:
-        _show(done)
+        _show(done, paused=paused)
     if done.hook and on_restore is not None:
         text = hooks.complaint(on_restore, done.hook, links_down=link and as_ is not None)
         raise HookFailed(text, mend="see to it by hand")
 
 
-def _show(done: Restored) -> None:
+def _show(done: Restored, *, paused: bool) -> None:
     for warning in done.warnings:
         output.say(f"warning: {warning}")
     if not done.runs:
@@ -96,8 +103,9 @@ def _show(done: Restored) -> None:
             f" disks written in {show_seconds(done.disks)}"
         )
         return
+    how = "is back, paused," if paused else "runs"
     output.out.print(
-        f"{done.guest} runs on {done.host}: disks written in {show_seconds(done.disks)},"
+        f"{done.guest} {how} on {done.host}: disks written in {show_seconds(done.disks)},"
         f" memory loaded in {show_seconds(done.memory)}"
     )
     if not done.whole:
@@ -111,6 +119,6 @@ async def _restore(
     on: str | None,
     key: Identity | None,
 ) -> Restored:
-    stop = stop_on_signals("stopping: nothing of it will be left")
+    stop = stop_on_signals("stopping: disks will be as before")
     caller = api.Caller(emit=Ticker().take, warn=output.say, stop=stop)
     return await snapshots.restore(inventory, store, request, caller, on=on, identity=key)

@@ -4,6 +4,8 @@ Plain calls that block, for a worker on the guest's host: files can be given to 
 """
 
 import json
+import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -11,12 +13,16 @@ from typing import Any, TypeVar
 import libvirt
 import libvirt_qemu
 
-from vmckpt.errors import HypervisorError, OutcomeUnknown
+from vmckpt.errors import HostUnreachable, HypervisorError, OutcomeUnknown
 from vmckpt.hypervisor import library, parse
+from vmckpt.units import Seconds
 
 T = TypeVar("T")
 
 LOCAL = "qemu:///system"
+_RETURNS = Seconds(5.0)
+"""A libvirtd that is restarted is back by then, as a rule."""
+_TURN = Seconds(0.1)
 
 
 class Refused(HypervisorError):
@@ -24,7 +30,10 @@ class Refused(HypervisorError):
 
 
 class Monitor:
-    """The monitor of one guest. Use as `with Monitor(uuid, host="alpha") as monitor`."""
+    """The monitor of one guest. Use as `with Monitor(uuid, host="alpha") as monitor`.
+
+    libvirt may be restarted meanwhile: a connection that broke is opened again for the next call.
+    """
 
     def __init__(self, guest: str, *, host: str, uri: str = LOCAL) -> None:
         """`guest` is a UUID; `host` is for messages. Raises HypervisorError."""
@@ -32,18 +41,21 @@ class Monitor:
         self.host = host
         self.uri = uri
         library.start()
+        self._opening = threading.Lock()
+        self._open()
+
+    def _open(self) -> None:
         try:
-            self._connection = libvirt.open(library.without_questions(uri))
+            self._connection = libvirt.open(library.without_questions(self.uri))
         except libvirt.libvirtError as exc:
             broken = library.Broken(exc, sent=False)
-            raise library.broken(broken, host=host, what="connecting", changes=False) from exc
+            raise library.broken(broken, host=self.host, what="connecting", changes=False) from exc
         try:
-            self._domain = self._call(
-                "looking for the guest", lambda: self._connection.lookupByUUIDString(guest)
-            )
-        except HypervisorError:
+            self._domain = self._connection.lookupByUUIDString(self.guest)
+        except libvirt.libvirtError as exc:
+            refused = self._error("looking for the guest", exc, changes=False)
             self.close()
-            raise
+            raise refused from exc
 
     def __enter__(self) -> "Monitor":
         return self
@@ -77,7 +89,7 @@ class Monitor:
 
     def is_active(self) -> bool:
         """Whether it has a QEMU."""
-        return bool(self._call("asking for the guest's state", self._domain.isActive))
+        return bool(self.on_domain("asking for the guest's state", libvirt.virDomain.isActive))
 
     def saved(self) -> bool:
         """Whether libvirt starts it from memory that it saved. Raises HypervisorError."""
@@ -88,13 +100,14 @@ class Monitor:
     def qemu_version(self) -> str:
         """Its QEMU's version, as "7.2.22"; of a guest that is off the one that it would get."""
         if not self.is_active():
-            return parse.version(self._call("asking for QEMU", self._connection.getVersion))
+            get = libvirt.virConnect.getVersion
+            return parse.version(self._call("asking for QEMU", lambda: get(self._connection)))
         told = self.ask("query-version")["qemu"]
         return f"{told['major']}.{told['minor']}.{told['micro']}"
 
     def paused_by_somebody(self) -> bool:
         """Whether a person or program paused the guest by libvirt's own call."""
-        state = self._call("asking for the guest's state", self._domain.state)
+        state = self.on_domain("asking for the guest's state", libvirt.virDomain.state)
         return tuple(state) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER)
 
     def xml(self) -> str:
@@ -113,11 +126,11 @@ class Monitor:
 
     def resume(self) -> None:
         """Let the guest run. Raises HypervisorError."""
-        self._call("resuming the guest", self._domain.resume, changes=True)
+        self.on_domain("resuming the guest", libvirt.virDomain.resume, changes=True)
 
     def end(self) -> None:
         """End its QEMU at once. Raises HypervisorError."""
-        self._call("ending the guest", self._domain.destroy, changes=True)
+        self.on_domain("ending the guest", libvirt.virDomain.destroy, changes=True)
 
     def save_memory_live(self, xml: str) -> None:
         """libvirt's own snapshot of memory to a file, of which libvirt keeps no record."""
@@ -169,14 +182,44 @@ class Monitor:
             raise kind(text, host=self.host) from exc
 
     def _call(self, what: str, call: Callable[[], T], *, changes: bool = False) -> T:
-        """libvirt's errors become ours."""
+        """libvirt's errors become ours. What changes nothing is asked again where the connection
+        breaks; `call` must look for connection and domain each time."""
+        self._connect_again()
         try:
             return call()
         except libvirt.libvirtError as exc:
-            if self._connection.isAlive() == 1:
-                raise library.refused(exc, host=self.host, what=what) from exc
-            broken = library.Broken(exc, sent=True)
-            raise library.broken(broken, host=self.host, what=what, changes=changes) from exc
+            if changes or self._alive():
+                raise self._error(what, exc, changes=changes) from exc
+        self._connect_again()
+        try:
+            return call()
+        except libvirt.libvirtError as exc:
+            raise self._error(what, exc, changes=changes) from exc
+
+    def _error(self, what: str, exc: libvirt.libvirtError, *, changes: bool) -> HypervisorError:
+        if self._alive():
+            return library.refused(exc, host=self.host, what=what)
+        broken = library.Broken(exc, sent=True)
+        return library.broken(broken, host=self.host, what=what, changes=changes)
+
+    def _alive(self) -> bool:
+        try:
+            return bool(self._connection.isAlive() == 1)
+        except libvirt.libvirtError:
+            return False
+
+    def _connect_again(self) -> None:
+        """If it is broken. Raises HypervisorError."""
+        with self._opening:
+            give_up = time.monotonic() + _RETURNS
+            while not self._alive():
+                self.close()
+                try:
+                    self._open()
+                except HostUnreachable:
+                    if time.monotonic() > give_up:
+                        raise
+                    time.sleep(_TURN)
 
 
 def restore(path: str, xml: str, *, paused: bool, host: str, uri: str = LOCAL) -> None:

@@ -11,6 +11,8 @@ class StorePlace:
     name: str
     url: str
     """A folder that the hosts see under the same path, or s3://bucket/prefix?endpoint=…"""
+    id: str | None = None
+    """The store's own, as the controller has read it there; None: it was not looked at."""
 
 
 def line_folder(state: str, guest: str, store: str) -> Path:

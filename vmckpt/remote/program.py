@@ -21,6 +21,8 @@ from vmckpt.units import Seconds
 _LONGEST = 16 << 20
 _KEPT_ERRORS = 8 << 10
 _ENDS_WITHIN = Seconds(10.0)
+_GIVES_UP_WITHIN = Seconds(150.0)
+"""How long a program here may need to put back what it has set, before it is killed."""
 
 
 class _Streams(Protocol):
@@ -79,15 +81,19 @@ class Program:
             streams.kill()
 
     def _hear(self, loop: asyncio.AbstractEventLoop, streams: _Streams) -> None:
-        with suppress(OSError, EOFError, paramiko.SSHException, ValueError):
-            lines = streams.lines()
+        with (
+            suppress(OSError, EOFError, paramiko.SSHException, ValueError),
+            streams.lines() as lines,
+        ):
             while line := lines.readline(_LONGEST):
                 _tell(loop, self._said, line)
         _tell(loop, self._said, None)
 
     def _keep_errors(self, _: asyncio.AbstractEventLoop, streams: _Streams) -> None:
-        with suppress(OSError, EOFError, paramiko.SSHException, ValueError):
-            errors = streams.errors()
+        with (
+            suppress(OSError, EOFError, paramiko.SSHException, ValueError),
+            streams.errors() as errors,
+        ):
             while line := errors.readline(_KEPT_ERRORS):
                 self._errors += line
                 del self._errors[:-_KEPT_ERRORS]
@@ -185,5 +191,7 @@ class _Process:
         self._process.stdin.close()
 
     def kill(self) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GIVES_UP_WITHIN)
         self._process.kill()
         self._process.wait()

@@ -110,7 +110,7 @@ async def _tidied(host: Host, snapshot: str, name: str, images: Mapping[str, str
 async def _proved(
     host: Host, opened: Opened, request: RestoreRequest, watch: Seconds, caller: Caller
 ) -> Verdict:  # fmt: skip
-    await restoring.restore(host, opened, request, caller)
+    await restoring.restore(host, opened, request, caller, hosts={})
     async with Hypervisor(host) as hypervisor:
         guest = await guests.find_guest(hypervisor, request.fork or "")
         if guest is None:

@@ -34,6 +34,7 @@ from vmckpt.snapshot.copying import (
 )
 from vmckpt.snapshot.keeping import Progress, silent, told, wrapped_of
 from vmckpt.store import manifest, packs, small, wraps
+from vmckpt.store.durable import sync_folder
 from vmckpt.store.index import NameSet
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.packing import PACK_SIZE
@@ -255,17 +256,9 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.rename(path)
-            _sync(path.parent)
+            sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Can this host run that snapshot? Every reason against it, by name. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vmckpt.model.findings import Finding, Severity
@@ -20,6 +20,8 @@ class Side:
     """Whether it can give the guest its CPU; None: libvirt cannot tell."""
     on_host: Mapping[str, bool] = field(default_factory=dict)
     """For each boot file whether it is there; absent: not asked."""
+    no_networks: Sequence[str] = ()
+    """libvirt networks that the guest is plugged into, and that are not active there."""
     disks: Mapping[str, Bytes] = field(default_factory=dict)
     """Size of each image that is to be written over, by target; absent: it is made anew."""
     ram: Mapping[str, Bytes] | None = None
@@ -36,6 +38,7 @@ def check(public: Public, facts: Facts, files: Mapping[str, bytes], side: Side) 
         *_machine(public, side),
         *_cpu(public, facts, side),
         *_firmware(facts, files, side),
+        *_networks(side),
         *_disks(facts, side),
         *_memory(public, facts, side),
     ]
@@ -118,6 +121,16 @@ def _firmware(facts: Facts, files: Mapping[str, bytes], side: Side) -> Iterator[
                 f"the guest has {element.upper()} state, and the snapshot does not",
                 "it starts with that of a new machine",
             )
+
+
+def _networks(side: Side) -> Iterator[Finding]:
+    for name in side.no_networks:
+        yield _blocker(
+            "network-missing",
+            side,
+            f"{side.host} has no active network {name}, which the guest is plugged into",
+            f"run virsh net-start {name} there",
+        )
 
 
 def _disks(facts: Facts, side: Side) -> Iterator[Finding]:

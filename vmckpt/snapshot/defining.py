@@ -30,7 +30,7 @@ def differs(stored: str, came_back: str) -> tuple[str, ...]:
 
 def _hardware(root: ET.Element) -> Iterator[tuple[str, str]]:
     """Parts and what they are; what libvirt fills in by itself is left out."""
-    guest = _guest(root)
+    guest = guest_of(ET.tostring(root, encoding="unicode"))
     yield "machine", f"{guest.accelerator} {guest.arch} {guest.machine}"
     yield "memory", str(guest.memory)
     yield "processors", str(guest.vcpus)
@@ -48,9 +48,9 @@ def _hardware(root: ET.Element) -> Iterator[tuple[str, str]]:
             yield kind, " ".join(one.get("model") or one.get("type") or "" for one in found)
 
 
-def _guest(root: ET.Element) -> Guest:
-    text = ET.tostring(root, encoding="unicode")
-    return parse.guest(text, state=(1, 1), persistent=True, autostart=False, snapshots=0, job=None)
+def guest_of(xml: str) -> Guest:
+    """A guest that is off, by its definition. Raises ValueError."""
+    return parse.guest(xml, state=(5, 0), persistent=True, autostart=False, snapshots=0, job=None)
 
 
 def _of(node: ET.Element, child: str, key: str) -> str:

@@ -78,6 +78,7 @@ async def take(
     """
     if not request.memory:
         raise BadInput("a group is captured with its memory", mend="leave --no-memory out")
+    taking.check_words(request)
     name = request.name or taking.named_now()
     tags = {**request.tags, group.SIZE: str(len(places))}
     async with AsyncExitStack() as stack:
@@ -205,6 +206,7 @@ class _Group:
             member.name
             for member, one in zip(self._members, ended, strict=True)
             if isinstance(one, RemoteError | asyncio.CancelledError)
+            or (isinstance(one, VmckptError) and not one.undone)
         ]
         if not unknown:
             if note:

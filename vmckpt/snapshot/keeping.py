@@ -1,20 +1,20 @@
 """Finding a snapshot that is in a store, and opening it."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from vmckpt.errors import BadInput, KeyRefused, NotInStore, StoreDamaged, StoreError, StoreNewer
+from vmckpt.errors import BadInput, KeyRefused, NotInStore, StoreDamaged, StoreNewer
 from vmckpt.model.events import Copied
-from vmckpt.store import manifest, wraps
+from vmckpt.store import manifest, publics, wraps
 from vmckpt.store.facts import Public
 from vmckpt.store.index import Names
 from vmckpt.store.inside import Private
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.sealing import Sealing
-from vmckpt.store.store import Store
+from vmckpt.store.store import Store, is_id
 from vmckpt.units import Bytes
 
 Identity = Callable[[], X25519PrivateKey]
@@ -68,10 +68,9 @@ def find(store: Store, word: str) -> str:
 
     Raises NotInStore, and BadInput, naming them, if there are several.
     """
-    known: dict[str, Public | None] = dict.fromkeys(one.id for one in store.manifests())
-    if word in known:
+    if is_id(word) and any(store.backend.keys(f"snapshots/{word}")):
         return word
-    known |= dict(readable(store, known))
+    known = publics.names(store)
     found = matching(word, {id_: None if one is None else one.name for id_, one in known.items()})
     if len(found) == 1:
         return found[0]
@@ -102,13 +101,10 @@ def matching(word: str, names: Mapping[str, str | None]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def readable(store: Store, ids: Iterable[str]) -> Iterable[tuple[str, Public]]:
+def readable(store: Store, ids: Collection[str] | None = None) -> dict[str, Public]:
     """What snapshots tell of themselves, without those that cannot be read."""
-    for id_ in list(ids):
-        try:
-            yield id_, manifest.decode(store.manifest(id_), id_, None).public
-        except (StoreDamaged, StoreNewer, NotInStore):
-            continue
+    told = publics.proved(store, ids)
+    return {id_: one for id_, one in told.items() if isinstance(one, Public)}
 
 
 def look(store: Store, id_: str, trusted: Collection[bytes]) -> Looked:
@@ -170,12 +166,6 @@ def wrapped_of(store: Store, found: Manifest) -> bytes | None:
     wrapped = _wrapped(store, found.public.id)
     wraps.recipients(wrapped, found.public.id)
     return wrapped
-
-
-def bare(error: StoreError, store: Store, key: str) -> str:
-    """What is wrong, without the names that are told anyway."""
-    message = error.message.removeprefix(f"{store.backend.where}: ").removeprefix(key)
-    return message.removeprefix(": ").removeprefix(" is damaged: ").strip()
 
 
 def when(at: float) -> str:

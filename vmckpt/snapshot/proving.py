@@ -14,7 +14,6 @@ from vmckpt.snapshot.deep import Known
 from vmckpt.snapshot.keeping import (
     Identity,
     Progress,
-    bare,
     data_key,
     references,
     silent,
@@ -26,7 +25,7 @@ from vmckpt.store import manifest, verify_store, wraps
 from vmckpt.store.identities import public_of
 from vmckpt.store.keytexts import fingerprint
 from vmckpt.store.manifest import Manifest
-from vmckpt.store.store import Store
+from vmckpt.store.store import Store, bare
 from vmckpt.store.verify_store import Verified, Wrong
 from vmckpt.units import Bytes
 

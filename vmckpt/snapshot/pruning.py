@@ -5,14 +5,13 @@ from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from typing import Any
 
-from vmckpt.errors import BadInput, NotInStore, StoreDamaged, StoreNewer
+from vmckpt.errors import BadInput, NotInStore
 from vmckpt.policy.schedules import Keep
 from vmckpt.snapshot import retention, verified
-from vmckpt.snapshot.keeping import bare
 from vmckpt.snapshot.retention import Kept
-from vmckpt.store import manifest
+from vmckpt.store import publics
 from vmckpt.store.facts import Public
-from vmckpt.store.store import Store
+from vmckpt.store.store import Store, bare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +61,14 @@ def survey(store: Store, trusted: Collection[bytes]) -> Survey:
     known: dict[str, Public] = {}
     left: dict[str, tuple[Public | None, str]] = {}
     pins = store.pins()
-    for one in store.manifests():
-        try:
-            public = manifest.decode(store.manifest(one.id), one.id, None).public
-        except NotInStore:
-            continue
-        except (StoreDamaged, StoreNewer) as exc:
-            left[one.id] = (None, f"cannot be read: {bare(exc, store, f'snapshots/{one.id}')}")
-            continue
+    for id_, told in publics.proved(store).items():
+        if not isinstance(told, Public):
+            left[id_] = (None, f"cannot be read: {bare(told, store, f'snapshots/{id_}')}")
         # Whoever may write into the store could else make good ones go by newer ones of their own.
-        if bytes.fromhex(public.signer) in trusted:
-            known[one.id] = public
+        elif bytes.fromhex(told.signer) in trusted:
+            known[id_] = told
         else:
-            left[one.id] = (public, "its writer is not trusted here")
+            left[id_] = (told, "its writer is not trusted here")
     good = {id_: one.good for id_, one in verified.verdicts(store, trusted).items()}
     return Survey(known=known, left=left, pins=pins, good=good)
 

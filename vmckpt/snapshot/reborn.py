@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from uuid import NAMESPACE_OID, uuid5
 from xml.etree import ElementTree as ET
 
+from vmckpt.errors import BadInput
 from vmckpt.hypervisor import parse
 
 
@@ -49,14 +50,33 @@ def cards(xml: str) -> int:
 
 
 def image_of(xml: str, disk: str) -> str:
-    """Where a disk's image was. Raises ValueError."""
+    """Where a disk's image was. Raises ValueError if it has none, BadInput if what it has is not
+    an image that can be made anew: then nothing of it may be written."""
     for node in parse.tree(xml, "domain").findall("devices/disk"):
         target, source = node.find("target"), node.find("source")
         if target is not None and source is not None and target.get("dev") == disk:
-            path = source.get("file") or source.get("dev")
-            if path:
+            why = _no_image(node, source)
+            if why is not None:
+                raise BadInput(
+                    f"disk {disk} {why}: it cannot be restored by this vmckpt",
+                    mend="look into it with vmckpt snapshot open, and copy it from there by hand",
+                )
+            if path := source.get("file"):
                 return path
     raise ValueError(f"disk {disk} has no image")
+
+
+def _no_image(disk: ET.Element, source: ET.Element) -> str | None:
+    kind = disk.get("type", "file")
+    if kind != "file":
+        return f"is of the kind {kind} ({source.get('dev') or source.get('name') or 'no path'})"
+    if disk.find("encryption") is not None or source.find("encryption") is not None:
+        return "is encrypted by QEMU"
+    if source.find("dataStore") is not None:
+        return "has its data in a file of its own"
+    if source.find("slices") is not None:
+        return "is a slice of a file"
+    return None
 
 
 def _place(root: ET.Element, images: Mapping[str, str]) -> None:
@@ -64,6 +84,9 @@ def _place(root: ET.Element, images: Mapping[str, str]) -> None:
         target, source = disk.find("target"), disk.find("source")
         name = target.get("dev", "") if target is not None else ""
         if name in images and source is not None:
+            if (why := _no_image(disk, source)) is not None:
+                raise ValueError(f"disk {name} {why}")
+            source.attrib.clear()
             source.set("file", images[name])
             for node in disk.findall("backingStore"):
                 disk.remove(node)

@@ -24,13 +24,13 @@ async def recorded(
     try:
         await asyncio.to_thread(recorder.acquire, guest_resource(guest))
         yield recorder
-    except Cancelled:
-        recorder.finish(Outcome.CANCELLED, None)
-        raise
     except VmckptError as exc:
-        # An agent that ended without a word: nobody knows, and recovery looks.
-        if not isinstance(exc, RemoteError):
-            recorder.finish(Outcome.FAILED, {"error": str(exc)})
+        # An agent that ended without a word, or could not undo all: recovery looks.
+        if exc.undone and not isinstance(exc, RemoteError):
+            if isinstance(exc, Cancelled):
+                recorder.finish(Outcome.CANCELLED, None)
+            else:
+                recorder.finish(Outcome.FAILED, {"error": str(exc)})
         raise
     finally:
         await asyncio.to_thread(recorder.close)

@@ -7,12 +7,12 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from vmckpt.errors import KeyRefused, NotInStore, StoreDamaged, StoreNewer
-from vmckpt.snapshot.keeping import bare, wrapped_of
+from vmckpt.snapshot.keeping import wrapped_of
 from vmckpt.store import manifest, wraps
 from vmckpt.store.identities import public_of
 from vmckpt.store.keytexts import fingerprint
 from vmckpt.store.manifest import Manifest
-from vmckpt.store.store import Store
+from vmckpt.store.store import Store, bare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from vmckpt.agent.orders import RestoreOrder
+from vmckpt.agent.talk import error_as_json
 from vmckpt.checkpoint import firmware
-from vmckpt.errors import BadInput, GuestBusy, HypervisorError, VmckptError
-from vmckpt.hypervisor import facts as host_facts
+from vmckpt.errors import BadInput, GuestBusy, HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import guests, stored
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
@@ -18,12 +18,10 @@ from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
 from vmckpt.model.callers import Caller
 from vmckpt.model.events import Event
-from vmckpt.model.findings import Severity
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.stores import StorePlace
-from vmckpt.snapshot import agents, compatible, defining, hooks, reborn, session
-from vmckpt.snapshot.compatible import Side
+from vmckpt.snapshot import agents, alone, defining, fitting, hooks, reborn, session, unshared
 from vmckpt.snapshot.recording import recorded
 from vmckpt.snapshot.requests import Restored, RestoreRequest
 from vmckpt.snapshot.steps import Step
@@ -53,26 +51,39 @@ class _Plan:
     uuid: str
     xml: str
     images: dict[str, str]
+    warnings: tuple[str, ...] = ()
 
 
-async def restore(host: Host, opened: Opened, request: RestoreRequest, caller: Caller) -> Restored:
-    """Bring a snapshot back on a host.
+async def restore(
+    host: Host, opened: Opened, request: RestoreRequest, caller: Caller,
+    *, hosts: Mapping[str, Host],
+) -> Restored:  # fmt: skip
+    """Bring a snapshot back on a host. A guest's old place is its own only if none of `hosts` runs
+    it, and no other guest there has its images; a fork does not ask them.
 
     Setting `caller.stop` gives it up until the guest is started. Raises Cancelled then, and
-    VmckptError; nothing is left of it.
+    VmckptError: nothing is left of it then, but a guest that was ended for it is off, and the error
+    says so.
     """
     plan = planned(opened, request)
     async with Hypervisor(host) as hypervisor:
-        warnings = await _checked(hypervisor, opened)
+        warnings = (
+            *plan.warnings,
+            *await fitting.checked(hypervisor, opened.public, opened.private),
+        )
+        await fitting.bounded(
+            hypervisor, opened.public, opened.private,
+            xml=plan.xml, images=plan.images, folder=request.folder,
+        )  # fmt: skip
         new = _operation(host, opened, plan)
         async with recorded(new, plan.uuid, caller.warn) as recorder:
-            ends = await _in_the_way(hypervisor, plan, request)
-            known = await stored.look(hypervisor, plan.uuid)
             work = _Restoring(hypervisor, opened, request, caller, recorder)
-            restored = await work.run(plan, warnings, ends)
+            users = await work.alone(plan, hosts)
+            await _in_the_way(hypervisor, plan, request)
+            known = await stored.look(hypervisor, plan.uuid)
+            restored = await work.run(plan, warnings, hosts, users)
             # A guest that ran without a stored definition is not given one.
-            own = request.fork is None or not restored.runs
-            if own and not (known and known.active and known.stored is None):
+            if not (known and known.active and known.stored is None):
                 told = await _define(hypervisor, plan)
                 restored = replace(restored, warnings=(*restored.warnings, *told))
             # What still comes in is recovery's: the guest runs, and its keeper goes on.
@@ -88,18 +99,23 @@ async def rehearse(host: Host, opened: Opened, request: RestoreRequest) -> tuple
     """
     planned(opened, request)
     async with Hypervisor(host) as hypervisor:
-        return await _checked(hypervisor, opened)
+        return await fitting.checked(hypervisor, opened.public, opened.private)
 
 
 def planned(opened: Opened, request: RestoreRequest) -> _Plan:
     """What the guest becomes. Raises BadInput."""
     facts, public = opened.private.facts, opened.public
+    memory = public.contents is Contents.MEMORY
     try:
         images = {one.target: _image(facts.domain_xml, one.target, request) for one in facts.disks}
         if request.fork is None:
             xml = reborn.as_itself(facts.domain_xml, images)
             images |= firmware.places(opened.private.files, xml, public.guest_uuid)
-            return _Plan(guest=public.guest, uuid=public.guest_uuid, xml=xml, images=images)
+            beside = unshared.beside(xml, {one.target for one in facts.disks})
+            return _Plan(
+                guest=public.guest, uuid=public.guest_uuid, xml=xml, images=images,
+                warnings=tuple(f"{one} is not in the snapshot: as it is now" for one in beside),
+            )  # fmt: skip
         macs = [_new_mac() for _ in range(reborn.cards(facts.domain_xml))]
         own = str(uuid.uuid4())
         xml = reborn.as_fork(
@@ -107,10 +123,11 @@ def planned(opened: Opened, request: RestoreRequest) -> _Plan:
             link_up=request.link_up and request.on_restore is None,
         )  # fmt: skip
         xml = firmware.own_nvram(xml, request.fork)
+        xml, said = unshared.unshared(xml, {one.target for one in facts.disks}, memory=memory)
         images |= firmware.places(opened.private.files, xml, own)
     except ValueError as exc:
         raise BadInput(f"snapshot {public.id}: its guest makes no sense: {exc}") from exc
-    return _Plan(guest=request.fork, uuid=own, xml=xml, images=images)
+    return _Plan(guest=request.fork, uuid=own, xml=xml, images=images, warnings=said)
 
 
 def _image(xml: str, target: str, request: RestoreRequest) -> str:
@@ -125,18 +142,6 @@ def _image(xml: str, target: str, request: RestoreRequest) -> str:
 def _new_mac() -> str:
     """One of QEMU's, that nobody else has."""
     return "52:54:00:" + ":".join(f"{byte:02x}" for byte in secrets.token_bytes(3))
-
-
-async def _checked(hypervisor: Hypervisor, opened: Opened) -> tuple[str, ...]:
-    """Whether the host can run it; warnings. Raises BadInput with all reasons against it."""
-    host = hypervisor.host.name
-    side = Side(host=host, facts=await host_facts.host_facts(hypervisor))
-    private = opened.private
-    found = compatible.check(opened.public, private.facts, private.files, side)
-    against = [one.text for one in found if one.severity is Severity.BLOCKER]
-    if against:
-        raise BadInput(f"{opened.public.id} cannot be restored on {host}: {'; '.join(against)}")
-    return tuple(one.text for one in found if one.severity is Severity.WARNING)
 
 
 async def _in_the_way(hypervisor: Hypervisor, plan: _Plan, request: RestoreRequest) -> bool:
@@ -202,8 +207,21 @@ class _Restoring:
         self._caller, self._recorder = caller, recorder
         self._desk = JournalDesk(recorder)
         self._hook: int | None = None
+        self._ended = False
 
-    async def run(self, plan: _Plan, warnings: tuple[str, ...], ends: bool) -> Restored:
+    async def alone(self, plan: _Plan, hosts: Mapping[str, Host]) -> dict[str, tuple[str, str]]:
+        """See that it runs nowhere else, and that its images are nobody else's; whose all others
+        are. Raises GuestBusy, HostUnreachable."""
+        if self._request.fork is not None:
+            return {}
+        heard = await alone.ask(hosts.values(), plan.uuid)
+        alone.check(heard, self._host.name, plan.guest, plan.images.values())
+        return alone.users(heard)
+
+    async def run(
+        self, plan: _Plan, warnings: tuple[str, ...], hosts: Mapping[str, Host],
+        users: Mapping[str, tuple[str, str]],
+    ) -> Restored:  # fmt: skip
         opened, desk = self._opened, self._desk
         order = RestoreOrder(
             guest=plan.uuid,
@@ -216,10 +234,12 @@ class _Restoring:
             trusted=tuple(one.hex() for one in opened.trusted),
             xml=plan.xml if opened.public.contents is Contents.MEMORY else None,
             images=plan.images,
-            replace=self._request.fork is None,
+            replace=self._request.fork is None and self._request.end_running,
             links_down=self._request.fork is not None and not self._links_up_at_once,
             paused=self._request.paused,
             others=opened.others,
+            follows=self._request.fork is None,
+            users=users,
         )
         meant: dict[str, Any] = {
             "snapshot": order.snapshot,
@@ -227,6 +247,7 @@ class _Restoring:
             "url": order.store.url,
             "state": order.state,
             "images": plan.images,
+            "memory": order.xml is not None,
         }
         if self._request.lazy:
             meant["lazy"] = True
@@ -235,9 +256,15 @@ class _Restoring:
         await desk.intend(Step.RESTORE, meant)
         stop = self._caller.stop
         ordered = order.as_json() | ({"do": "restore-lazy"} if self._request.lazy else {})
-        told = await session.carried_out(
-            self._host, ordered, self._emit, stop, _Answers(self, plan, ends)
-        )
+        try:
+            told = await session.carried_out(
+                self._host, ordered, self._emit, stop, _Answers(self, plan, hosts)
+            )
+        except VmckptError as exc:
+            if self._ended and exc.undone and not isinstance(exc, RemoteError):
+                exc.message += f"; {plan.guest} was ended for it and is off, its disks as before"
+                exc.mend = f"start it with virsh start {plan.guest} on {self._host.name}"
+            raise
         await self.follow(plan)
         warnings = (*warnings, *map(str, told.get("warnings", ())))
         return Restored(
@@ -272,10 +299,22 @@ class _Restoring:
             self._hook = await hooks.run(command, told, self._caller.stop)
         return self._request.link_up and not self._hook
 
-    async def make_way(self, uuid_: str) -> None:
-        """End the guest that is there: its images are about to be replaced."""
+    async def make_way(
+        self, plan: _Plan, hosts: Mapping[str, Host], about: Mapping[str, Any]
+    ) -> None:  # fmt: skip
+        """End the guest that is there: its images are about to be replaced.
+
+        Writing them may have taken an hour: who runs it, and where, is asked again.
+        """
+        await self.alone(plan, hosts)
+        ends = await _in_the_way(self._hypervisor, plan, self._request)
+        await self._desk.intend(
+            Step.MAKE_WAY, {"made": dict(about["made"]), "empty": list(about["empty"])}
+        )
         self._desk.check()
-        await guests.end(self._hypervisor, uuid_)
+        if ends:
+            await guests.end(self._hypervisor, plan.uuid)
+            self._ended = True
 
     def _emit(self, event: Event) -> None:
         self._recorder.take(event)
@@ -285,17 +324,16 @@ class _Restoring:
 class _Answers:
     """What the agent may ask for."""
 
-    def __init__(self, work: _Restoring, plan: _Plan, ends: bool) -> None:
-        self._work, self._plan, self._ends = work, plan, ends
+    def __init__(self, work: _Restoring, plan: _Plan, hosts: Mapping[str, Host]) -> None:
+        self._work, self._plan, self._hosts = work, plan, hosts
 
-    async def __call__(self, asked: str, _: Mapping[str, Any]) -> dict[str, Any]:
+    async def __call__(self, asked: str, about: Mapping[str, Any]) -> dict[str, Any]:
         try:
             if asked == "started":
                 return {"answer": {"links_up": await self._work.follow(self._plan)}}
             if asked != "make way":
                 return {"refused": "that is not what was ordered"}
-            if self._ends:
-                await self._work.make_way(self._plan.uuid)
+            await self._work.make_way(self._plan, self._hosts, about)
         except VmckptError as exc:
-            return {"refused": str(exc)}
+            return {"refused": str(exc), "error": error_as_json(exc)}
         return {"answer": True}

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vmckpt.agent.afterwards import FinishOrder
+from vmckpt.agent.leftover import Verdict
 from vmckpt.agent.orders import PutBackOrder, UnrestoreOrder
 from vmckpt.inventory import Inventory
 from vmckpt.journal.recorder import Recorder
@@ -58,23 +59,19 @@ async def settle_restore(
     told = _NEVER
     if begun is not None:
         host = inventory.host(operation.source or "")
-        order = UnrestoreOrder(
-            guest=operation.guest_uuid or "",
-            uri=agents.LIBVIRT,
-            host=host.name,
-            state=str(begun.intent["state"]),
-            snapshot=str(begun.intent["snapshot"]),
-            images=dict(begun.intent["images"]),
-            dry=recorder is None,
-        )
+        order = _unrestore(operation, begun, steps, host.name, dry=recorder is None)
         found = await session.carried_out(host, order.as_json(), caller.emit, asyncio.Event())
         hook = begun.intent.get("on_restore")
         told = came_back(
-            arrived=bool(found["arrived"]),
+            Verdict(found["verdict"]),
+            memory=order.memory,
+            why=str(found["why"]),
+            did=[str(one) for one in found["did"]],
+            left=[str(one) for one in found["left"]],
             hook=None if hook is None else str(hook),
             ran=any(one.name == Step.HOOK for one in steps),
         )
-        if begun.intent.get("lazy"):
+        if begun.intent.get("lazy") and told.outcome is not None:
             finish = FinishOrder(
                 guest=order.guest, host=host.name, dry=recorder is None or not adopt
             )
@@ -83,26 +80,55 @@ async def settle_restore(
     return _ended(told, recorder)
 
 
+def _unrestore(
+    operation: Operation, begun: StoredStep, steps: Sequence[StoredStep], host: str, *, dry: bool
+) -> UnrestoreOrder:
+    way = next((one.intent for one in steps if one.name == Step.MAKE_WAY), None)
+    return UnrestoreOrder(
+        guest=operation.guest_uuid or "",
+        uri=agents.LIBVIRT,
+        host=host,
+        state=str(begun.intent["state"]),
+        snapshot=str(begun.intent["snapshot"]),
+        images=dict(begun.intent["images"]),
+        made=None if way is None else dict(way["made"]),
+        empty=() if way is None else tuple(way["empty"]),
+        memory=bool(begun.intent.get("memory", True)),
+        dry=dry,
+    )
+
+
 def _ended(told: Settled, recorder: Recorder | None) -> Settled:
-    if recorder is not None and not told.goes_on:
-        recorder.finish(told.outcome or Outcome.FAILED, {"recovered": told.as_json()})
+    if recorder is not None and told.outcome is not None and not told.goes_on:
+        recorder.finish(told.outcome, {"recovered": told.as_json()})
     return told
 
 
-def came_back(*, arrived: bool, hook: str | None = None, ran: bool = False) -> Settled:
-    """What is true of a restore once its agent is gone; `ran`: its hook had begun."""
-    if arrived:
+def came_back(
+    verdict: Verdict,
+    *,
+    memory: bool = True,
+    why: str = "",
+    did: Sequence[str] = (),
+    left: Sequence[str] = (),
+    hook: str | None = None,
+    ran: bool = False,
+) -> Settled:
+    """What is true of a restore once its agent is gone; `ran`: its hook had begun. Pure."""
+    if verdict is Verdict.ARRIVED:
         done = "may not have come to its end" if ran else "was not run"
         follows = "" if hook is None else f"; its on_restore hook {done}: {hook}"
-        return Settled(
-            truth=f"the guest is back{follows}",
-            outcome=Outcome.COMPLETED,
-            did=("remove the images from before",),
-        )
+        truth = "the guest is back" if memory else "the guest's disks are back"
+        return Settled(truth=f"{truth}{follows}", outcome=Outcome.COMPLETED, did=tuple(did))
+    if verdict is Verdict.BACK:
+        truth = "the guest was not started" if memory else "the guest's disks were not replaced"
+        return Settled(truth=truth, outcome=Outcome.FAILED, did=tuple(did))
+    beside = f" (beside them: {', '.join(left)})" if left else ""
     return Settled(
-        truth="the guest was not started",
-        outcome=Outcome.FAILED,
-        did=("put the images from before back",),
+        truth=f"whether the restore has happened is not known: {why}",
+        outcome=None,
+        settle=f"see which images are the right ones{beside}, move the others away, then run"
+        " vmckpt recover again",
     )
 
 

@@ -19,7 +19,10 @@ class Step(StrEnum):
 
     RESTORE = "restore"
     """Disks are written and a guest started; {"snapshot", "store", "url", "state", "images"}, and
-    "on_restore" if something is to follow."""
+    "memory" if it is to be started from it, "on_restore" if something is to follow."""
+    MAKE_WAY = "make way"
+    """What is there is ended and put aside; {"made", "empty"}: marks of the new images, and where
+    nothing was before. Without this step nothing of what is there was touched."""
     HOOK = "hook"
     """What is to follow is run, here: {"on_restore"}."""
 

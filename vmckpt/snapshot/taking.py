@@ -7,14 +7,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from vmckpt.agent.orders import CreateOrder
-from vmckpt.errors import (
-    BadInput,
-    CaptureFailed,
-    GuestBusy,
-    JournalError,
-    LeaseLost,
-)
+from vmckpt.agent.talk import error_as_json
+from vmckpt.errors import BadInput, GuestBusy, VmckptError
 from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import desk, identity
@@ -33,10 +30,13 @@ from vmckpt.snapshot.cutting import Cutting
 from vmckpt.snapshot.recording import recorded
 from vmckpt.snapshot.requests import Taken, TakeRequest
 from vmckpt.snapshot.steps import NOTED, Step
-from vmckpt.store import manifest
-from vmckpt.store.facts import new_id
+from vmckpt.store import manifest, opening
+from vmckpt.store.facts import Labels, Word, new_id
 from vmckpt.store.keyring import Keyring
 from vmckpt.units import Bytes, Seconds
+
+_WORD: TypeAdapter[str] = TypeAdapter(Word)
+_LABELS: TypeAdapter[Mapping[str, str]] = TypeAdapter(Labels)
 
 
 async def take(
@@ -54,6 +54,7 @@ async def take(
     Setting `caller.stop` gives it up: the guest is as it was, and nothing is in the store. Raises
     Cancelled then, and VmckptError.
     """
+    check_words(request)
     async with Hypervisor(host) as hypervisor:
         guest = await guests.find_guest(hypervisor, request.guest)
         check(guest, request.guest, host, memory=request.memory)
@@ -96,6 +97,19 @@ def check(guest: Guest | None, name: str, host: Host, *, memory: bool = True) ->
             f"a job holds {guest.name} on {host.name}: {guest.job}; nothing was changed",
             mend="try again when that has ended",
         )
+
+
+def check_words(request: TakeRequest) -> None:
+    """Raises BadInput if a manifest could not have them."""
+    try:
+        _WORD.validate_python(request.name or "")
+        _LABELS.validate_python(dict(request.tags))
+    except ValidationError as exc:
+        raise BadInput(
+            f"a snapshot's name and tags are made of at most 255 printable letters each:"
+            f" {exc.errors()[0]['msg']}",
+            mend="choose a shorter or plainer one",
+        ) from exc
 
 
 def named_now() -> str:
@@ -186,7 +200,7 @@ class Taking:
             guest=guest.uuid,
             uri=agents.LIBVIRT,
             host=self._host.name,
-            store=self._store,
+            store=opening.identified(self._store),
             state=self._host.agent_state,
             snapshot=new_id(secrets.token_bytes(10)),
             name=request.name or named_now(),
@@ -218,8 +232,8 @@ class Taking:
                     if self._cut is not None:
                         await self._cut.reached(self._where, Phase.STORED)
                     return {"answer": self._keys.signing().sign(message).hex()}
-        except (CaptureFailed, JournalError, LeaseLost) as exc:
-            return {"refused": str(exc)}
+        except VmckptError as exc:
+            return {"refused": str(exc), "error": error_as_json(exc)}
         except (KeyError, ValueError):
             pass
         return {"refused": "that is not what was ordered"}

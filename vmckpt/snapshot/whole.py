@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreError, StoreNewer
-from vmckpt.snapshot.keeping import bare, references
+from vmckpt.snapshot.keeping import references
 from vmckpt.store import packs
 from vmckpt.store.index import Flags, Names, NameSet
-from vmckpt.store.store import Store
+from vmckpt.store.store import Store, bare
 from vmckpt.store.verify_store import Progress, Verified, Wrong
 from vmckpt.units import Bytes
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from vmckpt.errors import BadInput
@@ -34,9 +33,6 @@ class Backend(Protocol):
         False if there is one already and `replace` is not set; that one stays as it is. Raises
         StoreFull.
         """
-
-    def put_file(self, key: str, path: Path) -> bool:
-        """Write an object from a file, of any size; like `put` without `replace`."""
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """An object or a part of it; less if it ends before. Raises NotInStore."""

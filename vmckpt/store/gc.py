@@ -2,7 +2,8 @@
 
 The order in which things are looked at matters: condemnations, then locks, then manifests, then
 packs. A writer takes its lock, then looks at condemnations, then at packs. So whoever is not seen
-here with a lock has published what it will, or will know of every condemnation seen here.
+here with a lock has published what it will, or will know of every condemnation seen here. The locks
+of the dead are removed before manifests are looked at: who wakes later publishes nothing.
 """
 
 import time
@@ -24,6 +25,7 @@ from vmckpt.store.reachability import (
     PackUse,
     Scene,
     Terms,
+    dead_locks,
     decide,
 )
 from vmckpt.store.rewrite import rewrite
@@ -64,6 +66,8 @@ class _Found:
     scene: Scene
     use: Use
     listing: Listing
+    gone: int
+    """Locks of those that are gone."""
 
 
 def collect(
@@ -82,13 +86,13 @@ def collect(
     """
     terms = Terms(grace=grace, life=life)
     if dry_run:
-        found = _look(store, references, Seconds(time.time()), progress)
+        found = _look(store, references, terms, Seconds(time.time()), progress)
         decision = decide(found.scene, terms)
         return _told(found, decision, decision.condemn, decision.rewrite)
     lock = taken(store.backend, life)
     try:
         fault("gc: locked")
-        found = _look(store, references, lock.now(), progress)
+        found = _look(store, references, terms, lock.now(), progress, bury=True)
         decision = decide(found.scene, terms)
         fault("gc: decided")
         return _carry_out(store, lock, found, decision, progress)
@@ -138,9 +142,17 @@ def taken(backend: Backend, life: Seconds) -> Lock:
     return lock
 
 
-def _look(store: Store, references: References, now: Seconds, progress: Progress) -> _Found:
+def _look(
+    store: Store, references: References, terms: Terms, now: Seconds, progress: Progress,
+    *, bury: bool = False,
+) -> _Found:  # fmt: skip
+    """`bury`: remove the locks of those that are dead."""
     judged = condemnations.load(store.backend)
     at_work = list(locks.seen(store.backend))
+    gone = dead_locks(at_work, now, terms)
+    for key in gone if bury else ():
+        store.backend.delete(key)
+        fault("gc: lock removed")
     progress("reading what snapshots name")
     live = live_names(store, references)
     there = {one.id for one in store.manifests()}
@@ -159,7 +171,7 @@ def _look(store: Store, references: References, now: Seconds, progress: Progress
     scene = Scene(
         packs=uses, condemned=judged, locks=at_work, loose=loose, leftovers=leftovers, now=now
     )
-    return _Found(scene, use, listing)
+    return _Found(scene, use, listing, len(gone))
 
 
 def _uses(listing: Listing, use: Use, dead: "frozenset[str]") -> list[PackUse]:
@@ -198,9 +210,6 @@ def _carry_out(
         lock.still_ours()
         condemnations.write(backend, condemn)
         fault("gc: condemned")
-    for key in decision.dead:
-        backend.delete(key)
-        fault("gc: lock removed")
     for name in decision.clear:
         backend.clear(name)
         fault("gc: leftover removed")
@@ -219,7 +228,7 @@ def _told(
         condemned_bytes=Bytes(sum(sizes.get(key, 0) for key in condemn)),
         rewritten=len(rewritten),
         waiting=tuple(decision.waiting.values()),
-        dead_locks=len(decision.dead),
+        dead_locks=found.gone,
         leftovers=len(decision.clear),
         missing=len(found.use.missing),
         unreadable=tuple(found.listing.unreadable),

@@ -20,6 +20,8 @@ ENTRY = np.dtype(
         ("plain", "<u4"), ("hash", f"V{HASH}"),
     ]
 )  # fmt: skip
+_BLOCK = 1 << 14
+_LARGE = 1 << 16
 Entries = NDArray[Any]
 Names = NDArray[np.void]
 Keys = NDArray[np.uint64]
@@ -129,14 +131,25 @@ class Run:
     def merged(cls, runs: Sequence["Run"]) -> "Run":
         """One run of several, without what is not usable."""
         packs: list[PackInfo] = []
-        parts = []
+        rows, keys, numbers = [], [], []
         for run in runs:
-            numbers = np.cumsum(run._usable) - 1 + len(packs)
-            part = run.entries[run._usable[run.entries["pack"]]].copy()
-            part["pack"] = numbers[part["pack"]]
-            packs += [info for info, good in zip(run.packs, run._usable, strict=True) if good]
-            parts.append(part)
-        return cls._of(packs, np.concatenate(parts) if parts else np.empty(0, dtype=ENTRY))
+            rows.append(np.flatnonzero(run._usable[run.entries["pack"]]))
+            keys.append(run.keys[rows[-1]])
+            numbers.append(np.cumsum(run._usable) - 1 + len(packs))
+            packs += run.usable
+        joined = np.concatenate([np.zeros(0, dtype=np.uint64), *keys])
+        order = np.argsort(joined, kind="stable")
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        # A part at a time: rows are the most of an index, and these are there twice already.
+        entries, at = np.empty(len(order), dtype=ENTRY), 0
+        for run, these, number in zip(runs, rows, numbers, strict=True):
+            for start in range(0, len(these), _BLOCK):
+                part = run.entries[these[start : start + _BLOCK]]
+                part["pack"] = number[part["pack"]]
+                entries[place[at : at + len(part)]] = part
+                at += len(part)
+        return cls(packs, joined[order], entries)
 
     @classmethod
     def _of(cls, packs: Sequence[PackInfo], entries: Entries) -> "Run":
@@ -147,12 +160,6 @@ class Run:
     def use_only(self, packs: "frozenset[str] | set[str]") -> None:
         """Do as if the others were not there."""
         self._usable = np.array([one.id in packs for one in self.packs], dtype=bool)
-
-    def unusable(self, pack: str) -> None:
-        """Do as if a pack was not there."""
-        for number, one in enumerate(self.packs):
-            if one.id == pack:
-                self._usable[number] = False
 
     def view(self) -> "Run":
         """The same rows, with a choice of packs of its own."""
@@ -207,7 +214,8 @@ class Index:
         """Take in a new pack."""
         self.runs.append(Run.of([(info, rows)]))
         # Each run in memory at least twice the next: a name is searched in few, and merged seldom.
-        while len(self.runs) > 1 and len(self.runs[-2]) < 2 * len(self.runs[-1]):
+        # Large ones stay as they are: both are in memory twice while they are merged.
+        while len(self.runs) > 1 and len(self.runs[-2]) < min(_LARGE, 2 * len(self.runs[-1])):
             last = self.runs.pop()
             self.runs[-1] = Run.merged([self.runs[-1], last])
 
@@ -233,11 +241,6 @@ class Index:
     def packs(self) -> dict[str, PackInfo]:
         """The packs that are searched, by id."""
         return {info.id: info for run in self.runs for info in run.usable}
-
-    def drop(self, pack: str) -> None:
-        """A pack is not there any more."""
-        for run in self.runs:
-            run.unusable(pack)
 
 
 def _sorted(names: Names) -> tuple[Keys, Names]:

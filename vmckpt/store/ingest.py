@@ -4,9 +4,10 @@ the last snapshot is named again, and only the rest is written.
 
 import mmap
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import blake3
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.errors import Cancelled, StoreError
+from vmckpt.store.maps import Digests
 from vmckpt.store.regions import (
     GROUP,
     MOST_CHUNKS,
@@ -24,9 +26,11 @@ from vmckpt.store.regions import (
     Map,
     Region,
     What,
+    blocks,
     nothing,
     slots_of,
 )
+from vmckpt.store.sealing import DIGEST
 from vmckpt.units import Bytes
 
 Prints = NDArray[np.void]
@@ -36,6 +40,7 @@ PRINT = 16
 after 2^32 of them."""
 _WINDOW = 16 << 20
 """Bytes that are read at once: whole groups of memory as of disks."""
+_UNSEEN, _LOST = -1, -2
 _SELDOM = 64
 """Windows after which mapped files are let go: a GiB."""
 
@@ -70,53 +75,53 @@ class Counts:
     """Handed to the store, which may know them already."""
 
 
-@dataclass(slots=True)
 class Table:
     """The chunk table of the snapshot that is being made."""
 
-    past: Sequence[bytes] = ()
-    """The last snapshot's chunk table."""
-    _chunks: "list[Future[bytes] | bytes]" = field(default_factory=list)
-    _known: int = 0
-    """Of so many, from the first on, the digest is there. A Future takes ten times its memory."""
-    _taken: dict[int, int] = field(default_factory=dict)
+    def __init__(self, past: Sequence[bytes] = ()) -> None:
+        """`past`: the last snapshot's chunk table."""
+        self.past = past
+        self._known = bytearray()
+        """Digests by index, as far as they are known."""
+        self._coming: deque[Future[bytes] | bytes] = deque()
+        """Those that follow: each takes thirty times the memory of a digest."""
+        self._taken = np.full(len(past), _UNSEEN, dtype=np.int64)
 
     def new(self, chunk: "Future[bytes] | bytes") -> int:
         """The index of a chunk that was handed to the store, or whose digest is known.
 
         Raises what went wrong with storing an earlier one.
         """
-        if len(self._chunks) >= MOST_CHUNKS:
+        index = len(self._known) // DIGEST + len(self._coming)
+        if index >= MOST_CHUNKS:
             raise StoreError("the guest is too large for one snapshot (16 TiB of memory at most)")
-        self._chunks.append(chunk)
+        self._coming.append(chunk)
         self._settle(wait=False)
-        return len(self._chunks) - 1
+        return index
 
     def _settle(self, *, wait: bool) -> None:
         """Keep digests in place of what tells them, as far as they are known."""
-        while self._known < len(self._chunks):
-            chunk = self._chunks[self._known]
+        while self._coming:
+            chunk = self._coming[0]
             if isinstance(chunk, Future):
                 if not wait and not chunk.done():
                     return
-                self._chunks[self._known] = chunk.result()
-            self._known += 1
+                chunk = chunk.result()
+            self._known += chunk
+            self._coming.popleft()
 
     def kept(self, old: int, sink: Sink) -> int | None:
         """The index of a chunk of the last snapshot; None if the store has lost it."""
-        if old not in self._taken:
+        if self._taken[old] == _UNSEEN:
             digest = self.past[old]
-            index = -1
-            if sink.has(digest):
-                index = self.new(digest)
-            self._taken[old] = index
-        index = self._taken[old]
-        return None if index < 0 else index
+            self._taken[old] = self.new(digest) if sink.has(digest) else _LOST
+        index = int(self._taken[old])
+        return None if index == _LOST else index
 
-    def digests(self) -> list[bytes]:
+    def digests(self) -> Digests:
         """All chunks by index. Raises what went wrong with storing one."""
         self._settle(wait=True)
-        return [chunk for chunk in self._chunks if isinstance(chunk, bytes)]
+        return Digests(self._known)
 
 
 class Ingest:
@@ -135,13 +140,19 @@ class Ingest:
         self._sink, self._table = sink, table
         self._stop, self._progress = stop, progress
 
-    def region(self, region: Region, past: Past | None, prints: Prints | None = None) -> Map:
+    def region(
+        self, region: Region, past: Past | None, prints: Prints | None = None,
+        map_: Map | None = None,
+    ) -> Map:  # fmt: skip
         """Store a region; its map. A `past` of another size is of no use and is left out.
 
         `prints`: one per unit, all zeros, to be filled in for the next snapshot; None: not needed.
-        Raises StoreError, Cancelled, and what reading the region raises.
+        `map_`: where it is made, `nothing` of that region. Raises StoreError, Cancelled, and what
+        reading the region raises.
         """
-        return _One(self, region, past, prints).run()
+        if map_ is None:
+            map_ = nothing(region.kind, region.size)
+        return _One(self, region, past, prints, map_).run()
 
     def add(self, plain: bytes | memoryview) -> int:
         """Hand a chunk to the store; its index."""
@@ -186,11 +197,11 @@ class _One:
     """One region on its way into the store."""
 
     def __init__(
-        self, ingest: Ingest, region: Region, past: Past | None, prints: Prints | None
+        self, ingest: Ingest, region: Region, past: Past | None, prints: Prints | None, map_: Map
     ) -> None:
         self._ingest, self._region = ingest, region
         self._unit, self._group = UNIT[region.kind], GROUP[region.kind]
-        self._map = nothing(region.kind, region.size)
+        self._map = map_
         self._past = past if past is not None and len(past.map) == len(self._map) else None
         self._prints = prints
         self._pool: list[int] = []
@@ -222,12 +233,13 @@ class _One:
                 self._let_go()
         self._let_go()
         self._flush()
-        self._ingest.counts.zero += int((self._map == ZERO).sum()) * self._unit
+        zeros = sum(int((part == ZERO).sum()) for part in blocks(self._map))
+        self._ingest.counts.zero += zeros * self._unit
         return self._map
 
     def _let_go(self) -> None:
         """What is mapped of the line's files need not stay in memory: 40 bytes for each page."""
-        mapped: list[Prints | Map | None] = [self._prints]
+        mapped: list[Prints | Map | None] = [self._prints, self._map]
         if self._past is not None:
             mapped += [self._past.prints, self._past.map]
         for one in mapped:

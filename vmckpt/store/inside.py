@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from vmckpt.store.facts import INSIDE, Facts, FileRow, Inside, RegionRow, dumped, loaded
 from vmckpt.store.maps import MOST_UNITS, Digests, pack, unpack
-from vmckpt.store.regions import MOST_CHUNKS, SLOTS, UNIT, ZERO, Kind, Map, units
+from vmckpt.store.regions import MOST_CHUNKS, SLOTS, UNIT, ZERO, Kind, Map, blocks, units
 from vmckpt.store.sealing import DIGEST, MOST
 from vmckpt.units import Bytes
 
@@ -145,6 +145,7 @@ def _each_once(what: str, names: Sequence[str]) -> None:
 def _fits(region: RegionMap, chunks: int) -> None:
     if len(region.map) != units(region.kind, region.size):
         raise ValueError(f"the map of {region.name} is not as long as the region")
-    there = region.map[region.map != ZERO]
-    if len(there) and int(there.max()) >= chunks * SLOTS:
-        raise ValueError(f"the map of {region.name} names a chunk that is not in the table")
+    for part in blocks(region.map):
+        there = part[part != ZERO]
+        if len(there) and int(there.max()) >= chunks * SLOTS:
+            raise ValueError(f"the map of {region.name} names a chunk that is not in the table")

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.errors import KeyRefused
+from vmckpt.store.durable import sync_folder
 
 # The longest that is ever written has a few hundred bytes.
 _MOST = 4096
@@ -25,7 +26,7 @@ def write(path: Path, text: str, *, replace: bool = False) -> bool:
                 os.link(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync(path.parent)
+        sync_folder(path.parent)
     except FileExistsError:
         return False
     except OSError as exc:
@@ -73,7 +74,7 @@ def remove(path: Path) -> bool:
     """Remove a file, durably; False if there is none. Raises KeyRefused."""
     try:
         path.unlink()
-        _sync(path.parent)
+        sync_folder(path.parent)
     except FileNotFoundError:
         return False
     except OSError as exc:
@@ -102,15 +103,7 @@ def folder(path: Path) -> None:
     folder(path.parent)
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
-        _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(path.parent)
 
 
 def _refused(path: Path, done: str, exc: OSError) -> KeyRefused:

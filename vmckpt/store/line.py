@@ -5,8 +5,9 @@ which hold no more than the guest that runs there has. It is a help and never ne
 or damaged, the next snapshot is read whole, and is as good.
 """
 
-import glob
+import fcntl
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -20,14 +21,14 @@ import blake3
 import numpy as np
 
 from vmckpt.store.ingest import PRINT, Past, Prints
-from vmckpt.store.regions import Kind, Map, units
+from vmckpt.store.maps import Digests
+from vmckpt.store.regions import ZERO, Kind, Map, nothing, units
 from vmckpt.units import Seconds
 
 VERSION = 1
-_DIGEST = 32
 _PART = 4 << 20
-_DEAD = 2 * 86400.0
-"""Seconds after which a draft is nobody's any more."""
+_NEW = Seconds(60.0)
+"""Whoever makes a draft has locked it by then."""
 _DRAFTED = Seconds(86_400.0)
 """A snapshot takes no day."""
 _UNUSED = Seconds(100 * 86_400.0)
@@ -64,12 +65,29 @@ def load(folder: Path) -> Line | None:
         }
         return Line(
             snapshot=str(head["snapshot"]),
-            chunks=[raw[at : at + _DIGEST] for at in range(0, len(raw), _DIGEST)],
+            chunks=Digests(raw),
             regions=regions,
             extra=head["extra"],
         )
     except (OSError, ValueError, TypeError, KeyError, EOFError):
         return None
+
+
+def amend(folder: Path, extra: Mapping[str, Any]) -> None:
+    """Change what captures need to know of a line; one that is not whole stays as it is. Raises
+    OSError."""
+    try:
+        own, _, told = (folder / "line.json").read_bytes().partition(b"\n")
+        if own.decode() != blake3.blake3(told).hexdigest():
+            return
+        head = json.loads(told)
+        head["extra"] = {**head["extra"], **extra}
+    except (OSError, ValueError, TypeError, KeyError):
+        return
+    new = folder / "line.json.new"
+    new.write_bytes(_headed(head))
+    new.chmod(0o600)
+    new.replace(folder / "line.json")
 
 
 def snapshot_of(folder: Path) -> str | None:
@@ -98,10 +116,8 @@ class Draft:
 
     def __init__(self, folder: Path) -> None:
         """`folder`: where the line is kept; it need not be there. Raises OSError."""
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _clear(folder)
         self._folder = folder
-        self._new = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+        self._new, self._lock = drafted(folder)
         self._regions: dict[str, int] = {}
 
     def __enter__(self) -> "Draft":
@@ -109,6 +125,7 @@ class Draft:
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._new, ignore_errors=True)
+        os.close(self._lock)
 
     def prints(self, name: str, kind: Kind, size: int) -> Prints:
         """Where a region's prints are to be written: a file, so that it is no memory of ours."""
@@ -116,6 +133,18 @@ class Draft:
         with path.open("wb") as file:
             file.truncate(units(kind, size) * PRINT)
         return np.memmap(path, dtype=f"V{PRINT}", mode="r+")
+
+    def map(self, kind: Kind, size: int) -> Map:
+        """Where a region's map is made: a file without a name, let go of again and again, for that
+        of 64 GiB would be 64 MiB of our memory all the time."""
+        count = units(kind, size)
+        if not count:
+            return nothing(kind, size)
+        with tempfile.TemporaryFile(dir=self._new) as file:
+            file.truncate(count * ZERO.itemsize)
+            map_: Map = np.memmap(file, dtype=np.uint32, mode="r+", shape=(count,))
+        map_.fill(ZERO)
+        return map_
 
     def _number(self, name: str) -> int:
         return self._regions.setdefault(name, len(self._regions))
@@ -133,7 +162,7 @@ class Draft:
         """
         for name, map_ in maps.items():
             np.save(self._new / f"{self._number(name)}.map.npy", map_, allow_pickle=False)
-        (self._new / "chunks").write_bytes(b"".join(chunks))
+        (self._new / "chunks").write_bytes(Digests.of(chunks).raw)
         files = sorted(self._new.iterdir())
         head = {
             "version": VERSION,
@@ -145,9 +174,7 @@ class Draft:
             "extra": dict(extra),
             "sums": {file.name: _sum(file) for file in files},
         }
-        told = json.dumps(head).encode()
-        own = blake3.blake3(told).hexdigest().encode()
-        (self._new / "line.json").write_bytes(own + b"\n" + told)
+        (self._new / "line.json").write_bytes(_headed(head))
         for file in self._new.iterdir():
             with suppress(OSError):
                 file.chmod(0o600)
@@ -155,12 +182,33 @@ class Draft:
         self._new.replace(self._folder)
 
 
-def _clear(folder: Path) -> None:
-    """Remove drafts of a line whose writers were killed: one that is at work is younger."""
-    for one in folder.parent.glob(f"{glob.escape(folder.name)}.{'[a-z0-9_]' * 8}"):
+def _headed(head: Mapping[str, Any]) -> bytes:
+    told = json.dumps(head).encode()
+    return blake3.blake3(told).hexdigest().encode() + b"\n" + told
+
+
+def drafted(folder: Path) -> tuple[Path, int]:
+    """A new folder beside that of a line, under a name that no line has, and its lock, which says
+    that somebody is at it; who is killed leaves it to the next. Raises OSError."""
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    clear(folder.parent)
+    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    lock = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return new, lock
+
+
+def clear(lines: Path) -> None:
+    """Remove drafts whose writers were killed."""
+    for one in lines.glob(".*"):
         with suppress(OSError):
-            if time.time() - one.stat().st_mtime > _DEAD and not (one / "line.json").exists():
-                shutil.rmtree(one, ignore_errors=True)
+            lock = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if time.time() - one.stat().st_mtime > _NEW:
+                    shutil.rmtree(one, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _prints(path: Path) -> Prints:

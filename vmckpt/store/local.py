@@ -5,17 +5,17 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from vmckpt.errors import NotInStore, StoreError, StoreFull
 from vmckpt.store.backend import Data, Stored, checked, is_key
+from vmckpt.store.durable import sync_folder
 from vmckpt.store.faults import fault
 from vmckpt.units import Seconds
 
 _TEMPORARY = "tmp"
-_PART = 8 << 20
 _FULL = {errno.ENOSPC: "no room left", errno.EDQUOT: "the quota is used up"}
 _REFUSED = {errno.EROFS: "it is read-only", errno.EACCES: "no leave", errno.EPERM: "no leave"}
 # What file systems without hard links say.
@@ -30,22 +30,20 @@ class LocalFolder:
         self._folder = folder
 
     def put(self, key: str, data: Data, *, replace: bool = False) -> bool:
-        def fill(file: int) -> None:
-            left = memoryview(data).cast("B")
-            while left:
-                left = left[os.write(file, left) :]
-
-        return self._put(key, fill, replace=replace)
-
-    def put_file(self, key: str, path: Path) -> bool:
-        def fill(file: int) -> None:
-            with path.open("rb", buffering=0) as source:
-                while part := source.read(_PART):
-                    left = memoryview(part)
-                    while left:
-                        left = left[os.write(file, left) :]
-
-        return self._put(key, fill, replace=False)
+        final = self._path(key)
+        temporary = self._folder / _TEMPORARY / secrets.token_hex(12)
+        with self._explained(key):
+            self._make_folder(temporary.parent)
+            self._make_folder(final.parent)
+            try:
+                self._write(temporary, data)
+                done = _publish(temporary, final, replace=replace)
+                fault("local: published")
+                if done:
+                    sync_folder(final.parent)
+                return done
+            finally:
+                temporary.unlink(missing_ok=True)
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         with self._explained(key):
@@ -71,7 +69,7 @@ class LocalFolder:
         path = self._path(key)
         with contextlib.suppress(NotInStore), self._explained(key):
             path.unlink()
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         fault("local: deleted")
 
     def leftovers(self) -> Iterator[Stored]:
@@ -81,29 +79,15 @@ class LocalFolder:
         with contextlib.suppress(NotInStore), self._explained(leftover):
             self._path(leftover).unlink()
 
-    def _put(self, key: str, fill: Callable[[int], None], *, replace: bool) -> bool:
-        final = self._path(key)
-        temporary = self._folder / _TEMPORARY / secrets.token_hex(12)
-        with self._explained(key):
-            self._make_folder(temporary.parent)
-            self._make_folder(final.parent)
-            try:
-                self._write(temporary, fill)
-                done = _publish(temporary, final, replace=replace)
-                fault("local: published")
-                if done:
-                    _sync_folder(final.parent)
-                return done
-            finally:
-                temporary.unlink(missing_ok=True)
-
     @staticmethod
-    def _write(temporary: Path, fill: Callable[[int], None]) -> None:
+    def _write(temporary: Path, data: Data) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         file = os.open(temporary, flags, 0o640)
         try:
             fault("local: temporary made")
-            fill(file)
+            left = memoryview(data).cast("B")
+            while left:
+                left = left[os.write(file, left) :]
             fault("local: written")
             os.fsync(file)
             fault("local: synced")
@@ -121,7 +105,7 @@ class LocalFolder:
                 f"{self.where}: there is no folder {folder.parent}", mend="make it, or mount it"
             )
         folder.mkdir(mode=0o750, exist_ok=True)
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
 
     def _below(self, folder: str) -> Iterator[Stored]:
         """All files below a folder, which may be gone or change meanwhile."""
@@ -198,14 +182,6 @@ def _publish(temporary: Path, final: Path, *, replace: bool) -> bool:
             return False
         temporary.rename(final)
     return True
-
-
-def _sync_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def _read(file: int, offset: int, length: int) -> bytes:

@@ -122,7 +122,7 @@ class Manifest:
             raise ValueError("its salt is not that of its domain")
         sealing: Sealing = Plain() if salt is None else Encrypted(salt)
         # Collecting garbage goes by the names: a chunk without one would be lost.
-        if ordered([sealing.name_of(digest) for digest in private.chunks]) != self.names:
+        if ordered(sealing.name_of(digest) for digest in private.chunks) != self.names:
             raise ValueError("its chunks are not those it names")
 
 
@@ -132,11 +132,10 @@ def encode(public: Public, private: Private, keys: Keys) -> bytes:
         raise ValueError("a salt and a data key go together")
     sealing = keys.sealing()
     try:
-        plain = inside.written(private, keys.salt)
-        stored = plain
+        stored = inside.written(private, keys.salt)
         if keys.data_key is not None:
-            stored = AESGCM(keys.data_key).encrypt(_NONCE, plain, _bound(public.id))
-        names = ordered([sealing.name_of(digest) for digest in private.chunks])
+            stored = AESGCM(keys.data_key).encrypt(_NONCE, stored, _bound(public.id))
+        names = ordered(sealing.name_of(digest) for digest in private.chunks)
         told = dumped(
             PUBLIC,
             replace(
@@ -179,6 +178,23 @@ def decode(data: bytes, snapshot: str, trusted: Collection[bytes] | None) -> Man
             mend=f"if you know it: vmckpt snapshot keys trust NAME {key}",
         )
     return Manifest(public, names, stored)
+
+
+def head(data: bytes, snapshot: str, size: int) -> Public | None:
+    """What the beginning of a manifest of that size says, if it makes sense: nothing is proved.
+
+    None: only the whole of it can tell what is wrong, or `data` is not long enough.
+    """
+    if len(data) < _HEAD or not data.startswith(MAGIC + VERSION.to_bytes(2, "little")):
+        return None
+    told = _lengths(data[:_HEAD])[0]
+    if told > min(_LARGEST_PUBLIC, len(data) - _HEAD) or _whole(data[:_HEAD]) != size:
+        return None
+    try:
+        public = loaded(PUBLIC, data[_HEAD : _HEAD + told])
+    except ValueError:
+        return None
+    return public if public.id == snapshot else None
 
 
 def references(data: bytes, snapshot: str = "?") -> Digests:

@@ -6,7 +6,7 @@ number less the one before (4 bytes, little endian, modulo 2^32; the first of a 
 of one chunk follow each other, so nearly all of these differences are 1.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 import numpy as np
@@ -30,7 +30,7 @@ class Digests(Sequence[bytes]):
 
     __slots__ = ("raw",)
 
-    def __init__(self, raw: bytes | memoryview = b"") -> None:
+    def __init__(self, raw: bytes | bytearray | memoryview = b"") -> None:
         """Raises ValueError if the bytes are no whole number of them."""
         if len(raw) % DIGEST:
             raise ValueError(f"{len(raw)} bytes are no digests")
@@ -70,9 +70,13 @@ class Digests(Sequence[bytes]):
         return np.frombuffer(self.raw, dtype=f"V{DIGEST}")
 
 
-def ordered(names: Sequence[bytes]) -> Digests:
+def ordered(names: Iterable[bytes]) -> Digests:
     """Names in ascending order, each once."""
-    return Digests(b"".join(sorted(set(names))))
+    raw = bytearray()
+    for name in names:
+        raw += name
+    # numpy leaves out zeros at the end of what it hands out, and not of what it compares or keeps.
+    return Digests(np.unique(np.frombuffer(raw, dtype=f"S{DIGEST}")).tobytes())
 
 
 def ascending(names: Digests) -> bool:

@@ -81,10 +81,15 @@ class Decision:
     """Packs whose needed boxes go into new packs; they are condemned then."""
     condemn: tuple[str, ...]
     """Objects that nobody needs."""
-    dead: tuple[str, ...]
-    """Locks whose owners are gone."""
     clear: tuple[str, ...]
     """Leftovers."""
+
+
+def dead_locks(found: Sequence[LockSeen], now: Seconds, terms: Terms) -> tuple[str, ...]:
+    """Those whose owners are gone; a collection's is taken over by the next one."""
+    return tuple(
+        one.key for one in found if not one.alive(now, terms.life) and one.work is not Work.GC
+    )
 
 
 def decide(scene: Scene, terms: Terms) -> Decision:
@@ -111,11 +116,6 @@ def decide(scene: Scene, terms: Terms) -> Decision:
         condemn=tuple(
             key for key, at in found
             if key in useless and key not in judged and _old(at, scene, terms)
-        ),
-        dead=tuple(
-            one.key
-            for one in scene.locks
-            if not one.alive(scene.now, terms.life) and one.work is not Work.GC
         ),
         clear=tuple(
             name for name, at in scene.leftovers.items()

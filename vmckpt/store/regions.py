@@ -5,7 +5,7 @@ units one after the other. A map has one number per unit: `ZERO`, or the chunk's
 manifest's chunk table times `SLOTS` plus the unit's place in the chunk.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -20,6 +20,8 @@ SLOTS = 64
 ZERO = np.uint32(0xFFFFFFFF)
 MOST_CHUNKS = int(ZERO) // SLOTS
 """2^26 - 1 chunks: 16 TiB of memory or 64 TiB of disk in one snapshot."""
+BLOCK = 1 << 20
+"""Units; see `blocks`."""
 
 
 class Kind(StrEnum):
@@ -80,6 +82,11 @@ def units(kind: Kind, size: int) -> int:
 def nothing(kind: Kind, size: int) -> Map:
     """The map of a region that is all zeros."""
     return np.full(units(kind, size), ZERO, dtype=np.uint32)
+
+
+def blocks(map_: Map) -> Iterator[Map]:
+    """A map in parts: what is worked out of a whole one may take several times its memory."""
+    return (map_[at : at + BLOCK] for at in range(0, len(map_), BLOCK))
 
 
 def slots_of(map_: Map) -> tuple[Map, Map]:

@@ -7,7 +7,6 @@ condition. The client tries again by itself what failed on the way; what then st
 import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import boto3  # type: ignore[import-untyped]
@@ -20,7 +19,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 )
 
 from vmckpt.errors import NotInStore, StoreError, StoreFull
-from vmckpt.store.backend import Data, Stored, checked
+from vmckpt.store.backend import Data, Stored, checked, is_key
 from vmckpt.units import Seconds
 
 _PART = 32 << 20
@@ -77,14 +76,6 @@ class S3:
                 replace, self._client.put_object, Key=self._name(key), Body=bytes(data)
             )
 
-    def put_file(self, key: str, path: Path) -> bool:
-        size = path.stat().st_size
-        part = max(_PART, -(-size // _MOST_PARTS))
-        if size <= part:
-            return self.put(key, path.read_bytes())
-        with path.open("rb", buffering=0) as file:
-            return self._in_parts(key, iter(lambda: file.read(part), b""), replace=False)
-
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         if length == 0:
             return b""
@@ -108,7 +99,7 @@ class S3:
         for page in self._pages(pages, prefix):
             for one in page.get("Contents", ()):
                 key = str(one["Key"]).removeprefix(self._prefix)
-                if prefix.endswith("/") or key == prefix:
+                if key == prefix or (prefix.endswith("/") and is_key(key)):
                     yield Stored(key, int(one["Size"]), Seconds(one["LastModified"].timestamp()))
 
     def delete(self, key: str) -> None:

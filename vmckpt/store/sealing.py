@@ -6,7 +6,6 @@ domain it has another name and another key.
 """
 
 import threading
-from dataclasses import dataclass
 from typing import Protocol
 
 import zstandard
@@ -24,17 +23,6 @@ MOST = 4 << 20
 """Bytes of the largest chunk: 64 units of a disk."""
 _LEVEL = 3
 _NONCE = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Sealed:
-    """A chunk, ready to be stored."""
-
-    digest: bytes
-    """Secret: it opens the box."""
-    name: bytes
-    """Public."""
-    box: bytes
 
 
 class Sealing(Protocol):
@@ -55,12 +43,6 @@ class Sealing(Protocol):
 
     def unseal(self, box: bytes | memoryview, digest: bytes) -> bytes:
         """The content of a box. Raises StoreDamaged if it is not what was sealed."""
-
-
-def sealed(sealing: Sealing, plain: bytes | memoryview) -> Sealed:
-    """Seal a chunk whose digest is not known yet."""
-    digest = sealing.digest_of(plain)
-    return Sealed(digest, sealing.name_of(digest), sealing.seal(plain, digest))
 
 
 def damaged(name: bytes, what: str) -> StoreDamaged:

@@ -47,7 +47,8 @@ class Store:
     def __init__(self, backend: Backend, id_: str, cache: Path | None) -> None:
         """See `create` and `open`."""
         self.backend, self.id = backend, id_
-        self.catalog = Catalog(backend, cache / id_ if cache is not None else None)
+        self.cache = cache / id_ if cache is not None else None
+        self.catalog = Catalog(backend, self.cache)
 
     @classmethod
     def create(cls, backend: Backend, *, cache: Path | None = None) -> "Store":
@@ -121,10 +122,11 @@ class Store:
             raise
 
     def manifests(self) -> list[Published]:
-        """All snapshots, in order of their ids."""
+        """All snapshots, in order of their ids. What has no id for a name is of somebody else."""
         found = [
             Published(one.key.rpartition("/")[2], one.size, one.modified_at)
             for one in self.backend.keys("snapshots/")
+            if is_id(one.key.removeprefix("snapshots/"))
         ]
         return sorted(found, key=lambda one: one.id)
 
@@ -214,7 +216,18 @@ def small_objects(backend: Backend) -> Iterator[Stored]:
         yield from backend.keys(prefix)
 
 
+def bare(error: StoreError, store: Store, key: str) -> str:
+    """What is wrong, without the names that are told anyway."""
+    message = error.message.removeprefix(f"{store.backend.where}: ").removeprefix(key)
+    return message.removeprefix(": ").removeprefix(" is damaged: ").strip()
+
+
+def is_id(word: str) -> bool:
+    """Whether a snapshot can be called so."""
+    return _ID.fullmatch(word) is not None
+
+
 def _checked(id_: str) -> str:
-    if not _ID.fullmatch(id_):
+    if not is_id(id_):
         raise BadInput(f"{id_[:80]!r} is no snapshot's id")
     return id_

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vmckpt.errors import BadInput, StoreError
 from vmckpt.model.stores import StorePlace
-from vmckpt.store.places import backend_of
+from vmckpt.store.opening import opened
 from vmckpt.store.reader import Reader
 from vmckpt.store.sealing import Sealing
 from vmckpt.store.store import Store
@@ -57,7 +57,7 @@ def others(places: Sequence[StorePlace], cache: Path | None) -> Iterator[Store]:
     """The stores that are asked for what another one has lost, without those that are away."""
     for place in places:
         try:
-            yield Store.open(backend_of(place.url), cache=cache)
+            yield opened(place, cache=cache)
         except (StoreError, BadInput):
             continue
 

@@ -16,7 +16,7 @@ from vmckpt.store import packs, small
 from vmckpt.store.backend import Stored
 from vmckpt.store.gc import References
 from vmckpt.store.index import Names, NameSet, names_of
-from vmckpt.store.store import Store, parse_format, small_objects
+from vmckpt.store.store import Store, bare, parse_format, small_objects
 from vmckpt.units import Bytes
 
 
@@ -171,7 +171,7 @@ def _small(store: Store, walk: _Walk) -> Iterator[Wrong]:
         except StoreError as exc:
             id_ = one.key.rpartition("/")[2]
             needed = (id_,) if one.key.startswith("wraps/") else ()
-            yield Wrong(key=one.key, what=_bare(exc, store, one.key), snapshots=needed)
+            yield Wrong(key=one.key, what=bare(exc, store, one.key), snapshots=needed)
         walk.count(one)
 
 
@@ -187,7 +187,7 @@ def _manifests(
         except NotInStore:
             continue
         except StoreError as exc:
-            wrong.append(Wrong(key=key, what=_bare(exc, store, key), snapshots=(one.id,)))
+            wrong.append(Wrong(key=key, what=bare(exc, store, key), snapshots=(one.id,)))
         walk.count(Stored(key, one.size, one.at))
     return needed, wrong
 
@@ -195,9 +195,3 @@ def _manifests(
 def _who_needs(one: _Damaged, needed: Mapping[str, Names]) -> tuple[str, ...]:
     bad = NameSet([one.names])
     return tuple(id_ for id_, names in needed.items() if (bad.positions(names) >= 0).any())
-
-
-def _bare(error: StoreError, store: Store, key: str) -> str:
-    """What is wrong, without the names that are told anyway."""
-    message = error.message.removeprefix(f"{store.backend.where}: ").removeprefix(key)
-    return message.removeprefix(": ").removeprefix(" is damaged: ").strip()

@@ -1,0 +1,221 @@
+"""What is done when a snapshot goes wrong: the guest first, and the job stays open if it must."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vmckpt.agent import putback, spool, telling
+from vmckpt.agent.create import _Making
+from vmckpt.agent.orders import PutBackOrder
+from vmckpt.agent.talk import error_from_json
+from vmckpt.checkpoint import background, copies, disk_capture
+from vmckpt.checkpoint.disk_capture import DiskUndo
+from vmckpt.checkpoint.keeper import left_behind
+from vmckpt.checkpoint.settings import Undo
+from vmckpt.errors import (
+    BadInput,
+    Cancelled,
+    CaptureFailed,
+    HypervisorError,
+    LeaseLost,
+    RemoteError,
+    StoreError,
+    VmckptError,
+)
+from vmckpt.journal import recorder as journal
+from vmckpt.journal.records import NewOperation
+from vmckpt.model.hosts import Host
+from vmckpt.model.stores import StorePlace
+from vmckpt.remote import program
+from vmckpt.remote.program import Program
+from vmckpt.snapshot import taking
+from vmckpt.snapshot.recording import recorded
+from vmckpt.snapshot.requests import TakeRequest
+from vmckpt.snapshot.taking import Taking
+from vmckpt.store.facts import Facts
+from vmckpt.store.store import Store
+from vmckpt.units import Seconds
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was done to the guest."""
+    did: list[str] = []
+
+    class There:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def __enter__(self) -> "There":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(putback, "Monitor", There)
+    monkeypatch.setattr(background, "mend", lambda *_: did.append("capture"))
+    monkeypatch.setattr(copies, "sweep", lambda: None)
+    monkeypatch.setattr(
+        disk_capture, "put_back", lambda *_, published: did.append(f"backup {published}")
+    )
+    return did
+
+
+def put_back(state: Path, url: str) -> dict[str, Any]:
+    undo = Undo(guest="u", capabilities={}, bandwidth=1, runs=True, folder="")
+    backup = DiskUndo(guest="u", snapshot="s-1", socket="/s", files=())
+    order = PutBackOrder(
+        guest="u", uri="", host="alpha", store=StorePlace(name="near", url=url), state=str(state),
+        snapshot="s-1", capture=undo.to_json(), backup=backup.to_json(), freeze=None,
+    )  # fmt: skip
+    order.folder.mkdir(parents=True)
+    return putback.put_back(order)
+
+
+def test_the_guest_is_put_back_though_the_store_is_away(tmp_path: Path, done: list[str]) -> None:
+    with pytest.raises(StoreError, match="the guest is put back; "):
+        put_back(tmp_path, "/nowhere/store")
+    assert done == ["capture", "backup None"]
+    assert not (tmp_path / "spool" / "s-1").exists()
+
+
+@pytest.mark.parametrize(("published", "more"), [(True, []), (False, ["backup False"])])
+def test_a_checkpoint_goes_only_if_the_snapshot_is_not_there(
+    tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch, published: bool,
+    more: list[str],
+) -> None:  # fmt: skip
+    class Ids:
+        id = "s-1"
+
+        def manifests(self) -> list["Ids"]:
+            return [self] if published else []
+
+    monkeypatch.setattr(Store, "open", lambda *_, **__: Ids())
+    assert put_back(tmp_path, str(tmp_path)) == {"published": published}
+    assert done == ["capture", "backup None", *more]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (CaptureFailed("broke off"), ["failed"]),
+        (Cancelled("stopped"), ["cancelled"]),
+        (RemoteError("no word"), []),
+        (left_behind(CaptureFailed("broke off")), []),
+        (left_behind(Cancelled("stopped")), []),
+        (error_from_json({"kind": "Cancelled", "message": "", "undone": False}, "a"), []),
+    ],
+)
+def test_a_job_is_closed_only_if_all_was_undone(
+    monkeypatch: pytest.MonkeyPatch, error: VmckptError, outcome: list[str]
+) -> None:
+    told: list[str] = []
+
+    class Recorder:
+        def acquire(self, _: str) -> None: ...
+
+        def finish(self, outcome: object, _: object) -> None:
+            told.append(str(outcome))
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(journal, "begin", lambda *_: Recorder())
+    new = NewOperation(kind="snapshot", guest="web1", guest_uuid="u", source="alpha", detail={})
+
+    async def run() -> None:
+        async with recorded(new, "u", lambda _: None):
+            raise error
+
+    with pytest.raises(type(error)):
+        asyncio.run(run())
+    assert told == outcome
+
+
+@pytest.mark.parametrize("error", [HypervisorError("the journal", host=""), LeaseLost("lost")])
+def test_a_journal_that_is_slow_is_a_no(error: VmckptError) -> None:
+    """Else the agent would lose its controller in the middle of its work."""
+
+    class Desk:
+        def check(self) -> None:
+            raise error
+
+    work = Taking.__new__(Taking)
+    vars(work)["_desk"] = Desk()
+    told = asyncio.run(work._answer("intend", {"step": "capture", "facts": ""}))
+    assert told["refused"] == error.message
+    assert type(error_from_json(told["error"], "")) is type(error)
+
+
+def test_a_program_here_has_time_to_put_everything_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "_ENDS_WITHIN", 0.05)
+    host, mark = Host(name="here", uri="qemu:///system"), tmp_path / "undone"
+    slow = f"import sys, time; sys.stdin.read(); time.sleep(1); open({str(mark)!r}, 'w')"
+
+    async def run() -> None:
+        async with Program(host, [sys.executable, "-c", slow]):
+            pass
+
+    asyncio.run(run())
+    assert mark.exists()
+
+
+def test_what_fails_after_the_publication_is_a_warning() -> None:
+    work = _Making.__new__(_Making)
+    work._warnings = []
+    ran: list[int] = []
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    def gone() -> None:
+        raise HypervisorError("alpha: gone", host="alpha")
+
+    def held() -> None:
+        raise left_behind(None)
+
+    work._afterwards(full, gone, lambda: ran.append(1))
+    assert ran == [1]
+    assert [one.partition(": ")[0] for one in work._warnings] == [
+        "the next snapshot may be read whole"
+    ] * 2
+    with pytest.raises(CaptureFailed):
+        work._afterwards(held)
+
+
+@pytest.mark.parametrize(
+    ("name", "tags", "good"),
+    [
+        ("before upgrade", {"a": "b"}, True), ("ä" * 255, {}, True), (None, {}, True),
+        ("x" * 256, {}, False), ("a\tb", {}, False), ("\udcff", {}, False),
+        ("a", {"a": "x" * 256}, False), ("a", {f"{n}": "" for n in range(65)}, False),
+    ],
+)  # fmt: skip
+def test_words_are_refused_before_anything_is_done(
+    name: str | None, tags: dict[str, str], good: bool
+) -> None:
+    request = TakeRequest(guest="web1", name=name, tags=tags)
+    if good:
+        taking.check_words(request)
+        return
+    with pytest.raises(BadInput, match=r"printable letters each: .*; choose"):
+        taking.check_words(request)
+
+
+def test_no_warning_costs_the_snapshot() -> None:
+    told = telling.warnings([f"{n}\t" + "x" * 300 for n in range(80)])
+    assert (len(told), {len(one) for one in told}, told[3][:3]) == (64, {255}, "3 x")
+    facts = Facts(domain_xml="", cpu_xml=None, boot_files=(), ram=(), disks=(), warnings=told)
+    assert facts.warnings == told
+
+
+def test_memory_that_a_dead_agent_left_is_removed(tmp_path: Path) -> None:
+    for name in ("s-dead", "s-alive", "restore-s-dead"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ram-0").write_bytes(b"secret")
+    with spool.held(tmp_path / "s-alive", patience=Seconds(0.0)):
+        spool.sweep(tmp_path)
+        left = sorted(one.name for one in tmp_path.iterdir())
+    assert left == ["restore-s-dead", "s-alive", "s-alive.lock"]

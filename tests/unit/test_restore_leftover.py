@@ -1,0 +1,199 @@
+"""A restore that was interrupted: what has become of it, and that nothing in doubt is deleted."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+import pytest
+
+from vmckpt.agent import images, unrestore
+from vmckpt.agent.leftover import Seat, Seen, Spot, Verdict, judge, spot
+from vmckpt.agent.orders import UnrestoreOrder
+from vmckpt.errors import HypervisorError
+from vmckpt.hypervisor import library
+from vmckpt.model.jobs import Outcome
+from vmckpt.snapshot.settling import came_back
+
+ID = "s-aaaaaaaaaaaaaaaa"
+OFF, REVIVED = Seat(runs=False, revived=False), Seat(runs=True, revived=True)
+BOOTED = Seat(runs=True, revived=False)
+NEW, OLD = "restored", "before"
+
+
+def seen(at: Spot, *, aside: bool = False, empty: bool = False) -> Seen:
+    return Seen(spot=at, aside=aside, empty=empty)
+
+
+IN_PLACE, UNTOUCHED = seen(Spot.NEW, aside=True), seen(Spot.OTHER)
+MOVED, FRESH = seen(Spot.NOTHING, aside=True), seen(Spot.NEW, empty=True)
+KEPT, USED = seen(Spot.NEW), seen(Spot.WRITTEN, aside=True)
+
+
+@pytest.mark.parametrize(
+    ("disks", "seat", "memory", "verdict"),
+    [
+        ([UNTOUCHED, UNTOUCHED], OFF, True, Verdict.BACK),
+        ([UNTOUCHED, UNTOUCHED], BOOTED, True, Verdict.BACK),  # the one that was to be ended
+        ([MOVED, UNTOUCHED], OFF, True, Verdict.BACK),
+        ([IN_PLACE, UNTOUCHED], OFF, True, Verdict.BACK),
+        ([IN_PLACE, UNTOUCHED], BOOTED, True, Verdict.UNCLEAR),  # autostart, on half of it
+        ([IN_PLACE, MOVED], REVIVED, True, Verdict.UNCLEAR),
+        ([USED, UNTOUCHED], OFF, True, Verdict.UNCLEAR),
+        ([IN_PLACE, IN_PLACE], OFF, True, Verdict.BACK),
+        ([IN_PLACE, IN_PLACE], REVIVED, True, Verdict.ARRIVED),
+        ([IN_PLACE, IN_PLACE], BOOTED, True, Verdict.UNCLEAR),  # autostart, without its memory
+        ([USED, IN_PLACE], REVIVED, True, Verdict.ARRIVED),
+        ([USED, IN_PLACE], OFF, True, Verdict.UNCLEAR),
+        ([KEPT, KEPT], OFF, True, Verdict.ARRIVED),  # it has run, and ended since
+        ([KEPT, KEPT], BOOTED, True, Verdict.ARRIVED),
+        ([FRESH, FRESH], OFF, True, Verdict.BACK),
+        ([FRESH, FRESH], REVIVED, True, Verdict.ARRIVED),
+        ([seen(Spot.WRITTEN, empty=True)], OFF, True, Verdict.UNCLEAR),
+        ([seen(Spot.OTHER, aside=True)], OFF, True, Verdict.UNCLEAR),
+        # Disks alone: nothing is started, and a guest that runs says nothing.
+        ([IN_PLACE, IN_PLACE], OFF, False, Verdict.ARRIVED),
+        ([KEPT, KEPT], OFF, False, Verdict.ARRIVED),
+        ([KEPT, KEPT], BOOTED, False, Verdict.ARRIVED),
+        ([IN_PLACE, MOVED], OFF, False, Verdict.BACK),
+        ([UNTOUCHED, UNTOUCHED], BOOTED, False, Verdict.BACK),
+    ],
+)
+def test_what_has_become_of_it(
+    disks: list[Seen], seat: Seat, memory: bool, verdict: Verdict
+) -> None:
+    told, why = judge(disks, seat, memory=memory)
+    assert told is verdict
+    assert bool(why) == (verdict is Verdict.UNCLEAR)
+
+
+@pytest.mark.parametrize(
+    ("there", "found"),
+    [(None, Spot.NOTHING), ("7:1", Spot.NEW), ("7:2", Spot.WRITTEN), ("8:1", Spot.OTHER)],
+)
+def test_an_image_is_known_by_its_inode_and_when_it_was_written(
+    there: str | None, found: Spot
+) -> None:
+    assert spot(there, "7:1") is found
+
+
+class FakeMonitor:
+    """libvirt's word for the guest."""
+
+    state: ClassVar[str | None] = None
+    name = "web1"
+
+    def __init__(self, guest: str, *, host: str, uri: str) -> None:
+        if self.state is None:
+            raise HypervisorError("no guest", host=host, code=library.NOT_HERE[0])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        pass
+
+    def run_state(self) -> str:
+        return str(self.state)
+
+
+@pytest.fixture
+def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UnrestoreOrder:
+    """Two disks with images from before, and new ones beside them; the guest is off."""
+    monkeypatch.setattr(unrestore, "Monitor", FakeMonitor)
+    monkeypatch.setattr(FakeMonitor, "state", None)
+    made = {}
+    for name in ("vda", "vdb"):
+        (tmp_path / name).write_text(OLD)
+        new = images.beside(tmp_path / name, ID)[0]
+        new.write_text(NEW)
+        made[name] = images.mark(new)
+    return UnrestoreOrder(
+        guest="u", uri="", host="alpha", state=str(tmp_path / "state"), snapshot=ID,
+        images={name: str(tmp_path / name) for name in made}, made=made,
+    )  # fmt: skip
+
+
+def swap(order: UnrestoreOrder, *names: str) -> None:
+    for name in names:
+        place = Path(order.images[name])
+        new, old = images.beside(place, ID)
+        place.rename(old)
+        new.rename(place)
+
+
+def contents(order: UnrestoreOrder) -> dict[str, str]:
+    folder = Path(order.images["vda"]).parent
+    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+
+
+def test_before_it_had_made_way_nothing_there_is_touched(
+    order: UnrestoreOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old guest runs on, and its restore has not happened."""
+    monkeypatch.setattr(FakeMonitor, "state", "running")
+    told = unrestore.unrestore(replace(order, made=None))
+    assert (told["verdict"], contents(order)) == ("back", {"vda": OLD, "vdb": OLD})
+    assert told["did"] == ["remove images that were not used"]
+
+
+def test_killed_between_two_disks_it_is_as_before(order: UnrestoreOrder) -> None:
+    swap(order, "vda")
+    dry = unrestore.unrestore(replace(order, dry=True))
+    assert len(contents(order)) == 4
+    told = unrestore.unrestore(order)
+    assert (told["verdict"], told["did"]) == (dry["verdict"], dry["did"])
+    assert contents(order) == {"vda": OLD, "vdb": OLD}
+    assert unrestore.unrestore(order)["did"] == []
+
+
+def test_a_guest_that_came_up_on_half_of_it_keeps_all_files(
+    order: UnrestoreOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap(order, "vda")
+    monkeypatch.setattr(FakeMonitor, "state", "running")
+    told = unrestore.unrestore(order)
+    assert (told["verdict"], told["did"], len(contents(order))) == ("unclear", [], 4)
+    assert len(told["left"]) == 2
+
+
+@pytest.mark.parametrize("revived", [True, False])
+def test_a_guest_that_runs_has_its_memory_only_if_it_was_not_booted(
+    order: UnrestoreOrder, monkeypatch: pytest.MonkeyPatch, revived: bool
+) -> None:
+    swap(order, "vda", "vdb")
+    monkeypatch.setattr(FakeMonitor, "state", "running")
+    monkeypatch.setattr(unrestore, "_revived", lambda _: revived)
+    told = unrestore.unrestore(order)
+    assert told["verdict"] == ("arrived" if revived else "unclear")
+    assert len(contents(order)) == (2 if revived else 4)
+
+
+def test_a_fork_that_was_not_started_leaves_nothing(order: UnrestoreOrder) -> None:
+    for name, path in order.images.items():
+        Path(path).unlink()
+        images.beside(Path(path), ID)[0].rename(path)
+        assert images.mark(Path(path)) == (order.made or {})[name]
+    told = unrestore.unrestore(replace(order, empty=("vda", "vdb")))
+    assert (told["verdict"], contents(order)) == ("back", {})
+    assert told["did"] == ["remove the images that were put there"]
+
+
+def test_nvram_goes_as_the_disks_do(order: UnrestoreOrder) -> None:
+    vars_ = Path(order.images["vda"]).with_name("vars.fd")
+    vars_.write_text(NEW)
+    images.beside(vars_, ID)[1].write_text(OLD)
+    swap(order, "vda", "vdb")
+    unrestore.unrestore(replace(order, images={**order.images, "nvram": str(vars_)}))
+    assert contents(order) == {"vda": OLD, "vdb": OLD, "vars.fd": OLD}
+
+
+def test_recovery_closes_only_what_is_known() -> None:
+    unclear = came_back(Verdict.UNCLEAR, why="x", left=["/s/vda.old"])
+    assert (unclear.outcome, "/s/vda.old" in unclear.settle) == (None, True)
+    assert came_back(Verdict.BACK, did=["y"]).did == ("y",)
+    assert came_back(Verdict.BACK).outcome is Outcome.FAILED
+    assert came_back(Verdict.ARRIVED, memory=False).truth == "the guest's disks are back"

@@ -1,0 +1,45 @@
+"""Whether a file is an image of another guest on this host, or lies below one."""
+
+import json
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from vmckpt.errors import GuestBusy
+from vmckpt.units import Seconds
+
+_LIMIT = Seconds(20.0)
+
+
+def check(places: Iterable[Path], users: Mapping[str, Sequence[str]]) -> None:
+    """`users`: other guests' images with their guest and format. Raises GuestBusy.
+
+    libvirt tells what is below an image only while its guest runs; the image tells it always.
+    """
+    ours = [place for place in places if place.exists()]
+    if not ours:
+        return
+    for path, (guest, format_) in users.items():
+        for below in (path, *_below(path, format_)):
+            for place in ours:
+                if Path(below).exists() and place.samefile(below):
+                    raise GuestBusy(
+                        f"{place} is in use by guest {guest}, as {path}; nothing was changed",
+                        mend="restore it as another guest with --as",
+                    )
+
+
+def _below(path: str, format_: str) -> Iterator[str]:
+    """The files that an image lies on. What cannot be read, no guest can be started from."""
+    if format_ in ("", "raw") or not Path(path).exists():
+        return
+    words = ["qemu-img", "info", "-U", "--backing-chain", "--output=json", "-f", format_, "--"]
+    try:
+        done = subprocess.run(
+            [*words, path], capture_output=True, check=False, timeout=_LIMIT, text=True
+        )
+        chain = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return
+    for image in chain:
+        yield str(image.get("filename", ""))

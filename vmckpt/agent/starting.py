@@ -1,0 +1,97 @@
+"""Starting a guest from memory, so that it is known whether it has started."""
+
+import time
+
+from vmckpt.agent.orders import RestoreOrder
+from vmckpt.agent.revive import Revival
+from vmckpt.checkpoint.savefile import Fifo
+from vmckpt.errors import HypervisorError, OutcomeUnknown
+from vmckpt.hypervisor import library, monitor
+from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.units import Seconds
+
+_PATIENCE = Seconds(60.0)
+"""For a libvirtd that is started again."""
+_TURN = Seconds(0.5)
+_NOT_YET = ("inmigrate",)
+_GONE = ("shutdown", "internal-error")
+
+
+def start(order: RestoreOrder, xml: str, revival: Revival) -> None:
+    """Start the guest. One whose links are to be down stands still until they are: with the state
+    of a card QEMU loads that its link was up, whatever libvirt had set.
+
+    Raises VmckptError if it did not start or was ended, OutcomeUnknown if nobody can tell.
+    """
+    paused = order.paused or order.links_down
+    try:
+        with Fifo(order.folder, revival.fill) as path:
+            monitor.restore(str(path), xml, paused=paused, host=order.host, uri=order.uri)
+    except OutcomeUnknown as exc:
+        if not _has_started(order):
+            raise revival.trouble or HypervisorError(
+                f"{order.host}: the guest was not started: {exc.message}", host=order.host
+            ) from exc
+    except HypervisorError as exc:
+        if revival.trouble is not None:
+            raise revival.trouble from exc
+        raise
+    if order.links_down:
+        try:
+            _hush(order)
+        except HypervisorError:
+            # With its links up, or nobody knows: it may not stay, and neither may its images go.
+            _end(order)
+            raise
+
+
+def _hush(order: RestoreOrder) -> None:
+    with Monitor(order.guest, host=order.host, uri=order.uri) as there:
+        for card in there.cards():
+            there.tell("set_link", {"name": card, "up": False})
+        if not order.paused:
+            there.resume()
+
+
+def _has_started(order: RestoreOrder) -> bool:
+    """Raises OutcomeUnknown if libvirt does not say."""
+    give_up = time.monotonic() + _PATIENCE
+    why = "its memory is still being loaded"
+    while time.monotonic() < give_up:
+        try:
+            with Monitor(order.guest, host=order.host, uri=order.uri) as there:
+                state = there.run_state()
+            if state not in _NOT_YET:
+                return state not in _GONE
+        except HypervisorError as exc:
+            if exc.code in library.NOT_HERE:
+                return False
+            why = exc.message
+        time.sleep(_TURN)
+    raise _unknown(order, "whether the guest was started is not known", why)
+
+
+def _end(order: RestoreOrder) -> None:
+    """Raises OutcomeUnknown if it may still be there."""
+    give_up = time.monotonic() + _PATIENCE
+    why = ""
+    while time.monotonic() < give_up:
+        try:
+            with Monitor(order.guest, host=order.host, uri=order.uri) as there:
+                there.end()
+            return
+        except HypervisorError as exc:
+            if exc.code in library.NOT_HERE:
+                return
+            why = exc.message
+        time.sleep(_TURN)
+    raise _unknown(order, f"guest {order.guest} could not be ended and may have its links up", why)
+
+
+def _unknown(order: RestoreOrder, what: str, why: str) -> OutcomeUnknown:
+    error = OutcomeUnknown(
+        f"{order.host}: {what}; all images stay as they are: {why}",
+        host=order.host, mend="run vmckpt recover once its libvirt answers",
+    )  # fmt: skip
+    error.undone = False
+    return error

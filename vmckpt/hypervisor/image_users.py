@@ -1,0 +1,56 @@
+"""Which files a host's guests have for images, whether they run or not."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import libvirt
+
+from vmckpt.hypervisor import parse
+from vmckpt.hypervisor.connection import Hypervisor
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Whose an image is."""
+
+    guest: str
+    format: str
+    """As its definition has it; "" where that says nothing of it."""
+
+
+async def of_others(hypervisor: Hypervisor, uuid: str) -> Mapping[str, User]:
+    """Images of all guests but one, by path. Raises HypervisorError."""
+
+    def read(connection: libvirt.virConnect) -> Mapping[str, User]:
+        found: dict[str, User] = {}
+        for domain in connection.listAllDomains():
+            with suppress(libvirt.libvirtError):  # it went away while we were reading
+                if domain.UUIDString() == uuid:
+                    continue
+                texts = [domain.XMLDesc(0)]
+                if domain.isPersistent():
+                    texts.append(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+                for text in texts:
+                    for path, format_ in images_in(text).items():
+                        found[path] = User(domain.name(), format_)
+        return found
+
+    return await hypervisor.ask("reading which images are in use", read)
+
+
+def images_in(xml: str) -> dict[str, str]:
+    """Paths and formats of a guest's images, with what is known of the files below them, and of its
+    NVRAM. Raises ValueError."""
+    root = parse.tree(xml, "domain")
+    found: dict[str, str] = {}
+    for disk in root.findall("devices/disk"):
+        # Those below come with formats of their own, and are told by the one above anyway.
+        found |= {node.get("file") or node.get("dev") or "": "" for node in disk.iter("source")}
+        driver, source = disk.find("driver"), disk.find("source")
+        if source is not None:
+            path = source.get("file") or source.get("dev") or ""
+            found[path] = driver.get("type", "raw") if driver is not None else "raw"
+    for node in root.findall("os/nvram"):
+        found[(node.text or "").strip()] = ""
+    return {path: format_ for path, format_ in found.items() if path.startswith("/")}

@@ -1,0 +1,73 @@
+"""A guest never runs twice, and its images are nobody else's: every host is asked."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from vmckpt.errors import GuestBusy, HostUnreachable, HypervisorError
+from vmckpt.hypervisor import guests, image_users
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.image_users import User
+from vmckpt.model.hosts import Host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What one host says."""
+
+    host: str
+    runs: bool = False
+    """The guest is active there."""
+    users: Mapping[str, User] | None = None
+    """Images of its other guests."""
+    error: str | None = None
+
+
+async def ask(hosts: Iterable[Host], uuid: str) -> list[Heard]:
+    """All hosts at once."""
+
+    async def one(host: Host) -> Heard:
+        async with Hypervisor(host) as hypervisor:
+            try:
+                guest = await guests.find_guest(hypervisor, uuid)
+                runs = guest is not None and guest.state.is_active
+                users = await image_users.of_others(hypervisor, uuid)
+                return Heard(host=host.name, runs=runs, users=users)
+            except HypervisorError as exc:
+                return Heard(host=host.name, error=exc.message)
+
+    return list(await asyncio.gather(*(one(host) for host in hosts)))
+
+
+def check(heard: Iterable[Heard], host: str, guest: str, images: Iterable[str]) -> None:
+    """May a guest be put in its old place on `host`? Raises GuestBusy, HostUnreachable. Pure."""
+    heard, mine = list(heard), set(images)
+    for one in heard:
+        if one.runs and one.host != host:
+            raise GuestBusy(
+                f"{guest} runs on {one.host}; nothing was changed",
+                mend=f"restore it there with --on {one.host}, or as another guest with --as",
+            )
+        for path in sorted(mine & set(one.users or {})):
+            user = (one.users or {})[path].guest
+            raise GuestBusy(
+                f"{path} is an image of guest {user} on {one.host}, too; nothing was changed",
+                mend="restore it as another guest with --as",
+            )
+    silent = next((one for one in heard if one.error is not None), None)
+    if silent is not None:
+        raise HostUnreachable(
+            f"{guest} may run on {silent.host}, which does not answer ({silent.error});"
+            " nothing was changed",
+            host=silent.host,
+            mend="mend that host, or restore it as another guest with --as",
+        )
+
+
+def users(heard: Iterable[Heard]) -> dict[str, tuple[str, str]]:
+    """Whose the images of others are, and their formats, by path."""
+    return {
+        path: (f"{user.guest} on {one.host}", user.format)
+        for one in heard
+        for path, user in (one.users or {}).items()
+    }

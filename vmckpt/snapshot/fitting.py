@@ -1,0 +1,89 @@
+"""Whether a host can run a snapshot: asked before the guest that is there is touched."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vmckpt.errors import BadInput, RemoteError
+from vmckpt.hypervisor import facts as host_facts
+from vmckpt.hypervisor import stored
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.model.findings import Severity
+from vmckpt.model.hosts import Host
+from vmckpt.remote.ssh import Remote
+from vmckpt.snapshot import compatible, defining, sane
+from vmckpt.snapshot.compatible import Side
+from vmckpt.snapshot.sane import Here
+from vmckpt.store.facts import Public
+from vmckpt.store.inside import Private
+
+_PRESENT = 'for f in "$@"; do if [ -e "$f" ]; then echo y; else echo n; fi; done'
+
+
+async def checked(hypervisor: Hypervisor, public: Public, private: Private) -> tuple[str, ...]:
+    """Warnings. Raises BadInput with all reasons against it."""
+    host = hypervisor.host.name
+    try:
+        guest = defining.guest_of(private.facts.domain_xml)
+    except ValueError as exc:
+        raise BadInput(f"snapshot {public.id}: its guest makes no sense: {exc}") from exc
+    facts = await host_facts.host_facts(hypervisor)
+    nets = {one.source for one in guest.nics if one.kind == "network" and one.source is not None}
+    # The sizes of images that are there do not matter: each is made anew.
+    side = Side(
+        host=host,
+        facts=facts,
+        cpu_fits=await host_facts.cpu_fits(hypervisor, guest),
+        on_host=await _present(hypervisor.host, private.facts.boot_files),
+        no_networks=sorted(nets - facts.networks),
+    )
+    found = compatible.check(public, private.facts, private.files, side)
+    against = [one.text for one in found if one.severity is Severity.BLOCKER]
+    if against:
+        raise BadInput(f"{public.id} cannot be restored on {host}: {'; '.join(against)}")
+    return tuple(one.text for one in found if one.severity is Severity.WARNING)
+
+
+async def bounded(
+    hypervisor: Hypervisor, public: Public, private: Private, *, xml: str,
+    images: Mapping[str, str], folder: str | None,
+) -> None:  # fmt: skip
+    """See that it reaches no further into the host than a guest may, as `xml` with its disks at
+    `images`; `folder`: where the operator wants them. Raises BadInput with all reasons against it.
+    """
+    host = hypervisor.host
+    known = await stored.look(hypervisor, public.guest_uuid)
+    here = Here(
+        host=host.name,
+        definition=known.stored if known is not None else None,
+        storage=(*host.storage, *((folder,) if folder else ())),
+    )
+    try:
+        reasons = sane.against(xml, images, private.facts.disks, here)
+    except ValueError as exc:
+        raise BadInput(f"snapshot {public.id}: its guest makes no sense: {exc}") from exc
+    if reasons:
+        raise BadInput(
+            f"{public.id} is not restored on {host.name}: {'; '.join(reasons)}",
+            mend=f"if that is as it should be, add the folder to {host.name}'s storage in the"
+            f" inventory, or define {public.guest} there first with what it may use",
+        )
+
+
+async def _present(host: Host, files: Sequence[str]) -> dict[str, bool]:
+    """Whether each file is on the host; of those that cannot be asked for, nothing."""
+    if not files:
+        return {}
+    if host.ssh is None:
+        return await asyncio.to_thread(_here, files)
+    try:
+        async with Remote(host) as remote:
+            told = await remote.run(["sh", "-s", "--", *files], text=_PRESENT)
+    except RemoteError:
+        return {}
+    words = told.out.split()
+    return {one: word == "y" for one, word in zip(files, words, strict=False)}
+
+
+def _here(files: Sequence[str]) -> dict[str, bool]:
+    return {one: Path(one).exists() for one in files}

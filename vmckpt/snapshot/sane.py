@@ -1,0 +1,145 @@
+"""What of a snapshot's definition reaches into the host it is restored on, beyond the guest. Pure.
+
+Disks and definition are what the host that took the snapshot has told: the signature says which
+snapshot it is, and not that this host was honest. Whoever had it could else write any file of
+another host as root, or have a program run there.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from xml.etree import ElementTree as ET
+
+from vmckpt.hypervisor import parse
+from vmckpt.store.facts import DiskMake
+
+_FOLDERS = (
+    "/var/lib/libvirt/images", "/var/lib/libvirt/qemu/nvram", "/var/lib/libvirt/swtpm",
+    "/var/lib/libvirt/qemu/channel", "/run/libvirt/qemu/channel", "/var/log/libvirt",
+)  # fmt: skip
+"""libvirt's own: nothing in them runs."""
+_FORMATS = ("raw", "qcow2", "qed", "vmdk", "vdi", "vpc", "vhdx")
+_TARGET = re.compile("[a-z][a-z0-9]{0,15}")
+_EMULATOR = re.compile(r"/usr/(local/)?(bin|libexec|lib/[\w.-]+)/(qemu-system-\w+|qemu-kvm|kvm)")
+_FILES = ("file", "pipe", "dev", "unix")
+"""Kinds of consoles for which libvirt makes, opens or removes a file of the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """What may be written on the host."""
+
+    host: str
+    definition: str | None
+    """The guest's, as the host has stored it: what that reaches it may reach."""
+    storage: Sequence[str]
+    """Folders that the inventory names, and what the operator has chosen for this once."""
+    paths: frozenset[str] = field(init=False)
+    uses: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        root = None if self.definition is None else parse.tree(self.definition, "domain")
+        paths = frozenset() if root is None else frozenset(path for _, path in _files(root))
+        uses = frozenset() if root is None else frozenset(use for _, use in _uses(root))
+        object.__setattr__(self, "paths", paths)
+        object.__setattr__(self, "uses", uses)
+
+    def holds(self, path: str) -> bool:
+        """Whether a file may be at a path: also beside one that the guest has there already."""
+        if path in self.paths:
+            return True
+        beside = {posixpath.dirname(one) for one in self.paths if not one.startswith("/dev/")}
+        folders = {*_FOLDERS, *(posixpath.normpath(one) for one in self.storage), *beside} - {"/"}
+        plain = path.startswith("/") and posixpath.normpath(path) == path
+        return plain and any(path.startswith(f"{one}/") for one in folders)
+
+
+def against(
+    xml: str, images: Mapping[str, str], disks: Sequence[DiskMake], here: Here
+) -> tuple[str, ...]:
+    """Every reason not to start it or to write its images there; `images`: where they go.
+
+    Raises ValueError if that is no domain.
+    """
+    root = parse.tree(xml, "domain")
+    found = []
+    for disk in disks:
+        if not _TARGET.fullmatch(disk.target):
+            found.append(f"no disk is called {disk.target!r}")
+        if disk.format not in _FORMATS:
+            found.append(f"disk {disk.target} would be of format {disk.format!r}")
+    reached = {path: f"{name} would be written" for name, path in images.items()}
+    for what, path in _files(root):
+        reached.setdefault(path, f"{what} would be used")
+    found += [
+        f"{what} at {path!r}, which is in no storage folder of {here.host}"
+        for path, what in reached.items()
+        if not here.holds(path)
+    ]
+    return (*found, *(what for what, use in _uses(root) if use not in here.uses))
+
+
+def _files(root: ET.Element) -> Iterator[tuple[str, str]]:
+    """Files of the host that a guest writes, or has made or removed: what each is, and its path."""
+    for what, node, keys in (*_shared(root), *_consoles(root)):
+        source = node.find("source")
+        for key in keys:
+            if source is not None and (path := source.get(key)):
+                yield what, path
+    for log in root.findall("devices/*/log[@file]"):
+        yield "a log", log.get("file", "")
+    for node in root.findall("devices/memory/source/path"):
+        yield "memory", node.text or ""
+    if (path := root.findtext("os/nvram", "").strip()) != "":
+        yield "NVRAM", path
+    for node in root.findall("os/nvram/source[@file]"):
+        yield "NVRAM", node.get("file", "")
+
+
+def _shared(root: ET.Element) -> Iterator[tuple[str, ET.Element, Sequence[str]]]:
+    for node in root.findall("devices/disk"):
+        if node.find("readonly") is None and node.get("device") != "cdrom":
+            target = node.find("target")
+            name = "?" if target is None else target.get("dev", "?")
+            yield f"disk {name}", node, ("file", "dev", "dir")
+    for node in root.findall("devices/filesystem"):
+        if node.find("readonly") is None:
+            yield "a shared folder", node, ("dir", "file", "socket")
+
+
+def _consoles(root: ET.Element) -> Iterator[tuple[str, ET.Element, Sequence[str]]]:
+    for node in root.findall("devices/*[@type]/source[@path]/.."):
+        if node.get("type") in _FILES:
+            yield f"a {node.tag}", node, ("path",)
+
+
+def _uses(root: ET.Element) -> Iterator[tuple[str, str]]:
+    """What runs or opens something of the host, as a reason, and in letters that can be compared.
+
+    Emulators in their usual places are what every guest runs.
+    """
+    for node in root:
+        if node.tag.startswith("{"):
+            name = node.tag.rpartition("}")[2]
+            yield f"it has words of its own for QEMU ({name})", _text(node)
+    for node in root.findall("seclabel"):
+        if node.get("type", "dynamic") in ("static", "none"):
+            yield f"it sets its own security label ({node.get('model', '')})", _text(node)
+    for node in root.findall("devices/emulator"):
+        program = (node.text or "").strip()
+        if not _EMULATOR.fullmatch(program):
+            yield f"its emulator is {program!r}", _text(node)
+    for tag in ("script", "downscript"):
+        for node in root.findall(f"devices/interface/{tag}"):
+            yield f"a card runs {node.get('path', '')!r}", _text(node)
+    for node in root.findall("devices/hostdev"):
+        source = node.find("source")
+        told = "" if source is None else _text(source)
+        yield f"it takes a {node.get('type', '')} device of the host", told
+
+
+def _text(node: ET.Element) -> str:
+    """The same for the same element, however it is laid out."""
+    own = sorted(node.attrib.items())
+    return f"{node.tag} {own} {(node.text or '').strip()} {[_text(child) for child in node]}"
