@@ -104,7 +104,7 @@ def test_a_name_taken_on_the_target_is_a_blocker(bench: Bench) -> None:
 def test_a_guest_with_a_job_is_left_alone(bench: Bench) -> None:
     bench.guest(**BUSY)
     network.shape(bench.plan, "alpha", SLOW)
-    first = bench.start("migrate", "web1", "--to", "beta")
+    first = bench.start("migrate", "web1", "--to", "beta", "--policy", "never-postcopy")
     first_line(first, "iteration=1")
     second = migrate(bench)
     first.send_signal(signal.SIGINT)

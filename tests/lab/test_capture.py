@@ -81,6 +81,7 @@ def test_a_capture_leaves_the_guest_as_it_was(bench: Bench) -> None:
     assert bench.ledgers() == WHOLE
 
 
+@pytest.mark.long
 def test_a_paused_guest_stays_paused_and_can_still_be_saved(bench: Bench) -> None:
     bench.guest(**IDLE)
     bench.inside("alpha", "virsh", "suspend", "web1")

@@ -146,9 +146,8 @@ def test_ctrl_c_in_each_phase(talking: Bench, monkeypatch: pytest.MonkeyPatch) -
     struck(talking)
 
 
-@pytest.mark.parametrize(
-    "phase", [Phase.STOPPED, pytest.param(Phase.CAPTURED, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("phase", [Phase.STOPPED, Phase.CAPTURED])
 def test_an_agent_that_dies_takes_nobody_along(
     talking: Bench, monkeypatch: pytest.MonkeyPatch, phase: Phase
 ) -> None:

@@ -32,6 +32,7 @@ def nothing_is_left(bench: Bench, on: str = "alpha") -> bool:
     return bench.inside(on, "sh", "-c", "ls -A /run/vmckpt").strip() == ""
 
 
+@pytest.mark.long
 def test_a_guest_runs_before_its_disk_is_there(kept: Bench) -> None:
     kept.guest(**{**SMALL, "disk_format": "qcow2"})
     one = taken(kept).json

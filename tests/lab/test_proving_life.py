@@ -20,6 +20,7 @@ def strangers(bench: Bench, on: str = "beta") -> list[str]:
     return guests + files
 
 
+@pytest.mark.long
 def test_a_snapshot_is_seen_to_live_beside_its_guest(kept: Bench) -> None:
     kept.guest(**SMALL)
     one = taken(kept).json

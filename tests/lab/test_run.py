@@ -104,6 +104,7 @@ def tiers(kept: Bench) -> Iterator[Tiers]:
     made.policy.unlink()
 
 
+@pytest.mark.long
 def test_schedules_survive_a_kill_and_the_far_store_mends_the_near_one(tiers: Tiers) -> None:
     bench = tiers.bench
     bench.guest(**SMALL)
