@@ -8,6 +8,7 @@ import pytest
 
 from tests.lab.bench import BUSY, SLOW, WHOLE, Bench, finish, first_line, until
 from vmckpt.lab import network
+from vmckpt.units import parse_rate
 
 
 def running(bench: Bench, *more: str) -> "subprocess.Popen[str]":
@@ -47,8 +48,11 @@ def test_another_terminal_switches_it_to_post_copy(bench: Bench) -> None:
         "converge: {rules: [{when: {iteration: 1000}, do: start_postcopy}]}\n"
     )
     process = running(bench, "--policy", str(never))
+    # However busy the machine is, the cancel comes while pages are still to be fetched.
+    network.shape(bench.plan, "alpha", parse_rate("20mbit"))
     bench.good("postcopy", "web1")
     refused = bench.run("cancel", "web1")
+    network.shape(bench.plan, "alpha", None)
     done = finish(process)
 
     assert refused.code == 2

@@ -12,6 +12,8 @@ from vmckpt.lab import network
 from vmckpt.units import parse_rate
 
 SHORT = ("--max-downtime", "20ms")
+# Converges also beside other tests: of a post-copy libvirt 9.0 keeps no statistics.
+CALM = "32MiB@2MiB/s"
 
 
 def limit_on(bench: Bench, host: str = "alpha") -> str:
@@ -19,7 +21,7 @@ def limit_on(bench: Bench, host: str = "alpha") -> str:
 
 
 def test_a_guest_moves_and_nothing_is_lost(bench: Bench) -> None:
-    bench.guest()
+    bench.guest(dirty=CALM)
     report = bench.good("migrate", "web1", "--to", "beta", "--json").json
 
     assert (report["outcome"], report["source"], report["target"]) == ("completed", "alpha", "beta")
@@ -190,7 +192,7 @@ def test_a_bandwidth_limit_is_kept(bench: Bench) -> None:
 
 
 def test_final_statistics_are_there_for_others_too(bench: Bench) -> None:
-    bench.guest()
+    bench.guest(dirty=CALM)
     report = bench.good("migrate", "web1", "--to", "beta", "--json").json
     seen = bench.inside("beta", "virsh", "domjobinfo", "web1", "--completed")
 
