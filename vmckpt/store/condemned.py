@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from vmckpt.errors import BadInput, NotInStore, StoreDamaged
 from vmckpt.store import packs, small
 from vmckpt.store.backend import Backend, checked
+from vmckpt.store.locks import Lock
 from vmckpt.units import Seconds
 
 
@@ -49,3 +50,14 @@ def write(backend: Backend, keys: Sequence[str]) -> str:
     key = f"condemned/{token}"
     backend.put(key, small.written(key, {"keys": list(keys)}))
     return token
+
+
+def known_to(lock: Lock, backend: Backend) -> frozenset[str]:
+    """The packs that whoever writes under a lock must not count on; the lock tells that it knows.
+
+    The order matters: see gc. Raises StoreError.
+    """
+    judged = load(backend)
+    if judged:
+        lock.knows([one.token for one in judged])
+    return frozenset(pack for one in judged for pack in one.packs)

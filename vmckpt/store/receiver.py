@@ -68,11 +68,7 @@ class Receiver:
     def __enter__(self) -> Self:
         self.lock.take()
         try:
-            # The order matters: see gc.
-            judged = condemned.load(self._backend)
-            if judged:
-                self.lock.knows([one.token for one in judged])
-            without = frozenset(pack for one in judged for pack in one.packs)
+            without = condemned.known_to(self.lock, self._backend)
             self.present = Present.of(self._catalog.load(without).index)
         except BaseException:
             self._close()

@@ -59,11 +59,7 @@ class Writer:
     def __enter__(self) -> Self:
         self.lock.take()
         try:
-            # The order matters: see gc.
-            judged = condemned.load(self._backend)
-            if judged:
-                self.lock.knows([one.token for one in judged])
-            without = frozenset(pack for one in judged for pack in one.packs)
+            without = condemned.known_to(self.lock, self._backend)
             # Nobody has seen what is in foreign packs: see packs.
             self._index = self._catalog.load(without).index.only(foreign=False)
         except BaseException:
