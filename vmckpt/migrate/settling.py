@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 from vmckpt.inventory import Inventory
-from vmckpt.journal.recorder import Recorder
-from vmckpt.journal.records import Operation, StoredStep
+from vmckpt.journal.records import Operation
+from vmckpt.journal.unattended import Unattended
 from vmckpt.migrate import recovering
 from vmckpt.migrate.recovering import Recovery
 from vmckpt.migrate.requests import Setting
-from vmckpt.model.callers import Caller
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
 
@@ -21,21 +20,12 @@ def setting_of(operation: Operation, inventory: Inventory, policies: Sequence[Po
     return Setting(source=source, target=target, policies=policies, outside=None, others=others)
 
 
-async def settle(
-    inventory: Inventory,
-    policies: Sequence[Policy],
-    operation: Operation,
-    steps: Sequence[StoredStep],
-    recorder: Recorder | None,
-    *,
-    caller: Caller,
-    adopt: bool,
-) -> Settled:
+async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
     """See recover.rooms.Room."""
-    setting = setting_of(operation, inventory, policies)
-    async with Recovery(setting, recovering.left(operation, steps)) as recovery:
+    setting = setting_of(case.operation, case.inventory, policies)
+    async with Recovery(setting, recovering.left(case.operation, case.steps)) as recovery:
         verdict = await recovery.decide()
         told = recovering.settled(verdict)
-        if recorder is None or not verdict.known or (told.goes_on and not adopt):
+        if case.recorder is None or not verdict.known or (told.goes_on and not case.adopt):
             return told
-        return await recovery.carry_out(verdict, recorder, caller)
+        return await recovery.carry_out(verdict, case.recorder, case.caller)

@@ -10,6 +10,7 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, place, takeover
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation
+from vmckpt.journal.unattended import Unattended
 from vmckpt.migrate.waiting import stoppable
 from vmckpt.model.callers import Caller
 from vmckpt.model.recovery import Settled
@@ -164,12 +165,8 @@ class _One:
                 settle="use the newer vmckpt that began it",
             )
         steps = await asyncio.to_thread(self._journal.steps, operation.id)
-        return await room(
-            self._inventory,
-            self._policies,
-            operation,
-            steps,
-            kept,
-            caller=self._caller,
-            adopt=adopt,
-        )
+        case = Unattended(
+            inventory=self._inventory, operation=operation, steps=steps, recorder=kept,
+            caller=self._caller, adopt=adopt,
+        )  # fmt: skip
+        return await room(case, self._policies)

@@ -3,11 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from vmckpt.inventory import Inventory
-from vmckpt.journal.recorder import Recorder
-from vmckpt.journal.records import Operation, StoredStep
+from vmckpt.journal.unattended import Unattended
 from vmckpt.migrate import settling as moves
-from vmckpt.model.callers import Caller
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
 from vmckpt.snapshot import preparing
@@ -19,21 +16,8 @@ from vmckpt.snapshot.settling_service import settle_service
 class Room(Protocol):
     """How a room finishes and undoes its operations."""
 
-    async def __call__(
-        self,
-        inventory: Inventory,
-        policies: Sequence[Policy],
-        operation: Operation,
-        steps: Sequence[StoredStep],
-        recorder: Recorder | None,
-        *,
-        caller: Caller,
-        adopt: bool,
-    ) -> Settled:
-        """Look at the hosts, decide, and do it; with `adopt` what still runs is watched to its end.
-
-        Without a recorder it only says what would be done.
-        """
+    async def __call__(self, case: Unattended, policies: Sequence[Policy]) -> Settled:
+        """Look at the hosts, decide, and do it, as far as the case says."""
 
 
 ROOMS: Mapping[str, Room] = {

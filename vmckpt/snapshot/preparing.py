@@ -9,10 +9,10 @@ from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.hypervisor import definitions, guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.definitions import Definition
-from vmckpt.inventory import Inventory
 from vmckpt.journal.recorder import Recorder
-from vmckpt.journal.records import NewOperation, Operation, StoredStep
+from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
+from vmckpt.journal.unattended import Unattended
 from vmckpt.model.callers import Caller
 from vmckpt.model.findings import Finding
 from vmckpt.model.guests import Guest
@@ -114,25 +114,13 @@ def _told(
     )  # fmt: skip
 
 
-async def settle(
-    inventory: Inventory,
-    policies: Sequence[Policy],
-    operation: Operation,
-    steps: Sequence[StoredStep],
-    recorder: Recorder | None,
-    *,
-    caller: Caller,
-    adopt: bool,
-) -> Settled:
+async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
     """See recover.rooms.Room. libvirt stores a definition whole, or keeps the one before."""
-    del policies, steps, caller, adopt
-    host = inventory.host(operation.source or "")
-    found = await look(host, operation.guest_uuid or operation.guest)
+    del policies
+    found = await look(case.host, case.operation.guest_uuid or case.operation.guest)
     told = (
         Settled(truth="its definition is as it was before", outcome=Outcome.FAILED)
         if found.lacks
         else Settled(truth="its definition is as it should be", outcome=Outcome.COMPLETED)
     )
-    if recorder is not None:
-        recorder.finish(told.outcome or Outcome.FAILED, {"recovered": told.as_json()})
-    return told
+    return case.ended(told)

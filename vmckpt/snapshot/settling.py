@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from vmckpt.agent.afterwards import FinishOrder
 from vmckpt.agent.leftover import Verdict
 from vmckpt.agent.orders import PutBackOrder, UnrestoreOrder
-from vmckpt.inventory import Inventory
-from vmckpt.journal.recorder import Recorder
-from vmckpt.journal.records import Operation, StoredStep
-from vmckpt.model.callers import Caller
+from vmckpt.journal.records import StoredStep
+from vmckpt.journal.unattended import Unattended
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.model.stores import StorePlace
@@ -21,46 +20,26 @@ from vmckpt.snapshot.steps import Step
 _NEVER = Settled(truth="it had not begun", outcome=Outcome.FAILED)
 
 
-async def settle(
-    inventory: Inventory,
-    policies: Sequence[Policy],
-    operation: Operation,
-    steps: Sequence[StoredStep],
-    recorder: Recorder | None,
-    *,
-    caller: Caller,
-    adopt: bool,
-) -> Settled:
-    """See recover.rooms.Room."""
-    del policies, adopt  # it goes by no policy, and goes on in no libvirt
-    begun = next((one for one in steps if one.name == Step.TAKE), None)
-    told = _NEVER
-    if begun is not None:
-        host = inventory.host(operation.source or "")
-        order = _order(operation, begun, steps, host.name, dry=recorder is None)
-        found = await session.carried_out(host, order.as_json(), caller.emit, asyncio.Event())
-        told = verdict(published=bool(found["published"]))
-    return _ended(told, recorder)
-
-
-async def settle_restore(
-    inventory: Inventory,
-    policies: Sequence[Policy],
-    operation: Operation,
-    steps: Sequence[StoredStep],
-    recorder: Recorder | None,
-    *,
-    caller: Caller,
-    adopt: bool,
-) -> Settled:
+async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
     """See recover.rooms.Room."""
     del policies
-    begun = next((one for one in steps if one.name == Step.RESTORE), None)
+    begun = case.step(Step.TAKE)
     told = _NEVER
     if begun is not None:
-        host = inventory.host(operation.source or "")
-        order = _unrestore(operation, begun, steps, host.name, dry=recorder is None)
-        found = await session.carried_out(host, order.as_json(), caller.emit, asyncio.Event())
+        order = _order(case, begun)
+        found = await _asked(case, order)
+        told = verdict(published=bool(found["published"]))
+    return case.ended(told)
+
+
+async def settle_restore(case: Unattended, policies: Sequence[Policy]) -> Settled:
+    """See recover.rooms.Room."""
+    del policies
+    begun = case.step(Step.RESTORE)
+    told = _NEVER
+    if begun is not None:
+        order = _unrestore(case, begun)
+        found = await _asked(case, order)
         hook = begun.intent.get("on_restore")
         told = came_back(
             Verdict(found["verdict"]),
@@ -69,39 +48,39 @@ async def settle_restore(
             did=[str(one) for one in found["did"]],
             left=[str(one) for one in found["left"]],
             hook=None if hook is None else str(hook),
-            ran=any(one.name == Step.HOOK for one in steps),
+            ran=any(one.name == Step.HOOK for one in case.steps),
         )
         if begun.intent.get("lazy") and told.outcome is not None:
             finish = FinishOrder(
-                guest=order.guest, host=host.name, dry=recorder is None or not adopt
+                guest=order.guest, host=case.host.name, dry=case.dry or not case.adopt
             )
-            rest = await session.carried_out(host, finish.as_json(), caller.emit, asyncio.Event())
+            rest = await _asked(case, finish)
             told = came_in(told, waits=bool(rest["waits"]), whole=bool(rest["whole"]))
-    return _ended(told, recorder)
+    return case.ended(told)
 
 
-def _unrestore(
-    operation: Operation, begun: StoredStep, steps: Sequence[StoredStep], host: str, *, dry: bool
-) -> UnrestoreOrder:
-    way = next((one.intent for one in steps if one.name == Step.MAKE_WAY), None)
+async def _asked(
+    case: Unattended, order: PutBackOrder | UnrestoreOrder | FinishOrder
+) -> dict[str, Any]:
+    """What an agent on the operation's host tells at its end."""
+    return await session.carried_out(case.host, order.as_json(), case.caller.emit, asyncio.Event())
+
+
+def _unrestore(case: Unattended, begun: StoredStep) -> UnrestoreOrder:
+    step = case.step(Step.MAKE_WAY)
+    way = None if step is None else step.intent
     return UnrestoreOrder(
-        guest=operation.guest_uuid or "",
+        guest=case.operation.guest_uuid or "",
         uri=agents.LIBVIRT,
-        host=host,
+        host=case.host.name,
         state=str(begun.intent["state"]),
         snapshot=str(begun.intent["snapshot"]),
         images=dict(begun.intent["images"]),
         made=None if way is None else dict(way["made"]),
         empty=() if way is None else tuple(way["empty"]),
         memory=bool(begun.intent.get("memory", True)),
-        dry=dry,
+        dry=case.dry,
     )
-
-
-def _ended(told: Settled, recorder: Recorder | None) -> Settled:
-    if recorder is not None and told.outcome is not None and not told.goes_on:
-        recorder.finish(told.outcome, {"recovered": told.as_json()})
-    return told
 
 
 def came_back(
@@ -158,14 +137,12 @@ def verdict(*, published: bool) -> Settled:
     )
 
 
-def _order(
-    operation: Operation, begun: StoredStep, steps: Sequence[StoredStep], host: str, *, dry: bool
-) -> PutBackOrder:
-    facts = {one.name: str(one.intent["facts"]) for one in steps if "facts" in one.intent}
+def _order(case: Unattended, begun: StoredStep) -> PutBackOrder:
+    facts = {one.name: str(one.intent["facts"]) for one in case.steps if "facts" in one.intent}
     return PutBackOrder(
-        guest=operation.guest_uuid or "",
+        guest=case.operation.guest_uuid or "",
         uri=agents.LIBVIRT,
-        host=host,
+        host=case.host.name,
         store=StorePlace(name=str(begun.intent["store"]), url=str(begun.intent["url"])),
         state=str(begun.intent["state"]),
         snapshot=str(begun.intent["snapshot"]),
@@ -173,5 +150,5 @@ def _order(
         backup=facts.get(Step.BACKUP),
         freeze=facts.get(Step.FREEZE),
         hold=facts.get(Step.HOLD),
-        dry=dry,
+        dry=case.dry,
     )

@@ -2,10 +2,7 @@
 
 from collections.abc import Sequence
 
-from vmckpt.inventory import Inventory
-from vmckpt.journal.recorder import Recorder
-from vmckpt.journal.records import Operation, StoredStep
-from vmckpt.model.callers import Caller
+from vmckpt.journal.unattended import Unattended
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
@@ -13,25 +10,14 @@ from vmckpt.snapshot.guarding import way_back
 from vmckpt.snapshot.steps import Step
 
 
-async def settle_guard(
-    inventory: Inventory,
-    policies: Sequence[Policy],
-    operation: Operation,
-    steps: Sequence[StoredStep],
-    recorder: Recorder | None,
-    *,
-    caller: Caller,
-    adopt: bool,
-) -> Settled:
+async def settle_guard(case: Unattended, policies: Sequence[Policy]) -> Settled:
     """See recover.rooms.Room. Nothing is taken back: nobody here knows whether all went well."""
-    del inventory, policies, operation, caller, adopt
-    begun = next((one for one in steps if one.name == Step.GUARD), None)
+    del policies
+    begun = case.step(Step.GUARD)
     told = verdict(
         None if begun is None else (str(begun.intent["snapshot"]), str(begun.intent["store"]))
     )
-    if recorder is not None:
-        recorder.finish(told.outcome or Outcome.FAILED, {"recovered": told.as_json()})
-    return told
+    return case.ended(told)
 
 
 def verdict(checkpoint: tuple[str, str] | None) -> Settled:
@@ -45,25 +31,16 @@ def verdict(checkpoint: tuple[str, str] | None) -> Settled:
     )
 
 
-async def settle_proof(
-    inventory: Inventory,
-    policies: Sequence[Policy],
-    operation: Operation,
-    steps: Sequence[StoredStep],
-    recorder: Recorder | None,
-    *,
-    caller: Caller,
-    adopt: bool,
-) -> Settled:
+async def settle_proof(case: Unattended, policies: Sequence[Policy]) -> Settled:
     """See recover.rooms.Room. A guest that was only to be looked at is taken away."""
-    del policies, caller, adopt
-    begun = next((one for one in steps if one.name == Step.PROOF), None)
-    if begun is not None and recorder is not None:
+    del policies
+    begun = case.step(Step.PROOF)
+    if begun is not None and not case.dry:
         # It restores, too, and recovery is loaded at every start.
         from vmckpt.snapshot import booting  # noqa: PLC0415
 
         await booting.discard(
-            inventory.host(operation.source or ""), str(begun.intent["snapshot"]),
+            case.host, str(begun.intent["snapshot"]),
             str(begun.intent["fork"]), dict(begun.intent["images"]),
         )  # fmt: skip
     told = Settled(
@@ -71,6 +48,4 @@ async def settle_proof(
         outcome=Outcome.FAILED,
         did=("end the guest that was to show it", "remove its images"),
     )
-    if recorder is not None:
-        recorder.finish(Outcome.FAILED, {"recovered": told.as_json()})
-    return told
+    return case.ended(told)

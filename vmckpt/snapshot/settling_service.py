@@ -2,30 +2,16 @@
 
 from collections.abc import Sequence
 
-from vmckpt.inventory import Inventory
-from vmckpt.journal.recorder import Recorder
-from vmckpt.journal.records import Operation, StoredStep
-from vmckpt.model.callers import Caller
+from vmckpt.journal.unattended import Unattended
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
 
 
-async def settle_service(
-    inventory: Inventory,
-    policies: Sequence[Policy],
-    operation: Operation,
-    steps: Sequence[StoredStep],
-    recorder: Recorder | None,
-    *,
-    caller: Caller,
-    adopt: bool,
-) -> Settled:
+async def settle_service(case: Unattended, policies: Sequence[Policy]) -> Settled:
     """See recover.rooms.Room. The snapshots it was at are operations of their own."""
-    del inventory, policies, operation, steps, caller, adopt
+    del policies
     told = Settled(
         truth="the service has ended", outcome=Outcome.FAILED, did=("give its schedules back",)
     )
-    if recorder is not None:
-        recorder.finish(Outcome.FAILED, {"recovered": told.as_json()})
-    return told
+    return case.ended(told)
