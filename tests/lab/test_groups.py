@@ -91,6 +91,21 @@ def test_what_was_received_was_sent(talking: Bench) -> None:
     let_go(talking)
 
 
+@pytest.mark.long
+def test_a_group_comes_back_as_one(talking: Bench) -> None:
+    archive = Archive(talking)
+    made = cut(talking)
+    refused = talking.run("snapshot", "restore", made["group"])
+    assert (refused.code, "nothing was changed" in refused.err) == (18, True)
+    done = talking.good("snapshot", "restore", made["group"], "--replace", "--json").json
+    assert {one["guest"]: one["host"] for one in done["members"]} == PLACES
+    until(lambda: free(talking), limit=30.0)
+    # What was sent after the cut by those that were ended, nobody who came back has received.
+    consistent(archive, [one["id"] for one in cut(talking)["members"]], whole=False)
+    emptied(talking)
+    let_go(talking)
+
+
 def nothing(_: str, __: Phase) -> None:
     """Happens."""
 

@@ -1,14 +1,20 @@
 """The facade's part for snapshots of several guests."""
 
+import asyncio
 from collections.abc import Sequence
 
 from vmckpt import api
 from vmckpt.api import snapshots
+from vmckpt.errors import BadInput, NotInStore
 from vmckpt.inventory import Inventory
 from vmckpt.model.callers import Caller
-from vmckpt.snapshot import group, grouping
+from vmckpt.snapshot import group, grouping, keeping, restoring_group
 from vmckpt.snapshot.grouping import GroupTaken
-from vmckpt.snapshot.requests import TakeRequest
+from vmckpt.snapshot.keeping import Identity
+from vmckpt.snapshot.requests import RestoreRequest, TakeRequest
+from vmckpt.snapshot.restoring import Opened
+from vmckpt.snapshot.restoring_group import GroupRestored
+from vmckpt.store.facts import Public
 
 
 async def take(
@@ -27,3 +33,56 @@ async def take(
     return await grouping.take(
         places, kept_in, snapshots.keyring(), request, caller, hosts=inventory.hosts
     )
+
+
+async def restore(
+    inventory: Inventory,
+    store: str | None,
+    request: RestoreRequest,
+    caller: Caller,
+    *,
+    on: str | None,
+    identity: Identity | None,
+) -> GroupRestored:
+    """Bring a whole group back (`request.snapshot` is its id); see snapshot.restoring_group.
+
+    Raises NotInStore if it is not whole in one store, BadInput.
+    """
+    inventory.may_act()
+    alone = {
+        "--as": request.fork, "--folder": request.folder, "--link": request.link_up,
+        "--lazy": request.lazy, "--on-restore": request.on_restore,
+    }  # fmt: skip
+    said = next((name for name, value in alone.items() if value), None)
+    if said is not None:
+        raise BadInput(f"{said} is for one guest, and {request.snapshot} is a group")
+    opened = await asyncio.to_thread(_opened, inventory, store, request.snapshot, identity)
+    members = [(inventory.host(on or one.public.host), one) for one in opened]
+    return await restoring_group.restore(
+        request.snapshot, members, request, caller, hosts=inventory.hosts
+    )
+
+
+def _opened(
+    inventory: Inventory, name: str | None, id_: str, identity: Identity | None
+) -> list[Opened]:
+    """All snapshots of a group, in the order in which everybody takes several leases."""
+    members = _members(inventory, name, id_)
+    ids = [one.id for one in sorted(members, key=lambda one: one.guest_uuid)]
+    return [snapshots.opened_anywhere(inventory, name, one, identity) for one in ids]
+
+
+def _members(inventory: Inventory, name: str | None, id_: str) -> Sequence[Public]:
+    """Those of the first store that has the group whole. Raises NotInStore, StoreError."""
+    places = [inventory.store(name)] if name else list(inventory.stores.values())
+    there = []
+    for place in places or [inventory.store()]:
+        told = keeping.readable(snapshots.open_place(place)).values()
+        standing = group.standing(told).get(id_)
+        if standing is not None and standing.whole:
+            return [one for one in told if one.group == id_]
+        if standing is not None:
+            there.append(f"{place.name}: {standing}")
+    if there:
+        raise NotInStore("; ".join(there), mend="restore its snapshots one by one")
+    raise NotInStore(f"no store has a group {id_}", mend="vmckpt snapshot list shows them")

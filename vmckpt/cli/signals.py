@@ -15,7 +15,7 @@ def stop_on_signals(first: str) -> asyncio.Event:
             output.say(first)
             stop.set()
         else:
-            output.say("still stopping; a migration cannot be left half done")
+            output.say("still stopping; it cannot be left half done")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, cancel)

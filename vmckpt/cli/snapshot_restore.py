@@ -6,15 +6,16 @@ from typing import Annotated
 import typer
 
 from vmckpt import api
-from vmckpt.api import snapshots
+from vmckpt.api import groups, snapshots
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.cli.snapshot_options import IDENTITY, STORE, Ticker, identity_of
 from vmckpt.errors import HookFailed
-from vmckpt.snapshot import hooks
+from vmckpt.snapshot import group, hooks
 from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.requests import Restored, RestoreRequest
+from vmckpt.snapshot.restoring_group import GroupRestored
 from vmckpt.units import show_seconds
 
 
@@ -24,7 +25,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def restore(
-    snapshot: Annotated[str, typer.Argument(help="Its id, or its name.")],
+    snapshot: Annotated[str, typer.Argument(help="Its id, or its name; or the id of a group.")],
     on: Annotated[str | None, typer.Option(metavar="HOST", help="Else where it was taken.")] = None,
     as_: Annotated[
         str | None, typer.Option("--as", metavar="NAME", help="As another guest: a fork.")
@@ -70,6 +71,9 @@ def restore(
     _UUID, _HOST, _ORIGIN, _SNAPSHOT, _NAME, _STORE, _MADE_AT and _FORK in its environment. If it
     fails, the guest stays, a fork's network stays off, and the command ends with 24.
 
+    A group comes back as the one cut that it is: none of its guests is ended before all can be, and
+    none runs before all are back.
+
     Examples:
 
         vmckpt snapshot restore s-n2jxhlfmmrfavwmo --replace
@@ -77,6 +81,8 @@ def restore(
         vmckpt snapshot restore s-n2jxhlfmmrfavwmo --as web1-test --on beta
 
         vmckpt snapshot restore before-upgrade --replace --on-restore ./requeue
+
+        vmckpt snapshot restore g-uq6nkk3ydjr4zqhe --replace
     """
     known = api.load_inventory(inventory)
     request = RestoreRequest(
@@ -87,8 +93,13 @@ def restore(
     done = asyncio.run(_restore(known, store, request, on, key))
     if json:
         output.print_json(done.as_json())
+    elif isinstance(done, GroupRestored):
+        for one in done.members:
+            _show(one, paused=paused)
     else:
         _show(done, paused=paused)
+    if isinstance(done, GroupRestored):
+        return
     if done.hook and on_restore is not None:
         text = hooks.complaint(on_restore, done.hook, links_down=link and as_ is not None)
         raise HookFailed(text, mend="see to it by hand")
@@ -118,7 +129,8 @@ async def _restore(
     request: RestoreRequest,
     on: str | None,
     key: Identity | None,
-) -> Restored:
+) -> Restored | GroupRestored:
     stop = stop_on_signals("stopping: disks will be as before")
     caller = api.Caller(emit=Ticker().take, warn=output.say, stop=stop)
-    return await snapshots.restore(inventory, store, request, caller, on=on, identity=key)
+    back = groups.restore if group.is_id(request.snapshot) else snapshots.restore
+    return await back(inventory, store, request, caller, on=on, identity=key)

@@ -138,6 +138,17 @@ async def remove(hypervisor: Hypervisor, name: str) -> None:
     await hypervisor.command(f"removing guest {name}", change)
 
 
+async def resume(hypervisor: Hypervisor, uuid: str) -> None:
+    """Let a guest go on that stands still; no error if it runs. Raises HypervisorError."""
+
+    def change(connection: libvirt.virConnect) -> None:
+        domain = connection.lookupByUUIDString(uuid)
+        if domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
+            domain.resume()
+
+    await hypervisor.command("letting a guest go on", change)
+
+
 async def end(hypervisor: Hypervisor, uuid: str) -> None:
     """End a guest's QEMU at once, as a power cut would. No error if it does not run."""
 

@@ -4,6 +4,7 @@ All stop, all are captured, all go on. A guest goes on to the next phase when al
 one; if one fails or is late in one, all are let go and nothing of the group is published.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ an agent waits (agent.cut) and output is held at the most (checkpoint.outputs); 
 one that takes long to store."""
 SIZE = "group-size"
 """The tag that says how many snapshots a whole group has."""
+_ID = re.compile(r"g-[a-z2-7]{16}")
 _PHASES = ("capture", "store")
 _NEXT = {
     Phase.READY: Phase.STOPPED,
@@ -113,6 +115,11 @@ class Standing:
         if self.whole:
             return f"{self.id}, {self.size} guests"
         return f"{self.id} is incomplete: {self.there} of {self.size}"
+
+
+def is_id(word: str) -> bool:
+    """Whether this is what groups are called by, and no snapshot."""
+    return _ID.fullmatch(word) is not None
 
 
 def standing(publics: Iterable[Public]) -> dict[str, Standing]:

@@ -19,7 +19,6 @@ from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
 from vmckpt.model.callers import Caller
-from vmckpt.model.events import Copied, Event
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
@@ -28,6 +27,7 @@ from vmckpt.snapshot import group, taking
 from vmckpt.snapshot.cutting import Cutting
 from vmckpt.snapshot.recording import recorded
 from vmckpt.snapshot.requests import Taken, TakeRequest
+from vmckpt.snapshot.together import listening
 from vmckpt.store.facts import new_id
 from vmckpt.store.keyring import Keyring
 from vmckpt.store.places import backend_of
@@ -124,27 +124,14 @@ class _Group:
         self, members: Sequence[_Member], store: StorePlace, keys: Keyring, caller: Caller
     ) -> None:
         self._members, self._store, self._keys = members, store, keys
-        self._caller = caller
-        self._progress: dict[str, Copied] = {}
         self._id = new_id(secrets.token_bytes(10), "g")
         names = frozenset(member.name for member in members)
         self._cut = Cutting(self._id, names, caller.stop)
+        caller_of = listening(caller)
         self._takings = [
-            taking.Taking(
-                one.host, store, keys, self._listening(one.name), one.recorder, cut=self._cut
-            )
+            taking.Taking(one.host, store, keys, caller_of(one.name), one.recorder, cut=self._cut)
             for one in members
         ]
-
-    def _listening(self, name: str) -> Caller:
-        """Hears of one member, and tells of all together."""
-
-        def emit(event: Event) -> None:
-            if isinstance(event, Copied):
-                self._progress[name] = event
-                self._caller.emit(group.together(list(self._progress.values())))
-
-        return replace(self._caller, emit=emit)
 
     async def take(self) -> GroupTaken:
         """Raises VmckptError."""

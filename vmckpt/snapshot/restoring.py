@@ -22,6 +22,7 @@ from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.stores import StorePlace
 from vmckpt.snapshot import agents, alone, defining, fitting, hooks, reborn, session, unshared
+from vmckpt.snapshot.gate import Gate
 from vmckpt.snapshot.recording import recorded
 from vmckpt.snapshot.requests import Restored, RestoreRequest
 from vmckpt.snapshot.steps import Step
@@ -56,10 +57,11 @@ class _Plan:
 
 async def restore(
     host: Host, opened: Opened, request: RestoreRequest, caller: Caller,
-    *, hosts: Mapping[str, Host],
+    *, hosts: Mapping[str, Host], gate: Gate | None = None,
 ) -> Restored:  # fmt: skip
     """Bring a snapshot back on a host. A guest's old place is its own only if none of `hosts` runs
-    it, and no other guest there has its images; a fork does not ask them.
+    it, and no other guest there has its images; a fork does not ask them. With a gate it waits for
+    the others of its group before it is ended, before it comes back, and before it runs.
 
     Setting `caller.stop` gives it up until the guest is started. Raises Cancelled then, and
     VmckptError: nothing is left of it then, but a guest that was ended for it is off, and the error
@@ -77,7 +79,8 @@ async def restore(
         )  # fmt: skip
         new = _operation(host, opened, plan)
         async with recorded(new, plan.uuid, caller.warn) as recorder:
-            work = _Restoring(hypervisor, opened, request, caller, recorder)
+            ordered = request if gate is None else replace(request, paused=True)
+            work = _Restoring(hypervisor, opened, ordered, caller, recorder, gate=gate)
             users = await work.alone(plan, hosts)
             await _in_the_way(hypervisor, plan, request)
             known = await stored.look(hypervisor, plan.uuid)
@@ -86,6 +89,10 @@ async def restore(
             if not (known and known.active and known.stored is None):
                 told = await _define(hypervisor, plan)
                 restored = replace(restored, warnings=(*restored.warnings, *told))
+            if gate is not None:
+                await gate.all_here(f"{plan.guest} is back on {host.name} and stands still")
+                if not request.paused:
+                    await guests.resume(hypervisor, plan.uuid)
             # What still comes in is recovery's: the guest runs, and its keeper goes on.
             if restored.whole:
                 recorder.finish(Outcome.COMPLETED, restored.as_json())
@@ -200,9 +207,10 @@ class _Restoring:
 
     def __init__(
         self, hypervisor: Hypervisor, opened: Opened, request: RestoreRequest, caller: Caller,
-        recorder: Recorder,
+        recorder: Recorder, *, gate: Gate | None = None,
     ) -> None:  # fmt: skip
         self._hypervisor, self._opened, self._request = hypervisor, opened, request
+        self._gate = gate
         self._host = hypervisor.host
         self._caller, self._recorder = caller, recorder
         self._desk = JournalDesk(recorder)
@@ -308,6 +316,8 @@ class _Restoring:
         """
         await self.alone(plan, hosts)
         ends = await _in_the_way(self._hypervisor, plan, self._request)
+        if self._gate is not None:
+            await self._gate.all_here(f"{plan.guest} is as it was")
         await self._desk.intend(
             Step.MAKE_WAY, {"made": dict(about["made"]), "empty": list(about["empty"])}
         )
@@ -315,6 +325,8 @@ class _Restoring:
         if ends:
             await guests.end(self._hypervisor, plan.uuid)
             self._ended = True
+        if self._gate is not None:
+            await self._gate.all_here(f"{plan.guest} is not restored")
 
     def _emit(self, event: Event) -> None:
         self._recorder.take(event)

@@ -1,0 +1,23 @@
+"""What several guests of a group tell of their progress, as one."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from vmckpt.model.callers import Caller
+from vmckpt.model.events import Copied, Event
+from vmckpt.snapshot import group
+
+
+def listening(caller: Caller) -> Callable[[str], Caller]:
+    """Makes one, by the name of a member, who hears of it; `caller` is told of all together."""
+    progress: dict[str, Copied] = {}
+
+    def of(name: str) -> Caller:
+        def emit(event: Event) -> None:
+            if isinstance(event, Copied):
+                progress[name] = event
+                caller.emit(group.together(list(progress.values())))
+
+        return replace(caller, emit=emit)
+
+    return of
