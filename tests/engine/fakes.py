@@ -95,6 +95,10 @@ class Told:
         self.note("forget source")
         return True
 
+    async def forget_target(self) -> bool:
+        self.note("forget target")
+        return True
+
 
 @dataclass(kw_only=True)
 class FakeMover(Told):

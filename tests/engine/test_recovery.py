@@ -187,6 +187,7 @@ CHANGES = {
     "start_post_copy": (),
     "free_target": (),
     "forget_source": (),
+    "forget_target": (),
 }
 
 

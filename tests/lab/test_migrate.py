@@ -109,6 +109,32 @@ def test_ctrl_c_cancels_and_the_guest_runs_on_the_source(bench: Bench) -> None:
     assert bench.ledgers() == WHOLE
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("controller", ["lives", "is killed"])
+def test_a_definition_that_a_failed_move_has_left_goes(bench: Bench, controller: str) -> None:
+    """As of a target's libvirtd that dies after it has stored it, and before it starts the CPUs."""
+    bench.guest(**BUSY)
+    network.shape(bench.plan, "alpha", SLOW)
+    process = bench.start("migrate", "web1", "--to", "beta", "--mode", "precopy", *SHORT)
+    first_line(process, "iteration=1")
+    xml = bench.plan.shared / "web1.xml"
+    xml.write_text(bench.inside("alpha", "virsh", "dumpxml", "--inactive", "web1"))
+    bench.inside("beta", "virsh", "define", str(xml))
+    xml.unlink()
+    if controller == "lives":
+        process.send_signal(signal.SIGINT)
+        assert finish(process).code == 130
+    else:
+        process.kill()
+        finish(process)
+        bench.inside("alpha", "virsh", "domjobabort", "web1")
+        bench.good("recover")
+
+    assert bench.inside("beta", "virsh", "list", "--all", "--name").split() == []
+    assert bench.inside("alpha", "virsh", "list", "--name").split() == ["web1"]
+    assert bench.ledgers() == WHOLE
+
+
 @pytest.mark.parametrize("after", [0.4, 0.7])
 def test_an_early_ctrl_c_ends_at_once(bench: Bench, after: float) -> None:
     """In preflight, or while the target's QEMU starts and there is no job to abort yet."""

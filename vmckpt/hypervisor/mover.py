@@ -217,7 +217,17 @@ class LibvirtMover:
         libvirt leaves the definition when the source's call was lost although the stream arrived,
         and when the source went down before it heard of the arrival.
         """
+        return await self._forget(self._source, "source", kept=self._target)
 
+    async def forget_target(self) -> bool:
+        """See Mover.forget_target.
+
+        libvirt defines it right before it starts the CPUs: a libvirtd that dies in between ends the
+        copy when it is started again, and leaves the definition.
+        """
+        return await self._forget(self._target, "target", kept=self._source)
+
+    async def _forget(self, at: Hypervisor, where: str, *, kept: Hypervisor) -> bool:
         def change(connection: libvirt.virConnect) -> bool:
             try:
                 domain = self._guest(connection)
@@ -230,11 +240,11 @@ class LibvirtMover:
             domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
             return True
 
-        if not await self._target.ask(
+        if not await kept.ask(
             "asking for the guest's definition", lambda c: bool(self._guest(c).isPersistent())
         ):
-            return False  # the source's is the only one there is
-        return await self._source.command("undefining the guest on the source", change)
+            return False  # it is the only one there is
+        return await at.command(f"undefining the guest on the {where}", change)
 
     async def presence(self) -> tuple[Presence, Presence]:
         """See Mover.presence."""

@@ -62,6 +62,7 @@ class _Attempt:
         assert plan.facts.guest is not None
         self._plan, self._around = plan, around
         self._policy, self._guest = plan.policy, plan.facts.guest
+        self._target_knew = True
         self._mover = mover(
             (around.here, around.there),
             around.remotes,
@@ -99,7 +100,7 @@ class _Attempt:
             self._begin_trace()
             ending = await self._engine.run(order)
         finally:
-            troubles = await self._tidy(made, ending)
+            troubles = await self._tidy(made, ending) + await self._forget(ending)
             if ending is None and not self._engine.ordered and not troubles:
                 await around.desk.settle(StepState.UNDONE)
             if around.tracer is not None:
@@ -114,9 +115,10 @@ class _Attempt:
         await self._around.desk.intend(Step.LIMITS, limits)
         # Whether a definition that is found there later is a trace of this move.
         there = await guests.presence(self._around.there, self._guest.uuid)
+        self._target_knew = there.state is not None
         move = {
             "order": order.as_json(),
-            "target_knew": there.state is not None,
+            "target_knew": self._target_knew,
             "copied": self._plan.copies.size,
             # Whoever goes on with it goes on under this policy, wherever its file is by then.
             "policy": _text_of(self._policy),
@@ -174,6 +176,18 @@ class _Attempt:
         except VmckptError as exc:
             return (f"{exc}",)
         return tuple(f"{path} on {made.host} was made for this move" for path in made.marks)
+
+    async def _forget(self, ending: Ending | None) -> tuple[str, ...]:
+        """A definition that the move has left on the target goes if the guest stays."""
+        if ending is None or ending.outcome not in STAYS or self._target_knew:
+            return ()
+        try:
+            there = await guests.presence(self._around.there, self._guest.uuid)
+            if there.state is not None:
+                await self._mover.forget_target()
+        except VmckptError as exc:
+            return (f"{self._guest.name} may still be defined on the target: {exc}",)
+        return ()
 
     async def _observed(self, ending: Ending) -> Seconds | None:
         """The blackout that somebody outside saw; None if nobody looked."""

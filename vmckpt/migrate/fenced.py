@@ -64,6 +64,10 @@ class FencedMover:
         self._check()
         return await self._mover.forget_source()
 
+    async def forget_target(self) -> bool:
+        self._check()
+        return await self._mover.forget_target()
+
     async def sample(self) -> JobSample | None:
         return await self._mover.sample()
 

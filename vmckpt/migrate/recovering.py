@@ -350,7 +350,11 @@ class _Doing:
 
     async def _undo(self) -> None:
         """The guest stays: what was set on its QEMU is set back, what was made is removed."""
-        source, _ = await self._recovery.presences()
+        source, target = await self._recovery.presences()
+        move = self._left.open(Step.MOVE)
+        knew = move is None or bool(move.intent.get("target_knew"))
+        if target.state is not None and not knew:
+            await self._mover.forget_target()
         limits = self._left.open(Step.LIMITS)
         if limits is not None and source.state is not None and source.state.is_active:
             usual = Seconds(float(limits.intent["max_downtime_ms"]) / 1000)

@@ -60,6 +60,9 @@ class Mover(Protocol):
     async def forget_source(self) -> bool:
         """Undefine what a completed migration left shut off on the source; whether it did."""
 
+    async def forget_target(self) -> bool:
+        """Undefine what a failed migration left shut off on the target; whether it did."""
+
     async def presence(self) -> tuple[Presence, Presence]:
         """What source and target say about the guest now."""
 
