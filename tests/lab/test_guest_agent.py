@@ -60,7 +60,7 @@ def with_responder(known: image.Image, folder: Path) -> image.Image:
         ["cpio", "--null", "--create", "--format=newc", "--owner=0:0", "--quiet"],
         input=names.encode(), cwd=root, capture_output=True, check=True,
     )  # fmt: skip
-    both = folder / "initramfs.gz"
+    both = folder / "initramfs"
     both.write_bytes(known.initramfs.read_bytes() + gzip.compress(packed.stdout))
     return image.Image(known.kernel, both)
 
@@ -71,7 +71,7 @@ def started(
     """A guest with a responder. The image must be where the hosts see it."""
     known, describe = image.prepare(), guests.domain_xml
     made = with_responder(known, folder)
-    seen = bench.plan.shared / "agent-initramfs.gz"
+    seen = bench.plan.shared / "agent-initramfs"
     seen.write_bytes(made.initramfs.read_bytes())
 
     def described(lab: LabPlan, guest: guests.LabGuest, booted: image.Image) -> str:

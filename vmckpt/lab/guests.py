@@ -55,7 +55,8 @@ def domain_xml(lab: LabPlan, guest: LabGuest, booted: image.Image) -> str:
     # pti=on: with every return to user space QEMU's TCG flushes its TLB, without which QEMU 7.2
     # forgets to note writes during a long pre-copy (docs/adr/0005-tcg-lost-writes.md).
     words = (
-        f"console=ttyS0 quiet panic=-1 pti=on VMC_ADDRESS={guest.address}/24"
+        "console=ttyS0 quiet panic=-1 pti=on cryptomgr.notests"
+        f" VMC_ADDRESS={guest.address}/24"
         f" VMC_OBSERVER={lab.observer_address} VMC_MEMORY_MIB={guest.dirty // MIB}"
         f" VMC_DIRTY_KIB={guest.dirty_rate // 1024}"
     )
