@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -329,23 +330,25 @@ def test_the_panel_fits_into_80_columns(journal: Journal, monkeypatch: pytest.Mo
 
 
 WATCH = """
-import os, signal, sys, threading
+import sys
 from vmckpt.cli import jobs, main
 jobs.add_to(main.app)
-threading.Timer(0.8, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 sys.exit(main.run(["watch", "web1"]))
 """
 
 
 def test_ctrl_c_ends_the_watching_alone(journal: Journal) -> None:
     id_ = filled(journal)
-    done = subprocess.run(
-        [sys.executable, "-c", WATCH],
-        env=dict(os.environ), capture_output=True, text=True, check=False, timeout=30,
-    )  # fmt: skip
+    watch = subprocess.Popen(
+        [sys.executable, "-c", WATCH], env=dict(os.environ), text=True, stderr=subprocess.PIPE
+    )
+    assert watch.stderr is not None
+    watch.stderr.readline()  # it watches
+    watch.send_signal(signal.SIGINT)
+    _, said = watch.communicate(timeout=30)
 
-    assert done.returncode == 130
-    assert done.stderr.splitlines()[-1] == f"no longer watched; {id_} goes on"
+    assert watch.returncode == 130
+    assert said.splitlines()[-1] == f"no longer watched; {id_} goes on"
     assert journal.operation(id_).active
 
 

@@ -5,6 +5,8 @@ import signal
 import stat
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -121,11 +123,8 @@ def _serve(browse: Browse, disk: str | None, place: Place, *, json: bool) -> Non
         name, number = _named(disk, browse)
         if number is not None:
             raise BadInput(f"{disk}: a disk is served whole", mend=f"say --disk {name}")
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: ended.set())
     exports = browse.exports(name)
-    with Server(exports, place) as server:
+    with _until_stopped() as ended, Server(exports, place) as server:
         uris = {one: server.uri(one) for one in exports}
         if json:
             output.print_json({"snapshot": browse.public.id, "exports": uris})
@@ -136,6 +135,19 @@ def _serve(browse: Browse, disk: str | None, place: Place, *, json: bool) -> Non
         output.say("served read-only until Ctrl-C")
         ended.wait()
     output.say("served no more")
+
+
+@contextmanager
+def _until_stopped() -> Iterator[threading.Event]:
+    """Set by Ctrl-C, SIGTERM and a terminal that is closed; afterwards these are as before."""
+    ended = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda *_: ended.set()) for number in numbers]
+    try:
+        yield ended
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _files(
