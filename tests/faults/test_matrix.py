@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tables
 from tests.faults.matrix import INSIDE, MATRIX, STAGES, Cell
 from tests.lab.bench import Bench
 from vmckpt.lab import guests, network, trial
@@ -78,7 +79,10 @@ def attempt(bench: Bench, cell: Cell) -> tuple[bool, list[str]]:
 
 @pytest.mark.parametrize(
     "cell",
-    [pytest.param(one, id=str(one), marks=() if one.quick else pytest.mark.long) for one in MATRIX],
+    [
+        pytest.param(one, id=str(one), marks=tables.marks(number, quick=one.quick))
+        for number, one in enumerate(MATRIX)
+    ],
 )
 def test_nothing_is_lost(bench: Bench, cell: Cell) -> None:
     for _ in range(TRIES):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import tables
 from tests.lab.bench import Bench
 from tests.lab.locking_scenes import Scene
 from tests.lab.locking_table import CELLS
@@ -44,9 +45,9 @@ def tried() -> Iterator[object]:
     for under in Under:
         cells = [cell for cell in CELLS if cell.under is under]
         for cell in cells:
-            marks = () if cell.quick else pytest.mark.long
+            marks = tables.marks(CELLS.index(cell), quick=cell.quick)
             yield pytest.param(under, cell, id=str(cell), marks=marks)
-        marks = () if any(cell.quick for cell in cells) else pytest.mark.long
+        marks = () if any(cell.quick for cell in cells) else (pytest.mark.long,)
         yield pytest.param(
             under, None, id=f"{under.name}-ends".lower().replace("_", "-"), marks=marks
         )
