@@ -36,6 +36,7 @@ from vmckpt.snapshot.recording import recorded
 from vmckpt.snapshot.requests import TakeRequest
 from vmckpt.snapshot.taking import Taking
 from vmckpt.store.facts import Facts
+from vmckpt.store.local import LocalFolder
 from vmckpt.store.store import Store
 from vmckpt.units import Seconds
 
@@ -62,12 +63,13 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return did
 
 
-def put_back(state: Path, url: str) -> dict[str, Any]:
+def put_back(state: Path, url: str, id_: str | None = None) -> dict[str, Any]:
     undo = Undo(guest="u", capabilities={}, bandwidth=1, runs=True, folder="")
     backup = DiskUndo(guest="u", snapshot="s-1", socket="/s", files=())
     order = PutBackOrder(
-        guest="u", uri="", host="alpha", store=StorePlace(name="near", url=url), state=str(state),
-        snapshot="s-1", capture=undo.to_json(), backup=backup.to_json(), freeze=None,
+        guest="u", uri="", host="alpha", store=StorePlace(name="near", url=url, id=id_),
+        state=str(state), snapshot="s-1", capture=undo.to_json(), backup=backup.to_json(),
+        freeze=None,
     )  # fmt: skip
     order.folder.mkdir(parents=True)
     return putback.put_back(order)
@@ -78,6 +80,13 @@ def test_the_guest_is_put_back_though_the_store_is_away(tmp_path: Path, done: li
         put_back(tmp_path, "/nowhere/store")
     assert done == ["capture", "backup None"]
     assert not (tmp_path / "spool" / "s-1").exists()
+
+
+def test_another_store_that_lies_there_is_not_asked(tmp_path: Path, done: list[str]) -> None:
+    Store.create(LocalFolder(tmp_path / "other"))
+    with pytest.raises(StoreError, match=r"the guest is put back; .* is another store here"):
+        put_back(tmp_path, str(tmp_path / "other"), "the-right-one")
+    assert done == ["capture", "backup None"]
 
 
 @pytest.mark.parametrize(("published", "more"), [(True, []), (False, ["backup False"])])

@@ -15,8 +15,7 @@ from vmckpt.hypervisor import library
 from vmckpt.hypervisor.agent import GuestAgent, thaw_left
 from vmckpt.hypervisor.backups import Backups
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.store.places import backend_of
-from vmckpt.store.store import Store
+from vmckpt.store import opening
 from vmckpt.units import Seconds
 
 # A living agent whose controller is gone needs a moment to give up, and a dead one's keeper tries
@@ -36,7 +35,7 @@ def put_back(order: PutBackOrder) -> dict[str, Any]:
             image.remove(order.folder)
             copies.sweep()
         try:
-            store = Store.open(backend_of(order.store.url))
+            store = opening.opened(order.store)
             published = any(one.id == order.snapshot for one in store.manifests())
         except VmckptError as exc:
             if not order.dry:

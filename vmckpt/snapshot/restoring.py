@@ -253,6 +253,7 @@ class _Restoring:
             "snapshot": order.snapshot,
             "store": order.store.name,
             "url": order.store.url,
+            "id": order.store.id,
             "state": order.state,
             "images": plan.images,
             "memory": order.xml is not None,

@@ -143,7 +143,11 @@ def _order(case: Unattended, begun: StoredStep) -> PutBackOrder:
         guest=case.operation.guest_uuid or "",
         uri=agents.LIBVIRT,
         host=case.host.name,
-        store=StorePlace(name=str(begun.intent["store"]), url=str(begun.intent["url"])),
+        store=StorePlace(
+            name=str(begun.intent["store"]),
+            url=str(begun.intent["url"]),
+            id=begun.intent.get("id"),
+        ),
         state=str(begun.intent["state"]),
         snapshot=str(begun.intent["snapshot"]),
         capture=facts.get(Step.CAPTURE),

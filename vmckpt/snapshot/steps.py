@@ -7,7 +7,7 @@ class Step(StrEnum):
     """What taking a snapshot does to a host, a guest and a store."""
 
     TAKE = "take"
-    """An agent is started; {"snapshot", "store", "url", "state"}."""
+    """An agent is started; {"snapshot", "store", "url", "id", "state"}; "id" is the store's."""
     CAPTURE = "capture"
     """QEMU is set up for a capture; {"facts"}: what was so before."""
     BACKUP = "backup"

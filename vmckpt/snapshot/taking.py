@@ -161,6 +161,7 @@ class Taking:
             "snapshot": order.snapshot,
             "store": order.store.name,
             "url": order.store.url,
+            "id": order.store.id,
             "state": order.state,
         }
         self._where = where(guest, self._host)
