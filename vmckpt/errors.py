@@ -30,6 +30,7 @@
      +-- CaptureFailed              50   no checkpoint was made; the guest is as it was
      |    +-- CannotCapture         51   this way cannot capture this guest; the message says why
      |    +-- StreamDamaged         52   what QEMU wrote is no whole migration stream
+     +-- WaitedInVain               1   another guest of its group could not come as far
      +-- Cancelled                 130   the operator stopped it (Ctrl-C or SIGTERM)
 
 An error is one line: what, where, and what to do. `mend` is the last part.
@@ -232,6 +233,10 @@ class StreamDamaged(CaptureFailed):
     """What QEMU wrote, or what was kept of it, is no whole migration stream."""
 
     exit_code = 52
+
+
+class WaitedInVain(VmckptError):
+    """Another guest of its group could not come as far; the message says how it stands with it."""
 
 
 class Cancelled(VmckptError):

@@ -80,8 +80,14 @@ def attempt(bench: Bench, cell: Cell) -> tuple[bool, list[str]]:
 @pytest.mark.parametrize(
     "cell",
     [
-        pytest.param(one, id=str(one), marks=tables.marks(number, quick=one.quick))
-        for number, one in enumerate(MATRIX)
+        pytest.param(
+            one,
+            id=str(one),
+            marks=tables.marks(
+                list(Fault).index(one.fault), list(Moment).index(one.moment), quick=one.quick
+            ),
+        )
+        for one in MATRIX
     ],
 )
 def test_nothing_is_lost(bench: Bench, cell: Cell) -> None:

@@ -42,10 +42,10 @@ def stage(session_lab: Bench) -> Iterator[Stage]:
 
 def tried() -> Iterator[object]:
     """All cells, row by row, and after each row what was under way is let go on to its end."""
-    for under in Under:
+    for row, under in enumerate(Under):
         cells = [cell for cell in CELLS if cell.under is under]
         for cell in cells:
-            marks = tables.marks(CELLS.index(cell), quick=cell.quick)
+            marks = tables.marks(row, list(Asked).index(cell.asked), quick=cell.quick)
             yield pytest.param(under, cell, id=str(cell), marks=marks)
         marks = () if any(cell.quick for cell in cells) else (pytest.mark.long,)
         yield pytest.param(

@@ -75,10 +75,13 @@ def files(order: RestoreOrder) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
 
 
+YES = {"answer": True}
+
+
 def carried_out(order: RestoreOrder, *answers: dict[str, Any]) -> list[dict[str, Any]]:
-    """Restore, with these answers of the controller; what the agent said."""
+    """Restore, with these answers of the controller once it is ready; what the agent said."""
     heard, said = (
-        io.StringIO("{}\n" + "".join(json.dumps(a) + "\n" for a in answers)),
+        io.StringIO("{}\n" + "".join(json.dumps(a) + "\n" for a in (YES, *answers))),
         io.StringIO(),
     )
     talk = Talk(heard, said)
@@ -88,9 +91,6 @@ def carried_out(order: RestoreOrder, *answers: dict[str, Any]) -> list[dict[str,
     finally:
         told = [json.loads(text) for text in said.getvalue().splitlines()]
     return told
-
-
-YES = {"answer": True}
 
 
 def test_what_is_about_to_be_put_there_is_told_before_anything_is_touched(

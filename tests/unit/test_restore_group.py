@@ -12,11 +12,23 @@ from tests.unit.test_group import stock as stock  # noqa: PLC0414
 from tests.unit.test_guarding import RESTORED
 from tests.unit.test_restore_flow import ABOUT, ALPHA, OPENED, PLAN, Side
 from tests.unit.test_restore_flow import side as side  # noqa: PLC0414
-from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError
+from vmckpt.agent.leftover import Verdict
+from vmckpt.errors import (
+    BadInput,
+    Cancelled,
+    HypervisorError,
+    RemoteError,
+    VmckptError,
+    WaitedInVain,
+)  # fmt: skip
+from vmckpt.hypervisor import guests
 from vmckpt.model.callers import Caller
 from vmckpt.snapshot import group, restoring, restoring_group
+from vmckpt.snapshot.alone import Heard
 from vmckpt.snapshot.gate import Gate
 from vmckpt.snapshot.requests import Restored, RestoreRequest
+from vmckpt.snapshot.restoring import Opened, _Answers
+from vmckpt.snapshot.settling import came_back
 from vmckpt.store.facts import new_id
 
 GROUP = new_id(b"a group of", "g")
@@ -66,9 +78,54 @@ async def test_who_waits_in_vain_says_how_it_stands(side: Side, ready: bool, end
         await gate.all_here("the other")
         await settled()
     gate.fail()
-    with pytest.raises(Cancelled, match="is not restored" if ready else "web1 is as it was"):
+    with pytest.raises(WaitedInVain, match="is not restored" if ready else "web1 is as it was"):
         await waiting
     assert len(side.ended) == ended
+
+
+@pytest.fixture(autouse=True)
+def planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have their image in the same place."""
+    monkeypatch.setattr(restoring, "planned", lambda *_: PLAN)
+
+
+def member(name: str) -> Opened:
+    return replace(OPENED, public=replace(PUBLIC, id=name, guest=name))
+
+
+def test_two_with_one_image_on_a_host_are_refused() -> None:
+    request = RestoreRequest(snapshot=GROUP)
+    beta = replace(ALPHA, name="beta")
+    restoring_group.apart([(ALPHA, member("a")), (beta, member("b"))], request)
+    with pytest.raises(BadInput, match="on alpha would be an image of a and of b"):
+        restoring_group.apart([(ALPHA, member("a")), (ALPHA, member("b"))], request)
+
+
+async def test_ready_is_waited_for_and_asked_again(side: Side) -> None:
+    gate = Gate(2)
+    work = side.work(end_running=True)
+    work._gate = gate
+    answers = _Answers(work, PLAN, {})
+    ready = asyncio.create_task(answers("ready", {}))
+    await settled()
+    assert not ready.done()
+    await gate.all_here("the other")
+    assert await ready == {"answer": True}
+    # Whoever has started it meanwhile is seen.
+    side.runs, side.heard = True, [Heard(host="beta", runs=True, users={})]
+    assert "runs on beta" in (await answers("make way", ABOUT))["refused"]
+
+
+async def test_one_that_cannot_go_on_is_told_of_and_is_back(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resume(*_: object) -> None:
+        raise HypervisorError("alpha: libvirtd is gone", host="alpha")
+
+    monkeypatch.setattr(guests, "resume", resume)
+    said = await side.work().let_go(PLAN)
+    assert said is not None
+    assert "web1 is back and may stand still" in said
 
 
 class Members:
@@ -94,9 +151,7 @@ class Members:
         return replace(RESTORED, guest=name)
 
     async def run(self, stop: asyncio.Event | None = None) -> restoring_group.GroupRestored:
-        members = [
-            (ALPHA, replace(OPENED, public=replace(PUBLIC, id=name))) for name in ("a", "b", "c")
-        ]
+        members = [(replace(ALPHA, name=f"on-{name}"), member(name)) for name in ("a", "b", "c")]
         caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=stop or asyncio.Event())
         request = RestoreRequest(snapshot=GROUP, end_running=True)
         return await restoring_group.restore(GROUP, members, request, caller, hosts={})
@@ -129,7 +184,7 @@ async def test_what_nobody_knows_comes_first(monkeypatch: pytest.MonkeyPatch) ->
     lost = RemoteError("the agent is gone")
     refused = HypervisorError("no room", host="alpha")
     members = Members(monkeypatch, {"a back": refused, "c back": lost})
-    with pytest.raises(RemoteError, match="the agent is gone; no room; b is back"):
+    with pytest.raises(RemoteError, match="the agent is gone; a: no room; b is back"):
         await members.run()
 
 
@@ -164,6 +219,12 @@ def test_what_is_for_one_guest_is_refused(stock: Stock, option: tuple[str, ...])
 def test_an_incomplete_group_is_refused(stock: Stock) -> None:
     in_group(stock, "3")
     code, _, err = stock("restore", GROUP)
-    assert (code, "is incomplete: 2 of 3; restore its snapshots one by one" in err) == (45, True)
+    assert (code, "is incomplete: 2 of 3" in err) == (45, True)
     code, _, err = stock("restore", new_id(b"0123456789", "g"))
-    assert (code, "no store has a group" in err) == (45, True)
+    assert (code, "no store has a whole group" in err) == (45, True)
+
+
+def test_whoever_recovers_one_of_a_group_is_told_that_it_may_stand() -> None:
+    told = came_back(Verdict.ARRIVED, stands=True)
+    assert "may stand still: virsh resume it once all of its group are back" in told.truth
+    assert "stand still" not in came_back(Verdict.ARRIVED).truth

@@ -84,6 +84,8 @@ def restore(order: RestoreOrder, talk: Talk, way: Way | None = None) -> dict[str
                 files.write()
                 written = time.monotonic()
                 # The guest that is there ends only now: if a disk cannot be written, it runs on.
+                # Of a group nobody ends before all are ready; who asks again is still there.
+                talk.ask("ready")
                 talk.ask("make way", made=images.marks(), empty=_empty(order))
                 images.swap()
                 files.swap()

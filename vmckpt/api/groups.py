@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from vmckpt import api
 from vmckpt.api import snapshots
-from vmckpt.errors import BadInput, NotInStore
+from vmckpt.errors import BadInput, NotInStore, StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.model.callers import Caller
 from vmckpt.snapshot import group, grouping, keeping, restoring_group
@@ -66,10 +66,9 @@ async def restore(
 def _opened(
     inventory: Inventory, name: str | None, id_: str, identity: Identity | None
 ) -> list[Opened]:
-    """All snapshots of a group, in the order in which everybody takes several leases."""
+    """All snapshots of a group."""
     members = _members(inventory, name, id_)
-    ids = [one.id for one in sorted(members, key=lambda one: one.guest_uuid)]
-    return [snapshots.opened_anywhere(inventory, name, one, identity) for one in ids]
+    return [snapshots.opened_anywhere(inventory, name, one.id, identity) for one in members]
 
 
 def _members(inventory: Inventory, name: str | None, id_: str) -> Sequence[Public]:
@@ -77,12 +76,17 @@ def _members(inventory: Inventory, name: str | None, id_: str) -> Sequence[Publi
     places = [inventory.store(name)] if name else list(inventory.stores.values())
     there = []
     for place in places or [inventory.store()]:
-        told = keeping.readable(snapshots.open_place(place)).values()
+        try:
+            told = keeping.readable(snapshots.open_place(place)).values()
+        except StoreError as exc:
+            if len(places) < 2:
+                raise
+            there.append(f"{place.name} does not answer ({exc.message})")
+            continue
         standing = group.standing(told).get(id_)
         if standing is not None and standing.whole:
             return [one for one in told if one.group == id_]
         if standing is not None:
             there.append(f"{place.name}: {standing}")
-    if there:
-        raise NotInStore("; ".join(there), mend="restore its snapshots one by one")
-    raise NotInStore(f"no store has a group {id_}", mend="vmckpt snapshot list shows them")
+    said = "; ".join([f"no store has a whole group {id_}", *there])
+    raise NotInStore(said, mend="vmckpt snapshot list shows what is there")

@@ -130,7 +130,9 @@ async def _restore(
     on: str | None,
     key: Identity | None,
 ) -> Restored | GroupRestored:
-    stop = stop_on_signals("stopping: disks will be as before")
+    whole = group.is_id(request.snapshot)
+    becomes = "it is told how each guest stands" if whole else "disks will be as before"
+    stop = stop_on_signals(f"stopping: {becomes}")
     caller = api.Caller(emit=Ticker().take, warn=output.say, stop=stop)
-    back = groups.restore if group.is_id(request.snapshot) else snapshots.restore
+    back = groups.restore if whole else snapshots.restore
     return await back(inventory, store, request, caller, on=on, identity=key)

@@ -237,7 +237,10 @@ class LibvirtMover:
                 if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
                     return False
                 raise
-            domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+            # On a folder that both hosts have, these are the guest's.
+            domain.undefineFlags(
+                libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM | libvirt.VIR_DOMAIN_UNDEFINE_KEEP_TPM
+            )
             return True
 
         if not await kept.ask(

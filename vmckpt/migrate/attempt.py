@@ -115,7 +115,7 @@ class _Attempt:
         await self._around.desk.intend(Step.LIMITS, limits)
         # Whether a definition that is found there later is a trace of this move.
         there = await guests.presence(self._around.there, self._guest.uuid)
-        self._target_knew = there.state is not None
+        self._target_knew = not there.reachable or there.state is not None
         move = {
             "order": order.as_json(),
             "target_knew": self._target_knew,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vmckpt.errors import BadInput, PolicyError
+from vmckpt.errors import BadInput, HypervisorError, PolicyError
 from vmckpt.hypervisor import guests, leftovers
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
@@ -351,10 +351,6 @@ class _Doing:
     async def _undo(self) -> None:
         """The guest stays: what was set on its QEMU is set back, what was made is removed."""
         source, target = await self._recovery.presences()
-        move = self._left.open(Step.MOVE)
-        knew = move is None or bool(move.intent.get("target_knew"))
-        if target.state is not None and not knew:
-            await self._mover.forget_target()
         limits = self._left.open(Step.LIMITS)
         if limits is not None and source.state is not None and source.state.is_active:
             usual = Seconds(float(limits.intent["max_downtime_ms"]) / 1000)
@@ -364,6 +360,14 @@ class _Doing:
             if self._left.open(Step.BANDWIDTH):
                 await self._mover.set_bandwidth(None, post_copy=False)
         await self._remove_images()
+        move = self._left.open(Step.MOVE)
+        if move is None or move.intent.get("target_knew", True):
+            return
+        try:
+            if not target.reachable or target.state is not None:
+                await self._mover.forget_target()
+        except HypervisorError as exc:
+            self._warnings.append(f"it may still be defined on the target: {exc}")
 
     async def _remove_images(self) -> None:
         step, remotes = self._left.open(Step.IMAGES), self._recovery.remotes

@@ -24,6 +24,8 @@ from vmckpt.errors import HostKeyRefused, RemoteError
 from vmckpt.model.hosts import Host, SshAddress
 from vmckpt.units import Seconds
 
+_KEEPALIVE = 30
+"""Seconds: firewalls forget a connection that is silent for some minutes."""
 CONNECT_LIMIT = 8.0
 COMMAND_LIMIT = Seconds(20.0)
 # For all of it: a server that sends a byte now and then never uses up the limits of the steps.
@@ -204,6 +206,9 @@ class Remote:
             raise RemoteError(
                 f"{name}: ssh to {where.address}: {last_line(str(exc), 'it broke')}"
             ) from exc
+        transport = client.get_transport()
+        if transport is not None:  # an order may take an hour in which nothing is said
+            transport.set_keepalive(_KEEPALIVE)
         return client
 
     def _run(

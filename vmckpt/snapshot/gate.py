@@ -2,7 +2,7 @@
 
 import asyncio
 
-from vmckpt.errors import Cancelled
+from vmckpt.errors import WaitedInVain
 
 
 class Gate:
@@ -20,10 +20,10 @@ class Gate:
     async def all_here(self, meanwhile: str) -> None:
         """Wait for the others. `meanwhile`: how it stands with the one that waits.
 
-        Raises Cancelled if they cannot all come.
+        Raises WaitedInVain if they cannot all come.
         """
         if self._failed:
-            raise Cancelled(meanwhile)
+            raise WaitedInVain(meanwhile)
         opens = self._opens
         self._here += 1
         if self._here == self._size:
@@ -31,7 +31,7 @@ class Gate:
             self._opens = asyncio.get_running_loop().create_future()
             opens.set_result(True)
         if not await asyncio.shield(opens):
-            raise Cancelled(meanwhile)
+            raise WaitedInVain(meanwhile)
 
     def fail(self) -> None:
         """Let nobody wait any longer, now or later."""

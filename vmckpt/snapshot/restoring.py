@@ -79,20 +79,18 @@ async def restore(
         )  # fmt: skip
         new = _operation(host, opened, plan)
         async with recorded(new, plan.uuid, caller.warn) as recorder:
-            ordered = request if gate is None else replace(request, paused=True)
-            work = _Restoring(hypervisor, opened, ordered, caller, recorder, gate=gate)
+            work = _Restoring(hypervisor, opened, request, caller, recorder, gate=gate)
             users = await work.alone(plan, hosts)
             await _in_the_way(hypervisor, plan, request)
             known = await stored.look(hypervisor, plan.uuid)
             restored = await work.run(plan, warnings, hosts, users)
             # A guest that ran without a stored definition is not given one.
             if not (known and known.active and known.stored is None):
-                told = await _define(hypervisor, plan)
-                restored = replace(restored, warnings=(*restored.warnings, *told))
-            if gate is not None:
-                await gate.all_here(f"{plan.guest} is back on {host.name} and stands still")
-                if not request.paused:
-                    await guests.resume(hypervisor, plan.uuid)
+                said = await _define(hypervisor, plan)
+                restored = replace(restored, warnings=(*restored.warnings, *said))
+            await work.all_here(f"is back on {host.name} and stands still", plan)
+            if work.stands and (told := await work.let_go(plan)):
+                restored = replace(restored, warnings=(*restored.warnings, told))
             # What still comes in is recovery's: the guest runs, and its keeper goes on.
             if restored.whole:
                 recorder.finish(Outcome.COMPLETED, restored.as_json())
@@ -214,6 +212,8 @@ class _Restoring:
         self._host = hypervisor.host
         self._caller, self._recorder = caller, recorder
         self._desk = JournalDesk(recorder)
+        self.stands = gate is not None and not request.paused
+        """It comes back paused, and runs when all of its group are back."""
         self._hook: int | None = None
         self._ended = False
 
@@ -244,7 +244,7 @@ class _Restoring:
             images=plan.images,
             replace=self._request.fork is None and self._request.end_running,
             links_down=self._request.fork is not None and not self._links_up_at_once,
-            paused=self._request.paused,
+            paused=self._request.paused or self.stands,
             others=opened.others,
             follows=self._request.fork is None,
             users=users,
@@ -260,6 +260,8 @@ class _Restoring:
         }
         if self._request.lazy:
             meant["lazy"] = True
+        if self.stands:
+            meant["stands"] = True
         if self._request.on_restore is not None:
             meant["on_restore"] = self._request.on_restore
         await desk.intend(Step.RESTORE, meant)
@@ -317,8 +319,7 @@ class _Restoring:
         """
         await self.alone(plan, hosts)
         ends = await _in_the_way(self._hypervisor, plan, self._request)
-        if self._gate is not None:
-            await self._gate.all_here(f"{plan.guest} is as it was")
+        await self.all_here("is as it was", plan)
         await self._desk.intend(
             Step.MAKE_WAY, {"made": dict(about["made"]), "empty": list(about["empty"])}
         )
@@ -326,8 +327,21 @@ class _Restoring:
         if ends:
             await guests.end(self._hypervisor, plan.uuid)
             self._ended = True
+        await self.all_here("is not restored", plan)
+
+    async def all_here(self, meanwhile: str, plan: _Plan) -> None:
+        """Wait for the others of the group, if it is one. Raises WaitedInVain."""
         if self._gate is not None:
-            await self._gate.all_here(f"{plan.guest} is not restored")
+            await self._gate.all_here(f"{plan.guest} {meanwhile}")
+
+    async def let_go(self, plan: _Plan) -> str | None:
+        """All of the group are back: it runs; what there is to say if it may not."""
+        try:
+            self._desk.check()
+            await guests.resume(self._hypervisor, plan.uuid)
+        except HypervisorError as exc:
+            return f"{plan.guest} is back and may stand still, see virsh resume: {exc}"
+        return None
 
     def _emit(self, event: Event) -> None:
         self._recorder.take(event)
@@ -342,6 +356,9 @@ class _Answers:
 
     async def __call__(self, asked: str, about: Mapping[str, Any]) -> dict[str, Any]:
         try:
+            if asked == "ready":
+                await self._work.all_here("is as it was", self._plan)
+                return {"answer": True}
             if asked == "started":
                 return {"answer": {"links_up": await self._work.follow(self._plan)}}
             if asked != "make way":

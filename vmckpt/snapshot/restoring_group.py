@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vmckpt.errors import Cancelled, RemoteError, VmckptError
+from vmckpt.errors import BadInput, Cancelled, RemoteError, VmckptError, WaitedInVain
 from vmckpt.model.callers import Caller
 from vmckpt.model.hosts import Host
 from vmckpt.snapshot import restoring
@@ -17,6 +17,8 @@ from vmckpt.snapshot.gate import Gate
 from vmckpt.snapshot.requests import Restored, RestoreRequest
 from vmckpt.snapshot.restoring import Opened
 from vmckpt.snapshot.together import listening
+
+Member = tuple[Host, Opened]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class GroupRestored:
 
 
 async def restore(
-    id_: str, members: Sequence[tuple[Host, Opened]], request: RestoreRequest, caller: Caller,
+    id_: str, members: Sequence[Member], request: RestoreRequest, caller: Caller,
     *, hosts: Mapping[str, Host],
 ) -> GroupRestored:  # fmt: skip
     """Bring the snapshots of a group back, each on its host, as `restoring.restore` does.
@@ -39,6 +41,7 @@ async def restore(
     Raises as that. If it fails before all are ready, no guest was touched; after that the error
     says how it stands with each, and none of them runs.
     """
+    apart(members, request)
     gate, stop = Gate(len(members)), asyncio.Event()
     caller_of = listening(replace(caller, stop=stop))
 
@@ -57,14 +60,14 @@ async def restore(
         ended = await asyncio.gather(*(one(*each) for each in members), return_exceptions=True)
     finally:
         passing.cancel()
-    unexpected = [
-        one for one in ended if isinstance(one, BaseException) and not isinstance(one, VmckptError)
+    names = [opened.public.guest for _, opened in members]
+    failures = [
+        (name, one)
+        for name, one in zip(names, ended, strict=True)
+        if isinstance(one, BaseException)
     ]
-    if unexpected:
-        raise unexpected[0]
-    failures = [one for one in ended if isinstance(one, VmckptError)]
     if failures:
-        raise _summed_up(failures)
+        raise summed_up(failures)
     return GroupRestored(id=id_, members=tuple(one for one in ended if isinstance(one, Restored)))
 
 
@@ -74,16 +77,38 @@ async def _pass_on(asked: asyncio.Event, stop: asyncio.Event, gate: Gate) -> Non
     gate.fail()
 
 
-def _summed_up(failures: Sequence[VmckptError]) -> VmckptError:
-    """The error that explains the others, with all that they tell. Pure."""
-    error = min(failures, key=_rank)
-    others = [one.message for one in failures if one is not error]
-    error.message = "; ".join([error.message, *others])
+def apart(members: Sequence[Member], request: RestoreRequest) -> None:
+    """See that no two of them would have one image. Raises BadInput. Pure."""
+    whose: dict[tuple[str, str], str] = {}
+    for host, opened in members:
+        guest = opened.public.guest
+        for path in restoring.planned(opened, request).images.values():
+            other = whose.setdefault((host.name, path), guest)
+            if other != guest:
+                raise BadInput(
+                    f"{path} on {host.name} would be an image of {other} and of {guest}",
+                    mend="restore them on different hosts, one by one",
+                )
+
+
+def summed_up(failures: Sequence[tuple[str, BaseException]]) -> BaseException:
+    """The error that explains the others, given what all of them tell, by guest."""
+    error = min((one for _, one in failures), key=_rank)
+    if isinstance(error, VmckptError):
+        others = [
+            f"{name}: {one.message}" if name not in one.message else one.message
+            for name, one in failures
+            if one is not error and isinstance(one, VmckptError)
+        ]
+        error.message = "; ".join([error.message, *others])
     return error
 
 
-def _rank(error: VmckptError) -> int:
-    """What nobody knows comes first, then what went wrong, then who only waited in vain."""
-    if isinstance(error, RemoteError) or not error.undone:
+def _rank(error: BaseException) -> int:
+    """What nobody expected or knows comes first, then what went wrong, then who was stopped, and
+    who only waited in vain."""
+    if not isinstance(error, VmckptError):
         return 0
-    return 2 if isinstance(error, Cancelled) else 1
+    if isinstance(error, RemoteError) or not error.undone:
+        return 1
+    return {Cancelled: 3, WaitedInVain: 4}.get(type(error), 2)

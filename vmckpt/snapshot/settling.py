@@ -49,6 +49,7 @@ async def settle_restore(case: Unattended, policies: Sequence[Policy]) -> Settle
             left=[str(one) for one in found["left"]],
             hook=None if hook is None else str(hook),
             ran=any(one.name == Step.HOOK for one in case.steps),
+            stands=bool(begun.intent.get("stands")),
         )
         if begun.intent.get("lazy") and told.outcome is not None:
             finish = FinishOrder(
@@ -92,12 +93,16 @@ def came_back(
     left: Sequence[str] = (),
     hook: str | None = None,
     ran: bool = False,
+    stands: bool = False,
 ) -> Settled:
-    """What is true of a restore once its agent is gone; `ran`: its hook had begun. Pure."""
+    """What is true of a restore once its agent is gone; `ran`: its hook had begun; `stands`: it was
+    to stand still until all of its group are back. Pure."""
     if verdict is Verdict.ARRIVED:
         done = "may not have come to its end" if ran else "was not run"
         follows = "" if hook is None else f"; its on_restore hook {done}: {hook}"
         truth = "the guest is back" if memory else "the guest's disks are back"
+        if stands:
+            truth += " and may stand still: virsh resume it once all of its group are back"
         return Settled(truth=f"{truth}{follows}", outcome=Outcome.COMPLETED, did=tuple(did))
     if verdict is Verdict.BACK:
         truth = "the guest was not started" if memory else "the guest's disks were not replaced"
