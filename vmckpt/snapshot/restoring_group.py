@@ -67,7 +67,9 @@ async def restore(
         if isinstance(one, BaseException)
     ]
     if failures:
-        raise summed_up(failures)
+        error = summed_up(failures)
+        # All who were stopped may have waited then.
+        raise Cancelled(error.message) if isinstance(error, WaitedInVain) else error
     return GroupRestored(id=id_, members=tuple(one for one in ended if isinstance(one, Restored)))
 
 
