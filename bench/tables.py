@@ -1,7 +1,7 @@
 """Every cell of the large tables: each fault at each moment of a migration, and whatever is asked
-for while something else is under way.
+for while something else is under way; and fifty cuts through a group of guests.
 
-    sudo .venv/bin/python -m bench.tables [--json bench/results/tables.json]
+    sudo .venv/bin/python -m bench.tables [--json bench/results/tables.json] [--only faults,cuts]
 
 The two tables are tried side by side, each in a lab of its own; about an hour on 2 cores.
 """
@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-TABLES = {"faults": "tests/faults", "locking": "tests/lab/test_locking.py"}
+TABLES = {
+    "faults": "tests/faults",
+    "locking": "tests/lab/test_locking.py",
+    "cuts": "tests/lab/test_groups.py::test_many_cuts",
+}
 
 
 def found(report: Path) -> dict[str, Any]:
@@ -34,20 +38,21 @@ def found(report: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Try both tables and say what was found."""
+    """Try them and say what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", default=",".join(TABLES), help="some of " + ", ".join(TABLES))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     began = time.monotonic()
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        reports = {name: Path(folder, f"{name}.xml") for name in TABLES}
+        reports = {name: Path(folder, f"{name}.xml") for name in args.only.split(",")}
         running = [
             subprocess.Popen(
                 [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-                 f"--junit-xml={reports[name]}", path],
+                 f"--junit-xml={report}", TABLES[name]],
             )
-            for name, path in TABLES.items()
+            for name, report in reports.items()
         ]  # fmt: skip
         for one in running:
             one.wait()
@@ -57,7 +62,7 @@ def main() -> None:
     print(text)
     if args.json is not None:
         args.json.write_text(text + "\n")
-    sys.exit(any(results[name]["failed"] for name in TABLES))
+    sys.exit(any(results[name]["failed"] for name in reports))
 
 
 if __name__ == "__main__":

@@ -110,14 +110,18 @@ def nothing(_: str, __: Phase) -> None:
     """Happens."""
 
 
-@pytest.mark.long
-def test_fifty_cuts(talking: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "times",
+    [pytest.param(10, marks=pytest.mark.long), pytest.param(50, marks=pytest.mark.campaign)],
+)
+def test_many_cuts(talking: Bench, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     archive = Archive(talking)
     store = Store.open(backend_of(str(talking.plan.shared / "snapshots")))
     told: list[Taken] = []
-    for _ in range(50):
+    for _ in range(times):
         made = chatting.taken(talking, monkeypatch, nothing, asyncio.Event()).members
-        consistent(archive, [one.id for one in made])
+        whole = max(one.pause for one in made) < 1.0
+        consistent(archive, [one.id for one in made], whole=whole)
         told += made
         for one in made:
             log.info("%s %s: pause %.4f s, held %.4f s", one.group, one.guest, one.pause, one.held)

@@ -52,7 +52,7 @@ def test_what_pre_copy_cannot_end_post_copy_ends(bench: Bench) -> None:
 
 @pytest.mark.long
 def test_mode_postcopy_switches_after_the_first_pass(bench: Bench) -> None:
-    bench.guest(dirty="64MiB@1MiB/s")
+    bench.guest(dirty="64MiB@10MiB/s")
     network.shape(bench.plan, "alpha", SLOW)
     done = bench.good("migrate", "web1", "--to", "beta", "--mode", "postcopy", "--json")
 
