@@ -1,7 +1,7 @@
 """Snapshots beside restic and borg, and of guests that run: the figures, in one run.
 
     sudo .venv/bin/python -m bench.snapshot [--turns 5] [--folder DIR] [--disk-mib 256]
-        [--only memory,compare,live,peers] [--json bench/results/snapshot.json]
+        [--only live,memory,peers,compare] [--json bench/results/snapshot.json]
 
 *live* builds a lab: pauses, work done meanwhile, second snapshots, restores (snapshot_live.py).
 *peers* feeds what was captured there, and a disk of real files, to vmckpt, restic and borg, in
@@ -41,7 +41,8 @@ CHANGED = 0.01
 """Of the disk's files, between the two snapshots."""
 SIZES = (256, 1024, 4096)
 """MiB of the regions whose memory use is looked at."""
-PHASES = ("live", "compare", "memory", "peers")
+PHASES = ("live", "memory", "peers", "compare")
+"""The one that needs much memory itself is last: a child's highest use begins with its parent's."""
 
 
 def live(turns: int, source: Path) -> dict[str, Any]:
@@ -201,9 +202,9 @@ def _run(asked: argparse.Namespace, only: Sequence[str], folder: Path) -> dict[s
         (source / number).mkdir(parents=True)
     steps: dict[str, Callable[[], Any]] = {
         "live": lambda: live(asked.turns, source),
-        "compare": lambda: snapshot_inside.compare(256, 4 * asked.turns),
         "memory": lambda: memory(folder),
         "peers": lambda: peers(asked.turns, source, folder),
+        "compare": lambda: snapshot_inside.compare(256, 4 * asked.turns),
     }
     for name in PHASES:
         if name in only:
