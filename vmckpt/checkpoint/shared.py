@@ -27,9 +27,12 @@ from vmckpt.checkpoint.stream import StreamParser
 from vmckpt.errors import Cancelled, CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.units import Seconds
 
-_THREADS = min(4, os.cpu_count() or 1)
+# One processor is for QEMU and libvirt, which are at work on the same pause.
+_THREADS = max(1, min(4, (os.cpu_count() or 1) - 1))
 # For device state: milliseconds, unless the host hardly runs.
 _PATIENCE = Seconds(10.0)
+_LOOK = Seconds(0.02)
+"""So often a stream that has ended is asked whether it has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,13 +211,13 @@ class _Epoch:
         monitor.tell("migrate", {"uri": f"fd:{PIPE}"})
         self._wait()
         marks.append(("device state", time.monotonic()))
-        comparing.result()
-        marks.append(("compare", time.monotonic()))
         if self._hooks.barrier is not None:
             self._activation.carry_out(monitor)
             marks.append(("activation", time.monotonic()))
             self._hooks.barrier()
             marks.append(("barrier", time.monotonic()))
+        comparing.result()
+        marks.append(("compare", time.monotonic()))
         settings.set_capabilities(monitor, self._undo.capabilities)
         monitor.tell("cont", {})
         marks.append(("cont", time.monotonic()))
@@ -225,10 +228,14 @@ class _Epoch:
         """Until QEMU has wholly ended its migration: a `cont` before that may crash it."""
         if not self._drain.ended(_PATIENCE):
             raise self._failed("the stream does not end")
-        give_up = time.monotonic() + _PATIENCE
+        began = looked = time.monotonic()
         while (state := self._monitor.run_state()) != "postmigrate":
-            if state not in ("paused", "finish-migrate") or time.monotonic() > give_up:
+            now = time.monotonic()
+            if state not in ("paused", "finish-migrate") or now - began > _PATIENCE:
                 raise self._failed(f"it is {state}")
+            if now - looked < _LOOK:
+                continue  # each question takes a tenth of the time that is left
+            looked = now
             status = self._monitor.ask("query-migrate")
             if status["status"] == "failed":
                 raise self._failed(str(status.get("error-desc", "QEMU says 'failed'")))
