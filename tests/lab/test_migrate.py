@@ -53,7 +53,7 @@ def test_a_transient_guest_stays_transient_and_autostart_moves_along(bench: Benc
     assert bench.inside("beta", "virsh", "list", "--autostart", "--name").split() == ["web2"]
 
 
-@pytest.mark.parametrize("rounds", [4, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [4, pytest.param(10, marks=pytest.mark.campaign)])
 def test_many_moves_leave_the_ledgers_whole_and_nothing_behind(bench: Bench, rounds: int) -> None:
     bench.guest()
 
@@ -274,7 +274,7 @@ def test_moves_over_slow_and_fast_links_by_all_kinds_of_guests(bench: Bench) -> 
     ]
     for kind in kinds:
         bench.guest(**kind)
-        for turn in range(8):
+        for turn in range(4):
             to = ("beta", "alpha")[turn % 2]
             rate = (None, "400mbit", "200mbit", None)[turn % 4]
             for host in ("alpha", "beta"):

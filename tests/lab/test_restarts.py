@@ -30,7 +30,12 @@ def asked(bench: Bench, command: str) -> dict[str, object]:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("word", "seconds"),
-    [("capture", 1.5), ("capture", 20.0), ("store", 1.5), ("store", 20.0)],
+    [
+        ("capture", 1.5),
+        pytest.param("capture", 20.0, marks=pytest.mark.campaign),
+        pytest.param("store", 1.5, marks=pytest.mark.campaign),
+        ("store", 20.0),
+    ],
 )
 def test_the_guest_runs_and_nothing_is_left(kept: Bench, word: str, seconds: float) -> None:
     kept.guest(**{**SMALL, "memory": "512MiB", "dirty": "200MiB@5MiB/s"})
