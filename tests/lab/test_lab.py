@@ -138,11 +138,12 @@ def test_the_observer_sees_a_pause_that_the_guest_cannot_see(bench: Bench) -> No
     bench.guest()
     began = time.monotonic()
     bench.inside("alpha", "virsh", "-q", "suspend", "web1")
-    time.sleep(0.4)
+    time.sleep(0.8)
     bench.inside("alpha", "virsh", "-q", "resume", "web1")
     time.sleep(0.3)
 
-    assert 0.4 <= bench.seen(since=began).blackout < 0.9
+    # Less what the observer itself could not see, where the machine is busy.
+    assert 0.5 <= bench.seen(since=began).blackout < 1.6
     assert bench.ledgers() == WHOLE
 
 
