@@ -44,7 +44,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     began = time.monotonic()
-    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         reports = {name: Path(folder, f"{name}.xml") for name in args.only.split(",")}
         running = [
@@ -56,7 +55,7 @@ def main() -> None:
         ]  # fmt: skip
         for one in running:
             one.wait()
-        results = {name: found(report) for name, report in reports.items()}
+        results: dict[str, Any] = {name: found(report) for name, report in reports.items()}
     results["took_s"] = round(time.monotonic() - began)
     text = json.dumps(results, indent=2)
     print(text)

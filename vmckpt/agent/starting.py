@@ -1,6 +1,7 @@
 """Starting a guest from memory, so that it is known whether it has started."""
 
 import time
+from collections.abc import Callable
 
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.revive import Revival
@@ -55,37 +56,46 @@ def _hush(order: RestoreOrder) -> None:
 
 def _has_started(order: RestoreOrder) -> bool:
     """Raises OutcomeUnknown if libvirt does not say."""
-    give_up = time.monotonic() + _PATIENCE
-    why = "its memory is still being loaded"
-    while time.monotonic() < give_up:
-        try:
-            with Monitor(order.guest, host=order.host, uri=order.uri) as there:
-                state = there.run_state()
-            if state not in _NOT_YET:
-                return state not in _GONE
-        except HypervisorError as exc:
-            if exc.code in library.NOT_HERE:
-                return False
-            why = exc.message
-        time.sleep(_TURN)
-    raise _unknown(order, "whether the guest was started is not known", why)
+
+    def look(there: Monitor) -> bool | None:
+        state = there.run_state()
+        return None if state in _NOT_YET else state not in _GONE
+
+    what, why = "whether the guest was started is not known", "its memory is still being loaded"
+    return _patiently(order, look, gone=False, what=what, why=why)
 
 
 def _end(order: RestoreOrder) -> None:
     """Raises OutcomeUnknown if it may still be there."""
+
+    def end(there: Monitor) -> bool:
+        there.end()
+        return True
+
+    what = f"guest {order.guest} could not be ended and may have its links up"
+    _patiently(order, end, gone=True, what=what, why="")
+
+
+def _patiently(
+    order: RestoreOrder, act: Callable[[Monitor], bool | None], *, gone: bool, what: str, why: str
+) -> bool:
+    """What `act` says once libvirt answers and it says something; `gone` if there is no guest.
+
+    Raises OutcomeUnknown with `what`, and with `why` if libvirt did not even fail.
+    """
     give_up = time.monotonic() + _PATIENCE
-    why = ""
     while time.monotonic() < give_up:
         try:
             with Monitor(order.guest, host=order.host, uri=order.uri) as there:
-                there.end()
-            return
+                told = act(there)
+            if told is not None:
+                return told
         except HypervisorError as exc:
             if exc.code in library.NOT_HERE:
-                return
+                return gone
             why = exc.message
         time.sleep(_TURN)
-    raise _unknown(order, f"guest {order.guest} could not be ended and may have its links up", why)
+    raise _unknown(order, what, why)
 
 
 def _unknown(order: RestoreOrder, what: str, why: str) -> OutcomeUnknown:

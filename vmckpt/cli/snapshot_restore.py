@@ -93,14 +93,10 @@ def restore(
     done = asyncio.run(_restore(known, store, request, on, key))
     if json:
         output.print_json(done.as_json())
-    elif isinstance(done, GroupRestored):
-        for one in done.members:
-            _show(one, paused=paused)
     else:
-        _show(done, paused=paused)
-    if isinstance(done, GroupRestored):
-        return
-    if done.hook and on_restore is not None:
+        for one in done.members if isinstance(done, GroupRestored) else (done,):
+            _show(one, paused=paused)
+    if isinstance(done, Restored) and done.hook and on_restore is not None:
         text = hooks.complaint(on_restore, done.hook, links_down=link and as_ is not None)
         raise HookFailed(text, mend="see to it by hand")
 
