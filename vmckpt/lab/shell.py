@@ -8,19 +8,32 @@ from vmckpt.errors import LabError
 
 
 def run(args: Sequence[str], *, check: bool = True, text: str | None = None) -> str:
-    """Run a command to its end and return what it printed; LabError if it fails."""
+    """Run a command to its end and return what it printed; LabError if it fails.
+
+    It has ended as well if we are interrupted: what it was making is whole or can be removed.
+    """
     try:
-        done = subprocess.run(
-            list(args), input=text, capture_output=True, text=True, check=False, timeout=120
-        )
+        with subprocess.Popen(
+            list(args),
+            stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as running:
+            try:
+                printed, complaint = running.communicate(text, timeout=120)
+            except BaseException:
+                running.kill()
+                running.wait()
+                raise
     except subprocess.TimeoutExpired as exc:
         raise LabError(f"{' '.join(args)}: no end in {exc.timeout:g} s") from exc
     except FileNotFoundError as exc:
         raise LabError(f"{args[0]} is not installed here", mend="run ./check --install") from exc
-    if check and done.returncode != 0:
-        reason = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["no reason"]
+    if check and running.returncode != 0:
+        reason = (complaint.strip() or printed.strip()).splitlines()[-1:] or ["no reason"]
         raise LabError(f"{' '.join(args)}: {reason[0]}")
-    return done.stdout
+    return printed
 
 
 def in_namespace(namespace: str, *args: str) -> list[str]:
