@@ -213,7 +213,8 @@ def loaded(form: TypeAdapter[T], text: bytes) -> T:
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(step)[:40] for step in first["loc"])
-        raise ValueError(f"{where}: {first['msg'][:80]}" if where else first["msg"][:80]) from exc
+        line = f"{where}: {first['msg'][:80]}" if where else first["msg"][:80]
+        raise ValueError(" ".join(line.split())) from exc
 
 
 def new_id(entropy: bytes, letter: str = "s") -> str:
