@@ -7,7 +7,6 @@ make the next `virsh save` lose the memory.
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -22,17 +21,28 @@ from vmckpt.checkpoint.compare import Flags, Mapping, bring_up
 from vmckpt.checkpoint.draining import Drain, Tape
 from vmckpt.checkpoint.image import FrozenImage
 from vmckpt.checkpoint.lastcopy import LastCopy, PrivateMemory
-from vmckpt.checkpoint.settings import IGNORE_SHARED, PIPE, Commands, Undo
+from vmckpt.checkpoint.settings import IGNORE_SHARED, Commands
+from vmckpt.checkpoint.standstill import Mark, Standstill
 from vmckpt.checkpoint.stream import StreamParser
 from vmckpt.errors import Cancelled, CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.units import Seconds
 
 # One processor is for QEMU and libvirt, which are at work on the same pause.
 _THREADS = max(1, min(4, (os.cpu_count() or 1) - 1))
-# For device state: milliseconds, unless the host hardly runs.
-_PATIENCE = Seconds(10.0)
-_LOOK = Seconds(0.02)
-"""So often a stream that has ended is asked whether it has failed."""
+
+
+def _barrier(monitor: Commands, hooks: Hooks) -> Callable[[Mark], None]:
+    """What is done for disks while the guest stands still."""
+    activation = Activation.of(monitor)
+
+    def at_barrier(mark: Mark) -> None:
+        if hooks.barrier is not None:
+            activation.carry_out(monitor)
+            mark("activation")
+            hooks.barrier()
+            mark("barrier")
+
+    return at_barrier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +143,11 @@ class SharedMemory:
                 changed = self._warm()
                 if stop is not None and stop.is_set():
                     raise Cancelled(f"capture of {monitor.name} stopped")
-                epoch_ = _Epoch(monitor, undo, hooks, drain)
-                comparing, marks = epoch_.take(self._begin_comparing)
+                settings.set_bandwidth(monitor, settings.NO_LIMIT)
+                drain.hand_over(monitor)
+                standstill = Standstill(monitor, undo, drain)
+                found = standstill.take(self._begin_comparing, _barrier(monitor, hooks))
+                hooks.captured()
             except BaseException:
                 drain.discard()
                 with suppress(HypervisorError, CaptureFailed):
@@ -148,13 +161,13 @@ class SharedMemory:
         parser.feed(tape.data)
         parser.finish()
         image, private = self._last.complete(epoch, sink)
-        for index, flags in enumerate(comparing.result()):
+        for index, flags in enumerate(found):
             changed[index] |= flags
         named = {image.blocks[block].name: changed[file] for block, file in sink.shared.items()}
         return SharedCaptured(
             image=image, epoch=epoch, changed=named | private if known else None,
-            pause=Seconds(marks[-1][1] - marks[0][1]),
-            phases={b[0]: Seconds(b[1] - a[1]) for a, b in pairwise(marks)},
+            pause=Seconds(standstill.marks[-1][1] - standstill.marks[0][1]),
+            phases={b[0]: Seconds(b[1] - a[1]) for a, b in pairwise(standstill.marks)},
         )  # fmt: skip
 
     def _warm(self) -> list[Flags]:
@@ -180,68 +193,3 @@ class SharedMemory:
 
         threading.Thread(target=run, name="comparing", daemon=True).start()
         return future
-
-
-Marks = list[tuple[str, float]]
-
-
-class _Epoch:
-    """The part of a capture for which the guest stands still."""
-
-    def __init__(self, monitor: Commands, undo: Undo, hooks: Hooks, drain: Drain) -> None:
-        self._monitor = monitor
-        self._undo = undo
-        self._hooks = hooks
-        self._drain = drain
-        self._activation = Activation.of(monitor)
-
-    def take(
-        self, compare: "Callable[[], Future[list[Flags]]]"
-    ) -> "tuple[Future[list[Flags]], Marks]":
-        """From stop to cont; the comparison and when each step had ended."""
-        monitor = self._monitor
-        settings.set_bandwidth(monitor, settings.NO_LIMIT)
-        self._drain.hand_over(monitor)
-        marks: Marks = [("begin", time.monotonic())]
-        monitor.tell("stop", {})
-        marks.append(("stop", time.monotonic()))
-        # QEMU writes no memory any more: the devices were drained, and their state is only read.
-        comparing = compare()
-        settings.set_capabilities(monitor, {k: not on for k, on in self._undo.capabilities.items()})
-        monitor.tell("migrate", {"uri": f"fd:{PIPE}"})
-        self._wait()
-        marks.append(("device state", time.monotonic()))
-        if self._hooks.barrier is not None:
-            self._activation.carry_out(monitor)
-            marks.append(("activation", time.monotonic()))
-            self._hooks.barrier()
-            marks.append(("barrier", time.monotonic()))
-        comparing.result()
-        marks.append(("compare", time.monotonic()))
-        settings.set_capabilities(monitor, self._undo.capabilities)
-        monitor.tell("cont", {})
-        marks.append(("cont", time.monotonic()))
-        self._hooks.captured()
-        return comparing, marks
-
-    def _wait(self) -> None:
-        """Until QEMU has wholly ended its migration: a `cont` before that may crash it."""
-        if not self._drain.ended(_PATIENCE):
-            raise self._failed("the stream does not end")
-        began = looked = time.monotonic()
-        while (state := self._monitor.run_state()) != "postmigrate":
-            now = time.monotonic()
-            if state not in ("paused", "finish-migrate") or now - began > _PATIENCE:
-                raise self._failed(f"it is {state}")
-            if now - looked < _LOOK:
-                continue  # each question takes a tenth of the time that is left
-            looked = now
-            status = self._monitor.ask("query-migrate")
-            if status["status"] == "failed":
-                raise self._failed(str(status.get("error-desc", "QEMU says 'failed'")))
-
-    def _failed(self, why: str) -> CaptureFailed:
-        return CaptureFailed(
-            f"the capture of {self._monitor.name} on {self._monitor.host} broke off: {why}",
-            mend="look at QEMU's log there, then try again",
-        )
