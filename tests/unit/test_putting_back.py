@@ -26,13 +26,13 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.journal import recorder as journal
+from vmckpt.journal.recording import recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.model.hosts import Host
 from vmckpt.model.stores import StorePlace
 from vmckpt.remote import program
 from vmckpt.remote.program import Program
 from vmckpt.snapshot import taking
-from vmckpt.snapshot.recording import recorded
 from vmckpt.snapshot.requests import TakeRequest
 from vmckpt.snapshot.taking import Taking
 from vmckpt.store.facts import Facts

@@ -18,7 +18,7 @@ from tests.unit.test_lazy import ID
 from tests.unit.test_lazy import order as an_order
 from tests.unit.test_reborn import XML
 from vmckpt.agent import images as images_
-from vmckpt.agent import lining, restore, starting
+from vmckpt.agent import lining, restore, session, starting
 from vmckpt.agent.images import Images
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
@@ -30,7 +30,7 @@ from vmckpt.journal.recorder import Recorder
 from vmckpt.model.callers import Caller
 from vmckpt.model.hosts import Host
 from vmckpt.model.stores import StorePlace
-from vmckpt.snapshot import alone, restoring, session
+from vmckpt.snapshot import alone, restoring
 from vmckpt.snapshot.alone import Heard
 from vmckpt.snapshot.requests import RestoreRequest
 from vmckpt.snapshot.restoring import Opened, _Answers, _Plan, _Restoring

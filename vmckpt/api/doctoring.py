@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from vmckpt.agent import agents
 from vmckpt.api.keeping import open_store
 from vmckpt.api.snapshots import keyring
 from vmckpt.doctor import ready, snapshots
@@ -11,7 +12,6 @@ from vmckpt.errors import VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.model.findings import Finding
 from vmckpt.model.hosts import Host
-from vmckpt.snapshot import agents
 
 
 async def findings(inventory: Inventory, hosts: Sequence[Host]) -> tuple[Finding, ...]:

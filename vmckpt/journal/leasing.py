@@ -94,7 +94,8 @@ def take_over(
         outcome = "is gone" if found is None else f"has ended: {found.outcome}"
         raise GuestBusy(f"{operation.id} {outcome}; there is nothing to take over")
     time = connection.execute(select(now)).scalar_one()
-    if found.controller != operation.controller or not abandoned(found, time):
+    free = found.controller.entrusted or abandoned(found, time)
+    if found.controller != operation.controller or not free:
         controller = found.controller
         raise GuestBusy(
             f"{found.id} is attended by process {controller.pid} on {controller.host}",
@@ -118,6 +119,14 @@ def leave(connection: Connection, id_: str, *, by: Controller) -> None:
     nobody = rows.controlled_by(replace(by, pid=0, started=0))
     table = schema.operations
     connection.execute(update(table).where(table.c.id == id_).values(alive_until=0.0, **nobody))
+
+
+def entrust(connection: Connection, id_: str, to: str, *, by: Controller) -> None:
+    """Agents on hosts go on with an operation; `to` says where. Its lease it keeps."""
+    writing.guard(connection, id_, by=by)
+    agents = rows.controlled_by(Controller(host=to, boot="", pid=0, started=0))
+    table = schema.operations
+    connection.execute(update(table).where(table.c.id == id_).values(alive_until=None, **agents))
 
 
 def _locked(connection: Connection, database: Database, resource: str) -> RowMapping:
@@ -152,6 +161,11 @@ def _refuse_held(connection: Connection, lease: RowMapping, now: Now) -> None:
             mend="run vmckpt recover",
         )
     controller = holder.controller
+    if controller.entrusted:
+        raise GuestBusy(
+            f"guest {holder.guest} is protected ({holder.id}), by agents on {controller.host}",
+            mend=f"run vmckpt unprotect {holder.guest} first",
+        )
     raise GuestBusy(
         f"guest {holder.guest} has an operation already: {holder.id} ({holder.kind}), asked for by"
         f" {holder.asked_by}, since {utc(holder.began_at)}, run by process {controller.pid} on"

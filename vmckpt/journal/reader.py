@@ -130,6 +130,11 @@ class Reader:
         found = self.operations(active=True, limit=_MOST)
         return [one for one in reversed(found) if leasing.abandoned(one, now)]
 
+    def entrusted(self) -> list[Operation]:
+        """Active operations that agents go on with by themselves, the oldest first."""
+        found = self.operations(active=True, limit=_MOST)
+        return [one for one in reversed(found) if one.controller.entrusted]
+
     def open_requests(self, id_: str) -> list[Request]:
         """Requests that nobody has answered."""
         table = schema.requests

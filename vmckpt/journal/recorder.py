@@ -142,6 +142,7 @@ class Recorder:
         self._beaten = _boottime() if beaten is None else beaten
         self._lost: LeaseLost | None = None
         self._ended = False
+        self._entrusted: str | None = None
         self._unrecorded = itertools.count(1)
         self._lock = threading.Lock()
         self._waiting = Batch()
@@ -195,6 +196,10 @@ class Recorder:
     def finish(self, outcome: str, report: Mapping[str, Any] | None) -> None:
         """The operation has ended; open requests are answered so."""
         self._put(Batch(ending=(str(outcome), report)))
+
+    def entrust(self, to: str) -> None:
+        """Agents go on with it when this recorder is closed; `to`: on which host."""
+        self._entrusted = to
 
     def check(self) -> None:
         """Raise LeaseLost if it is known that another controller has taken over."""
@@ -279,8 +284,14 @@ class Recorder:
                 self._guarded(journal.prune)
         self._guarded(lambda: self._write(journal, id_))
         if not self._done:  # it has not ended, and recovery need not wait for this process to
-            self._guarded(lambda: journal.leave(id_, by=self._me))
+            self._guarded(lambda: self._leave(journal, id_))
         journal.close()
+
+    def _leave(self, journal: "Journal", id_: str) -> None:
+        if self._entrusted is None:
+            journal.leave(id_, by=self._me)
+        else:
+            journal.entrust(id_, self._entrusted, by=self._me)
 
     @property
     def _done(self) -> bool:

@@ -59,6 +59,11 @@ class Controller:
     started: int
     """Clock ticks from boot to the process's start."""
 
+    @property
+    def entrusted(self) -> bool:
+        """Agents on hosts go on with it by themselves: nobody attends it, and need not."""
+        return not self.boot
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewOperation:

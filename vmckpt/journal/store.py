@@ -295,6 +295,14 @@ class Journal(Reader):
         me = by or identity.this_process()
         self._database.write(lambda connection: leasing.leave(connection, id_, by=me))
 
+    def entrust(self, id_: str, to: str, *, by: Controller | None = None) -> None:
+        """Leave an operation to agents on hosts, which go on without any controller.
+
+        Raises LeaseLost if somebody else has taken it over.
+        """
+        me = by or identity.this_process()
+        self._database.write(lambda connection: leasing.entrust(connection, id_, to, by=me))
+
     # Steps: what is to be changed is written down first, and what came of it after
 
     def intend(

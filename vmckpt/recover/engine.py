@@ -63,7 +63,7 @@ async def everything(
     deaf = replace(caller, stop=asyncio.Event())
     with desk.open_journal() as journal:
         one = _One(journal, inventory, policies, deaf)
-        told = await one.look_at_all()
+        told = await one.look_at_all(entrusted=True)
         if not dry_run:
             told = await one.put_in_order(told)
             told = await one.adopt(told, caller.stop)
@@ -110,9 +110,12 @@ class _One:
         self._policies = policies
         self._caller = caller
 
-    async def look_at_all(self) -> list[Recovered]:
-        """What would be done with each; nothing is touched."""
+    async def look_at_all(self, *, entrusted: bool = False) -> list[Recovered]:
+        """What would be done with each; nothing is touched. `entrusted`: with those that agents go
+        on with, too."""
         found = await asyncio.to_thread(self._journal.abandoned)
+        if entrusted:
+            found += await asyncio.to_thread(self._journal.entrusted)
         looks = await asyncio.gather(*(self.look(operation) for operation in found))
         return [Recovered(operation=o, settled=s) for o, s in zip(found, looks, strict=True)]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vmckpt.agent import session
 from vmckpt.agent.afterwards import DiscardOrder
 from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import guests, pulse, seat
@@ -17,7 +18,7 @@ from vmckpt.journal.records import NewOperation
 from vmckpt.model.callers import Caller
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
-from vmckpt.snapshot import heartbeat, restoring, session
+from vmckpt.snapshot import heartbeat, restoring
 from vmckpt.snapshot.heartbeat import Verdict
 from vmckpt.snapshot.requests import RestoreRequest
 from vmckpt.snapshot.restoring import Opened

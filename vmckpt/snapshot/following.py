@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vmckpt.agent import session
 from vmckpt.agent.lines import LineOrder
 from vmckpt.errors import VmckptError
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Event
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
-from vmckpt.snapshot import session
 from vmckpt.units import Seconds
 
 _SILENCE = Seconds(30.0)

@@ -18,6 +18,7 @@ from vmckpt.errors import BadInput, Cancelled, NotInStore, RemoteError, StoreErr
 from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.recording import recorded
 from vmckpt.model.callers import Caller
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
@@ -25,7 +26,6 @@ from vmckpt.model.jobs import Outcome
 from vmckpt.model.stores import StorePlace
 from vmckpt.snapshot import group, taking
 from vmckpt.snapshot.cutting import Cutting
-from vmckpt.snapshot.recording import recorded
 from vmckpt.snapshot.requests import Taken, TakeRequest
 from vmckpt.snapshot.together import listening
 from vmckpt.store.facts import new_id

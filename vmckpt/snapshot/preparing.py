@@ -10,6 +10,7 @@ from vmckpt.hypervisor import definitions, guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.definitions import Definition
 from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.recording import recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
 from vmckpt.journal.unattended import Unattended
@@ -20,7 +21,6 @@ from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
-from vmckpt.snapshot.recording import recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

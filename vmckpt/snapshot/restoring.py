@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from vmckpt.agent import agents, session
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import error_as_json
 from vmckpt.checkpoint import firmware
@@ -14,6 +15,7 @@ from vmckpt.errors import BadInput, GuestBusy, HypervisorError, RemoteError, Vmc
 from vmckpt.hypervisor import guests, stored
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.recording import recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
 from vmckpt.model.callers import Caller
@@ -21,9 +23,8 @@ from vmckpt.model.events import Event
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.stores import StorePlace
-from vmckpt.snapshot import agents, alone, defining, fitting, hooks, reborn, session, unshared
+from vmckpt.snapshot import alone, defining, fitting, hooks, reborn, unshared
 from vmckpt.snapshot.gate import Gate
-from vmckpt.snapshot.recording import recorded
 from vmckpt.snapshot.requests import Restored, RestoreRequest
 from vmckpt.snapshot.steps import Step
 from vmckpt.store.facts import Contents, Public

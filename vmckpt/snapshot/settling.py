@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from vmckpt.agent import agents, session
 from vmckpt.agent.afterwards import FinishOrder
 from vmckpt.agent.leftover import Verdict
 from vmckpt.agent.orders import PutBackOrder, UnrestoreOrder
@@ -14,7 +15,6 @@ from vmckpt.model.jobs import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.model.stores import StorePlace
 from vmckpt.policy.types import Policy
-from vmckpt.snapshot import agents, session
 from vmckpt.snapshot.steps import Step
 
 _NEVER = Settled(truth="it had not begun", outcome=Outcome.FAILED)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from vmckpt.agent import agents, session
 from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.talk import error_as_json
 from vmckpt.errors import BadInput, GuestBusy, VmckptError
@@ -16,6 +17,7 @@ from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import desk, identity
 from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.recording import recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
 from vmckpt.model.callers import Caller
@@ -25,9 +27,8 @@ from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.stores import StorePlace
-from vmckpt.snapshot import agents, following, session
+from vmckpt.snapshot import following
 from vmckpt.snapshot.cutting import Cutting
-from vmckpt.snapshot.recording import recorded
 from vmckpt.snapshot.requests import Taken, TakeRequest
 from vmckpt.snapshot.steps import NOTED, Step
 from vmckpt.store import manifest, opening

@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from vmckpt.agent import agents
 from vmckpt.agent.talk import error_from_json
 from vmckpt.errors import RemoteError
 from vmckpt.model.callers import Emit
 from vmckpt.model.events import Copied
 from vmckpt.model.hosts import Host
 from vmckpt.remote.program import Program
-from vmckpt.snapshot import agents
 from vmckpt.units import Bytes
 
 Answer = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
