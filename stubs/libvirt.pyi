@@ -79,6 +79,10 @@ class virConnect:
     def domainListGetStats(
         self, doms: list[virDomain], stats: int = 0, flags: int = 0
     ) -> list[tuple[virDomain, dict[str, int | str]]]: ...
+    def domainEventRegisterAny(
+        self, dom: virDomain | None, eventID: int, cb: object, opaque: object
+    ) -> int: ...
+    def createXML(self, xmlDesc: str, flags: int = 0) -> virDomain: ...
     def defineXML(self, xml: str) -> virDomain: ...
     def restoreFlags(self, frm: str, dxml: str | None = None, flags: int = 0) -> int: ...
     def getCapabilities(self) -> str: ...
@@ -204,6 +208,7 @@ VIR_DOMAIN_STATS_DIRTYRATE: int
 VIR_DOMAIN_SNAPSHOT_CREATE_LIVE: int
 VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA: int
 VIR_DOMAIN_SAVE_PAUSED: int
+VIR_DOMAIN_START_PAUSED: int
 VIR_DOMAIN_SAVE_RUNNING: int
 VIR_DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL: int
 VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE: int
@@ -224,3 +229,7 @@ VIR_DOMAIN_CRASHED_PANICKED: int
 VIR_DOMAIN_PAUSED_CRASHED: int
 VIR_DOMAIN_SHUTOFF_CRASHED: int
 VIR_DOMAIN_PAUSED_IOERROR: int
+VIR_DOMAIN_EVENT_ID_LIFECYCLE: int
+VIR_DOMAIN_EVENT_STOPPED: int
+VIR_DOMAIN_EVENT_CRASHED: int
+VIR_DOMAIN_EVENT_STOPPED_FAILED: int

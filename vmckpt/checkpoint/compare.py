@@ -7,6 +7,7 @@ differs is looked at page by page. A hole in a file is never read, for that woul
 import ctypes
 import mmap
 import os
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
@@ -93,11 +94,11 @@ def bring_up(
     if live.size != last.size:
         raise ValueError(f"{live.size} bytes cannot be compared with {last.size}")
     begun = np.zeros(live.size // PAGE, dtype=np.bool_) if expected is None else expected
-    tasks = _submit(live, last, pool, begun)
+    work = _submit(live, last, pool, begun)
     held = live.held()
-    tasks += _submit(live, last, pool, held & ~begun)
+    work += _submit(live, last, pool, held & ~begun)
     changed = np.zeros(len(held), dtype=np.bool_)
-    for task in tasks:
+    for task in work:
         changed[task.result()] = True
     gone = np.flatnonzero(last.written & ~held & ~begun)
     if len(gone):
@@ -111,22 +112,30 @@ def bring_up(
 def _submit(
     live: Mapping, last: Mapping, pool: ThreadPoolExecutor, pages: Flags
 ) -> "list[Future[Numbers]]":
-    return [
-        pool.submit(_bring_up, live, last, start, min(start + _TASK, end))
-        for first, end in runs(pages)
-        for start in range(first, end, _TASK)
-    ]
+    return [pool.submit(_bring_up, live, last, first, end) for first, end in tasks(pages)]
+
+
+def tasks(pages: Flags) -> Iterator[tuple[int, int]]:
+    """The pages that are there as pieces, each the work of one thread: first and past-last."""
+    for first, last in runs(pages):
+        for start in range(first, last, _TASK):
+            yield start, min(start + _TASK, last)
 
 
 def _bring_up(live: Mapping, last: Mapping, first: int, end: int) -> Numbers:
     """The same for pages that are all there; their numbers."""
     found = []
+    for numbers in differing(live, last, first, end):
+        last.pages[numbers] = live.pages[numbers]
+        found.append(numbers)
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.intp)
+
+
+def differing(live: Mapping, last: Mapping, first: int, end: int) -> Iterator[Numbers]:
+    """Numbers of the pages that differ, a stretch at a time; all of them must be there."""
     for start in range(first, end, _STRETCH):
         stop = min(start + _STRETCH, end)
         offset, length = start * PAGE, (stop - start) * PAGE
         if _memcmp(live.address + offset, last.address + offset, length):
             different = (live.pages[start:stop] != last.pages[start:stop]).any(axis=1)
-            numbers = np.flatnonzero(different) + start
-            last.pages[numbers] = live.pages[numbers]
-            found.append(numbers)
-    return np.concatenate(found) if found else np.zeros(0, dtype=np.intp)
+            yield np.flatnonzero(different) + start

@@ -1,0 +1,75 @@
+"""A disk's write log with a real nbdkit, and a guest that writes to it."""
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vmckpt.checkpoint.nbdwire import Unix
+from vmckpt.replicate import logserver, writelog
+from vmckpt.replicate.diskepochs import LogPlace, WriteLog
+from vmckpt.replicate.nbdwriter import NbdWriter
+from vmckpt.replicate.writelog import Record
+from vmckpt.units import MIB, Bytes
+
+SIZE = 64 * MIB + 512
+LIMIT = 2 * MIB
+CONTENT = random.Random(5).randbytes(3 * MIB)
+ROOT = os.geteuid() == 0
+
+
+@dataclass
+class Served:
+    place: LogPlace
+    socket: logserver.Socket
+    opened: list[WriteLog] = field(default_factory=list)
+
+    def start(self) -> int:
+        return logserver.start(self.place, self.socket, size=Bytes(SIZE), limit=Bytes(LIMIT))
+
+    def log(self) -> WriteLog:
+        self.opened.append(WriteLog(self.place))
+        return self.opened[-1]
+
+    def guest(self) -> NbdWriter:
+        """Who connects as QEMU does."""
+        return NbdWriter(Unix(str(self.socket.path)), "", host="here")
+
+
+@contextmanager
+def serving() -> Iterator[Served]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, ExitStack() as undo:
+        place = LogPlace(folder=Path(folder) / "private", disk=0)
+        made = Served(place, logserver.Socket(path=Path(folder) / "open" / "disk0.sock"))
+        undo.callback(logserver.stop, place, made.socket)
+        made.start()
+        yield made
+        for log in made.opened:
+            log.close()
+
+
+def records(log: WriteLog, first: int | None = None, end: int | None = None) -> list[Record]:
+    pieces = log.read(log.consumed if first is None else first, log.size() if end is None else end)
+    return [record for piece in pieces for record in writelog.records(piece)]
+
+
+def until(true: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 10.0
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.002)
+
+
+def alive(process: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes() != b""
+    return False
+
+
+def room(place: LogPlace) -> int:
+    """Bytes that the log takes."""
+    return place.log.stat().st_blocks * 512

@@ -1,0 +1,352 @@
+"""What a guard decides, and what it does with real processes."""
+
+import itertools
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmckpt.replicate import guard, guardpage
+from vmckpt.replicate.guard import Facts, GuardFailed
+from vmckpt.replicate.guarding import (
+    TURN,
+    End,
+    KillAgent,
+    KillGuest,
+    Rules,
+    Seen,
+    StartAgent,
+    Wait,
+    decide,
+)
+from vmckpt.replicate.guardpage import GuardPage, boottime
+from vmckpt.units import Seconds
+
+RULES = Rules()
+NOW = 1000.0
+# A guard needs a fifth of it; the test itself, which looks, may be kept waiting.
+PROMPT = 0.1 + 0.15
+WELL = Seen(
+    guest_lives=True, over=False, renewed=NOW - 1, lasts=4.0, stopped=0, agent_lives=True,
+    agent_since=NOW - 100, spoke=NOW - 0.1, started=None, woke=NOW - 500,
+)  # fmt: skip
+
+
+def test_where_all_is_well_it_waits_for_a_turn_or_for_the_end_of_the_lease() -> None:
+    assert decide(WELL, NOW, RULES) == Wait(NOW + TURN)
+    assert decide(replace(WELL, renewed=NOW - 3.99), NOW, RULES) == Wait(NOW - 3.99 + 4.0)
+    assert decide(replace(WELL, renewed=0), NOW, RULES) == Wait(NOW + TURN)
+
+
+@pytest.mark.parametrize(
+    ("seen", "action"),
+    [
+        pytest.param({"renewed": NOW - 4.01}, KillGuest, id="the lease has ended"),
+        pytest.param({"renewed": NOW - 3.99}, Wait, id="it has not"),
+        pytest.param({"renewed": float("-inf")}, KillGuest, id="it is lost"),
+        pytest.param({"renewed": float("nan")}, KillGuest, id="no number"),
+        pytest.param({"lasts": float("nan")}, KillGuest, id="no number either"),
+        pytest.param({"renewed": NOW - 10, "over": True}, End, id="the protection has ended"),
+        pytest.param({"renewed": NOW - 10, "guest_lives": False}, End, id="the guest has ended"),
+        pytest.param({"renewed": NOW - 10, "agent_lives": False}, KillGuest, id="both gone"),
+        pytest.param({"renewed": NOW - 10, "stopped": NOW - 9}, KillGuest, id="lease before agent"),
+        pytest.param({"renewed": NOW - 10, "woke": NOW}, KillGuest, id="both were frozen"),
+        pytest.param({"stopped": NOW - 1.1}, KillAgent, id="it stands still"),
+        pytest.param({"stopped": NOW - 0.9}, Wait, id="for an epoch"),
+        pytest.param({"stopped": NOW - 9, "woke": NOW - 0.5}, Wait, id="the machine was frozen"),
+        pytest.param({"stopped": NOW - 9, "woke": NOW - 1.5}, KillAgent, id="and is no more"),
+        pytest.param({"stopped": NOW - 9, "agent_since": NOW - 4}, Wait, id="left by another"),
+        pytest.param({"stopped": NOW - 9, "agent_since": NOW - 6}, KillAgent, id="not undone"),
+        pytest.param({"spoke": NOW - 2.1}, KillAgent, id="silent"),
+        pytest.param({"spoke": 0}, Wait, id="never spoke"),
+        pytest.param({"spoke": NOW - 9, "agent_since": NOW - 4}, Wait, id="not there yet"),
+        pytest.param({"agent_lives": False}, StartAgent, id="gone"),
+        pytest.param({"agent_lives": False, "started": NOW - 0.9}, Wait, id="once a second"),
+        pytest.param({"agent_lives": False, "started": NOW - 1}, StartAgent, id="again"),
+        pytest.param({"agent_lives": False, "over": True}, End, id="gone for good"),
+    ],
+)
+def test_it_chooses(seen: dict[str, float], action: type) -> None:
+    assert isinstance(decide(replace(WELL, **seen), NOW, RULES), action)  # type: ignore[arg-type]
+
+
+any_time = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(
+    renewed=any_time.filter(bool), stopped=any_time, since=any_time, spoke=any_time, woke=any_time,
+    started=st.none() | any_time, lives=st.booleans(),
+)  # fmt: skip
+def test_nothing_that_is_wrong_with_the_agent_keeps_a_guest_alive(
+    renewed: float, stopped: float, since: float, spoke: float, woke: float,
+    started: float | None, lives: bool,
+) -> None:  # fmt: skip
+    seen = replace(
+        WELL, renewed=renewed, stopped=stopped, agent_since=since, spoke=spoke, woke=woke,
+        started=started, agent_lives=lives,
+    )  # fmt: skip
+    good = renewed + seen.lasts >= NOW
+
+    assert isinstance(decide(seen, NOW, RULES), KillGuest) is not good
+
+
+class Bench:
+    """Processes that stand for QEMU and the agent, and a guard."""
+
+    def __init__(self, folder: Path, *, lasts: float = 30.0, rules: Rules = RULES) -> None:
+        self.folder = folder
+        self.page = GuardPage.create(folder / "page", lasts=Seconds(lasts))
+        self.qemu = subprocess.Popen(["sleep", "600"])
+        self.agent = subprocess.Popen(["sleep", "600"])
+        self.page.agent = guardpage.identity(self.agent.pid)
+        self.facts = Facts(
+            page=str(folder / "page"), qemu=guardpage.identity(self.qemu.pid),
+            command=("sh", "-c", f"echo $$ >> {folder}/agents; exec sleep 600"),
+            folder=str(folder), rules=rules,
+        )  # fmt: skip
+
+    def begin(self) -> int:
+        """The guard's number."""
+        guard.begin(self.facts)
+        return self.guard()
+
+    def guard(self) -> int:
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                command = (process / "cmdline").read_bytes()
+                if b"vmckpt.replicate.guard" in command and str(self.folder).encode() in command:
+                    return int(process.name)
+        return 0
+
+    def log(self) -> str:
+        file = self.folder / guard.LOG
+        return file.read_text() if file.exists() else ""
+
+    def agents(self) -> list[int]:
+        """Those that the guard has started."""
+        file = self.folder / "agents"
+        return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+    def close(self) -> None:
+        (self.folder / guard.OVER).touch()
+        for process in (self.qemu, self.agent):
+            process.kill()
+            process.wait()
+        until(lambda: not self.guard())
+        for number in self.agents():
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        self.page.close()
+
+
+def until(true: Callable[[], object], limit: float = 10.0) -> float:
+    """Wait for it; when it came true."""
+    end = boottime() + limit
+    while not true():
+        assert boottime() < end, "it did not come true"
+        time.sleep(0.005)
+    return boottime()
+
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """On tmpfs, as it must be."""
+    made = Path(f"/dev/shm/vmckpt-guard-{os.getpid()}-{next(_NUMBERS)}")
+    made.mkdir()
+    yield made
+    for file in made.iterdir():
+        file.unlink()
+    made.rmdir()
+
+
+@pytest.fixture
+def bench(folder: Path) -> Iterator[Bench]:
+    made = Bench(folder)
+    yield made
+    made.close()
+
+
+def _dead(process: "subprocess.Popen[bytes]") -> bool:
+    return process.poll() is not None
+
+
+def test_it_kills_the_guest_when_the_lease_ends_and_tells_why(bench: Bench) -> None:
+    bench.begin()
+    bench.page.lasts = 0.5
+    bench.page.renewed = boottime()
+    for _ in range(5):  # renewed in time it runs on
+        time.sleep(0.3)
+        assert not _dead(bench.qemu)
+        bench.page.renewed = boottime()
+    ends = bench.page.renewed + 0.5
+    died = until(lambda: _dead(bench.qemu))
+
+    assert ends <= died < ends + PROMPT
+    assert bench.qemu.returncode == -signal.SIGKILL
+    until(lambda: not bench.guard())
+    assert "good for 0.50 s" in (bench.folder / guard.KILLED).read_text()
+    assert "ends: the guest's QEMU has ended" in bench.log()
+
+
+def test_a_stopped_agent_saves_nobody(bench: Bench) -> None:
+    bench.begin()
+    bench.page.lasts = 0.3
+    bench.page.renewed = boottime()
+    bench.agent.send_signal(signal.SIGSTOP)
+    ends = bench.page.renewed + 0.3
+
+    assert until(lambda: _dead(bench.qemu)) < ends + PROMPT
+
+
+def test_a_lease_that_is_lost_ends_the_guest_at_once(bench: Bench) -> None:
+    bench.begin()
+    bench.page.renewed = boottime()
+    bench.page.lose()
+    lost = boottime()
+
+    assert until(lambda: _dead(bench.qemu)) < lost + PROMPT
+    until(lambda: not bench.guard())
+    assert "another holds it" in (bench.folder / guard.KILLED).read_text()
+
+
+def test_after_a_frozen_machine_the_guest_dies_at_once(bench: Bench) -> None:
+    number = bench.begin()
+    bench.page.lasts = 0.4
+    bench.page.renewed = boottime()
+    for process in (number, bench.agent.pid):
+        os.kill(process, signal.SIGSTOP)
+    time.sleep(0.7)
+    assert not _dead(bench.qemu)
+    for process in (bench.agent.pid, number):
+        os.kill(process, signal.SIGCONT)
+    thawed = boottime()
+
+    assert until(lambda: _dead(bench.qemu)) < thawed + PROMPT
+
+
+def test_an_agent_that_was_killed_is_started_again_and_for_how_long_the_guest_lives(
+    bench: Bench,
+) -> None:
+    bench.begin()
+    bench.agent.kill()
+    killed = boottime()
+    assert until(lambda: len(bench.agents()) == 1) < killed + 0.5
+    first = bench.agents()[0]
+    bench.page.agent = guardpage.identity(first)
+    time.sleep(0.2)
+    os.kill(first, signal.SIGKILL)
+    again = until(lambda: len(bench.agents()) == 2)
+
+    assert again > killed + 0.9  # at most once a second
+    second = Path(f"/proc/{bench.agents()[1]}")
+    assert os.getsid(int(second.name)) == int(second.name)
+    assert (second / "oom_score_adj").read_text() == "0\n"
+    assert os.sched_getscheduler(int(second.name)) == os.SCHED_OTHER
+    bench.qemu.kill()
+    bench.qemu.wait()
+    until(lambda: not bench.guard())
+    os.kill(int(second.name), signal.SIGKILL)
+    time.sleep(0.1)
+    assert len(bench.agents()) == 2
+
+
+def test_an_agent_that_lets_the_guest_stand_still_is_replaced(bench: Bench) -> None:
+    bench.begin()
+    bench.page.stopped = since = boottime()
+    assert since + 1 <= until(lambda: _dead(bench.agent)) < since + 1.2
+    assert until(bench.agents) < since + 1.5
+    time.sleep(0.3)
+
+    assert len(bench.agents()) == 1  # which has time to undo it
+    assert not _dead(bench.qemu)
+    assert "killed the agent" in bench.log()
+
+
+def test_an_agent_whose_beats_cease_is_replaced(folder: Path) -> None:
+    bench = Bench(folder, rules=Rules(grace=Seconds(0.2), silence=Seconds(0.4)))
+    bench.begin()
+    for _ in range(8):
+        bench.page.beat()
+        time.sleep(0.1)
+    assert not _dead(bench.agent)
+    until(lambda: _dead(bench.agent), 1.0)
+    bench.close()
+
+
+def test_a_process_that_got_the_number_of_another_is_left_alone(bench: Bench) -> None:
+    """Its start differs; nothing is signalled by number."""
+    bench.begin()
+    bystander = subprocess.Popen(["sleep", "600"])
+    bench.page.agent = guardpage.identity(bystander.pid) - (1 << 22)
+    bench.page.stopped = boottime()
+    until(bench.agents)
+    time.sleep(1.2)
+    assert not _dead(bystander)
+    bystander.kill()
+    bystander.wait()
+
+
+def test_a_guest_that_is_gone_or_is_another_is_not_guarded(bench: Bench) -> None:
+    facts = replace(bench.facts, qemu=bench.facts.qemu - (1 << 22))
+    with pytest.raises(GuardFailed, match="is gone"):
+        guard.begin(facts)
+    assert not bench.guard()
+
+
+def test_the_marker_sends_it_away_and_signals_do_not(bench: Bench) -> None:
+    number = bench.begin()
+    for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(number, one)
+    time.sleep(0.15)
+    assert bench.guard() == number
+    (bench.folder / guard.OVER).touch()
+    until(lambda: not bench.guard())
+
+    assert "ends: the protection has ended" in bench.log()
+    assert not _dead(bench.qemu)
+    with pytest.raises(GuardFailed):
+        guard.begin(bench.facts)
+
+
+def test_there_is_one_guard_and_another_when_it_was_killed(bench: Bench) -> None:
+    number = bench.begin()
+    assert bench.begin() == number
+    os.kill(number, signal.SIGKILL)
+    until(lambda: bench.guard() != number)
+    looked = bench.page.guarded
+    again = bench.begin()
+
+    assert again not in (0, number)
+    assert bench.page.guarded > looked
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="these need root")
+def test_it_is_locked_in_memory_and_comes_before_others(bench: Bench) -> None:
+    number = bench.begin()
+    status = Path(f"/proc/{number}/status").read_text()
+    locked = next(line.split()[1] for line in status.splitlines() if line.startswith("VmLck"))
+
+    assert int(locked) > 1000
+    assert os.sched_getscheduler(number) & os.SCHED_FIFO
+    assert os.getsid(number) == number
+    # Not every root may do this; then it is told.
+    score = Path(f"/proc/{number}/oom_score_adj").read_text()
+    told = "has no protection from the out-of-memory killer" in bench.log()
+    assert (score == "-1000\n") is not told
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"page": 1, "command": 2}'])
+def test_facts_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Facts.from_json(text)

@@ -1,0 +1,142 @@
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from vmckpt.replicate import link
+from vmckpt.replicate.link import Cut, Line
+from vmckpt.replicate.wire import Ack, Beat, Pages, WrongToken
+from vmckpt.units import Seconds
+
+SHORT = Seconds(5.0)
+
+
+class Ends:
+    """Two agents' folders, and a listening socket of the second."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folders = [folder / "one", folder / "two"]
+        for one in self.folders:
+            one.mkdir()
+        told = [link.make_identity(one) for one in self.folders]
+        for one, other in zip(self.folders, reversed(told), strict=True):
+            (one / link.PEER).write_text(other)
+        self.server = socket.create_server(("127.0.0.1", 0))
+
+    def lines(self, stack: ExitStack, tokens: tuple[int, int] = (7, 7)) -> tuple[Line, Line]:
+        found = []
+        waiter = threading.Thread(
+            target=lambda: found.append(link.accept(self.folders[1], self.server, limit=SHORT))
+        )
+        waiter.start()
+        near = link.connect(self.folders[0], self.server.getsockname(), limit=SHORT)
+        waiter.join()
+        assert found[0] is not None
+        return (
+            stack.enter_context(Line(near, lambda: tokens[0])),
+            stack.enter_context(Line(found[0], lambda: tokens[1])),
+        )
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Iterator[Ends]:
+    made = Ends(tmp_path)
+    yield made
+    made.server.close()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+def test_what_is_sent_arrives_in_its_order_both_ways(ends: Ends, stack: ExitStack) -> None:
+    near, far = ends.lines(stack)
+    large = [Pages(epoch=1, file=0, data=bytes([n]) * 3_000_000) for n in range(8)]
+
+    def send() -> None:
+        for one in large:
+            near.send(one)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    for number in range(200):
+        far.send(Ack(epoch=number))
+    assert [far.receive(SHORT) for _ in large] == large
+    assert [near.receive(SHORT) for _ in range(200)] == [Ack(epoch=n) for n in range(200)]
+    sender.join()
+
+
+def test_a_heartbeat_passes_between_large_messages(ends: Ends, stack: ExitStack) -> None:
+    near, far = ends.lines(stack)
+    page = Pages(epoch=1, file=0, data=bytes(1 << 20))
+    over = threading.Event()
+
+    def flood() -> None:
+        with suppress(Cut):
+            while not over.is_set():
+                near.send(page)
+
+    sender = threading.Thread(target=flood)
+    sender.start()
+    near.send(Beat(sent=1.0, note=b""))
+    began = time.monotonic()
+    while far.receive(SHORT) == page:
+        assert time.monotonic() - began < 5
+    over.set()
+    near.close()
+    far.close()
+    sender.join()
+
+
+def test_another_certificate_is_sent_away(ends: Ends, tmp_path: Path) -> None:
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    link.make_identity(stranger)
+    (stranger / link.PEER).write_text((ends.folders[1] / link.CERTIFICATE).read_text())
+    found: list[object] = []
+    waiter = threading.Thread(
+        target=lambda: found.append(link.accept(ends.folders[1], ends.server, limit=SHORT))
+    )
+    waiter.start()
+    # With TLS 1.3 the client is through before the server has looked at its certificate.
+    made = link.connect(stranger, ends.server.getsockname(), limit=SHORT)
+    with Line(made, lambda: 7) as one, pytest.raises(Cut):
+        one.receive(SHORT)
+    waiter.join()
+    assert found == [None]
+
+
+def test_a_server_with_another_certificate_is_not_spoken_to(ends: Ends) -> None:
+    (ends.folders[0] / link.PEER).write_text((ends.folders[0] / link.CERTIFICATE).read_text())
+    waiter = threading.Thread(target=lambda: link.accept(ends.folders[1], ends.server, limit=SHORT))
+    waiter.start()
+    with pytest.raises(Cut, match="certificate"):
+        link.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
+    waiter.join()
+
+
+def test_a_wrong_token_is_refused_by_name(ends: Ends, stack: ExitStack) -> None:
+    near, far = ends.lines(stack, (6, 7))
+    near.send(Ack(epoch=1))
+    with pytest.raises(WrongToken):
+        far.receive(SHORT)
+
+
+def test_an_end_that_hangs_up_is_told(ends: Ends, stack: ExitStack) -> None:
+    near, far = ends.lines(stack)
+    near.close()
+    for _ in range(2):
+        with pytest.raises(Cut):
+            far.receive(SHORT)
+
+
+def test_nothing_to_receive_is_none(ends: Ends, stack: ExitStack) -> None:
+    near, _ = ends.lines(stack)
+    assert near.receive(Seconds(0.0)) is None
+    assert near.receive(Seconds(0.05)) is None

@@ -1,0 +1,128 @@
+"""The records of a write log, and the numbers that its two ends share."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vmckpt.replicate import writelog
+from vmckpt.replicate.logcontrol import SIZE, Control
+from vmckpt.replicate.writelog import DATA, HEADER, TRIM, ZEROS, Record
+
+Write = tuple[int, int, bytes | int]
+"""Offset, kind, and the content or for how many bytes it is."""
+
+OFFSETS = st.integers(0, (1 << 63) - 1)
+WRITES = st.one_of(
+    st.tuples(OFFSETS, st.just(DATA), st.binary(min_size=1, max_size=50)),
+    st.tuples(OFFSETS, st.sampled_from([ZEROS, TRIM]), st.integers(1, writelog.FURTHEST)),
+)
+
+
+def log_of(writes: list[Write]) -> tuple[bytes, list[int]]:
+    """The log, and where each record ends."""
+    log, ends = b"", []
+    for offset, kind, what in writes:
+        if isinstance(what, bytes):
+            log += writelog.header(offset, len(what)) + what
+        else:
+            log += writelog.header(offset, what, kind)
+        ends.append(len(log))
+    return log, ends
+
+
+def seen(record: Record) -> Write:
+    return record.offset, record.kind, record.length if record.data is None else bytes(record.data)
+
+
+@settings(deadline=None)
+@given(st.lists(WRITES, max_size=8))
+def test_what_was_written_is_read_in_the_same_order(writes: list[Write]) -> None:
+    log, _ = log_of(writes)
+
+    assert [seen(record) for record in writelog.records(log)] == writes
+    assert writelog.whole(log) == len(log)
+
+
+@settings(deadline=None)
+@given(st.lists(WRITES, min_size=1, max_size=5), st.data())
+def test_a_log_that_is_cut_off_gives_its_whole_records_and_says_so(
+    writes: list[Write], data: st.DataObject
+) -> None:
+    log, ends = log_of(writes)
+    cut = data.draw(st.integers(0, len(log) - 1))
+    boundary = max(end for end in [0, *ends] if end <= cut)
+
+    assert writelog.whole(log[:cut]) == boundary
+    assert len(list(writelog.records(log[:boundary]))) == [0, *ends].index(boundary)
+    if cut != boundary:
+        with pytest.raises(ValueError, match="cut off"):
+            list(writelog.records(log[:cut]))
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_what_is_no_log_is_refused_or_is_one(data: bytes) -> None:
+    try:
+        found = list(writelog.records(data))
+    except ValueError:
+        return
+
+    assert log_of([seen(record) for record in found])[0] == data
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(HEADER.pack(0, 512, 3, bytes(3)), id="an unknown kind"),
+        pytest.param(HEADER.pack(0, 0, ZEROS, bytes(3)), id="nothing"),
+        pytest.param(HEADER.pack(0, writelog.LONGEST + 1, DATA, bytes(3)), id="too long"),
+        pytest.param(HEADER.pack(1 << 63, 512, ZEROS, bytes(3)), id="beyond every disk"),
+        pytest.param(HEADER.pack(0, 512, ZEROS, b"\0\0\1"), id="something in the padding"),
+        pytest.param(bytes(HEADER.size), id="a hole in the log"),
+    ],
+)
+def test_a_header_without_sense_is_refused(head: bytes) -> None:
+    with pytest.raises(ValueError, match=r"header that is none|no record"):
+        writelog.whole(head + bytes(2 << 20))
+
+
+def test_no_record_is_made_that_would_not_be_read() -> None:
+    for offset, length, kind in [
+        (0, 0, DATA), (0, writelog.LONGEST + 1, DATA), (-1, 1, DATA), (1 << 63, 1, TRIM),
+        (0, writelog.FURTHEST + 1, ZEROS), (0, 1, 3),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match="no record"):
+            writelog.header(offset, length, kind)
+
+
+def test_both_ends_see_the_same_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "control"
+    Control.create(path)
+    with Control(path) as ours, Control(path) as theirs:
+        before = [
+            ours.consumed,
+            ours.written,
+            ours.failed,
+            ours.waited,
+            ours.process,
+            ours.never_wait,
+        ]
+        ours.consumed, ours.never_wait = 1 << 40, True
+        theirs.written, theirs.failed, theirs.waited, theirs.process = (1 << 63) + 5, 28, 7, 99
+
+        assert before == [0, 0, 0, 0, 0, False]
+        assert (theirs.consumed, theirs.never_wait) == (1 << 40, True)
+        assert (ours.written, ours.failed, ours.waited, ours.process) == ((1 << 63) + 5, 28, 7, 99)
+    assert path.stat().st_size == SIZE
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("content", [bytes(SIZE), b"", b"x" * 100], ids=["zeros", "empty", "short"])
+def test_another_file_is_no_control_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "control"
+    path.write_bytes(content)
+
+    with pytest.raises(ValueError, match=r"control file|mmap|empty"):
+        Control(path)

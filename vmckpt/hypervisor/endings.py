@@ -1,0 +1,59 @@
+"""How a guest ended: by its own or somebody's wish, or because its QEMU died."""
+
+import threading
+from contextlib import suppress
+from enum import StrEnum
+from typing import Any, Self
+
+import libvirt
+
+from vmckpt.hypervisor import library
+from vmckpt.units import Seconds
+
+
+class Ending(StrEnum):
+    """What libvirt says about it."""
+
+    WISHED = "wished"
+    """Shut down from inside or outside, destroyed, saved, migrated away, or it panicked."""
+    DIED = "died"
+    """Nobody asked for it."""
+
+
+class Endings:
+    """Listens for a guest's end. Use as `with Endings(uuid, uri=...) as endings`."""
+
+    def __init__(self, guest: str, *, uri: str) -> None:
+        self._guest, self._uri = guest, uri
+        self._told = threading.Event()
+        self._ending = Ending.DIED
+        self._connection: libvirt.virConnect | None = None
+
+    def __enter__(self) -> Self:
+        """A libvirt that cannot be reached tells nothing: then its QEMU died, for all we know."""
+        library.start()
+        with suppress(libvirt.libvirtError):
+            self._connection = libvirt.open(library.without_questions(self._uri))
+            domain = self._connection.lookupByUUIDString(self._guest)
+            kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
+            self._connection.domainEventRegisterAny(domain, kind, self._take, None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            with suppress(libvirt.libvirtError):
+                self._connection.close()
+
+    def _take(self, _: object, __: object, event: int, detail: int, ___: Any) -> None:
+        if event == libvirt.VIR_DOMAIN_EVENT_CRASHED:
+            self._ending = Ending.WISHED
+            self._told.set()
+        if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
+            died = detail == libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED
+            self._ending = Ending.DIED if died else Ending.WISHED
+            self._told.set()
+
+    def how(self, limit: Seconds) -> Ending:
+        """How it ended, which it has; what is not told in that time was nobody's wish."""
+        self._told.wait(limit)
+        return self._ending

@@ -1,0 +1,126 @@
+"""What of libvirt a waiting standby needs: started without memory, run, stored, taken away."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+import libvirt
+
+from vmckpt.hypervisor import library
+from vmckpt.hypervisor.monitor import LOCAL, Monitor
+
+T = TypeVar("T")
+
+_KEEP = (
+    libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM
+    | libvirt.VIR_DOMAIN_UNDEFINE_KEEP_TPM
+    | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+    | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
+)
+_SECURE = libvirt.VIR_DOMAIN_XML_SECURE
+
+
+@contextmanager
+def _connection(uri: str, host: str) -> Iterator[libvirt.virConnect]:
+    library.start()
+    try:
+        connection = libvirt.open(library.without_questions(uri))
+    except libvirt.libvirtError as exc:
+        broken = library.Broken(exc, sent=False)
+        raise library.broken(broken, host=host, what="connecting", changes=False) from exc
+    try:
+        yield connection
+    finally:
+        with suppress(libvirt.libvirtError):
+            connection.close()
+
+
+def _call(
+    uri: str, host: str, what: str, call: Callable[[libvirt.virConnect], T], *, changes: bool
+) -> T:
+    with _connection(uri, host) as connection:
+        try:
+            return call(connection)
+        except libvirt.libvirtError as exc:
+            if connection.isAlive() == 1:
+                raise library.refused(exc, host=host, what=what) from exc
+            broken = library.Broken(exc, sent=True)
+            raise library.broken(broken, host=host, what=what, changes=changes) from exc
+
+
+def create_paused(xml: str, *, host: str, uri: str = LOCAL) -> None:
+    """Start a guest that libvirt stores no definition of; it does not run yet.
+
+    Raises HypervisorError.
+    """
+    flags = libvirt.VIR_DOMAIN_START_PAUSED
+
+    def call(connection: libvirt.virConnect) -> None:
+        connection.createXML(xml, flags)
+
+    _call(uri, host, "starting the standby", call, changes=True)
+
+
+def define(xml: str, *, host: str, uri: str = LOCAL, autostart: bool = False) -> None:
+    """Store a definition, of a guest that runs or not. Raises HypervisorError."""
+
+    def call(connection: libvirt.virConnect) -> None:
+        domain = connection.defineXML(xml)
+        if autostart:
+            domain.setAutostart(1)
+
+    _call(uri, host, "storing the guest's definition", call, changes=True)
+
+
+def stored(monitor: Monitor) -> tuple[str, bool] | None:
+    """The guest's stored definition with its passwords, and whether it starts with its host; None:
+    there is none. Raises HypervisorError."""
+
+    def call(domain: libvirt.virDomain) -> tuple[str, bool] | None:
+        if not domain.isPersistent():
+            return None
+        text = domain.XMLDesc(_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE)
+        return text, bool(domain.autostart())
+
+    return monitor.on_domain("reading the stored definition", call)
+
+
+def undefine(monitor: Monitor) -> None:
+    """Forget the stored definition; a guest that runs goes on, and nothing can start it again.
+
+    Fine if there is none. Raises HypervisorError.
+    """
+
+    def call(domain: libvirt.virDomain) -> None:
+        if domain.isPersistent():
+            domain.undefineFlags(_KEEP)
+
+    monitor.on_domain("forgetting the stored definition", call, changes=True)
+
+
+def links_up(monitor: Monitor, cards: list[str]) -> None:
+    """Let libvirt plug a guest's cards in that were started unplugged; each as its XML.
+
+    Raises HypervisorError.
+    """
+
+    def call(domain: libvirt.virDomain) -> None:
+        for card in cards:
+            domain.updateDeviceFlags(card, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+    monitor.on_domain("plugging the network in", call, changes=True)
+
+
+def forget_mark(monitor: Monitor, namespace: str) -> None:
+    """Take metadata away from a running guest; fine if there is none. Raises HypervisorError."""
+
+    def call(domain: libvirt.virDomain) -> None:
+        domain.setMetadata(
+            libvirt.VIR_DOMAIN_METADATA_ELEMENT,
+            None,
+            "vmckpt",
+            namespace,
+            libvirt.VIR_DOMAIN_AFFECT_LIVE,
+        )
+
+    monitor.on_domain("taking the standby's mark away", call, changes=True)

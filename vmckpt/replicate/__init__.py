@@ -1,0 +1,1 @@
+"""Continuous replication: epochs of a running guest, sent to a standby that can take over."""

@@ -1,0 +1,217 @@
+"""The other side of a protection: commits epochs to the standby, and runs it when it must.
+
+One thread does all of it. Another one accepts connections: the primary's newest one counts, since
+it connects again only when it has given the one before up.
+"""
+
+import json
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vmckpt.errors import VmckptError
+from vmckpt.replicate import link, memory, takeover
+from vmckpt.replicate.claim import Claim
+from vmckpt.replicate.facts import Session
+from vmckpt.replicate.link import Cut, Line
+from vmckpt.replicate.stage import Stage
+from vmckpt.replicate.standby import Standby
+from vmckpt.replicate.takeover import Seen, Step
+from vmckpt.replicate.wire import (
+    Ack,
+    Beat,
+    End,
+    Hello,
+    Message,
+    Pages,
+    Refused,
+    Seal,
+    State,
+    Wanted,
+    Welcome,
+    WireError,
+    Writes,
+)  # fmt: skip
+from vmckpt.replicate.wishes import Wish, Wishes
+from vmckpt.units import Seconds
+
+_ACCEPT = Seconds(0.5)
+_TURN = Seconds(0.02)
+BEAT = Seconds(0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """The guest is to run here."""
+
+    why: str
+    decided: float
+    """When, by time.monotonic()."""
+
+
+class Backup:
+    """Runs until the guest is ours, or nobody wants a standby any more."""
+
+    def __init__(
+        self, session: Session, folder: Path, *, stage: Stage, standby: Standby, claim: Claim,
+        wishes: Wishes,
+    ) -> None:  # fmt: skip
+        self._session, self._folder = session, folder
+        self._stage, self._standby, self._claim, self._wishes = stage, standby, claim, wishes
+        self._newest: Line | None = None
+        self._lock = threading.Lock()
+        self._heard = time.monotonic()
+        self._over: str | None = None
+        self._handed_over = self._final = False
+        self._peer: dict[str, Any] = {}
+        self._says = "waiting for the primary"
+
+    def run(self, server: socket.socket) -> Ours | None:
+        """Until the guest is ours; None: the protection has ended. Raises StageError and what the
+        standby raises: it is worth nothing then."""
+        accepting = threading.Thread(
+            target=self._accept, args=(server,), name="accepting", daemon=True
+        )
+        beating = threading.Thread(target=self._beat, name="beating", daemon=True)
+        accepting.start()
+        beating.start()
+        try:
+            return self._loop()
+        finally:
+            self._over = self._over or "it ends"
+            accepting.join()
+            beating.join()
+            if self._newest is not None:
+                self._newest.close()
+
+    def as_json(self) -> dict[str, Any]:
+        """For a person or program, and for the primary."""
+        last = self._stage.last
+        return {
+            "role": "backup", "phase": "waiting", "committed": self._stage.committed,
+            "ready": self._stage.committed > 0, "silent_s": self._silent(),
+            "connected": self._newest is not None,
+            "epoch_age_s": None if last is None else max(0.0, time.time() - last.taken),
+            "says": self._says, "primary": self._peer or None,
+        }  # fmt: skip
+
+    def _silent(self) -> Seconds:
+        line = self._newest
+        heard = self._heard if line is None else max(self._heard, line.heard)
+        return Seconds(time.monotonic() - heard)
+
+    def _accept(self, server: socket.socket) -> None:
+        while self._over is None:
+            made = link.accept(self._folder, server, limit=_ACCEPT)
+            if made is None:
+                continue
+            line = Line(made, lambda: self._claim.token, takes=self._claim.takes)
+            with self._lock:
+                before, self._newest = self._newest, line
+            if before is not None:
+                before.close()
+
+    def _beat(self) -> None:
+        while self._over is None:
+            time.sleep(BEAT)
+            line = self._newest
+            if line is not None:
+                with suppress(Cut):
+                    line.send(Beat(sent=time.time(), note=json.dumps(self.as_json()).encode()))
+
+    def _loop(self) -> Ours | None:
+        line: Line | None = None
+        while self._over is None:
+            if self._newest is not line:
+                line = self._newest
+                self._stage.discard()
+            if line is None:
+                time.sleep(_TURN)
+            else:
+                self._turn(line)
+            if self._wishes.has(Wish.END):
+                return None
+            if (ours := self._ours()) is not None:
+                return ours
+        return None
+
+    def _turn(self, line: Line) -> None:
+        """Take what comes. A line that breaks is forgotten; the primary makes another."""
+        try:
+            message = line.receive(_TURN)
+            if message is not None:
+                self._take(line, message)
+        except (Cut, WireError, ValueError, IndexError) as exc:
+            self._says = str(exc)
+            self._heard = max(self._heard, line.heard)
+            if not isinstance(exc, Cut):
+                with suppress(Cut):
+                    line.send(Refused(why=str(exc)))
+            with self._lock:
+                if self._newest is line:
+                    self._newest = None
+            line.close()
+            self._stage.discard()
+
+    def _take(self, line: Line, message: Message) -> None:
+        stage = self._stage
+        match message:
+            case Hello():
+                self._welcome(line, message)
+            case Wanted():
+                line.send(memory.answer(message, self._standby.memory))
+            case Pages() | Writes() | State():
+                (stage.take if message.epoch else stage.bulk)(message)
+            case Seal():
+                self._commit(line, message)
+            case Beat():
+                self._peer = json.loads(message.note or b"{}")
+            case End():
+                self._handed_over = message.why == "switched"
+                if not self._handed_over:
+                    self._over = message.why
+            case _:
+                raise ValueError(f"the primary sends {type(message).__name__}")
+
+    def _commit(self, line: Line, seal: Seal) -> None:
+        """The epoch is committed, acknowledged and applied; the last also if nobody hears of it."""
+        epoch = self._stage.seal(seal)
+        try:
+            line.send(Ack(epoch=epoch))
+        finally:
+            self._final = seal.final
+            self._stage.apply()
+        self._says = "it follows the guest"
+
+    def _welcome(self, line: Line, hello: Hello) -> None:
+        if hello.session != self._session.session:
+            raise ValueError("the primary is of another session")
+        self._final = False
+        if hello.captured == 0:
+            self._stage.start_over()
+        self._says = "the primary copies"
+        line.send(Welcome(session=self._session.session, committed=self._stage.committed))
+
+    def _ours(self) -> Ours | None:
+        """Whether the guest is to run here, as far as is known now."""
+        seen = Seen(
+            committed=self._stage.committed, silent=self._silent(),
+            has_lease=self._session.lease is not None, automatic=self._session.terms.automatic,
+            person=self._wishes.has(Wish.FAILOVER), final=self._final,
+            handed_over=self._handed_over,
+        )  # fmt: skip
+        decision = takeover.decide(seen, patience=self._claim.patience)
+        if decision.step is Step.RUN:
+            return Ours(decision.why, time.monotonic())
+        if decision.step is Step.ASK:
+            try:
+                if (why := self._claim.ask()) is not None:
+                    return Ours(f"{decision.why}; {why}", time.monotonic())
+                self._says = self._claim.says
+            except VmckptError as exc:
+                self._says = str(exc)
+        return None

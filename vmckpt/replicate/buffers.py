@@ -1,0 +1,128 @@
+"""A guest's output waits for the commit of its epoch: two `filter-buffer` objects at each card.
+
+A packet is first seen by the object that was added last: the counter, then `collecting`, then
+`holding`. At an epoch's end, guest stopped, `collecting` empties itself into `holding`; when the
+backup has the epoch, `holding` empties itself into the network. QEMU's own timer would let all out
+after 71 minutes; each turn sets it anew.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from vmckpt.checkpoint.settings import Commands
+from vmckpt.errors import HypervisorError
+
+MOST = 10_000
+"""QEMU drops what is beyond so many packets in one buffer, and tells nobody (net/queue.c)."""
+EARLY = 5_000
+"""An epoch ends when so many wait: more come until the guest stands still."""
+_LONGEST = 2**32 - 1
+_HOLDING, _COLLECTING, _COUNT = "vmckpt-holding-", "vmckpt-collecting-", "vmckpt-count-"
+# What filter-dump writes: a head of the file, then for each packet a head and one byte of it.
+_FILE_HEAD, _RECORD = 24, 17
+_LARGE = 1 << 20
+
+
+class Buffers:
+    """Those of one guest's cards."""
+
+    def __init__(
+        self, monitor: Commands, cards: Sequence[str], folder: Path, owner: tuple[int, int]
+    ) -> None:
+        """`folder`: on tmpfs, where QEMU, which runs as `owner`, counts packets."""
+        self._monitor, self._cards, self._owner = monitor, tuple(cards), owner
+        self._files = {card: folder / f"count-{card}" for card in cards}
+        self._sizes = dict.fromkeys(self._cards, _FILE_HEAD)
+        self._closed = dict(self._sizes)
+
+    def add(self) -> None:
+        """From now on nothing gets out by itself. Raises HypervisorError."""
+        for card in self._cards:
+            file = os.open(self._files[card], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                os.fchown(file, *self._owner)
+            finally:
+                os.close(file)
+            for mark in (_HOLDING, _COLLECTING):
+                self._add(mark, card, {"qom-type": "filter-buffer", "interval": _LONGEST})
+            told = {"qom-type": "filter-dump", "file": str(self._files[card]), "maxlen": 1}
+            self._add(_COUNT, card, told)
+
+    def attach(self) -> None:
+        """Go on with those that an agent before us has added: all that waits is of one epoch."""
+        for card, file in self._files.items():
+            self._sizes[card] = self._closed[card] = max(_FILE_HEAD, file.stat().st_size)
+
+    def _add(self, mark: str, card: str, what: dict[str, object]) -> None:
+        told = {**what, "id": mark + card, "netdev": f"host{card}", "queue": "rx"}
+        self._monitor.tell("object-add", told)
+
+    def collected(self) -> int:
+        """Packets in the open epoch, at the card with the most."""
+        return max((self._size(card) - self._closed[card] for card in self._cards), default=0) // (
+            _RECORD
+        )
+
+    def close_epoch(self) -> int:
+        """With the guest stopped: what was collected is held; how many packets at the card with the
+        most, of which those beyond MOST are lost. Raises HypervisorError."""
+        count = self.collected()
+        self._flip(_COLLECTING)
+        for card in self._cards:
+            self._closed[card] = self._size(card)
+            if self._files[card].stat().st_blocks * 512 > _LARGE:
+                # QEMU goes on where it was: what is before that becomes a hole.
+                os.truncate(self._files[card], 0)
+        return count
+
+    def release(self) -> None:
+        """The epoch is safe: what is held goes out, in its order. Raises HypervisorError."""
+        self._flip(_HOLDING)
+
+    def remove(self) -> None:
+        """Let all out, in its order, and take the filters away. Raises HypervisorError."""
+        remove(self._monitor, self._cards)
+        for file in self._files.values():
+            file.unlink(missing_ok=True)
+
+    def _flip(self, mark: str) -> None:
+        for card in self._cards:
+            for status in ("off", "on"):
+                where = f"/objects/{mark}{card}"
+                self._monitor.tell(
+                    "qom-set", {"path": where, "property": "status", "value": status}
+                )
+
+    def _size(self, card: str) -> int:
+        self._sizes[card] = max(self._sizes[card], self._files[card].stat().st_size)
+        return self._sizes[card]
+
+
+def remove(monitor: Commands, cards: Sequence[str]) -> None:
+    """Take away what of the filters is there; what they hold goes out. Raises HypervisorError."""
+    failed = None
+    for card in cards:
+        for mark in (_COUNT, _COLLECTING, _HOLDING):
+            try:
+                monitor.tell("object-del", {"id": mark + card})
+            except HypervisorError as exc:
+                if "not found" not in exc.message:
+                    failed = exc
+    if failed is not None:
+        raise failed
+
+
+def there(monitor: Commands, cards: Sequence[str]) -> bool:
+    """Whether all filters of all cards are in their place. Raises HypervisorError."""
+    told = {one["name"] for one in monitor.ask("qom-list", path="/objects")}
+    marks = (_HOLDING, _COLLECTING, _COUNT)
+    return all(mark + card in told for card in cards for mark in marks)
+
+
+def forget(folder: Path) -> None:
+    """Remove the counters of filters that are gone."""
+    for file in folder.glob("count-*"):
+        with suppress(OSError):
+            file.unlink()

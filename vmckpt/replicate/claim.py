@@ -1,0 +1,106 @@
+"""The backup's end of the lease: it watches the holder, and takes over when that must be dead."""
+
+import threading
+import time
+from typing import Protocol
+
+from vmckpt.errors import VmckptError
+from vmckpt.lease.witness import Denied, LeaseClient, TakenOver
+from vmckpt.replicate.facts import Lease
+from vmckpt.units import Seconds
+
+_LOOKS = 4
+"""Per lifetime of a renewal: whoever takes over must have watched the holder all the time."""
+_TURN = Seconds(0.02)
+
+
+class Claim(Protocol):
+    """What the backup may do about the lease."""
+
+    @property
+    def token(self) -> int:
+        """The newest that is known: the standby's."""
+
+    @property
+    def says(self) -> str:
+        """What is in the way of a takeover."""
+
+    @property
+    def patience(self) -> Seconds:
+        """So long a silence of the primary is ordinary."""
+
+    def takes(self, token: int) -> bool:
+        """Whether who shows that token is the primary; a newer one is known from then on."""
+
+    def ask(self) -> str | None:
+        """Take over if that is possible: why it was; None: not now. Raises VmckptError."""
+
+    def close(self) -> None: ...
+
+
+class Tokens:
+    """Without a lease store: the newest token is known, and a person decides."""
+
+    patience = Seconds(0.5)
+
+    def __init__(self, token: int = 1) -> None:
+        self.token = token
+        self.says = "there is no lease store"
+
+    def takes(self, token: int) -> bool:
+        if token < self.token:
+            return False
+        self.token = token
+        return True
+
+    def ask(self) -> str | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+class LeaseClaim(Tokens):
+    """With one."""
+
+    def __init__(self, lease: Lease, host: str, token: int) -> None:
+        super().__init__(token)
+        self.patience = Seconds(lease.ttl / 4)
+        self.says = ""
+        self._client = LeaseClient(lease.url, holder=host, limit=lease.terms.limit)
+        self._lock = threading.Lock()
+        self._next = 0.0
+        self._over = threading.Event()
+        self._every = lease.ttl / _LOOKS
+        self._thread = threading.Thread(target=self._watch, name="lease", daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._every):
+            try:
+                with self._lock:
+                    self._client.look()
+            except VmckptError as exc:
+                self.says = str(exc)
+
+    def ask(self) -> str | None:
+        if time.monotonic() < self._next:
+            return None
+        with self._lock:
+            told = self._client.take_over(self.token)
+        match told:
+            case TakenOver(token):
+                self.token = token
+                return f"the lease is ours with token {token}"
+            case Denied(why):
+                self.says = f"the lease is not ours to take: {why}"
+                self._next = time.monotonic() + self._every
+            case _:
+                self.says = f"the primary's lease runs for {told.rest:.2f} s yet"
+                self._next = time.monotonic() + min(self._every, max(_TURN, told.rest))
+        return None
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self._client.close()

@@ -1,0 +1,80 @@
+"""How a running agent is asked: one JSON object a line over a unix socket for root alone."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from vmckpt.errors import RemoteError
+from vmckpt.units import Seconds
+
+SOCKET = "control.sock"
+_LONGEST = 1 << 20
+_CLIENT = Seconds(5.0)
+
+Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+class Control:
+    """Answers until it is closed. Use as `with Control(folder, answer)`."""
+
+    def __init__(self, folder: Path, answer: Answer) -> None:
+        self._path, self._answer = folder / SOCKET, answer
+        self._path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(self._path))
+        self._path.chmod(0o600)
+        self._socket.listen(8)
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                asker, _ = self._socket.accept()
+            except OSError:
+                return
+            with asker, suppress(OSError, ValueError):
+                asker.settimeout(_CLIENT)
+                told = json.loads(_line(asker))
+                asker.sendall(json.dumps(self._answer(told)).encode() + b"\n")
+
+
+def ask(folder: Path, what: Mapping[str, Any], limit: Seconds = _CLIENT) -> dict[str, Any]:
+    """Ask the agent of a folder. Raises RemoteError if none answers."""
+    with socket.socket(socket.AF_UNIX) as asker:
+        asker.settimeout(limit)
+        try:
+            asker.connect(str(folder / SOCKET))
+            asker.sendall(json.dumps(what).encode() + b"\n")
+            told = json.loads(_line(asker))
+        except (OSError, ValueError) as exc:
+            raise RemoteError(f"no agent answers at {folder}: {exc}") from exc
+    if not isinstance(told, dict):
+        raise RemoteError(f"the agent at {folder} talks nonsense")
+    return told
+
+
+def _line(peer: socket.socket) -> bytes:
+    data = b""
+    while not data.endswith(b"\n") and len(data) < _LONGEST:
+        more = peer.recv(1 << 16)
+        if not more:
+            break
+        data += more
+    return data

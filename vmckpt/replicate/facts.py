@@ -1,0 +1,135 @@
+"""What an agent must know to go on with a protection: written down before anything is changed.
+
+One folder for each protected guest, on tmpfs and for root alone: it goes with the host's next
+start, and so does the guest. A new agent begins with what it finds there.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from vmckpt.errors import BadInput
+from vmckpt.lease import terms as lease_terms
+from vmckpt.units import Seconds
+
+ROOT = Path("/dev/shm/vmckpt-replica")
+_FILE = "session.json"
+
+
+def folder_of(guest: str, root: Path = ROOT) -> Path:
+    """Where the agents of a guest (a UUID) have their files on this host."""
+    return root / guest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Where the lease on the guest is kept, and who we are there."""
+
+    url: str
+    """A PostgreSQL URL with the protection's own user and password."""
+    ttl: Seconds
+    margin: Seconds
+
+    @property
+    def terms(self) -> lease_terms.Terms:
+        """What both ends keep to."""
+        return lease_terms.Terms(ttl=self.ttl, margin=self.margin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """One replicated disk."""
+
+    target: str
+    """Its name in the guest: "vda"."""
+    size: int
+    """Bytes."""
+    path: str
+    """Of its image on this host."""
+    format: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How the guest is to be protected."""
+
+    interval: Seconds | None
+    """None: chosen by what an epoch costs."""
+    automatic: bool
+    """A dead host is left without asking anybody; the primary may be stopped for that."""
+    slowdown: float = 0.10
+    """For a chosen interval: the share of the guest's time that pauses may take."""
+    max_pause: Seconds = Seconds(0.5)
+    hold: Seconds = Seconds(5.0)
+    """For so long output waits for a backup that is gone, before the guest goes on without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One end of a protection. `role`: "primary" or "backup"."""
+
+    role: str
+    session: str
+    guest: str
+    """Its UUID."""
+    name: str
+    host: str
+    peer: str
+    """The other host's name."""
+    uri: str
+    terms: Terms
+    lease: Lease | None
+    disks: tuple[Disk, ...]
+    address: str
+    """Where the backup listens."""
+    port: int
+    owner: tuple[int, int]
+    """As whom QEMU runs here."""
+    cards: tuple[str, ...] = ()
+    """Primary: whose output is held."""
+    undo: str = ""
+    """Primary: what is changed in QEMU, as settings.Undo's JSON."""
+    definition: str = ""
+    """Primary: the stored definition, which is gone while it is protected; backup: the one that is
+    stored once the guest runs there."""
+    state: str = ""
+    """Backup: a folder on disk for epochs' writes."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Raises OSError."""
+        folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        new = folder / f"{_FILE}.new"
+        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "w") as out:
+            json.dump(asdict(self), out)
+        new.rename(folder / _FILE)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """None: there is none. Raises BadInput."""
+        try:
+            told = json.loads((folder / _FILE).read_text())
+            return cls.from_json(told)
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, OSError) as exc:
+            raise BadInput(f"{folder / _FILE} makes no sense: {exc}") from exc
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
+        """Raises TypeError, KeyError."""
+        lease = told["lease"]
+        return cls(
+            **{
+                **told,
+                "terms": Terms(**told["terms"]),
+                "lease": None if lease is None else Lease(**lease),
+                "disks": tuple(Disk(**one) for one in told["disks"]),
+                "owner": tuple(told["owner"]),
+                "cards": tuple(told["cards"]),
+            }
+        )

@@ -1,0 +1,134 @@
+"""Which pages changed in an epoch, by comparing a guest's memory with its last copy.
+
+It works everywhere and takes time with the size of memory, not with what changed. What changed is
+copied aside while the guest stands still; the last copy stays the one before, so that differences
+can be sent, until `settle`.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vmckpt.checkpoint.compare import Flags, Mapping, Numbers, differing, tasks
+
+Pages = NDArray[np.uint64]
+
+# One processor is for QEMU and libvirt, which are at work on the same pause.
+_THREADS = max(1, min(4, (os.cpu_count() or 1) - 1))
+_NONE: Numbers = np.zeros(0, dtype=np.intp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """What an epoch changed in one file of memory."""
+
+    numbers: Numbers
+    """Sorted."""
+    pages: Pages
+    """What they are now; what they were is in the last copy still."""
+    whole: Numbers = field(default_factory=lambda: _NONE)
+    """Pages beyond what was to be kept aside: the last copy has them already."""
+
+    @property
+    def count(self) -> int:
+        return len(self.numbers) + len(self.whole)
+
+
+class CompareFinder:
+    """Use as `with CompareFinder(live, last) as finder`; the mappings are the caller's."""
+
+    def __init__(self, live: Sequence[Mapping], last: Sequence[Mapping], *, most: int) -> None:
+        """`most`: so many pages are kept aside for an epoch; of more only the new content is."""
+        self._live, self._last, self._most = live, last, most
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="compare")
+        self._room = most
+        self._lock = threading.Lock()
+        self._held: list[Flags] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def prepare(self) -> None:
+        """While the guest still runs: see that a comparison will meet no page faults."""
+        self._held = [live.held() for live in self._live]
+        for live, last, held in zip(self._live, self._last, self._held, strict=True):
+            live.populate(held)
+            last.populate(last.written)
+
+    def begin(self) -> "Future[list[Changed]]":
+        """Begin to compare; nobody may write the memory until the result is there."""
+        self._room = self._most
+        future: Future[list[Changed]] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(self._all())
+            except Exception as exc:  # noqa: BLE001 - handed to whoever waits
+                future.set_exception(exc)
+
+        threading.Thread(target=run, name="comparing", daemon=True).start()
+        return future
+
+    def settle(self, found: Sequence[Changed]) -> None:
+        """The last copy becomes this epoch's."""
+        for last, one in zip(self._last, found, strict=True):
+            last.pages[one.numbers] = one.pages
+            last.written[one.numbers] = True
+
+    def _all(self) -> list[Changed]:
+        together = zip(self._live, self._last, self._held, strict=True)
+        return [self._one(live, last, held) for live, last, held in together]
+
+    def _one(self, live: Mapping, last: Mapping, expected: Flags) -> Changed:
+        work = [self._pool.submit(self._aside, live, last, *one) for one in tasks(expected)]
+        held = live.held()
+        more = held & ~expected
+        work += [self._pool.submit(self._aside, live, last, *one) for one in tasks(more)]
+        numbers, pages, whole = [], [], []
+        for task in work:
+            aside, copies, placed = task.result()
+            numbers += aside
+            pages += copies
+            whole += placed
+        gone = np.flatnonzero(last.written & ~held & ~expected)
+        gone = gone[last.pages[gone].any(axis=1)] if len(gone) else _NONE
+        numbers.append(gone)
+        pages.append(np.zeros((len(gone), live.pages.shape[1]), dtype=np.uint64))
+        last.written |= held | expected
+        return _sorted(np.concatenate(numbers), np.concatenate(pages), whole)
+
+    def _aside(
+        self, live: Mapping, last: Mapping, first: int, end: int
+    ) -> tuple[list[Numbers], list[Pages], list[Numbers]]:
+        aside, copies, placed = [], [], []
+        for numbers in differing(live, last, first, end):
+            if self._take(len(numbers)):
+                aside.append(numbers)
+                copies.append(live.pages[numbers])
+            else:
+                last.pages[numbers] = live.pages[numbers]
+                placed.append(numbers)
+        return aside, copies, placed
+
+    def _take(self, count: int) -> bool:
+        """Whether so many more may be kept aside."""
+        with self._lock:
+            self._room -= count
+            return self._room >= 0
+
+
+def _sorted(numbers: Numbers, pages: Pages, whole: list[Numbers]) -> Changed:
+    order = np.argsort(numbers, kind="stable")
+    if not np.array_equal(order, np.arange(len(order))):
+        numbers, pages = numbers[order], pages[order]
+    placed = np.sort(np.concatenate(whole)) if whole else _NONE
+    return Changed(numbers=numbers, pages=pages, whole=placed)

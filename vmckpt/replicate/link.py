@@ -1,0 +1,261 @@
+"""The line between the agents: TLS 1.3, with certificates made for the session and pinned.
+
+Each agent makes a key that never leaves its host; the controller carries the certificates from one
+to the other over ssh. Whoever shows another certificate is sent away before anything is read.
+"""
+
+import datetime
+import os
+import queue
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Self, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from vmckpt.errors import RemoteError
+from vmckpt.replicate import framing
+from vmckpt.replicate.wire import Beat, End, Message, Refused, WireError
+from vmckpt.units import Seconds
+
+T = TypeVar("T", bound=Message)
+
+KEY, CERTIFICATE, PEER = "key.pem", "certificate.pem", "peer.pem"
+_LASTS = datetime.timedelta(days=3650)
+_CHUNK = 256 << 10
+_WAITING = 8
+"""Messages that were received and not taken yet: a slow taker slows the sender."""
+_TURN = 0.5
+# The kernel gives a connection up if the other end acknowledges nothing for so long.
+_SILENT_MS = 5000
+
+
+class Cut(RemoteError):
+    """The line between the agents is gone."""
+
+
+def make_identity(folder: Path) -> str:
+    """Make a key and its certificate in a folder; the certificate as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "vmckpt session")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # Hosts' clocks differ, and nothing hangs on the time: the certificate itself is known.
+        .not_valid_before(now - _LASTS)
+        .not_valid_after(now + _LASTS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    text = certificate.public_bytes(serialization.Encoding.PEM)
+    for file, content in ((KEY, secret), (CERTIFICATE, text)):
+        opened = os.open(folder / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(opened, "wb") as out:
+            out.write(content)
+    return text.decode()
+
+
+def _context(folder: Path, purpose: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(purpose)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    context.load_verify_locations(folder / PEER)
+    return context
+
+
+def connect(folder: Path, address: tuple[str, int], *, limit: Seconds) -> ssl.SSLSocket:
+    """Raises Cut if the other end does not answer, or is another one."""
+    try:
+        plain = socket.create_connection(address, timeout=limit)
+        return _wrapped(plain, _context(folder, ssl.PROTOCOL_TLS_CLIENT), folder, server=False)
+    except OSError as exc:
+        raise Cut(f"{address[0]}:{address[1]}: {_why(exc)}") from exc
+
+
+def accept(folder: Path, server: socket.socket, *, limit: Seconds) -> ssl.SSLSocket | None:
+    """The next one who shows the right certificate; None if nobody did in that time."""
+    server.settimeout(limit)
+    try:
+        plain, _ = server.accept()
+    except TimeoutError:
+        return None
+    plain.settimeout(limit)
+    try:
+        return _wrapped(plain, _context(folder, ssl.PROTOCOL_TLS_SERVER), folder, server=True)
+    except OSError:
+        plain.close()
+        return None
+
+
+def _wrapped(
+    plain: socket.socket, context: ssl.SSLContext, folder: Path, *, server: bool
+) -> ssl.SSLSocket:
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
+    try:
+        made = context.wrap_socket(plain, server_side=server)
+    except OSError:
+        plain.close()
+        raise
+    wanted = ssl.PEM_cert_to_DER_cert((folder / PEER).read_text())
+    if made.getpeercert(binary_form=True) != wanted:
+        made.close()
+        raise ConnectionRefusedError("the other end has another certificate")
+    return made
+
+
+def _why(exc: OSError) -> str:
+    return " ".join(str(exc.strerror or exc).split())
+
+
+class Line:
+    """Messages both ways. Use as `with Line(connected, token) as line`.
+
+    Any thread may send; one receives. Big messages of one thread do not keep another's small ones
+    waiting for longer than one message.
+    """
+
+    def __init__(
+        self,
+        connected: ssl.SSLSocket,
+        token: Callable[[], int],
+        takes: Callable[[int], bool] | None = None,
+    ) -> None:
+        """`token`: that of the lease, which is on every message; `takes`: whether one that comes
+        may be listened to; None: only if it has the same token."""
+        connected.setblocking(False)
+        self._connected, self._token = connected, token
+        self._reader = framing.Reader(token=takes or (lambda told: told == token()))
+        self._received: queue.Queue[Message | RemoteError | WireError] = queue.Queue(_WAITING)
+        # OpenSSL's state is shared by both directions: one call at a time.
+        self._tls, self._sending = threading.Lock(), threading.Lock()
+        self._closed = threading.Event()
+        self.heard = time.monotonic()
+        """When anything came last."""
+        self.sent = 0
+        """Bytes, before encryption."""
+        self._thread = threading.Thread(target=self._run, name="line", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection; who waits for a message is told Cut."""
+        self._closed.set()
+        with suppress(OSError):
+            self._connected.shutdown(socket.SHUT_RDWR)
+        while self._thread.is_alive():
+            with suppress(queue.Empty):
+                self._received.get_nowait()
+            self._thread.join(0.01)
+        self._connected.close()
+
+    def send(self, message: Message) -> None:
+        """Raises Cut."""
+        head, body = framing.parts(message, token=self._token())
+        with self._sending:
+            for part in (head, body):
+                self._send(memoryview(part))
+            self.sent += len(head) + len(body)
+
+    def _send(self, data: memoryview) -> None:
+        while data:
+            if self._closed.is_set():
+                raise Cut("the line was closed")
+            try:
+                with self._tls:
+                    data = data[self._connected.send(data) :]
+            except ssl.SSLWantWriteError:
+                select.select([], [self._connected], [], _TURN)
+            except ssl.SSLWantReadError:
+                time.sleep(0.001)  # the reader takes what TLS itself waits for
+            except (OSError, ValueError) as exc:
+                raise Cut(f"the line broke: {exc}") from exc
+
+    def receive(self, limit: Seconds) -> Message | None:
+        """The next message; None if none came in that time. Raises Cut, WireError."""
+        try:
+            found = (
+                self._received.get(timeout=max(0.0, limit))
+                if limit > 0
+                else (self._received.get_nowait())
+            )
+        except queue.Empty:
+            return None
+        if isinstance(found, RemoteError | WireError):
+            self._put(found)  # whoever asks again is told the same
+            raise found
+        return found
+
+    def expect(self, kind: type[T], limit: Seconds) -> T:
+        """The next message of that kind; heartbeats before it are passed over.
+
+        Raises Cut, also if the other end refuses to go on or says something else, and WireError.
+        """
+        give_up = time.monotonic() + limit
+        while (left := give_up - time.monotonic()) > 0:
+            found = self.receive(Seconds(left))
+            if isinstance(found, kind):
+                return found
+            if isinstance(found, Refused | End):
+                raise Cut(f"the other end will not go on: {found.why}")
+            if found is not None and not isinstance(found, Beat):
+                raise Cut(f"the other end sends {type(found).__name__}, not {kind.__name__}")
+        raise Cut(f"the other end has not answered for {limit:g} s")
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                for message in self._reader.feed(self._read()):
+                    self._put(message)
+        except (Cut, WireError) as exc:
+            self._put(exc)
+
+    def _read(self) -> bytes:
+        while not self._closed.is_set():
+            try:
+                with self._tls:
+                    data = self._connected.recv(_CHUNK)
+            except ssl.SSLWantReadError:
+                select.select([self._connected], [], [], _TURN)
+                continue
+            except ssl.SSLWantWriteError:
+                time.sleep(0.001)
+                continue
+            except (OSError, ValueError) as exc:
+                raise Cut(f"the line broke: {exc}") from exc
+            if not data:
+                self._reader.close()
+                raise Cut("the other end has hung up")
+            self.heard = time.monotonic()
+            return data
+        raise Cut("the line was closed")
+
+    def _put(self, what: Message | RemoteError | WireError) -> None:
+        while not self._closed.is_set():
+            with suppress(queue.Full):
+                self._received.put(what, timeout=_TURN)
+                return

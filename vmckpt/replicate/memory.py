@@ -1,0 +1,83 @@
+"""A protected guest's memory beside its last copy, and what of that the backup may not have."""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from vmckpt.checkpoint.compare import Flags, Mapping
+from vmckpt.checkpoint.guestmemory import MemoryFile
+from vmckpt.replicate import delta
+from vmckpt.replicate.finder import Changed
+from vmckpt.replicate.link import Line
+from vmckpt.replicate.wire import Digests, Wanted
+from vmckpt.units import Seconds
+
+_ASKED = 1 << 16
+"""Pages whose digests are asked for at once."""
+_ANSWER = Seconds(30.0)
+
+
+class Memory:
+    """Files of memory and copies of them, which stay for the next agent."""
+
+    def __init__(self, files: Sequence[MemoryFile], folder: Path, stack: ExitStack) -> None:
+        """Raises OSError."""
+        self.live: list[Mapping] = []
+        self.last: list[Mapping] = []
+        for number, file in enumerate(files):
+            self.live.append(_mapped(file.path, file.size, os.O_RDONLY, stack))
+            copy = folder / f"last-{number}"
+            self.last.append(_mapped(copy, file.size, os.O_RDWR | os.O_CREAT, stack))
+        self.stale: list[Flags] = [np.zeros(len(one.pages), dtype=np.bool_) for one in self.last]
+        """Pages of which it is not known what the backup has."""
+
+    def doubt(self, flags: Sequence[Flags]) -> None:
+        """The backup may not have got these."""
+        for stale, one in zip(self.stale, flags, strict=True):
+            np.logical_or(stale, one, out=stale)
+
+    def flags(self, changed: Sequence[Changed]) -> list[Flags]:
+        """All pages that an epoch sends."""
+        found = [stale.copy() for stale in self.stale]
+        for flags, one in zip(found, changed, strict=True):
+            flags[one.numbers] = True
+            flags[one.whole] = True
+        return found
+
+    def compare(self, line: Line) -> int:
+        """Ask the backup what it has: all else is stale; how many pages. Raises Cut, WireError."""
+        for file, (last, stale) in enumerate(zip(self.last, self.stale, strict=True)):
+            for first in range(0, len(stale), _ASKED):
+                count = min(_ASKED, len(stale) - first)
+                line.send(Wanted(file=file, first=first, count=count))
+                told = line.expect(Digests, _ANSWER)
+                theirs = np.frombuffer(told.data, dtype=">u8")
+                if (told.file, told.first, len(theirs)) != (file, first, count):
+                    theirs = np.zeros(0, dtype=">u8")
+                ours = delta.digests(last.pages[first : first + count])
+                stale[first : first + count] = True if len(theirs) != count else ours != theirs
+        return int(sum(stale.sum() for stale in self.stale))
+
+
+def answer(wanted: Wanted, memory: Sequence[Mapping]) -> Digests:
+    """The backup's answer to such a question. Raises IndexError, ValueError: it makes no sense."""
+    if wanted.file < 0:
+        raise ValueError("nobody was asked about disks")
+    pages = memory[wanted.file].pages
+    if wanted.count > _ASKED or wanted.first + wanted.count > len(pages):
+        raise ValueError(f"nobody has {wanted.count} pages from {wanted.first} on")
+    found = delta.digests(pages[wanted.first : wanted.first + wanted.count])
+    return Digests(file=wanted.file, first=wanted.first, data=found.astype(">u8").tobytes())
+
+
+def _mapped(path: Path, size: int, how: int, stack: ExitStack) -> Mapping:
+    opened = os.open(path, how | os.O_CLOEXEC, 0o600)
+    try:
+        if how & os.O_CREAT:
+            os.ftruncate(opened, size)
+        return stack.enter_context(Mapping(opened, size, write=bool(how & os.O_CREAT)))
+    finally:
+        os.close(opened)

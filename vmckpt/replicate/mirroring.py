@@ -1,0 +1,167 @@
+"""The block job that brings a guest's writes to its log: each is in both before it is answered.
+
+All of it is found again by name alone, so that it can be taken away by somebody else later.
+While it is there libvirt cannot migrate, save or snapshot the guest's disks.
+"""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vmckpt.checkpoint.settings import Commands
+from vmckpt.errors import HypervisorError
+from vmckpt.hypervisor.monitor import Refused
+from vmckpt.units import Bytes, BytesPerSecond, Seconds
+
+MARK = "vmckpt-mirror-"
+"""How our jobs' names begin."""
+_TOP = "-top"
+_LONGEST_NAME = 31 - len(_TOP)
+_PATIENCE = Seconds(10.0)
+_TURN = 0.005
+
+
+class MirrorEnded(HypervisorError):
+    """A disk's writes do not come to its log any more; the guest itself is unharmed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a mirror is."""
+
+    ready: bool
+    """Whether the log has all of the disk; without `full` as soon as the job has really begun.
+    What the guest writes comes to it before that, too."""
+    done: Bytes
+    whole: Bytes
+    """What it is to copy in all, which grows while the guest writes."""
+
+
+def name_of(disk: int) -> str:
+    """The name of the job, and of the node that it writes to, for one of the guest's disks."""
+    return f"{MARK}{disk}"
+
+
+def begin(
+    monitor: Commands,
+    *,
+    node: str,
+    socket: Path,
+    job: str,
+    full: bool,
+    speed: BytesPerSecond = BytesPerSecond(0),
+) -> None:
+    """Mirror a disk into the log served at `socket`; fine if that job is there already.
+
+    `full`: all of the disk comes too, at `speed` (0: as fast as it can), beside what the guest
+    writes; else only what it writes from now on. Raises HypervisorError; nothing is left then.
+    """
+    if len(job) > _LONGEST_NAME:
+        raise ValueError(f"{job} is too long for the name of a node")
+    if _why_over(_job(monitor, job)) is None:
+        return
+    end(monitor, job)
+    target: dict[str, object] = {
+        "driver": "nbd", "node-name": job, "server": {"type": "unix", "path": str(socket)},
+        # Zeros shall take no room in the log, nor need to be copied one by one.
+        "discard": "unmap", "detect-zeroes": "unmap",
+    }  # fmt: skip
+    monitor.tell("blockdev-add", target)
+    order: dict[str, object] = {
+        "job-id": job, "device": node, "target": job, "filter-node-name": _filter(job),
+        "sync": "full" if full else "none", "copy-mode": "write-blocking",
+        # Neither harms the guest. With "report" a write that did not come to the log is to be seen
+        # up to 100 ms later only, when its epoch may be sealed; with "stop" at once.
+        "on-target-error": "stop", "on-source-error": "stop", "auto-dismiss": False,
+    }  # fmt: skip
+    if speed:
+        order["speed"] = speed
+    try:
+        monitor.tell("blockdev-mirror", order)
+    except HypervisorError:
+        end(monitor, job)
+        raise
+
+
+def progress(monitor: Commands, job: str) -> Progress:
+    """How far it is. Asked after `stop` it says that all until then came to the log.
+
+    Raises MirrorEnded if something did not, or the job is gone, and HypervisorError.
+    """
+    found = _job(monitor, job)
+    why = _why_over(found)
+    if found is None or why is not None:
+        raise MirrorEnded(
+            f"{monitor.name} on {monitor.host}: writes do not come to the log any more,"
+            f" the mirror {job} has ended: {why}",
+            host=monitor.host,
+        )
+    return Progress(ready=found["ready"], done=Bytes(found["offset"]), whole=Bytes(found["len"]))
+
+
+def set_speed(monitor: Commands, job: str, speed: BytesPerSecond) -> None:
+    """Copy the disk at this rate (0: as fast as it can); the guest's own writes are not held."""
+    monitor.tell("block-job-set-speed", {"device": job, "speed": speed})
+
+
+def left(monitor: Commands) -> tuple[str, ...]:
+    """The names of our jobs and nodes that this guest's QEMU has. Raises HypervisorError."""
+    names = [str(job["device"]) for job in monitor.ask("query-block-jobs")]
+    names += [str(node["node-name"]) for node in _nodes(monitor)]
+    found = {name for name in names if name.startswith(MARK)}
+    return tuple(sorted(name for name in found if not name.endswith(_TOP)))
+
+
+def end(monitor: Commands, job: str) -> None:
+    """Take the mirror away, as it is; fine if there is none, or half of one.
+
+    The log must not hold writes back meanwhile. Raises HypervisorError.
+    """
+    give_up = time.monotonic() + _PATIENCE
+    while (found := _job(monitor, job)) is not None:
+        if found["status"] == "concluded":
+            with suppress(Refused):
+                monitor.tell("job-dismiss", {"id": job})
+        elif found["status"] not in ("aborting", "pending", "null"):
+            _cancel(monitor, job)
+        if time.monotonic() > give_up:
+            raise HypervisorError(
+                f"{monitor.name} on {monitor.host}: the mirror {job} does not end"
+                f" ({found['status']})",
+                host=monitor.host,
+            )
+        time.sleep(_TURN)
+    if any(node["node-name"] == job for node in _nodes(monitor)):
+        monitor.tell("blockdev-del", {"node-name": job})
+
+
+def _cancel(monitor: Commands, job: str) -> None:
+    # Without force it would first wait for all that is under way. It may end by itself meanwhile.
+    with suppress(Refused):
+        monitor.tell("block-job-cancel", {"device": job, "force": True})
+
+
+def _filter(job: str) -> str:
+    return job + _TOP
+
+
+def _why_over(found: dict[str, Any] | None) -> str | None:
+    """Why a job is of no use any more; None: it works."""
+    if found is None:
+        return "somebody took it away"
+    if found["io-status"] != "ok":
+        return "no space" if found["io-status"] == "nospace" else "an input/output error"
+    if found["status"] in ("aborting", "concluded", "null"):
+        return str(found.get("error", "it was cancelled"))
+    return None
+
+
+def _job(monitor: Commands, job: str) -> dict[str, Any] | None:
+    found = monitor.ask("query-block-jobs")
+    return next((one for one in found if one["device"] == job), None)
+
+
+def _nodes(monitor: Commands) -> list[dict[str, Any]]:
+    return list(monitor.ask("query-named-block-nodes", flat=True))

@@ -1,0 +1,303 @@
+"""The guest's own side of a protection: epoch after epoch, for as long as it is wanted.
+
+One epoch at a time is captured, sent, committed by the backup, and its output let out; meanwhile
+the guest runs in the next one. A line that breaks ends a connection and not the protection: the
+next epoch that arrives carries all that the backup has not got.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmckpt.checkpoint.compare import Flags
+from vmckpt.checkpoint.settings import ACTIVE, Commands
+from vmckpt.errors import VmckptError
+from vmckpt.replicate import link, mirroring, pacing
+from vmckpt.replicate.buffers import EARLY, MOST, Buffers
+from vmckpt.replicate.capture import Capturer, Epoch
+from vmckpt.replicate.diskepochs import WriteLog
+from vmckpt.replicate.facts import Session
+from vmckpt.replicate.finder import CompareFinder
+from vmckpt.replicate.link import Cut, Line
+from vmckpt.replicate.memory import Memory
+from vmckpt.replicate.pacing import Cycle
+from vmckpt.replicate.sender import Sender
+from vmckpt.replicate.status import Phase, PrimaryStatus
+from vmckpt.replicate.tenure import Tenure
+from vmckpt.replicate.wire import Ack, Beat, End, Hello, Refused, Seal, Welcome, WireError
+from vmckpt.replicate.wishes import Wish, Wishes
+from vmckpt.units import MIB, Bytes, Seconds
+
+_CONNECT = Seconds(2.0)
+_ANSWER = Seconds(30.0)
+_AGAIN = Seconds(0.3)
+_TURN = Seconds(0.005)
+_FEW = 16 * MIB >> 12
+"""So few pages left make the first copy good enough to go on with an epoch."""
+_PASSES = 8
+_BUSY_LOG = 16 * MIB
+"""So much in a disk's log ends an epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """An epoch between its capture and its commit."""
+
+    number: int
+    epoch: Epoch
+    flags: list[Flags]
+    """The pages in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the loop works with."""
+
+    monitor: Commands
+    memory: Memory
+    finder: CompareFinder
+    capturer: Capturer
+    logs: Sequence[WriteLog]
+    buffers: Buffers
+    tenure: Tenure
+    wishes: Wishes
+    status: PrimaryStatus
+    fresh: bool
+    """What was written to disks before is not all in the logs: the backup must begin anew."""
+    switch: Callable[[], None]
+    """The guest stands still and the backup has all of it: give it away for good."""
+
+
+class Switched(Exception):
+    """The guest stands still here, and the backup has all of it."""
+
+
+class Primary:
+    """Runs until somebody wants no more of it."""
+
+    def __init__(self, session: Session, folder: Path, parts: Parts) -> None:
+        self._session, self._folder, self._parts = session, folder, parts
+        self._number = 0
+        """Of the last epoch captured."""
+        self._acked = 0
+        self._state: bytes | None = None
+        """Device state of the last acknowledged epoch; None: not known what the backup has."""
+        self._flight: Flight | None = None
+        self._whole = not parts.fresh
+        """The backup's last epoch, if it has one, is something that can be gone on from."""
+        self._terms = pacing.Terms(interval=session.terms.interval, slowdown=session.terms.slowdown)
+        self._pace = pacing.begin(self._terms)
+        self._due = time.monotonic()
+
+    def run(self) -> None:
+        """Raises Switched after a planned switch, VmckptError; returns if it shall end."""
+        while not self._parts.wishes.has(Wish.END):
+            try:
+                with self._connected() as line:
+                    self._serve(line)
+            except (Cut, WireError) as exc:
+                self._cut(exc)
+
+    def _connected(self) -> Line:
+        status = self._parts.status
+        session = self._session
+        made = link.connect(self._folder, (session.address, session.port), limit=_CONNECT)
+        tenure = self._parts.tenure
+        # The backup learns of a newer token by what we send; one newer than ours is no backup's.
+        line = Line(made, lambda: tenure.token, takes=lambda told: told <= tenure.token)
+        status.connected(line)
+        return line
+
+    def _cut(self, why: VmckptError) -> None:
+        """The backup is gone: what was under way is in doubt, and output waits."""
+        parts = self._parts
+        parts.status.cut(str(why))
+        parts.tenure.line = None
+        parts.monitor.run_state()  # a guest that has ended is told by an error
+        if self._flight is not None:
+            parts.memory.doubt(self._flight.flags)
+        if parts.wishes.has(Wish.PLANNED):
+            # The guest may stand still for it; nobody else may run it yet.
+            parts.wishes.drop(Wish.PLANNED)
+            parts.capturer.go_on()
+        self._state = None
+        if parts.status.silent() > self._session.terms.hold and not parts.status.alone:
+            self._go_alone()
+        parts.wishes.wait(_AGAIN)
+
+    def _go_alone(self) -> None:
+        """Without the backup; never before it is written down that the standby is worth nothing."""
+        parts = self._parts
+        try:
+            parts.tenure.invalidate()
+        except VmckptError as exc:
+            parts.status.say(f"output waits: that the standby is behind cannot be noted: {exc}")
+            return
+        parts.buffers.remove()
+        for number in range(len(parts.logs)):
+            mirroring.end(parts.monitor, mirroring.name_of(number))
+        self._whole = False
+        parts.status.phase(Phase.ALONE)
+
+    def _serve(self, line: Line) -> None:
+        """Bring the backup up, then one epoch after the other. Raises Cut, WireError."""
+        parts = self._parts
+        captured = max(1, self._number) if self._whole else 0
+        line.send(Hello(session=self._session.session, captured=captured))
+        welcome = line.expect(Welcome, _ANSWER)
+        parts.tenure.line = line
+        self._agree(welcome.committed)
+        parts.status.phase(Phase.COPYING)
+        if parts.status.alone:
+            self._join_again()
+        left = parts.memory.compare(line)
+        sender = Sender(line, parts.memory.last, parts.logs, parts.memory.stale)
+        if welcome.committed == 0:
+            self._first_copy(sender, left)
+        while not parts.wishes.has(Wish.END):
+            final = parts.wishes.has(Wish.PLANNED)
+            self._cycle(line, sender, final=final)
+            if final:
+                parts.switch()
+                line.send(End(why="switched"))
+                raise Switched
+            self._wait(line)
+        line.send(End(why="the protection has ended"))
+
+    def _agree(self, committed: int) -> None:
+        """What the backup has. An acknowledgement that was lost is one all the same."""
+        if self._flight is not None and committed == self._flight.number:
+            self._committed(self._flight)
+        self._flight = None
+        self._acked = committed
+        self._number = max(self._number, committed)
+        self._whole = committed > 0
+
+    def _join_again(self) -> None:
+        parts = self._parts
+        parts.buffers.add()
+        self._begin_mirrors(full=True)
+        parts.status.joined()
+
+    def _begin_mirrors(self, *, full: bool) -> None:
+        for number, disk in enumerate(self._session.disks):
+            mirroring.begin(
+                self._parts.monitor, node=self._session.extra["nodes"][disk.target],
+                socket=Path(self._session.extra["sockets"][number]),
+                job=mirroring.name_of(number), full=full,
+            )  # fmt: skip
+
+    def _first_copy(self, sender: Sender, left: int) -> None:
+        """All of memory and disks while the guest runs, until little of it is left."""
+        parts = self._parts
+        passes, ready = 0, False
+        while not parts.wishes.has(Wish.END) and not (ready and (left < _FEW or passes > _PASSES)):
+            self._drain_logs(sender)
+            parts.finder.prepare()
+            changed = parts.finder.begin().result()
+            left = sum(one.count for one in changed)
+            sender.memory(0, changed)
+            passes += 1
+            ready = self._mirrors_ready()
+            parts.status.copied(left, ready=ready)
+            if left < _FEW:
+                parts.wishes.wait(Seconds(0.05))
+
+    def _drain_logs(self, sender: Sender) -> None:
+        logs = self._parts.logs
+        begins, ends = [log.consumed for log in logs], [log.size() for log in logs]
+        sender.writes(0, begins, ends)
+        for log, end in zip(logs, ends, strict=True):
+            log.consume(end)
+
+    def _check_disks(self) -> None:
+        """Everything that was written until the epoch's end is in the logs. Raises MirrorEnded."""
+        for number, log in enumerate(self._parts.logs):
+            mirroring.progress(self._parts.monitor, mirroring.name_of(number))
+            if (why := log.failed()) is not None:
+                raise mirroring.MirrorEnded(f"a disk's log failed: {why}", host=self._session.host)
+
+    def _mirrors_ready(self) -> bool:
+        names = [mirroring.name_of(number) for number in range(len(self._parts.logs))]
+        return all(mirroring.progress(self._parts.monitor, name).ready for name in names)
+
+    def _cycle(self, line: Line, sender: Sender, *, final: bool) -> None:
+        """One epoch, from its capture to the release of its output. Raises Cut, WireError."""
+        parts = self._parts
+        began = time.monotonic()
+        with parts.tenure.at_work():
+            epoch = parts.capturer.take(goes_on=not final)
+        captured = time.monotonic()
+        self._number += 1
+        flight = Flight(self._number, epoch, parts.memory.flags(epoch.changed))
+        self._flight = flight
+        before = line.sent
+        sender.memory(flight.number, epoch.changed)
+        sender.writes(flight.number, [log.consumed for log in parts.logs], epoch.ends)
+        self._check_disks()
+        sender.finish(flight.number, epoch, self._state, base=self._acked, final=final)
+        sent = time.monotonic()
+        if line.expect(Ack, _ANSWER).epoch != flight.number:
+            raise Cut("the backup acknowledges what was not sent")
+        self._committed(flight)
+        ended = time.monotonic()
+        parts.status.epoch(
+            flight.number, epoch, size=line.sent - before, busy=Seconds(ended - captured),
+            sending=Seconds(sent - captured), lost=max(0, epoch.packets - MOST),
+        )  # fmt: skip
+        cycle = Cycle(
+            pause=epoch.pause, busy=Seconds(ended - captured), interval=self._pace.interval,
+            output_waited=epoch.packets, bytes=Bytes(line.sent - before),
+        )  # fmt: skip
+        self._pace = pacing.decide(self._pace, cycle, self._terms)
+        parts.status.pace(self._pace)
+        self._due = began + self._pace.interval
+
+    def _committed(self, flight: Flight) -> None:
+        """The backup has it: its output goes out, if we may speak still."""
+        parts = self._parts
+        self._flight, self._acked, self._state = None, flight.number, flight.epoch.state
+        for log, end in zip(parts.logs, flight.epoch.ends, strict=True):
+            log.consume(end)
+        with parts.tenure.at_work():
+            if not self._whole:
+                parts.tenure.validate()
+                self._whole = True
+            parts.tenure.check()
+            parts.buffers.release()
+        parts.status.phase(Phase.PROTECTING)
+
+    def _wait(self, line: Line) -> None:
+        """Until the next epoch is due, or too much waits. Raises Cut, WireError."""
+        parts = self._parts
+        while not parts.wishes.any:
+            left = self._due - time.monotonic()
+            if (left <= 0 or self._is_full()) and self._may_be_stopped():
+                return
+            found = line.receive(Seconds(min(max(left, _TURN), _TURN)))
+            if isinstance(found, Refused | End):
+                raise Cut(f"the backup will not go on: {found.why}")
+            if isinstance(found, Seal | Hello):
+                raise Cut("the backup talks nonsense")
+            if isinstance(found, Beat):
+                parts.status.heard(json.loads(found.note or b"{}"))
+
+    def _is_full(self) -> bool:
+        parts = self._parts
+        much = any(log.size() - log.consumed > _BUSY_LOG for log in parts.logs)
+        return much or parts.buffers.collected() > EARLY
+
+    def _may_be_stopped(self) -> bool:
+        """Whether it runs and nobody else is at work with it."""
+        monitor = self._parts.monitor
+        if monitor.run_state() != "running":
+            self._parts.status.say("the guest stands still: somebody paused it")
+            self._due = time.monotonic() + _AGAIN
+            return False
+        if monitor.ask("query-migrate").get("status") in ACTIVE:
+            self._parts.status.say("another job moves or saves the guest")
+            self._due = time.monotonic() + _AGAIN
+            return False
+        return True

@@ -1,0 +1,173 @@
+"""The waiting standby on the backup: a QEMU with the guest's memory mapped, which has not begun.
+
+Its links are down and its disks are exported for us to write. Device state comes last: once it is
+loaded the guest runs from the last committed epoch. QEMU can be given that only once.
+"""
+
+import os
+import time
+from contextlib import ExitStack, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Self
+
+from vmckpt.checkpoint import guestmemory, settings, userfault
+from vmckpt.checkpoint.compare import Mapping
+from vmckpt.checkpoint.nbdwire import Unix
+from vmckpt.checkpoint.settings import EVENTS, IGNORE_SHARED
+from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
+from vmckpt.hypervisor import standby as libvirt_side
+from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.replicate import standby_xml
+from vmckpt.replicate.facts import Disk
+from vmckpt.replicate.nbdwriter import NbdWriter
+from vmckpt.units import Seconds
+
+_PIPE = "vmckpt-standby"
+_EXPORT = "vmckpt-disk-"
+_CAPABILITIES = {IGNORE_SHARED: True, EVENTS: False}
+_PATIENCE = Seconds(10.0)
+_WAITS = "inmigrate"
+
+
+class Standby:
+    """Use as `with Standby(monitor, disks, socket) as standby`; leaving it leaves QEMU waiting."""
+
+    def __init__(self, monitor: Monitor, disks: tuple[Disk, ...], socket: Path) -> None:
+        """`socket`: where its disks are served to us."""
+        self._monitor, self._disks, self._socket = monitor, disks, socket
+        self._stack = ExitStack()
+        self._feed = -1
+        self.memory: list[Mapping] = []
+        """Its files of memory, to be written."""
+        self.disks: list[NbdWriter] = []
+
+    def __enter__(self) -> Self:
+        """Raises HypervisorError, CannotCapture if its memory cannot be had."""
+        try:
+            self._open()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _open(self) -> None:
+        monitor = self._monitor
+        state = monitor.run_state()
+        if state != _WAITS:
+            raise HypervisorError(
+                f"{monitor.name} on {monitor.host} is no waiting standby: it is {state}",
+                host=monitor.host,
+                mend="run vmckpt recover",
+            )
+        self._map()
+        self._export()
+        # A new agent gives it a pipe of its own; that of the one before has no writer any more.
+        with suppress(HypervisorError):
+            monitor.tell("closefd", {"fdname": _PIPE})
+        reading, self._feed = os.pipe2(os.O_CLOEXEC)
+        self._stack.callback(self._close_feed)
+        try:
+            monitor.tell("getfd", {"fdname": _PIPE}, files=(reading,))
+        finally:
+            os.close(reading)
+        settings.set_capabilities(monitor, _CAPABILITIES)
+
+    def _map(self) -> None:
+        monitor = self._monitor
+        process = userfault.find_process(monitor.guest)
+        if process is None:
+            raise CannotCapture(f"{monitor.name} on {monitor.host} has no QEMU process there")
+        for file in guestmemory.files(monitor, process):
+            opened = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                # A hole that a full tmpfs cannot fill would kill us in the middle of an epoch.
+                os.posix_fallocate(opened, 0, file.size)
+                self.memory.append(
+                    self._stack.enter_context(Mapping(opened, file.size, write=True))
+                )
+            finally:
+                os.close(opened)
+
+    def _export(self) -> None:
+        if not self._disks:
+            return
+        monitor = self._monitor
+        inserted = [one.get("inserted") for one in monitor.ask("query-block")]
+        named = {one["file"]: one["node-name"] for one in inserted if one and not one.get("ro")}
+        # What an agent before us has under way must end before we write.
+        with suppress(HypervisorError):
+            monitor.tell("nbd-server-stop", {})
+        self._socket.unlink(missing_ok=True)
+        place = {"type": "unix", "data": {"path": str(self._socket)}}
+        monitor.tell("nbd-server-start", {"addr": place, "max-connections": 4})
+        for number, disk in enumerate(self._disks):
+            name = f"{_EXPORT}{number}"
+            told: dict[str, object] = {"type": "nbd", "id": name, "name": name}
+            told |= {"node-name": named[disk.path], "writable": True}
+            monitor.tell("block-export-add", told)
+            writer = NbdWriter(Unix(str(self._socket)), name, host=monitor.host)
+            self.disks.append(self._stack.enter_context(writer))
+
+    def _close_feed(self) -> None:
+        if self._feed >= 0:
+            os.close(self._feed)
+            self._feed = -1
+
+    def run(self, state: bytes) -> dict[str, Seconds]:
+        """Load device state and let the guest run: what each step took.
+
+        All of the epoch must be in memory and on disks. Raises HypervisorError, CaptureFailed.
+        """
+        monitor = self._monitor
+        marks = [("begin", time.monotonic())]
+        for disk in self.disks:
+            disk.close()
+        if self._disks:
+            monitor.tell("nbd-server-stop", {})
+        marks.append(("disks", time.monotonic()))
+        monitor.tell("migrate-incoming", {"uri": f"fd:{_PIPE}"})
+        self._write(state)
+        self._wait()
+        marks.append(("load", time.monotonic()))
+        settings.set_capabilities(monitor, {IGNORE_SHARED: False, EVENTS: True})
+        monitor.resume()
+        marks.append(("run", time.monotonic()))
+        return {after[0]: Seconds(after[1] - before[1]) for before, after in pairwise(marks)}
+
+    def _write(self, state: bytes) -> None:
+        left = memoryview(state)
+        while left:
+            left = left[os.write(self._feed, left) :]
+        self._close_feed()
+
+    def _wait(self) -> None:
+        give_up = time.monotonic() + _PATIENCE
+        while (state := self._monitor.run_state()) == _WAITS:
+            told = self._monitor.ask("query-migrate")
+            if told.get("status") == "failed" or time.monotonic() > give_up:
+                raise CaptureFailed(
+                    f"{self._monitor.name} on {self._monitor.host} does not take the device state:"
+                    f" {told.get('error-desc', told.get('status', 'no word'))}",
+                    mend="look at QEMU's log there",
+                )
+        if state not in ("paused", "postmigrate", "prelaunch"):
+            raise CaptureFailed(f"{self._monitor.name} on {self._monitor.host} is {state}")
+
+
+def announce(monitor: Monitor, cards: list[str]) -> None:
+    """Plug the network in and tell switches where the guest is now. Raises HypervisorError."""
+    for card in cards:
+        monitor.tell("set_link", {"name": card, "up": True})
+    order = {"initial": 50, "max": 550, "rounds": 5, "step": 100}
+    monitor.tell("announce-self", dict[str, object](order))
+
+
+def settle(monitor: Monitor, xml: str, *, autostart: bool = False) -> None:
+    """libvirt describes the guest as an ordinary one, which it is now. Raises HypervisorError."""
+    libvirt_side.define(xml, host=monitor.host, uri=monitor.uri, autostart=autostart)
+    libvirt_side.links_up(monitor, standby_xml.plugged(monitor.described()))
+    libvirt_side.forget_mark(monitor, standby_xml.MARK)

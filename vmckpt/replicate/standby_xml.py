@@ -1,0 +1,83 @@
+"""How a standby is described to libvirt, and the guest that it becomes. Pure."""
+
+from collections.abc import Mapping
+from xml.etree import ElementTree as ET
+
+from vmckpt.hypervisor import parse
+
+QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
+MARK = "urn:vmckpt:standby:1"
+_WAITING = ("-incoming", "defer")
+
+
+def standby(xml: str, images: Mapping[str, str], session: str) -> str:
+    """A guest that waits for memory: with disks of its own, unplugged, and marked as what it is.
+
+    `images`: path of each replicated disk's image. Raises ValueError if that is no domain.
+    """
+    root = parse.tree(xml, "domain")
+    root.attrib.pop("id", None)
+    place(root, images)
+    for card in root.findall("devices/interface"):
+        link = card.find("link")
+        link = ET.SubElement(card, "link") if link is None else link
+        link.set("state", "down")
+        _forget_tap(card)
+    metadata = root.find("metadata")
+    metadata = ET.SubElement(root, "metadata") if metadata is None else metadata
+    mark = ET.SubElement(metadata, f"{{{MARK}}}standby")
+    mark.set("session", session)
+    line = root.find(f"{{{QEMU}}}commandline")
+    line = ET.SubElement(root, f"{{{QEMU}}}commandline") if line is None else line
+    for word in _WAITING:
+        ET.SubElement(line, f"{{{QEMU}}}arg").set("value", word)
+    ET.register_namespace("qemu", QEMU)
+    ET.register_namespace("vmckpt-standby", MARK)
+    return ET.tostring(root, encoding="unicode")
+
+
+def clean(xml: str, images: Mapping[str, str]) -> str:
+    """The same guest as it is stored once it runs there: started again, it would not wait."""
+    root = parse.tree(xml, "domain")
+    root.attrib.pop("id", None)
+    place(root, images)
+    ET.register_namespace("qemu", QEMU)
+    return ET.tostring(root, encoding="unicode")
+
+
+def place(root: ET.Element, images: Mapping[str, str]) -> None:
+    """Give disks other images, by their names in the guest."""
+    for disk in root.findall("devices/disk"):
+        target, source = disk.find("target"), disk.find("source")
+        name = target.get("dev", "") if target is not None else ""
+        if name not in images or source is None:
+            continue
+        source.attrib.clear()
+        disk.set("type", "file")
+        source.set("file", images[name])
+        for node in disk.findall("backingStore"):
+            disk.remove(node)
+
+
+def plugged(xml: str) -> list[str]:
+    """The cards of a running standby's XML, each as libvirt wants it to plug it in."""
+    found = []
+    for card in parse.tree(xml, "domain").findall("devices/interface"):
+        for link in card.findall("link"):
+            card.remove(link)
+        ET.SubElement(card, "link").set("state", "up")
+        found.append(ET.tostring(card, encoding="unicode"))
+    return found
+
+
+def marked(xml: str) -> str | None:
+    """The session whose standby a running guest is; None: it is an ordinary guest."""
+    mark = parse.tree(xml, "domain").find(f"metadata/{{{MARK}}}standby")
+    return None if mark is None else mark.get("session")
+
+
+def _forget_tap(card: ET.Element) -> None:
+    """The host's name for a card is another one there."""
+    for target in card.findall("target"):
+        if target.get("dev", "").startswith(("vnet", "macvtap")):
+            card.remove(target)

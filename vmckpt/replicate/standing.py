@@ -1,0 +1,123 @@
+"""A standby made and taken away on the backup: its images, its QEMU, its files."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from vmckpt.errors import BadInput, HypervisorError, VmckptError
+from vmckpt.hypervisor import library
+from vmckpt.hypervisor import standby as libvirt_side
+from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.replicate import standby_xml
+from vmckpt.replicate.facts import Disk, Session
+
+_WAITS = "inmigrate"
+_MADE = "vmckpt-standby"
+
+
+def make(session: Session, xml: str) -> None:
+    """Make the images and start a QEMU that waits. Nothing is left of it if that fails.
+
+    `xml`: the running guest's. Raises BadInput, HypervisorError.
+    """
+    images = {disk.target: disk.path for disk in session.disks}
+    description = standby_xml.standby(xml, images, session.session)
+    made: list[Path] = []
+    try:
+        made.extend(_image(session, disk) for disk in session.disks)
+        libvirt_side.create_paused(description, host=session.host, uri=session.uri)
+    except BaseException:
+        for path in made:
+            _forget(path)
+        raise
+
+
+def _image(session: Session, disk: Disk) -> Path:
+    path = Path(disk.path)
+    if path.exists() and not _is_ours(path, session):
+        raise BadInput(
+            f"{session.host}: {path} is there already, and is no standby's image",
+            mend="move it away, or name another folder with --storage",
+        )
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _mark(path).write_text(session.session)
+    command = ["qemu-img", "create", "-q", "-f", disk.format, str(path), str(disk.size)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        _forget(path)
+        why = done.stderr.strip().splitlines()[-1:] or ["no word"]
+        raise BadInput(f"{session.host}: {path} cannot be made: {why[0]}")
+    return path
+
+
+def _mark(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{_MADE}")
+
+
+def _is_ours(path: Path, session: Session) -> bool:
+    """Whether it was made for a standby that never ran."""
+    del session
+    return _mark(path).exists()
+
+
+def _forget(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    _mark(path).unlink(missing_ok=True)
+
+
+def adopt(session: Session) -> None:
+    """The guest runs on these images: they are nobody's to remove."""
+    for disk in session.disks:
+        _mark(Path(disk.path)).unlink(missing_ok=True)
+
+
+def waits(session: Session) -> bool:
+    """Whether the session's standby is there and has never run. Raises HypervisorError."""
+    try:
+        with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
+            return (
+                standby_xml.marked(monitor.described()) == session.session
+                and monitor.run_state() == _WAITS
+            )
+    except HypervisorError as exc:
+        if exc.code in library.NOT_HERE:
+            return False
+        raise
+
+
+def remove(session: Session, folder: Path) -> tuple[str, ...]:
+    """Take the standby away, if it still is one; what was done. Raises VmckptError."""
+    did = []
+    if waits(session):
+        with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
+            monitor.end()
+        did.append("ended the standby")
+    if _runs_here(session):
+        raise VmckptError(
+            f"{session.name} runs on {session.host}: it is no standby, and is left alone",
+            mend="run vmckpt recover",
+        )
+    for disk in session.disks:
+        if _mark(Path(disk.path)).exists():
+            _forget(Path(disk.path))
+            did.append(f"removed {disk.path}")
+    clear(session, folder)
+    return tuple(did)
+
+
+def clear(session: Session, folder: Path) -> None:
+    """Remove the session's files."""
+    if session.state:
+        shutil.rmtree(session.state, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runs_here(session: Session) -> bool:
+    try:
+        with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
+            return monitor.is_active()
+    except HypervisorError as exc:
+        if exc.code in library.NOT_HERE:
+            return False
+        raise

@@ -1,0 +1,139 @@
+"""How a protection stands, as an agent tells it: numbers with their units in their names."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from statistics import median
+from typing import Any
+
+from vmckpt.replicate.capture import Epoch
+from vmckpt.replicate.link import Line
+from vmckpt.replicate.pacing import Pace
+from vmckpt.units import Seconds
+
+_KEPT = 600
+"""Epochs that medians are made of."""
+
+
+class Phase(StrEnum):
+    """Where a protection is."""
+
+    CONNECTING = "connecting"
+    COPYING = "copying"
+    """The backup gets what it lacks; it is not ready unless it was before."""
+    PROTECTING = "protecting"
+    ALONE = "alone"
+    """The guest runs without protection: the backup is gone."""
+    ENDED = "ended"
+
+
+class PrimaryStatus:
+    """The primary's. Filled by its loop, read by whoever asks."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._phase = Phase.CONNECTING
+        self._line: Line | None = None
+        self._heard = clock()
+        self._told: dict[str, Any] = {}
+        self._peer: dict[str, Any] = {}
+        self._pauses: deque[float] = deque(maxlen=_KEPT)
+        self._cycles: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self._worst_lag = 0.0
+        self._taken: float | None = None
+        self._paused = 0.0
+        self._began = clock()
+
+    @property
+    def alone(self) -> bool:
+        """Whether the guest goes on without its backup."""
+        return self._phase is Phase.ALONE
+
+    def phase(self, phase: Phase) -> None:
+        if self._phase is Phase.ALONE and phase is Phase.COPYING:
+            return  # until its filters are back
+        with self._lock:
+            self._phase = phase
+            self._told.pop("says", None)
+
+    def joined(self) -> None:
+        """It is no longer alone."""
+        with self._lock:
+            self._phase = Phase.COPYING
+
+    def connected(self, line: Line) -> None:
+        self._line, self._heard = line, self._clock()
+
+    def cut(self, why: str) -> None:
+        if self._line is not None:
+            self._heard = max(self._heard, self._line.heard)
+            self._line = None
+        self.say(why)
+
+    def silent(self) -> Seconds:
+        """For how long nothing has been heard of the backup."""
+        heard = self._line.heard if self._line is not None else self._heard
+        return Seconds(self._clock() - heard)
+
+    def say(self, what: str) -> None:
+        """What is in the way just now."""
+        with self._lock:
+            self._told["says"] = what
+
+    def heard(self, peer: Mapping[str, Any]) -> None:
+        """What the backup tells of itself."""
+        self._peer = dict(peer)
+
+    def copied(self, left: int, *, ready: bool) -> None:
+        """How far the first copy is."""
+        with self._lock:
+            self._told["pages_left"], self._told["disks_ready"] = left, ready
+
+    def pace(self, pace: Pace) -> None:
+        with self._lock:
+            self._told["interval_s"], self._told["interval_why"] = pace.interval, pace.why
+
+    def epoch(
+        self, number: int, epoch: Epoch, *, size: int, busy: Seconds, sending: Seconds, lost: int
+    ) -> None:
+        """One was committed; `lost`: packets that QEMU dropped in it."""
+        now = self._clock()
+        with self._lock:
+            if self._taken is not None:
+                self._worst_lag = max(self._worst_lag, now - self._taken)
+            self._taken = now - busy
+            self._paused += epoch.pause
+            self._cycles.append(
+                {
+                    "pause_s": epoch.pause, "busy_s": busy, "send_s": sending, "bytes": size,
+                    "pages": sum(one.count for one in epoch.changed), "packets": epoch.packets,
+                    **{f"pause_{key.replace(' ', '_')}_s": took
+                       for key, took in epoch.phases.items()},
+                }
+            )  # fmt: skip
+            self._told["epoch"] = number
+            self._told["packets_lost"] = self._told.get("packets_lost", 0) + lost
+
+    def as_json(self) -> dict[str, Any]:
+        """For a person or program."""
+        with self._lock:
+            now = self._clock()
+            lag = None if self._taken is None else now - self._taken
+            told: dict[str, Any] = {
+                "role": "primary", "phase": str(self._phase), **self._told,
+                "rpo_s": lag, "rpo_worst_s": max(self._worst_lag, lag or 0.0),
+                "guest_clock_behind_s": self._paused, "protected_for_s": now - self._began,
+                "standby": self._peer or None,
+            }  # fmt: skip
+            if self._cycles:
+                keys = self._cycles[-1].keys()
+                told["median"] = {
+                    key: median(one.get(key, 0) for one in self._cycles) for key in keys
+                }
+                told["last"] = self._cycles[-1]
+                pauses = sorted(one["pause_s"] for one in self._cycles)
+                told["pause_p99_s"] = pauses[int(0.99 * (len(pauses) - 1))]
+            return told
