@@ -13,6 +13,7 @@ hosts:
 stores:                                   # optional: where snapshots are kept
   near: /srv/vmckpt                       # the first: they land there; a folder that all hosts see
   far: s3://bucket/vmckpt?endpoint=https://s3.example.com
+lease: postgresql://vmckpt@witness/vmckpt # optional: who may run a protected guest; on no host
 observer: /run/observer.sock              # optional: somebody who watches guests from outside
 read_only: false                          # true: for people who may look and not touch
 """
@@ -54,6 +55,13 @@ def _store(text: str) -> str:
         return text
     if not text.startswith("/"):
         raise ValueError(f"{text!r} is neither a whole path nor s3://bucket/prefix")
+    return text
+
+
+def _lease(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("postgresql", "postgres") or not parts.hostname:
+        raise ValueError(f"{text!r} is no lease store, like postgresql://user@witness/database")
     return text
 
 
@@ -111,6 +119,7 @@ class _File(_Strict):
     stores: dict[
         Annotated[str, AfterValidator(_store_name)], Annotated[str, AfterValidator(_store)]
     ] = {}
+    lease: Annotated[str, AfterValidator(_lease)] | None = None
     observer: str | None = None
     read_only: bool = False
 
@@ -124,6 +133,8 @@ class Inventory:
     observer: Path | None
     stores: Mapping[str, StorePlace] = field(default_factory=lambda: MappingProxyType({}))
     """Where snapshots are kept; they land in the first."""
+    lease: str | None = None
+    """Where leases on protected guests are kept: a PostgreSQL URL; None: nowhere."""
     read_only: bool = False
     """Only looking is allowed."""
 
@@ -202,6 +213,7 @@ def parse(text: str, path: Path) -> Inventory:
         stores=MappingProxyType(
             {name: StorePlace(name=name, url=url) for name, url in read.stores.items()}
         ),
+        lease=read.lease,
         read_only=read_only,
     )
 

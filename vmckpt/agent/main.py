@@ -6,10 +6,21 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vmckpt.agent import create, discard, lazy, lines, putback, restore, serving, unrestore
+from vmckpt.agent import (
+    create,
+    discard,
+    lazy,
+    lines,
+    putback,
+    replicas,
+    restore,
+    serving,
+    unrestore,
+)
 from vmckpt.agent.afterwards import DiscardOrder, FinishOrder
 from vmckpt.agent.lines import LineOrder
 from vmckpt.agent.orders import CreateOrder, PutBackOrder, RestoreOrder, UnrestoreOrder
+from vmckpt.agent.replicas import ReplicaOrder
 from vmckpt.agent.talk import Talk, error_as_json
 from vmckpt.errors import BadInput, VmckptError
 
@@ -51,6 +62,7 @@ _ORDERS: Mapping[str, tuple[_Parse, _Do]] = {
     "finish-lazy": (FinishOrder.from_json, lazy.finish),
     "line": (LineOrder.from_json, lines.move),
     "put-back": (PutBackOrder.from_json, lambda order, _: putback.put_back(order)),
+    "replica": (ReplicaOrder.from_json, replicas.carry_out),
     "restore": (RestoreOrder.from_json, restore.restore),
     "restore-lazy": (RestoreOrder.from_json, lazy.restore_lazily),
     "serve": (RestoreOrder.from_json, serving.serve),

@@ -20,11 +20,15 @@ from vmckpt.journal import place
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
 
+_PROTECTION = ("protect", "unprotect", "failover", "status")
+
+
 class _Commands(typer.core.TyperGroup):
     """All commands; those for snapshots, and the libraries they need, are loaded when asked for."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        return [*super().list_commands(ctx), "guard", "prepare", "run", "snapshot"]
+        later = ["guard", "prepare", "run", "snapshot", *_PROTECTION]
+        return [*super().list_commands(ctx), *later]
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
         if cmd_name == "guard":
@@ -39,6 +43,10 @@ class _Commands(typer.core.TyperGroup):
             from vmckpt.cli import run  # noqa: PLC0415
 
             return typer.main.get_command(run.app)
+        if cmd_name in _PROTECTION:
+            from vmckpt.cli import protect  # noqa: PLC0415
+
+            return typer.main.get_command(protect.COMMANDS[cmd_name])
         if cmd_name != "snapshot":
             return super().get_command(ctx, cmd_name)
         from vmckpt.cli import snapshot  # noqa: PLC0415

@@ -122,5 +122,7 @@ def inventory(plan: LabPlan, key_file: str, known_hosts: str) -> str:
             f"    agent_state: {host.root}/agent",
         ]
     lines.append(f"stores: {{near: {plan.shared}/snapshots}}")
+    if plan.witness:
+        lines.append(f"lease: postgresql://postgres@{plan.witness_address}/postgres")
     lines.append(f"observer: {plan.observer_socket}")
     return "\n".join(lines) + "\n"

@@ -32,7 +32,9 @@ def start(plan: LabPlan) -> None:
     )
     network = f"198.18.{plan.subnet}.0/24"
     with Path(data, "pg_hba.conf").open("a") as hba:
-        hba.write(f"host all all {network} trust\n")
+        # Only the owner needs no password: other logins are as they are in life.
+        hba.write(f"host all postgres {network} trust\n")
+        hba.write(f"host all all {network} scram-sha-256\n")
     server = [f"{programs[-1]}/postgres", "-D", str(data)]
     server += ["-c", f"listen_addresses={plan.witness_address}"]
     server += ["-c", f"unix_socket_directories={data}"]

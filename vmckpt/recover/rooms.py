@@ -7,6 +7,7 @@ from vmckpt.journal.unattended import Unattended
 from vmckpt.migrate import settling as moves
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
+from vmckpt.protect import settling as protections
 from vmckpt.snapshot import preparing
 from vmckpt.snapshot import settling as snapshots
 from vmckpt.snapshot.settling_guard import settle_guard, settle_proof
@@ -28,6 +29,7 @@ ROOMS: Mapping[str, Room] = {
     "guard": settle_guard,
     "prepare": preparing.settle,
     "proof": settle_proof,
+    "protect": protections.settle,
     "run": settle_service,
 }
 """By the operation's kind."""

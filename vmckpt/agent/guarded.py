@@ -1,0 +1,36 @@
+"""The guard beside an agent of a protection, which starts it again when it dies."""
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from vmckpt.replicate import guard
+from vmckpt.replicate.facts import Session
+from vmckpt.replicate.guard import Facts
+from vmckpt.replicate.guardpage import GuardPage, identity
+from vmckpt.units import Seconds
+
+PAGE = "page"
+
+
+def command(folder: Path) -> tuple[str, ...]:
+    """What starts the agent of a folder."""
+    return (sys.executable, "-m", "vmckpt.agent.replica", str(folder))
+
+
+def begin(session: Session, folder: Path, process: int) -> GuardPage:
+    """The guard's page, with us on it; and the guard of that QEMU. Raises GuardFailed."""
+    path = folder / PAGE
+    lasts = Seconds(0.0)
+    if session.role == "primary" and session.lease is not None:
+        lasts = session.lease.terms.lasts
+    with suppress(FileExistsError):
+        GuardPage.create(path, lasts=lasts).close()
+    page = GuardPage.open(path)
+    page.agent = identity(os.getpid())
+    facts = Facts(
+        page=str(path), qemu=identity(process), command=command(folder), folder=str(folder)
+    )
+    guard.begin(facts)
+    return page

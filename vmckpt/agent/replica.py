@@ -1,0 +1,47 @@
+"""The agent of a protection: runs beside the guest, or beside its standby, until that is over.
+
+`python -m vmckpt.agent.replica FOLDER`. All that it must know lies in the folder, so it can be
+started again at any time and goes on with what it finds.
+"""
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from vmckpt.agent.replica_backup import run_backup
+from vmckpt.agent.replica_primary import run_primary
+from vmckpt.errors import VmckptError
+from vmckpt.replicate.facts import Session
+from vmckpt.replicate.wishes import Wish, Wishes
+
+log = logging.getLogger("vmckpt.replica")
+_NICE = -10
+
+
+def main() -> None:
+    """Exit status 0 when the protection has ended, 1 when it must be started again."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
+    folder = Path(sys.argv[1])
+    wishes = Wishes()
+    signal.signal(signal.SIGTERM, lambda *_: wishes.add(Wish.END))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    session = Session.read(folder)
+    if session is None:
+        log.error("%s: nothing is to be protected here", folder)
+        return
+    try:
+        os.nice(_NICE)
+    except OSError:
+        log.warning("not as important as it should be: it may not raise its priority")
+    try:
+        run = run_primary if session.role == "primary" else run_backup
+        run(session, folder, wishes)
+    except VmckptError as exc:
+        log.exception("%s", exc)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The backup's agent: keeps the standby up with the guest, and runs it when it must."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from vmckpt.agent import afterlife, guarded
+from vmckpt.checkpoint import userfault
+from vmckpt.errors import VmckptError
+from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.replicate import guard, standing
+from vmckpt.replicate import standby as standbys
+from vmckpt.replicate.backup import Backup, Ours
+from vmckpt.replicate.claim import LeaseClaim, Tokens
+from vmckpt.replicate.control import Control
+from vmckpt.replicate.facts import Session
+from vmckpt.replicate.guardpage import identity
+from vmckpt.replicate.stage import Stage
+from vmckpt.replicate.standby import Standby
+from vmckpt.replicate.wishes import Wish, Wishes
+from vmckpt.units import Seconds
+
+log = logging.getLogger("vmckpt.replica")
+
+PORT = "port"
+_SETTLES = Seconds(60.0)
+_AGAIN = Seconds(1.0)
+
+
+def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
+    """Until the guest runs here or nobody wants a standby any more. Raises VmckptError."""
+    process = userfault.find_process(session.guest)
+    if process is None:
+        afterlife.outcome(folder, "lost", "the standby's QEMU is gone")
+        return
+    guarded.begin(session, folder, process)
+    claim = Tokens() if session.lease is None else LeaseClaim(session.lease, session.host, 1)
+    with ExitStack() as stack:
+        stack.callback(claim.close)
+        monitor = stack.enter_context(Monitor(session.guest, host=session.host, uri=session.uri))
+        standby = stack.enter_context(Standby(monitor, session.disks, folder / "disks.sock"))
+        stage = stack.enter_context(
+            Stage(
+                folder / "stage", Path(session.state), standby.memory, standby.disks,
+                standby=f"{identity(process)}",
+            )
+        )  # fmt: skip
+        server = stack.enter_context(_listening(session, folder))
+        backup = Backup(session, folder, stage=stage, standby=standby, claim=claim, wishes=wishes)
+        stack.enter_context(Control(folder, _Answers(session, backup, wishes)))
+        ours = backup.run(server)
+        if ours is not None:
+            (folder / guard.OVER).touch()
+            took = _run(session, stage, standby, monitor, ours)
+            afterlife.outcome(folder, "failed-over", f"{ours.why}; {took}")
+            _settle(session, monitor)
+            standing.adopt(session)
+            return
+    log.info("%s", standing.remove(session, folder))
+
+
+def _listening(session: Session, folder: Path) -> socket.socket:
+    """On the port it had, if it had one."""
+    known = 0
+    with suppress(OSError, ValueError):
+        known = int((folder / PORT).read_text())
+    family = socket.AF_INET6 if ":" in session.address else socket.AF_INET
+    server = socket.create_server((session.address, known), family=family, backlog=4)
+    new = folder / f"{PORT}.new"
+    new.write_text(str(server.getsockname()[1]))
+    new.rename(folder / PORT)
+    return server
+
+
+def _run(session: Session, stage: Stage, standby: Standby, monitor: Monitor, ours: Ours) -> str:
+    """Let the guest run; how long that took. Raises VmckptError."""
+    stage.apply()
+    steps = standby.run(stage.state())
+    running = time.monotonic()
+    standbys.announce(monitor, list(session.cards))
+    log.info("%s runs here, epoch %d: %s; %s", session.name, stage.committed, ours.why, steps)
+    took = 1e3 * (running - ours.decided)
+    return f"running after {took:.1f} ms, with epoch {stage.committed}"
+
+
+def _settle(session: Session, monitor: Monitor) -> None:
+    """What can wait until the guest runs; tried for a while, and by recover after that."""
+    give_up = time.monotonic() + _SETTLES
+    while True:
+        try:
+            standbys.settle(
+                monitor, session.definition, autostart=bool(session.extra.get("autostart"))
+            )
+            return
+        except VmckptError as exc:
+            log.warning("%s", exc)
+            if time.monotonic() > give_up:
+                return
+            time.sleep(_AGAIN)
+
+
+class _Answers:
+    """What the control socket answers."""
+
+    def __init__(self, session: Session, backup: Backup, wishes: Wishes) -> None:
+        self._session, self._backup, self._wishes = session, backup, wishes
+
+    def __call__(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        wish = told.get("wish")
+        if wish in (Wish.END, Wish.FAILOVER):
+            self._wishes.add(Wish(str(wish)))
+        elif wish is not None:
+            return {"error": f"the backup cannot {wish}"}
+        return {
+            "guest": self._session.guest, "name": self._session.name, "host": self._session.host,
+            "peer": self._session.peer, "session": self._session.session, "process": os.getpid(),
+            **self._backup.as_json(),
+        }  # fmt: skip

@@ -1,0 +1,91 @@
+"""The facade's part for protections."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from vmckpt import api
+from vmckpt.api.snapshots import host_of
+from vmckpt.errors import BadInput
+from vmckpt.inventory import Inventory
+from vmckpt.journal import desk
+from vmckpt.journal.records import Operation
+from vmckpt.model.callers import Caller
+from vmckpt.protect import asking, ending, engine
+from vmckpt.protect.ending import Ended, Known
+from vmckpt.protect.engine import Setting, Told
+from vmckpt.protect.requests import Protected, ProtectRequest
+from vmckpt.protect.steps import Step
+
+_KIND = "protect"
+
+
+async def protect(
+    inventory: Inventory, request: ProtectRequest, caller: Caller, told: Told
+) -> Protected:
+    """See protect.engine.protect; finds the guest's host."""
+    if not request.dry_run:
+        inventory.may_act()
+    backup = inventory.host(request.to)
+    primary = host_of(inventory, request.guest, await api.guests(inventory))
+    setting = Setting(primary=primary, backup=backup, lease=inventory.lease)
+    return await engine.protect(setting, request, caller, told)
+
+
+async def unprotect(inventory: Inventory, guest: str, caller: Caller) -> Ended:
+    """See protect.ending.unprotect."""
+    inventory.may_act()
+    return await ending.unprotect(_known(inventory, guest), caller)
+
+
+async def failover(
+    inventory: Inventory, guest: str, caller: Caller, *, planned: bool, dead: bool
+) -> Ended:
+    """See protect.ending."""
+    inventory.may_act()
+    known = _known(inventory, guest)
+    if planned:
+        return await ending.planned(known, caller)
+    return await ending.failover(known, caller, dead=dead)
+
+
+async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, Any]]:
+    """How protections stand, one entry each: what the journal and both agents say."""
+    found = [one for one in _active() if guest in (None, one.guest, one.guest_uuid)]
+    if guest is not None and not found:
+        raise BadInput(f"{guest} is not protected", mend="run vmckpt status")
+
+    async def one(operation: Operation) -> dict[str, Any]:
+        hosts = {
+            name: inventory.host(name) for name in (operation.source, operation.target) if name
+        }
+        told = await asking.both(hosts, operation.guest_uuid or "")
+        return {
+            "guest": operation.guest, "uuid": operation.guest_uuid, "job": operation.id,
+            "primary": operation.source, "backup": operation.target,
+            "automatic": bool(operation.detail.get("automatic")),
+            "says": {name: told.get(name) for name in hosts},
+        }  # fmt: skip
+
+    return await asyncio.gather(*(one(operation) for operation in found))
+
+
+def _active() -> list[Operation]:
+    with desk.open_journal() as journal:
+        return [one for one in journal.operations(active=True) if one.kind == _KIND]
+
+
+def _known(inventory: Inventory, guest: str) -> Known:
+    found = [one for one in _active() if guest in (one.guest, one.guest_uuid)]
+    if not found:
+        raise BadInput(f"{guest} is not protected", mend="vmckpt status shows who is")
+    operation = found[0]
+    with desk.open_journal() as journal:
+        steps = journal.steps(operation.id)
+    begun = next((step for step in steps if step.name == Step.PROTECT), None)
+    has_lease = begun is not None and bool(begun.intent.get("lease"))
+    return Known(
+        operation=operation, primary=inventory.host(operation.source or ""),
+        backup=inventory.host(operation.target or ""),
+        lease=inventory.lease if has_lease else None,
+    )  # fmt: skip

@@ -1,0 +1,278 @@
+"""vmckpt protect, unprotect, failover and status."""
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from vmckpt import api
+from vmckpt.api import protecting
+from vmckpt.cli import output
+from vmckpt.cli.arguments import INVENTORY, JSON, seconds
+from vmckpt.cli.signals import stop_on_signals
+from vmckpt.errors import BadInput, Blocked
+from vmckpt.model.findings import Severity
+from vmckpt.protect.ending import Ended
+from vmckpt.protect.requests import Protected, ProtectRequest
+from vmckpt.units import Seconds, parse_seconds, show_bytes, show_seconds
+
+app = typer.Typer(name="protect", rich_markup_mode=None)
+unprotect_app = typer.Typer(name="unprotect", rich_markup_mode=None)
+failover_app = typer.Typer(name="failover", rich_markup_mode=None)
+status_app = typer.Typer(name="status", rich_markup_mode=None)
+
+COMMANDS = {
+    "protect": app, "unprotect": unprotect_app, "failover": failover_app, "status": status_app,
+}  # fmt: skip
+"""By name."""
+_AUTO = "auto"
+
+
+@app.command()
+def protect(
+    guest: Annotated[str, typer.Argument(help="Its name or UUID.")],
+    to: Annotated[str, typer.Option("--to", help="Host of the standby.")],
+    interval: Annotated[
+        str, typer.Option(metavar="TIME|auto", help="Between two epochs, like 100ms.")
+    ] = _AUTO,
+    failover: Annotated[
+        str, typer.Option(metavar="automatic|manual", help="Who decides that the host is dead.")
+    ] = "manual",
+    storage: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder there for the standby's images.")
+    ] = None,
+    ttl: Annotated[
+        Seconds | None,
+        typer.Option(parser=seconds, metavar="TIME", help="How long the lease lasts; else 1s."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check only; change nothing.")] = False,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Keep a standby of a running guest on another host, a fraction of a second behind.
+
+    The guest's memory, devices and disks are copied there over and over; what it sends is held
+    until the standby has what it was sent from. If its host dies, the guest goes on there from the
+    last epoch, and nobody has seen anything that it does not remember.
+
+    --failover automatic needs a lease store in the inventory, and is the leave to stop a guest
+    whose host has lost the lease. With manual, vmckpt failover is a person's word.
+
+    It goes on by itself once this has returned: see vmckpt status. Ctrl-C before that gives it up.
+
+    Examples:
+
+        vmckpt protect web1 --to beta
+
+        vmckpt protect web1 --to beta --interval 100ms --failover automatic
+
+        vmckpt protect web1 --to beta --dry-run --json
+    """
+    if failover not in ("automatic", "manual"):
+        raise typer.BadParameter("--failover is automatic or manual")
+    known = api.load_inventory(inventory)
+    request = ProtectRequest(
+        guest=guest, to=to, interval=_interval(interval), automatic=failover == "automatic",
+        storage=storage, dry_run=dry_run, **({} if ttl is None else {"ttl": ttl}),
+    )  # fmt: skip
+    done = asyncio.run(_protect(known, request))
+    if json:
+        output.print_json(done.as_json())
+    else:
+        _show(done)
+    blockers = [one for one in done.findings if one.severity is Severity.BLOCKER]
+    if blockers:
+        raise Blocked(
+            f"{done.guest} cannot be protected by {done.backup}: {blockers[0].text}",
+            mend=blockers[0].mend,
+        )
+
+
+def _interval(text: str) -> Seconds | None:
+    if text == _AUTO:
+        return None
+    try:
+        return parse_seconds(text)
+    except ValueError as exc:
+        raise BadInput(f"--interval: {exc}", mend="write 100ms, 1s or auto") from None
+
+
+async def _protect(inventory: api.Inventory, request: ProtectRequest) -> Protected:
+    stop = stop_on_signals("stopping: the guest will be as it was")
+    told = _Progress()
+    caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
+    return await protecting.protect(inventory, request, caller, told)
+
+
+class _Progress:
+    """Says how far the first copy is, when that has changed."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def __call__(self, status: dict[str, Any]) -> None:
+        left = status.get("pages_left")
+        line = f"{status.get('phase', 'starting')}"
+        if left is not None:
+            line += f": {show_bytes(int(left) << 12)} of memory changed since it was sent"
+            line += "" if status.get("disks_ready") else "; disks are copied"
+        if line != self._said:
+            self._said = line
+            output.say(line)
+
+
+def _show(done: Protected) -> None:
+    output.findings(output.out, done.findings)
+    if done.status is None:
+        return
+    who = "without asking anybody" if done.automatic else "when somebody says so"
+    output.out.print(
+        f"{done.guest} on {done.primary} is protected by {done.backup}, which takes over {who};"
+        f" ready after {show_seconds(done.took)}"
+    )
+
+
+@unprotect_app.command()
+def unprotect(
+    guest: Annotated[str, typer.Argument(help="Its name or UUID.")],
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """End a guest's protection; the guest runs on where it is.
+
+    The standby and its images are removed, held output is let out, and nothing stays on either
+    host.
+
+    Example:
+
+        vmckpt unprotect web1
+    """
+    known = api.load_inventory(inventory)
+    ended = asyncio.run(_unprotect(known, guest))
+    _show_ended(ended, "is not protected any more", json=json)
+
+
+async def _unprotect(inventory: api.Inventory, guest: str) -> Ended:
+    stop = stop_on_signals("this ends by itself in a moment")
+    caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
+    return await protecting.unprotect(inventory, guest, caller)
+
+
+@failover_app.command()
+def failover(
+    guest: Annotated[str, typer.Argument(help="Its name or UUID.")],
+    planned: Annotated[
+        bool, typer.Option("--planned", help="Both hosts are well: switch without loss.")
+    ] = False,
+    off: Annotated[
+        bool, typer.Option("--host-is-off", help="Your word that the guest's host is dead.")
+    ] = False,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Let a protected guest run on its standby's host.
+
+    With a lease store the lease decides whether the guest's host must be dead by now; without one
+    your word does, and a wrong word means that the guest runs twice: switch the host off first.
+
+    --planned is for hosts that are well: one last epoch, then the guest goes on there, and nothing
+    is lost.
+
+    Examples:
+
+        vmckpt failover web1
+
+        vmckpt failover web1 --planned
+
+        vmckpt failover web1 --host-is-off
+    """
+    known = api.load_inventory(inventory)
+    ended = asyncio.run(_failover(known, guest, planned=planned, dead=off))
+    _show_ended(ended, f"runs on {ended.runs_on}", json=json)
+
+
+async def _failover(inventory: api.Inventory, guest: str, *, planned: bool, dead: bool) -> Ended:
+    stop = stop_on_signals("what was asked for may happen yet: see vmckpt status")
+    caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
+    return await protecting.failover(inventory, guest, caller, planned=planned, dead=dead)
+
+
+def _show_ended(ended: Ended, what: str, *, json: bool) -> None:
+    if json:
+        output.print_json(ended.as_json())
+        return
+    output.out.print(f"{ended.guest} {what} ({ended.why}); took {show_seconds(ended.took)}")
+
+
+@status_app.command()
+def status(
+    guest: Annotated[str | None, typer.Argument(help="Its name or UUID; else all.")] = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """How protected guests stand: how far the standby is behind, and what an epoch costs.
+
+    Examples:
+
+        vmckpt status
+
+        vmckpt status web1 --json
+    """
+    known = api.load_inventory(inventory)
+    found = asyncio.run(protecting.status(known, guest))
+    if json:
+        output.print_json(list(found))
+        return
+    if not found:
+        output.out.print("no guest is protected")
+    for one in found:
+        _show_status(one)
+
+
+def _show_status(one: dict[str, Any]) -> None:
+    ours = one["says"].get(one["primary"]) or {}
+    theirs = one["says"].get(one["backup"]) or {}
+    who = "automatic" if one["automatic"] else "manual"
+    output.out.print(
+        output.styled("bold", f"{one['guest']}:"),
+        f"{ours.get('phase') or ours.get('outcome') or ours.get('error') or 'unknown'},"
+        f" {one['primary']} → {one['backup']}, failover {who}",
+    )
+    rows = output.table("", "")
+    rows.show_header = False
+    for label, value in _rows(ours, theirs):
+        rows.add_row(label, value)
+    output.out.print(rows)
+
+
+def _rows(ours: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str, str]]:
+    ready = "ready" if theirs.get("ready") else "not ready"
+    found = [("standby", f"{ready}: {theirs.get('says') or theirs.get('error') or 'silent'}")]
+    if ours.get("says"):
+        found.append(("in the way", str(ours["says"])))
+    if ours.get("epoch") is not None:
+        found.append(("epoch", str(ours["epoch"])))
+    if ours.get("rpo_s") is not None:
+        worst = show_seconds(ours["rpo_worst_s"])
+        found.append(("behind (RPO)", f"{show_seconds(ours['rpo_s'])}, worst {worst}"))
+    if ours.get("interval_s") is not None:
+        why = ours.get("interval_why")
+        found.append(("interval", f"{show_seconds(ours['interval_s'])} ({why})"))
+    if (median := ours.get("median")) is not None:
+        found += _medians(median, ours)
+    return found
+
+
+def _medians(median: dict[str, Any], ours: dict[str, Any]) -> list[tuple[str, str]]:
+    parts = [
+        f"{key.removeprefix('pause_').removesuffix('_s').replace('_', ' ')} {show_seconds(took)}"
+        for key, took in median.items()
+        if key.startswith("pause_") and key != "pause_s"
+    ]
+    return [
+        ("pause", f"{show_seconds(median['pause_s'])}, p99 {show_seconds(ours['pause_p99_s'])}"),
+        ("made of", ", ".join(parts)),
+        ("output waits", f"{show_seconds(median['busy_s'])} after its epoch"),
+        ("sent per epoch", f"{show_bytes(median['bytes'])}, {median['pages']:.0f} pages"),
+        ("guest's clock", f"{show_seconds(ours['guest_clock_behind_s'])} behind"),
+    ]

@@ -1,0 +1,39 @@
+"""What a protection's agents are asked and told, one short order at a time."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from vmckpt.agent import agents, session
+from vmckpt.agent.replicas import ReplicaOrder
+from vmckpt.errors import RemoteError, VmckptError
+from vmckpt.model.events import Event
+from vmckpt.model.hosts import Host
+
+
+def _nobody(_: Event) -> None:
+    pass
+
+
+async def order(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any]:
+    """Have a short order carried out; what the agent answers. Raises VmckptError."""
+    told = ReplicaOrder(what=what, guest=guest, uri=agents.LIBVIRT, host=host.name, **more)
+    return await session.carried_out(host, told.as_json(), _nobody, asyncio.Event())
+
+
+async def status(host: Host, guest: str) -> dict[str, Any]:
+    """What the agent there says; {"error"} if the host cannot be asked."""
+    try:
+        return await order(host, guest, "ask")
+    except VmckptError as exc:
+        return {"error": str(exc), "unreachable": isinstance(exc, RemoteError)}
+
+
+async def both(hosts: Mapping[str, Host], guest: str) -> dict[str, dict[str, Any]]:
+    """What all hosts say of a guest's protection, by name; only those that know of one."""
+    told = await asyncio.gather(*(status(host, guest) for host in hosts.values()))
+    return {
+        name: one
+        for name, one in zip(hosts, told, strict=True)
+        if one.get("role") or "error" in one
+    }

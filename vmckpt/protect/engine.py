@@ -1,0 +1,253 @@
+"""Protecting a guest: both hosts are looked at, a standby is made, and agents are started.
+
+They go on by themselves; the controller waits until the standby is ready and leaves.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+from xml.etree import ElementTree as ET
+
+from vmckpt.agent import agents
+from vmckpt.errors import BadInput, Cancelled, VmckptError
+from vmckpt.hypervisor import facts, guests
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.recording import recorded
+from vmckpt.journal.records import NewOperation
+from vmckpt.journal.steps import JournalDesk
+from vmckpt.lease import witness
+from vmckpt.lease.terms import Terms as LeaseTerms
+from vmckpt.model.callers import Caller
+from vmckpt.model.findings import Severity
+from vmckpt.model.guests import Guest
+from vmckpt.model.hosts import Host
+from vmckpt.protect import asking, preflight
+from vmckpt.protect.preflight import Seen
+from vmckpt.protect.requests import Protected, ProtectRequest
+from vmckpt.protect.steps import Step
+from vmckpt.replicate import standby_xml
+from vmckpt.replicate.facts import Disk, Lease, Session, Terms
+from vmckpt.units import Seconds
+
+_TURN = 0.2
+_READY = "protecting"
+Told = Callable[[dict[str, Any]], None]
+"""Is told how far the first copy is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Between which hosts, and where leases are kept."""
+
+    primary: Host
+    backup: Host
+    lease: str | None
+    """A PostgreSQL URL; None: a person decides."""
+
+
+async def protect(
+    setting: Setting, request: ProtectRequest, caller: Caller, told: Told
+) -> Protected:
+    """Returns once the standby is ready, or with what is against it.
+
+    Setting `caller.stop` gives it up: the guest is as it was. Raises VmckptError.
+    """
+    began = time.monotonic()
+    async with Hypervisor(setting.primary) as hypervisor:
+        guest = await guests.find_guest(hypervisor, request.guest)
+    if guest is None or not guest.state.is_active:
+        raise BadInput(f"{request.guest} does not run on {setting.primary.name}")
+    looked = await asking.order(setting.primary, guest.uuid, "look")
+    found = preflight.check(await _seen(setting, request, guest, looked))
+    plan = Protected(
+        guest=guest.name, primary=setting.primary.name, backup=setting.backup.name, session="",
+        job=None, automatic=request.automatic, findings=tuple(found), took=Seconds(0.0),
+        status=None,
+    )  # fmt: skip
+    if request.dry_run or any(one.severity is Severity.BLOCKER for one in found):
+        return plan
+    new = NewOperation(
+        kind="protect", guest=guest.name, guest_uuid=guest.uuid, source=setting.primary.name,
+        target=setting.backup.name, detail={"automatic": request.automatic},
+    )  # fmt: skip
+    async with recorded(new, guest.uuid, caller.warn) as recorder:
+        beginning = _Beginning(
+            setting, request, guest, looked=looked, caller=caller, recorder=recorder
+        )
+        status = await beginning.run(told)
+        recorder.entrust(setting.primary.name)
+        took = Seconds(time.monotonic() - began)
+        return replace(plan, session=beginning.session, job=recorder.id, took=took, status=status)
+
+
+async def _seen(
+    setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any]
+) -> Seen:
+    async with Hypervisor(setting.primary) as one, Hypervisor(setting.backup) as other:
+        ours, theirs = await asyncio.gather(facts.host_facts(one), facts.host_facts(other))
+    taken = any(guest.name == one.name or guest.uuid == one.uuid for one in theirs.guests)
+    devices = [node.tag for node in ET.fromstring(looked["xml"]).findall("devices/*")]
+    return Seen(
+        guest=guest.name, primary=setting.primary.name, backup=setting.backup.name,
+        qemu=str(looked["qemu"]), memory=looked["memory"], disks=looked["disks"],
+        devices=devices, primary_facts=ours, backup_facts=theirs, name_taken=taken, room=None,
+        has_lease=setting.lease is not None, automatic=request.automatic,
+        max_pause=Terms(interval=None, automatic=False).max_pause,
+    )  # fmt: skip
+
+
+class _Beginning:
+    """One protection that is being begun."""
+
+    def __init__(
+        self, setting: Setting, request: ProtectRequest, guest: Guest, *, looked: dict[str, Any],
+        caller: Caller, recorder: Recorder,
+    ) -> None:  # fmt: skip
+        self._setting, self._request, self._guest = setting, request, guest
+        self._looked, self._caller = looked, caller
+        self._desk = JournalDesk(recorder)
+        self.session = secrets.token_hex(16)
+
+    async def run(self, told: Told) -> dict[str, Any]:
+        """The primary's status once the standby is ready. Raises VmckptError: nothing is left."""
+        setting = self._setting
+        meant = {
+            "session": self.session, "primary": setting.primary.name,
+            "backup": setting.backup.name, "lease": setting.lease is not None,
+        }  # fmt: skip
+        await self._desk.intend(Step.PROTECT, meant)
+        try:
+            await self._start()
+            return await self._until_ready(told)
+        except BaseException as exc:
+            await asyncio.shield(self._undo(exc))
+            raise
+
+    async def _start(self) -> None:
+        setting, uuid = self._setting, self._guest.uuid
+        ours, theirs = await asyncio.gather(
+            asking.order(setting.primary, uuid, "identity"),
+            asking.order(setting.backup, uuid, "identity"),
+        )
+        lease = await asyncio.to_thread(self._lease)
+        backup = self._made("backup", lease, theirs, port=0)
+        stood = await asking.order(
+            setting.backup, uuid, "stand", session=asdict(backup), xml=self._looked["xml"],
+            peer=ours["certificate"],
+        )  # fmt: skip
+        primary = self._made("primary", lease, ours, port=int(stood["port"]))
+        await asking.order(
+            setting.primary, uuid, "protect", session=asdict(primary), peer=theirs["certificate"]
+        )
+
+    def _lease(self) -> Lease | None:
+        if self._setting.lease is None:
+            return None
+        url, request = self._setting.lease, self._request
+        terms = LeaseTerms(ttl=request.ttl, margin=request.margin)
+        witness.prepare(url)
+        made = witness.issue(url, self._guest.uuid, terms, self.session)
+        return Lease(url=_as_user(url, made.user, made.password), ttl=terms.ttl,
+                     margin=terms.margin)  # fmt: skip
+
+    def _made(self, role: str, lease: Lease | None, told: dict[str, Any], *, port: int) -> Session:
+        setting, looked = self._setting, self._looked
+        here, there = setting.primary, setting.backup
+        if role == "backup":
+            here, there = there, here
+        definition, autostart = looked["definition"], looked["autostart"]
+        disks = [disk for disk in looked["disks"] if not disk["read_only"] and disk["source"]]
+        images = _images(disks, setting.backup, self._request.storage, self._guest.name,
+                         self.session)  # fmt: skip
+        if role == "backup":
+            definition = standby_xml.clean(definition or looked["xml"], images)
+        return Session(
+            role=role, session=self.session, guest=self._guest.uuid, name=self._guest.name,
+            host=here.name, peer=there.name, uri=agents.LIBVIRT,
+            terms=Terms(interval=self._request.interval, automatic=self._request.automatic),
+            lease=lease,
+            disks=tuple(
+                Disk(
+                    target=disk["name"], size=int(disk["size"]), format=disk["format"],
+                    path=images[disk["name"]] if role == "backup" else disk["source"],
+                )
+                for disk in disks
+            ),
+            address=_address(setting.backup), port=port, owner=tuple(told["owner"]),
+            cards=tuple(looked["cards"]), undo=looked["undo"], definition=definition,
+            state=f"{here.agent_state}/replica-{self._guest.uuid}",
+            extra={
+                "autostart": autostart,
+                "nodes": {disk["name"]: disk["node"] for disk in disks},
+            },
+        )  # fmt: skip
+
+    async def _until_ready(self, told: Told) -> dict[str, Any]:
+        while True:
+            if self._caller.stop.is_set():
+                raise Cancelled("stopped: the guest is not protected")
+            status = await asking.status(self._setting.primary, self._guest.uuid)
+            if status.get("phase") == _READY:
+                return status
+            if "outcome" in status or (not status.get("agent") and "error" not in status):
+                raise VmckptError(
+                    f"the guest's agent on {self._setting.primary.name} has ended:"
+                    f" {status.get('why') or status.get('says') or 'without a word'}",
+                    mend="run vmckpt recover",
+                )
+            told(status)
+            await asyncio.sleep(_TURN)
+
+    async def _undo(self, why: BaseException) -> None:
+        """Nothing of it stays; what cannot be undone is left to recovery."""
+        for host in (self._setting.primary, self._setting.backup):
+            try:
+                await asking.order(host, self._guest.uuid, "end")
+            except VmckptError as exc:
+                self._caller.warn(f"{host.name}: what was begun is not undone: {exc}")
+                if isinstance(why, VmckptError):
+                    why.undone = False
+        if self._setting.lease is not None:
+            try:
+                await asyncio.to_thread(
+                    witness.revoke, self._setting.lease, self._guest.uuid, force=True
+                )
+            except VmckptError as exc:
+                self._caller.warn(f"its lease is not given back: {exc}")
+
+
+def _as_user(url: str, user: str, password: str) -> str:
+    """The same database for another user."""
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{quote(user)}:{quote(password)}@{place}"))
+
+
+def _address(host: Host) -> str:
+    """Where other hosts reach it."""
+    if host.migration_address is not None:
+        return host.migration_address
+    if host.ssh is not None:
+        return host.ssh.address
+    raise BadInput(
+        f"{host.name}: no address at which the other host reaches it",
+        mend="add migration_address: to the inventory",
+    )
+
+
+def _images(
+    disks: Sequence[dict[str, Any]], host: Host, storage: str | None, guest: str, session: str
+) -> dict[str, str]:
+    """Where the standby's images are: names that no other image has."""
+    found = {}
+    for disk in disks:
+        folder = storage or (host.storage[-1] if host.storage else None)
+        folder = folder or str(PurePosixPath(disk["source"]).parent)
+        found[disk["name"]] = f"{folder}/{guest}-{disk['name']}-{session[:8]}.{disk['format']}"
+    return found

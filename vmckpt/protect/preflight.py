@@ -1,0 +1,162 @@
+"""May this guest be protected by that host? Every reason against it, by name. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.hosts import HostFacts
+from vmckpt.units import MIB, Bytes, Seconds, show_bytes, show_seconds
+
+_SPEED = 4 << 30
+"""Bytes that are compared in a second on a slow machine; docs/replication.md has measurements."""
+_ROOM = 512 * MIB
+"""For epochs on their way, beside the guest's memory."""
+_OUTSIDE = ("hostdev", "filesystem", "vsock", "shmem", "redirdev", "tpm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What both hosts have told."""
+
+    guest: str
+    primary: str
+    backup: str
+    qemu: str
+    """The running guest's."""
+    memory: Sequence[int]
+    """Its files of memory, in bytes."""
+    disks: Sequence[Mapping[str, Any]]
+    """As model.backups.DiskFacts in JSON."""
+    devices: Sequence[str]
+    """Kinds of devices in its description, as libvirt names them."""
+    primary_facts: HostFacts
+    backup_facts: HostFacts
+    name_taken: bool
+    """The backup knows a guest of that name or UUID."""
+    room: Bytes | None
+    """Free in the folder for the standby's images; None: it cannot be asked."""
+    has_lease: bool
+    automatic: bool
+    max_pause: Seconds
+
+
+def check(seen: Seen) -> list[Finding]:
+    """All findings, blockers first."""
+    found = [
+        *_place(seen), *_memory(seen), *_disks(seen), *_devices(seen), *_decision(seen),
+    ]  # fmt: skip
+    return sorted(found, key=lambda finding: finding.severity is not Severity.BLOCKER)
+
+
+def _place(seen: Seen) -> Iterator[Finding]:
+    if seen.primary == seen.backup:
+        yield _blocker("same-host", seen.guest, "a standby on its own host protects nothing",
+                       "name another host with --to")  # fmt: skip
+    if seen.name_taken:
+        yield _blocker(
+            "name-taken", seen.backup, f"{seen.backup} has a guest {seen.guest} already",
+            f"undefine it there: virsh undefine {seen.guest}",
+        )  # fmt: skip
+    ours, theirs = seen.qemu.split(".")[:2], seen.backup_facts.qemu_version.split(".")[:2]
+    if ours != theirs:
+        yield _blocker(
+            "qemu-version", seen.backup,
+            f"the guest runs in QEMU {seen.qemu}, {seen.backup} has"
+            f" {seen.backup_facts.qemu_version}: device state is exchanged many times a second",
+            "install the same QEMU on both hosts",
+        )  # fmt: skip
+
+
+def _memory(seen: Seen) -> Iterator[Finding]:
+    whole = Bytes(sum(seen.memory))
+    for host, facts, times in (
+        (seen.primary, seen.primary_facts, 1),
+        (seen.backup, seen.backup_facts, 1),
+    ):
+        wanted = Bytes(whole * times + _ROOM)
+        if facts.memory_free < wanted:
+            yield _blocker(
+                "memory-short", host,
+                f"{host} has {show_bytes(facts.memory_free)} free; a copy of the guest's memory and"
+                f" epochs on their way take {show_bytes(wanted)}",
+                "stop another guest there, or choose another host",
+            )  # fmt: skip
+    pause = Seconds(whole / _SPEED)
+    if pause > seen.max_pause:
+        yield _blocker(
+            "pause-long", seen.guest,
+            f"comparing {show_bytes(whole)} takes about {show_seconds(pause)} in every epoch, and"
+            f" {show_seconds(seen.max_pause)} is allowed",
+            "allow more with max_pause, or give the guest less memory",
+        )  # fmt: skip
+
+
+def _disks(seen: Seen) -> Iterator[Finding]:
+    wanted = 0
+    for disk in seen.disks:
+        where = f"{seen.guest}'s {disk['name']}"
+        if disk["read_only"] or disk["source"] is None:
+            if disk["source"] is not None:
+                yield _warning("disk-read-only", seen.guest,
+                               f"{where} is read-only and is not copied: the backup needs"
+                               f" {disk['source']}, too")  # fmt: skip
+            continue
+        if disk["shareable"]:
+            yield _blocker(
+                "disk-shared", seen.guest,
+                f"{where} is shared with others: what they see cannot be taken back",
+                "protect guests with disks of their own",
+            )  # fmt: skip
+        elif disk["node"] is None or disk["size"] is None:
+            yield _blocker("disk-unknown", seen.guest, f"QEMU does not tell about {where}", None)
+        elif disk["format"] not in ("raw", "qcow2"):
+            yield _blocker(
+                "disk-format", seen.guest, f"{where} is {disk['format']}",
+                "convert it to qcow2 with qemu-img",
+            )  # fmt: skip
+        else:
+            wanted += int(disk["size"])
+    if seen.room is not None and seen.room < wanted:
+        yield _blocker(
+            "room-short", seen.backup,
+            f"{seen.backup} has {show_bytes(seen.room)} for images; the guest's disks take"
+            f" {show_bytes(Bytes(wanted))}",
+            "name another folder with --storage",
+        )  # fmt: skip
+
+
+def _devices(seen: Seen) -> Iterator[Finding]:
+    for kind in sorted(set(seen.devices) & set(_OUTSIDE)):
+        yield _blocker(
+            f"device-{kind}", seen.guest, f"its {kind} device has state that cannot be replicated",
+            "take it out of the guest first",
+        )  # fmt: skip
+    outputs = sorted(set(seen.devices) & {"serial", "graphics", "channel"})
+    if outputs:
+        yield _warning(
+            "output-not-held", seen.guest,
+            f"what it tells by {', '.join(outputs)} is not held until an epoch is safe",
+        )  # fmt: skip
+
+
+def _decision(seen: Seen) -> Iterator[Finding]:
+    if seen.automatic and not seen.has_lease:
+        yield _blocker(
+            "no-lease", seen.guest,
+            "without a lease store nobody can know that a silent host is dead",
+            "add lease: postgresql://user@witness/database to the inventory, or use"
+            " --failover manual",
+        )  # fmt: skip
+    if not seen.has_lease:
+        yield _warning(
+            "no-lease", seen.guest, "only a person can decide a failover: there is no lease store"
+        )
+
+
+def _blocker(code: str, where: str, text: str, mend: str | None) -> Finding:
+    return Finding(code=code, severity=Severity.BLOCKER, where=where, text=text, mend=mend)
+
+
+def _warning(code: str, where: str, text: str) -> Finding:
+    return Finding(code=code, severity=Severity.WARNING, where=where, text=text)

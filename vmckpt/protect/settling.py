@@ -1,0 +1,81 @@
+"""A protection without a controller: its agents go on by themselves; what has ended is tidied."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vmckpt.journal.unattended import Unattended
+from vmckpt.model.jobs import Outcome
+from vmckpt.model.recovery import Settled
+from vmckpt.policy.types import Policy
+from vmckpt.protect import asking, ending
+from vmckpt.protect.ending import Known
+from vmckpt.protect.steps import Step
+
+
+async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
+    """See recover.rooms.Room."""
+    del policies
+    begun = case.step(Step.PROTECT)
+    if begun is None:
+        return case.ended(Settled(truth="it had not begun", outcome=Outcome.FAILED))
+    known = Known(
+        operation=case.operation,
+        primary=case.host,
+        backup=case.inventory.host(case.operation.target or ""),
+        lease=case.inventory.lease if begun.intent.get("lease") else None,
+    )
+    told = await asking.both({one.name: one for one in (known.primary, known.backup)}, known.uuid)
+    ours, theirs = told.get(known.primary.name, {}), told.get(known.backup.name, {})
+    found = truth(known, ours, theirs)
+    if case.dry:
+        return found
+    if found.outcome is None:
+        if case.recorder is not None:
+            case.recorder.entrust(known.primary.name)
+        return found
+    if theirs.get("outcome") == "failed-over":
+        await ending.tidy(known)
+    else:
+        for host in (known.primary, known.backup):
+            await asking.order(host, known.uuid, "end")
+        await ending.give_back(known)
+    return case.ended(found)
+
+
+def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Settled:
+    """What is true by what both agents say. Pure."""
+    primary, backup, guest = known.primary.name, known.backup.name, known.operation.guest
+    if theirs.get("outcome") == "failed-over":
+        return Settled(
+            truth=f"{guest} runs on {backup}: {theirs.get('why')}", outcome=Outcome.COMPLETED,
+            did=("remove what was left of its protection",),
+        )  # fmt: skip
+    silent = [name for name, one in ((primary, ours), (backup, theirs)) if "error" in one]
+    if silent:
+        return Settled(
+            truth=f"{guest} is protected, and {' and '.join(silent)} cannot be asked",
+            outcome=None,
+            settle=f"mend {silent[0]}; or vmckpt failover {guest}, if it is lost",
+        )
+    if ours.get("agent") and theirs.get("agent"):
+        return Settled(truth=f"{guest} is protected: {ours.get('phase')}", outcome=None)
+    if ours.get("agent"):
+        return Settled(
+            truth=f"{guest} runs on {primary}, and its standby is gone", outcome=Outcome.FAILED,
+            did=("end its protection",),
+        )  # fmt: skip
+    if ours.get("outcome") in ("died", "switched") and theirs.get("agent"):
+        return Settled(
+            truth=f"{guest} ended on {primary} ({ours.get('why')}), and waits on {backup}",
+            outcome=None,
+            settle=f"vmckpt failover {guest}",
+        )
+    if not ours and theirs.get("agent"):
+        return Settled(
+            truth=f"{guest} has ended on {primary}", outcome=Outcome.COMPLETED,
+            did=("remove its standby",),
+        )  # fmt: skip
+    return Settled(
+        truth=f"no agents of {guest} are left", outcome=Outcome.FAILED,
+        did=("put back what its protection set",),
+    )  # fmt: skip

@@ -1,0 +1,12 @@
+"""The steps of a protection in the journal; `settling` has how each is finished and undone."""
+
+from enum import StrEnum
+
+
+class Step(StrEnum):
+    """What protecting a guest does to two hosts."""
+
+    PROTECT = "protect"
+    """Agents are started on both; {"session", "primary", "backup", "lease"}."""
+    PROTECTED = "protected"
+    """The standby has had its first epoch; {}."""
