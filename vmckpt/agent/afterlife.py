@@ -6,25 +6,27 @@ import select
 import shutil
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from vmckpt.agent import writes
 from vmckpt.checkpoint import settings, userfault
 from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.lease.witness import LeaseClient
-from vmckpt.replicate import buffers, guard, link, logserver, mirroring
-from vmckpt.replicate.diskepochs import LogPlace
+from vmckpt.replicate import buffers, guard, link
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.link import Line
-from vmckpt.replicate.logserver import Socket
 from vmckpt.replicate.tenure import Tenure
 from vmckpt.replicate.wire import End, Hello
+from vmckpt.store import durable
 from vmckpt.units import Seconds
 
 OUTCOME = "outcome.json"
+_DEFINITION = "definition.json"
 _ENDS = Seconds(5.0)
 _CONNECT = Seconds(1.0)
 
@@ -41,57 +43,82 @@ def unprotect(
         tenure.invalidate()
     buffers.remove(monitor, session.cards)
     settings.break_off(monitor, Undo.from_json(session.undo))
-    _end_writes(session, folder, monitor)
-    define(session, monitor)
+    writes.end_all(session, folder, monitor)
+    if libvirt_side.stored(monitor) is None:
+        define(session)
     (folder / guard.OVER).touch()
     if tenure is not None:
         with suppress(VmckptError):
             tenure.release()
-    shutil.rmtree(folder, ignore_errors=True)
+    forget(session, folder)
 
 
-def define(session: Session, monitor: Monitor | None = None) -> None:
-    """Store the definition that was taken away, unless there is one. Raises HypervisorError."""
-    if not session.definition:
-        return
-    if monitor is not None and libvirt_side.stored(monitor) is not None:
-        return
-    libvirt_side.define(
-        session.definition,
-        host=session.host,
-        uri=session.uri,
-        autostart=bool(session.extra.get("autostart")),
-    )
+def keep_definition(session: Session) -> None:
+    """Put the stored definition where a reboot does not reach it. Raises OSError."""
+    if session.definition:
+        folder = Path(session.state)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        told = {"xml": session.definition, "autostart": bool(session.extra.get("autostart"))}
+        new = folder / f"{_DEFINITION}.new"
+        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "w") as out:
+            json.dump(told, out)
+            out.flush()
+            os.fsync(out.fileno())
+        new.rename(folder / _DEFINITION)
+        durable.sync_folder(folder)
 
 
-def _end_writes(session: Session, folder: Path, monitor: Monitor | None) -> None:
-    for number in range(len(session.disks)):
-        place = LogPlace(folder=folder / "writes", disk=number)
-        if monitor is not None:
-            mirroring.end(monitor, mirroring.name_of(number))
-        logserver.stop(place, Socket(path=folder / "nbd" / f"{number}.sock"))
+def define(session: Session) -> None:
+    """Store the definition that was taken away. Raises HypervisorError."""
+    if session.definition:
+        autostart = bool(session.extra.get("autostart"))
+        where = {"host": session.host, "uri": session.uri}
+        libvirt_side.define(session.definition, **where, autostart=autostart)
+
+
+def define_kept(state: str, *, host: str, uri: str) -> bool:
+    """The same from where it was kept, after a reboot; whether there was any."""
+    file = Path(state) / _DEFINITION
+    try:
+        told = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return False
+    libvirt_side.define(told["xml"], host=host, uri=uri, autostart=bool(told["autostart"]))
+    shutil.rmtree(state, ignore_errors=True)
+    return True
 
 
 def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
     """Its QEMU is gone. If nobody wished for that, the backup runs it. Raises VmckptError."""
-    (folder / guard.OVER).touch()
-    _end_writes(session, folder, None)
-    if wished:
-        define(session)
-        with suppress(VmckptError):
-            _tell_backup(session, folder, "the guest has ended")
-        with suppress(VmckptError):
-            _release(session, folder)
-        shutil.rmtree(folder, ignore_errors=True)
+    writes.end_all(session, folder, None)
+    if not wished:
+        outcome(folder, "died", "the guest's QEMU died")
+        with suppress(VmckptError, OSError, ValueError):
+            _hand_over(session, folder)
+        (folder / guard.OVER).touch()
+        for copy in folder.glob("last-*"):
+            copy.unlink()  # as large as the guest's memory was
         return
-    outcome(folder, "died", "the guest's QEMU died")
-    with suppress(VmckptError):
-        _hand_over(session, folder)
+    outcome(folder, "ended", "the guest was ended by somebody's wish")
+    (folder / guard.OVER).touch()
+    if _standby_is_told(session, folder):
+        # Only now nobody else can run it.
+        define(session)
+        forget(session, folder)
 
 
-def guest_died(session: Session, folder: Path) -> None:
-    """The same for one that ended while no agent looked: nobody is known to have wished it."""
-    guest_ended(session, folder, wished=False)
+def _standby_is_told(session: Session, folder: Path) -> bool:
+    """Whether the standby is gone, or can never take over."""
+    told = False
+    with suppress(VmckptError, OSError, ValueError):
+        _tell_backup(session, folder, "the guest has ended")
+        told = True
+    with suppress(VmckptError, OSError, ValueError):
+        if session.lease is not None:
+            _release(session, folder)
+            told = True
+    return told
 
 
 def give_away(session: Session, tenure: Tenure, process: int) -> None:
@@ -117,24 +144,37 @@ def kill(process: int, limit: Seconds = _ENDS) -> None:
 def switched(session: Session, folder: Path) -> None:
     """After a planned switch. Raises VmckptError."""
     (folder / guard.OVER).touch()
-    _end_writes(session, folder, None)
+    writes.end_all(session, folder, None)
     outcome(folder, "switched", f"the guest runs on {session.peer}")
 
 
 def forget(session: Session, folder: Path) -> None:
-    """Remove what a protection left whose guest runs here no more. Raises VmckptError."""
-    _end_writes(session, folder, None)
+    """Remove the files of a protection that is over here."""
+    shutil.rmtree(session.state, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def outcome(folder: Path, what: str, why: str) -> None:
+def outcome(folder: Path, what: str, why: str, **more: float) -> None:
     """Leave word of how it ended, for the controller."""
     new = folder / f"{OUTCOME}.new"
-    new.write_text(json.dumps({"outcome": what, "why": why, "at": time.time()}))
+    new.write_text(json.dumps({"outcome": what, "why": why, "at": time.time(), **more}))
     new.rename(folder / OUTCOME)
 
 
-def _token(folder: Path) -> int:
+@contextmanager
+def lease(session: Session) -> Iterator[LeaseClient]:
+    """The lease of a session that has one."""
+    if session.lease is None:
+        raise ValueError("a session without a lease")
+    client = LeaseClient(session.lease.url, holder=session.host, limit=session.lease.terms.limit)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def token(folder: Path) -> int:
+    """The lease's, as the agent has stored it. Raises OSError, ValueError."""
     return int((folder / "token").read_text())
 
 
@@ -144,27 +184,21 @@ def _hand_over(session: Session, folder: Path) -> None:
         return
     if userfault.find_process(session.guest) is not None:
         return
-    client = LeaseClient(session.lease.url, holder=session.host, limit=session.lease.terms.limit)
-    try:
-        client.hand_over(_token(folder), session.peer)
-    finally:
-        client.close()
+    with lease(session) as client:
+        client.hand_over(token(folder), session.peer)
 
 
 def _release(session: Session, folder: Path) -> None:
     if session.lease is None:
         return
-    client = LeaseClient(session.lease.url, holder=session.host, limit=session.lease.terms.limit)
-    try:
-        client.release(_token(folder))
-    finally:
-        client.close()
+    with lease(session) as client:
+        client.release(token(folder))
 
 
 def _tell_backup(session: Session, folder: Path, why: str) -> None:
     made = link.connect(folder, (session.address, session.port), limit=_CONNECT)
-    token = _token(folder) if session.lease is not None else 1
-    with Line(made, lambda: token, takes=lambda told: told <= token) as line:
+    ours = token(folder) if session.lease is not None else 1
+    with Line(made, lambda: ours, takes=lambda told: told <= ours) as line:
         line.send(Hello(session=session.session, captured=1))
         line.send(End(why=why))
         line.receive(_CONNECT)

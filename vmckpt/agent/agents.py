@@ -1,39 +1,134 @@
-"""Which program takes orders on a host."""
+"""Which program takes orders on a host; it is brought there if there is none of our version."""
 
+import asyncio
+import logging
 import shutil
 import sys
 from pathlib import PurePosixPath
+from weakref import WeakKeyDictionary
 
+from vmckpt import __version__
+from vmckpt.agent import bundle
 from vmckpt.errors import RemoteError
 from vmckpt.model.hosts import Host
+from vmckpt.remote import installing
+from vmckpt.remote.installing import Parcel
 from vmckpt.remote.ssh import Remote
+from vmckpt.units import Bytes, show_bytes
 
 LIBVIRT = "qemu:///system"
 """As an agent finds it, on its own host."""
 _NAME = "vmckpt-agent"
 _MODULE = ("-m", "vmckpt.agent.main")
-# An agent that is installed there, else the one beside this program if the host sees it, too.
+log = logging.getLogger("vmckpt.installing")
+# Told to people, whatever else is not: a first order takes a minute longer over a slow line.
+log.setLevel(logging.INFO)
+# An agent of our version that is installed there, else the one beside this program if the host
+# sees it, too. Standard input is this script.
 _FIND = r"""
-if command -v vmckpt-agent; then exit 0; fi
-[ -x "$1" ] && "$1" -c 'import vmckpt.agent.main' 2>/dev/null && echo "$1"
+if path=$(command -v vmckpt-agent) && [ "$("$path" --version </dev/null 2>/dev/null)" = "$2" ]
+then echo "$path"; exit 0; fi
+say='import vmckpt.agent.main; print(vmckpt.__version__)'
+[ -x "$1" ] && [ "$("$1" -c "$say" </dev/null 2>/dev/null)" = "$2" ] && echo "$1"
 """
+_installing: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]]
+_installing = WeakKeyDictionary()
+"""By host: many orders at once bring it there once."""
 
 
 async def command(host: Host) -> tuple[str, ...]:
-    """What starts an agent there. Raises RemoteError if there is none."""
+    """What starts an agent there, which is installed if need be.
+
+    Raises RemoteError if there is none and none can be.
+    """
     if host.ssh is None:
-        if not host.uri.startswith("qemu:///"):
-            raise RemoteError(
-                f"{host.name}: no ssh address, and it is not this machine",
-                mend="add ssh: {address: ...} to the inventory",
-            )
-        found = shutil.which(_NAME)
-        return (found,) if found else (sys.executable, *_MODULE)
+        return _here(host)
     async with Remote(host) as remote:
-        told = await remote.run(["sh", "-s", "--", sys.executable], text=_FIND)
+        if (found := await _found(remote)) is not None:
+            return found
+        return (await _installed(remote),)
+
+
+async def present(host: Host) -> tuple[str, ...]:
+    """What starts an agent there now; nothing is changed. Raises RemoteError if there is none."""
+    if host.ssh is None:
+        return _here(host)
+    async with Remote(host) as remote:
+        if (found := await _found(remote)) is not None:
+            return found
+        parcel = _parcel(host, await _bundle(host))
+        if await installing.look(remote, parcel) is None:
+            return (parcel.launcher,)
+    raise RemoteError(
+        f"{host.name}: no vmckpt-agent there", mend="the first order that needs it installs it"
+    )
+
+
+def _here(host: Host) -> tuple[str, ...]:
+    if not host.uri.startswith("qemu:///"):
+        raise RemoteError(
+            f"{host.name}: no ssh address, and it is not this machine",
+            mend="add ssh: {address: ...} to the inventory",
+        )
+    found = shutil.which(_NAME)
+    return (found,) if found else (sys.executable, *_MODULE)
+
+
+async def _found(remote: Remote) -> tuple[str, ...] | None:
+    told = await remote.run(["sh", "-s", "--", sys.executable, __version__], text=_FIND)
     path = told.out.strip()
     if told.status != 0 or not path.startswith("/"):
-        raise RemoteError(
-            f"{host.name}: no vmckpt-agent there", mend="install vmckpt there: pipx install vmckpt"
-        )
+        return None
     return (path,) if PurePosixPath(path).name == _NAME else (path, *_MODULE)
+
+
+async def _installed(remote: Remote) -> str:
+    """The launcher of our bundle there."""
+    host = remote.host
+    made = await _bundle(host)
+    parcel = _parcel(host, made)
+    locks = _installing.setdefault(asyncio.get_running_loop(), {})
+    async with locks.setdefault(host.name, asyncio.Lock()):
+        python = await installing.look(remote, parcel)
+        if python is None:
+            return parcel.launcher
+        if host.read_only:
+            raise RemoteError(
+                f"{host.name}: no vmckpt-agent there, and nothing may be changed there",
+                mend="install vmckpt there by hand: pipx install vmckpt",
+            )
+        try:
+            path = await asyncio.to_thread(bundle.archive, made)
+            size = Bytes(path.stat().st_size)
+        except OSError as exc:
+            raise _not_made(host, exc) from exc
+        log.info("installing the agent on %s (%s)", host.name, show_bytes(size))
+        try:
+            await installing.install(remote, parcel, python, path)
+        except RemoteError:
+            bundle.forget(path)
+            raise
+        return parcel.launcher
+
+
+async def _bundle(host: Host) -> bundle.Bundle:
+    try:
+        return await asyncio.to_thread(bundle.current)
+    except OSError as exc:
+        raise _not_made(host, exc) from exc
+
+
+def _not_made(host: Host, exc: OSError) -> RemoteError:
+    where = f"{exc.filename}: " if exc.filename else ""
+    return RemoteError(
+        f"{host.name}: no vmckpt-agent there, and none can be sent: {where}{exc.strerror or exc}",
+        mend="see that the files of vmckpt can be read here and its state folder be written",
+    )
+
+
+def _parcel(host: Host, made: bundle.Bundle) -> Parcel:
+    return Parcel(
+        # Beside its state, which is on a disk, too.
+        folder=f"{host.agent_state.rstrip('/')}-versions", name=made.name, digest=made.digest,
+        unpacked=made.size, modules=bundle.MODULES,
+    )  # fmt: skip

@@ -8,10 +8,12 @@ from pathlib import Path
 from vmckpt.replicate import guard
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.guard import Facts
+from vmckpt.replicate.guarding import Rules
 from vmckpt.replicate.guardpage import GuardPage, identity
 from vmckpt.units import Seconds
 
 PAGE = "page"
+_PATIENCE = 1.0
 
 
 def command(folder: Path) -> tuple[str, ...]:
@@ -29,8 +31,10 @@ def begin(session: Session, folder: Path, process: int) -> GuardPage:
         GuardPage.create(path, lasts=lasts).close()
     page = GuardPage.open(path)
     page.agent = identity(os.getpid())
+    patience = max(_PATIENCE, 2 * session.terms.max_pause)
     facts = Facts(
-        page=str(path), qemu=identity(process), command=command(folder), folder=str(folder)
-    )
+        page=str(path), qemu=identity(process), command=command(folder), folder=str(folder),
+        rules=Rules(patience=Seconds(patience)),
+    )  # fmt: skip
     guard.begin(facts)
     return page

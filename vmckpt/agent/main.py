@@ -1,8 +1,18 @@
 """The program `vmckpt-agent`: takes one order on stdin, carries it out, and ends."""
 
+import sys
+
+from vmckpt import __version__
+
+# Asked before each order, so it must not wait for all that an order needs.
+if sys.argv[1:] == ["--version"] and (
+    __name__ == "__main__" or sys.argv[0].endswith("/vmckpt-agent")
+):
+    sys.stdout.write(f"{__version__}\n")
+    sys.exit()
+
 import logging
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,15 +22,19 @@ from vmckpt.agent import (
     lazy,
     lines,
     putback,
-    replicas,
     restore,
     serving,
     unrestore,
 )
 from vmckpt.agent.afterwards import DiscardOrder, FinishOrder
 from vmckpt.agent.lines import LineOrder
-from vmckpt.agent.orders import CreateOrder, PutBackOrder, RestoreOrder, UnrestoreOrder
-from vmckpt.agent.replicas import ReplicaOrder
+from vmckpt.agent.orders import (
+    CreateOrder,
+    PutBackOrder,
+    ReplicaOrder,
+    RestoreOrder,
+    UnrestoreOrder,
+)
 from vmckpt.agent.talk import Talk, error_as_json
 from vmckpt.errors import BadInput, VmckptError
 
@@ -54,6 +68,13 @@ def main() -> None:
     talk.tell(done=done)
 
 
+def _replica(order: ReplicaOrder, talk: Talk) -> dict[str, Any]:
+    # Only those about protections pay for what these need.
+    from vmckpt.agent import replicas  # noqa: PLC0415
+
+    return replicas.carry_out(order, talk)
+
+
 _Parse = Callable[[Mapping[str, Any]], Any]
 _Do = Callable[[Any, Talk], dict[str, Any]]
 _ORDERS: Mapping[str, tuple[_Parse, _Do]] = {
@@ -62,7 +83,7 @@ _ORDERS: Mapping[str, tuple[_Parse, _Do]] = {
     "finish-lazy": (FinishOrder.from_json, lazy.finish),
     "line": (LineOrder.from_json, lines.move),
     "put-back": (PutBackOrder.from_json, lambda order, _: putback.put_back(order)),
-    "replica": (ReplicaOrder.from_json, replicas.carry_out),
+    "replica": (ReplicaOrder.from_json, _replica),
     "restore": (RestoreOrder.from_json, restore.restore),
     "restore-lazy": (RestoreOrder.from_json, lazy.restore_lazily),
     "serve": (RestoreOrder.from_json, serving.serve),

@@ -178,3 +178,37 @@ class UnrestoreOrder:
     def from_json(cls, told: Mapping[str, Any]) -> "UnrestoreOrder":
         """Raises KeyError, TypeError."""
         return cls(**_fields(told, "empty"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaOrder:
+    """One of them."""
+
+    what: str
+    """See `replicas`."""
+    guest: str
+    uri: str
+    host: str
+    session: Mapping[str, Any] | None = None
+    """As Session's JSON."""
+    xml: str = ""
+    peer: str = ""
+    """The other agent's certificate."""
+    wish: str | None = None
+    owner: str | None = None
+    """To end: only a protection of this session; None: any."""
+    standby_gone: bool = False
+    """To end a primary: nothing is left that could take over."""
+    define: bool = True
+    """To end a primary: the guest is this host's again, and gets its definition back."""
+    state: str = ""
+    """To end: where what outlives a reboot was kept."""
+
+    def as_json(self) -> dict[str, Any]:
+        """With the lease's password: for the host, and for no log or journal."""
+        return {**asdict(self), "do": "replica"}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "ReplicaOrder":
+        """Raises KeyError, TypeError."""
+        return cls(**{key: value for key, value in told.items() if key != "do"})

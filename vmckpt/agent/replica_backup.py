@@ -30,6 +30,7 @@ log = logging.getLogger("vmckpt.replica")
 PORT = "port"
 _SETTLES = Seconds(60.0)
 _AGAIN = Seconds(1.0)
+_WAITS = "inmigrate"
 
 
 def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
@@ -37,31 +38,62 @@ def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
     process = userfault.find_process(session.guest)
     if process is None:
         afterlife.outcome(folder, "lost", "the standby's QEMU is gone")
+        (folder / guard.OVER).touch()
         return
     guarded.begin(session, folder, process)
-    claim = Tokens() if session.lease is None else LeaseClaim(session.lease, session.host, 1)
-    with ExitStack() as stack:
-        stack.callback(claim.close)
-        monitor = stack.enter_context(Monitor(session.guest, host=session.host, uri=session.uri))
-        standby = stack.enter_context(Standby(monitor, session.disks, folder / "disks.sock"))
-        stage = stack.enter_context(
-            Stage(
-                folder / "stage", Path(session.state), standby.memory, standby.disks,
-                standby=f"{identity(process)}",
-            )
-        )  # fmt: skip
-        server = stack.enter_context(_listening(session, folder))
-        backup = Backup(session, folder, stage=stage, standby=standby, claim=claim, wishes=wishes)
-        stack.enter_context(Control(folder, _Answers(session, backup, wishes)))
-        ours = backup.run(server)
-        if ours is not None:
-            (folder / guard.OVER).touch()
-            took = _run(session, stage, standby, monitor, ours)
-            afterlife.outcome(folder, "failed-over", f"{ours.why}; {took}")
-            _settle(session, monitor)
-            standing.adopt(session)
+    with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
+        if standing.is_ours(folder) and monitor.run_state() != _WAITS:
+            _finish(session, folder, monitor)
             return
+        with ExitStack() as stack:
+            claim = (
+                Tokens(folder) if session.lease is None
+                else LeaseClaim(session.lease, session.host, folder)
+            )  # fmt: skip
+            stack.callback(claim.close)
+            standby = stack.enter_context(Standby(monitor, session.disks, folder / "disks.sock"))
+            stage = stack.enter_context(
+                Stage(
+                    folder / "stage", Path(session.state), standby.memory, standby.disks,
+                    standby=f"{identity(process)}",
+                )
+            )  # fmt: skip
+            ours = _watch(session, folder, stage, standby, claim, wishes, stack)
+            if ours is not None:
+                # From here on there is no way back: an agent after us goes on with this.
+                standing.adopt(session, folder)
+                took = _run(session, stage, standby, monitor, ours)
+                behind = _behind(stage, ours)
+                afterlife.outcome(folder, "failed-over", f"{ours.why}; {took}", behind_s=behind)
+                _settle(session, monitor)
+                (folder / guard.OVER).touch()
+                return
+    (folder / guard.OVER).touch()
     log.info("%s", standing.remove(session, folder))
+
+
+def _watch(  # noqa: PLR0917
+    session: Session, folder: Path, stage: Stage, standby: Standby, claim: Tokens, wishes: Wishes,
+    stack: ExitStack,
+) -> Ours | None:  # fmt: skip
+    if standing.is_ours(folder):
+        return Ours("an agent before this one had taken the guest over", time.monotonic())
+    server = stack.enter_context(_listening(session, folder))
+    backup = Backup(session, folder, stage=stage, standby=standby, claim=claim, wishes=wishes)
+    stack.callback(backup.close)
+    stack.enter_context(Control(folder, _Answers(session, backup, wishes)))
+    return backup.run(server)
+
+
+def _finish(session: Session, folder: Path, monitor: Monitor) -> None:
+    """An agent before us has loaded the guest, and may have died right after it."""
+    if monitor.run_state() != "running":
+        standbys.go_on(monitor)
+    with suppress(VmckptError):
+        standbys.announce(monitor, list(session.cards))
+    afterlife.outcome(folder, "failed-over", "an agent before this one had taken the guest over")
+    _settle(session, monitor)
+    (folder / guard.OVER).touch()
 
 
 def _listening(session: Session, folder: Path) -> socket.socket:
@@ -82,10 +114,19 @@ def _run(session: Session, stage: Stage, standby: Standby, monitor: Monitor, our
     stage.apply()
     steps = standby.run(stage.state())
     running = time.monotonic()
-    standbys.announce(monitor, list(session.cards))
+    try:
+        standbys.announce(monitor, list(session.cards))
+    except VmckptError as exc:
+        log.warning("switches may look for %s on its old host: %s", session.name, exc)
     log.info("%s runs here, epoch %d: %s; %s", session.name, stage.committed, ours.why, steps)
     took = 1e3 * (running - ours.decided)
     return f"running after {took:.1f} ms, with epoch {stage.committed}"
+
+
+def _behind(stage: Stage, ours: Ours) -> float:
+    """How old the last epoch was when the primary was last heard: what was lost, in seconds."""
+    taken = 0.0 if stage.last is None else stage.last.taken
+    return max(0.0, time.time() - (time.monotonic() - ours.decided) - ours.silent - taken)
 
 
 def _settle(session: Session, monitor: Monitor) -> None:

@@ -1,157 +1,203 @@
 """The primary's agent: puts together what an epoch needs, and takes it apart in the end."""
 
+import fcntl
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from vmckpt.agent import afterlife, guarded
+from vmckpt.agent.writes import Mirrors
 from vmckpt.checkpoint import guestmemory, settings, userfault
-from vmckpt.checkpoint.settings import Undo
-from vmckpt.errors import CannotCapture, VmckptError
+from vmckpt.checkpoint.settings import Commands, Undo
+from vmckpt.errors import CannotCapture, GuestBusy, LeaseLost
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.endings import Ending, Endings
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.replicate import buffers, logserver, mirroring
+from vmckpt.replicate import buffers
 from vmckpt.replicate.buffers import Buffers
 from vmckpt.replicate.capture import Capturer
 from vmckpt.replicate.control import Control
-from vmckpt.replicate.diskepochs import LogPlace, WriteLog
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.finder import CompareFinder
-from vmckpt.replicate.guardpage import GuardPage, boottime
-from vmckpt.replicate.logserver import Socket
+from vmckpt.replicate.guardpage import boottime
 from vmckpt.replicate.memory import Memory
 from vmckpt.replicate.primary import Parts, Primary, Switched
 from vmckpt.replicate.status import PrimaryStatus
 from vmckpt.replicate.tenure import Tenure
 from vmckpt.replicate.wishes import Wish, Wishes
-from vmckpt.units import MIB, Bytes, Seconds
+from vmckpt.units import MIB, Seconds
 
 log = logging.getLogger("vmckpt.replica")
 
-_LOG_LIMIT = Bytes(64 * MIB)
 _ASIDE = 64 * MIB >> 12
 """Pages of an epoch that are kept to send differences of."""
 _TELLS = Seconds(2.0)
+_ALONE, _SWITCHING, _DEVICES, _LOCK = "alone", "switching", "devices", "agent.lock"
 
 
 def run_primary(session: Session, folder: Path, wishes: Wishes) -> None:
-    """Until the protection ends, or the guest does. Raises VmckptError: to be started again."""
-    process = userfault.find_process(session.guest)
-    if process is None:
-        afterlife.guest_died(session, folder)
-        return
-    page = guarded.begin(session, folder, process)
-    status = PrimaryStatus()
-    endings = Endings(session.guest, uri=session.uri)
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(Control(folder, _Answers(session, status, wishes)))
-            stack.enter_context(endings)
-            monitor = stack.enter_context(
-                Monitor(session.guest, host=session.host, uri=session.uri)
-            )
-            tenure = stack.enter_context(
-                Tenure(
-                    session.lease,
-                    folder,
-                    page,
-                    holder=session.host,
-                    note=status.as_json,
-                    lives=lambda: Path(f"/proc/{process}").exists(),
+    """Until the protection ends, or the guest does. Raises Exception: to be started again."""
+    with (folder / _LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise GuestBusy(f"{session.name} has an agent already") from None
+        process = userfault.find_process(session.guest)
+        if process is None:
+            afterlife.guest_ended(session, folder, wished=False)
+            return
+        _Agent(session, folder, wishes, process).run()
+
+
+class _Agent:
+    """One life of it."""
+
+    def __init__(self, session: Session, folder: Path, wishes: Wishes, process: int) -> None:
+        self._session, self._folder = session, folder
+        self._wishes, self._process = wishes, process
+        self._status = PrimaryStatus()
+        self._endings = Endings(session.guest, uri=session.uri)
+        self._undo = Undo.from_json(session.undo)
+        self._page = guarded.begin(session, folder, process)
+
+    def run(self) -> None:
+        session, folder = self._session, self._folder
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(Control(folder, self._answer))
+                stack.enter_context(self._endings)
+                monitor = stack.enter_context(
+                    Monitor(session.guest, host=session.host, uri=session.uri)
                 )
-            )
-            parts = _parts(session, folder, monitor, page, tenure, status, wishes, stack)
-            try:
-                Primary(session, folder, parts).run()
-            except Switched:
-                afterlife.switched(session, folder)
-                return
-            afterlife.unprotect(session, folder, monitor, tenure)
-    except VmckptError:
-        if userfault.find_process(session.guest) is not None:
-            raise
-        wished = endings.how(_TELLS) is Ending.WISHED
-        afterlife.guest_ended(session, folder, wished=wished)
+                tenure = stack.enter_context(self._tenure())
+                if self._was_given_away(tenure):
+                    afterlife.switched(session, folder)
+                    return
+                self._resume(monitor)
+                parts = self._parts(monitor, tenure, stack)
+                try:
+                    Primary(session, folder, parts).run()
+                except Switched:
+                    afterlife.switched(session, folder)
+                    return
+                afterlife.unprotect(session, folder, monitor, tenure)
+        except Exception:
+            if userfault.find_process(session.guest) is not None:
+                raise
+            wished = self._endings.how(_TELLS) is Ending.WISHED
+            afterlife.guest_ended(session, folder, wished=wished)
 
+    def _tenure(self) -> Tenure:
+        session = self._session
+        return Tenure(
+            session.lease, self._folder, self._page, holder=session.host,
+            note=self._status.as_json, lives=lambda: Path(f"/proc/{self._process}").exists(),
+            guard_again=lambda: guarded.begin(session, self._folder, self._process).close(),
+        )  # fmt: skip
 
-def _parts(  # noqa: PLR0917
-    session: Session, folder: Path, monitor: Monitor, page: GuardPage, tenure: Tenure,
-    status: PrimaryStatus, wishes: Wishes, stack: ExitStack,
-) -> Parts:  # fmt: skip
-    undo = Undo.from_json(session.undo)
-    if page.stopped:
-        # The agent before us died in the middle of an epoch.
-        settings.break_off(monitor, undo)
-        page.stopped = 0.0
-    settings.set_bandwidth(monitor, settings.NO_LIMIT)
-    process = userfault.find_process(session.guest)
-    if process is None:
-        raise CannotCapture(f"{session.name} has ended")
-    memory = Memory(guestmemory.files(monitor, process), folder, stack)
-    finder = stack.enter_context(CompareFinder(memory.live, memory.last, most=_ASIDE))
-    places = [place_of(folder, number)[0] for number in range(len(session.disks))]
-    fresh = any(logserver.running(place) is None for place in places)
-    logs = [stack.enter_context(one) for one in _logs(session, folder, monitor)]
-    held = Buffers(monitor, session.cards, folder, session.owner)
-    if buffers.there(monitor, session.cards):
-        held.attach()
-    else:
-        fresh = True
-        buffers.remove(monitor, session.cards)
-        held.add()
-    libvirt_side.undefine(monitor)
+    def _was_given_away(self, tenure: Tenure) -> bool:
+        """An agent before us died in the middle of a switch: it is given away, or never will be."""
+        if not (self._folder / _SWITCHING).exists():
+            return False
+        try:
+            tenure.invalidate()
+        except LeaseLost:
+            afterlife.kill(self._process)
+            return True
+        return False
 
-    def still(on: bool) -> None:
-        page.stopped = boottime() if on else 0.0
+    def _resume(self, monitor: Monitor) -> None:
+        """The agent before us may have died while the guest stood still."""
+        switching = self._folder / _SWITCHING
+        if self._page.stopped or switching.exists():
+            settings.break_off(monitor, self._undo)
+            self._page.stopped = 0.0
+            switching.unlink(missing_ok=True)
 
-    capturer = Capturer(monitor, undo, finder=finder, output=held, logs=logs, still=still)
-    return Parts(
-        monitor=monitor, memory=memory, finder=finder, capturer=capturer, logs=logs, buffers=held,
-        tenure=tenure, wishes=wishes, status=status, fresh=fresh,
-        switch=lambda: afterlife.give_away(session, tenure, process),
-    )  # fmt: skip
+    def _parts(self, monitor: Monitor, tenure: Tenure, stack: ExitStack) -> Parts:
+        session, folder = self._session, self._folder
+        settings.set_bandwidth(monitor, settings.NO_LIMIT)
+        process = userfault.find_process(session.guest)
+        if process is None:
+            raise CannotCapture(f"{session.name} has ended")
+        memory = Memory(guestmemory.files(monitor, process), folder, stack)
+        finder = stack.enter_context(CompareFinder(memory.live, memory.last, most=_ASIDE))
+        mirrors = Mirrors(session, folder, monitor)
+        full = mirrors.begin()
+        logs = [stack.enter_context(one) for one in mirrors.logs()]
+        filters = Buffers(monitor, session.cards, folder, session.owner)
+        held = buffers.there(monitor, session.cards) and not (folder / _ALONE).exists()
+        if held:
+            filters.attach()
+        else:
+            buffers.remove(monitor, session.cards)
+        # On disk before it is nowhere else.
+        afterlife.keep_definition(session)
+        libvirt_side.undefine(monitor)
+        capturer = Capturer(
+            monitor, self._undo, finder=finder, output=filters, logs=logs, still=self._still
+        )
+        return Parts(
+            monitor=monitor, memory=memory, finder=finder, capturer=capturer, logs=logs,
+            buffers=filters, tenure=tenure, wishes=self._wishes, status=self._status,
+            mirrors=mirrors, full=full, held=held,
+            whole=held and not full and not tenure.acquired,
+            alone=self._alone, switching=self._switching, go_on=lambda: self._resume(monitor),
+            switch=lambda: afterlife.give_away(session, tenure, process),
+            devices=lambda: self._same_devices(monitor),
+        )  # fmt: skip
 
+    def _still(self, on: bool) -> None:
+        # A switch may last: the guard must not take that for hanging.
+        switching = (self._folder / _SWITCHING).exists()
+        self._page.stopped = boottime() if on and not switching else 0.0
 
-def place_of(folder: Path, disk: int) -> tuple[LogPlace, Path]:
-    """Where the log of a disk's writes is, and the socket that QEMU writes to."""
-    return LogPlace(folder=folder / "writes", disk=disk), folder / "nbd" / f"{disk}.sock"
+    def _alone(self, on: bool) -> None:
+        if on:
+            (self._folder / _ALONE).touch()
+        else:
+            (self._folder / _ALONE).unlink(missing_ok=True)
 
+    def _switching(self) -> None:
+        (self._folder / _SWITCHING).touch()
 
-def _logs(session: Session, folder: Path, monitor: Monitor) -> list[WriteLog]:
-    """Those of all disks, with QEMU writing to them."""
-    nodes: Mapping[str, str] = session.extra["nodes"]
-    found = []
-    for number, disk in enumerate(session.disks):
-        place, path = place_of(folder, number)
-        socket = Socket(path=path, owner=session.owner)
-        job = mirroring.name_of(number)
-        if logserver.running(place) is None:
-            mirroring.end(monitor, job)
-        logserver.start(place, socket, size=Bytes(disk.size), limit=_LOG_LIMIT)
-        mirroring.begin(monitor, node=nodes[disk.target], socket=path, job=job, full=True)
-        found.append(WriteLog(place))
-        found[-1].set_open(False)
-    return found
+    def _same_devices(self, monitor: Monitor) -> bool:
+        self._endings.keep()
+        now = _devices(monitor)
+        known = self._folder / _DEVICES
+        with suppress(FileNotFoundError):
+            return known.read_text() == now
+        known.write_text(now)
+        return True
 
-
-class _Answers:
-    """What the control socket answers."""
-
-    def __init__(self, session: Session, status: PrimaryStatus, wishes: Wishes) -> None:
-        self._session, self._status, self._wishes = session, status, wishes
-
-    def __call__(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        wish = told.get("wish")
+    def _answer(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """What the control socket answers."""
+        wish, session = told.get("wish"), self._session
         if wish in (Wish.END, Wish.PLANNED):
             self._wishes.add(Wish(str(wish)))
         elif wish is not None:
             return {"error": f"the primary cannot {wish}"}
         return {
-            "guest": self._session.guest, "name": self._session.name, "host": self._session.host,
-            "peer": self._session.peer, "session": self._session.session, "process": os.getpid(),
+            "guest": session.guest, "name": session.name, "host": session.host,
+            "peer": session.peer, "session": session.session, "process": os.getpid(),
             **self._status.as_json(),
         }  # fmt: skip
+
+
+def _devices(monitor: Commands) -> str:
+    """What a standby must have, too: a digest of the guest's devices, disks and memory."""
+    buses = [
+        sorted(
+            f"{one['bus']}.{one['slot']}.{one['function']} {one['id']}" for one in bus["devices"]
+        )
+        for bus in monitor.ask("query-pci")
+    ]
+    disks = sorted(str(one.get("qdev") or one["device"]) for one in monitor.ask("query-block"))
+    memory = monitor.ask("query-memory-size-summary")
+    told = json.dumps([buses, disks, memory], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()

@@ -1,62 +1,41 @@
 """Orders about protections: short ones, which start, ask and end the agents that stay."""
 
 import json
+import os
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import afterlife, guarded
+from vmckpt.agent import afterlife, guarded, writes
+from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.agent.replica_backup import PORT
 from vmckpt.agent.talk import Talk
 from vmckpt.checkpoint import guestmemory, outputs, settings, userfault
 from vmckpt.checkpoint.settings import IGNORE_SHARED
-from vmckpt.errors import BadInput, CannotCapture, RemoteError, VmckptError
-from vmckpt.hypervisor import blocks, pulling
+from vmckpt.errors import (
+    BadInput,
+    CannotCapture,
+    HypervisorError,
+    LeaseLost,
+    RemoteError,
+    VmckptError,
+)
+from vmckpt.hypervisor import blocks, library, pulling
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.replicate import control, guard, link, standing
-from vmckpt.replicate.facts import Session, folder_of
+from vmckpt.replicate import standby as standbys
+from vmckpt.replicate.facts import ROOT, Session, folder_of
 from vmckpt.replicate.guardpage import GuardPage, process_of
 from vmckpt.units import Seconds
 
 _STARTS = Seconds(30.0)
 _ENDS = Seconds(30.0)
 _TURN = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaOrder:
-    """One of them."""
-
-    what: str
-    """A key of WHAT."""
-    guest: str
-    uri: str
-    host: str
-    session: Mapping[str, Any] | None = None
-    """As Session's JSON."""
-    xml: str = ""
-    peer: str = ""
-    """The other agent's certificate."""
-    wish: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """With the lease's password: for the host, and for no log or journal."""
-        return {**asdict(self), "do": "replica"}
-
-    @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "ReplicaOrder":
-        """Raises KeyError, TypeError."""
-        return cls(**{key: value for key, value in told.items() if key != "do"})
-
-    @property
-    def folder(self) -> Path:
-        return folder_of(self.guest)
 
 
 def carry_out(order: ReplicaOrder, talk: Talk) -> dict[str, Any]:
@@ -70,21 +49,21 @@ def carry_out(order: ReplicaOrder, talk: Talk) -> dict[str, Any]:
 def _identity(order: ReplicaOrder) -> dict[str, Any]:
     """A certificate for the session; nothing of an earlier one may be there."""
     _must_be_free(order)
-    order.folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+    folder_of(order.guest).mkdir(mode=0o711, parents=True, exist_ok=True)
     return {
-        "certificate": link.make_identity(order.folder),
+        "certificate": link.make_identity(folder_of(order.guest)),
         "owner": pulling.owner(order.uri, order.host),
     }
 
 
 def _must_be_free(order: ReplicaOrder) -> None:
-    session = Session.read(order.folder)
-    if session is not None and not (order.folder / afterlife.OUTCOME).exists():
+    session = Session.read(folder_of(order.guest))
+    if session is not None and not (folder_of(order.guest) / afterlife.OUTCOME).exists():
         raise BadInput(
             f"{session.name} is protected already, from or to {order.host}",
             mend=f"run vmckpt unprotect {session.name} first",
         )
-    shutil.rmtree(order.folder, ignore_errors=True)
+    shutil.rmtree(folder_of(order.guest), ignore_errors=True)
 
 
 def _look(order: ReplicaOrder) -> dict[str, Any]:
@@ -103,40 +82,54 @@ def _look(order: ReplicaOrder) -> dict[str, Any]:
         return {
             "name": monitor.name, "undo": undo.to_json(), "cards": held.cards,
             "memory": [file.size for file in files], "xml": monitor.xml(),
+            "room": _room(ROOT),
             "definition": stored[0] if stored else "", "autostart": bool(stored and stored[1]),
             "qemu": monitor.qemu_version(), "disks": [asdict(disk) for disk in disks],
         }  # fmt: skip
 
 
+def _room(folder: Path) -> int:
+    """Bytes that are free there, for a folder that may have to be made."""
+    while not folder.exists():
+        folder = folder.parent
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize
+
+
+def _rooms(order: ReplicaOrder) -> dict[str, Any]:
+    """What is free on the backup: for memory and epochs, and for images."""
+    return {"memory": _room(ROOT), "images": _room(Path(order.state))}
+
+
 def _stand(order: ReplicaOrder) -> dict[str, Any]:
     """Make the standby and start its agent; where it listens."""
     session = _session(order)
-    (order.folder / link.PEER).write_text(order.peer)
-    session.write(order.folder)
+    (folder_of(order.guest) / link.PEER).write_text(order.peer)
+    session.write(folder_of(order.guest))
     try:
         standing.make(session, order.xml)
-        _start(order.folder)
+        _start(folder_of(order.guest))
         give_up = time.monotonic() + _STARTS
-        while not _answers(order.folder):
+        while not _answers(folder_of(order.guest)):
             if time.monotonic() > give_up:
                 raise RemoteError(f"{order.host}: the standby's agent does not start{_why(order)}")
             time.sleep(_TURN)
-        return {"port": int((order.folder / PORT).read_text())}
+        return {"port": int((folder_of(order.guest) / PORT).read_text())}
     except BaseException:
         with suppress(VmckptError):
-            _stop_agent(order.folder)
-            standing.remove(session, order.folder)
+            _stop_agent(folder_of(order.guest))
+            standing.remove(session, folder_of(order.guest))
         raise
 
 
 def _protect(order: ReplicaOrder) -> dict[str, Any]:
     """Start the primary's agent."""
     session = _session(order)
-    (order.folder / link.PEER).write_text(order.peer)
-    session.write(order.folder)
-    _start(order.folder)
+    (folder_of(order.guest) / link.PEER).write_text(order.peer)
+    session.write(folder_of(order.guest))
+    _start(folder_of(order.guest))
     give_up = time.monotonic() + _STARTS
-    while not _answers(order.folder):
+    while not _answers(folder_of(order.guest)):
         if time.monotonic() > give_up:
             raise RemoteError(f"{order.host}: the guest's agent does not start{_why(order)}")
         time.sleep(_TURN)
@@ -145,15 +138,18 @@ def _protect(order: ReplicaOrder) -> dict[str, Any]:
 
 def _ask(order: ReplicaOrder) -> dict[str, Any]:
     """What the agent says; what it left if there is none."""
-    folder = order.folder
+    folder = folder_of(order.guest)
     try:
         session = Session.read(folder)
     except BadInput:
         session = None
     if session is None:
         return {"role": None}
-    told = {"role": session.role, "session": session.session, "peer": session.peer,
-            "name": session.name, "guest": session.guest, "host": session.host}  # fmt: skip
+    told = {
+        "role": session.role, "session": session.session, "peer": session.peer,
+        "name": session.name, "guest": session.guest, "host": session.host,
+        "runs": userfault.find_process(session.guest) is not None,
+    }  # fmt: skip
     with suppress(OSError, ValueError):
         told |= json.loads((folder / afterlife.OUTCOME).read_text())
     question = {} if order.wish is None else {"wish": order.wish}
@@ -167,22 +163,62 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
 
 def _end(order: ReplicaOrder) -> dict[str, Any]:
     """See that nothing of a protection is left on this host; may be repeated."""
-    session = Session.read(order.folder)
+    session = Session.read(folder_of(order.guest))
     if session is None:
-        shutil.rmtree(order.folder, ignore_errors=True)
+        shutil.rmtree(folder_of(order.guest), ignore_errors=True)
+        # If its host was started anew, all on tmpfs is gone.
+        wanted = order.define and order.state and not _known(order)
+        if wanted and afterlife.define_kept(order.state, host=order.host, uri=order.uri):
+            return {"did": ["stored the guest's definition again"]}
         return {"did": []}
-    _stop_agent(order.folder)
+    if order.owner not in (None, session.session):
+        return {"did": []}
     if session.role == "backup":
-        if (order.folder / afterlife.OUTCOME).exists():
-            standing.clear(session, order.folder)
-            return {"did": []}
-        return {"did": list(standing.remove(session, order.folder))}
-    if userfault.find_process(session.guest) is None:
-        afterlife.forget(session, order.folder)
-        return {"did": ["removed what was left of the protection"]}
-    with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
-        afterlife.unprotect(session, order.folder, monitor)
-    return {"did": ["let the guest's output out", "ended its mirrors"]}
+        return {"did": _end_backup(order, session)}
+    return {"did": _end_primary(order, session)}
+
+
+def _known(order: ReplicaOrder) -> bool:
+    """Whether libvirt here knows the guest."""
+    try:
+        with Monitor(order.guest, host=order.host, uri=order.uri):
+            return True
+    except HypervisorError as exc:
+        if exc.code in library.NOT_HERE:
+            return False
+        raise
+
+
+def _end_backup(order: ReplicaOrder, session: Session) -> list[str]:
+    folder = folder_of(order.guest)
+    _stop_agent(folder)
+    if standing.is_ours(folder):
+        # The guest runs here: what its agent may not have come to is done now.
+        with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
+            standbys.settle(
+                monitor, session.definition, autostart=bool(session.extra.get("autostart"))
+            )
+        standing.clear(session, folder)
+        return ["the guest is an ordinary one"]
+    return list(standing.remove(session, folder))
+
+
+def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
+    folder = folder_of(order.guest)
+    runs_here = userfault.find_process(session.guest) is not None
+    if runs_here and not order.standby_gone:
+        _stop_safely(session, folder)
+    else:
+        _stop_agent(folder)
+    if runs_here:
+        with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
+            afterlife.unprotect(session, folder, monitor)
+        return ["let the guest's output out", "ended its mirrors"]
+    writes.end_all(session, folder, None)
+    if order.define:
+        afterlife.define(session)
+    afterlife.forget(session, folder)
+    return ["removed what was left of the protection"]
 
 
 def _session(order: ReplicaOrder) -> Session:
@@ -209,9 +245,32 @@ def _answers(folder: Path) -> bool:
 
 def _why(order: ReplicaOrder) -> str:
     with suppress(OSError, IndexError):
-        text = (order.folder / guard.AGENT_LOG).read_text(errors="replace")
+        text = (folder_of(order.guest) / guard.AGENT_LOG).read_text(errors="replace")
         return f": {text.strip().splitlines()[-1]}"
     return ""
+
+
+def _stop_safely(session: Session, folder: Path) -> None:
+    """End the agent and its guard, while a standby may still take over: it must not, any more.
+
+    Raises LeaseUnreachable, LeaseLost: then they go on.
+    """
+    if session.lease is None:
+        _stop_agent(folder)
+        return
+    with afterlife.lease(session) as client:
+        # Nobody takes over for as long as this is good; longer than what follows may last.
+        if client.renew(afterlife.token(folder)) is None:
+            raise LeaseLost(f"{session.name}: another host holds the lease")
+        _stop_agent(folder)
+        try:
+            token = client.invalidate(afterlife.token(folder))
+        except BaseException:
+            (folder / guard.OVER).unlink()
+            _start(folder)
+            raise
+        # Who tries this again must know it.
+        (folder / "token").write_text(str(token))
 
 
 def _stop_agent(folder: Path) -> None:
@@ -231,5 +290,6 @@ _WHAT = {
     "identity": _identity,
     "look": _look,
     "protect": _protect,
+    "room": _rooms,
     "stand": _stand,
 }

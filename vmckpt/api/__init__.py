@@ -177,6 +177,7 @@ async def _put_in_order_and_find(
     """What dead controllers left is put in order first; meanwhile the guest is looked for."""
     if request.dry_run:
         return await _setting(inventory, policies, request, caller)
+    await asyncio.to_thread(desk.refuse_entrusted, request.guest)
     first = asyncio.create_task(recovering.before_acting(inventory, policies, caller))
     try:
         setting = await _setting(inventory, policies, request, caller)

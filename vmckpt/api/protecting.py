@@ -1,7 +1,8 @@
 """The facade's part for protections."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vmckpt import api
@@ -11,6 +12,9 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import desk
 from vmckpt.journal.records import Operation
 from vmckpt.model.callers import Caller
+from vmckpt.policy import select
+from vmckpt.policy.select import Subject
+from vmckpt.policy.types import Policy
 from vmckpt.protect import asking, ending, engine
 from vmckpt.protect.ending import Ended, Known
 from vmckpt.protect.engine import Setting, Told
@@ -20,16 +24,44 @@ from vmckpt.protect.steps import Step
 _KIND = "protect"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What an operator asks for."""
+
+    guest: str
+    to: str
+    policy: str | None
+    """By name; None: the guest's own."""
+    wishes: Mapping[str, Any]
+    """Of policy.protection.Protection, instead of the policy's."""
+    storage: str | None
+    dry_run: bool
+
+
 async def protect(
-    inventory: Inventory, request: ProtectRequest, caller: Caller, told: Told
+    inventory: Inventory, policies: Sequence[Policy], request: Request, caller: Caller, told: Told
 ) -> Protected:
-    """See protect.engine.protect; finds the guest's host."""
+    """See protect.engine.protect; finds the guest's host, and the policy that is for it."""
     if not request.dry_run:
         inventory.may_act()
     backup = inventory.host(request.to)
-    primary = host_of(inventory, request.guest, await api.guests(inventory))
+    found = await api.guests(inventory)
+    primary = host_of(inventory, request.guest, found)
+    guest = next(
+        one for host, one in found[0]
+        if host.name == primary.name and request.guest in (one.name, one.uuid)
+    )  # fmt: skip
+    subject = Subject(
+        guest=guest.name, guest_labels=guest.labels, host_labels=primary.labels,
+        memory=guest.memory,
+    )  # fmt: skip
+    chosen = select.choose(policies, subject, request.policy).policy
+    asked = ProtectRequest(
+        guest=request.guest, to=request.to, storage=request.storage, dry_run=request.dry_run,
+        terms=replace(chosen.protection, **request.wishes),
+    )  # fmt: skip
     setting = Setting(primary=primary, backup=backup, lease=inventory.lease)
-    return await engine.protect(setting, request, caller, told)
+    return await engine.protect(setting, asked, caller, told)
 
 
 async def unprotect(inventory: Inventory, guest: str, caller: Caller) -> Ended:
@@ -88,4 +120,5 @@ def _known(inventory: Inventory, guest: str) -> Known:
         operation=operation, primary=inventory.host(operation.source or ""),
         backup=inventory.host(operation.target or ""),
         lease=inventory.lease if has_lease else None,
+        session=None if begun is None else str(begun.intent["session"]),
     )  # fmt: skip

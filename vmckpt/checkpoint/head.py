@@ -1,7 +1,8 @@
 """The head of QEMU's migration stream: all that comes before the first page. Pure.
 
 Magic, version, configuration section with subsections, and the setup of the memory section with
-its list of blocks. Written anew, it loses the mark of a stream without shared memory.
+its list of blocks. Written anew, it loses the mark of a stream without shared memory, and that of
+COLO.
 """
 
 import struct
@@ -19,6 +20,8 @@ FOOTER = 0x7E
 ZERO, MEM_SIZE, FULL_PAGE, EOS, CONTINUE = 0x02, 0x04, 0x08, 0x10, 0x20
 FLAGS = PAGE - 1
 
+# The one command that may come before memory: it says that COLO is on, and holds nothing.
+_ENABLE_COLO = struct.pack(">BHH", COMMAND, 8, 0)
 _CAPABILITIES = "configuration/capabilities"
 IGNORE_SHARED = "x-ignore-shared"
 # Longer than any head: hundreds of blocks with names of 255 bytes.
@@ -174,6 +177,9 @@ def parse_head(data: bytes) -> tuple[Head, int]:
     if (version := reader.number(4)) != VERSION:
         raise damaged(4, f"version {version}, where {VERSION} is known")
     machine, subsections, capabilities = _configuration(reader)
+    where = reader.offset
+    if reader.peek() == COMMAND and (told := reader.raw(5)) != _ENABLE_COLO:
+        raise damaged(where, f"a command {told[1:].hex()}, which is not known here")
     where = reader.offset
     kind = reader.number(1)
     if kind != START:

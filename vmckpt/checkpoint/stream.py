@@ -141,7 +141,7 @@ class StreamParser:
         assert self.head is not None
         kind = view[0]
         if kind in (heads.FULL, heads.EOF):
-            self._step = self._tail
+            self._step = self._after_memory(kind)
             return 0
         if kind not in (PART, heads.END):
             raise damaged(self._offset, f"a section of type {kind:#04x} between memory and devices")
@@ -152,6 +152,12 @@ class StreamParser:
             raise damaged(self._offset, f"more of section {number}, which never began")
         self._step = self._memory
         return 5
+
+    def _after_memory(self, kind: int) -> Callable[[memoryview], int]:
+        """What takes the rest, which begins with a section of this kind. For other streams that
+        hold memory sections: a subclass may go on with something else."""
+        assert kind in (heads.FULL, heads.EOF)
+        return self._tail
 
     def _footer(self, view: memoryview) -> int:
         assert self.head is not None

@@ -1,19 +1,23 @@
 """vmckpt protect, unprotect, failover and status."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from vmckpt import api
 from vmckpt.api import protecting
+from vmckpt.api.protecting import Request
 from vmckpt.cli import output
-from vmckpt.cli.arguments import INVENTORY, JSON, seconds
+from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY, seconds
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import BadInput, Blocked
 from vmckpt.model.findings import Severity
+from vmckpt.policy.protection import Failover
+from vmckpt.policy.types import Policy
 from vmckpt.protect.ending import Ended
-from vmckpt.protect.requests import Protected, ProtectRequest
+from vmckpt.protect.requests import Protected
 from vmckpt.units import Seconds, parse_seconds, show_bytes, show_seconds
 
 app = typer.Typer(name="protect", rich_markup_mode=None)
@@ -33,17 +37,19 @@ def protect(
     guest: Annotated[str, typer.Argument(help="Its name or UUID.")],
     to: Annotated[str, typer.Option("--to", help="Host of the standby.")],
     interval: Annotated[
-        str, typer.Option(metavar="TIME|auto", help="Between two epochs, like 100ms.")
-    ] = _AUTO,
+        str | None, typer.Option(metavar="TIME|auto", help="Between two epochs, like 100ms.")
+    ] = None,
     failover: Annotated[
-        str, typer.Option(metavar="automatic|manual", help="Who decides that the host is dead.")
-    ] = "manual",
+        Failover | None, typer.Option(help="Who decides that the host is dead.")
+    ] = None,
+    policy: POLICY = None,
+    policies: POLICIES = None,
     storage: Annotated[
         str | None, typer.Option(metavar="DIR", help="Folder there for the standby's images.")
     ] = None,
     ttl: Annotated[
         Seconds | None,
-        typer.Option(parser=seconds, metavar="TIME", help="How long the lease lasts; else 1s."),
+        typer.Option(parser=seconds, metavar="TIME", help="How long a lease lasts, like 2s."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check only; change nothing.")] = False,
     inventory: INVENTORY = None,
@@ -58,6 +64,8 @@ def protect(
     --failover automatic needs a lease store in the inventory, and is the leave to stop a guest
     whose host has lost the lease. With manual, vmckpt failover is a person's word.
 
+    How is said by the guest's policy, in its section protect; options here go before it.
+
     It goes on by itself once this has returned: see vmckpt status. Ctrl-C before that gives it up.
 
     Examples:
@@ -68,14 +76,18 @@ def protect(
 
         vmckpt protect web1 --to beta --dry-run --json
     """
-    if failover not in ("automatic", "manual"):
-        raise typer.BadParameter("--failover is automatic or manual")
     known = api.load_inventory(inventory)
-    request = ProtectRequest(
-        guest=guest, to=to, interval=_interval(interval), automatic=failover == "automatic",
-        storage=storage, dry_run=dry_run, **({} if ttl is None else {"ttl": ttl}),
-    )  # fmt: skip
-    done = asyncio.run(_protect(known, request))
+    shelf, forced = api.load_policies(known, policies, policy)
+    wishes: dict[str, Any] = {}
+    if interval is not None:
+        wishes["interval"] = _interval(interval)
+    if failover is not None:
+        wishes["failover"] = failover
+    if ttl is not None:
+        wishes["lease"] = ttl
+    request = Request(guest=guest, to=to, policy=forced, wishes=wishes, storage=storage,
+                      dry_run=dry_run)  # fmt: skip
+    done = asyncio.run(_protect(known, shelf, request))
     if json:
         output.print_json(done.as_json())
     else:
@@ -97,11 +109,13 @@ def _interval(text: str) -> Seconds | None:
         raise BadInput(f"--interval: {exc}", mend="write 100ms, 1s or auto") from None
 
 
-async def _protect(inventory: api.Inventory, request: ProtectRequest) -> Protected:
+async def _protect(
+    inventory: api.Inventory, shelf: Sequence[Policy], request: Request
+) -> Protected:
     stop = stop_on_signals("stopping: the guest will be as it was")
     told = _Progress()
     caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
-    return await protecting.protect(inventory, request, caller, told)
+    return await protecting.protect(inventory, shelf, request, caller, told)
 
 
 class _Progress:

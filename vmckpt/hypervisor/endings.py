@@ -32,12 +32,23 @@ class Endings:
     def __enter__(self) -> Self:
         """A libvirt that cannot be reached tells nothing: then its QEMU died, for all we know."""
         library.start()
+        self._listen()
+        return self
+
+    def keep(self) -> None:
+        """Listen again if libvirt was started anew; to be called now and then."""
+        alive = False
+        with suppress(libvirt.libvirtError):
+            alive = self._connection is not None and self._connection.isAlive() == 1
+        if not alive:
+            self._listen()
+
+    def _listen(self) -> None:
         with suppress(libvirt.libvirtError):
             self._connection = libvirt.open(library.without_questions(self._uri))
             domain = self._connection.lookupByUUIDString(self._guest)
             kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
             self._connection.domainEventRegisterAny(domain, kind, self._take, None)
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._connection is not None:

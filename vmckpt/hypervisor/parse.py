@@ -19,6 +19,8 @@ from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 # Namespace of our element in a domain's metadata.
 LABELS = "urn:vmckpt:labels:1"
+STANDBY = "urn:vmckpt:standby:1"
+"""Namespace of the mark that a waiting standby has in its metadata."""
 
 STATES = {
     libvirt.VIR_DOMAIN_NOSTATE: GuestState.UNKNOWN,
@@ -123,10 +125,13 @@ def guest(
     memory = root.find("memory")
     kind = root.find("os/type")
     cpu = root.find("cpu")
+    known = STATES.get(state[0], GuestState.UNKNOWN)
+    if known is GuestState.PAUSED and standby_of(root) is not None:
+        known = GuestState.STANDBY
     return Guest(
         name=root.findtext("name", ""),
         uuid=root.findtext("uuid", ""),
-        state=STATES.get(state[0], GuestState.UNKNOWN),
+        state=known,
         state_reason=state[1],
         persistent=persistent,
         autostart=autostart,
@@ -155,6 +160,12 @@ def guest(
         job=job or _block_job(root),
         labels=_labels(root),
     )
+
+
+def standby_of(root: ET.Element) -> str | None:
+    """The session whose standby a domain is; None: it is an ordinary guest."""
+    mark = root.find(f"metadata/{{{STANDBY}}}standby")
+    return None if mark is None else mark.get("session")
 
 
 def _block_job(root: ET.Element) -> str | None:

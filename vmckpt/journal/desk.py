@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vmckpt.errors import BadInput, JournalError, OutcomeUnknown, Unattended
+from vmckpt.errors import BadInput, GuestBusy, JournalError, OutcomeUnknown, Unattended
 from vmckpt.inventory import looks_only
-from vmckpt.journal import identity
+from vmckpt.journal import identity, place
 from vmckpt.journal.history import PastMove
 from vmckpt.journal.records import (
     Operation,
@@ -166,10 +166,27 @@ def _view(journal: "Journal", operation: Operation) -> JobView:
 
 def attended(journal: "Journal", operation: Operation) -> bool | None:
     """Whether an active operation's controller lives; None if nothing is known of it."""
+    if operation.controller.entrusted:
+        return True  # by the agents on its hosts
     alive = identity.alive(operation.controller)
     if alive is not None or operation.alive_until is None:
         return alive
     return rules.attended(None, operation.alive_until, journal.now())
+
+
+def refuse_entrusted(guest: str) -> None:
+    """Raise GuestBusy if agents on hosts have a guest (a name or UUID) in their hands: it stands
+    still many times a second, and whatever else is seen of it then means nothing."""
+    if place.default() == place.NONE:
+        return
+    with open_journal() as journal:
+        for one in journal.entrusted():
+            if guest in (one.guest, one.guest_uuid):
+                raise GuestBusy(
+                    f"guest {one.guest} is protected ({one.id}), by agents on"
+                    f" {one.controller.host}; nothing was changed",
+                    mend=f"run vmckpt unprotect {one.guest} first",
+                )
 
 
 class Follower:
@@ -210,6 +227,11 @@ def control(
         raise BadInput(
             f"job {operation.id} has ended: {operation.outcome}",
             mend=f"vmckpt job {operation.id} tells how",
+        )
+    if operation.controller.entrusted:
+        raise BadInput(
+            f"{operation.id} is a {operation.kind} job, which agents on its hosts go on with",
+            mend=f"vmckpt unprotect {operation.guest} ends it",
         )
     if attended(journal, operation) is False:
         if direct is not None:

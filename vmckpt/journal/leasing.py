@@ -22,6 +22,8 @@ Now = ColumnElement[float]
 
 def abandoned(operation: Operation, now: float) -> bool:
     """Whether an operation is active and nobody attends it."""
+    if operation.controller.entrusted:
+        return False
     alive = identity.alive(operation.controller)
     return operation.active and rules.abandoned(alive, operation.alive_until, now)
 

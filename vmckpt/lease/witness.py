@@ -172,17 +172,19 @@ def _as_sql(text: str) -> sql.SQL:
     return sql.SQL(text)  # made of constants
 
 
-def revoke(url: str, guest: str, *, force: bool = False) -> None:
+def revoke(url: str, guest: str, *, force: bool = False, session: str | None = None) -> None:
     """End a guest's lease and its login; fine if there is none.
 
-    A guard kills a guest whose lease cannot be renewed any more, so the holder releases it first.
+    `session`: only if it is that one's. A guard kills a guest whose lease cannot be renewed any
+    more, so the holder releases it first.
     Raises LeaseRefused if it may still be held, unless `force`; LeaseUnreachable.
     """
     with _admin(url) as connection:
         row = connection.execute(
             "SELECT role, holder, renewed_at + make_interval(secs => ttl + margin)"
-            " >= clock_timestamp() FROM vmckpt_lease.lease WHERE guest = %s FOR UPDATE",
-            [guest],
+            " >= clock_timestamp() FROM vmckpt_lease.lease"
+            " WHERE guest = %s AND coalesce(%s, session) = session FOR UPDATE",
+            [guest, session],
         ).fetchone()
         if row is None or row[0] is None:
             return

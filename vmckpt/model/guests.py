@@ -23,12 +23,17 @@ class GuestState(StrEnum):
     SHUT_OFF = "shut-off"
     CRASHED = "crashed"
     SUSPENDED = "suspended"
+    STANDBY = "standby"
+    """It waits to become a protected guest, which runs elsewhere: no guest itself."""
     UNKNOWN = "unknown"
 
     @property
     def is_active(self) -> bool:
-        """Whether a QEMU process exists."""
-        return self not in (GuestState.SHUT_OFF, GuestState.CRASHED, GuestState.UNKNOWN)
+        """Whether a QEMU process of the guest exists."""
+        return self not in _INACTIVE
+
+
+_INACTIVE = (GuestState.SHUT_OFF, GuestState.CRASHED, GuestState.STANDBY, GuestState.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

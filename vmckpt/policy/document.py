@@ -9,6 +9,7 @@ from vmckpt.model.orders import AutoConverge
 from vmckpt.policy import calendar, sense
 from vmckpt.policy.calendar import Interval
 from vmckpt.policy.form import DoForm, PolicyForm, RuleForm, SelectForm, WhenForm
+from vmckpt.policy.protection import Protection
 from vmckpt.policy.schedule_form import KeepForm, ScheduleForm
 from vmckpt.policy.schedules import Auto, CopyTo, Keep, Proof, Schedule, period
 from vmckpt.policy.types import (
@@ -102,6 +103,14 @@ def _policy(
         on_failure=form.on_failure,
         recover_for=form.on_postcopy_broken,
         probe=form.forecast.probe,
+        protection=Protection(
+            interval=form.protect.interval,
+            slowdown=form.protect.slowdown,
+            max_pause=form.protect.max_pause,
+            hold=form.protect.hold,
+            failover=form.protect.failover,
+            lease=form.protect.lease,
+        ),
         snapshots=tuple(map(_schedule, form.snapshots)),
         shipped=shipped,
         given=given,

@@ -114,6 +114,12 @@ _AFTER_RULES: tuple[Row, ...] = (
         ),
     ),
     ("forecast.probe", lambda p: show_seconds(p.probe) if p.probe else "off"),
+    ("protect.interval", lambda p: _or(show_seconds, "auto")(p.protection.interval)),
+    ("protect.slowdown", lambda p: f"{p.protection.slowdown * 100:g} %"),
+    ("protect.max_pause", lambda p: show_seconds(p.protection.max_pause)),
+    ("protect.hold", lambda p: show_seconds(p.protection.hold)),
+    ("protect.failover", lambda p: str(p.protection.failover)),
+    ("protect.lease", lambda p: show_seconds(p.protection.lease)),
 )
 
 

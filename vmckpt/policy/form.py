@@ -10,6 +10,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from vmckpt.model.orders import Compression, Mode
 from vmckpt.policy import types
+from vmckpt.policy.protection_form import ProtectForm
 from vmckpt.policy.schedule_form import ScheduleForm, Text
 from vmckpt.policy.schedule_form import Section as _Part
 from vmckpt.policy.types import CopyKind, OnFailure, Tls
@@ -291,6 +292,7 @@ class PolicyForm(_Part):
         Seconds(600.0), description="A broken post-copy is resumed by itself that long."
     )
     forecast: ForecastForm = Field(ForecastForm(), description="What is measured before.")
+    protect: ProtectForm = Field(ProtectForm(), description="How a standby is kept up.")
     snapshots: Annotated[list[ScheduleForm], Field(max_length=32)] = Field(
         [], description="Snapshots that vmckpt run takes by itself."
     )

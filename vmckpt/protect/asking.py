@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vmckpt.agent import agents, session
-from vmckpt.agent.replicas import ReplicaOrder
+from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.errors import RemoteError, VmckptError
 from vmckpt.model.events import Event
 from vmckpt.model.hosts import Host

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.errors import BadInput, GuestBusy, OutcomeUnknown, VmckptError
+from vmckpt.errors import BadInput, GuestBusy, OutcomeUnknown, RemoteError, VmckptError
 from vmckpt.journal import desk, takeover
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation
@@ -45,6 +45,7 @@ class Known:
     primary: Host
     backup: Host
     lease: str | None
+    session: str | None
 
     @property
     def uuid(self) -> str:
@@ -73,19 +74,63 @@ async def unprotect(known: Known, caller: Caller) -> Ended:
     began = time.monotonic()
     with attended(known, caller) as recorder:
         runs_on = await where(known)
-        for host in (known.primary, known.backup):
-            told = await asking.order(host, known.uuid, "end")
-            for line in told["did"]:
-                caller.warn(f"{host.name}: {line}")
-        await give_back(known)
+        if runs_on is known.backup:
+            await tidy(known)
+            done = PutBack((), standby_gone=True)
+        else:
+            done = await put_back(known)
+        for line in done.did:
+            caller.warn(line)
         took = Seconds(time.monotonic() - began)
-        recorder.finish(Outcome.COMPLETED, {"unprotected": True, "runs_on": runs_on.name})
+        if done.standby_gone:
+            recorder.finish(Outcome.COMPLETED, {"unprotected": True, "runs_on": runs_on.name})
+        else:
+            caller.warn("once that host is back, run vmckpt unprotect again")
     return Ended(guest=known.operation.guest, runs_on=runs_on.name, why="asked for", took=took)
 
 
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """What was done on both hosts."""
+
+    did: tuple[str, ...]
+    standby_gone: bool
+    """False: it waits on a host that does not answer, and can never take over."""
+
+
+async def put_back(known: Known) -> PutBack:
+    """End both sides of a protection whose guest runs on the primary.
+
+    The standby goes first: once it is gone nothing can take over. Where its host is silent the
+    primary sees to that with the lease store. Raises VmckptError.
+    """
+    did, gone = [], True
+    try:
+        told = await asking.order(known.backup, known.uuid, "end", owner=known.session)
+        did += [f"{known.backup.name}: {line}" for line in told["did"]]
+    except RemoteError as exc:
+        if known.lease is None:
+            raise
+        gone = False
+        did.append(f"{known.backup.name}: its standby is left there: {exc.message}")
+    told = await asking.order(
+        known.primary, known.uuid, "end", standby_gone=gone, owner=known.session,
+        state=_state(known),
+    )  # fmt: skip
+    did += [f"{known.primary.name}: {line}" for line in told["did"]]
+    await give_back(known)
+    return PutBack(did=tuple(did), standby_gone=gone)
+
+
 async def where(known: Known) -> Host:
-    """Where the guest runs by what the agents say. Raises VmckptError if a host does not answer."""
-    backup = await asking.order(known.backup, known.uuid, "ask")
+    """Where the guest runs by what the agents say. A silent backup with a lease is the primary's
+    to find out about. Raises VmckptError if nobody can know."""
+    try:
+        backup = await asking.order(known.backup, known.uuid, "ask")
+    except RemoteError:
+        if known.lease is None:
+            raise
+        return known.primary
     if backup.get("outcome") == "failed-over":
         return known.backup
     return known.primary
@@ -94,7 +139,9 @@ async def where(known: Known) -> Host:
 async def give_back(known: Known) -> None:
     """End the lease and its login. Raises VmckptError."""
     if known.lease is not None:
-        await asyncio.to_thread(witness.revoke, known.lease, known.uuid, force=True)
+        await asyncio.to_thread(
+            witness.revoke, known.lease, known.uuid, force=True, session=known.session
+        )
 
 
 async def planned(known: Known, caller: Caller) -> Ended:
@@ -122,9 +169,13 @@ async def failover(known: Known, caller: Caller, *, dead: bool) -> Ended:
         ours, theirs = await asyncio.gather(
             asking.status(known.primary, known.uuid), asking.status(known.backup, known.uuid)
         )
-        if ours.get("agent") and theirs.get("connected"):
+        if (
+            "error" not in ours
+            and ours.get("runs")
+            and (theirs.get("connected") or not known.lease)
+        ):
             raise GuestBusy(
-                f"{known.operation.guest} runs on {known.primary.name}, which is well",
+                f"{known.operation.guest} runs on {known.primary.name}, which answers",
                 mend=f"vmckpt failover {known.operation.guest} --planned switches without loss",
             )
         if known.lease is None and not dead:
@@ -171,9 +222,17 @@ async def _failed_over(
 async def tidy(known: Known) -> None:
     """After a failover: the agents' files go, where hosts answer; and the lease."""
     with suppress(VmckptError):
-        await asking.order(known.primary, known.uuid, "end")
-    await asking.order(known.backup, known.uuid, "end")
+        await asking.order(
+            known.primary, known.uuid, "end", owner=known.session, define=False, standby_gone=True,
+            state=_state(known),
+        )  # fmt: skip
+    await asking.order(known.backup, known.uuid, "end", owner=known.session)
     await give_back(known)
+
+
+def _state(known: Known) -> str:
+    """Where the primary keeps what outlives a reboot."""
+    return f"{known.primary.agent_state}/replica-{known.uuid}"
 
 
 def _said(told: Mapping[str, Any]) -> str:

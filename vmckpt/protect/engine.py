@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 from xml.etree import ElementTree as ET
 
 from vmckpt.agent import agents
@@ -33,10 +33,14 @@ from vmckpt.protect.requests import Protected, ProtectRequest
 from vmckpt.protect.steps import Step
 from vmckpt.replicate import standby_xml
 from vmckpt.replicate.facts import Disk, Lease, Session, Terms
-from vmckpt.units import Seconds
+from vmckpt.units import Bytes, Seconds
 
 _TURN = 0.2
+_PATIENCE = 15.0
+"""So long an agent that died is started again by its guard."""
 _READY = "protecting"
+_MARGIN = 0.2
+"""Of the lease's lifetime: the holder ends that much earlier, and others begin that much later."""
 Told = Callable[[dict[str, Any]], None]
 """Is told how far the first copy is."""
 
@@ -81,6 +85,7 @@ async def protect(
             setting, request, guest, looked=looked, caller=caller, recorder=recorder
         )
         status = await beginning.run(told)
+        recorder.update(phase=_READY)
         recorder.entrust(setting.primary.name)
         took = Seconds(time.monotonic() - began)
         return replace(plan, session=beginning.session, job=recorder.id, took=took, status=status)
@@ -90,16 +95,29 @@ async def _seen(
     setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any]
 ) -> Seen:
     async with Hypervisor(setting.primary) as one, Hypervisor(setting.backup) as other:
-        ours, theirs = await asyncio.gather(facts.host_facts(one), facts.host_facts(other))
+        ours, theirs, room = await asyncio.gather(
+            facts.host_facts(one),
+            facts.host_facts(other),
+            asking.order(setting.backup, guest.uuid, "room", state=_folder(setting, request)),
+        )
     taken = any(guest.name == one.name or guest.uuid == one.uuid for one in theirs.guests)
     devices = [node.tag for node in ET.fromstring(looked["xml"]).findall("devices/*")]
     return Seen(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name,
         qemu=str(looked["qemu"]), memory=looked["memory"], disks=looked["disks"],
-        devices=devices, primary_facts=ours, backup_facts=theirs, name_taken=taken, room=None,
+        devices=devices, primary_facts=ours, backup_facts=theirs, name_taken=taken,
+        room=Bytes(int(room["images"])), shared_room=(
+            Bytes(int(looked["room"])), Bytes(int(room["memory"])),
+        ),
         has_lease=setting.lease is not None, automatic=request.automatic,
-        max_pause=Terms(interval=None, automatic=False).max_pause,
+        max_pause=request.terms.max_pause,
     )  # fmt: skip
+
+
+def _folder(setting: Setting, request: ProtectRequest) -> str:
+    """Where the standby's images go on the backup, or near it."""
+    storage = setting.backup.storage
+    return request.storage or (storage[-1] if storage else setting.backup.agent_state)
 
 
 class _Beginning:
@@ -119,7 +137,8 @@ class _Beginning:
         setting = self._setting
         meant = {
             "session": self.session, "primary": setting.primary.name,
-            "backup": setting.backup.name, "lease": setting.lease is not None,
+            "backup": setting.backup.name,
+            "lease": setting.lease is not None and self._request.automatic,
         }  # fmt: skip
         await self._desk.intend(Step.PROTECT, meant)
         try:
@@ -147,10 +166,11 @@ class _Beginning:
         )
 
     def _lease(self) -> Lease | None:
-        if self._setting.lease is None:
-            return None
+        if self._setting.lease is None or not self._request.automatic:
+            return None  # without leave nobody may stop the guest, and a lease must be enforced
         url, request = self._setting.lease, self._request
-        terms = LeaseTerms(ttl=request.ttl, margin=request.margin)
+        ttl = request.terms.lease
+        terms = LeaseTerms(ttl=ttl, margin=Seconds(ttl * _MARGIN))
         witness.prepare(url)
         made = witness.issue(url, self._guest.uuid, terms, self.session)
         return Lease(url=_as_user(url, made.user, made.password), ttl=terms.ttl,
@@ -170,7 +190,7 @@ class _Beginning:
         return Session(
             role=role, session=self.session, guest=self._guest.uuid, name=self._guest.name,
             host=here.name, peer=there.name, uri=agents.LIBVIRT,
-            terms=Terms(interval=self._request.interval, automatic=self._request.automatic),
+            terms=_terms(self._request),
             lease=lease,
             disks=tuple(
                 Disk(
@@ -189,13 +209,15 @@ class _Beginning:
         )  # fmt: skip
 
     async def _until_ready(self, told: Told) -> dict[str, Any]:
+        answers = time.monotonic()
         while True:
             if self._caller.stop.is_set():
                 raise Cancelled("stopped: the guest is not protected")
             status = await asking.status(self._setting.primary, self._guest.uuid)
             if status.get("phase") == _READY:
                 return status
-            if "outcome" in status or (not status.get("agent") and "error" not in status):
+            answers = time.monotonic() if status.get("agent") else answers
+            if "outcome" in status or time.monotonic() - answers > _PATIENCE:
                 raise VmckptError(
                     f"the guest's agent on {self._setting.primary.name} has ended:"
                     f" {status.get('why') or status.get('says') or 'without a word'}",
@@ -206,27 +228,43 @@ class _Beginning:
 
     async def _undo(self, why: BaseException) -> None:
         """Nothing of it stays; what cannot be undone is left to recovery."""
-        for host in (self._setting.primary, self._setting.backup):
+        gone = True
+        for host in (self._setting.backup, self._setting.primary):
             try:
-                await asking.order(host, self._guest.uuid, "end")
-            except VmckptError as exc:
-                self._caller.warn(f"{host.name}: what was begun is not undone: {exc}")
-                if isinstance(why, VmckptError):
-                    why.undone = False
-        if self._setting.lease is not None:
-            try:
-                await asyncio.to_thread(
-                    witness.revoke, self._setting.lease, self._guest.uuid, force=True
+                await asking.order(
+                    host, self._guest.uuid, "end", standby_gone=gone, owner=self.session
                 )
             except VmckptError as exc:
+                self._caller.warn(f"{host.name}: what was begun is not undone: {exc}")
+                gone = False
+                if isinstance(why, VmckptError):
+                    why.undone = False
+        if self._setting.lease is not None and self._request.automatic:
+            try:
+                await asyncio.to_thread(
+                    witness.revoke, self._setting.lease, self._guest.uuid, force=True,
+                    session=self.session,
+                )  # fmt: skip
+            except VmckptError as exc:
                 self._caller.warn(f"its lease is not given back: {exc}")
+
+
+def _terms(request: ProtectRequest) -> Terms:
+    terms = request.terms
+    return Terms(
+        interval=terms.interval, automatic=request.automatic, slowdown=terms.slowdown,
+        max_pause=terms.max_pause, hold=terms.hold,
+    )  # fmt: skip
 
 
 def _as_user(url: str, user: str, password: str) -> str:
     """The same database for another user."""
     parts = urlsplit(url)
     place = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{quote(user)}:{quote(password)}@{place}"))
+    # Whoever put a password there: it is not the agents'.
+    query = urlencode([one for one in parse_qsl(parts.query) if one[0] not in ("user", "password")])
+    login = f"{quote(user)}:{quote(password)}@{place}"
+    return urlunsplit(parts._replace(netloc=login, query=query))
 
 
 def _address(host: Host) -> str:

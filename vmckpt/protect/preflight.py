@@ -34,8 +34,10 @@ class Seen:
     backup_facts: HostFacts
     name_taken: bool
     """The backup knows a guest of that name or UUID."""
-    room: Bytes | None
-    """Free in the folder for the standby's images; None: it cannot be asked."""
+    room: Bytes
+    """Free in the folder for the standby's images."""
+    shared_room: tuple[Bytes, Bytes]
+    """Free on the tmpfs of primary and backup."""
     has_lease: bool
     automatic: bool
     max_pause: Seconds
@@ -82,6 +84,14 @@ def _memory(seen: Seen) -> Iterator[Finding]:
                 f" epochs on their way take {show_bytes(wanted)}",
                 "stop another guest there, or choose another host",
             )  # fmt: skip
+    for host, free in zip((seen.primary, seen.backup), seen.shared_room, strict=True):
+        if free < whole + _ROOM:
+            yield _blocker(
+                "tmpfs-short", host,
+                f"/dev/shm on {host} has {show_bytes(free)} free; a copy of the guest's memory and"
+                f" epochs on their way take {show_bytes(Bytes(whole + _ROOM))}",
+                "mount -o remount,size=... /dev/shm there, or choose another host",
+            )  # fmt: skip
     pause = Seconds(whole / _SPEED)
     if pause > seen.max_pause:
         yield _blocker(
@@ -109,7 +119,15 @@ def _disks(seen: Seen) -> Iterator[Finding]:
                 "protect guests with disks of their own",
             )  # fmt: skip
         elif disk["node"] is None or disk["size"] is None:
-            yield _blocker("disk-unknown", seen.guest, f"QEMU does not tell about {where}", None)
+            yield _blocker(
+                "disk-unknown", seen.guest, f"QEMU does not tell about {where}",
+                "detach it, or give it an image in a file",
+            )  # fmt: skip
+        elif disk["kind"] not in ("file", "block"):
+            yield _blocker(
+                "disk-kind", seen.guest, f"{where} is of the kind {disk['kind']}",
+                "give it an image in a file",
+            )  # fmt: skip
         elif disk["format"] not in ("raw", "qcow2"):
             yield _blocker(
                 "disk-format", seen.guest, f"{where} is {disk['format']}",
@@ -117,7 +135,7 @@ def _disks(seen: Seen) -> Iterator[Finding]:
             )  # fmt: skip
         else:
             wanted += int(disk["size"])
-    if seen.room is not None and seen.room < wanted:
+    if seen.room < wanted:
         yield _blocker(
             "room-short", seen.backup,
             f"{seen.backup} has {show_bytes(seen.room)} for images; the guest's disks take"
@@ -148,10 +166,8 @@ def _decision(seen: Seen) -> Iterator[Finding]:
             "add lease: postgresql://user@witness/database to the inventory, or use"
             " --failover manual",
         )  # fmt: skip
-    if not seen.has_lease:
-        yield _warning(
-            "no-lease", seen.guest, "only a person can decide a failover: there is no lease store"
-        )
+    if not seen.automatic:
+        yield _warning("by-hand", seen.guest, "only a person decides a failover: vmckpt failover")
 
 
 def _blocker(code: str, where: str, text: str, mend: str | None) -> Finding:

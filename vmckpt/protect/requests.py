@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vmckpt.model.findings import Finding
+from vmckpt.policy.protection import Failover, Protection
 from vmckpt.units import Seconds
 
 
@@ -13,15 +14,16 @@ class ProtectRequest:
 
     guest: str
     to: str
-    interval: Seconds | None = None
-    """None: chosen by what an epoch costs."""
-    automatic: bool = False
-    """A dead host is left without asking; the primary may be stopped for that."""
-    ttl: Seconds = Seconds(1.0)
-    margin: Seconds = Seconds(0.2)
+    terms: Protection
+    """The policy's, and what was said instead."""
     storage: str | None = None
     """Folder on the backup for the standby's images; None: the inventory's first."""
     dry_run: bool = False
+
+    @property
+    def automatic(self) -> bool:
+        """A dead host is left without asking; the primary may be stopped for that."""
+        return self.terms.failover is Failover.AUTOMATIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

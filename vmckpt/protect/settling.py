@@ -23,6 +23,7 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
         primary=case.host,
         backup=case.inventory.host(case.operation.target or ""),
         lease=case.inventory.lease if begun.intent.get("lease") else None,
+        session=str(begun.intent["session"]),
     )
     told = await asking.both({one.name: one for one in (known.primary, known.backup)}, known.uuid)
     ours, theirs = told.get(known.primary.name, {}), told.get(known.backup.name, {})
@@ -36,9 +37,7 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
     if theirs.get("outcome") == "failed-over":
         await ending.tidy(known)
     else:
-        for host in (known.primary, known.backup):
-            await asking.order(host, known.uuid, "end")
-        await ending.give_back(known)
+        await ending.put_back(known)
     return case.ended(found)
 
 
@@ -57,25 +56,32 @@ def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> S
             outcome=None,
             settle=f"mend {silent[0]}; or vmckpt failover {guest}, if it is lost",
         )
-    if ours.get("agent") and theirs.get("agent"):
-        return Settled(truth=f"{guest} is protected: {ours.get('phase')}", outcome=None)
-    if ours.get("agent"):
+    waits = bool(theirs.get("role")) and "outcome" not in theirs
+    if ours.get("outcome") == "ended":
+        return Settled(
+            truth=f"{guest} was ended on {primary} by somebody's wish", outcome=Outcome.COMPLETED,
+            did=("remove its standby", "store its definition again"),
+        )  # fmt: skip
+    if waits and ours.get("runs"):
+        return Settled(truth=f"{guest} is protected: {_phase(ours)}", outcome=None)
+    if waits:
+        # Its host may have been started anew: then the standby has the newest that there is.
+        why = ours.get("why") or f"{primary} knows nothing of it"
+        return Settled(
+            truth=f"{guest} waits on {backup}: {why}",
+            outcome=None,
+            settle=f"vmckpt failover {guest} runs it there, vmckpt unprotect {guest} gives that up",
+        )
+    if ours.get("runs"):
         return Settled(
             truth=f"{guest} runs on {primary}, and its standby is gone", outcome=Outcome.FAILED,
             did=("end its protection",),
         )  # fmt: skip
-    if ours.get("outcome") in ("died", "switched") and theirs.get("agent"):
-        return Settled(
-            truth=f"{guest} ended on {primary} ({ours.get('why')}), and waits on {backup}",
-            outcome=None,
-            settle=f"vmckpt failover {guest}",
-        )
-    if not ours and theirs.get("agent"):
-        return Settled(
-            truth=f"{guest} has ended on {primary}", outcome=Outcome.COMPLETED,
-            did=("remove its standby",),
-        )  # fmt: skip
     return Settled(
-        truth=f"no agents of {guest} are left", outcome=Outcome.FAILED,
+        truth=f"no agents of {guest} are left, and no standby", outcome=Outcome.FAILED,
         did=("put back what its protection set",),
     )  # fmt: skip
+
+
+def _phase(ours: Mapping[str, Any]) -> str:
+    return str(ours.get("phase") or "its agent is started again")

@@ -51,6 +51,8 @@ class Ours:
     why: str
     decided: float
     """When, by time.monotonic()."""
+    silent: Seconds = Seconds(0.0)
+    """For how long nothing had come from the primary."""
 
 
 class Backup:
@@ -66,7 +68,8 @@ class Backup:
         self._lock = threading.Lock()
         self._heard = time.monotonic()
         self._over: str | None = None
-        self._handed_over = self._final = False
+        self._handed_over = False
+        self._final = stage.last is not None and stage.last.final
         self._peer: dict[str, Any] = {}
         self._says = "waiting for the primary"
 
@@ -83,10 +86,13 @@ class Backup:
             return self._loop()
         finally:
             self._over = self._over or "it ends"
-            accepting.join()
-            beating.join()
-            if self._newest is not None:
-                self._newest.close()
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+
+    def close(self) -> None:
+        """Hang up, once there is time for it."""
+        if self._newest is not None:
+            self._newest.close()
 
     def as_json(self) -> dict[str, Any]:
         """For a person or program, and for the primary."""
@@ -95,6 +101,7 @@ class Backup:
             "role": "backup", "phase": "waiting", "committed": self._stage.committed,
             "ready": self._stage.committed > 0, "silent_s": self._silent(),
             "connected": self._newest is not None,
+            "received": 0 if self._newest is None else self._newest.received,
             "epoch_age_s": None if last is None else max(0.0, time.time() - last.taken),
             "says": self._says, "primary": self._peer or None,
         }  # fmt: skip
@@ -106,7 +113,11 @@ class Backup:
 
     def _accept(self, server: socket.socket) -> None:
         while self._over is None:
-            made = link.accept(self._folder, server, limit=_ACCEPT)
+            try:
+                made = link.accept(self._folder, server, limit=_ACCEPT)
+            except OSError:
+                time.sleep(_TURN)  # no files left, for a moment; or the socket was closed
+                continue
             if made is None:
                 continue
             line = Line(made, lambda: self._claim.token, takes=self._claim.takes)
@@ -191,6 +202,8 @@ class Backup:
         if hello.session != self._session.session:
             raise ValueError("the primary is of another session")
         self._final = False
+        # Who says hello is not dead, whatever a person said.
+        self._wishes.drop(Wish.FAILOVER)
         if hello.captured == 0:
             self._stage.start_over()
         self._says = "the primary copies"
@@ -206,11 +219,11 @@ class Backup:
         )  # fmt: skip
         decision = takeover.decide(seen, patience=self._claim.patience)
         if decision.step is Step.RUN:
-            return Ours(decision.why, time.monotonic())
+            return Ours(decision.why, time.monotonic(), seen.silent)
         if decision.step is Step.ASK:
             try:
                 if (why := self._claim.ask()) is not None:
-                    return Ours(f"{decision.why}; {why}", time.monotonic())
+                    return Ours(f"{decision.why}; {why}", time.monotonic(), seen.silent)
                 self._says = self._claim.says
             except VmckptError as exc:
                 self._says = str(exc)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from vmckpt.checkpoint.settings import Commands
 from vmckpt.errors import HypervisorError
+from vmckpt.replicate.diskepochs import punch
 
 MOST = 10_000
 """QEMU drops what is beyond so many packets in one buffer, and tells nobody (net/queue.c)."""
@@ -73,9 +74,16 @@ class Buffers:
         for card in self._cards:
             self._closed[card] = self._size(card)
             if self._files[card].stat().st_blocks * 512 > _LARGE:
-                # QEMU goes on where it was: what is before that becomes a hole.
-                os.truncate(self._files[card], 0)
+                self._forget(card)
         return count
+
+    def _forget(self, card: str) -> None:
+        """Give back what was counted; QEMU goes on where it is, so the size still counts."""
+        file = os.open(self._files[card], os.O_WRONLY)
+        try:
+            punch(file, 0, self._closed[card])
+        finally:
+            os.close(file)
 
     def release(self) -> None:
         """The epoch is safe: what is held goes out, in its order. Raises HypervisorError."""

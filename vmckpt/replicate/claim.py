@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 from typing import Protocol
 
 from vmckpt.errors import VmckptError
@@ -12,6 +13,7 @@ from vmckpt.units import Seconds
 _LOOKS = 4
 """Per lifetime of a renewal: whoever takes over must have watched the holder all the time."""
 _TURN = Seconds(0.02)
+_TOKEN = "token"
 
 
 class Claim(Protocol):
@@ -43,15 +45,27 @@ class Tokens:
 
     patience = Seconds(0.5)
 
-    def __init__(self, token: int = 1) -> None:
-        self.token = token
+    def __init__(self, folder: Path) -> None:
+        """`folder`: where the newest token is kept for the next agent."""
+        self._file = folder / _TOKEN
+        self.token = self._stored()
         self.says = "there is no lease store"
 
     def takes(self, token: int) -> bool:
         if token < self.token:
             return False
-        self.token = token
+        if token > self.token:
+            new = self._file.with_suffix(".new")
+            new.write_text(str(token))
+            new.rename(self._file)
+            self.token = token
         return True
+
+    def _stored(self) -> int:
+        try:
+            return int(self._file.read_text())
+        except (OSError, ValueError):
+            return 1
 
     def ask(self) -> str | None:
         return None
@@ -63,10 +77,11 @@ class Tokens:
 class LeaseClaim(Tokens):
     """With one."""
 
-    def __init__(self, lease: Lease, host: str, token: int) -> None:
-        super().__init__(token)
+    def __init__(self, lease: Lease, host: str, folder: Path) -> None:
+        super().__init__(folder)
         self.patience = Seconds(lease.ttl / 4)
         self.says = ""
+        self._host = host
         self._client = LeaseClient(lease.url, holder=host, limit=lease.terms.limit)
         self._lock = threading.Lock()
         self._next = 0.0
@@ -86,6 +101,7 @@ class LeaseClaim(Tokens):
     def ask(self) -> str | None:
         if time.monotonic() < self._next:
             return None
+        self._next = time.monotonic() + self._every
         with self._lock:
             told = self._client.take_over(self.token)
         match told:
@@ -94,11 +110,21 @@ class LeaseClaim(Tokens):
                 return f"the lease is ours with token {token}"
             case Denied(why):
                 self.says = f"the lease is not ours to take: {why}"
-                self._next = time.monotonic() + self._every
+                return self._handed_over()
             case _:
                 self.says = f"the primary's lease runs for {told.rest:.2f} s yet"
                 self._next = time.monotonic() + min(self._every, max(_TURN, told.rest))
         return None
+
+    def _handed_over(self) -> str | None:
+        """Whether the primary has given it to us, with all that our standby has."""
+        with self._lock:
+            found = self._client.look()
+        if found.holder != self._host:
+            return None
+        # It is ours only by a hand-over of what we have, or since an agent before us took it.
+        self.token = found.token
+        return f"the lease was handed over with token {found.token}"
 
     def close(self) -> None:
         self._over.set()

@@ -49,7 +49,8 @@ class Control:
                 asker, _ = self._socket.accept()
             except OSError:
                 return
-            with asker, suppress(OSError, ValueError):
+            # Whatever nonsense comes, the next one is answered.
+            with asker, suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
                 asker.settimeout(_CLIENT)
                 told = json.loads(_line(asker))
                 asker.sendall(json.dumps(self._answer(told)).encode() + b"\n")

@@ -159,7 +159,12 @@ def encode_state(state: bytes, previous: bytes | None) -> bytes:
 
 
 def decode_state(data: bytes, previous: bytes | None) -> bytes:
-    """The device state. Raises Damaged, also if it was packed against another one."""
+    """The device state; `previous` is what we have, against which it may have been packed.
+
+    Raises Damaged, also if it was packed against another one.
+    """
+    if data[:DIGEST] == _NOTHING:
+        previous = None
     if data[:DIGEST] != _name(previous):
         raise damaged("device state that follows another one than the last")
     unpacker = zstandard.ZstdDecompressor(dict_data=_dictionary(previous))

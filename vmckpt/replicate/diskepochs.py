@@ -136,8 +136,14 @@ class WriteLog:
     def _punch(self, first: int, end: int) -> None:
         # Only whole pages are given back, so one that was consumed in part is taken along again.
         begin = first - first % mmap.PAGESIZE
-        if begin == end:
-            return
-        if _fallocate(self._file, _KEEP_SIZE | _PUNCH_HOLE, begin, end - begin) != 0:
-            number = ctypes.get_errno()
-            raise DiskLogError(f"{self._what} cannot be emptied: {os.strerror(number)}")
+        try:
+            punch(self._file, begin, end - begin)
+        except OSError as exc:
+            raise DiskLogError(f"{self._what} cannot be emptied: {exc.strerror}") from exc
+
+
+def punch(file: int, begin: int, length: int) -> None:
+    """Give a part of a file back, which stays as long as it is. Raises OSError."""
+    if length > 0 and _fallocate(file, _KEEP_SIZE | _PUNCH_HOLE, begin, length) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -151,7 +151,7 @@ class Line:
         self._closed = threading.Event()
         self.heard = time.monotonic()
         """When anything came last."""
-        self.sent = 0
+        self.sent = self.received = 0
         """Bytes, before encryption."""
         self._thread = threading.Thread(target=self._run, name="line", daemon=True)
         self._thread.start()
@@ -165,7 +165,7 @@ class Line:
     def close(self) -> None:
         """End the connection; who waits for a message is told Cut."""
         self._closed.set()
-        with suppress(OSError):
+        with suppress(OSError, ValueError), self._tls:
             self._connected.shutdown(socket.SHUT_RDWR)
         while self._thread.is_alive():
             with suppress(queue.Empty):
@@ -251,6 +251,7 @@ class Line:
                 self._reader.close()
                 raise Cut("the other end has hung up")
             self.heard = time.monotonic()
+            self.received += len(data)
             return data
         raise Cut("the line was closed")
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from vmckpt.checkpoint.compare import Flags, Mapping
 from vmckpt.checkpoint.guestmemory import MemoryFile
+from vmckpt.checkpoint.head import PAGE
 from vmckpt.replicate import delta
 from vmckpt.replicate.finder import Changed
 from vmckpt.replicate.link import Line
@@ -73,11 +74,23 @@ def answer(wanted: Wanted, memory: Sequence[Mapping]) -> Digests:
     return Digests(file=wanted.file, first=wanted.first, data=found.astype(">u8").tobytes())
 
 
+def _not_zero(mapping: Mapping) -> Flags:
+    found = np.zeros(len(mapping.pages), dtype=np.bool_)
+    for first in range(0, len(found), _ASKED):
+        found[first : first + _ASKED] = mapping.pages[first : first + _ASKED].any(axis=1)
+    return found
+
+
 def _mapped(path: Path, size: int, how: int, stack: ExitStack) -> Mapping:
     opened = os.open(path, how | os.O_CLOEXEC, 0o600)
     try:
-        if how & os.O_CREAT:
-            os.ftruncate(opened, size)
-        return stack.enter_context(Mapping(opened, size, write=bool(how & os.O_CREAT)))
+        if not how & os.O_CREAT:
+            return stack.enter_context(Mapping(opened, size))
+        before = os.fstat(opened).st_size
+        # A hole that a full tmpfs cannot fill would kill us in the middle of an epoch.
+        os.posix_fallocate(opened, 0, size)
+        made = stack.enter_context(Mapping(opened, size, write=True))
+        made.written = _not_zero(made) if before == size else np.zeros(size // PAGE, dtype=np.bool_)
+        return made
     finally:
         os.close(opened)

@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from vmckpt.checkpoint.compare import Flags
 from vmckpt.checkpoint.settings import ACTIVE, Commands
 from vmckpt.errors import VmckptError
+from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.replicate import link, mirroring, pacing
 from vmckpt.replicate.buffers import EARLY, MOST, Buffers
 from vmckpt.replicate.capture import Capturer, Epoch
@@ -34,6 +36,8 @@ _CONNECT = Seconds(2.0)
 _ANSWER = Seconds(30.0)
 _AGAIN = Seconds(0.3)
 _TURN = Seconds(0.005)
+_LOOK = Seconds(0.1)
+_DEVICES = Seconds(2.0)
 _FEW = 16 * MIB >> 12
 """So few pages left make the first copy good enough to go on with an epoch."""
 _PASSES = 8
@@ -51,6 +55,16 @@ class Flight:
     """The pages in it."""
 
 
+class Mirrors(Protocol):
+    """The jobs that bring the guest's writes to the logs."""
+
+    def begin_again(self) -> None:
+        """All of each disk, into a log that has nothing else."""
+
+    def end(self) -> None:
+        """Bring nothing any more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What the loop works with."""
@@ -64,10 +78,23 @@ class Parts:
     tenure: Tenure
     wishes: Wishes
     status: PrimaryStatus
-    fresh: bool
-    """What was written to disks before is not all in the logs: the backup must begin anew."""
+    mirrors: Mirrors
+    full: bool
+    """The mirrors have just begun with all of the disks: the backup must begin anew."""
+    held: bool
+    """An agent before us has put the filters in their place, and output waits."""
+    whole: bool
+    """A standby that has an epoch may be gone on with."""
+    alone: Callable[[bool], None]
+    """Note for the agents after us that the standby is worth nothing, or is again."""
+    switching: Callable[[], None]
+    """Note that the guest stands still from now on for a switch."""
     switch: Callable[[], None]
     """The guest stands still and the backup has all of it: give it away for good."""
+    go_on: Callable[[], None]
+    """A switch came to nothing: the guest goes on, if it stands still for it."""
+    devices: Callable[[], bool]
+    """Whether the guest has the devices that its standby has."""
 
 
 class Switched(Exception):
@@ -85,11 +112,19 @@ class Primary:
         self._state: bytes | None = None
         """Device state of the last acknowledged epoch; None: not known what the backup has."""
         self._flight: Flight | None = None
-        self._whole = not parts.fresh
+        self._whole = parts.whole
         """The backup's last epoch, if it has one, is something that can be gone on from."""
+        self._valid = False
+        """The lease knows that the standby is whole."""
+        self._full = parts.full
+        """The mirrors bring all of the disks, and nobody has had any of that yet."""
+        self._held = parts.held
+        """Output waits for its epoch."""
         self._terms = pacing.Terms(interval=session.terms.interval, slowdown=session.terms.slowdown)
         self._pace = pacing.begin(self._terms)
-        self._due = time.monotonic()
+        self._look_at_devices = 0.0
+        self._due = self._safe = time.monotonic()
+        """`_safe`: when the backup last had all that mattered to those outside."""
 
     def run(self) -> None:
         """Raises Switched after a planned switch, VmckptError; returns if it shall end."""
@@ -97,7 +132,7 @@ class Primary:
             try:
                 with self._connected() as line:
                     self._serve(line)
-            except (Cut, WireError) as exc:
+            except (Cut, WireError, LeaseUnreachable, ValueError) as exc:
                 self._cut(exc)
 
     def _connected(self) -> Line:
@@ -110,7 +145,7 @@ class Primary:
         status.connected(line)
         return line
 
-    def _cut(self, why: VmckptError) -> None:
+    def _cut(self, why: Exception) -> None:
         """The backup is gone: what was under way is in doubt, and output waits."""
         parts = self._parts
         parts.status.cut(str(why))
@@ -121,25 +156,31 @@ class Primary:
         if parts.wishes.has(Wish.PLANNED):
             # The guest may stand still for it; nobody else may run it yet.
             parts.wishes.drop(Wish.PLANNED)
-            parts.capturer.go_on()
+            parts.go_on()
         self._state = None
-        if parts.status.silent() > self._session.terms.hold and not parts.status.alone:
+        if self._held and time.monotonic() - self._safe > self._session.terms.hold:
             self._go_alone()
         parts.wishes.wait(_AGAIN)
 
     def _go_alone(self) -> None:
         """Without the backup; never before it is written down that the standby is worth nothing."""
         parts = self._parts
+        self._valid = False
         try:
             parts.tenure.invalidate()
         except VmckptError as exc:
             parts.status.say(f"output waits: that the standby is behind cannot be noted: {exc}")
             return
-        parts.buffers.remove()
-        for number in range(len(parts.logs)):
-            mirroring.end(parts.monitor, mirroring.name_of(number))
-        self._whole = False
+        parts.alone(True)
+        self._let_out()
+        parts.mirrors.end()
+        self._whole = self._full = False
         parts.status.phase(Phase.ALONE)
+
+    def _let_out(self) -> None:
+        """Output is held no more: no standby may ever go on from before it."""
+        self._parts.buffers.remove()
+        self._held = False
 
     def _serve(self, line: Line) -> None:
         """Bring the backup up, then one epoch after the other. Raises Cut, WireError."""
@@ -147,23 +188,35 @@ class Primary:
         captured = max(1, self._number) if self._whole else 0
         line.send(Hello(session=self._session.session, captured=captured))
         welcome = line.expect(Welcome, _ANSWER)
+        if welcome.session != self._session.session:
+            raise Cut("the backup is of another session")
         parts.tenure.line = line
         self._agree(welcome.committed)
+        self._check_devices()
         parts.status.phase(Phase.COPYING)
-        if parts.status.alone:
-            self._join_again()
+        if welcome.committed == 0:
+            self._begin_anew()
         left = parts.memory.compare(line)
         sender = Sender(line, parts.memory.last, parts.logs, parts.memory.stale)
         if welcome.committed == 0:
             self._first_copy(sender, left)
+        if not self._held:
+            parts.buffers.add()
+            parts.alone(False)
+            self._held = True
+            self._safe = time.monotonic()
         while not parts.wishes.has(Wish.END):
-            final = parts.wishes.has(Wish.PLANNED)
+            ready, final = self._wait(line), parts.wishes.has(Wish.PLANNED)
+            if not ready and not (final and self._may_be_stopped()):
+                parts.wishes.drop(Wish.PLANNED)
+                continue
+            if final:
+                parts.switching()
             self._cycle(line, sender, final=final)
             if final:
                 parts.switch()
                 line.send(End(why="switched"))
                 raise Switched
-            self._wait(line)
         line.send(End(why="the protection has ended"))
 
     def _agree(self, committed: int) -> None:
@@ -175,19 +228,15 @@ class Primary:
         self._number = max(self._number, committed)
         self._whole = committed > 0
 
-    def _join_again(self) -> None:
-        parts = self._parts
-        parts.buffers.add()
-        self._begin_mirrors(full=True)
-        parts.status.joined()
-
-    def _begin_mirrors(self, *, full: bool) -> None:
-        for number, disk in enumerate(self._session.disks):
-            mirroring.begin(
-                self._parts.monitor, node=self._session.extra["nodes"][disk.target],
-                socket=Path(self._session.extra["sockets"][number]),
-                job=mirroring.name_of(number), full=full,
-            )  # fmt: skip
+    def _begin_anew(self) -> None:
+        """The standby is nothing yet: the guest need not wait for it, and its disks come whole."""
+        self._valid = False
+        self._parts.tenure.invalidate()
+        self._parts.alone(True)
+        self._let_out()
+        if not self._full:
+            self._parts.mirrors.begin_again()
+        self._full = False
 
     def _first_copy(self, sender: Sender, left: int) -> None:
         """All of memory and disks while the guest runs, until little of it is left."""
@@ -239,8 +288,7 @@ class Primary:
         self._check_disks()
         sender.finish(flight.number, epoch, self._state, base=self._acked, final=final)
         sent = time.monotonic()
-        if line.expect(Ack, _ANSWER).epoch != flight.number:
-            raise Cut("the backup acknowledges what was not sent")
+        self._await_ack(line, flight.number)
         self._committed(flight)
         ended = time.monotonic()
         parts.status.epoch(
@@ -255,27 +303,50 @@ class Primary:
         parts.status.pace(self._pace)
         self._due = began + self._pace.interval
 
+    def _await_ack(self, line: Line, number: int) -> None:
+        """As long as the backup takes what was sent, however slowly. Raises Cut, WireError."""
+        hold = self._session.terms.hold
+        taken, since = -1, time.monotonic()
+        while True:
+            found = line.receive(_LOOK)
+            if isinstance(found, Ack) and found.epoch == number:
+                return
+            if isinstance(found, Beat):
+                note = json.loads(found.note or b"{}")
+                self._parts.status.heard(note)
+                if (much := int(note.get("received") or 0)) != taken:
+                    taken, since = much, time.monotonic()
+            elif isinstance(found, Refused | End):
+                raise Cut(f"the backup will not go on: {found.why}")
+            elif found is not None:
+                raise Cut(f"the backup sends {type(found).__name__}, and no acknowledgement")
+            if time.monotonic() - since > hold:
+                raise Cut(f"the backup has taken nothing for {hold:g} s")
+
     def _committed(self, flight: Flight) -> None:
         """The backup has it: its output goes out, if we may speak still."""
         parts = self._parts
         self._flight, self._acked, self._state = None, flight.number, flight.epoch.state
+        self._safe = time.monotonic()
         for log, end in zip(parts.logs, flight.epoch.ends, strict=True):
             log.consume(end)
         with parts.tenure.at_work():
-            if not self._whole:
+            if not self._valid:
                 parts.tenure.validate()
-                self._whole = True
+                self._whole = self._valid = True
             parts.tenure.check()
             parts.buffers.release()
         parts.status.phase(Phase.PROTECTING)
 
-    def _wait(self, line: Line) -> None:
-        """Until the next epoch is due, or too much waits. Raises Cut, WireError."""
+    def _wait(self, line: Line) -> bool:
+        """Until the next epoch is due, or too much waits, and the guest may be stopped for it;
+        False: something is wished for. Raises Cut, WireError."""
         parts = self._parts
         while not parts.wishes.any:
             left = self._due - time.monotonic()
             if (left <= 0 or self._is_full()) and self._may_be_stopped():
-                return
+                return True
+            self._check_devices()
             found = line.receive(Seconds(min(max(left, _TURN), _TURN)))
             if isinstance(found, Refused | End):
                 raise Cut(f"the backup will not go on: {found.why}")
@@ -283,6 +354,20 @@ class Primary:
                 raise Cut("the backup talks nonsense")
             if isinstance(found, Beat):
                 parts.status.heard(json.loads(found.note or b"{}"))
+        return False
+
+    def _check_devices(self) -> None:
+        """Now and then. One that was plugged in or out makes the standby another machine."""
+        parts, now = self._parts, time.monotonic()
+        if now < self._look_at_devices:
+            return
+        self._look_at_devices = now + _DEVICES
+        if parts.devices():
+            return
+        self._go_alone()
+        parts.status.say("a device was plugged in or out: unprotect the guest, protect it again")
+        while not parts.wishes.wait(_AGAIN):
+            parts.monitor.run_state()
 
     def _is_full(self) -> bool:
         parts = self._parts

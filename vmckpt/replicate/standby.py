@@ -5,6 +5,7 @@ loaded the guest runs from the last committed epoch. QEMU can be given that only
 """
 
 import os
+import select
 import time
 from contextlib import ExitStack, suppress
 from itertools import pairwise
@@ -133,14 +134,22 @@ class Standby:
         self._write(state)
         self._wait()
         marks.append(("load", time.monotonic()))
-        settings.set_capabilities(monitor, {IGNORE_SHARED: False, EVENTS: True})
-        monitor.resume()
+        go_on(monitor)
         marks.append(("run", time.monotonic()))
         return {after[0]: Seconds(after[1] - before[1]) for before, after in pairwise(marks)}
 
     def _write(self, state: bytes) -> None:
-        left = memoryview(state)
+        left, give_up = memoryview(state), time.monotonic() + _PATIENCE
+        os.set_blocking(self._feed, False)
         while left:
+            if not select.select([], [self._feed], [], 1.0)[1]:
+                if time.monotonic() > give_up:
+                    raise CaptureFailed(
+                        f"{self._monitor.name} on {self._monitor.host} does not take the device"
+                        " state",
+                        mend="look at QEMU's log there",
+                    )
+                continue
             left = left[os.write(self._feed, left) :]
         self._close_feed()
 
@@ -156,6 +165,12 @@ class Standby:
                 )
         if state not in ("paused", "postmigrate", "prelaunch"):
             raise CaptureFailed(f"{self._monitor.name} on {self._monitor.host} is {state}")
+
+
+def go_on(monitor: Monitor) -> None:
+    """Let a standby run that has its device state. Raises HypervisorError."""
+    settings.set_capabilities(monitor, {IGNORE_SHARED: False, EVENTS: True})
+    monitor.resume()
 
 
 def announce(monitor: Monitor, cards: list[str]) -> None:

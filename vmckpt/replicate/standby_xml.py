@@ -1,12 +1,13 @@
 """How a standby is described to libvirt, and the guest that it becomes. Pure."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from xml.etree import ElementTree as ET
 
 from vmckpt.hypervisor import parse
 
 QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
-MARK = "urn:vmckpt:standby:1"
+MARK = parse.STANDBY
 _WAITING = ("-incoming", "defer")
 
 
@@ -15,8 +16,7 @@ def standby(xml: str, images: Mapping[str, str], session: str) -> str:
 
     `images`: path of each replicated disk's image. Raises ValueError if that is no domain.
     """
-    root = parse.tree(xml, "domain")
-    root.attrib.pop("id", None)
+    root = _plain(xml)
     place(root, images)
     for card in root.findall("devices/interface"):
         link = card.find("link")
@@ -38,11 +38,27 @@ def standby(xml: str, images: Mapping[str, str], session: str) -> str:
 
 def clean(xml: str, images: Mapping[str, str]) -> str:
     """The same guest as it is stored once it runs there: started again, it would not wait."""
-    root = parse.tree(xml, "domain")
-    root.attrib.pop("id", None)
+    root = _plain(xml)
     place(root, images)
     ET.register_namespace("qemu", QEMU)
     return ET.tostring(root, encoding="unicode")
+
+
+def _plain(xml: str) -> ET.Element:
+    """A guest without what it may still have of an earlier time as a standby."""
+    root = parse.tree(xml, "domain")
+    root.attrib.pop("id", None)
+    line = root.find(f"{{{QEMU}}}commandline")
+    if line is not None:
+        words = list(line.findall(f"{{{QEMU}}}arg"))
+        for first, second in pairwise(words):
+            if (first.get("value"), second.get("value")) == _WAITING:
+                line.remove(first)
+                line.remove(second)
+    for metadata in root.findall("metadata"):
+        for mark in metadata.findall(f"{{{MARK}}}standby"):
+            metadata.remove(mark)
+    return root
 
 
 def place(root: ET.Element, images: Mapping[str, str]) -> None:
@@ -72,8 +88,7 @@ def plugged(xml: str) -> list[str]:
 
 def marked(xml: str) -> str | None:
     """The session whose standby a running guest is; None: it is an ordinary guest."""
-    mark = parse.tree(xml, "domain").find(f"metadata/{{{MARK}}}standby")
-    return None if mark is None else mark.get("session")
+    return parse.standby_of(parse.tree(xml, "domain"))
 
 
 def _forget_tap(card: ET.Element) -> None:

@@ -13,6 +13,7 @@ from vmckpt.replicate.facts import Disk, Session
 
 _WAITS = "inmigrate"
 _MADE = "vmckpt-standby"
+_OURS = "ours"
 
 
 def make(session: Session, xml: str) -> None:
@@ -66,10 +67,16 @@ def _forget(path: Path) -> None:
     _mark(path).unlink(missing_ok=True)
 
 
-def adopt(session: Session) -> None:
-    """The guest runs on these images: they are nobody's to remove."""
+def adopt(session: Session, folder: Path) -> None:
+    """The guest is to run on these images: from now on they are nobody's to remove."""
+    (folder / _OURS).touch()
     for disk in session.disks:
         _mark(Path(disk.path)).unlink(missing_ok=True)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether the guest runs here, or was to."""
+    return (folder / _OURS).exists()
 
 
 def waits(session: Session) -> bool:
@@ -89,6 +96,11 @@ def waits(session: Session) -> bool:
 def remove(session: Session, folder: Path) -> tuple[str, ...]:
     """Take the standby away, if it still is one; what was done. Raises VmckptError."""
     did = []
+    if is_ours(folder):
+        raise VmckptError(
+            f"{session.name} was to run on {session.host}: it is no standby, and is left alone",
+            mend="run vmckpt recover",
+        )
     if waits(session):
         with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
             monitor.end()

@@ -47,22 +47,10 @@ class PrimaryStatus:
         self._paused = 0.0
         self._began = clock()
 
-    @property
-    def alone(self) -> bool:
-        """Whether the guest goes on without its backup."""
-        return self._phase is Phase.ALONE
-
     def phase(self, phase: Phase) -> None:
-        if self._phase is Phase.ALONE and phase is Phase.COPYING:
-            return  # until its filters are back
         with self._lock:
             self._phase = phase
             self._told.pop("says", None)
-
-    def joined(self) -> None:
-        """It is no longer alone."""
-        with self._lock:
-            self._phase = Phase.COPYING
 
     def connected(self, line: Line) -> None:
         self._line, self._heard = line, self._clock()

@@ -60,6 +60,6 @@ def decide(seen: Seen, *, patience: Seconds) -> Decision:
         if seen.silent > patience:
             return Decision(step=Step.ASK, why=f"silent for {seen.silent:.2f} s")
         return Decision(step=Step.WAIT, why="the primary lives")
-    if seen.person:
+    if seen.person and seen.silent > patience:
         return Decision(step=Step.RUN, why="a person said that the primary is dead")
     return Decision(step=Step.WAIT, why="without a lease store only a person can tell")

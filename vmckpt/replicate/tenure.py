@@ -1,7 +1,8 @@
 """The primary's hold on its guest: renewals, heartbeats, and what the guard is told.
 
-The guard kills the guest if the last renewal is too old, whatever this process does. Renewals stop
-by themselves when an epoch hangs in libvirt: its output is held then, and nobody is served.
+While a standby may take over, the guard kills the guest if the last renewal is too old, whatever
+this process does. Renewals stop by themselves when an epoch hangs in libvirt: its output is held
+then, and nobody is served.
 """
 
 import json
@@ -10,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease.witness import LeaseClient, boottime
+from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.replicate.facts import Lease
 from vmckpt.replicate.guardpage import GuardPage
 from vmckpt.replicate.link import Cut, Line
@@ -23,7 +25,10 @@ from vmckpt.units import Seconds
 BEAT = Seconds(0.1)
 HUNG = Seconds(3.0)
 """So long no call of libvirt lasts that will still come to an end."""
-_TOKEN = "token"
+_TOKEN, _CHANGING = "token", "token-changing"
+_WITHOUT_LEASE = Seconds(1.0)
+_UNGUARDED = Seconds(1.0)
+_AGAIN = Seconds(0.2)
 
 
 class Tenure:
@@ -32,39 +37,59 @@ class Tenure:
     def __init__(
         self, lease: Lease | None, folder: Path, page: GuardPage, *, holder: str,
         note: Callable[[], dict[str, Any]], lives: Callable[[], bool],
+        guard_again: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`note`: what heartbeats tell of us; `lives`: whether the guest's QEMU is there."""
-        self._lives = lives
+        """`note`: what heartbeats tell of us; `lives`: whether the guest's QEMU is there;
+        `guard_again`: starts the guard if it is gone."""
         self._lease, self._folder, self._page, self._note = lease, folder, page, note
+        self._lives, self._guard_again = lives, guard_again
         self._client = self._renewer = None
         if lease is not None:
             limit = lease.terms.limit
             self._client = LeaseClient(lease.url, holder=holder, limit=limit)
             self._renewer = LeaseClient(lease.url, holder=holder, limit=limit)
-        self.token = self._stored()
+        self.token = _stored(folder)
         self.line: Line | None = None
         """Over which heartbeats go; None: none."""
         self.lost: str | None = None
         """Why the guest may run here no more."""
+        self.acquired = False
+        """The lease was taken anew: a standby that there was may never take over."""
         self._renewed = float("-inf")
         self._busy: float | None = None
-        self._tokens, self._changing = threading.Lock(), False
+        self._tokens, self._changing = threading.RLock(), False
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for name, work in (("beats", self._beat), ("lease", self._keep))
         ]
 
-    def __enter__(self) -> "Tenure":
+    def __enter__(self) -> Self:
         """Raises LeaseLost, LeaseUnreachable."""
-        if self._client is not None and not self.token:
-            self._store(self._client.acquire())
-        self.token = self.token or 1
         if self._client is not None:
-            self._renew()
+            self._begin(self._client)
+        self.token = self.token or 1
         for thread in self._threads:
             thread.start()
         return self
+
+    def _begin(self, client: LeaseClient) -> None:
+        """Go on with the lease that an agent before us had, or take it."""
+        if self.token and not (self._folder / _CHANGING).exists():
+            self._renew()
+            if self.lost is None:
+                return
+            self.lost = None
+        # The first time; or only the witness knows the token. It is had by nobody else, or refused.
+        try:
+            self._store(client.acquire())
+        except LeaseLost:
+            self._page.lose()
+            raise
+        self.acquired = True
+        self._page.renewed = 0.0
+        self._renew()
+        self.check()
 
     def __exit__(self, *_: object) -> None:
         """The lease stays as it is: a new agent goes on with it, or the guard ends the guest."""
@@ -89,31 +114,55 @@ class Tenure:
         """Right before something gets out that others see. Raises LeaseLost."""
         if self.lost is not None:
             raise LeaseLost(self.lost)
-        if self._lease is not None and boottime() - self._renewed > self._lease.terms.lasts:
+        if not self._page.renewed or self._lease is None:
+            return  # nobody can take over
+        if boottime() - self._renewed > self._lease.terms.lasts:
             raise LeaseLost("the lease was not renewed in time")
 
     def validate(self) -> None:
-        """The backup has a whole epoch: from now on it may take over. Raises VmckptError."""
-        if self._client is not None:
+        """The backup has a whole epoch: from now on it may take over, and the guard enforces our
+        end of the lease. May be repeated. Raises VmckptError."""
+        if self._client is None:
+            return
+        with self._tokens:
+            self._renew()
+            self.check()
+            self._page.renewed = self._renewed
             self._client.validate(self.token)
 
     def invalidate(self) -> None:
-        """The backup's standby is worth nothing any more. Raises VmckptError."""
+        """The backup's standby is worth nothing any more. Raises VmckptError: that is not sure,
+        and is tried again with each renewal."""
         with self._tokens:
             self._changing = True
             self._change()
 
     def _change(self) -> None:
         if self._client is not None:
+            # Who dies between the witness and the file has a token that is nobody's.
+            (self._folder / _CHANGING).touch()
             self._store(self._client.invalidate(self.token))
+            self._page.renewed = 0.0
         self._changing = False
 
     def hand_over(self, to: str) -> None:
-        """The guest stands still here and is the other's from now on. Raises VmckptError."""
-        if self._client is not None:
-            self._over.set()
-            self._threads[1].join()
-            self._client.hand_over(self.token, to)
+        """The guest stands still here and is the other's from now on.
+
+        Tried until there is an answer: without one nobody may run it. Raises LeaseLost,
+        LeaseRefused: then it is not handed over.
+        """
+        if self._client is None:
+            return
+        while True:
+            with self._tokens:
+                try:
+                    self._client.hand_over(self.token, to)
+                except LeaseUnreachable:
+                    pass
+                else:
+                    self._over.set()
+                    return
+            time.sleep(_AGAIN)
 
     def release(self) -> None:
         """The protection has ended; the guard must be gone. Raises VmckptError."""
@@ -129,9 +178,7 @@ class Tenure:
                     line.send(Beat(sent=time.time(), note=json.dumps(self._note()).encode()))
 
     def _keep(self) -> None:
-        if self._lease is None:
-            return
-        every = self._lease.terms.every
+        every = _WITHOUT_LEASE if self._lease is None else self._lease.terms.every
         while not self._over.wait(every):
             busy = self._busy
             if busy is not None and time.monotonic() - busy > HUNG:
@@ -139,33 +186,43 @@ class Tenure:
             if not self._lives():
                 return  # nobody is to be kept from running it
             with suppress(VmckptError):
+                if boottime() - self._page.guarded > _UNGUARDED:
+                    self._guard_again()
                 self._renew()
-            if self.lost is not None:
+            if self._is_lost():
+                self._page.lose()
                 return
 
     def _renew(self) -> None:
-        assert self._renewer is not None
-        assert self._lease is not None
+        if self._renewer is None:
+            return
         with self._tokens:
+            if self._over.is_set():
+                return
             if self._changing:
                 # It had no answer: only whoever asks again knows which token is the right one.
                 self._change()
             sent = self._renewer.renew(self.token)
-        if sent is None:
-            self.lost = "another host has the lease: the guest must not run here"
-            self._page.lose()
-            return
-        self._renewed = sent
-        self._page.renewed = sent
+            if sent is None:
+                self.lost = "another host has the lease: the guest must not run here"
+                return
+            self._renewed = sent
+            if self._page.renewed:
+                self._page.renewed = sent
 
-    def _stored(self) -> int:
-        try:
-            return int((self._folder / _TOKEN).read_text())
-        except (OSError, ValueError):
-            return 0
+    def _is_lost(self) -> bool:
+        return self.lost is not None
 
     def _store(self, token: int) -> None:
         new = self._folder / f"{_TOKEN}.new"
         new.write_text(str(token))
         new.rename(self._folder / _TOKEN)
+        (self._folder / _CHANGING).unlink(missing_ok=True)
         self.token = token
+
+
+def _stored(folder: Path) -> int:
+    try:
+        return int((folder / _TOKEN).read_text())
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,204 @@
+"""Continuous replication of a guest at work: what an epoch costs, and how fast a failover is.
+
+    sudo .venv/bin/python -m bench.replication [--minutes 10] [--turns 5]
+        [--only pause,curve,failover] [--json bench/results/replication.json]
+
+A lab of two hosts and a witness, a guest of 256 MiB that writes 20 MiB/s to memory, and to its
+disk and network all the time, under TCG on the cores that the agents work on, too.
+
+*pause* keeps the guest protected with 100 ms between epochs for some minutes: how long it stands
+still and with what, and whether the agents' memory grows. *curve* is what the guest gets done, for
+several intervals, against what it did right before. *failover* cuts the primary's power, over and
+over: from the decision to a guest that runs, and from the cut to its first datagram outside.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.snapshot_live import Hands, Work
+from vmckpt.lab import guests, host, lab, ledger, network, observer_client
+from vmckpt.lab.plan import LabPlan
+
+PHASES = ("pause", "curve", "failover")
+INTERVALS = (50, 100, 250, 500, 1000)
+GUEST = "web1"
+_BEFORE = 10.0
+_LOOKS = 5.0
+_WITHIN = 30.0
+
+
+def protect(hands: Hands, interval: str, *more: str) -> dict[str, Any]:
+    """Protect the guest; its agents' first word."""
+    words = ["protect", GUEST, "--to", "beta", "--interval", interval, "--json", *more]
+    return dict(hands.vmckpt(*words))
+
+
+def primary(hands: Hands) -> dict[str, Any]:
+    """What the primary's agent tells."""
+    (one,) = hands.vmckpt("status", GUEST, "--json")
+    return dict(one["says"]["alpha"])
+
+
+def start(plan: LabPlan) -> None:
+    """The guest of all figures."""
+    wishes: dict[str, Any] = {"memory": "256MiB", "dirty": "64MiB@20MiB/s", "disk": "64MiB"}
+    guests.start(plan, GUEST, "alpha", shared_memory=True, **wishes)
+    time.sleep(5.0)
+
+
+def pause(hands: Hands, minutes: float) -> dict[str, Any]:
+    """Epochs 100 ms apart for some minutes."""
+    start(hands.plan)
+    ready = protect(hands, "100ms")
+    looks = []
+    until = time.monotonic() + minutes * 60
+    while time.monotonic() < until:
+        time.sleep(min(_LOOKS * 6, max(1.0, until - time.monotonic())))
+        told = primary(hands)
+        looks.append(
+            {
+                "epoch": told["epoch"], "interval_s": told["interval_s"],
+                "pause_s": told["median"]["pause_s"], "p99_s": told["pause_p99_s"],
+                "rss_mib": rss(hands.plan), "median": told["median"],
+            }
+        )  # fmt: skip
+        print(f"  {looks[-1]['epoch']}: {1e3 * looks[-1]['pause_s']:.1f} ms", flush=True)
+    hands.vmckpt("unprotect", GUEST)
+    whole = hands.gone(GUEST)
+    return {"ready_s": ready["took"], "looks": looks, "ledgers_whole": whole}
+
+
+def rss(plan: LabPlan) -> dict[str, float]:
+    """Memory of the agents that is theirs alone, in MiB."""
+    found = {}
+    for one in plan.hosts:
+        total = 0
+        for process in processes(plan, one.name, b"vmckpt.agent.replica"):
+            rolled = Path(f"/proc/{process}/smaps_rollup").read_text()
+            total += sum(
+                int(line.split()[1]) for line in rolled.splitlines() if line.startswith("Anonymous")
+            )
+        found[one.name] = total / 1024
+    return found
+
+
+def processes(plan: LabPlan, name: str, word: bytes) -> list[int]:
+    """Processes of a host with that word in their command line."""
+    found = []
+    for one in network.processes_in(plan.host(name).namespace):
+        try:
+            if word in Path(f"/proc/{one}/cmdline").read_bytes():
+                found.append(one)
+        except OSError:
+            continue
+    return found
+
+
+def curve(hands: Hands, turns: int) -> dict[str, Any]:
+    """What the guest gets done, unprotected and protected, for each interval."""
+    del turns
+    found = {}
+    for interval in INTERVALS:
+        start(hands.plan)
+        with Work(hands.plan, GUEST) as work:
+            began = time.clock_gettime(time.CLOCK_MONOTONIC)
+            time.sleep(_BEFORE)
+            ended = time.clock_gettime(time.CLOCK_MONOTONIC)
+            protect(hands, f"{interval}ms")
+            time.sleep(3.0)
+            first = time.clock_gettime(time.CLOCK_MONOTONIC)
+            time.sleep(2 * _BEFORE)
+            last = time.clock_gettime(time.CLOCK_MONOTONIC)
+            told = primary(hands)
+        share = work.rate(first, last) / work.rate(began, ended)
+        found[f"{interval}ms"] = {
+            "work": share, "pause_s": told["median"]["pause_s"],
+            "interval_s": told["interval_s"], "bytes": told["median"]["bytes"],
+            "busy_s": told["median"]["busy_s"],
+        }  # fmt: skip
+        print(f"  {interval} ms: {share:.0%} of its work", flush=True)
+        hands.vmckpt("unprotect", GUEST)
+        hands.gone(GUEST)
+    return found
+
+
+def failover(hands: Hands, turns: int) -> dict[str, Any]:
+    """The primary's power is cut; the guest goes on beside it."""
+    plan = hands.plan
+    found: list[dict[str, Any]] = []
+    silent: list[float] = []
+    for turn in range(turns):
+        start(plan)
+        protect(hands, "100ms", "--failover", "automatic")
+        time.sleep(3.0 + 0.137 * turn)
+        died = time.monotonic()
+        host.power_off(plan.host("alpha"))
+        heard = first_after(plan, died)
+        time.sleep(1.0)
+        told = said(hands)
+        whole = ledger.audit(plan, GUEST).whole
+        silent.append(heard - died)
+        found.append({"silent_s": heard - died, "why": told.get("why"), "ledgers_whole": whole})
+        print(f"  {1e3 * (heard - died):.0f} ms: {told.get('why')}", flush=True)
+        lab.heal(plan, "alpha")
+        hands.vmckpt("recover", "--json")
+        guests.remove(plan, GUEST)
+    return {"turns": found, "silent_median_s": statistics.median(silent),
+            "silent_worst_s": max(silent)}  # fmt: skip
+
+
+def first_after(plan: LabPlan, died: float) -> float:
+    """When the guest is heard again, by the observer's clock, which is ours."""
+    while time.monotonic() < died + _WITHIN:
+        now = time.monotonic()
+        seen = observer_client.status(plan.observer_socket, GUEST, since=died, until=now)
+        if seen.answered_at is not None and seen.answered_at > died + 0.1:
+            return died + seen.blackout
+        time.sleep(0.01)
+    raise SystemExit("the guest is not heard again")
+
+
+def said(hands: Hands) -> dict[str, Any]:
+    """What the backup left about its failover."""
+    (one,) = hands.vmckpt("status", GUEST, "--json")
+    return dict(one["says"]["beta"])
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the phases and print what they found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--only", default=",".join(PHASES))
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args(words)
+    name = f"br{os.getpid()}"
+    plan = lab.up(name, with_witness=True)
+    found: dict[str, Any] = {}
+    try:
+        hands = Hands(plan, plan.folder / "identity")
+        steps: dict[str, Callable[[], dict[str, Any]]] = {
+            "pause": lambda: pause(hands, chosen.minutes),
+            "curve": lambda: curve(hands, chosen.turns),
+            "failover": lambda: failover(hands, chosen.turns),
+        }
+        for step in chosen.only.split(","):
+            print(step, flush=True)
+            found[step] = steps[step]()
+    finally:
+        lab.down(name)
+        if chosen.json is not None and found:
+            kept = json.loads(chosen.json.read_text()) if chosen.json.exists() else {}
+            chosen.json.write_text(json.dumps({**kept, **found}, indent=1) + "\n")
+    sys.stdout.write(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Hosts on which nothing of vmckpt is installed: the agent is brought there, and brought anew."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import vmckpt
+from tests.lab.bench import VMCKPT, WHOLE, Bench, Done, finish, traces, until
+from tests.lab.test_replication import GUEST, agent, left, ours
+from vmckpt.lab import guests, lab
+from vmckpt.remote import installing
+
+CHECKOUT = Path(vmckpt.__file__).parents[1]
+HOSTS = ("alpha", "beta")
+
+
+@pytest.fixture
+def bare() -> Iterator[Bench]:
+    """A lab of its own, whose hosts see nothing of vmckpt."""
+    name = f"i{os.getpid()}"
+    bench = Bench(lab.up(name, hosts=2))
+    for one in HOSTS:
+        for folder in dict.fromkeys((str(CHECKOUT), sys.prefix)):
+            bench.inside(one, "mkdir", "-p", folder)
+            bench.inside(one, "mount", "-t", "tmpfs", "tmpfs", folder)
+        told = bench.inside(one, "sh", "-c", f"command -v vmckpt-agent; ls {CHECKOUT}")
+        assert told.strip() == ""
+    yield bench
+    bench.run("unprotect", "web1")
+    for guest in guests.stored(bench.plan):
+        guests.remove(bench.plan, guest.name)
+    lab.down(name)
+    assert traces(f"{name}/") + traces(f"{name}.") == []
+
+
+def versions(bench: Bench, on: str) -> Path:
+    return Path(f"{bench.inventory.host(on).agent_state}-versions")
+
+
+def installed(bench: Bench, on: str) -> set[str]:
+    """Versions that are on a host; of one that is not whole nothing may be left."""
+    found = {path.name for path in versions(bench, on).iterdir()}
+    assert [name for name in found if name[0] == "."] == []
+    return found
+
+
+def newer(bench: Bench, folder: Path, *args: str) -> Done:
+    """Run a command of a controller that was changed a little."""
+    if not folder.exists():
+        shutil.copytree(CHECKOUT / "vmckpt", folder / "vmckpt")
+        with (folder / "vmckpt/agent/replica.py").open("a") as file:
+            file.write(f"# {folder.name}\n")
+    process = subprocess.Popen(
+        [*VMCKPT, *args], env={**bench.environment, "PYTHONPATH": str(folder)}, cwd=folder,
+        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    return finish(process)
+
+
+@pytest.mark.long
+def test_a_protection_brings_its_agents_and_an_upgrade_ends_nothing(
+    bare: Bench, tmp_path: Path
+) -> None:
+    bare.guest(**GUEST)
+    words = ("protect", "web1", "--to", "beta", "--interval", "200ms", "--failover", "manual")
+    done = bare.run(*words, "--json")
+    assert done.code == 0, done.err
+    for one in HOSTS:
+        assert done.err.count(f"installing the agent on {one} (") == 1
+        (first,) = installed(bare, one)
+        assert installing.OURS in first
+        words_of = Path(f"/proc/{agent(bare, one)}/cmdline").read_bytes().split(b"\0")
+        assert words_of[0].decode() == f"{versions(bare, one)}/{first}/bin/python3"
+    (first,) = installed(bare, "alpha")
+    assert "installing" not in bare.good("status", "web1").err
+
+    agents = {one: agent(bare, one) for one in HOSTS}
+    for one in HOSTS:
+        os.utime(versions(bare, one) / first / "used", (0, 0))
+    done = newer(bare, tmp_path / "second", "status", "web1", "--json")
+    assert done.code == 0, done.err
+    for one in HOSTS:
+        assert f"installing the agent on {one} (" in done.err
+        assert len(installed(bare, one)) == 2
+        assert first in installed(bare, one)
+        assert agent(bare, one) == agents[one]
+    epoch = ours(bare)["epoch"]  # asked by the first version again
+    until(lambda: ours(bare)["epoch"] > epoch)
+
+    ended = newer(bare, tmp_path / "second", "unprotect", "web1")
+    assert ended.code == 0, ended.err
+    assert left(bare) == []
+    for one in HOSTS:
+        os.utime(versions(bare, one) / first / "used", (0, 0))
+    again = newer(bare, tmp_path / "third", "protect", "web1", "--to", "beta", "--failover",
+                  "manual")  # fmt: skip
+    assert again.code == 0, again.err
+    for one in HOSTS:
+        assert first not in installed(bare, one)
+        assert len(installed(bare, one)) == 2
+    done = newer(bare, tmp_path / "third", "unprotect", "web1")
+    assert done.code == 0, done.err
+    assert bare.ledgers() == WHOLE
+
+
+@pytest.mark.long
+def test_a_snapshot_is_taken_of_a_host_without_vmckpt(bare: Bench) -> None:
+    bare.guest(memory="160MiB", dirty="32MiB@10MiB/s", disk="32MiB")
+    bare.good("snapshot", "init")
+
+    done = bare.good("snapshot", "create", "web1")
+
+    assert "installing the agent on alpha (" in done.err
+    assert bare.ledgers() == WHOLE

@@ -1,0 +1,153 @@
+"""A backup at work, and the primary's end of lines to it."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from tests.unit.replicas import SESSION, SHORT, Ends, session, two_ends
+from tests.unit.staging import EMPTY, Epoch, Standby, World, epoch, seal
+from vmckpt.errors import VmckptError
+from vmckpt.replicate import backup as backups
+from vmckpt.replicate.backup import Backup, Ours
+from vmckpt.replicate.facts import Terms
+from vmckpt.replicate.link import Cut, Line
+from vmckpt.replicate.stage import Stage
+from vmckpt.replicate.wire import (
+    Ack,
+    Hello,
+    Welcome,
+)
+from vmckpt.replicate.wishes import Wish, Wishes
+from vmckpt.units import Seconds
+
+AUTOMATIC = Terms(interval=None, automatic=True)
+
+
+class Claim:
+    """A lease that can be had once a test says so."""
+
+    def __init__(self) -> None:
+        self.token = 1
+        self.patience = Seconds(0.05)
+        self.says = "the primary's lease runs"
+        self.free = False
+        self.broken = False
+        self.asked = 0
+
+    def takes(self, token: int) -> bool:
+        self.token = max(self.token, token)
+        return token == self.token
+
+    def ask(self) -> str | None:
+        self.asked += 1
+        if self.broken:
+            raise VmckptError("the witness gave no answer")
+        return "the lease is ours with token 2" if self.free else None
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Following:
+    """A backup at work, and the primary's end of lines to it."""
+
+    ends: Ends
+    standby: Standby
+    stage: Stage
+    stack: ExitStack
+    claim: Claim = field(default_factory=Claim)
+    wishes: Wishes = field(default_factory=Wishes)
+    told: list[Ours | None] = field(default_factory=list)
+    raised: list[BaseException] = field(default_factory=list)
+
+    def begin(self, **changes: Any) -> Backup:
+        told = session(role="backup", disks=(), **changes)
+        self.backup = Backup(
+            told, self.ends.backup, stage=self.stage, standby=cast("Any", self.standby),
+            claim=self.claim, wishes=self.wishes,
+        )  # fmt: skip
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        self.stack.callback(self._end)
+        return self.backup
+
+    def _run(self) -> None:
+        try:
+            self.told.append(self.backup.run(self.ends.server))
+        except BaseException as exc:  # noqa: BLE001 - the test looks at it
+            self.raised.append(exc)
+
+    def _end(self) -> None:
+        self.wishes.add(Wish.END)
+        self.thread.join(5.0)
+        assert not self.thread.is_alive()
+        self.backup.close()
+
+    def line(self, token: int = 1) -> Line:
+        """A new line of the primary's, which listens to any token."""
+        made = Line(self.ends.connect(), lambda: token, takes=lambda _: True)
+        return self.stack.enter_context(made)
+
+    def hello(self, captured: int = 0, token: int = 1) -> tuple[Line, Welcome]:
+        line = self.line(token)
+        line.send(Hello(session=SESSION, captured=captured))
+        return line, line.expect(Welcome, SHORT)
+
+    def world(self) -> World:
+        """What the standby is. Only while the backup does nothing."""
+        return self.standby.world(self.stage)
+
+    def came(self) -> Ours | None:
+        """What it returns, which it does by itself."""
+        self.thread.join(5.0)
+        assert not self.thread.is_alive()
+        assert self.raised == []
+        return self.told[0]
+
+
+def send(line: Line, sent: Epoch) -> None:
+    for part in sent.parts:
+        line.send(part)
+    line.send(sent.seal)
+
+
+def commit(line: Line, *sent: Epoch) -> None:
+    for one in sent:
+        send(line, one)
+        assert line.expect(Ack, SHORT) == Ack(epoch=one.number)
+
+
+ONE = epoch(1, EMPTY)
+TWO = epoch(2, ONE.after)
+FINAL = Epoch(
+    number=2, parts=TWO.parts, seal=seal(2, 1, list(TWO.parts), final=True), after=TWO.after
+)  # fmt: skip
+
+
+@contextmanager
+def following(monkeypatch: pytest.MonkeyPatch) -> Iterator[Following]:
+    monkeypatch.setattr(backups, "_ACCEPT", Seconds(0.05))
+    monkeypatch.setattr(backups, "BEAT", Seconds(0.02))
+    with two_ends() as ends, ExitStack() as stack:
+        folder = ends.primary.parent
+        standby = Standby(folder, folder / "disk")
+        stage = stack.enter_context(standby.stage())
+        yield Following(ends, standby, stage, stack)
+
+
+def refusal(line: Line) -> str:
+    """Why the backup goes on no more with this line."""
+    with pytest.raises(Cut, match="will not go on") as told:
+        line.expect(Ack, SHORT)
+    return str(told.value)
+
+
+def refused_to_run(one: Following) -> bool:
+    """Whether it still waits although a person wants it to run."""
+    one.thread.join(0.15)
+    return one.thread.is_alive()

@@ -1,0 +1,317 @@
+"""A primary with a guest that is files, and a backup that does what a test wants of it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from tests.unit.replicas import Ends, GuestDisk, GuestMemory, Qemu, session, two_ends, until
+from tests.unit.staging import Disk, Ram
+from vmckpt.errors import LeaseLost, VmckptError
+from vmckpt.replicate import memory as memories
+from vmckpt.replicate import mirroring
+from vmckpt.replicate.capture import Epoch
+from vmckpt.replicate.facts import Session
+from vmckpt.replicate.finder import CompareFinder
+from vmckpt.replicate.link import Cut, Line
+from vmckpt.replicate.memory import Memory
+from vmckpt.replicate.primary import Parts, Primary
+from vmckpt.replicate.stage import Stage
+from vmckpt.replicate.status import PrimaryStatus
+from vmckpt.replicate.wire import (
+    Ack,
+    Beat,
+    End,
+    Hello,
+    Message,
+    Pages,
+    Refused,
+    Seal,
+    State,
+    Wanted,
+    Welcome,
+    Writes,
+)
+from vmckpt.replicate.wishes import Wish, Wishes
+from vmckpt.units import Seconds
+
+SIZES = (40, 9)
+DISK = 64 << 10
+NEVER = 10**9
+
+
+class Peer:
+    """The backup's end. Events that matter are noted in the order in which they happen."""
+
+    def __init__(self, ends: Ends, folder: Path, events: list[str]) -> None:
+        self._ends, self._events = ends, events
+        self.memory = [Ram(np.zeros((size, 512), dtype=np.uint64)) for size in SIZES]
+        self.disk = Disk(bytearray(DISK))
+        self.stage = Stage(folder / "stage", folder / "log", self.memory, [self.disk])
+        self.hellos: list[Hello] = []
+        self.seals: list[Seal] = []
+        self.bulk: list[Message] = []
+        self.ends: list[str] = []
+        self.lose: set[int] = set()
+        """Epochs for which it hangs up and does not commit."""
+        self.unheard: set[int] = set()
+        """Epochs that it commits, and hangs up before it says so."""
+        self.refuses: str | None = None
+        self.away = False
+        """It hangs up, and takes no calls."""
+        self.note = b'{"committed": 1}'
+        self._over = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "Peer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self._thread.join()
+        self.stage.close()
+
+    def _run(self) -> None:
+        while not self._over:
+            if self.away:
+                self._rest()
+            made = self._ends.accept(Seconds(0.02))
+            if made is None:
+                continue
+            with Line(made, lambda: 1, takes=lambda _: True) as line, suppress(Cut):
+                self._serve(line)
+            self.stage.discard()
+
+    def _rest(self) -> None:
+        self._ends.close()
+        while self.away and not self._over:
+            time.sleep(0.002)
+        self._ends.listen()
+
+    def _serve(self, line: Line) -> None:
+        while not (self._over or self.away):
+            message = line.receive(Seconds(0.01))
+            if self.refuses is not None and isinstance(message, Hello):
+                line.send(Refused(why=self.refuses))
+                return
+            if message is not None and not self._take(line, message):
+                return
+
+    def _take(self, line: Line, message: Message) -> bool:
+        """Whether to go on with the line."""
+        match message:
+            case Hello():
+                self.hellos.append(message)
+                if message.captured == 0:
+                    self.stage.start_over()
+                line.send(Welcome(session=message.session, committed=self.stage.committed))
+            case Wanted():
+                line.send(memories.answer(message, cast("Any", self.memory)))
+            case Pages() | Writes() | State() if message.epoch == 0:
+                self.bulk.append(message)
+                self.stage.bulk(message)
+            case Pages() | Writes() | State():
+                self.stage.take(message)
+            case Seal():
+                return self._seal(line, message)
+            case End():
+                self.ends.append(message.why)
+            case _:
+                raise AssertionError(message)
+        return True
+
+    def _seal(self, line: Line, seal: Seal) -> bool:
+        if seal.epoch in self.lose:
+            return False
+        self.stage.seal(seal)
+        self.stage.apply()
+        self.seals.append(seal)
+        self._events.append(f"committed {seal.epoch}")
+        if seal.epoch in self.unheard:
+            return False
+        line.send(Ack(epoch=seal.epoch))
+        with suppress(Cut):  # the last word of the other end may lie there already
+            line.send(Beat(sent=time.time(), note=self.note))
+        return True
+
+
+class Capturer:
+    """Takes epochs of a guest that is files; what it does meanwhile is `before`."""
+
+    def __init__(self, finder: CompareFinder, disk: GuestDisk, events: list[str]) -> None:
+        self._finder, self._disk, self._events = finder, disk, events
+        self.count = 0
+        self.packets = 0
+        self.goes_on: list[bool] = []
+        self.before: Callable[[int], None] = lambda _: None
+
+    def take(self, *, goes_on: bool = True) -> Epoch:
+        self.count += 1
+        self.before(self.count)
+        self.goes_on.append(goes_on)
+        self._events.append("captured")
+        self._finder.prepare()
+        return Epoch(
+            changed=self._finder.begin().result(), state=b"devices %d" % self.count * 9,
+            ends=(self._disk.log.size(),), packets=self.packets, pause=Seconds(0.001),
+            phases={"stop": Seconds(0.001)},
+        )  # fmt: skip
+
+
+class Held:
+    """The guest's output, as far as it is asked for."""
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+        self.waiting = 0
+
+    def add(self) -> None:
+        self._events.append("hold")
+
+    def remove(self) -> None:
+        self._events.append("let all out")
+
+    def release(self) -> None:
+        self._events.append("released")
+
+    def collected(self) -> int:
+        return self.waiting
+
+
+class Mirrors:
+    """The job of the one disk."""
+
+    def __init__(self, qemu: Qemu, events: list[str]) -> None:
+        self._qemu, self._events = qemu, events
+
+    def begin_again(self) -> None:
+        self._events.append("mirrored anew")
+        self._qemu.mirror(mirroring.name_of(0))
+
+    def end(self) -> None:
+        self._events.append("mirrored no more")
+        self._qemu.jobs.clear()
+
+
+class Tenure:
+    """A lease that is had, until a test takes it away."""
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+        self.token = 1
+        self.line: Line | None = None
+        self.lost = False
+        self.unreachable = False
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        yield
+
+    def check(self) -> None:
+        if self.lost:
+            raise LeaseLost("another host has the lease")
+
+    def validate(self) -> None:
+        self._events.append("validated")
+
+    def invalidate(self) -> None:
+        if self.unreachable:
+            raise VmckptError("the witness gave no answer")
+        self.token += 1
+        self._events.append("invalidated")
+
+
+class World:
+    """All of it. `run` has the primary at work in a thread."""
+
+    def __init__(self, ends: Ends, folder: Path, stack: ExitStack, terms: Session) -> None:
+        self.events: list[str] = []
+        self.folder, self.ends = folder, ends
+        self.memory = GuestMemory(folder, SIZES, stack)
+        self.disk = GuestDisk(folder, 0, DISK, stack)
+        self.qemu = Qemu(self.events)
+        self.qemu.mirror(mirroring.name_of(0))
+        self.held, self.tenure = Held(self.events), Tenure(self.events)
+        self.wishes, self.status = Wishes(), PrimaryStatus()
+        self.same_devices = True
+        self.switch: Callable[[], None] = lambda: self.events.append("given away")
+        seen = Memory(self.memory.files, folder, stack)
+        finder = stack.enter_context(CompareFinder(seen.live, seen.last, most=20))
+        self.capturer = Capturer(finder, self.disk, self.events)
+        self.parts: dict[str, Any] = {
+            "monitor": self.qemu, "memory": seen, "finder": finder, "capturer": self.capturer,
+            "logs": [self.disk.log], "buffers": self.held, "tenure": self.tenure,
+            "wishes": self.wishes, "status": self.status, "full": True, "held": False,
+            "whole": False, "mirrors": Mirrors(self.qemu, self.events),
+            "alone": lambda on: self.events.append("alone" if on else "not alone"),
+            "switching": lambda: self.events.append("switching"),
+            "go_on": lambda: self.events.append("go on"), "devices": lambda: self.same_devices,
+            "switch": self.switch,
+        }  # fmt: skip
+        self._session = terms
+        self.peer = stack.enter_context(Peer(ends, folder, self.events))
+        self.raised: BaseException | None = None
+
+    @contextmanager
+    def run(self, **parts: Any) -> Iterator[None]:
+        """Protected as long as the block lasts, unless it ends by itself."""
+        primary = Primary(self._session, self.ends.primary, Parts(**{**self.parts, **parts}))
+        thread = threading.Thread(target=self._run, args=(primary,), daemon=True)
+        thread.start()
+        try:
+            yield
+            self.wishes.add(Wish.END)
+        finally:
+            self.wishes.add(Wish.END)
+            thread.join(10.0)
+            assert not thread.is_alive()
+
+    def _run(self, primary: Primary) -> None:
+        try:
+            primary.run()
+        except BaseException as exc:  # noqa: BLE001 - the test looks at it
+            self.raised = exc
+
+    def ended(self) -> BaseException | None:
+        """Wait until it has ended by itself, and say why."""
+        until(lambda: self.raised is not None)
+        return self.raised
+
+    def epochs(self, count: int) -> None:
+        """Wait for so many more to be committed and released."""
+        wanted = self.events.count("released") + count
+        until(lambda: self.events.count("released") >= wanted)
+
+    def follows(self) -> bool:
+        """Whether the standby is what the guest is."""
+        pages = [one.content.tobytes() for one in self.peer.memory]
+        return pages == self.memory.content() and self.peer.disk.content == self.disk.content
+
+    def phase(self) -> str:
+        return str(self.status.as_json()["phase"])
+
+    def says(self) -> str:
+        """What is in the way."""
+        return str(self.status.as_json().get("says"))
+
+    def since(self, event: str) -> list[str]:
+        """What happened after the first of these."""
+        return self.events[self.events.index(event) + 1 :]
+
+
+@contextmanager
+def world(**terms: Any) -> Iterator[World]:
+    with two_ends() as ends, in_folder(ends) as folder, ExitStack() as stack:
+        yield World(ends, folder, stack, session(port=ends.port, **terms))
+
+
+@contextmanager
+def in_folder(ends: Ends) -> Iterator[Path]:
+    folder = ends.primary.parent / "guest"
+    folder.mkdir()
+    yield folder

@@ -1,0 +1,213 @@
+"""How a protection ends, with agents that a test answers for."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from vmckpt.errors import BadInput, GuestBusy, OutcomeUnknown, RemoteError, VmckptError
+from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.records import Operation
+from vmckpt.lease import witness
+from vmckpt.model.callers import Caller
+from vmckpt.model.hosts import Host
+from vmckpt.model.jobs import Outcome
+from vmckpt.protect import asking, ending
+from vmckpt.protect.ending import Known
+from vmckpt.units import Seconds
+
+ALPHA = Host(name="alpha", uri="qemu+tcp://alpha/system")
+BETA = Host(name="beta", uri="qemu+tcp://beta/system")
+KNOWN = Known(
+    operation=cast("Operation", SimpleNamespace(id="7", guest="web1", guest_uuid="u-1")),
+    primary=ALPHA, backup=BETA, lease="postgresql://witness/vmckpt", session="5e55",
+)  # fmt: skip
+NO_LEASE = replace(KNOWN, lease=None)
+RUNS_THERE = {"role": "backup", "outcome": "failed-over", "why": "a person asked"}
+
+
+class World:
+    """What both agents say, and all that was done."""
+
+    def __init__(self) -> None:
+        self.says: dict[str, dict[str, Any]] = {
+            "alpha": {"role": "primary", "agent": True, "runs": True, "phase": "protecting"},
+            "beta": {"role": "backup", "agent": True, "connected": True},
+        }
+        self.silent: set[str] = set()
+        self.after: dict[str, Any] | None = None
+        """What the backup says once it has a wish."""
+        self.did: list[str] = []
+        self.warned: list[str] = []
+        self.finished: list[tuple[Outcome, Mapping[str, Any]]] = []
+        self.caller = Caller(
+            emit=lambda _: None, warn=self.warned.append, stop=asyncio.Event()
+        )  # fmt: skip
+
+    async def order(self, host: Host, guest: str, what: str, **more: Any) -> dict[str, Any]:
+        assert guest == "u-1"
+        if host.name in self.silent:
+            raise RemoteError(f"{host.name}: no answer")
+        if wish := more.get("wish"):
+            self.did.append(f"{host.name} {wish}")
+            if self.after is not None:
+                self.says["beta"] = self.after
+        elif what != "ask":
+            self.did.append(f"{host.name} {what}")
+            return {"did": [f"{what}ed"]}
+        return self.says[host.name]
+
+    async def status(self, host: Host, guest: str) -> dict[str, Any]:
+        try:
+            return await self.order(host, guest, "ask")
+        except RemoteError as exc:
+            return {"error": str(exc)}
+
+    def finish(self, outcome: Outcome, report: Mapping[str, Any]) -> None:
+        self.finished.append((outcome, report))
+
+    @contextmanager
+    def attended(self, known: Known, caller: Caller) -> Iterator[Recorder]:
+        del known, caller
+        yield cast("Recorder", SimpleNamespace(finish=self.finish))
+
+    def revoke(self, *_: object, **__: object) -> None:
+        self.did.append("lease given back")
+
+
+@pytest.fixture
+def one(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    monkeypatch.setattr(asking, "order", made.order)
+    monkeypatch.setattr(asking, "status", made.status)
+    monkeypatch.setattr(ending, "attended", made.attended)
+    monkeypatch.setattr(witness, "revoke", made.revoke)
+    monkeypatch.setattr(ending, "_TURN", 0.001)
+    return made
+
+
+async def test_unprotected_the_guest_runs_on_and_the_standby_goes_first(one: World) -> None:
+    done = await ending.unprotect(KNOWN, one.caller)
+    assert (done.runs_on, done.why) == ("alpha", "asked for")
+    assert one.did == ["beta end", "alpha end", "lease given back"]
+    assert one.warned == ["beta: ended", "alpha: ended"]
+    assert [outcome for outcome, _ in one.finished] == [Outcome.COMPLETED]
+
+
+async def test_a_guest_that_failed_over_is_unprotected_where_it_runs(one: World) -> None:
+    one.says["beta"] = RUNS_THERE
+    done = await ending.unprotect(KNOWN, one.caller)
+    assert done.runs_on == "beta"
+    assert {"alpha end", "beta end", "lease given back"} == set(one.did)
+
+
+async def test_a_silent_backup_is_left_behind_if_the_lease_keeps_it_from_running(
+    one: World,
+) -> None:
+    one.silent = {"beta"}
+    await ending.unprotect(KNOWN, one.caller)
+    assert one.did == ["alpha end", "lease given back"]
+    assert one.finished == []
+    assert "run vmckpt unprotect again" in one.warned[-1]
+
+
+@pytest.mark.parametrize(
+    ("known", "silent"), [(NO_LEASE, "beta"), (NO_LEASE, "alpha"), (KNOWN, "alpha")]
+)
+async def test_where_it_cannot_be_put_back_it_has_not_ended(
+    one: World, known: Known, silent: str
+) -> None:
+    one.silent = {silent}
+    with pytest.raises(RemoteError, match=silent):
+        await ending.unprotect(known, one.caller)
+    assert one.finished == []
+    assert "lease given back" not in one.did
+
+
+async def test_without_a_lease_none_is_given_back(one: World) -> None:
+    await ending.unprotect(NO_LEASE, one.caller)
+    assert one.did == ["beta end", "alpha end"]
+
+
+async def test_a_planned_switch_asks_the_primary_and_waits_for_the_backup(one: World) -> None:
+    one.after = {**RUNS_THERE, "why": "the primary has handed the guest over"}
+    done = await ending.planned(KNOWN, one.caller)
+    assert (done.runs_on, done.why) == ("beta", "the primary has handed the guest over")
+    assert one.did[0] == "alpha planned"
+    assert set(one.did[1:]) == {"alpha end", "beta end", "lease given back"}
+    assert one.finished[0][0] is Outcome.COMPLETED
+    assert one.finished[0][1]["failed_over"] == "beta"
+
+
+@pytest.mark.parametrize("phase", ["copying", "alone", "connecting"])
+async def test_a_standby_that_is_not_ready_is_not_switched_to(one: World, phase: str) -> None:
+    one.says["alpha"]["phase"] = phase
+    with pytest.raises(GuestBusy, match="not ready"):
+        await ending.planned(KNOWN, one.caller)
+    assert one.did == []
+
+
+async def test_a_switch_that_takes_too_long_has_an_unknown_outcome(
+    one: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "_SWITCHES", Seconds(0.01))
+    one.says["beta"]["says"] = "it follows the guest"
+    with pytest.raises(OutcomeUnknown, match="does not run on beta yet"):
+        await ending.planned(KNOWN, one.caller)
+    assert one.finished == []
+    assert one.warned == ["beta: it follows the guest"]
+
+
+async def test_who_gives_up_waiting_is_told_that_it_may_yet_happen(one: World) -> None:
+    one.caller.stop.set()
+    with pytest.raises(OutcomeUnknown):
+        await ending.planned(KNOWN, one.caller)
+
+
+async def test_a_guest_whose_host_is_well_is_not_failed_over(one: World) -> None:
+    with pytest.raises(GuestBusy, match="runs on alpha"):
+        await ending.failover(KNOWN, one.caller, dead=True)
+    assert one.did == []
+
+
+async def test_a_dead_host_s_guest_is_failed_over_by_the_lease(one: World) -> None:
+    one.silent, one.after = {"alpha"}, RUNS_THERE
+    one.says["beta"]["connected"] = False
+    done = await ending.failover(KNOWN, one.caller, dead=False)
+    assert (done.runs_on, done.why) == ("beta", "a person asked")
+    assert one.did == ["beta failover", "beta end", "lease given back"]
+    assert one.finished[0][0] is Outcome.COMPLETED
+
+
+async def test_without_a_lease_a_person_must_say_that_the_host_is_off(one: World) -> None:
+    one.silent, one.after = {"alpha"}, RUNS_THERE
+    one.says["beta"]["connected"] = False
+    with pytest.raises(BadInput, match="--i-know-that-alpha-is-off"):
+        await ending.failover(NO_LEASE, one.caller, dead=False)
+    assert one.did == []
+    assert (await ending.failover(NO_LEASE, one.caller, dead=True)).runs_on == "beta"
+
+
+async def test_one_that_has_failed_over_by_itself_is_only_tidied(one: World) -> None:
+    one.silent = {"alpha"}
+    one.says["beta"] = RUNS_THERE
+    await ending.failover(KNOWN, one.caller, dead=False)
+    assert one.did == ["beta end", "lease given back"]
+
+
+async def test_a_backup_that_is_silent_too_cannot_be_asked(one: World) -> None:
+    one.silent = {"alpha", "beta"}
+    with pytest.raises(VmckptError):
+        await ending.failover(KNOWN, one.caller, dead=True)
+    assert one.finished == []
+
+
+async def test_the_lease_is_not_given_back_while_the_backup_cannot_be_tidied(one: World) -> None:
+    one.silent = {"beta"}
+    with pytest.raises(RemoteError):
+        await ending.tidy(KNOWN)
+    assert one.did == ["alpha end"]

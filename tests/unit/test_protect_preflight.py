@@ -1,0 +1,146 @@
+"""Every reason against a protection, by its name."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.builders import host_facts
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.protect.preflight import Seen, check
+from vmckpt.units import MIB, Bytes, Seconds
+
+DISK = {
+    "name": "vda", "source": "/srv/web1.qcow2", "read_only": False, "shareable": False,
+    "node": "node0", "size": 1 << 30, "format": "qcow2", "kind": "file",
+}  # fmt: skip
+FINE = Seen(
+    guest="web1", primary="alpha", backup="beta", qemu="7.2.22", memory=[256 * MIB], disks=[DISK],
+    devices=["disk", "interface"], primary_facts=host_facts("a"), backup_facts=host_facts("b"),
+    name_taken=False, room=Bytes(1 << 30), shared_room=(Bytes(8 << 30), Bytes(8 << 30)),
+    has_lease=True, automatic=True, max_pause=Seconds(0.5),
+)  # fmt: skip
+
+
+def disk(**changes: Any) -> Seen:
+    return replace(FINE, disks=[{**DISK, **changes}])
+
+
+def with_device(kind: str) -> Seen:
+    return replace(FINE, devices=[*FINE.devices, kind])
+
+
+def free(where: str, amount: int) -> Seen:
+    facts = replace(host_facts("x"), memory_free=Bytes(amount))
+    return replace(FINE, primary_facts=facts) if where == "alpha" else (
+        replace(FINE, backup_facts=facts)
+    )  # fmt: skip
+
+
+def shared(ours: int, theirs: int) -> Seen:
+    return replace(FINE, shared_room=(Bytes(ours), Bytes(theirs)))
+
+
+OTHER = replace(host_facts("b"), qemu_version="10.0.2")
+BLOCKERS: list[tuple[str, str, Seen, str]] = [
+    ("same-host", "web1", replace(FINE, backup="alpha"), "protects nothing"),
+    ("name-taken", "beta", replace(FINE, name_taken=True), "beta has a guest web1 already"),
+    ("qemu-version", "beta", replace(FINE, backup_facts=OTHER), "QEMU 7.2.22, beta has 10.0.2"),
+    ("memory-short", "alpha", free("alpha", 767 * MIB), "alpha has 767"),
+    ("memory-short", "beta", free("beta", 767 * MIB), "beta has 767"),
+    ("tmpfs-short", "alpha", shared(767 * MIB, 768 * MIB), "/dev/shm on alpha has 767"),
+    ("tmpfs-short", "beta", shared(768 * MIB, 767 * MIB), "/dev/shm on beta has 767"),
+    ("pause-long", "web1", replace(FINE, memory=[2 << 30, 2 << 30]), "takes about 1.0 s"),
+    ("disk-shared", "web1", disk(shareable=True), "web1's vda is shared"),
+    ("disk-unknown", "web1", disk(node=None), "about web1's vda"),
+    ("disk-unknown", "web1", disk(size=None), "about web1's vda"),
+    ("disk-kind", "web1", disk(kind="network"), "web1's vda is of the kind network"),
+    ("disk-format", "web1", disk(format="vmdk"), "web1's vda is vmdk"),
+    ("room-short", "beta", replace(FINE, room=Bytes((1 << 30) - 1)), "the guest's disks take"),
+    ("no-lease", "web1", replace(FINE, has_lease=False), "nobody can know"),
+    *((f"device-{kind}", "web1", with_device(kind), f"its {kind} device")
+      for kind in ("hostdev", "filesystem", "vsock", "shmem", "redirdev", "tpm")),
+]  # fmt: skip
+WARNINGS = [
+    ("disk-read-only", disk(read_only=True, source="/iso/cd.iso"), "/iso/cd.iso"),
+    ("output-not-held", with_device("serial"), "serial"),
+    ("output-not-held", with_device("graphics"), "graphics"),
+    ("output-not-held", with_device("channel"), "channel"),
+    ("by-hand", replace(FINE, automatic=False), "only a person"),
+    ("by-hand", replace(FINE, has_lease=False, automatic=False), "vmckpt failover"),
+]
+
+
+def blockers(found: list[Finding]) -> list[Finding]:
+    return [one for one in found if one.severity is Severity.BLOCKER]
+
+
+def test_nothing_is_said_of_a_guest_that_can_be_protected() -> None:
+    assert check(FINE) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "where", "seen", "text"), BLOCKERS,
+    ids=[f"{number}-{one[0]}" for number, one in enumerate(BLOCKERS)],
+)  # fmt: skip
+def test_each_reason_against_it_is_a_blocker(code: str, where: str, seen: Seen, text: str) -> None:
+    (found,) = blockers(check(seen))
+
+    assert (found.code, found.where) == (code, where)
+    assert text in found.text
+
+
+@pytest.mark.parametrize(("code", "seen", "text"), WARNINGS)
+def test_what_only_must_be_known_is_a_warning(code: str, seen: Seen, text: str) -> None:
+    (found,) = check(seen)
+
+    assert (found.code, found.severity) == (code, Severity.WARNING)
+    assert text in found.text
+
+
+@pytest.mark.parametrize("seen", [one[2] for one in BLOCKERS])
+def test_a_blocker_says_in_one_line_what_to_do(seen: Seen) -> None:
+    for found in blockers(check(seen)):
+        assert found.mend
+        assert "\n" not in found.text + found.mend
+        assert len(f"{found.where}: {found.text}; {found.mend}") < 220
+
+
+def test_blockers_come_first_and_all_are_told() -> None:
+    seen = replace(
+        FINE, has_lease=False, name_taken=True, devices=["serial", "tpm"],
+        disks=[{**DISK, "read_only": True}, {**DISK, "name": "vdb", "format": "luks"}],
+    )  # fmt: skip
+    found = check(seen)
+    count = len(blockers(found))
+
+    assert {one.code for one in found[:count]} == {
+        "no-lease", "name-taken", "device-tpm", "disk-format"
+    }  # fmt: skip
+    assert [one.code for one in found[count:]] == ["disk-read-only", "output-not-held"]
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        replace(FINE, backup_facts=replace(host_facts("b"), qemu_version="7.2.7")),
+        replace(FINE, memory=[2 << 30]),
+        free("alpha", 768 * MIB),
+        free("beta", 768 * MIB),
+        replace(FINE, room=Bytes(1 << 30)),
+        disk(source=None, node=None, format=None, read_only=True),
+        disk(format="raw"),
+        disk(kind="block"),
+        shared(768 * MIB, 768 * MIB),
+    ],
+    ids=["another patch of QEMU", "just short enough", "just room here", "just room there",
+         "just room on disk", "an empty drive", "raw", "a block device", "just room on tmpfs"],
+)  # fmt: skip
+def test_what_is_just_enough_is_nothing_to_tell(seen: Seen) -> None:
+    assert check(seen) == []
+
+
+def test_read_only_disks_take_no_room() -> None:
+    seen = replace(disk(read_only=True), room=Bytes(0))
+
+    assert blockers(check(seen)) == []

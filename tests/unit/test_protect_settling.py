@@ -1,0 +1,136 @@
+"""What is true of a protection that nobody attends, by what its two agents say."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from vmckpt.journal.records import Operation
+from vmckpt.model.hosts import Host
+from vmckpt.model.jobs import Outcome
+from vmckpt.protect.ending import Known
+from vmckpt.protect.settling import truth
+
+KNOWN = Known(
+    operation=cast("Operation", SimpleNamespace(id="7", guest="web1", guest_uuid="u-1")),
+    primary=Host(name="alpha", uri="qemu+tcp://alpha/system"),
+    backup=Host(name="beta", uri="qemu+tcp://beta/system"), lease=None, session="5e55",
+)  # fmt: skip
+
+NOTHING: Mapping[str, Any] = {}
+SILENT = {"error": "alpha: no answer", "unreachable": True}
+WORKS = {"role": "primary", "agent": True, "runs": True, "phase": "protecting"}
+STARTS = {"role": "primary", "agent": False, "runs": True, "says": "no agent answers"}
+ENDED = {"role": "primary", "agent": False, "outcome": "ended", "why": "shut down"}
+DIED = {"role": "primary", "agent": False, "outcome": "died", "why": "the guest's QEMU died"}
+SWITCHED = {"role": "primary", "agent": False, "outcome": "switched", "why": "it runs on beta"}
+STANDS = {"role": "backup", "agent": True, "phase": "waiting"}
+BEGINS = {"role": "backup", "agent": False, "says": "no agent answers"}
+RUNS = {"role": "backup", "agent": False, "outcome": "failed-over", "why": "silent for 2 s"}
+LOST = {"role": "backup", "agent": False, "outcome": "lost", "why": "its QEMU is gone"}
+OURS = [NOTHING, SILENT, WORKS, STARTS, ENDED, DIED, SWITCHED]
+THEIRS = [NOTHING, SILENT, STANDS, BEGINS, LOST]
+ALL = [(ours, theirs) for ours in OURS for theirs in [*THEIRS, RUNS]]
+
+
+@pytest.mark.parametrize("ours", OURS)
+def test_a_guest_that_runs_on_the_backup_does_so_whatever_the_primary_says(
+    ours: Mapping[str, Any],
+) -> None:
+    found = truth(KNOWN, ours, RUNS)
+
+    assert found.truth == "web1 runs on beta: silent for 2 s"
+    assert found.outcome is Outcome.COMPLETED
+    assert found.did
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "who"),
+    [
+        (SILENT, STANDS, "alpha"), (SILENT, NOTHING, "alpha"), (SILENT, LOST, "alpha"),
+        (WORKS, SILENT, "beta"), (NOTHING, SILENT, "beta"), (DIED, SILENT, "beta"),
+        (SWITCHED, SILENT, "beta"), (SILENT, SILENT, "alpha and beta"),
+    ],
+)  # fmt: skip
+def test_where_a_host_is_silent_nothing_is_ended(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], who: str
+) -> None:
+    found = truth(KNOWN, ours, theirs)
+
+    assert (found.outcome, found.did) == (None, ())
+    assert f"{who} cannot be asked" in found.truth
+    assert f"mend {who.split(maxsplit=1)[0]}" in found.settle
+    assert "vmckpt failover web1" in found.settle
+
+
+@pytest.mark.parametrize("theirs", [STANDS, BEGINS])
+@pytest.mark.parametrize(
+    ("ours", "how"), [(WORKS, "protecting"), (STARTS, "its agent is started again")]
+)
+def test_a_guest_that_runs_and_has_a_standby_is_left_to_its_agents(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], how: str
+) -> None:
+    """Also while one of them is being started again."""
+    found = truth(KNOWN, ours, theirs)
+
+    assert found.truth == f"web1 is protected: {how}"
+    assert (found.outcome, found.did, found.settle) == (None, (), "")
+
+
+@pytest.mark.parametrize("ours", [WORKS, STARTS])
+@pytest.mark.parametrize("theirs", [NOTHING, LOST])
+def test_without_its_standby_a_protection_has_failed(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> None:
+    found = truth(KNOWN, ours, theirs)
+
+    assert found.truth == "web1 runs on alpha, and its standby is gone"
+    assert found.outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize("theirs", [STANDS, BEGINS])
+@pytest.mark.parametrize(
+    ("ours", "why"),
+    [(DIED, "QEMU died"), (SWITCHED, "it runs on beta"), (NOTHING, "alpha knows nothing of it")],
+)
+def test_a_standby_whose_guest_is_gone_is_the_newest_there_is_and_waits_for_a_person(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], why: str
+) -> None:
+    found = truth(KNOWN, ours, theirs)
+
+    assert (found.outcome, found.did) == (None, ())
+    assert "waits on beta" in found.truth
+    assert why in found.truth
+    assert "vmckpt failover web1" in found.settle
+
+
+@pytest.mark.parametrize("theirs", [NOTHING, STANDS, BEGINS, LOST])
+def test_a_guest_that_was_shut_down_needs_no_standby(theirs: Mapping[str, Any]) -> None:
+    found = truth(KNOWN, ENDED, theirs)
+
+    assert "by somebody's wish" in found.truth
+    assert found.outcome is Outcome.COMPLETED
+    assert "remove its standby" in found.did
+
+
+@pytest.mark.parametrize("ours", [NOTHING, DIED, SWITCHED])
+@pytest.mark.parametrize("theirs", [NOTHING, LOST])
+def test_where_nothing_is_left_it_has_failed(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> None:
+    found = truth(KNOWN, ours, theirs)
+
+    assert found.truth.startswith("no agents of web1 are left")
+    assert found.outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(("ours", "theirs"), ALL)
+def test_every_mixture_is_told_in_one_line_and_something_is_done_only_at_an_end(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> None:
+    found = truth(KNOWN, ours, theirs)
+
+    assert "web1" in found.truth
+    assert "\n" not in found.truth + found.settle
+    assert bool(found.did) == (found.outcome is not None)

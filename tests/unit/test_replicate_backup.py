@@ -1,0 +1,247 @@
+"""The backup's loop, told on a real line what a primary tells it, or what none would."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.backing import (
+    ONE,
+    TWO,
+    Following,
+    commit,
+    following,
+    refusal,
+    refused_to_run,
+    send,
+)
+from tests.unit.replicas import SESSION, SHORT, until
+from tests.unit.staging import epoch
+from vmckpt.replicate import delta
+from vmckpt.replicate.link import Cut
+from vmckpt.replicate.wire import (
+    Ack,
+    Beat,
+    Digests,
+    End,
+    Hello,
+    Pages,
+    Wanted,
+    Welcome,
+)
+from vmckpt.replicate.wishes import Wish
+from vmckpt.units import Seconds
+
+
+@pytest.fixture
+def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Following]:
+    with following(monkeypatch) as made:
+        yield made
+
+
+def test_epochs_are_acknowledged_and_are_what_the_standby_is(one: Following) -> None:
+    one.begin()
+    line, welcome = one.hello()
+    assert welcome == Welcome(session=SESSION, committed=0)
+    commit(line, ONE, TWO)
+    one.wishes.add(Wish.END)
+    assert one.came() is None
+    assert one.world() == TWO.after
+
+
+def test_an_epoch_that_was_cut_off_never_reaches_the_standby(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    commit(line, ONE)
+    for part in TWO.parts:
+        line.send(part)
+    line.close()
+    one.wishes.add(Wish.FAILOVER)
+    ours = one.came()
+    assert ours is not None
+    assert "a person said" in ours.why
+    assert one.world() == ONE.after
+
+
+def test_an_epoch_that_was_sealed_is_had_even_if_nobody_hears_of_it(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    send(line, ONE)
+    line.close()
+    until(lambda: one.stage.committed == 1)
+    one.wishes.add(Wish.FAILOVER)
+    assert one.came() is not None
+    assert one.world() == ONE.after
+
+
+def test_a_primary_that_comes_back_is_told_what_there_is_and_sends_it_again(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    commit(line, ONE)
+    for part in TWO.parts:
+        line.send(part)
+    line.close()
+    line, welcome = one.hello(captured=2)
+    assert welcome.committed == 1
+    commit(line, epoch(3, ONE.after, base=1))
+    one.wishes.add(Wish.END)
+    one.came()
+    assert one.world() == epoch(3, ONE.after, base=1).after
+
+
+def test_a_primary_that_has_captured_nothing_begins_from_nothing(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    commit(line, ONE)
+    line.close()
+    _, welcome = one.hello(captured=0)
+    assert welcome.committed == 0
+    one.wishes.add(Wish.FAILOVER)
+    assert refused_to_run(one)
+
+
+def test_the_newest_line_counts(one: Following) -> None:
+    one.begin()
+    old, _ = one.hello()
+    commit(old, ONE)
+    new, welcome = one.hello(captured=1)
+    assert welcome.committed == 1
+    with pytest.raises(Cut, match=r"hung up|broke"):
+        old.expect(Ack, SHORT)
+    commit(new, TWO)
+
+
+def test_a_replayed_epoch_is_refused_by_name(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    commit(line, ONE)
+    line.send(ONE.parts[0])
+    assert "a message of epoch 1 came, but 1 is committed" in refusal(line)
+    line, welcome = one.hello(captured=1)
+    assert welcome.committed == 1
+    commit(line, TWO)
+
+
+def test_an_epoch_that_follows_another_one_is_refused(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    commit(line, ONE)
+    send(line, epoch(3, ONE.after, base=0))
+    assert "epoch 3 follows 0, but 1 was committed" in refusal(line)
+    assert one.stage.committed == 1
+
+
+def test_another_session_is_refused(one: Following) -> None:
+    one.begin()
+    line = one.line()
+    line.send(Hello(session="another", captured=0))
+    assert "of another session" in refusal(line)
+    one.hello()
+
+
+def test_what_only_a_backup_says_is_refused(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    line.send(Welcome(session=SESSION, committed=5))
+    assert "the primary sends Welcome" in refusal(line)
+
+
+@pytest.mark.parametrize("asked", [Wanted(file=7, first=0, count=1),
+                                   Wanted(file=0, first=11, count=2),
+                                   Wanted(file=-1, first=0, count=1)])  # fmt: skip
+def test_a_question_about_what_there_is_not_is_refused(one: Following, asked: Wanted) -> None:
+    one.begin()
+    line, _ = one.hello()
+    line.send(asked)
+    refusal(line)
+    one.hello()
+
+
+def test_pages_that_are_damaged_end_the_line_and_not_the_standby(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    line.send(Pages(epoch=1, file=0, data=b"no pages"))
+    assert "cannot be decompressed" in refusal(line)
+    line, _ = one.hello()
+    commit(line, ONE)
+
+
+def test_an_old_token_is_refused_and_a_newer_one_is_learnt(one: Following) -> None:
+    one.begin()
+    _, _ = one.hello(token=3)
+    assert one.claim.token == 3
+    late = one.line(token=2)
+    late.send(Hello(session=SESSION, captured=0))
+    refusal(late)
+    assert one.claim.token == 3
+
+
+def test_digests_are_told_of_what_the_standby_has(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    one.standby.memory[1].content[2] = 7
+    line.send(Wanted(file=1, first=1, count=3))
+    told = line.expect(Digests, SHORT)
+    expected = delta.digests(one.standby.memory[1].content[1:4])
+    assert (told.file, told.first) == (1, 1)
+    assert np.frombuffer(told.data, ">u8").tolist() == expected.tolist()
+
+
+def test_the_first_copy_is_in_the_standby_at_once(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    pages = np.full((1, 512), 9, dtype=np.uint64)
+    data = delta.encode(np.array([4], dtype=np.intp), pages, None)
+    line.send(Pages(epoch=0, file=0, data=data))
+    line.send(Wanted(file=0, first=0, count=1))
+    line.expect(Digests, SHORT)
+    assert one.standby.memory[0].content[4].tolist() == [9] * 512
+    assert one.stage.committed == 0
+
+
+def test_the_primary_ends_it(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    commit(line, ONE)
+    line.send(End(why="the protection has ended"))
+    assert one.came() is None
+
+
+def test_both_ends_tell_each_other_how_they_stand(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    commit(line, ONE)
+    line.send(Beat(sent=1.0, note=b'{"phase": "protecting"}'))
+    until(lambda: one.backup.as_json()["primary"] == {"phase": "protecting"})
+    notes: list[dict[str, Any]] = []
+
+    def newest() -> bool:
+        found = line.receive(Seconds(0.1))
+        if isinstance(found, Beat):
+            notes.append(json.loads(found.note))
+        return bool(notes) and notes[-1]["primary"] is not None
+
+    until(newest)
+    told = notes[-1]
+    assert (told["committed"], told["ready"], told["connected"]) == (1, True, True)
+    assert told["epoch_age_s"] > 0
+
+
+def test_a_stage_that_fails_ends_it(one: Following, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standby that may be half an epoch is worth nothing."""
+
+    def fail() -> None:
+        raise OSError(5, "no disk")
+
+    one.begin()
+    line, _ = one.hello()
+    commit(line, ONE)
+    until(lambda: one.stage.applied)
+    monkeypatch.setattr(one.standby.disks[0], "flush", fail)
+    send(line, TWO)
+    one.thread.join(5.0)
+    assert [str(raised) for raised in one.raised] == [
+        "applying epoch 2: Input/output error; see the log of the standby's host"
+    ]

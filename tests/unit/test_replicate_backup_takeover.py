@@ -1,0 +1,163 @@
+"""When a backup that is at work says that the guest is its own."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit import staging
+from tests.unit.backing import (
+    AUTOMATIC,
+    FINAL,
+    ONE,
+    TWO,
+    Following,
+    commit,
+    following,
+    refused_to_run,
+)
+from tests.unit.replicas import LEASE, until
+from vmckpt.replicate import backup as backups
+from vmckpt.replicate.facts import Terms
+from vmckpt.replicate.wire import (
+    Beat,
+    End,
+)
+from vmckpt.replicate.wishes import Wish
+from vmckpt.units import Seconds
+
+
+@pytest.fixture
+def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Following]:
+    with following(monkeypatch) as made:
+        yield made
+
+
+def test_a_guest_that_is_handed_over_is_ours_without_asking(one: Following) -> None:
+    one.begin(lease=LEASE)
+    line, _ = one.hello()
+    commit(line, ONE, FINAL)
+    line.send(End(why="switched"))
+    ours = one.came()
+    assert ours is not None
+    assert "handed the guest over" in ours.why
+    assert one.world() == TWO.after
+
+
+def test_a_final_epoch_alone_is_no_handover(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    commit(line, ONE, FINAL)
+    line.close()
+    assert refused_to_run(one)
+
+
+def test_after_a_final_epoch_the_lease_is_asked_if_nothing_more_is_heard(one: Following) -> None:
+    one.begin(lease=LEASE)
+    line, _ = one.hello()
+    commit(line, ONE, FINAL)
+    line.close()
+    until(lambda: one.claim.asked > 0)
+    one.claim.free = True
+    ours = one.came()
+    assert ours is not None
+    assert ours.why == "a switch; the lease is ours with token 2"
+
+
+def test_a_new_agent_knows_that_the_last_epoch_was_final(one: Following) -> None:
+    staging.run(one.stage, ONE, FINAL)
+    one.claim.free = True
+    one.begin(lease=LEASE)
+    ours = one.came()
+    assert ours is not None
+    assert ours.why.startswith("a switch")
+
+
+def test_nobody_who_might_still_connect_is_waited_for(
+    one: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backups, "_ACCEPT", Seconds(30.0))
+    one.begin()
+    line, _ = one.hello()
+    commit(line, ONE)
+    one.wishes.add(Wish.FAILOVER)
+    assert one.came() is not None
+
+
+def test_a_primary_that_comes_back_is_not_dead_whatever_a_person_said(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    line.close()
+    one.wishes.add(Wish.FAILOVER)
+    line, _ = one.hello()
+    commit(line, ONE)
+    assert refused_to_run(one)
+
+
+def test_a_switch_that_failed_is_over_when_the_primary_comes_back(one: Following) -> None:
+    one.begin(lease=LEASE)
+    line, _ = one.hello()
+    commit(line, ONE, FINAL)
+    line.close()
+    until(lambda: one.claim.asked > 0)
+    one.hello(captured=2)
+    asked = one.claim.asked
+    assert refused_to_run(one)
+    assert one.claim.asked <= asked + 1
+
+
+def test_a_silent_primary_is_left_when_the_lease_says_so(one: Following) -> None:
+    one.begin(lease=LEASE, terms=AUTOMATIC)
+    line, _ = one.hello()
+    commit(line, ONE)
+    line.close()
+    until(lambda: one.claim.asked > 1)
+    assert one.thread.is_alive()
+    one.claim.free = True
+    ours = one.came()
+    assert ours is not None
+    assert ours.why.startswith("silent for")
+    assert ours.why.endswith("the lease is ours with token 2")
+    assert one.world() == ONE.after
+
+
+def test_a_primary_that_says_something_is_not_asked_for(one: Following) -> None:
+    one.claim.patience = Seconds(0.2)
+    one.begin(lease=LEASE, terms=AUTOMATIC)
+    line, _ = one.hello()
+    commit(line, ONE)
+    for _ in range(20):
+        line.send(Beat(sent=1.0, note=b""))
+        one.wishes.wait(Seconds(0.02))
+    assert one.claim.asked == 0
+    until(lambda: one.claim.asked > 0)
+
+
+@pytest.mark.parametrize(
+    ("automatic", "committed"), [(True, False), (False, True)], ids=["nothing whole", "by hand"]
+)
+def test_silence_asks_nobody_where_it_may_not(
+    one: Following, *, automatic: bool, committed: bool
+) -> None:
+    one.claim.free = True
+    one.claim.patience = Seconds(0.0)
+    one.begin(lease=LEASE, terms=Terms(interval=None, automatic=automatic))
+    line, _ = one.hello()
+    if committed:
+        commit(line, ONE)
+    line.close()
+    assert refused_to_run(one)
+    assert one.claim.asked == 0
+
+
+def test_a_person_with_a_lease_store_has_it_asked(one: Following) -> None:
+    one.begin(lease=LEASE)
+    line, _ = one.hello()
+    commit(line, ONE)
+    one.wishes.add(Wish.FAILOVER)
+    until(lambda: one.backup.as_json()["says"] == "the primary's lease runs")
+    one.claim.broken = True
+    until(lambda: one.backup.as_json()["says"] == "the witness gave no answer")
+    one.claim.broken, one.claim.free = False, True
+    ours = one.came()
+    assert ours is not None
+    assert ours.why.startswith("a person asked; ")

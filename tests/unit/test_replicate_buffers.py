@@ -1,0 +1,301 @@
+"""The guest's output, with a QEMU whose filters work as net/filter-buffer.c and net/dump.c do."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.replicas import Qemu
+from tests.unit.staging import in_memory
+from vmckpt.errors import HypervisorError
+from vmckpt.replicate import buffers
+from vmckpt.replicate.buffers import MOST, Buffers
+
+CARDS = ("net0", "net1")
+OWNER = (os.getuid(), os.getgid())
+
+
+@dataclass
+class Filter:
+    """One object at a card."""
+
+    kind: str
+    card: str
+    file: int = -1
+    on: bool = True
+    waiting: list[int] = field(default_factory=list)
+
+
+class Net(Qemu):
+    """Packets meet the filters of their card from the one that was added last to the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters: dict[str, Filter] = {}
+        self.wire: dict[str, list[int]] = {card: [] for card in CARDS}
+
+    def send(self, card: str, *packets: int) -> None:
+        for packet in packets:
+            self._pass(card, packet, self._chain(card))
+
+    def _chain(self, card: str) -> list[str]:
+        return [name for name, one in reversed(self.filters.items()) if one.card == card]
+
+    def _pass(self, card: str, packet: int, chain: list[str]) -> None:
+        for name in chain:
+            one = self.filters[name]
+            if one.kind == "filter-dump":
+                os.write(one.file, bytes(17))
+            elif one.on:
+                if len(one.waiting) < MOST:
+                    one.waiting.append(packet)
+                return
+        self.wire[card].append(packet)
+
+    def _flush(self, name: str) -> None:
+        one = self.filters[name]
+        chain = self._chain(one.card)
+        packets, one.waiting = one.waiting, []
+        for packet in packets:
+            self._pass(one.card, packet, chain[chain.index(name) + 1 :])
+
+    def ask(self, command: str, **arguments: object) -> Any:
+        if command != "qom-list":
+            return super().ask(command, **arguments)
+        assert arguments == {"path": "/objects"}
+        return [{"name": name, "type": "child<x>"} for name in ("ram", *self.filters)]
+
+    def tell(self, command: str, arguments: dict[str, Any], *, files: tuple[int, ...] = ()) -> Any:
+        super().tell(command, arguments, files=files)
+        name = arguments.get("id", str(arguments.get("path")).rpartition("/")[2])
+        match command:
+            case "object-add":
+                self._add(name, arguments)
+            case "object-del":
+                self._known(name)
+                self._flush(name)
+                if self.filters[name].file >= 0:
+                    os.close(self.filters[name].file)
+                del self.filters[name]
+            case "qom-set":
+                self._known(name)
+                assert arguments["property"] == "status"
+                self.filters[name].on = arguments["value"] == "on"
+                if arguments["value"] == "off":
+                    self._flush(name)
+            case _:
+                raise AssertionError(command)
+
+    def _known(self, name: str) -> None:
+        if name not in self.filters:
+            raise HypervisorError(f"object '{name}' not found", host=self.host)
+
+    def _add(self, name: str, told: dict[str, Any]) -> None:
+        assert name not in self.filters
+        assert told["queue"] == "rx"
+        made = Filter(told["qom-type"], told["netdev"].removeprefix("host"))
+        if made.kind == "filter-dump":
+            assert told["maxlen"] == 1
+            made.file = os.open(told["file"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.write(made.file, bytes(24))
+        else:
+            assert told["interval"] == 2**32 - 1
+        self.filters[name] = made
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    made = Net()
+    yield made
+    for one in made.filters.values():
+        with suppress(OSError):
+            os.close(one.file)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with in_memory() as made:
+        yield made
+
+
+@pytest.fixture
+def held(net: Net, folder: Path) -> Buffers:
+    made = Buffers(net, CARDS, folder, OWNER)
+    made.add()
+    return made
+
+
+def test_what_is_sent_waits_for_its_own_epoch(net: Net, held: Buffers) -> None:
+    net.send("net0", 1, 2)
+    assert held.close_epoch() == 2
+    net.send("net0", 3)
+    assert net.wire["net0"] == []
+    held.release()
+    assert net.wire["net0"] == [1, 2]
+    assert held.close_epoch() == 1
+    net.send("net0", 4)
+    held.release()
+    assert net.wire["net0"] == [1, 2, 3]
+
+
+def test_an_epoch_that_was_not_released_goes_out_with_the_next_in_its_order(
+    net: Net, held: Buffers
+) -> None:
+    net.send("net0", 1)
+    held.close_epoch()
+    net.send("net0", 2)
+    held.close_epoch()
+    net.send("net0", 3)
+    held.release()
+    assert net.wire["net0"] == [1, 2]
+
+
+def test_each_card_has_its_own_and_the_fullest_one_counts(net: Net, held: Buffers) -> None:
+    net.send("net0", 1)
+    net.send("net1", 7, 8, 9)
+    assert held.collected() == 3
+    assert held.close_epoch() == 3
+    assert held.collected() == 0
+    held.release()
+    assert net.wire == {"net0": [1], "net1": [7, 8, 9]}
+
+
+def test_what_an_epoch_has_is_counted_until_it_is_closed(net: Net, held: Buffers) -> None:
+    counts = []
+    for packet in range(4):
+        net.send("net1", packet)
+        counts.append(held.collected())
+    held.close_epoch()
+    net.send("net1", 5)
+    held.release()  # the last epoch's
+    assert [*counts, held.collected()] == [1, 2, 3, 4, 1]
+
+
+def test_packets_beyond_what_qemu_keeps_are_counted_all_the_same(net: Net, held: Buffers) -> None:
+    net.send("net0", *range(MOST + 5))
+    assert held.close_epoch() == MOST + 5
+    held.release()
+    assert len(net.wire["net0"]) == MOST
+    assert buffers.EARLY <= MOST // 2
+
+
+def test_a_long_counter_gives_its_room_back_and_counts_on(
+    net: Net, held: Buffers, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffers, "_LARGE", 8192)
+    file = folder / "count-net0"
+    for _ in range(3):
+        net.send("net0", *range(1000))
+        assert held.collected() == 1000
+        assert held.close_epoch() == 1000
+        assert file.stat().st_blocks * 512 <= 4096
+        assert held.collected() == 0
+        held.release()
+    net.send("net0", 1)
+    assert held.collected() == 1
+    assert file.stat().st_size > 3000 * 17
+    assert file.stat().st_blocks * 512 <= 8192
+
+
+def test_a_short_counter_is_left_as_it_is(net: Net, held: Buffers, folder: Path) -> None:
+    net.send("net0", *range(10))
+    held.close_epoch()
+    assert (folder / "count-net0").stat().st_size == 24 + 170
+
+
+def test_all_is_let_out_in_its_order_when_the_filters_go(
+    net: Net, held: Buffers, folder: Path
+) -> None:
+    net.send("net0", 1)
+    held.close_epoch()
+    net.send("net0", 2)
+    held.remove()
+    net.send("net0", 3)
+    assert net.wire["net0"] == [1, 2, 3]
+    assert net.filters == {}
+    assert list(folder.iterdir()) == []
+    held.remove()
+
+
+def test_filters_that_went_can_be_added_again(net: Net, held: Buffers) -> None:
+    net.send("net0", *range(5))
+    held.remove()
+    held.add()
+    net.send("net0", 6)
+    assert held.close_epoch() == 1
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_half_of_them_can_be_taken_away(net: Net, held: Buffers, count: int) -> None:
+    del held
+    names = list(net.filters)
+    for name in names[count:]:
+        net.tell("object-del", {"id": name})
+    assert not buffers.there(net, CARDS)
+    buffers.remove(net, CARDS)
+    assert net.filters == {}
+
+
+def test_one_that_cannot_be_taken_away_is_told_and_the_others_go(net: Net, held: Buffers) -> None:
+    del held
+    net.fails = {"object-del": HypervisorError("the monitor hangs", host="alpha")}
+    with pytest.raises(HypervisorError, match="hangs"):
+        buffers.remove(net, CARDS)
+    assert list(net.filters) == ["vmckpt-count-net0"]
+
+
+def test_whether_all_are_there_is_seen(net: Net, held: Buffers) -> None:
+    del held
+    assert buffers.there(net, CARDS)
+    assert not buffers.there(net, (*CARDS, "net2"))
+    assert buffers.there(net, ())
+
+
+def test_a_new_agent_goes_on_with_the_filters_of_the_one_before(
+    net: Net, held: Buffers, folder: Path
+) -> None:
+    net.send("net0", 1, 2)
+    held.close_epoch()
+    net.send("net0", 3)
+    new = Buffers(net, CARDS, folder, OWNER)
+    new.attach()
+    assert new.collected() == 0  # nobody knows how many there were
+    net.send("net0", 4)
+    assert new.collected() == 1
+    new.close_epoch()
+    assert net.wire["net0"] == []
+    new.release()
+    assert net.wire["net0"] == [1, 2, 3, 4]
+
+
+def test_a_new_agent_counts_on_where_a_counter_was_emptied(
+    net: Net, held: Buffers, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffers, "_LARGE", 8192)
+    net.send("net0", *range(1000))
+    held.close_epoch()
+    new = Buffers(net, CARDS, folder, OWNER)
+    new.attach()
+    net.send("net0", 1)
+    assert new.collected() == 1
+
+
+def test_the_counter_is_qemu_s_to_write_and_nobody_else_s(held: Buffers, folder: Path) -> None:
+    del held
+    told = (folder / "count-net0").stat()
+    assert (told.st_mode & 0o777, told.st_uid) == (0o600, OWNER[0])
+    buffers.forget(folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_guest_without_cards_has_nothing_to_hold(net: Net, folder: Path) -> None:
+    none = Buffers(net, (), folder, OWNER)
+    none.add()
+    assert (none.collected(), none.close_epoch()) == (0, 0)
+    none.release()
+    none.remove()
+    assert net.events == []

@@ -1,0 +1,204 @@
+"""One epoch's capture, with a QEMU that writes a device state when it is told to migrate."""
+
+import os
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.replicas import Qemu
+from vmckpt.checkpoint.settings import IGNORE_SHARED, Undo
+from vmckpt.errors import CaptureFailed, HypervisorError
+from vmckpt.replicate.capture import Capturer
+from vmckpt.replicate.finder import Changed
+
+UNDO = Undo(guest="g", capabilities={IGNORE_SHARED: False}, bandwidth=7, runs=True, folder="")
+STATE = b"what the devices are" * 100
+NONE = Changed(numbers=np.zeros(0, dtype=np.intp), pages=np.zeros((0, 512), dtype=np.uint64))
+
+
+class Migrating(Qemu):
+    """Takes the pipe, and writes to it when it migrates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pipe = -1
+        self.on = False
+        self.bandwidth = 0
+        self.status = "none"
+        self.ends = "postmigrate"
+
+    def ask(self, command: str, **arguments: object) -> Any:
+        if command == "query-migrate":
+            return {"status": self.status, "error-desc": "no room"}
+        return super().ask(command, **arguments)
+
+    def tell(self, command: str, arguments: dict[str, Any], *, files: tuple[int, ...] = ()) -> Any:
+        super().tell(command, arguments, files=files)
+        match command:
+            case "getfd":
+                self._pipe = os.dup(files[0])
+            case "closefd":
+                if self._pipe < 0:
+                    raise HypervisorError("File descriptor named 'vmckpt' not found", host="alpha")
+                self._drop()
+            case "migrate-set-capabilities":
+                (told,) = arguments["capabilities"]
+                self.on = told["state"]
+                self.events[-1] = f"{told['capability']} {'on' if self.on else 'off'}"
+            case "migrate-set-parameters":
+                self.bandwidth = arguments["max-bandwidth"]
+            case "migrate":
+                os.write(self._pipe, STATE)
+                self._drop()
+                self.status = "completed" if self.ends == "postmigrate" else "failed"
+                self.state = self.ends
+            case _:
+                pass
+
+    def _drop(self) -> None:
+        os.close(self._pipe)
+        self._pipe = -1
+
+
+class Log:
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+        self.open = False
+
+    def size(self) -> int:
+        self._events.append("log's end")
+        return 4096
+
+    def set_open(self, on: bool) -> None:
+        self.open = on
+        self._events.append("open" if on else "closed")
+
+
+class World:
+    """A capturer with all that it uses; `breaks` names what raises."""
+
+    def __init__(self, breaks: str = "") -> None:
+        self.qemu = Migrating()
+        self.events, self._breaks = self.qemu.events, breaks
+        self.log = Log(self.events)
+        self.stands = False
+        self.capturer = Capturer(
+            self.qemu, UNDO, finder=self, output=self, logs=[self.log], still=self.still
+        )
+
+    def _event(self, name: str) -> None:
+        self.events.append(name)
+        if name == self._breaks:
+            raise CaptureFailed(f"{name} broke")
+
+    def prepare(self) -> None:
+        self._event("prepare")
+
+    def begin(self) -> "Future[list[Changed]]":
+        self._event("compare")
+        made: Future[list[Changed]] = Future()
+        if self._breaks == "result":
+            made.set_exception(MemoryError("no room for what changed"))
+        else:
+            made.set_result([NONE])
+        return made
+
+    def close_epoch(self) -> int:
+        self._event("output")
+        return 3
+
+    def still(self, on: bool) -> None:
+        self.stands = on
+        self.events.append("stands still" if on else "runs")
+
+
+def test_an_epoch_has_all_of_one_instant() -> None:
+    one = World()
+    epoch = one.capturer.take()
+    assert (epoch.state, epoch.ends, epoch.packets) == (STATE, (4096,), 3)
+    assert epoch.changed == [NONE]
+    assert list(epoch.phases) == ["stop", "device state", "output", "compare", "cont"]
+    assert abs(sum(epoch.phases.values()) - epoch.pause) < 1e-6
+
+
+def test_its_steps_come_in_the_one_order_that_is_right() -> None:
+    one = World()
+    one.capturer.take()
+    assert one.events == [
+        "prepare", "getfd", "open", "stands still", "stop", "compare", "x-ignore-shared on",
+        "migrate", "log's end", "output", "x-ignore-shared off", "cont", "closed", "runs",
+    ]  # fmt: skip
+
+
+def test_one_follows_the_other() -> None:
+    one = World()
+    for _ in range(3):
+        assert one.capturer.take().state == STATE
+    assert one.events.count("cont") == 3
+
+
+def test_the_last_one_leaves_the_guest_standing_until_it_is_told_to_go_on() -> None:
+    one = World()
+    one.capturer.take(goes_on=False)
+    assert "cont" not in one.events
+    assert (one.qemu.on, one.log.open, one.stands) == (False, False, True)
+    one.capturer.go_on()
+    assert (one.events[-2:], one.stands) == (["cont", "runs"], False)
+
+
+def test_a_guest_that_runs_is_not_told_to() -> None:
+    one = World()
+    one.capturer.go_on()
+    assert one.events == ["runs"]
+
+
+@pytest.mark.parametrize("breaks", ["compare", "output", "result"])
+def test_what_breaks_in_the_middle_is_put_back_and_the_guest_runs(breaks: str) -> None:
+    one = World(breaks)
+    with pytest.raises((CaptureFailed, MemoryError)):
+        one.capturer.take()
+    assert one.qemu.state == "running"
+    assert (one.qemu.on, one.log.open, one.stands) == (False, False, False)
+    assert one.qemu.bandwidth == UNDO.bandwidth
+    assert one.events[-1] == "closed"
+
+
+@pytest.mark.parametrize(
+    "command", ["getfd", "stop", "migrate-set-capabilities", "migrate", "cont"]
+)
+def test_a_command_that_qemu_refuses_is_no_end_of_the_guest(command: str) -> None:
+    one = World()
+    one.qemu.fails = {command: HypervisorError(f"{command}: no", host="alpha")}
+    with pytest.raises(HypervisorError, match=f"{command}: no"):
+        one.capturer.take()
+    assert one.qemu.state == "running"
+    assert (one.qemu.on, one.log.open, one.stands) == (False, False, False)
+
+
+def test_a_device_state_that_qemu_does_not_write_to_its_end_is_a_failed_capture() -> None:
+    one = World()
+    one.qemu.ends = "paused"
+    with pytest.raises(CaptureFailed, match="no room"):
+        one.capturer.take()
+    assert "output" not in one.events
+    assert one.qemu.state == "running"
+    assert not one.log.open
+
+
+def test_the_logs_are_closed_even_if_nothing_can_be_put_back() -> None:
+    one = World("output")
+    one.qemu.fails = {"migrate-set-parameters": HypervisorError("gone", host="alpha")}
+    with pytest.raises(CaptureFailed, match="output broke"):
+        one.capturer.take()
+    assert not one.log.open
+    assert one.stands  # the guard sees to it
+
+
+def test_nothing_is_begun_if_memory_cannot_be_looked_at() -> None:
+    one = World("prepare")
+    with suppress(CaptureFailed):
+        one.capturer.take()
+    assert one.events == ["prepare"]

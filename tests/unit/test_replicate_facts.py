@@ -1,0 +1,85 @@
+"""What an agent leaves for the next one to begin with."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.replicas import LEASE, session
+from vmckpt.errors import BadInput
+from vmckpt.replicate.facts import ROOT, Session, Terms, folder_of
+from vmckpt.units import Seconds
+
+ALL = session(
+    lease=LEASE, cards=("net0", "net1"), undo="{}", definition="<domain/>", state="/var/x",
+    terms=Terms(interval=None, automatic=True, slowdown=0.2, hold=Seconds(1.0)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("written", [ALL, session(), session(disks=(), role="backup", extra={})])
+def test_a_new_agent_reads_what_the_one_before_has_written(
+    tmp_path: Path, written: Session
+) -> None:
+    folder = tmp_path / "not" / "there"
+    written.write(folder)
+    assert Session.read(folder) == written
+    assert Session.from_json(asdict(written)) == written
+
+
+def test_what_it_has_is_for_root_alone(tmp_path: Path) -> None:
+    """It holds the lease's password."""
+    ALL.write(tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "secret" in path.read_text()
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session().write(tmp_path)
+
+    def die(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(json, "dump", die)
+    with pytest.raises(OSError, match="No space"):
+        ALL.write(tmp_path)
+    assert Session.read(tmp_path) == session()
+
+
+def test_where_nothing_is_there_is_no_session(tmp_path: Path) -> None:
+    assert Session.read(tmp_path) is None
+    assert Session.read(tmp_path / "nowhere") is None
+
+
+def without(name: str) -> str:
+    told = asdict(ALL)
+    del told[name]
+    return json.dumps(told)
+
+
+@pytest.mark.parametrize("text", [
+    "", "{", "[]", "7", "null", "{}", "\udcff", without("lease"), without("terms"),
+    without("session"), json.dumps({**asdict(ALL), "newer": 1}),
+    json.dumps({**asdict(ALL), "disks": 7}), json.dumps({**asdict(ALL), "terms": {"x": 1}}),
+    json.dumps({**asdict(ALL), "lease": {"url": "x"}}),
+])  # fmt: skip
+def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "session.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(BadInput, match=r"session\.json makes no sense"):
+        Session.read(tmp_path)
+
+
+def test_each_guest_has_a_folder_of_its_own_on_tmpfs() -> None:
+    assert folder_of("u-1").parent == ROOT
+    assert folder_of("u-1") != folder_of("u-2")
+    assert Path("/dev/shm") in ROOT.parents
+
+
+def test_the_lease_s_terms_are_those_that_both_ends_keep_to() -> None:
+    terms = LEASE.terms
+    assert (terms.ttl, terms.margin) == (LEASE.ttl, LEASE.margin)
+    wrong: dict[str, Any] = {**asdict(LEASE), "margin": Seconds(0.9)}
+    with pytest.raises(BadInput, match="margin"):
+        _ = type(LEASE)(**wrong).terms

@@ -1,0 +1,373 @@
+"""The primary's loop, with a guest that is files and a backup that may fail in any way."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.primaries import World, world
+from tests.unit.replicas import until
+from vmckpt.errors import HypervisorError, LeaseLost
+from vmckpt.replicate import mirroring, primary
+from vmckpt.replicate.buffers import EARLY, MOST
+from vmckpt.replicate.facts import Terms
+from vmckpt.replicate.primary import Switched
+from vmckpt.replicate.status import Phase
+from vmckpt.replicate.wishes import Wish
+from vmckpt.units import Seconds
+
+HOLDS = Terms(interval=Seconds(0.02), automatic=False, hold=Seconds(0.3))
+LAST_WORDS = ("invalidated", "alone", "let all out", "mirrored no more")
+RARELY = Terms(interval=Seconds(9.0), automatic=False)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(primary, "_AGAIN", Seconds(0.01))
+
+
+@pytest.fixture
+def one() -> Iterator[World]:
+    with world() as made:
+        yield made
+
+
+@pytest.fixture
+def soon_alone() -> Iterator[World]:
+    with world(terms=HOLDS) as made:
+        yield made
+
+
+def test_a_first_copy_brings_memory_and_disk_and_epochs_follow_them(one: World) -> None:
+    one.memory.write(0, 3, 77)
+    one.memory.write(1, 8, 5)
+    one.disk.write(512, b"before" * 100)
+    with one.run():
+        one.epochs(1)
+        one.memory.write(0, 3, 78)
+        one.disk.write(600, b"then")
+        one.disk.trim(512, 20)
+        one.epochs(2)
+        assert one.follows()
+    assert [hello.captured for hello in one.peer.hellos] == [0]
+    assert one.peer.bulk
+    assert one.disk.log.consumed == one.disk.log.size()
+    assert one.raised is None
+
+
+def test_output_goes_out_only_once_its_epoch_is_committed(one: World) -> None:
+    with one.run():
+        one.epochs(3)
+    told = [re.sub(r" \d+", "", event) for event in one.events]
+    told = told[told.index("hold") :]
+    first = ["hold", "not alone", "captured", "committed", "validated", "released"]
+    assert told[: len(first)] == first
+    rest = told[len(first) :]
+    assert rest[: len(rest) // 3 * 3] == ["captured", "committed", "released"] * (len(rest) // 3)
+
+
+def test_the_standby_is_declared_valid_once_and_after_a_whole_epoch(one: World) -> None:
+    with one.run():
+        one.epochs(4)
+    assert one.events.count("validated") == 1
+    assert one.events.index("validated") > one.events.index("committed 1")
+
+
+def test_an_acknowledgement_that_was_lost_counts_once_the_backup_is_back(one: World) -> None:
+    one.peer.unheard = {2}
+    one.capturer.before = lambda count: one.memory.write(0, min(count, 3), min(count, 3))
+    with one.run():
+        until(lambda: len(one.peer.hellos) == 2)
+        one.epochs(2)
+        assert one.follows()
+    assert [(seal.epoch, seal.base) for seal in one.peer.seals[:3]] == [(1, 0), (2, 1), (3, 2)]
+    after = one.since("committed 2")
+    assert after[:2] == ["released", "captured"]
+    assert one.peer.hellos[1].captured == 2
+
+
+def test_an_epoch_that_did_not_arrive_is_in_the_next_one(one: World) -> None:
+    one.peer.lose = {2}
+
+    def work(count: int) -> None:
+        if count == 2:
+            one.memory.write(0, 11, 11)
+            one.disk.write(0, b"lost on the way")
+        if count == 3:
+            one.memory.write(1, 3, 3)
+            one.disk.write(5, b"later")
+
+    one.capturer.before = work
+    with one.run():
+        until(lambda: len(one.peer.seals) >= 3)
+        one.epochs(1)
+        assert one.follows()
+    assert [(seal.epoch, seal.base) for seal in one.peer.seals[:3]] == [(1, 0), (3, 1), (4, 3)]
+    # Nothing of the second epoch got out before the third one was safe.
+    captured = [at for at, event in enumerate(one.events) if event == "captured"]
+    assert "released" not in one.events[captured[1] : one.events.index("committed 3")]
+
+
+def test_a_page_that_changes_back_after_a_lost_epoch_is_right_all_the_same(one: World) -> None:
+    """The last copy has what was sent and never committed."""
+    one.memory.write(0, 4, 9)
+    one.peer.lose = {2}
+    one.capturer.before = lambda count: one.memory.mapped[0].pages[4].fill(7 if count == 2 else 9)
+    with one.run():
+        until(lambda: len(one.peer.seals) >= 2)
+        one.epochs(1)
+        assert one.follows()
+
+
+def test_while_there_is_no_standby_yet_nothing_is_held(one: World) -> None:
+    with one.run():
+        one.epochs(1)
+    assert one.events[:5] == ["invalidated", "alone", "let all out", "hold", "not alone"]
+
+
+def test_the_guest_goes_alone_only_once_that_is_written_down(soon_alone: World) -> None:
+    one = soon_alone
+    with one.run():
+        one.epochs(1)
+        begun = len(one.events)
+        one.tenure.unreachable = True
+        one.peer.away = True
+        until(lambda: "cannot be noted" in one.says())
+        assert "let all out" not in one.events[begun:]
+        assert one.phase() != Phase.ALONE
+        one.tenure.unreachable = False
+        until(lambda: one.phase() == Phase.ALONE)
+        after = [event for event in one.events[begun:] if event in LAST_WORDS]
+        assert after == list(LAST_WORDS)
+
+
+def test_a_standby_whose_end_may_have_been_noted_is_declared_valid_again(soon_alone: World) -> None:
+    """Nobody knows whether the witness has heard of it."""
+    one = soon_alone
+    with one.run():
+        one.epochs(1)
+        one.tenure.unreachable = True
+        one.peer.away = True
+        until(lambda: "cannot be noted" in one.says())
+        begun = len(one.events)
+        one.peer.away = False
+        one.epochs(2)
+    assert one.events[begun:].count("validated") == 1
+
+
+def test_a_backup_that_talks_nonsense_is_called_again(one: World) -> None:
+    one.peer.note = b"no JSON"
+    with one.run():
+        until(lambda: len(one.peer.hellos) > 1)
+        one.peer.note = b"{}"
+        one.epochs(2)
+
+
+def test_before_the_time_is_up_output_waits_for_the_backup(one: World) -> None:
+    with one.run():
+        one.epochs(1)
+        begun = len(one.events)
+        one.peer.away = True
+        until(lambda: one.tenure.line is None)
+        one.wishes.wait(Seconds(0.05))
+        assert one.phase() != Phase.ALONE
+        one.peer.away = False
+        one.epochs(1)
+    assert not set(LAST_WORDS) & set(one.events[begun:])
+
+
+def test_a_guest_that_went_alone_is_protected_again_from_the_beginning(soon_alone: World) -> None:
+    one = soon_alone
+    with one.run():
+        one.epochs(1)
+        one.peer.away = True
+        until(lambda: one.phase() == Phase.ALONE)
+        begun = len(one.events)
+        one.memory.write(0, 1, 1)
+        one.peer.away = False
+        one.epochs(2)
+        assert one.phase() == Phase.PROTECTING
+        assert one.follows()
+    assert one.peer.hellos[-1].captured == 0
+    told = [re.sub(r" \d+", "", event) for event in one.events[begun:]]
+    begins = ["mirrored anew", "hold", "captured", "committed", "validated", "released"]
+    assert [event for event in told if event in begins][: len(begins)] == begins
+
+
+def test_a_planned_switch_gives_the_guest_away_when_the_backup_has_all(one: World) -> None:
+    with one.run():
+        one.epochs(1)
+        one.memory.write(0, 2, 2)
+        one.wishes.add(Wish.PLANNED)
+        assert isinstance(one.ended(), Switched)
+        until(lambda: bool(one.peer.ends))
+        assert one.follows()
+    assert one.peer.seals[-1].final
+    assert not any(seal.final for seal in one.peer.seals[:-1])
+    assert one.capturer.goes_on[-1] is False
+    last = f"committed {one.peer.seals[-1].epoch}"
+    assert one.since(last)[-1] == "given away"
+    assert one.since("switching")[:2] == ["captured", last]
+    assert one.peer.ends == ["switched"]
+
+
+def test_a_planned_switch_that_fails_lets_the_guest_go_on(one: World) -> None:
+    with one.run():
+        one.epochs(1)
+        one.peer.lose = set(range(1, 1000))
+        one.wishes.add(Wish.PLANNED)
+        until(lambda: "go on" in one.events)
+        assert not one.wishes.has(Wish.PLANNED)
+        one.peer.lose = set()
+        one.epochs(2)
+        assert one.phase() == Phase.PROTECTING
+    assert "given away" not in one.events
+    assert not any(seal.final for seal in one.peer.seals)
+
+
+def test_a_guest_that_somebody_paused_is_not_switched(one: World) -> None:
+    with one.run():
+        one.epochs(1)
+        one.qemu.state = "paused"
+        one.wishes.add(Wish.PLANNED)
+        until(lambda: not one.wishes.has(Wish.PLANNED))
+    assert "switching" not in one.events
+    assert not any(seal.final for seal in one.peer.seals)
+
+
+def test_a_backup_that_answers_and_takes_nothing_is_left_as_well(soon_alone: World) -> None:
+    one = soon_alone
+    with one.run():
+        one.epochs(1)
+        one.peer.lose = set(range(1, 10**6))
+        until(lambda: one.phase() == Phase.ALONE)
+        one.peer.lose = set()
+        one.epochs(1)
+
+
+def test_another_machine_than_the_standby_is_not_protected(one: World) -> None:
+    one.same_devices = False
+    with one.run():
+        until(lambda: "plugged in or out" in one.says())
+        assert one.phase() == Phase.ALONE
+    assert "captured" not in one.events
+
+
+def test_what_ends_is_told_to_the_backup(one: World) -> None:
+    with one.run():
+        one.epochs(1)
+    until(lambda: one.peer.ends == ["the protection has ended"])
+    assert one.raised is None
+
+
+def test_a_guest_that_somebody_paused_is_left_alone(one: World) -> None:
+    with one.run():
+        one.epochs(1)
+        one.qemu.state = "paused"
+        until(lambda: "somebody paused it" in one.says())
+        count = one.capturer.count
+        one.qemu.state = "running"
+        one.epochs(1)
+        assert one.capturer.count > count
+        one.qemu.migration = {"status": "active"}
+        until(lambda: "another job" in one.says())
+
+
+def test_a_backup_that_refuses_is_told_of_and_asked_again(one: World) -> None:
+    one.peer.refuses = "it is somebody else's"
+    with one.run():
+        until(lambda: "it is somebody else's" in one.says())
+        assert one.capturer.count == 0
+        one.peer.refuses = None
+        one.epochs(1)
+
+
+def test_without_the_lease_nothing_gets_out(one: World) -> None:
+    with one.run():
+        one.epochs(1)
+        one.tenure.lost = True
+        assert isinstance(one.ended(), LeaseLost)
+    assert one.events[-1].startswith("committed")
+
+
+def test_a_mirror_that_ended_keeps_its_epoch_from_being_sealed(one: World) -> None:
+    with one.run():
+        one.epochs(1)
+        one.qemu.jobs[mirroring.name_of(0)]["io-status"] = "failed"
+        assert isinstance(one.ended(), mirroring.MirrorEnded)
+    assert one.events[-1] == "captured"
+
+
+def test_a_write_that_is_not_in_the_log_keeps_its_epoch_from_being_sealed(one: World) -> None:
+    with one.run():
+        one.epochs(1)
+        one.disk.control.failed = 28
+        assert "No space left" in str(one.ended())
+    assert one.events[-1] == "captured"
+
+
+def test_a_guest_that_has_ended_ends_it(one: World) -> None:
+    with one.run():
+        one.epochs(1)
+        one.qemu.gone = True
+        assert isinstance(one.ended(), HypervisorError)
+
+
+@pytest.mark.parametrize("what", ["output", "writes", "a wish"])
+def test_much_that_waits_ends_an_epoch_early(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(primary, "_BUSY_LOG", 1000)
+    with world(terms=RARELY) as one, one.run():
+        one.epochs(1)
+        count = one.capturer.count
+        if what == "output":
+            one.held.waiting = EARLY + 1
+        elif what == "writes":
+            one.disk.write(0, bytes(2000))
+        else:
+            one.wishes.add(Wish.PLANNED)
+        until(lambda: one.capturer.count > count)
+
+
+def test_nothing_that_waits_ends_no_epoch_early() -> None:
+    with world(terms=RARELY) as one, one.run():
+        one.epochs(1)
+        one.held.waiting = EARLY
+        one.wishes.wait(Seconds(0.1))
+        assert one.capturer.count == 1
+
+
+def test_a_new_agent_goes_on_with_what_the_backup_has(one: World) -> None:
+    with one.run():
+        one.epochs(2)
+    committed = one.peer.seals[-1].epoch
+    one.peer.bulk.clear()
+    one.wishes.drop(Wish.END)
+    one.memory.write(0, 30, 30)
+    with one.run(full=False, held=True, whole=True):
+        one.epochs(1)
+        assert one.follows()
+    assert one.peer.hellos[-1].captured > 0
+    assert one.peer.bulk == []
+    numbers = [seal.epoch for seal in one.peer.seals]
+    assert numbers[numbers.index(committed) + 1] == committed + 1
+
+
+def test_a_new_agent_whose_mirrors_had_to_begin_again_begins_anew(one: World) -> None:
+    with one.run():
+        one.epochs(1)
+    one.wishes.drop(Wish.END)
+    with one.run(full=True, held=True):
+        one.epochs(1)
+    assert one.peer.hellos[-1].captured == 0
+
+
+def test_what_the_backup_tells_of_itself_is_shown(one: World) -> None:
+    with one.run():
+        one.epochs(2)
+        until(lambda: one.status.as_json()["standby"] == {"committed": 1})
+
+
+def test_packets_that_qemu_dropped_are_counted(one: World) -> None:
+    one.capturer.packets = MOST + 7
+    with one.run():
+        until(lambda: one.status.as_json().get("packets_lost", 0) >= 7)

@@ -1,0 +1,132 @@
+"""A standby's description, and that of the guest it becomes."""
+
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from vmckpt.replicate import standby_xml
+
+Q = f"{{{standby_xml.QEMU}}}"
+IMAGES = {"vda": "/srv/b/web1-vda.qcow2", "vdb": "/srv/b/web1-vdb.raw"}
+XML = """
+<domain type='kvm' id='7' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+  <name>web1</name>
+  <uuid>0d6f7a57-be04-4dd1-80ff-c8e5fa28580b</uuid>
+  <metadata><v:labels xmlns:v='urn:vmckpt:labels:1'><v:label name='tier'/></v:labels></metadata>
+  <memory unit='KiB'>262144</memory>
+  <memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>
+  <cpu mode='custom'>
+    <numa><cell id='0' cpus='0' memory='131072' unit='KiB' memAccess='shared'/>
+      <cell id='1' cpus='1' memory='131072' unit='KiB' memAccess='shared'/></numa>
+  </cpu>
+  <devices>
+    <disk type='network' device='disk'>
+      <driver name='qemu' type='qcow2' cache='none'/>
+      <source protocol='nbd' name='x' index='2'/>
+      <backingStore type='file'><source file='/srv/base.qcow2'/></backingStore>
+      <target dev='vda' bus='virtio'/><alias name='virtio-disk0'/>
+    </disk>
+    <disk type='file' device='disk'><source file='/srv/two.raw'/><target dev='vdb'/></disk>
+    <disk type='file' device='disk'><source file='/srv/other.raw'/><target dev='vdc'/></disk>
+    <disk type='file' device='cdrom'><target dev='sda'/><readonly/></disk>
+    <interface type='bridge'><mac address='52:54:00:00:00:01'/><source bridge='br0'/>
+      <target dev='vnet3'/><link state='up'/><alias name='net0'/></interface>
+    <interface type='direct'><source dev='eth0' mode='bridge'/><target dev='macvtap1'/></interface>
+    <interface type='bridge'><source bridge='br1'/><target dev='tap-web1'/></interface>
+  </devices>
+  <qemu:commandline><qemu:arg value='-msg'/><qemu:arg value='timestamp=on'/></qemu:commandline>
+</domain>
+"""
+SMALL = "<domain type='kvm'><name>tiny</name><devices/></domain>"
+MADE = (standby_xml.standby(XML, IMAGES, "5e55"), standby_xml.clean(XML, IMAGES))
+
+
+def arguments(xml: str) -> list[str | None]:
+    return [one.get("value") for one in ET.fromstring(xml).findall(f"{Q}commandline/{Q}arg")]
+
+
+def test_a_standby_waits_for_memory_behind_what_its_qemu_is_told_already() -> None:
+    assert arguments(MADE[0]) == ["-msg", "timestamp=on", "-incoming", "defer"]
+    assert arguments(standby_xml.standby(SMALL, {}, "5e55")) == ["-incoming", "defer"]
+
+
+def test_the_stored_guest_would_not_wait() -> None:
+    assert arguments(MADE[1]) == ["-msg", "timestamp=on"]
+    assert standby_xml.marked(MADE[1]) is None
+
+
+@pytest.mark.parametrize("xml", MADE, ids=["standby", "clean"])
+def test_replicated_disks_are_its_own_and_others_as_they_were(xml: str) -> None:
+    disks = {
+        one.find("target").get("dev"): one  # type: ignore[union-attr]
+        for one in ET.fromstring(xml).findall("devices/disk")
+    }
+    for name, path in IMAGES.items():
+        source = disks[name].find("source")
+        assert source is not None
+        assert (disks[name].get("type"), source.attrib) == ("file", {"file": path})
+        assert disks[name].find("backingStore") is None
+    assert disks["vda"].find("driver[@cache='none']") is not None
+    assert disks["vdc"].find("source[@file='/srv/other.raw']") is not None
+    assert disks["sda"].find("source") is None
+
+
+@pytest.mark.parametrize("xml", MADE, ids=["standby", "clean"])
+def test_all_else_stays_as_it_is(xml: str) -> None:
+    root = ET.fromstring(xml)
+
+    assert root.get("id") is None
+    assert len(root.findall("cpu/numa/cell[@memAccess='shared']")) == 2
+    assert root.find("metadata/{urn:vmckpt:labels:1}labels") is not None
+    assert root.find("memoryBacking/access[@mode='shared']") is not None
+    assert f'xmlns:qemu="{standby_xml.QEMU}"' in xml
+    assert len(root.findall("devices/interface")) == 3
+
+
+def test_every_card_of_a_standby_is_unplugged_and_has_no_name_of_this_host() -> None:
+    cards = ET.fromstring(MADE[0]).findall("devices/interface")
+
+    links = [[link.get("state") for link in card.findall("link")] for card in cards]
+    assert links == [["down"]] * 3
+    targets = [[one.get("dev") for one in card.findall("target")] for card in cards]
+    assert targets == [[], [], ["tap-web1"]]
+
+
+def test_a_running_standby_s_cards_are_told_plugged_in_and_whole() -> None:
+    cards = [ET.fromstring(one) for one in standby_xml.plugged(MADE[0])]
+
+    assert [card.tag for card in cards] == ["interface"] * 3
+    links = [[link.get("state") for link in card.findall("link")] for card in cards]
+    assert links == [["up"]] * 3
+    assert cards[0].find("mac[@address='52:54:00:00:00:01']") is not None
+    assert standby_xml.plugged(SMALL) == []
+
+
+def test_a_standby_is_known_by_its_mark() -> None:
+    assert standby_xml.marked(MADE[0]) == "5e55"
+    assert standby_xml.marked(standby_xml.standby(SMALL, {}, "other")) == "other"
+    assert standby_xml.marked(XML) is None
+    assert standby_xml.marked("<domain><metadata><standby session='x'/></metadata></domain>") is (
+        None
+    )
+
+
+def test_disks_without_name_or_source_are_left_alone() -> None:
+    odd = """<domain><devices><disk type='file'><source file='/x'/></disk>
+        <disk type='file'><target dev='vda'/></disk><disk/></devices></domain>"""
+    for made in (standby_xml.standby(odd, IMAGES, "s"), standby_xml.clean(odd, IMAGES)):
+        disks = ET.fromstring(made).findall("devices/disk")
+        assert [one.find("source") is not None for one in disks] == [True, False, False]
+        assert "/srv/b" not in made
+
+
+@pytest.mark.parametrize("wrong", ["", "no XML", "<domain>", "<pool/>", "<a><domain/></a>"])
+def test_what_is_no_domain_is_refused(wrong: str) -> None:
+    for call in (
+        lambda: standby_xml.standby(wrong, {}, "s"),
+        lambda: standby_xml.clean(wrong, {}),
+        lambda: standby_xml.plugged(wrong),
+        lambda: standby_xml.marked(wrong),
+    ):
+        with pytest.raises((ValueError, ET.ParseError)):
+            call()

@@ -1,0 +1,315 @@
+"""The primary's hold on its guest, with a witness that keeps to its rules and may be silent."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.unit.replicas import until
+from tests.unit.staging import in_memory
+from tests.unit.witnesses import Witness
+from vmckpt.errors import LeaseLost
+from vmckpt.lease.witness import boottime
+from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.replicate import tenure as tenures
+from vmckpt.replicate.facts import Lease
+from vmckpt.replicate.guardpage import GuardPage
+from vmckpt.replicate.tenure import Tenure
+from vmckpt.replicate.wire import Beat
+from vmckpt.units import Seconds
+
+LASTS = Seconds(5.0)
+LOST = float("-inf")
+
+
+@dataclass
+class Wire:
+    """A line of which only what is sent matters."""
+
+    sent: list[Beat] = field(default_factory=list)
+
+    def send(self, message: Beat) -> None:
+        self.sent.append(message)
+
+
+class World:
+    """An agent's folder and page; `tenure` makes one agent's, the next one's, ..."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.witness = folder, Witness()
+        self.page = GuardPage.create(folder / "page", lasts=LASTS)
+        self.page.guarded = boottime() + 3600
+        terms = SimpleNamespace(every=Seconds(0.01), lasts=LASTS, limit=Seconds(0.1))
+        self.lease: Lease | None = cast("Lease", SimpleNamespace(url="", terms=terms))
+        self.lives = True
+        self.guards = 0
+
+    def tenure(self, holder: str = "alpha") -> Tenure:
+        def again() -> None:
+            self.guards += 1
+            self.page.guarded = boottime() + 3600
+
+        return Tenure(
+            self.lease, self.folder, self.page, holder=holder, note=lambda: {"phase": "copying"},
+            lives=lambda: self.lives, guard_again=again,
+        )  # fmt: skip
+
+    def stored(self) -> int:
+        return int((self.folder / "token").read_text())
+
+    def renewals(self, more: int = 3) -> None:
+        """Wait for so many more."""
+        wanted = self.witness.count("renew") + more
+        until(lambda: self.witness.count("renew") >= wanted)
+
+
+@pytest.fixture
+def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(tenures, "BEAT", Seconds(0.01))
+    monkeypatch.setattr(tenures, "_AGAIN", Seconds(0.01))
+    with in_memory() as folder:
+        made = World(folder)
+        monkeypatch.setattr(tenures, "LeaseClient", made.witness.client)
+        yield made
+        made.page.close()
+
+
+def test_the_first_agent_takes_the_lease_and_notes_its_token(one: World) -> None:
+    with one.tenure() as tenure:
+        assert (tenure.token, one.stored()) == (2, 2)
+    assert one.witness.asked[:2] == ["acquire", "renew 2"]
+    assert tenure.acquired
+
+
+def test_the_next_agent_goes_on_with_that_token(one: World) -> None:
+    with one.tenure():
+        pass
+    with one.tenure() as tenure:
+        assert tenure.token == 2
+        assert not tenure.acquired
+    assert one.witness.count("acquire") == 1
+
+
+def test_the_lease_is_renewed_as_long_as_it_lasts_and_not_longer(one: World) -> None:
+    with one.tenure():
+        one.renewals()
+    count = len(one.witness.asked)
+    time.sleep(0.03)
+    assert len(one.witness.asked) == count
+
+
+def test_the_guard_enforces_nothing_before_a_standby_may_take_over(one: World) -> None:
+    with one.tenure() as tenure:
+        one.renewals()
+        assert one.page.renewed == 0.0
+        before = boottime()
+        tenure.validate()
+        assert one.witness.state == "protected"
+        assert one.page.renewed >= before
+        noted = one.page.renewed
+        one.renewals()
+        assert one.page.renewed > noted
+        tenure.invalidate()
+        one.renewals()
+        assert one.page.renewed == 0.0
+
+
+def test_a_renewal_comes_before_the_standby_is_declared_valid(one: World) -> None:
+    """Else the guard could count from one that is old."""
+    with one.tenure() as tenure:
+        one.witness.asked.clear()
+        tenure.validate()
+        at = one.witness.asked.index("validate 2")
+        assert "renew 2" in one.witness.asked[:at]
+
+
+def test_a_lost_lease_ends_the_guest_and_the_renewals(one: World) -> None:
+    with one.tenure() as tenure:
+        tenure.validate()
+        tenure.check()
+        one.witness.holder = "beta"
+        until(lambda: one.page.renewed == LOST)
+        with pytest.raises(LeaseLost, match="another host"):
+            tenure.check()
+        count = one.witness.count("renew")
+        time.sleep(0.05)
+        assert one.witness.count("renew") == count
+
+
+def test_a_witness_that_is_silent_for_a_moment_is_borne(one: World) -> None:
+    with one.tenure() as tenure:
+        tenure.validate()
+        one.witness.down = True
+        one.renewals()
+        tenure.check()
+        assert tenure.lost is None
+        one.witness.down = False
+        noted = one.page.renewed
+        one.renewals()
+        until(lambda: one.page.renewed > noted)
+
+
+def test_what_was_not_renewed_in_time_lets_nothing_out(one: World) -> None:
+    assert one.lease is not None
+    one.lease.terms.lasts = Seconds(0.05)  # type: ignore[misc]
+    with one.tenure() as tenure:
+        tenure.validate()
+        tenure.check()
+        one.witness.down = True
+        time.sleep(0.1)
+        with pytest.raises(LeaseLost, match="not renewed in time"):
+            tenure.check()
+
+
+def test_while_work_hangs_nothing_is_renewed(one: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenures, "HUNG", Seconds(0.03))
+    with one.tenure() as tenure:
+        with tenure.at_work():
+            time.sleep(0.06)
+            count = one.witness.count("renew")
+            time.sleep(0.06)
+            assert one.witness.count("renew") <= count + 1
+        one.renewals()
+
+
+def test_short_work_keeps_nothing_from_being_renewed(one: World) -> None:
+    with one.tenure() as tenure, tenure.at_work():
+        one.renewals()
+
+
+def test_a_guest_that_is_gone_keeps_nobody_from_running_it(one: World) -> None:
+    with one.tenure():
+        one.renewals()
+        one.lives = False
+        time.sleep(0.05)
+        count = one.witness.count("renew")
+        time.sleep(0.05)
+        assert one.witness.count("renew") == count
+
+
+@pytest.mark.parametrize("how", ["down", "dumb"])
+def test_an_invalidation_without_an_answer_is_repeated_before_anything_else(
+    one: World, how: str
+) -> None:
+    with one.tenure() as tenure:
+        one.renewals()
+        setattr(one.witness, how, True)
+        with pytest.raises(LeaseUnreachable):
+            tenure.invalidate()
+        begun = one.witness.asked.index("invalidate 2")
+        until(lambda: one.witness.count("invalidate") >= 3)
+        assert one.stored() == 2
+        setattr(one.witness, how, False)
+        until(lambda: tenure.token == 3)
+        one.renewals()
+        assert tenure.lost is None
+    asked = one.witness.asked[begun:]
+    first = asked.index("renew 3")
+    assert set(asked[:first]) == {"invalidate 2"}
+    assert "renew 2" not in asked
+    assert one.stored() == 3
+
+
+def test_an_agent_that_died_over_a_change_is_followed_by_one_that_asks(one: World) -> None:
+    with one.tenure() as tenure:
+        tenure.validate()
+    one.witness.dumb = True
+    with pytest.raises(LeaseUnreachable):
+        tenure.invalidate()
+    one.witness.dumb = False
+    assert (one.witness.token, one.stored()) == (3, 2)
+    with one.tenure() as new:
+        assert (new.token, one.stored()) == (4, 4)
+        assert (new.acquired, new.lost) == (True, None)
+        one.renewals()
+        assert one.page.renewed == 0.0
+    with one.tenure() as third:
+        assert (third.token, third.acquired) == (4, False)
+
+
+def test_a_new_agent_whose_guest_is_another_s_ends_it(one: World) -> None:
+    with one.tenure() as tenure:
+        tenure.validate()
+    one.witness.change("take over", "beta", "held")
+    with pytest.raises(LeaseLost), one.tenure():
+        pass
+    assert one.page.renewed == LOST
+
+
+def test_a_new_agent_does_not_begin_without_the_witness(one: World) -> None:
+    with one.tenure() as tenure:
+        tenure.validate()
+    noted = one.page.renewed
+    one.witness.down = True
+    with pytest.raises(LeaseUnreachable), one.tenure():
+        pass
+    assert one.page.renewed == noted
+
+
+def test_a_guest_is_handed_over_once_there_is_an_answer(one: World) -> None:
+    with one.tenure() as tenure:
+        tenure.validate()
+        one.witness.down = True
+        giver = threading.Thread(target=tenure.hand_over, args=("beta",), daemon=True)
+        giver.start()
+        until(lambda: one.witness.count("hand over 2") >= 2)
+        assert giver.is_alive()
+        one.witness.down = False
+        giver.join(5.0)
+        assert not giver.is_alive()
+        assert one.witness.holder == "beta"
+
+
+def test_what_is_not_ours_cannot_be_handed_over(one: World) -> None:
+    with one.tenure() as tenure:
+        one.witness.change("take over", "gamma", "held")
+        with pytest.raises(LeaseLost):
+            tenure.hand_over("beta")
+        assert one.witness.holder == "gamma"
+
+
+def test_what_has_ended_is_given_back(one: World) -> None:
+    with one.tenure() as tenure:
+        pass
+    tenure.release()
+    assert one.witness.holder == ""
+
+
+def test_beats_tell_the_guard_and_the_other_end_that_we_live(one: World) -> None:
+    with one.tenure() as tenure:
+        until(lambda: one.page.beats > 2)
+        wire = Wire()
+        tenure.line = cast("Any", wire)
+        until(lambda: len(wire.sent) > 2)
+        tenure.line = None
+    assert wire.sent[0].note == b'{"phase": "copying"}'
+    assert abs(wire.sent[0].sent - time.time()) < 60
+
+
+def test_a_guard_that_does_not_look_any_more_is_started_again(one: World) -> None:
+    with one.tenure():
+        one.renewals()
+        assert one.guards == 0
+        one.page.guarded = boottime() - 2
+        until(lambda: one.guards == 1)
+
+
+def test_without_a_lease_store_there_is_one_token_and_nobody_is_asked(one: World) -> None:
+    one.lease = None
+    with one.tenure() as tenure:
+        assert tenure.token == 1
+        tenure.validate()
+        tenure.check()
+        tenure.invalidate()
+        tenure.hand_over("beta")
+        tenure.release()
+        until(lambda: one.page.beats > 1)
+    assert one.witness.asked == []
+    assert one.page.renewed == 0.0
+    assert os.listdir(one.folder) == ["page"]  # noqa: PTH208

@@ -1,0 +1,190 @@
+"""The agent as one archive, made without any network of what is installed here.
+
+In it: "bin/vmckpt-agent", which starts it, and below "site/" the files of the distributions that
+it imports. Its digest is that of its contents: the SHA-256 over "NAME\\0SHA-256\\n" of its files.
+"""
+
+import gzip
+import hashlib
+import io
+import os
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path, PurePosixPath
+
+import vmckpt
+from vmckpt.errors import RemoteError
+from vmckpt.journal.place import state_folder
+from vmckpt.remote.installing import LAUNCHER, OURS
+from vmckpt.units import Bytes
+
+MODULES = (
+    "vmckpt.agent.main", "vmckpt.agent.replica", "vmckpt.checkpoint.keeper",
+    "vmckpt.checkpoint.outputs_keeper", "vmckpt.replicate.guard", "vmckpt.store.s3",
+)  # fmt: skip
+"""What is started on hosts, and what it imports late."""
+DISTRIBUTIONS = (
+    "annotated-types", "blake3", "boto3", "botocore", "cffi", "cryptography", "jmespath",
+    "libvirt-python", "numpy", "psycopg", "psycopg-binary", "pydantic", "pydantic-core",
+    "python-dateutil", "s3transfer", "six", "tenacity", "typing-extensions", "typing-inspection",
+    "urllib3", "zstandard",
+)  # fmt: skip
+"""What those import, besides vmckpt itself; a test holds it against what they do import."""
+_PERHAPS = {"psycopg-binary"}  # psycopg finds the libpq of the host without it
+_NEVER = {"__pycache__", "tests"}
+_COMPILERS = {".a", ".c", ".h", ".pxd", ".pyc", ".pyi", ".pyx"}
+# Of a hundred services that botocore knows: those that a store and its logins need.
+_SERVICES = {"s3", "signin", "sso", "sso-oidc", "sts"}
+_OTHER_PYTHONS = "zstandard/_cffi."  # as large as what CPython uses
+_START = b"""\
+#!/bin/sh
+# Starts the agent of this folder, wherever that is, and lets it see nothing else of Python's.
+unset PYTHONPATH PYTHONHOME
+export PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
+exec "${0%/*}/python3" -m vmckpt.agent.main "$@"
+"""
+_SITE = "site"
+_WHEN = 315532800  # 1980: the archive is the same whenever it is made
+_KEPT = "agents"
+_COMPILED = 16 << 20
+_BLOCK = 4096
+_KILLED = 3600.0  # seconds: whoever began a file that long ago does not go on with it
+_making = threading.Lock()
+_LEVEL = 4  # of gzip: 6 takes twice as long for 3 % less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """What an agent of our version is made of."""
+
+    name: str
+    digest: str
+    size: Bytes
+    """On a disk, with what Python compiles of it."""
+    files: Mapping[str, Path]
+    """By name in the archive, without the launcher."""
+
+
+@cache
+def current() -> Bundle:
+    """What is installed here, read anew by each process. Raises RemoteError and OSError."""
+    return made_of(dict(sorted(_files())))
+
+
+def made_of(files: Mapping[str, Path]) -> Bundle:
+    """A bundle of these files. Raises OSError."""
+    digests = {LAUNCHER: hashlib.sha256(_START).hexdigest()}
+    size = _COMPILED
+    for name, path in files.items():
+        with path.open("rb") as file:
+            digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        size += path.stat().st_size + _BLOCK
+    text = "".join(f"{name}\0{digests[name]}\n" for name in sorted(digests))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    name = f"{vmckpt.__version__}-{OURS}-{digest[:16]}"
+    return Bundle(name=name, digest=digest, size=Bytes(size), files=files)
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    own = Path(vmckpt.__file__).parent
+    # Its folder, since an installation from a checkout has no list of its files.
+    yield from _below(own, own.parent)
+    for name in DISTRIBUTIONS:
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            if name not in _PERHAPS:
+                raise RemoteError(
+                    f"the agent cannot be sent to hosts: {name} is not installed here",
+                    mend="install vmckpt here with all that it requires, or on the hosts",
+                ) from None
+            continue
+        if found.files is None:  # a distribution's package: it may have no list
+            for top in (found.read_text("top_level.txt") or name).split():
+                yield from _of_module(top)
+        for file in found.files or ():
+            if _is_needed(PurePosixPath(file)):
+                yield f"{_SITE}/{file}", Path(str(file.locate()))
+
+
+def _of_module(name: str) -> Iterator[tuple[str, Path]]:
+    spec = util.find_spec(name)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        yield from _below(Path(folder), Path(folder).parent)
+    if spec and spec.origin and not spec.submodule_search_locations:
+        yield f"{_SITE}/{Path(spec.origin).name}", Path(spec.origin)
+
+
+def _below(folder: Path, root: Path) -> Iterator[tuple[str, Path]]:
+    for path in folder.rglob("*"):
+        if path.is_file() and _is_needed(inside := PurePosixPath(path.relative_to(root))):
+            yield f"{_SITE}/{inside}", path
+
+
+def _is_needed(file: PurePosixPath) -> bool:
+    parts = file.parts
+    if parts[0] == ".." or _NEVER & set(parts) or file.suffix in _COMPILERS:
+        return False
+    if parts[0] in {"boto3", "botocore"} and parts[1] == "data" and len(parts) > 3:
+        return parts[2] in _SERVICES
+    return parts[:2] != ("vmckpt", "lab") and not str(file).startswith(_OTHER_PYTHONS)
+
+
+def archive(bundle: Bundle) -> Path:
+    """The bundle as a file, made once for each digest. Raises OSError."""
+    folder = state_folder(os.environ, root=os.geteuid() == 0) / _KEPT
+    path = folder / f"{bundle.name}.tar.gz"
+    with _making:  # several hosts want the same at once
+        if not path.exists():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make(bundle, path)
+            for one in folder.iterdir():
+                old = one.suffix == ".gz" or one.stat().st_mtime < time.time() - _KILLED
+                if one != path and old:
+                    one.unlink(missing_ok=True)
+    return path
+
+
+def _make(bundle: Bundle, path: Path) -> None:
+    made, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(made, "wb") as file:
+            _write(bundle, file)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).rename(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _write(bundle: Bundle, file: io.BufferedIOBase) -> None:
+    with (
+        gzip.GzipFile(
+            fileobj=file, mode="wb", filename="", mtime=0, compresslevel=_LEVEL
+        ) as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
+        _add(tar, LAUNCHER, _START, 0o755)
+        for name, path in bundle.files.items():
+            _add(tar, name, path.read_bytes(), 0o644)
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = len(data), mode, _WHEN
+    tar.addfile(member, io.BytesIO(data))
+
+
+def forget(path: Path) -> None:
+    """Have an archive made anew the next time: it may be damaged."""
+    with suppress(OSError):
+        path.unlink()
+    current.cache_clear()

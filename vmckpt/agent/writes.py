@@ -1,0 +1,104 @@
+"""How the guest's writes come to the logs of its disks, for as long as it is protected."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.replicate import logserver, mirroring
+from vmckpt.replicate.diskepochs import LogPlace, WriteLog
+from vmckpt.replicate.facts import Session
+from vmckpt.replicate.logcontrol import Control
+from vmckpt.replicate.logserver import Socket
+from vmckpt.replicate.mirroring import MirrorEnded
+from vmckpt.units import MIB, Bytes
+
+_LOG_LIMIT = Bytes(64 * MIB)
+
+
+class Mirrors:
+    """The jobs and servers that bring the guest's writes to the logs; see primary.Mirrors."""
+
+    def __init__(self, session: Session, folder: Path, monitor: Monitor) -> None:
+        self._monitor = monitor
+        nodes: Mapping[str, str] = session.extra["nodes"]
+        self._disks = [
+            (number, nodes[disk.target], Bytes(disk.size), *place_of(folder, number))
+            for number, disk in enumerate(session.disks)
+        ]
+        self._owner = session.owner
+
+    def begin(self) -> bool:
+        """Begin those that are not there, with all of their disk; whether any was.
+
+        Raises DiskLogError, HypervisorError.
+        """
+        missing = False
+        for number, node, size, place, path in self._disks:
+            if not self._lives(number, place):
+                missing = True
+                self._begin(number, node, size, place, path)
+        if missing and len(self._disks) > 1:
+            self.begin_again()
+        return missing
+
+    def begin_again(self) -> None:
+        """All of each disk, into a log that has nothing else. Raises as `begin`."""
+        for number, node, size, place, path in self._disks:
+            self._begin(number, node, size, place, path)
+
+    def end(self) -> None:
+        """Bring nothing any more. Raises HypervisorError."""
+        for number, _, _, place, _ in self._disks:
+            end(self._monitor, place, mirroring.name_of(number))
+
+    def logs(self) -> list[WriteLog]:
+        found = [WriteLog(place) for *_, place, _ in self._disks]
+        for log in found:
+            log.set_open(False)
+        return found
+
+    def _lives(self, number: int, place: LogPlace) -> bool:
+        if logserver.running(place) is None:
+            return False
+        try:
+            mirroring.progress(self._monitor, mirroring.name_of(number))
+        except MirrorEnded:
+            return False
+        with WriteLog(place) as log:
+            return log.failed() is None
+
+    def _begin(self, number: int, node: str, size: Bytes, place: LogPlace, path: Path) -> None:
+        job = mirroring.name_of(number)
+        socket = Socket(path=path, owner=self._owner)
+        end(self._monitor, place, job)
+        if logserver.running(place) is not None:
+            with WriteLog(place) as log:
+                spoiled = log.failed()
+                log.consume(log.size())
+            if spoiled is not None:
+                logserver.stop(place, socket)
+        logserver.start(place, socket, size=size, limit=_LOG_LIMIT)
+        mirroring.begin(self._monitor, node=node, socket=path, job=job, full=True)
+
+
+def place_of(folder: Path, disk: int) -> tuple[LogPlace, Path]:
+    """Where the log of a disk's writes is, and the socket that QEMU writes to."""
+    return LogPlace(folder=folder / "writes", disk=disk), folder / "nbd" / f"{disk}.sock"
+
+
+def end(monitor: Monitor, place: LogPlace, job: str) -> None:
+    """Take a mirror away; the guest's writes wait for nothing any more. Raises HypervisorError."""
+    with suppress(OSError, ValueError), Control(place.control) as told:
+        # Else the end would wait for writes that wait for us.
+        told.never_wait = True
+    mirroring.end(monitor, job)
+
+
+def end_all(session: Session, folder: Path, monitor: Monitor | None) -> None:
+    """Nothing of it stays; `monitor`: None if the guest's QEMU is gone. Raises VmckptError."""
+    for number in range(len(session.disks)):
+        place, path = place_of(folder, number)
+        if monitor is not None:
+            end(monitor, place, mirroring.name_of(number))
+        logserver.stop(place, Socket(path=path))

@@ -1,0 +1,33 @@
+"""How a guest is protected by a standby, as a policy says it. Pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vmckpt.units import Seconds
+
+
+class Failover(StrEnum):
+    """Who decides that a guest's host is dead."""
+
+    AUTOMATIC = "automatic"
+    """The lease; the leave to stop a guest whose host has lost it."""
+    MANUAL = "manual"
+    """A person."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protection:
+    """The section `protect`."""
+
+    interval: Seconds | None = None
+    """Between two epochs; None: chosen by what an epoch costs."""
+    slowdown: float = 0.10
+    """For a chosen interval: most of the guest's time that pauses may take."""
+    max_pause: Seconds = Seconds(0.5)
+    """A guest that would have to stand still for longer is not protected."""
+    hold: Seconds = Seconds(5.0)
+    """For so long output waits for a backup that is gone."""
+    failover: Failover = Failover.MANUAL
+    lease: Seconds = Seconds(5.0)
+    """How long a renewal of the lease is good: a database or an agent that is started anew within
+    that harms nothing, and a failover takes that much longer."""
