@@ -136,7 +136,7 @@ def failover(hands: Hands, turns: int) -> dict[str, Any]:
     silent: list[float] = []
     for turn in range(turns):
         start(plan)
-        protect(hands, "100ms", "--failover", "automatic")
+        protect(hands, "100ms", "--failover", "automatic", "--ttl", "1s")
         time.sleep(3.0 + 0.137 * turn)
         died = time.monotonic()
         host.power_off(plan.host("alpha"))

@@ -114,9 +114,18 @@ def test_a_guest_that_was_shut_down_needs_no_standby(theirs: Mapping[str, Any]) 
     assert "remove its standby" in found.did
 
 
-@pytest.mark.parametrize("ours", [NOTHING, DIED, SWITCHED])
-@pytest.mark.parametrize("theirs", [NOTHING, LOST])
-def test_where_nothing_is_left_it_has_failed(
+def test_where_neither_host_knows_of_it_it_has_ended() -> None:
+    found = truth(KNOWN, NOTHING, NOTHING)
+
+    assert "is not protected any more" in found.truth
+    assert found.outcome is Outcome.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(NOTHING, LOST), (DIED, NOTHING), (DIED, LOST), (SWITCHED, NOTHING), (SWITCHED, LOST)],
+)
+def test_a_guest_that_died_and_has_no_standby_has_failed(
     ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> None:
     found = truth(KNOWN, ours, theirs)

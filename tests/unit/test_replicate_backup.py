@@ -221,11 +221,12 @@ def test_both_ends_tell_each_other_how_they_stand(one: Following) -> None:
         found = line.receive(Seconds(0.1))
         if isinstance(found, Beat):
             notes.append(json.loads(found.note))
-        return bool(notes) and notes[-1]["primary"] is not None
+        return bool(notes) and notes[-1]["committed"] == 1
 
     until(newest)
     told = notes[-1]
     assert (told["committed"], told["ready"], told["connected"]) == (1, True, True)
+    assert "primary" not in told  # or each would tell the other all that it was told, for ever
     assert told["epoch_age_s"] > 0
 
 

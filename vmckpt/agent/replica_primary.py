@@ -96,7 +96,7 @@ class _Agent:
         session = self._session
         return Tenure(
             session.lease, self._folder, self._page, holder=session.host,
-            note=self._status.as_json, lives=lambda: Path(f"/proc/{self._process}").exists(),
+            note=self._status.note, lives=lambda: Path(f"/proc/{self._process}").exists(),
             guard_again=lambda: guarded.begin(session, self._folder, self._process).close(),
         )  # fmt: skip
 

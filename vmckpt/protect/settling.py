@@ -77,8 +77,15 @@ def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> S
             truth=f"{guest} runs on {primary}, and its standby is gone", outcome=Outcome.FAILED,
             did=("end its protection",),
         )  # fmt: skip
+    if theirs or ours.get("outcome"):
+        why = ours.get("why") or theirs.get("why") or "nobody knows why"
+        return Settled(
+            truth=f"no agents of {guest} are left, and no standby: {why}", outcome=Outcome.FAILED,
+            did=("put back what its protection set",),
+        )  # fmt: skip
     return Settled(
-        truth=f"no agents of {guest} are left, and no standby", outcome=Outcome.FAILED,
+        truth=f"{guest} is not protected any more: neither host has anything of it left",
+        outcome=Outcome.COMPLETED,
         did=("put back what its protection set",),
     )  # fmt: skip
 

@@ -95,7 +95,11 @@ class Backup:
             self._newest.close()
 
     def as_json(self) -> dict[str, Any]:
-        """For a person or program, and for the primary."""
+        """For a person or program."""
+        return {**self.note(), "primary": self._peer or None}
+
+    def note(self) -> dict[str, Any]:
+        """What the primary is told; not what it has told itself, or that would grow for ever."""
         last = self._stage.last
         return {
             "role": "backup", "phase": "waiting", "committed": self._stage.committed,
@@ -103,7 +107,7 @@ class Backup:
             "connected": self._newest is not None,
             "received": 0 if self._newest is None else self._newest.received,
             "epoch_age_s": None if last is None else max(0.0, time.time() - last.taken),
-            "says": self._says, "primary": self._peer or None,
+            "says": self._says,
         }  # fmt: skip
 
     def _silent(self) -> Seconds:
@@ -132,7 +136,7 @@ class Backup:
             line = self._newest
             if line is not None:
                 with suppress(Cut):
-                    line.send(Beat(sent=time.time(), note=json.dumps(self.as_json()).encode()))
+                    line.send(Beat(sent=time.time(), note=json.dumps(self.note()).encode()))
 
     def _loop(self) -> Ours | None:
         line: Line | None = None

@@ -105,6 +105,11 @@ class PrimaryStatus:
             self._told["epoch"] = number
             self._told["packets_lost"] = self._told.get("packets_lost", 0) + lost
 
+    def note(self) -> dict[str, Any]:
+        """What the backup is told with each heartbeat: little, and nothing of what it has told."""
+        with self._lock:
+            return {"phase": str(self._phase), "epoch": self._told.get("epoch")}
+
     def as_json(self) -> dict[str, Any]:
         """For a person or program."""
         with self._lock:

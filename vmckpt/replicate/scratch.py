@@ -1,0 +1,164 @@
+"""A scratch guest: QEMU with a program of a few bytes in place of firmware, without libvirt.
+
+What is not sure to work on a host is tried on it, never on a user's guest. The program runs in
+16-bit mode, which also a /dev/kvm does that runs no ordinary kernel. It counts at 0x600 and in 128
+pages from 0x10000 on. It ends with us, and no file of it is left: its memory has no name any more.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from vmckpt.checkpoint.compare import Mapping
+from vmckpt.checkpoint.guestmemory import MemoryFile
+from vmckpt.errors import HypervisorError
+
+SIZE = 4 << 20
+COUNTER = 0x600
+PAGES = 128
+_SHM = "/dev/shm"
+QEMU = "qemu-system-x86_64"
+_PROGRAM = bytes.fromhex(
+    "fa31c08ed8"  # cli; ds = 0
+    "66ff060006"  # inc dword [0x600]
+    "bb0010"  # bx = 0x1000
+    "8ec3"  # es = bx
+    "2666ff060000"  # inc dword es:[0]
+    "81c30001"  # bx += 0x100, a page
+    "81fb0090"  # bx < 0x9000?
+    "72ee"  # then on with es = bx
+    "ebe4"  # else count
+)
+_ROM = _PROGRAM.ljust(0xFFF0, b"\0") + bytes.fromhex("ea000000f0").ljust(16, b"\0")
+_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+
+
+class Scratch:
+    """Use as `with Scratch() as guest`. It is `checkpoint.settings.Commands` itself.
+
+    Entering raises HypervisorError, OSError: there is no such QEMU, or it has no such accelerator.
+    """
+
+    host, uri, name = "here", "", "scratch guest"
+    guest = "00000000-0000-0000-0000-000000000001"
+
+    def __init__(self, *, waits: bool = False, accelerator: str = "kvm", qemu: str = QEMU) -> None:
+        """`waits`: it waits for a state, as a standby does."""
+        self._waits, self._accelerator, self._qemu = waits, accelerator, qemu
+        self._last_words = ""
+        self.events: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        ours, theirs = socket.socketpair()
+        ends = _WITH_US if shutil.which(_WITH_US[0]) else ()
+        with tempfile.TemporaryDirectory(dir=_SHM, prefix="vmckpt-scratch-") as name, theirs:
+            rom, ram = Path(name) / "rom", Path(name) / "ram"
+            rom.write_bytes(_ROM)
+            self._process = subprocess.Popen(
+                [*ends, self._qemu, "-accel", self._accelerator,
+                 "-machine", "pc,memory-backend=pc.ram", "-m", "4",
+                 "-nodefaults", "-display", "none", "-vga", "none", "-bios", str(rom),
+                 "-object", f"memory-backend-file,id=pc.ram,size=4M,mem-path={ram},share=on",
+                 "-chardev", f"socket,id=qmp,fd={theirs.fileno()}",
+                 "-mon", "chardev=qmp,mode=control",
+                 *(("-S", "-incoming", "defer") if self._waits else ())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            theirs.close()
+            self._socket = ours
+            self._socket.settimeout(10.0)
+            self._lines = ours.makefile("rb")
+            try:
+                if not self._lines.readline():
+                    raise HypervisorError(f"no QEMU: {self._said()}", host=self.host)
+                self.ask("qmp_capabilities")
+                self.file = os.open(ram, os.O_RDWR | os.O_CLOEXEC)
+            except BaseException:
+                self._kill()
+                raise
+        self.memory = Mapping(self.file, SIZE, write=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.memory.close()
+        os.close(self.file)
+        self._kill()
+
+    def _kill(self) -> None:
+        self._said()
+        with suppress(OSError):
+            self._lines.close()
+        self._socket.close()
+
+    def _said(self) -> str:
+        """What it said last; it has ended then."""
+        self._process.kill()
+        if self._process.stderr is not None and not self._process.stderr.closed:
+            said = self._process.communicate()[1].decode(errors="replace").splitlines()
+            self._last_words = said[-1].strip() if said else ""
+        return self._last_words
+
+    @property
+    def files(self) -> tuple[MemoryFile, ...]:
+        """Its memory, as `guestmemory.files` tells it."""
+        return (MemoryFile(("pc.ram",), SIZE, Path(f"/proc/self/fd/{self.file}")),)
+
+    def count(self) -> int:
+        """How far the program has counted."""
+        return int.from_bytes(os.pread(self.file, 4, COUNTER), "little")
+
+    def goes_on(self, limit: float = 3.0) -> bool:
+        """Whether the program counts."""
+        before, give_up = self.count(), time.monotonic() + limit
+        while self.count() == before and time.monotonic() < give_up:
+            time.sleep(0.005)
+        return self.count() != before
+
+    def ask(self, command: str, **arguments: object) -> Any:
+        """A question to QEMU. Raises HypervisorError."""
+        return self.tell(command, arguments)
+
+    def tell(
+        self, command: str, arguments: dict[str, object], *, files: tuple[int, ...] = ()
+    ) -> Any:
+        """A command to QEMU. Raises HypervisorError."""
+        order = json.dumps({"execute": command, "arguments": arguments}).encode()
+        try:
+            socket.send_fds(self._socket, [order], list(files))
+        except OSError as exc:
+            raise HypervisorError(f"{command}: no QEMU: {exc}", host=self.host) from exc
+        while line := self._line(command):
+            told = json.loads(line)
+            if "event" in told:
+                self.events.append(told)
+                continue
+            if "error" in told:
+                raise HypervisorError(f"{command}: {told['error']['desc']}", host=self.host)
+            return told["return"]
+        raise HypervisorError(f"{command}: QEMU has ended: {self._said()}", host=self.host)
+
+    def _line(self, command: str) -> bytes:
+        try:
+            return self._lines.readline()
+        except OSError as exc:
+            raise HypervisorError(f"{command}: no answer: {exc}", host=self.host) from exc
+
+    def human(self, line: str) -> str:
+        """What QEMU says to a person."""
+        return str(self.ask("human-monitor-command", **{"command-line": line}))
+
+    def run_state(self) -> str:
+        """QEMU's word for how the guest is."""
+        return str(self.ask("query-status")["status"])
+
+    def paused_by_somebody(self) -> bool:
+        """Nobody else knows it."""
+        return False
