@@ -247,9 +247,11 @@ def test_device_state_against_another_one_is_damaged(other: bytes | None) -> Non
         decode_state(data, other)
 
 
-def test_the_first_device_state_follows_none() -> None:
-    with pytest.raises(Damaged, match="follows another one"):
-        decode_state(encode_state(b"state", None), b"previous state")
+def test_a_device_state_that_follows_none_is_read_whatever_was_before() -> None:
+    """So a primary that does not know what the backup has can go on."""
+    data = encode_state(b"state", None)
+
+    assert decode_state(data, b"previous state") == decode_state(data, None) == b"state"
 
 
 @settings(deadline=None)
