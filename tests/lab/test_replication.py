@@ -47,7 +47,7 @@ def pair(witnessed: Bench) -> Iterator[Bench]:
 
 def protect(bench: Bench, *more: str, automatic: bool = True) -> dict[str, Any]:
     how = "automatic" if automatic else "manual"
-    words = ("--to", "beta", "--interval", "200ms", "--failover", how, "--ttl", "2s")
+    words = ("--to", "beta", "--interval", "200ms", "--failover", how, "--ttl", "4s")
     return dict(bench.good("protect", "web1", *words, "--json", *more).json)
 
 
