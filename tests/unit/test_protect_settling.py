@@ -75,7 +75,8 @@ def test_a_guest_that_runs_and_has_a_standby_is_left_to_its_agents(
     found = truth(KNOWN, ours, theirs)
 
     assert found.truth == f"web1 is protected: {how}"
-    assert (found.outcome, found.did, found.settle) == (None, (), "")
+    assert (found.outcome, found.did, found.goes_on) == (None, (), True)
+    assert found.settle == "its agents go on with it"
 
 
 @pytest.mark.parametrize("ours", [WORKS, STARTS])

@@ -103,7 +103,7 @@ def _show(found: list[Recovered], dry_run: bool) -> None:
             )
         if settled.outcome is not None:
             output.out.print(f"    {'would end' if dry_run else 'ended'} as {settled.outcome}")
-        if settled.settle:
+        if settled.settle and not settled.goes_on:
             output.out.print(f"    to settle it: {settled.settle}")
         for warning in settled.warnings:
             output.out.print(f"    warning: {warning}")

@@ -63,7 +63,12 @@ def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> S
             did=("remove its standby", "store its definition again"),
         )  # fmt: skip
     if waits and ours.get("runs"):
-        return Settled(truth=f"{guest} is protected: {_phase(ours)}", outcome=None)
+        return Settled(
+            truth=f"{guest} is protected: {_phase(ours)}",
+            outcome=None,
+            goes_on=True,
+            settle="its agents go on with it",
+        )
     if waits:
         # Its host may have been started anew: then the standby has the newest that there is.
         why = ours.get("why") or f"{primary} knows nothing of it"

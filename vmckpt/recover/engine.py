@@ -34,7 +34,7 @@ class Recovered:
         one = self.settled
         more = "; ".join(one.did) if one.outcome is not None else one.settle
         if one.goes_on:
-            more = "vmckpt recover watches it to its end"
+            more = one.settle or "vmckpt recover watches it to its end"
         return f"{one.truth}: {more}" if more else one.truth
 
     def as_json(self) -> dict[str, Any]:
