@@ -7,7 +7,6 @@ from vmckpt.journal.unattended import Unattended
 from vmckpt.migrate import settling as moves
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
-from vmckpt.protect import settling as protections
 from vmckpt.snapshot import preparing
 from vmckpt.snapshot import settling as snapshots
 from vmckpt.snapshot.settling_guard import settle_guard, settle_proof
@@ -21,6 +20,13 @@ class Room(Protocol):
         """Look at the hosts, decide, and do it, as far as the case says."""
 
 
+async def _settle_protection(case: Unattended, policies: Sequence[Policy]) -> Settled:
+    # Only who recovers one pays for what it needs.
+    from vmckpt.protect import settling as protections  # noqa: PLC0415
+
+    return await protections.settle(case, policies)
+
+
 ROOMS: Mapping[str, Room] = {
     "migrate": moves.settle,
     "resume": moves.settle,
@@ -29,7 +35,7 @@ ROOMS: Mapping[str, Room] = {
     "guard": settle_guard,
     "prepare": preparing.settle,
     "proof": settle_proof,
-    "protect": protections.settle,
+    "protect": _settle_protection,
     "run": settle_service,
 }
 """By the operation's kind."""
