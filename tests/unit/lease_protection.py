@@ -5,6 +5,7 @@ import uuid
 
 from tests import postgres
 from vmckpt.lease import witness
+from vmckpt.lease.clock import boottime
 from vmckpt.lease.terms import Terms
 from vmckpt.lease.witness import Credential, LeaseClient, Wait
 from vmckpt.units import Seconds
@@ -30,7 +31,7 @@ class Protection:
     def client(self, holder: str) -> LeaseClient:
         made = LeaseClient(
             self.dsn(), holder=holder, password=self.credential.password,
-            limit=Seconds(self.limit), clock=lambda: Seconds(witness.boottime() + self.ahead),
+            limit=Seconds(self.limit), clock=lambda: Seconds(boottime() + self.ahead),
         )  # fmt: skip
         self.clients.append(made)
         return made

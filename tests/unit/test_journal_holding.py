@@ -197,7 +197,7 @@ def test_only_where_others_may_take_over_an_old_heartbeat_stops_the_controller(
     recording: Recorder, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    monkeypatch.setattr(recorder, "_boottime", lambda: Seconds(now + rules.TTL))
+    monkeypatch.setattr(recorder, "boottime", lambda: Seconds(now + rules.TTL))
     monkeypatch.setattr(recorder.Recorder, "_beat", lambda *_: None)
 
     assert recording.holds is not journal.shared

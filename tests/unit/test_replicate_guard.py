@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vmckpt.lease.clock import boottime
 from vmckpt.replicate import guard, guardpage
 from vmckpt.replicate.guard import Facts, GuardFailed
 from vmckpt.replicate.guarding import (
@@ -27,7 +28,7 @@ from vmckpt.replicate.guarding import (
     Wait,
     decide,
 )
-from vmckpt.replicate.guardpage import GuardPage, boottime
+from vmckpt.replicate.guardpage import GuardPage
 from vmckpt.units import Seconds
 
 RULES = Rules()

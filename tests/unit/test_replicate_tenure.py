@@ -15,7 +15,7 @@ from tests.unit.replicas import until
 from tests.unit.staging import in_memory
 from tests.unit.witnesses import Witness
 from vmckpt.errors import LeaseLost
-from vmckpt.lease.witness import boottime
+from vmckpt.lease.clock import boottime
 from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.replicate import tenure as tenures
 from vmckpt.replicate.facts import Lease

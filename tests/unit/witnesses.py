@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.errors import LeaseLost
-from vmckpt.lease.witness import boottime
+from vmckpt.lease.clock import boottime
 from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.units import Seconds
 

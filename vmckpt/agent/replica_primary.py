@@ -18,13 +18,13 @@ from vmckpt.errors import CannotCapture, GuestBusy, LeaseLost
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.endings import Ending, Endings
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.lease.clock import boottime
 from vmckpt.replicate import buffers
 from vmckpt.replicate.buffers import Buffers
 from vmckpt.replicate.capture import Capturer
 from vmckpt.replicate.control import Control
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.finder import CompareFinder
-from vmckpt.replicate.guardpage import boottime
 from vmckpt.replicate.memory import Memory
 from vmckpt.replicate.primary import Parts, Primary, Switched
 from vmckpt.replicate.status import PrimaryStatus

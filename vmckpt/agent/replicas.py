@@ -108,12 +108,7 @@ def _stand(order: ReplicaOrder) -> dict[str, Any]:
     session.write(folder_of(order.guest))
     try:
         standing.make(session, order.xml)
-        _start(folder_of(order.guest))
-        give_up = time.monotonic() + _STARTS
-        while not _answers(folder_of(order.guest)):
-            if time.monotonic() > give_up:
-                raise RemoteError(f"{order.host}: the standby's agent does not start{_why(order)}")
-            time.sleep(_TURN)
+        _begin(order, "the standby's agent")
         return {"port": int((folder_of(order.guest) / PORT).read_text())}
     except BaseException:
         with suppress(VmckptError):
@@ -127,13 +122,18 @@ def _protect(order: ReplicaOrder) -> dict[str, Any]:
     session = _session(order)
     (folder_of(order.guest) / link.PEER).write_text(order.peer)
     session.write(folder_of(order.guest))
+    _begin(order, "the guest's agent")
+    return {}
+
+
+def _begin(order: ReplicaOrder, who: str) -> None:
+    """Start the agent and wait until it answers. Raises RemoteError."""
     _start(folder_of(order.guest))
     give_up = time.monotonic() + _STARTS
     while not _answers(folder_of(order.guest)):
         if time.monotonic() > give_up:
-            raise RemoteError(f"{order.host}: the guest's agent does not start{_why(order)}")
+            raise RemoteError(f"{order.host}: {who} does not start{_why(order)}")
         time.sleep(_TURN)
-    return {}
 
 
 def _ask(order: ReplicaOrder) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 import functools
 import logging
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import libvirt
@@ -10,6 +13,8 @@ import libvirt
 from vmckpt.errors import HostUnreachable, HypervisorError, OutcomeUnknown
 
 log = logging.getLogger("vmckpt.libvirt")
+
+T = TypeVar("T")
 
 
 @functools.cache
@@ -42,6 +47,36 @@ def without_questions(uri: str) -> str:
         return uri
     query = f"{parts.query}&no_tty=1" if parts.query else "no_tty=1"
     return urlunsplit(parts._replace(query=query))
+
+
+@contextmanager
+def opened(uri: str, host: str) -> Iterator[libvirt.virConnect]:
+    """A connection for one visit. Raises HostUnreachable."""
+    start()
+    try:
+        connection = libvirt.open(without_questions(uri))
+    except libvirt.libvirtError as exc:
+        what = Broken(exc, sent=False)
+        raise broken(what, host=host, what="connecting", changes=False) from exc
+    try:
+        yield connection
+    finally:
+        with suppress(libvirt.libvirtError):
+            connection.close()
+
+
+def once(
+    uri: str, host: str, what: str, call: Callable[[libvirt.virConnect], T], *, changes: bool
+) -> T:
+    """A call over a connection of its own. Raises HypervisorError, OutcomeUnknown if `changes`."""
+    with opened(uri, host) as connection:
+        try:
+            return call(connection)
+        except libvirt.libvirtError as exc:
+            if connection.isAlive() == 1:
+                raise refused(exc, host=host, what=what) from exc
+            failed = Broken(exc, sent=True)
+            raise broken(failed, host=host, what=what, changes=changes) from exc
 
 
 NOT_HERE = (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID)

@@ -224,21 +224,11 @@ class Monitor:
 
 def restore(path: str, xml: str, *, paused: bool, host: str, uri: str = LOCAL) -> None:
     """Let libvirt start a guest from a save image, which may be a FIFO. Raises HypervisorError."""
-    library.start()
     flags = libvirt.VIR_DOMAIN_SAVE_PAUSED if paused else libvirt.VIR_DOMAIN_SAVE_RUNNING
-    what = "restoring the guest"
-    try:
-        connection = libvirt.open(library.without_questions(uri))
-    except libvirt.libvirtError as exc:
-        broken = library.Broken(exc, sent=False)
-        raise library.broken(broken, host=host, what="connecting", changes=False) from exc
-    try:
-        connection.restoreFlags(path, xml, flags)
-    except libvirt.libvirtError as exc:
-        if connection.isAlive() == 1:
-            raise library.refused(exc, host=host, what=what) from exc
-        broken = library.Broken(exc, sent=True)
-        raise library.broken(broken, host=host, what=what, changes=True) from exc
-    finally:
-        with suppress(libvirt.libvirtError):
-            connection.close()
+    library.once(
+        uri,
+        host,
+        "restoring the guest",
+        lambda connection: connection.restoreFlags(path, xml, flags),
+        changes=True,
+    )

@@ -38,20 +38,13 @@ def stopped_by_disk(seat: Seat) -> bool:
 
 def owner(uri: str, host: str) -> tuple[int, int]:
     """As whom libvirt runs QEMU there: user and group. Raises HypervisorError."""
-    library.start()
-    try:
-        connection = libvirt.open(library.without_questions(uri))
-    except libvirt.libvirtError as exc:
-        broken = library.Broken(exc, sent=False)
-        raise library.broken(broken, host=host, what="connecting", changes=False) from exc
-    try:
-        return owner_in(connection.getCapabilities())
-    except libvirt.libvirtError as exc:
-        raise library.refused(exc, host=host, what="asking as whom QEMU runs") from exc
-    except ValueError as exc:
-        raise HypervisorError(f"{host}: as whom QEMU runs: {exc}", host=host) from exc
-    finally:
-        connection.close()
+    with library.opened(uri, host) as connection:
+        try:
+            return owner_in(connection.getCapabilities())
+        except libvirt.libvirtError as exc:
+            raise library.refused(exc, host=host, what="asking as whom QEMU runs") from exc
+        except ValueError as exc:
+            raise HypervisorError(f"{host}: as whom QEMU runs: {exc}", host=host) from exc
 
 
 def owner_in(capabilities: str) -> tuple[int, int]:

@@ -1,15 +1,9 @@
 """What of libvirt a waiting standby needs: started without memory, run, stored, taken away."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TypeVar
-
 import libvirt
 
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.monitor import LOCAL, Monitor
-
-T = TypeVar("T")
 
 _KEEP = (
     libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM
@@ -18,34 +12,6 @@ _KEEP = (
     | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
 )
 _SECURE = libvirt.VIR_DOMAIN_XML_SECURE
-
-
-@contextmanager
-def _connection(uri: str, host: str) -> Iterator[libvirt.virConnect]:
-    library.start()
-    try:
-        connection = libvirt.open(library.without_questions(uri))
-    except libvirt.libvirtError as exc:
-        broken = library.Broken(exc, sent=False)
-        raise library.broken(broken, host=host, what="connecting", changes=False) from exc
-    try:
-        yield connection
-    finally:
-        with suppress(libvirt.libvirtError):
-            connection.close()
-
-
-def _call(
-    uri: str, host: str, what: str, call: Callable[[libvirt.virConnect], T], *, changes: bool
-) -> T:
-    with _connection(uri, host) as connection:
-        try:
-            return call(connection)
-        except libvirt.libvirtError as exc:
-            if connection.isAlive() == 1:
-                raise library.refused(exc, host=host, what=what) from exc
-            broken = library.Broken(exc, sent=True)
-            raise library.broken(broken, host=host, what=what, changes=changes) from exc
 
 
 def create_paused(xml: str, *, host: str, uri: str = LOCAL) -> None:
@@ -58,7 +24,7 @@ def create_paused(xml: str, *, host: str, uri: str = LOCAL) -> None:
     def call(connection: libvirt.virConnect) -> None:
         connection.createXML(xml, flags)
 
-    _call(uri, host, "starting the standby", call, changes=True)
+    library.once(uri, host, "starting the standby", call, changes=True)
 
 
 def define(xml: str, *, host: str, uri: str = LOCAL, autostart: bool = False) -> None:
@@ -69,7 +35,7 @@ def define(xml: str, *, host: str, uri: str = LOCAL, autostart: bool = False) ->
         if autostart:
             domain.setAutostart(1)
 
-    _call(uri, host, "storing the guest's definition", call, changes=True)
+    library.once(uri, host, "storing the guest's definition", call, changes=True)
 
 
 def stored(monitor: Monitor) -> tuple[str, bool] | None:

@@ -28,6 +28,7 @@ from vmckpt.journal.records import (
     StoredForecast,
 )
 from vmckpt.lease import rules
+from vmckpt.lease.clock import boottime
 from vmckpt.lease.types import Fence
 from vmckpt.model.events import Event, PhaseChanged, Sampled
 from vmckpt.units import Seconds
@@ -61,7 +62,7 @@ def begin(
         return Recorder(None, None, warn, clock=clock)
     journal = _open(meant)
     try:
-        beaten = _boottime()
+        beaten = boottime()
         id_ = journal.begin(new)
     except BaseException:
         journal.close()
@@ -83,7 +84,7 @@ def resumed(
     """
     journal = _open(places.default() if place is None else place)
     try:
-        beaten = _boottime()
+        beaten = boottime()
         journal.heartbeat(operation.id, fence=fence)
         age = journal.now() - operation.began_at
     except BaseException:
@@ -100,11 +101,6 @@ def _open(place: Path | str) -> "Journal":
     from vmckpt.journal.store import Journal  # noqa: PLC0415
 
     return Journal(place, busy=_BUSY)
-
-
-def _boottime() -> Seconds:
-    """A clock that goes on while the machine sleeps."""
-    return Seconds(time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 class Recorder:
@@ -139,7 +135,7 @@ class Recorder:
         self._clock = clock
         self._began = Seconds(clock()) if began is None else began
         self._me = identity.this_process()
-        self._beaten = _boottime() if beaten is None else beaten
+        self._beaten = boottime() if beaten is None else beaten
         self._lost: LeaseLost | None = None
         self._ended = False
         self._entrusted: str | None = None
@@ -217,7 +213,7 @@ class Recorder:
             return False
         if self._journal is None or not self._journal.shared:
             return True
-        return rules.holds(self._beaten, _boottime())
+        return rules.holds(self._beaten, boottime())
 
     def acquire(self, resource: str) -> Fence | None:
         """Take a lease, which is given back when the operation ends; None without a journal.
@@ -273,8 +269,8 @@ class Recorder:
         while not self._closing:
             self._wake.wait(INTERVAL)
             self._wake.clear()
-            if not self._done and _boottime() - tried >= rules.HEARTBEAT:
-                tried = _boottime()
+            if not self._done and boottime() - tried >= rules.HEARTBEAT:
+                tried = boottime()
                 self._guarded(lambda: self._beat(journal, id_))
             self._guarded(lambda: self._write(journal, id_))
             if not self._done:
@@ -323,7 +319,7 @@ class Recorder:
             self._complain(str(exc))
 
     def _beat(self, journal: "Journal", id_: str) -> None:
-        sent = _boottime()
+        sent = boottime()
         journal.heartbeat(id_, fence=self.fence, by=self._me)
         self._beaten = sent
 

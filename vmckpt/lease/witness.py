@@ -7,7 +7,6 @@ a crash of the database, `terms` for the times. A database with replicas needs t
 """
 
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from psycopg import sql
 
 from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease import witness_schema
+from vmckpt.lease.clock import boottime
 from vmckpt.lease.terms import Terms
 from vmckpt.lease.witness_line import LeaseRefused, LeaseUnreachable, Line, settings
 from vmckpt.units import Seconds
@@ -230,11 +230,6 @@ def _value(connection: psycopg.Connection[Any], statement: str) -> Any:
 
 
 # -- what an agent does ----------------------------------------------------------------------------
-
-
-def boottime() -> Seconds:
-    """A clock that is never set and goes on while the machine sleeps."""
-    return Seconds(time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 class LeaseClient:

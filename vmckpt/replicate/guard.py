@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Self
 
 from vmckpt.errors import VmckptError
+from vmckpt.lease.clock import boottime
 from vmckpt.replicate import guarding
 from vmckpt.replicate.guarding import Rules, Seen
-from vmckpt.replicate.guardpage import GuardPage, boottime, identity, process_of
+from vmckpt.replicate.guardpage import GuardPage, identity, process_of
 
 OVER, KILLED, LOG, AGENT_LOG, LOCK = "over", "killed", "guard.log", "agent.log", "guard.lock"
 _EVERYTHING = 3  # MCL_CURRENT | MCL_FUTURE

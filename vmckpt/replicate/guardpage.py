@@ -9,7 +9,6 @@ value. The guard locks the page in memory. It must not be removed or cut while e
 import mmap
 import os
 import struct
-import time
 from pathlib import Path
 from typing import Self
 
@@ -21,11 +20,6 @@ MAGIC = 0x564D434B47415244
 _MAGIC, _RENEWED, _LASTS, _STOPPED, _PROCESS, _BEATS, _GUARDED = range(7)
 # A process's number has at most 22 bits; its start, in ticks of 10 ms, fits the rest for ages.
 _PID_BITS = 22
-
-
-def boottime() -> Seconds:
-    """A clock that is never set and goes on while the machine sleeps."""
-    return Seconds(time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 def identity(process: int) -> int:

@@ -35,7 +35,7 @@ def make(session: Session, xml: str) -> None:
 
 def _image(session: Session, disk: Disk) -> Path:
     path = Path(disk.path)
-    if path.exists() and not _is_ours(path, session):
+    if path.exists() and not _mark(path).exists():
         raise BadInput(
             f"{session.host}: {path} is there already, and is no standby's image",
             mend="move it away, or name another folder with --storage",
@@ -53,13 +53,8 @@ def _image(session: Session, disk: Disk) -> Path:
 
 
 def _mark(path: Path) -> Path:
+    """A file beside an image, as long as that is a standby's which never ran."""
     return path.with_name(f".{path.name}.{_MADE}")
-
-
-def _is_ours(path: Path, session: Session) -> bool:
-    """Whether it was made for a standby that never ran."""
-    del session
-    return _mark(path).exists()
 
 
 def _forget(path: Path) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from vmckpt.errors import LeaseLost, VmckptError
-from vmckpt.lease.witness import LeaseClient, boottime
+from vmckpt.lease.clock import boottime
+from vmckpt.lease.witness import LeaseClient
 from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.replicate.facts import Lease
 from vmckpt.replicate.guardpage import GuardPage

@@ -9,13 +9,13 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreError
+from vmckpt.lease.clock import boottime
 from vmckpt.store import small
 from vmckpt.store.backend import Backend, Stored
 from vmckpt.store.faults import fault
@@ -28,11 +28,6 @@ _OWN_LIFE = Seconds(LIFE / 2)
 """Whoever could not write for so long takes itself for dead, before anybody else does: a collection
 may have gone by a lock that it found dead, even if that is written anew later."""
 GC = "locks/gc"
-
-
-def _boottime() -> float:
-    """Goes on while this machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Work(StrEnum):
@@ -73,7 +68,7 @@ class Lock:
         *,
         about: str = "",
         beat: Seconds = BEAT,
-        clock: Callable[[], float] = _boottime,
+        clock: Callable[[], float] = boottime,
     ) -> None:
         self.key = GC if work is Work.GC else f"locks/{work}-{secrets.token_hex(8)}"
         self._backend, self._work, self._about, self._beat = backend, work, about, beat
