@@ -186,7 +186,7 @@ async def test_a_dead_host_s_guest_is_failed_over_by_the_lease(one: World) -> No
 async def test_without_a_lease_a_person_must_say_that_the_host_is_off(one: World) -> None:
     one.silent, one.after = {"alpha"}, RUNS_THERE
     one.says["beta"]["connected"] = False
-    with pytest.raises(BadInput, match="--i-know-that-alpha-is-off"):
+    with pytest.raises(BadInput, match="--host-is-off"):
         await ending.failover(NO_LEASE, one.caller, dead=False)
     assert one.did == []
     assert (await ending.failover(NO_LEASE, one.caller, dead=True)).runs_on == "beta"

@@ -182,7 +182,7 @@ async def failover(known: Known, caller: Caller, *, dead: bool) -> Ended:
             raise BadInput(
                 f"{known.primary.name} is silent, and without a lease store nobody but you can"
                 " know that it is dead",
-                mend=f"switch it off, then add --i-know-that-{known.primary.name}-is-off",
+                mend="switch it off, then add --host-is-off",
             )
         if theirs.get("outcome") != "failed-over":
             await asking.order(known.backup, known.uuid, "ask", wish="failover")
