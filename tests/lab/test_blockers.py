@@ -3,6 +3,8 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.lab.bench import BUSY, SLOW, Bench, codes, finish, first_line, migrate
 from vmckpt.lab import network
 
@@ -91,6 +93,7 @@ def test_all_blockers_come_at_once(bench: Bench) -> None:
     assert bench.where() == ["alpha"]
 
 
+@pytest.mark.long
 def test_a_name_taken_on_the_target_is_a_blocker(bench: Bench) -> None:
     bench.guest("web2", "beta")
     bench.guest("web1", "alpha")

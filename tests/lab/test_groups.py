@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -67,7 +68,12 @@ def consistent(archive: Archive, made: Sequence[str], *, whole: bool = True) -> 
     assert len(chats) == len(PLACES)
     assert chat.violations(chats) == []
     if whole:
-        assert [peer.lost for one in chats for peer in one.peers.values()] == [0] * 6
+        assert lost(chats) == 0
+
+
+def lost(chats: Sequence[chat.Chat]) -> int:
+    """Return how many messages never came, since the guests began to chat."""
+    return sum(peer.lost for one in chats for peer in one.peers.values())
 
 
 def one_after_the_other(bench: Bench, archive: Archive) -> list[str]:
@@ -76,6 +82,7 @@ def one_after_the_other(bench: Bench, archive: Archive) -> list[str]:
     return chat.violations(archive.chats(taken))
 
 
+@pytest.mark.long
 def test_what_was_received_was_sent(talking: Bench) -> None:
     archive = Archive(talking)
     cuts = [cut(talking) for _ in range(3)]
@@ -118,15 +125,20 @@ def test_many_cuts(talking: Bench, monkeypatch: pytest.MonkeyPatch, times: int) 
     archive = Archive(talking)
     store = Store.open(backend_of(str(talking.plan.shared / "snapshots")))
     told: list[Taken] = []
+    losses = [0]
     for _ in range(times):
         made = chatting.taken(talking, monkeypatch, nothing, asyncio.Event()).members
-        whole = max(one.pause for one in made) < 1.0
-        consistent(archive, [one.id for one in made], whole=whole)
+        consistent(archive, [one.id for one in made], whole=False)
+        losses.append(lost(archive.chats([one.id for one in made])))
         told += made
         for one in made:
             log.info("%s %s: pause %.4f s, held %.4f s", one.group, one.guest, one.pause, one.held)
             store.delete(one.id)
     assert all(one_after_the_other(talking, archive) for _ in range(3))
+    # A guest that stands still for a second on a busy machine overruns its own receive queue; a
+    # cut that drops what it holds does it every time.
+    spotless = [before == after for before, after in pairwise(losses)]
+    assert sum(spotless) > times / 2, losses
     held_ = [one.held or 0.0 for one in told]
     # Where nothing else runs it is a hundredth of that.
     assert statistics.median(held_) < 2.0

@@ -78,6 +78,7 @@ def test_never_postcopy_slows_the_guest_down(bench: Bench) -> None:
     assert bench.ledgers() == WHOLE
 
 
+@pytest.mark.long
 def test_huge_memory_sends_over_several_connections(bench: Bench) -> None:
     bench.guest(dirty="64MiB@20MiB/s")
     done = migrate(bench, "beta", "--policy", "huge-memory")

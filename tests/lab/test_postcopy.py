@@ -81,6 +81,7 @@ def test_a_link_cut_in_post_copy_is_survived(bench: Bench, seconds: float) -> No
     at_home_on_beta(bench)
 
 
+@pytest.mark.long
 def test_a_stream_that_is_reset_in_post_copy_is_resumed(bench: Bench) -> None:
     slow(bench)
     process = switched(bench)

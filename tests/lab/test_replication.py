@@ -105,6 +105,7 @@ def agent(bench: Bench, name: str) -> int:
     raise AssertionError(f"no agent on {name}")
 
 
+@pytest.mark.long
 def test_a_guest_is_protected_and_let_go_again(pair: Bench) -> None:
     pair.guest(**GUEST)
     told = protect(pair)
