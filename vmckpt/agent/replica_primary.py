@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import afterlife, guarded
+from vmckpt.agent import afterlife, finding, guarded
 from vmckpt.agent.writes import Mirrors
 from vmckpt.checkpoint import guestmemory, settings, userfault
 from vmckpt.checkpoint.settings import Commands, Undo
@@ -19,23 +19,21 @@ from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.endings import Ending, Endings
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.lease.clock import boottime
-from vmckpt.replicate import buffers
+from vmckpt.replicate import buffers, bydirtylog
 from vmckpt.replicate.buffers import Buffers
-from vmckpt.replicate.capture import Capturer
 from vmckpt.replicate.control import Control
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.finder import CompareFinder
 from vmckpt.replicate.memory import Memory
-from vmckpt.replicate.primary import Parts, Primary, Switched
+from vmckpt.replicate.parts import Captures, Parts
+from vmckpt.replicate.primary import Primary, Switched
 from vmckpt.replicate.status import PrimaryStatus
 from vmckpt.replicate.tenure import Tenure
 from vmckpt.replicate.wishes import Wish, Wishes
-from vmckpt.units import MIB, Seconds
+from vmckpt.units import Seconds
 
 log = logging.getLogger("vmckpt.replica")
 
-_ASIDE = 64 * MIB >> 12
-"""Pages of an epoch that are kept to send differences of."""
 _TELLS = Seconds(2.0)
 _ALONE, _SWITCHING, _DEVICES, _LOCK = "alone", "switching", "devices", "agent.lock"
 
@@ -111,8 +109,14 @@ class _Agent:
             return True
         return False
 
+    def _go_on(self, monitor: Monitor, capturer: Captures) -> None:
+        """A switch came to nothing."""
+        capturer.end()
+        self._resume(monitor)
+
     def _resume(self, monitor: Monitor) -> None:
         """The agent before us may have died while the guest stood still."""
+        bydirtylog.leave(monitor, self._folder)
         switching = self._folder / _SWITCHING
         if self._page.stopped or switching.exists():
             settings.break_off(monitor, self._undo)
@@ -125,8 +129,9 @@ class _Agent:
         process = userfault.find_process(session.guest)
         if process is None:
             raise CannotCapture(f"{session.name} has ended")
-        memory = Memory(guestmemory.files(monitor, process), folder, stack)
-        finder = stack.enter_context(CompareFinder(memory.live, memory.last, most=_ASIDE))
+        files = guestmemory.files(monitor, process)
+        memory = Memory(files, folder, stack)
+        finder = stack.enter_context(CompareFinder(memory.live, memory.last, most=finding.ASIDE))
         mirrors = Mirrors(session, folder, monitor)
         full = mirrors.begin()
         logs = [stack.enter_context(one) for one in mirrors.logs()]
@@ -139,15 +144,19 @@ class _Agent:
         # On disk before it is nowhere else.
         afterlife.keep_definition(session)
         libvirt_side.undefine(monitor)
-        capturer = Capturer(
-            monitor, self._undo, finder=finder, output=filters, logs=logs, still=self._still
-        )
+        choice = finding.choose(session, folder, monitor, process)
+        self._status.finder(choice)
+        capturer = finding.capturer(
+            choice, folder, monitor, self._undo, files=files, memory=memory, finder=finder,
+            output=filters, logs=logs, still=self._still,
+        )  # fmt: skip
         return Parts(
             monitor=monitor, memory=memory, finder=finder, capturer=capturer, logs=logs,
             buffers=filters, tenure=tenure, wishes=self._wishes, status=self._status,
             mirrors=mirrors, full=full, held=held,
             whole=held and not full and not tenure.acquired,
-            alone=self._alone, switching=self._switching, go_on=lambda: self._resume(monitor),
+            alone=self._alone, switching=self._switching,
+            go_on=lambda: self._go_on(monitor, capturer),
             switch=lambda: afterlife.give_away(session, tenure, process),
             devices=lambda: self._same_devices(monitor),
         )  # fmt: skip

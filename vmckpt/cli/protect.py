@@ -272,6 +272,8 @@ def _rows(ours: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str, str]]
     if ours.get("interval_s") is not None:
         why = ours.get("interval_why")
         found.append(("interval", f"{show_seconds(ours['interval_s'])} ({why})"))
+    if ours.get("finder") is not None:
+        found.append(("changes found by", f"{ours['finder']} ({ours['finder_why']})"))
     if (median := ours.get("median")) is not None:
         found += _medians(median, ours)
     return found

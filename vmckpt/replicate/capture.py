@@ -67,6 +67,13 @@ class Capturer:
         self._finder, self._output, self._logs = finder, output, logs
         self._still = still
 
+    def begin(self) -> Sequence[Changed]:
+        """Nothing is to be done before the first epoch."""
+        return ()
+
+    def end(self) -> None:
+        """Nothing is to be taken away."""
+
     def take(self, *, goes_on: bool = True) -> Epoch:
         """Raises HypervisorError, CaptureFailed: all is put back then, and the guest runs."""
         monitor = self._monitor

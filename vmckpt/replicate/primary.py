@@ -7,29 +7,24 @@ next epoch that arrives carries all that the backup has not got.
 
 import json
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from vmckpt.checkpoint.compare import Flags
-from vmckpt.checkpoint.settings import ACTIVE, Commands
+from vmckpt.checkpoint.settings import ACTIVE
 from vmckpt.errors import VmckptError
 from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.replicate import link, mirroring, pacing
-from vmckpt.replicate.buffers import EARLY, MOST, Buffers
-from vmckpt.replicate.capture import Capturer, Epoch
-from vmckpt.replicate.diskepochs import WriteLog
+from vmckpt.replicate.buffers import EARLY, MOST
+from vmckpt.replicate.capture import Epoch
 from vmckpt.replicate.facts import Session
-from vmckpt.replicate.finder import CompareFinder
 from vmckpt.replicate.link import Cut, Line
-from vmckpt.replicate.memory import Memory
 from vmckpt.replicate.pacing import Cycle
+from vmckpt.replicate.parts import Parts
 from vmckpt.replicate.sender import Sender
-from vmckpt.replicate.status import Phase, PrimaryStatus
-from vmckpt.replicate.tenure import Tenure
+from vmckpt.replicate.status import Phase
 from vmckpt.replicate.wire import Ack, Beat, End, Hello, Refused, Seal, Welcome, WireError
-from vmckpt.replicate.wishes import Wish, Wishes
+from vmckpt.replicate.wishes import Wish
 from vmckpt.units import MIB, Bytes, Seconds
 
 _CONNECT = Seconds(2.0)
@@ -41,6 +36,8 @@ _DEVICES = Seconds(2.0)
 _FEW = 16 * MIB >> 12
 """So few pages left make the first copy good enough to go on with an epoch."""
 _PASSES = 8
+_OTHERS = tuple(status for status in ACTIVE if status != "colo")
+"""Migrations that are not ours: only a dirty log has COLO."""
 _BUSY_LOG = 16 * MIB
 """So much in a disk's log ends an epoch."""
 
@@ -53,48 +50,6 @@ class Flight:
     epoch: Epoch
     flags: list[Flags]
     """The pages in it."""
-
-
-class Mirrors(Protocol):
-    """The jobs that bring the guest's writes to the logs."""
-
-    def begin_again(self) -> None:
-        """All of each disk, into a log that has nothing else."""
-
-    def end(self) -> None:
-        """Bring nothing any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What the loop works with."""
-
-    monitor: Commands
-    memory: Memory
-    finder: CompareFinder
-    capturer: Capturer
-    logs: Sequence[WriteLog]
-    buffers: Buffers
-    tenure: Tenure
-    wishes: Wishes
-    status: PrimaryStatus
-    mirrors: Mirrors
-    full: bool
-    """The mirrors have just begun with all of the disks: the backup must begin anew."""
-    held: bool
-    """An agent before us has put the filters in their place, and output waits."""
-    whole: bool
-    """A standby that has an epoch may be gone on with."""
-    alone: Callable[[bool], None]
-    """Note for the agents after us that the standby is worth nothing, or is again."""
-    switching: Callable[[], None]
-    """Note that the guest stands still from now on for a switch."""
-    switch: Callable[[], None]
-    """The guest stands still and the backup has all of it: give it away for good."""
-    go_on: Callable[[], None]
-    """A switch came to nothing: the guest goes on, if it stands still for it."""
-    devices: Callable[[], bool]
-    """Whether the guest has the devices that its standby has."""
 
 
 class Switched(Exception):
@@ -173,6 +128,8 @@ class Primary:
             return
         parts.alone(True)
         self._let_out()
+        # A mirror keeps others from migrating a guest in COLO: it goes last.
+        parts.capturer.end()
         parts.mirrors.end()
         self._whole = self._full = False
         parts.status.phase(Phase.ALONE)
@@ -200,6 +157,9 @@ class Primary:
         sender = Sender(line, parts.memory.last, parts.logs, parts.memory.stale)
         if welcome.committed == 0:
             self._first_copy(sender, left)
+        if changed := parts.capturer.begin():
+            parts.finder.settle(changed)
+            parts.memory.doubt(parts.memory.flags(changed))
         if not self._held:
             parts.buffers.add()
             parts.alone(False)
@@ -234,6 +194,7 @@ class Primary:
         self._parts.tenure.invalidate()
         self._parts.alone(True)
         self._let_out()
+        self._parts.capturer.end()
         if not self._full:
             self._parts.mirrors.begin_again()
         self._full = False
@@ -381,7 +342,7 @@ class Primary:
             self._parts.status.say("the guest stands still: somebody paused it")
             self._due = time.monotonic() + _AGAIN
             return False
-        if monitor.ask("query-migrate").get("status") in ACTIVE:
+        if monitor.ask("query-migrate").get("status") in _OTHERS:
             self._parts.status.say("another job moves or saves the guest")
             self._due = time.monotonic() + _AGAIN
             return False

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from vmckpt.replicate.capture import Epoch
+from vmckpt.replicate.choosing import Choice
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.pacing import Pace
 from vmckpt.units import Seconds
@@ -79,6 +80,11 @@ class PrimaryStatus:
         """How far the first copy is."""
         with self._lock:
             self._told["pages_left"], self._told["disks_ready"] = left, ready
+
+    def finder(self, choice: Choice) -> None:
+        """How changed pages are found, and why so."""
+        with self._lock:
+            self._told["finder"], self._told["finder_why"] = str(choice.finder), choice.why
 
     def pace(self, pace: Pace) -> None:
         with self._lock:

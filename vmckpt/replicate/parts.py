@@ -1,0 +1,65 @@
+"""What the loop of a guest's own side works with."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from vmckpt.checkpoint.settings import Commands
+from vmckpt.replicate.buffers import Buffers
+from vmckpt.replicate.capture import Epoch
+from vmckpt.replicate.diskepochs import WriteLog
+from vmckpt.replicate.finder import Changed, CompareFinder
+from vmckpt.replicate.memory import Memory
+from vmckpt.replicate.status import PrimaryStatus
+from vmckpt.replicate.tenure import Tenure
+from vmckpt.replicate.wishes import Wishes
+
+
+class Captures(Protocol):
+    """Takes epochs; see capture.Capturer and bydirtylog.ByDirtyLog."""
+
+    def begin(self) -> Sequence[Changed]: ...
+    def take(self, *, goes_on: bool = True) -> Epoch: ...
+    def end(self) -> None: ...
+
+
+class Mirrors(Protocol):
+    """The jobs that bring the guest's writes to the logs."""
+
+    def begin_again(self) -> None:
+        """All of each disk, into a log that has nothing else."""
+
+    def end(self) -> None:
+        """Bring nothing any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the loop works with."""
+
+    monitor: Commands
+    memory: Memory
+    finder: CompareFinder
+    capturer: Captures
+    logs: Sequence[WriteLog]
+    buffers: Buffers
+    tenure: Tenure
+    wishes: Wishes
+    status: PrimaryStatus
+    mirrors: Mirrors
+    full: bool
+    """The mirrors have just begun with all of the disks: the backup must begin anew."""
+    held: bool
+    """An agent before us has put the filters in their place, and output waits."""
+    whole: bool
+    """A standby that has an epoch may be gone on with."""
+    alone: Callable[[bool], None]
+    """Note for the agents after us that the standby is worth nothing, or is again."""
+    switching: Callable[[], None]
+    """Note that the guest stands still from now on for a switch."""
+    switch: Callable[[], None]
+    """The guest stands still and the backup has all of it: give it away for good."""
+    go_on: Callable[[], None]
+    """A switch came to nothing: the guest goes on, if it stands still for it."""
+    devices: Callable[[], bool]
+    """Whether the guest has the devices that its standby has."""
