@@ -30,6 +30,10 @@ while read -r line <&3; do
     case "$line" in
     *guest-sync*) id=${line##*id\":}; say "${id%%[!0-9]*}" ;;
     *guest-ping*) say "{}" ;;
+    *guest-get-time*) say "$(date +%s)500000000" ;;
+    *guest-set-time*)
+        nano=${line##*time\":}; nano=${nano%%[!0-9 ]*}; nano=${nano# }
+        date -s "@${nano%?????????}" >/dev/null; say "{}" ;;
     *fsfreeze-status*) say "\"$now\"" ;;
     *fsfreeze-freeze*)
         [ -z "$VMC_SLOW_AGENT" ] || sleep "$VMC_SLOW_AGENT"
@@ -66,8 +70,9 @@ def with_responder(known: image.Image, folder: Path) -> image.Image:
 
 
 def started(
-    bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch, *, slow: float = 0.0
-) -> None:
+    bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch, *, slow: float = 0.0,
+    shared_memory: bool = False,
+) -> None:  # fmt: skip
     """A guest with a responder. The image must be where the hosts see it."""
     known, describe = image.prepare(), guests.domain_xml
     made = with_responder(known, folder)
@@ -86,7 +91,9 @@ def started(
         patch.setattr(image, "prepare", lambda: image.Image(known.kernel, seen))
         patch.setattr(guests, "domain_xml", described)
         try:
-            bench.guest(memory="128MiB", dirty="4MiB@1MiB/s", disk="8MiB")
+            bench.guest(
+                memory="128MiB", dirty="4MiB@1MiB/s", disk="8MiB", shared_memory=shared_memory
+            )
         finally:
             seen.unlink()
 

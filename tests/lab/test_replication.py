@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.lab.bench import WHOLE, Bench, traces, until
+from tests.lab.test_guest_agent import started
 from vmckpt.lab import guests, host, lab, network
 
 GUEST: dict[str, Any] = {
@@ -235,4 +236,18 @@ def test_a_qemu_that_dies_is_followed_at_once(pair: Bench) -> None:
     died = time.monotonic()
     until(lambda: (pair.seen().answered_at or 0) > died + 0.2, limit=SOON)
     assert pair.where() == ["beta"]
+    assert pair.ledgers() == WHOLE
+
+
+@pytest.mark.long
+def test_a_guest_with_an_agent_has_its_clock_put_right(
+    pair: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(pair, tmp_path, monkeypatch, shared_memory=True)
+    protect(pair, automatic=False)
+    until(lambda: (ours(pair)["guest_clock_corrected"] or 0) >= 2, limit=120.0)
+    seen = ours(pair)
+    # Far less than it has stood still, whose clock counts seconds.
+    assert seen["guest_stood_still_s"] > 2.0
+    assert seen["guest_clock_behind_s"] < 0.8 * seen["guest_stood_still_s"]
     assert pair.ledgers() == WHOLE

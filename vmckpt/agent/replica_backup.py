@@ -9,9 +9,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import afterlife, guarded
+from vmckpt.agent import afterlife, clockkeeping, guarded
 from vmckpt.checkpoint import userfault
 from vmckpt.errors import VmckptError
+from vmckpt.hypervisor.agent import GuestAgent
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.replicate import guard, standing
 from vmckpt.replicate import standby as standbys
@@ -66,6 +67,7 @@ def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
                 behind = _behind(stage, ours)
                 afterlife.outcome(folder, "failed-over", f"{ours.why}; {took}", behind_s=behind)
                 _settle(session, monitor)
+                _set_clock(monitor, ours)
                 (folder / guard.OVER).touch()
                 return
     (folder / guard.OVER).touch()
@@ -143,6 +145,13 @@ def _settle(session: Session, monitor: Monitor) -> None:
             if time.monotonic() > give_up:
                 return
             time.sleep(_AGAIN)
+
+
+def _set_clock(monitor: Monitor, ours: Ours) -> None:
+    """It went back by what was lost, and by what the failover took."""
+    if ours.clock is not None:
+        with suppress(VmckptError):
+            clockkeeping.set_ahead(GuestAgent(monitor), ours.clock)
 
 
 class _Answers:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.agent import afterlife, finding, guarded
+from vmckpt.agent.clockkeeping import ClockKeeper
 from vmckpt.agent.writes import Mirrors
 from vmckpt.checkpoint import guestmemory, settings, userfault
 from vmckpt.checkpoint.settings import Commands, Undo
@@ -77,6 +78,7 @@ class _Agent:
                     afterlife.switched(session, folder)
                     return
                 self._resume(monitor)
+                stack.enter_context(ClockKeeper(session, folder, self._status))
                 parts = self._parts(monitor, tenure, stack)
                 try:
                     Primary(session, folder, parts).run()

@@ -290,5 +290,12 @@ def _medians(median: dict[str, Any], ours: dict[str, Any]) -> list[tuple[str, st
         ("made of", ", ".join(parts)),
         ("output waits", f"{show_seconds(median['busy_s'])} after its epoch"),
         ("sent per epoch", f"{show_bytes(median['bytes'])}, {median['pages']:.0f} pages"),
-        ("guest's clock", f"{show_seconds(ours['guest_clock_behind_s'])} behind"),
+        ("guest's clock", _clock(ours)),
     ]
+
+
+def _clock(ours: dict[str, Any]) -> str:
+    behind = f"{show_seconds(ours['guest_clock_behind_s'])} behind"
+    if (times := ours.get("guest_clock_corrected")) is None:
+        return f"{behind}; no guest agent has set it"
+    return f"{behind}; set right {times} times"

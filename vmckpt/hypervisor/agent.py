@@ -24,6 +24,7 @@ _NONE = (
     libvirt.VIR_ERR_OPERATION_INVALID,  # the guest does not run
 )
 _SHORT = Seconds(5.0)
+_NANO = 1_000_000_000
 
 
 class GuestAgent:
@@ -58,8 +59,19 @@ class GuestAgent:
         """Let them go on; how many were held. Raises HypervisorError."""
         return self._ask("guest-fsfreeze-thaw", limit, _number)
 
-    def _ask(self, command: str, limit: Seconds, read: Callable[[Any], T]) -> T:
-        order, seconds = json.dumps({"execute": command}), max(1, round(limit))
+    def time(self, *, limit: Seconds = _SHORT) -> Seconds:
+        """Its clock, since 1970. Raises HypervisorError."""
+        return Seconds(self._ask("guest-get-time", limit, _number) / _NANO)
+
+    def set_time(self, to: Seconds, *, limit: Seconds = _SHORT) -> None:
+        """Set its clock, since 1970. Raises HypervisorError."""
+        self._ask("guest-set-time", limit, _nothing, time=round(to * _NANO))
+
+    def _ask(
+        self, command: str, limit: Seconds, read: Callable[[Any], T], **arguments: object
+    ) -> T:
+        told = {"execute": command, **({"arguments": arguments} if arguments else {})}
+        order, seconds = json.dumps(told), max(1, round(limit))
 
         def call(domain: libvirt.virDomain) -> str:
             return libvirt_qemu.qemuAgentCommand(domain, order, seconds, 0)
@@ -79,7 +91,11 @@ def _text(told: Any) -> str:
 
 
 def _number(told: Any) -> int:
-    return parse.count(told, "the number of file systems")
+    return parse.count(told, "the number of what was asked for")
+
+
+def _nothing(_: Any) -> None:
+    return
 
 
 def thaw_left(agent: GuestAgent) -> bool:

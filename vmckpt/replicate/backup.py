@@ -53,6 +53,8 @@ class Ours:
     """When, by time.monotonic()."""
     silent: Seconds = Seconds(0.0)
     """For how long nothing had come from the primary."""
+    clock: Seconds | None = None
+    """How far the guest's clock is to be ahead of the host's; None: nobody can set it."""
 
 
 class Backup:
@@ -223,12 +225,17 @@ class Backup:
         )  # fmt: skip
         decision = takeover.decide(seen, patience=self._claim.patience)
         if decision.step is Step.RUN:
-            return Ours(decision.why, time.monotonic(), seen.silent)
+            return self._taken(decision.why, seen)
         if decision.step is Step.ASK:
             try:
                 if (why := self._claim.ask()) is not None:
-                    return Ours(f"{decision.why}; {why}", time.monotonic(), seen.silent)
+                    return self._taken(f"{decision.why}; {why}", seen)
                 self._says = self._claim.says
             except VmckptError as exc:
                 self._says = str(exc)
         return None
+
+    def _taken(self, why: str, seen: Seen) -> Ours:
+        ahead = self._peer.get("clock_ahead_s")
+        clock = Seconds(ahead) if isinstance(ahead, int | float) else None
+        return Ours(why, time.monotonic(), seen.silent, clock)

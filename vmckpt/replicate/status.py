@@ -10,6 +10,7 @@ from typing import Any
 
 from vmckpt.replicate.capture import Epoch
 from vmckpt.replicate.choosing import Choice
+from vmckpt.replicate.guestclock import Clock
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.pacing import Pace
 from vmckpt.units import Seconds
@@ -46,6 +47,7 @@ class PrimaryStatus:
         self._worst_lag = 0.0
         self._taken: float | None = None
         self._paused = 0.0
+        self._clock_told: Clock | None = None
         self._began = clock()
 
     def phase(self, phase: Phase) -> None:
@@ -86,6 +88,16 @@ class PrimaryStatus:
         with self._lock:
             self._told["finder"], self._told["finder_why"] = str(choice.finder), choice.why
 
+    @property
+    def paused(self) -> Seconds:
+        """For how long the guest has stood still for epochs."""
+        return Seconds(self._paused)
+
+    def clock(self, clock: Clock) -> None:
+        """What its agent says of the guest's clock."""
+        with self._lock:
+            self._clock_told = clock
+
     def pace(self, pace: Pace) -> None:
         with self._lock:
             self._told["interval_s"], self._told["interval_why"] = pace.interval, pace.why
@@ -114,7 +126,11 @@ class PrimaryStatus:
     def note(self) -> dict[str, Any]:
         """What the backup is told with each heartbeat: little, and nothing of what it has told."""
         with self._lock:
-            return {"phase": str(self._phase), "epoch": self._told.get("epoch")}
+            clock = self._clock_told
+            return {
+                "phase": str(self._phase), "epoch": self._told.get("epoch"),
+                "clock_ahead_s": None if clock is None else clock.usual,
+            }  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
         """For a person or program."""
@@ -124,7 +140,8 @@ class PrimaryStatus:
             told: dict[str, Any] = {
                 "role": "primary", "phase": str(self._phase), **self._told,
                 "rpo_s": lag, "rpo_worst_s": max(self._worst_lag, lag or 0.0),
-                "guest_clock_behind_s": self._paused, "protected_for_s": now - self._began,
+                "guest_stood_still_s": self._paused, "protected_for_s": now - self._began,
+                **_clock(self._clock_told, self._paused),
                 "standby": self._peer or None,
             }  # fmt: skip
             if self._cycles:
@@ -136,3 +153,10 @@ class PrimaryStatus:
                 pauses = sorted(one["pause_s"] for one in self._cycles)
                 told["pause_p99_s"] = pauses[int(0.99 * (len(pauses) - 1))]
             return told
+
+
+def _clock(told: Clock | None, paused: float) -> dict[str, Any]:
+    """Without a guest agent all that it stood still is what its clock is behind."""
+    if told is None:
+        return {"guest_clock_behind_s": paused, "guest_clock_corrected": None}
+    return {"guest_clock_behind_s": told.behind, "guest_clock_corrected": told.corrected}

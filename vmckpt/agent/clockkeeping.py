@@ -1,0 +1,84 @@
+"""A protected guest's clock, kept right through its guest agent where it has one."""
+
+import json
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from vmckpt.errors import VmckptError
+from vmckpt.hypervisor.agent import GuestAgent
+from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.seat import Seat
+from vmckpt.replicate import guestclock
+from vmckpt.replicate.facts import Session
+from vmckpt.replicate.guestclock import Clock, Reading
+from vmckpt.replicate.status import PrimaryStatus
+from vmckpt.units import Seconds
+
+EVERY = Seconds(10.0)
+_FILE = "clock.json"
+
+
+class ClockKeeper:
+    """Looks at once and every ten seconds, in a thread and over a connection of its own: an agent
+    in a guest may hang. Use as `with ClockKeeper(session, folder, status)`."""
+
+    def __init__(self, session: Session, folder: Path, status: PrimaryStatus) -> None:
+        self._session, self._file, self._status = session, folder / _FILE, status
+        self._over = threading.Event()
+        self._paused = Seconds(0.0)
+        self._thread = threading.Thread(target=self._run, name="clock", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Not waited for: it only looks, and may be at it for a while.
+        self._over.set()
+
+    def _run(self) -> None:
+        session = self._session
+        while not self._over.is_set():
+            with (
+                suppress(VmckptError, OSError),
+                Monitor(session.guest, host=session.host, uri=session.uri) as monitor,
+            ):
+                self._look(monitor)
+            self._over.wait(EVERY)
+
+    def _look(self, seat: Seat) -> None:
+        agent = GuestAgent(seat)
+        if not agent.there():
+            return
+        paused = self._status.paused
+        since, self._paused = Seconds(paused - self._paused), paused
+        found = guestclock.decide(self._known(), read(agent, since))
+        if found.put_right:
+            set_ahead(agent, found.clock.usual)
+        new = self._file.with_suffix(".new")
+        new.write_text(json.dumps({"usual": found.clock.usual, "corrected": found.clock.corrected}))
+        new.rename(self._file)
+        self._status.clock(found.clock)
+
+    def _known(self) -> Clock | None:
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            told = json.loads(self._file.read_text())
+            return Clock(usual=Seconds(told["usual"]), corrected=int(told["corrected"]))
+        return None
+
+
+def read(agent: GuestAgent, paused: Seconds) -> Reading:
+    """What its clock says now. Raises HypervisorError."""
+    before = time.time()
+    told = agent.time()
+    after = time.time()
+    doubt = Seconds((after - before) / 2)
+    return Reading(ahead=Seconds(told - before - doubt), doubt=doubt, paused=paused)
+
+
+def set_ahead(agent: GuestAgent, ahead: Seconds) -> None:
+    """Set its clock by the host's. Raises HypervisorError."""
+    agent.set_time(Seconds(time.time() + ahead))
