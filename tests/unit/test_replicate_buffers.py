@@ -104,6 +104,7 @@ class Net(Qemu):
             os.write(made.file, bytes(24))
         else:
             assert told["interval"] == 2**32 - 1
+            made.on = told["status"] == "on"
         self.filters[name] = made
 
 
@@ -270,6 +271,43 @@ def test_a_new_agent_goes_on_with_the_filters_of_the_one_before(
     assert net.wire["net0"] == []
     new.release()
     assert net.wire["net0"] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("step", range(1, 4))
+def test_nothing_gets_out_early_whose_release_was_broken_off(
+    net: Net, held: Buffers, folder: Path, step: int
+) -> None:
+    one_card = Buffers(net, ("net0",), folder, OWNER)
+    net.send("net0", 1)
+    one_card.close_epoch()
+    net.send("net0", 2)
+    orders = iter(range(step))
+    tell = net.tell
+
+    def killed(*words: Any, **more: Any) -> Any:
+        if next(orders, None) is None:
+            raise HypervisorError("killed", host="alpha")
+        return tell(*words, **more)
+
+    with pytest.MonkeyPatch.context() as patch, suppress(HypervisorError):
+        patch.setattr(net, "tell", killed)
+        one_card.release()
+    new = Buffers(net, ("net0",), folder, OWNER)
+    new.attach()
+    net.send("net0", 3)
+    new.close_epoch()
+    net.send("net0", 4)
+    assert net.wire["net0"] == [1]
+    new.release()
+    assert net.wire["net0"] == [1, 2, 3]
+
+
+def test_an_epochs_end_is_one_order_for_each_card(net: Net, held: Buffers) -> None:
+    held.close_epoch()
+    held.release()
+    before = len(net.events)
+    held.close_epoch()
+    assert len(net.events) - before == len(CARDS)
 
 
 def test_a_new_agent_counts_on_where_a_counter_was_emptied(

@@ -46,8 +46,12 @@ def capturer(
     still: Callable[[bool], None],
 ) -> Captures:  # fmt: skip
     """What takes epochs that way."""
-    compare = Capturer(monitor, undo, finder=finder, output=output, logs=logs, still=still)
-    if choice.finder is Finder.COMPARE:
+    compares = choice.finder is Finder.COMPARE
+    compare = Capturer(
+        monitor, undo, finder=finder, output=output, logs=logs, still=still,
+        guarded=compares and bool(logs),
+    )  # fmt: skip
+    if compares:
         return compare
     gate = Gate(output)
 

@@ -127,6 +127,8 @@ class _Agent:
 
     def _parts(self, monitor: Monitor, tenure: Tenure, stack: ExitStack) -> Parts:
         session, folder = self._session, self._folder
+        # Until the mirrors are there for sure, others may migrate it.
+        settings.set_capabilities(monitor, self._undo.capabilities)
         settings.set_bandwidth(monitor, settings.NO_LIMIT)
         process = userfault.find_process(session.guest)
         if process is None:

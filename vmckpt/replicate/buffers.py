@@ -1,9 +1,10 @@
 """A guest's output waits for the commit of its epoch: two `filter-buffer` objects at each card.
 
 A packet is first seen by the object that was added last: the counter, then `collecting`, then
-`holding`. At an epoch's end, guest stopped, `collecting` empties itself into `holding`; when the
-backup has the epoch, `holding` empties itself into the network. QEMU's own timer would let all out
-after 71 minutes; each turn sets it anew.
+`holding`. What an epoch sends waits in `holding`. At its end, guest stopped, `collecting` is
+switched on and keeps all that comes after; that is one order to QEMU, for the guest waits for it.
+When the backup has the epoch, `holding` empties itself into the network, then `collecting` into
+`holding`. QEMU's own timer would let all out after 71 minutes; each turn sets it anew.
 """
 
 import os
@@ -37,6 +38,8 @@ class Buffers:
         self._files = {card: folder / f"count-{card}" for card in cards}
         self._sizes = dict.fromkeys(self._cards, _FILE_HEAD)
         self._closed = dict(self._sizes)
+        self._waits = False
+        """A closed epoch has not been released, and the open one is in `collecting`."""
 
     def add(self) -> None:
         """From now on nothing gets out by itself. Raises HypervisorError."""
@@ -46,13 +49,20 @@ class Buffers:
                 os.fchown(file, *self._owner)
             finally:
                 os.close(file)
-            for mark in (_HOLDING, _COLLECTING):
-                self._add(mark, card, {"qom-type": "filter-buffer", "interval": _LONGEST})
+            for mark, status in ((_HOLDING, "on"), (_COLLECTING, "off")):
+                what = {"qom-type": "filter-buffer", "interval": _LONGEST, "status": status}
+                self._add(mark, card, what)
             told = {"qom-type": "filter-dump", "file": str(self._files[card]), "maxlen": 1}
             self._add(_COUNT, card, told)
+        self._waits = False
 
     def attach(self) -> None:
-        """Go on with those that an agent before us has added: all that waits is of one epoch."""
+        """Go on with those that an agent before us has added: all that waits is of one epoch.
+
+        It may have died in the middle of a release. Raises HypervisorError.
+        """
+        self._switch(_HOLDING, "on")
+        self._waits = True
         for card, file in self._files.items():
             self._sizes[card] = self._closed[card] = max(_FILE_HEAD, file.stat().st_size)
 
@@ -67,10 +77,13 @@ class Buffers:
         )
 
     def close_epoch(self) -> int:
-        """With the guest stopped: what was collected is held; how many packets at the card with the
-        most, of which those beyond MOST are lost. Raises HypervisorError."""
+        """With the guest stopped: the epoch has no more output; how many packets at the card with
+        the most, of which those beyond MOST are lost. Raises HypervisorError."""
         count = self.collected()
-        self._flip(_COLLECTING)
+        if self._waits:
+            self._switch(_COLLECTING, "off")
+        self._switch(_COLLECTING, "on")
+        self._waits = True
         for card in self._cards:
             self._closed[card] = self._size(card)
             if self._files[card].stat().st_blocks * 512 > _LARGE:
@@ -87,7 +100,10 @@ class Buffers:
 
     def release(self) -> None:
         """The epoch is safe: what is held goes out, in its order. Raises HypervisorError."""
-        self._flip(_HOLDING)
+        self._switch(_HOLDING, "off")
+        self._switch(_HOLDING, "on")
+        self._switch(_COLLECTING, "off")
+        self._waits = False
 
     def remove(self) -> None:
         """Let all out, in its order, and take the filters away. Raises HypervisorError."""
@@ -95,13 +111,10 @@ class Buffers:
         for file in self._files.values():
             file.unlink(missing_ok=True)
 
-    def _flip(self, mark: str) -> None:
+    def _switch(self, mark: str, status: str) -> None:
         for card in self._cards:
-            for status in ("off", "on"):
-                where = f"/objects/{mark}{card}"
-                self._monitor.tell(
-                    "qom-set", {"path": where, "property": "status", "value": status}
-                )
+            where = f"/objects/{mark}{card}"
+            self._monitor.tell("qom-set", {"path": where, "property": "status", "value": status})
 
     def _size(self, card: str) -> int:
         self._sizes[card] = max(self._sizes[card], self._files[card].stat().st_size)
