@@ -1,14 +1,16 @@
 """Continuous replication of a guest at work: what an epoch costs, and how fast a failover is.
 
     sudo .venv/bin/python -m bench.replication [--minutes 10] [--turns 5]
-        [--only pause,curve,failover] [--json bench/results/replication.json]
+        [--only pause,curve,loaded,failover] [--json bench/results/replication.json]
 
 A lab of two hosts and a witness, a guest of 256 MiB that writes 20 MiB/s to memory, and to its
 disk and network all the time, under TCG on the cores that the agents work on, too.
 
 *pause* keeps the guest protected with 100 ms between epochs for some minutes: how long it stands
 still and with what, and whether the agents' memory grows. *curve* is what the guest gets done, for
-several intervals, against what it did right before. *failover* cuts the primary's power, over and
+several intervals, against what it did right before. *loaded* leaves the choice to failover
+to the lease while a program that does nothing else keeps each core busy: nobody may take over, and
+nobody may be stopped. *failover* cuts the primary's power, over and
 over: from the decision to a guest that runs, and from the cut to its first datagram outside.
 """
 
@@ -16,6 +18,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +29,7 @@ from bench.snapshot_live import Hands, Work
 from vmckpt.lab import guests, host, lab, ledger, network, observer_client
 from vmckpt.lab.plan import LabPlan
 
-PHASES = ("pause", "curve", "failover")
+PHASES = ("pause", "curve", "loaded", "failover")
 INTERVALS = (50, 100, 250, 500, 1000)
 GUEST = "web1"
 _BEFORE = 10.0
@@ -129,6 +132,44 @@ def curve(hands: Hands, turns: int) -> dict[str, Any]:
     return found
 
 
+def loaded(hands: Hands, minutes: float) -> dict[str, Any]:
+    """Both cores are busy with something else, and the lease decides."""
+    start(hands.plan)
+    protect(hands, "auto", "--failover", "automatic")
+    burners = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(os.cpu_count() or 1)
+    ]
+    looks = []
+    try:
+        until = time.monotonic() + minutes * 60
+        while time.monotonic() < until:
+            time.sleep(min(_LOOKS * 6, max(1.0, until - time.monotonic())))
+            (one,) = hands.vmckpt("status", GUEST, "--json")
+            ours, theirs = one["says"]["alpha"], one["says"]["beta"]
+            looks.append(
+                {
+                    "phase": ours.get("phase"), "epoch": ours.get("epoch"),
+                    "agent": ours.get("process"), "backup_agent": theirs.get("process"),
+                    "outcomes": [one.get("outcome") for one in (ours, theirs)],
+                    "rpo_worst_s": ours.get("rpo_worst_s"), "interval_s": ours.get("interval_s"),
+                    "pause_s": (ours.get("median") or {}).get("pause_s"),
+                }
+            )  # fmt: skip
+            print(f"  {looks[-1]}", flush=True)
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+    hands.vmckpt("unprotect", GUEST)
+    whole = hands.gone(GUEST)
+    return {
+        "minutes": minutes, "looks": looks, "ledgers_whole": whole,
+        "failovers_or_stops": sum(any(one["outcomes"]) for one in looks),
+        "agents_started_again": len({one["agent"] for one in looks}) - 1,
+    }  # fmt: skip
+
+
 def failover(hands: Hands, turns: int) -> dict[str, Any]:
     """The primary's power is cut; the guest goes on beside it."""
     plan = hands.plan
@@ -187,6 +228,7 @@ def main(words: Sequence[str] | None = None) -> None:
         steps: dict[str, Callable[[], dict[str, Any]]] = {
             "pause": lambda: pause(hands, chosen.minutes),
             "curve": lambda: curve(hands, chosen.turns),
+            "loaded": lambda: loaded(hands, chosen.minutes),
             "failover": lambda: failover(hands, chosen.turns),
         }
         for step in chosen.only.split(","):
