@@ -71,9 +71,10 @@ def with_responder(known: image.Image, folder: Path) -> image.Image:
 
 def started(
     bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch, *, slow: float = 0.0,
-    shared_memory: bool = False,
+    shared_memory: bool = False, stays: bool = False,
 ) -> None:  # fmt: skip
-    """A guest with a responder. The image must be where the hosts see it."""
+    """A guest with a responder. The image must be where the hosts see it, and `stays` there if it
+    is to be started again elsewhere."""
     known, describe = image.prepare(), guests.domain_xml
     made = with_responder(known, folder)
     seen = bench.plan.shared / "agent-initramfs"
@@ -95,7 +96,8 @@ def started(
                 memory="128MiB", dirty="4MiB@1MiB/s", disk="8MiB", shared_memory=shared_memory
             )
         finally:
-            seen.unlink()
+            if not stays:
+                seen.unlink()
 
 
 def still(bench: Bench) -> bool:

@@ -243,7 +243,7 @@ def test_a_qemu_that_dies_is_followed_at_once(pair: Bench) -> None:
 def test_a_guest_with_an_agent_has_its_clock_put_right(
     pair: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started(pair, tmp_path, monkeypatch, shared_memory=True)
+    started(pair, tmp_path, monkeypatch, shared_memory=True, stays=True)
     protect(pair, automatic=False)
     until(lambda: (ours(pair)["guest_clock_corrected"] or 0) >= 2, limit=120.0)
     seen = ours(pair)
