@@ -20,6 +20,7 @@
      +-- Blocked                    21   preflight found reasons not to start; nothing was changed
      +-- WentBack                   23   a guarded command failed; the guest is as it was before
      +-- HookFailed                 24   the guest is back, but what was to follow outside failed
+     +-- FencingFailed              25   a host may be on; its guest was not started elsewhere
      +-- LabError                   30   the lab could not do what was asked
      +-- StoreError                 40   a snapshot store cannot be opened, read or written
      |    +-- StoreDamaged          41   something in it is not what was written
@@ -113,6 +114,8 @@ class RemoteError(VmckptError):
     """ssh: no connection, no login, or the command failed."""
 
     exit_code = 12
+    silent: bool = False
+    """The host has not answered in any way; what answers with a refusal is not dead."""
 
 
 class HostKeyRefused(RemoteError):
@@ -173,6 +176,12 @@ class HookFailed(VmckptError):
     """The guest is back; what had to be compensated outside failed."""
 
     exit_code = 24
+
+
+class FencingFailed(VmckptError):
+    """A host is not known to be off, and nothing was started in its place."""
+
+    exit_code = 25
 
 
 class LabError(VmckptError):

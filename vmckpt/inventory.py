@@ -10,6 +10,10 @@ hosts:
     storage: [/var/lib/libvirt/images]
     networks: [br0]
     agent_state: /var/lib/vmckpt/agent    # a folder there, for what snapshots keep between them
+    fence:                                # optional: powers it off before a failover
+      agent: fence_ipmilan                # of ClusterLabs' fence-agents, on this machine; or a path
+      options:                            # the agent's own, as text
+        {ip: 10.9.0.11, username: admin, lanplus: "1", password_file: /etc/vmckpt/alpha.password}
 stores:                                   # optional: where snapshots are kept
   near: /srv/vmckpt                       # the first: they land there; a folder that all hosts see
   far: s3://bucket/vmckpt?endpoint=https://s3.example.com
@@ -24,17 +28,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from vmckpt import yamlfile
 from vmckpt.errors import InventoryError, ReadOnly
+from vmckpt.model import fencing
+from vmckpt.model.fencing import FenceDevice
 from vmckpt.model.hosts import AGENT_STATE, Host, SshAddress
 from vmckpt.model.stores import StorePlace
 
 READ_ONLY = "VMCKPT_READ_ONLY"
+_AGENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|/[^\s]+")
 _URI = re.compile(r"[a-z]+(\+[a-z0-9]+)?://.*")
 
 
@@ -85,6 +92,36 @@ def _file(text: str) -> str:
         raise ValueError(f"{text!r}: nobody is called so here; write the whole path") from None
 
 
+def _password_file(text: str) -> str:
+    path = os.path.expanduser(text)  # noqa: PTH111 – that of Path has the text in its error
+    if not path.startswith("/"):
+        raise ValueError("password_file must be a whole path")
+    return path
+
+
+def _fence(value: Any) -> Any:
+    """Values in it may be passwords, and whoever mistypes them must not read them in an error."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(word.isidentifier() for word in value):
+        raise ValueError("must be agent: NAME and options: {name: value, ...}")
+    agent = value.get("agent", "fence_ipmilan")
+    if not isinstance(agent, str) or not _AGENT.fullmatch(agent):
+        raise ValueError(
+            "agent must be a fence agent's name, like fence_ipmilan, or its whole path"
+        )
+    options = value.get("options", {})
+    if not isinstance(options, dict):
+        raise ValueError("options must be names with values, like {ip: 10.9.0.11}")
+    for name, one in options.items():
+        fencing.check_option(name, one)
+    if {fencing.PASSWORD, fencing.PASSWORD_FILE} <= set(options):
+        raise ValueError("password and password_file exclude each other")
+    if fencing.PASSWORD_FILE in options:
+        _password_file(options[fencing.PASSWORD_FILE])
+    return value
+
+
 _Uri = Annotated[str, AfterValidator(_uri)]
 _Name = Annotated[str, AfterValidator(_name)]
 _Path = Annotated[str, AfterValidator(_file)]
@@ -103,6 +140,11 @@ class _Ssh(_Strict):
     known_hosts: _Path | None = None
 
 
+class _Fence(_Strict):
+    agent: str
+    options: dict[str, str] = {}
+
+
 class _Host(_Strict):
     uri: _Uri
     peer_uri: _Uri | None = None
@@ -112,6 +154,7 @@ class _Host(_Strict):
     storage: list[str] = []
     networks: list[str] = []
     agent_state: Annotated[str, Field(pattern="/.+")] = AGENT_STATE
+    fence: Annotated[_Fence | None, BeforeValidator(_fence)] = None
 
 
 class _File(_Strict):
@@ -238,4 +281,16 @@ def _host(name: str, entry: _Host) -> Host:
         storage=tuple(entry.storage),
         networks=tuple(entry.networks),
         agent_state=entry.agent_state,
+        fence=_device(entry.fence),
     )
+
+
+def _device(entry: _Fence | None) -> FenceDevice | None:
+    if entry is None:
+        return None
+    options = dict(entry.options)
+    file = options.pop(fencing.PASSWORD_FILE, None)
+    return FenceDevice(
+        agent=entry.agent, options=MappingProxyType(options),
+        password_file=None if file is None else Path(_password_file(file)),
+    )  # fmt: skip

@@ -247,6 +247,8 @@ def _yaml_problem(exc: yaml.YAMLError, text: str) -> Problem:
         return Problem(before.count("\n") + 1, f"control characters ({character}) are refused")
     mark = getattr(exc, "problem_mark", None)
     told = getattr(exc, "problem", None) or str(exc).splitlines()[0]
+    if "tag handle" in told:  # with what may be half of a password
+        told = "tags (!) are refused"
     return Problem(mark.line + 1 if mark else 0, told)
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from tests.unit.builders import HOST, PROBE, host_facts
 from vmckpt.doctor import checks
-from vmckpt.doctor.checks import Examined
+from vmckpt.doctor.checks import Examined, FenceSeen
 from vmckpt.lab import pki
+from vmckpt.model.fencing import Ran
 from vmckpt.model.findings import Severity
 from vmckpt.units import Bytes, Seconds
 
@@ -24,6 +25,11 @@ def probed(**changes: Any) -> Examined:
 
 def facts(**changes: Any) -> Examined:
     return replace(GOOD, facts=replace(host_facts("a"), **changes))
+
+
+def fenced(status: int | None, **changes: Any) -> Examined:
+    seen = FenceSeen(agent="fence_ipmilan", ran=Ran(status, Seconds(15.0)))
+    return replace(GOOD, fence=replace(seen, **changes))
 
 
 def wrong(examined: Examined, now: datetime = NOW) -> dict[str, Severity]:
@@ -56,6 +62,11 @@ def test_nothing_is_wrong_with_a_good_host() -> None:
         (probed(certificates={"/x.pem": "no"}), "certificate", Severity.WARNING),
         (replace(GOOD, logins={"beta": "refused"}), "peer-login", Severity.WARNING),
         (replace(GOOD, ports={"beta": False}), "migration-ports", Severity.BLOCKER),
+        (fenced(1), "fence", Severity.WARNING),
+        (fenced(2), "fence", Severity.WARNING),
+        (fenced(None), "fence", Severity.WARNING),
+        (fenced(0, ran=None, error="no such agent; install it"), "fence", Severity.WARNING),
+        (fenced(0, too_open="/etc/p"), "fence-password", Severity.WARNING),
     ],
 )
 def test_each_fault_is_found_and_has_a_mend(
@@ -76,3 +87,23 @@ def test_certificates_are_warned_of_before_they_end(days: int, severity: Severit
     found = wrong(probed(certificates={"/x.pem": pem}), NOW + timedelta(days=days))
 
     assert found == ({} if severity is None else {"certificate": severity})
+
+
+@pytest.mark.parametrize(
+    ("examined", "told"),
+    [
+        (fenced(0), "alpha: fence_ipmilan says that it is on"),
+        (fenced(2), "alpha: fence_ipmilan says that it is off, but it answers: it asks another"),
+        (fenced(1), "alpha: fence_ipmilan cannot tell whether it is on: it ended with 1"),
+        (fenced(None), "cannot tell whether it is on: no answer in 15.0 s"),
+        (fenced(0, ran=None, error="no such agent; install it"), "alpha: no such agent"),
+        (
+            replace(fenced(2), facts=None, facts_error="no answer"),
+            "alpha: fence_ipmilan says that it is off",
+        ),
+    ],
+)
+def test_a_fence_agent_is_told_of(examined: Examined, told: str) -> None:
+    (found,) = [one for one in checks.check(examined, NOW) if one.code == "fence"]
+    assert told in f"{found.where}: {found.text}"
+    assert (found.severity is Severity.OK) == (found.mend is None)

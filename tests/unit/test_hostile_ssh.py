@@ -1,5 +1,6 @@
 """Ssh servers that say nonsense, say it without an end, or say nothing at all."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -264,3 +265,51 @@ async def test_a_hostile_known_hosts_file_is_passed_over(tmp_path: Path) -> None
     ssh._know(keys, known)
 
     assert len(keys) == 0
+
+
+async def test_a_host_that_says_anything_at_all_is_not_silent(sshd: Sshd, remote: Remote) -> None:
+    def rude(line: socket.socket) -> bool:
+        line.sendall(b"go away\r\n" * 40)
+        return False
+
+    sshd.greet = rude
+    with pytest.raises(RemoteError) as caught:
+        await remote.run(["uname"])
+    assert not caught.value.silent
+    sshd.close()
+    with pytest.raises(RemoteError, match="refused") as caught:
+        await remote.run(["uname"])
+    assert not caught.value.silent
+
+
+@pytest.mark.parametrize(
+    ("error", "silent"),
+    [
+        (TimeoutError(), True),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), True),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), True),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), False),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), False),
+        (socket.gaierror(socket.EAI_NONAME, "not known"), False),
+    ],
+)
+async def test_who_does_not_answer_in_any_way_is_silent(
+    error: OSError, silent: bool, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> socket.socket:
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    with pytest.raises(RemoteError) as caught:
+        await remote.run(["uname"])
+    assert caught.value.silent is silent
+
+
+async def test_a_login_without_an_end_is_no_silence(
+    sshd: Sshd, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "_ENTER_LIMIT", 0.4)
+    sshd.greet = lambda _line: False
+    with pytest.raises(RemoteError) as caught:
+        await remote.run(["uname"])
+    assert not caught.value.silent

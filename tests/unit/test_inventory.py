@@ -168,3 +168,97 @@ def test_a_store_has_a_name_that_can_be_a_files(name: str) -> None:
     text = f"hosts: {{alpha: {{uri: qemu:///system}}}}\nstores: {{'{name}': /srv}}\n"
     with pytest.raises(InventoryError, match="is no name for a store"):
         inventory.parse(text, Path("hosts.yaml"))
+
+
+FENCED = """\
+hosts:
+  alpha:
+    uri: qemu:///system
+    fence:
+      agent: fence_ipmilan
+      options: {ip: 10.9.0.11, username: admin, lanplus: "1", password: hunter2}
+"""
+
+
+def test_a_fence_agent_is_read_and_its_secrets_are_not_shown() -> None:
+    found = inventory.parse(FENCED, PATH).host("alpha").fence
+    assert found is not None
+    assert found.agent == "fence_ipmilan"
+    assert found.options == {
+        "ip": "10.9.0.11", "username": "admin", "lanplus": "1", "password": "hunter2",
+    }  # fmt: skip
+    assert found.password_file is None
+    assert "hunter2" not in repr(inventory.parse(FENCED, PATH))
+
+
+def test_a_password_s_file_is_no_option_of_the_agent() -> None:
+    text = FENCED.replace("password: hunter2", "password_file: ~/alpha.password")
+    found = inventory.parse(text, PATH).host("alpha").fence
+    assert found is not None
+    assert found.password_file == Path("~/alpha.password").expanduser()
+    assert set(found.options) == {"ip", "username", "lanplus"}
+
+
+def test_a_host_without_a_fence_agent_has_none() -> None:
+    assert inventory.parse(GOOD, PATH).host("alpha").fence is None
+    empty = FENCED[: FENCED.index("      agent")]
+    assert inventory.parse(empty, PATH).host("alpha").fence is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        (
+            "agent: fence_ipmilan",
+            "agnet: fence_ipmilan",
+            ":5: unknown key 'agnet'; did you mean 'a",
+        ),
+        ("      agent: fence_ipmilan\n", "", ":4: hosts.alpha.fence.agent is missing"),
+        ("agent: fence_ipmilan", "agent: 7", ":4: hosts.alpha.fence: agent must be"),
+        ("agent: fence_ipmilan", "agent: x password=hunter2", ":4: hosts.alpha.fence: agent must"),
+        ("agent: fence_ipmilan", "agent: ../fence_x", ":4: hosts.alpha.fence: agent must"),
+        ("agent: fence_ipmilan", "agent: [hunter2]", ":4: hosts.alpha.fence: agent must"),
+        ('lanplus: "1"', "lanplus: 1", "hosts.alpha.fence: lanplus must be text; put it in quotes"),
+        ("password: hunter2", "password: 4711", "password must be text; put it in quotes"),
+        ("password: hunter2", "password: [hunter2]", "password must be text; put it in quotes"),
+        ("password: hunter2", "password:hunter2", "a name in it is none of an option; write a"),
+        ("password: hunter2", 'password: "hunter2\\naction=on"', "password must be one line"),
+        ("password: hunter2", 'password: "hunter2 "', "password must be one line"),
+        ("password: hunter2", 'password: ""', "password must be one line"),
+        ("password: hunter2", "password: !hunter2 x", "tags (!) are refused"),
+        ("password: hunter2", "password: !hunter2!x y", "tags (!) are refused"),
+        ("password: hunter2", "password: *hunter2", "aliases (&, *) are refused"),
+        ("username: admin", "action: reboot", "action is not yours to set"),
+        ("username: admin", "Option: on", "Option is not yours to set"),
+        ("username: admin", "password_file: /p", "password and password_file exclude each other"),
+        ("password: hunter2", "password_file: hunter2", "password_file must be a whole path"),
+        ("password: hunter2", "password_file: ~hunter2", "password_file must be a whole path"),
+        (FENCED[FENCED.index("{ip") :], "password=hunter2\n", "fence: options must be names with"),
+        (FENCED[FENCED.index("{ip") :], "[hunter2]\n", "fence: options must be names with"),
+        (FENCED[FENCED.index("\n      agent") :], " hunter2\n", "fence: must be agent: NAME and"),
+        (FENCED[FENCED.index("\n      agent") :], " [hunter2]\n", "fence: must be agent: NAME"),
+        (
+            FENCED[FENCED.index("\n      agent") :],
+            " {agent: x, password:hunter2}\n",
+            "fence: must be agent: NAME",
+        ),
+        (
+            FENCED[FENCED.index("\n      agent") :],
+            " {agent: x, password: hunter2}\n",
+            "unknown key 'password'; known are agent, options",
+        ),
+    ],
+)
+def test_a_mistake_in_a_fence_agent_is_named_without_its_secrets(
+    old: str, new: str, complaint: str
+) -> None:
+    assert old in FENCED
+    with pytest.raises(InventoryError) as caught:
+        inventory.parse(FENCED.replace(old, new, 1), PATH)
+
+    line = str(caught.value)
+    assert line.startswith("hosts.yaml:")
+    assert complaint in line
+    assert "hunter2" not in line
+    assert "4711" not in line
+    assert "\n" not in line

@@ -9,14 +9,22 @@ from typing import Any, cast
 
 import pytest
 
-from vmckpt.errors import BadInput, GuestBusy, OutcomeUnknown, RemoteError, VmckptError
+from vmckpt.errors import (
+    BadInput,
+    FencingFailed,
+    GuestBusy,
+    OutcomeUnknown,
+    RemoteError,
+    VmckptError,
+)
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation
 from vmckpt.lease import witness
 from vmckpt.model.callers import Caller
+from vmckpt.model.fencing import Fenced, FenceDevice
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
-from vmckpt.protect import asking, ending
+from vmckpt.protect import asking, ending, fencing
 from vmckpt.protect.ending import Known
 from vmckpt.units import Seconds
 
@@ -27,6 +35,10 @@ KNOWN = Known(
     primary=ALPHA, backup=BETA, lease="postgresql://witness/vmckpt", session="5e55",
 )  # fmt: skip
 NO_LEASE = replace(KNOWN, lease=None)
+FENCED = Fenced(host="alpha", agent="fence_fake", at=1.0, took=Seconds(2.0))
+HAS_FENCE = replace(
+    NO_LEASE, primary=replace(ALPHA, fence=FenceDevice(agent="fence_fake", options={}))
+)  # fmt: skip
 RUNS_THERE = {"role": "backup", "outcome": "failed-over", "why": "a person asked"}
 
 
@@ -36,11 +48,12 @@ class World:
     def __init__(self) -> None:
         self.says: dict[str, dict[str, Any]] = {
             "alpha": {"role": "primary", "agent": True, "runs": True, "phase": "protecting"},
-            "beta": {"role": "backup", "agent": True, "connected": True},
+            "beta": {"role": "backup", "agent": True, "connected": True, "ready": True},
         }
         self.silent: set[str] = set()
         self.after: dict[str, Any] | None = None
         """What the backup says once it has a wish."""
+        self.cannot_be_fenced: FencingFailed | None = None
         self.did: list[str] = []
         self.warned: list[str] = []
         self.finished: list[tuple[Outcome, Mapping[str, Any]]] = []
@@ -65,7 +78,7 @@ class World:
         try:
             return await self.order(host, guest, "ask")
         except RemoteError as exc:
-            return {"error": str(exc)}
+            return {"error": str(exc), "unreachable": True, "silent": True}
 
     def finish(self, outcome: Outcome, report: Mapping[str, Any]) -> None:
         self.finished.append((outcome, report))
@@ -74,6 +87,14 @@ class World:
     def attended(self, known: Known, caller: Caller) -> Iterator[Recorder]:
         del known, caller
         yield cast("Recorder", SimpleNamespace(finish=self.finish))
+
+    async def fence(self, host: Host, recorder: Recorder, caller: Caller) -> Fenced:
+        del recorder, caller
+        self.did.append(f"{host.name} fenced")
+        if self.cannot_be_fenced is not None:
+            raise self.cannot_be_fenced
+        self.silent.add(host.name)
+        return FENCED
 
     def revoke(self, *_: object, **__: object) -> None:
         self.did.append("lease given back")
@@ -85,6 +106,7 @@ def one(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(asking, "order", made.order)
     monkeypatch.setattr(asking, "status", made.status)
     monkeypatch.setattr(ending, "attended", made.attended)
+    monkeypatch.setattr(fencing, "fence", made.fence)
     monkeypatch.setattr(witness, "revoke", made.revoke)
     monkeypatch.setattr(ending, "_TURN", 0.001)
     return made
@@ -211,3 +233,61 @@ async def test_the_lease_is_not_given_back_while_the_backup_cannot_be_tidied(one
     with pytest.raises(RemoteError):
         await ending.tidy(KNOWN)
     assert one.did == ["alpha end"]
+
+
+async def test_a_silent_host_is_fenced_before_its_guest_is_asked_for(one: World) -> None:
+    one.silent, one.after = {"alpha"}, RUNS_THERE
+    one.says["beta"]["epoch_age_s"] = 12.0
+    done = await ending.failover(HAS_FENCE, one.caller)
+    assert one.did == ["alpha fenced", "beta failover", "beta end"]
+    assert (done.runs_on, done.fenced) == ("beta", FENCED)
+    assert done.as_json()["fenced"]["agent"] == "fence_fake"
+    assert one.warned == ["web1 will go on from what it was 12.0 s ago"]
+    assert one.finished[0][1]["fenced"]["host"] == "alpha"
+
+
+async def test_a_host_that_cannot_be_fenced_keeps_its_guest(one: World) -> None:
+    one.silent, one.after = {"alpha"}, RUNS_THERE
+    one.cannot_be_fenced = FencingFailed("alpha is not known to be off")
+    for fence in (False, True):
+        with pytest.raises(FencingFailed):
+            await ending.failover(HAS_FENCE, one.caller, fence=fence)
+    assert one.did == ["alpha fenced"] * 2
+    assert one.finished == []
+    # The next try is told so.
+    one.cannot_be_fenced = None
+    assert (await ending.failover(HAS_FENCE, one.caller)).runs_on == "beta"
+
+
+async def test_a_controller_that_died_after_the_fencing_is_followed_by_the_next(
+    one: World,
+) -> None:
+    one.silent = {"alpha"}
+    one.says["beta"] = {**RUNS_THERE}
+    done = await ending.failover(HAS_FENCE, one.caller)
+    assert (done.runs_on, done.fenced) == ("beta", None)
+    assert "alpha fenced" not in one.did
+    assert "beta failover" not in one.did
+
+
+async def test_a_host_that_answers_is_fenced_only_if_that_is_asked_for(one: World) -> None:
+    one.says["alpha"] = {"role": "primary", "agent": False, "runs": True}
+    one.after = RUNS_THERE
+    with pytest.raises(GuestBusy, match="--fence powers it off first"):
+        await ending.failover(HAS_FENCE, one.caller)
+    assert one.did == []
+    await ending.failover(HAS_FENCE, one.caller, fence=True)
+    assert one.did == ["alpha fenced", "beta failover", "beta end"]
+
+
+async def test_with_a_lease_the_lease_decides_and_nobody_is_fenced_unasked(one: World) -> None:
+    one.silent, one.after = {"alpha"}, RUNS_THERE
+    known = replace(HAS_FENCE, lease=KNOWN.lease)
+    await ending.failover(known, one.caller)
+    assert "alpha fenced" not in one.did
+
+
+async def test_a_person_s_word_is_enough_also_where_there_is_a_fence_agent(one: World) -> None:
+    one.silent, one.after = {"alpha"}, RUNS_THERE
+    await ending.failover(HAS_FENCE, one.caller, dead=True)
+    assert "alpha fenced" not in one.did

@@ -71,14 +71,15 @@ async def unprotect(inventory: Inventory, guest: str, caller: Caller) -> Ended:
 
 
 async def failover(
-    inventory: Inventory, guest: str, caller: Caller, *, planned: bool, dead: bool
-) -> Ended:
-    """See protect.ending."""
+    inventory: Inventory, guest: str, caller: Caller, *, planned: bool = False, dead: bool = False,
+    fence: bool = False,
+) -> Ended:  # fmt: skip
+    """See protect.ending. `planned` goes with neither of the others, nor they with each other."""
     inventory.may_act()
     known = _known(inventory, guest)
     if planned:
         return await ending.planned(known, caller)
-    return await ending.failover(known, caller, dead=dead)
+    return await ending.failover(known, caller, dead=dead, fence=fence)
 
 
 async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, Any]]:

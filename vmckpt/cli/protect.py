@@ -181,13 +181,20 @@ def failover(
     off: Annotated[
         bool, typer.Option("--host-is-off", help="Your word that the guest's host is dead.")
     ] = False,
+    fence: Annotated[
+        bool, typer.Option("--fence", help="Power the guest's host off first, even if it answers.")
+    ] = False,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
     """Let a protected guest run on its standby's host.
 
-    With a lease store the lease decides whether the guest's host must be dead by now; without one
-    your word does, and a wrong word means that the guest runs twice: switch the host off first.
+    With a lease store the lease decides whether the guest's host must be dead by now. Without one
+    a host that is silent is powered off by its fence agent, if it has one in the inventory; the
+    guest is started only when the agent has said that the host is off. Without one your word
+    decides, and a wrong word means that the guest runs twice: switch the host off first.
+
+    --fence is for a host that hangs and still answers in part. Everything on it ends.
 
     --planned is for hosts that are well: one last epoch, then the guest goes on there, and nothing
     is lost.
@@ -199,16 +206,22 @@ def failover(
         vmckpt failover web1 --planned
 
         vmckpt failover web1 --host-is-off
+
+        vmckpt failover web1 --fence
     """
+    if planned + off + fence > 1:
+        raise BadInput(
+            "--planned, --host-is-off and --fence exclude each other", mend="say one of them"
+        )
     known = api.load_inventory(inventory)
-    ended = asyncio.run(_failover(known, guest, planned=planned, dead=off))
+    ended = asyncio.run(_failover(known, guest, planned=planned, dead=off, fence=fence))
     _show_ended(ended, f"runs on {ended.runs_on}", json=json)
 
 
-async def _failover(inventory: api.Inventory, guest: str, *, planned: bool, dead: bool) -> Ended:
+async def _failover(inventory: api.Inventory, guest: str, **how: bool) -> Ended:
     stop = stop_on_signals("what was asked for may happen yet: see vmckpt status")
     caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
-    return await protecting.failover(inventory, guest, caller, planned=planned, dead=dead)
+    return await protecting.failover(inventory, guest, caller, **how)
 
 
 def _show_ended(ended: Ended, what: str, *, json: bool) -> None:
@@ -216,6 +229,8 @@ def _show_ended(ended: Ended, what: str, *, json: bool) -> None:
         output.print_json(ended.as_json())
         return
     output.out.print(f"{ended.guest} {what} ({ended.why}); took {show_seconds(ended.took)}")
+    if ended.fenced is not None:
+        output.out.print(f"{ended.fenced.host} is off and stays off, until you switch it on")
 
 
 @status_app.command()

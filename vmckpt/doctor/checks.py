@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from cryptography import x509
 
+from vmckpt.model.fencing import Power, Ran, power
 from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.hosts import Host, HostFacts, HostProbe
 from vmckpt.units import MIB, show_bytes, show_seconds
@@ -26,6 +27,18 @@ _NEEDED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FenceSeen:
+    """What became of asking a host's fence agent for the host's status."""
+
+    agent: str
+    ran: Ran | None
+    error: str | None = None
+    """Why it was not run, and what mends that."""
+    too_open: str | None = None
+    """The password's file, which others may read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
     """Everything that was found out about one host."""
 
@@ -41,6 +54,8 @@ class Examined:
     """For each other host: whether packets reach its migration ports."""
     twins: tuple[str, ...] = ()
     """Other hosts with the same libvirt host UUID."""
+    fence: FenceSeen | None = None
+    """None: it has no fence agent."""
 
 
 def check(examined: Examined, now: datetime) -> tuple[Finding, ...]:
@@ -57,6 +72,8 @@ def check(examined: Examined, now: datetime) -> tuple[Finding, ...]:
         found += _storage(examined.host, examined.probe)
         found += _certificates(examined.host.name, examined.probe, now)
     found += _peers(examined)
+    if examined.fence is not None:
+        found += _fence(examined, examined.fence)
     return tuple(found)
 
 
@@ -288,3 +305,26 @@ def _peers(examined: Examined) -> Iterator[Finding]:
             else f"packets to port {FIRST_PORT} of {other} are lost",
             None if open_ else f"open TCP {FIRST_PORT}-49215 on {other} for {name}",
         )
+
+
+def _fence(examined: Examined, seen: FenceSeen) -> Iterator[Finding]:
+    """Warnings only: migrations do without."""
+    name, answers = examined.host.name, examined.facts is not None
+    severity, mend = Severity.WARNING, f"mend fence: of {name} in the inventory"
+    if seen.ran is None:
+        text, _, told = (seen.error or "it was not asked").partition("; ")
+        mend = told or mend
+    elif (found := power(seen.ran)) is Power.UNKNOWN:
+        text = f"{seen.agent} cannot tell whether it is on: {seen.ran.in_words}"
+        mend = f"run {seen.agent} by hand with its options and action=status"
+    elif found is Power.OFF and answers:
+        text = f"{seen.agent} says that it is off, but it answers: it asks another machine"
+    else:
+        severity, mend = Severity.OK, ""
+        text = f"{seen.agent} says that it is {found}"
+    yield _finding("fence", severity, name, text, mend or None)
+    if seen.too_open is not None:
+        yield _finding(
+            "fence-password", Severity.WARNING, name,
+            f"others may read the password in {seen.too_open}", f"run chmod 600 {seen.too_open}",
+        )  # fmt: skip

@@ -4,12 +4,13 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 
-from vmckpt.doctor.checks import FIRST_PORT, Examined
-from vmckpt.errors import HypervisorError, RemoteError
+from vmckpt.doctor.checks import FIRST_PORT, Examined, FenceSeen
+from vmckpt.errors import HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.facts import host_facts
+from vmckpt.model.fencing import Action
 from vmckpt.model.hosts import Host, HostFacts, HostProbe
-from vmckpt.remote import probe
+from vmckpt.remote import fencing, probe
 from vmckpt.remote.ssh import Remote
 
 
@@ -29,8 +30,24 @@ def _with_twins(one: Examined, found: Sequence[Examined]) -> Examined:
 
 
 async def _one(host: Host, everyone: Sequence[Host]) -> Examined:
-    (facts, facts_error), seen = await asyncio.gather(_facts(host), _over_ssh(host, everyone))
-    return dataclasses.replace(seen, facts=facts, facts_error=facts_error)
+    (facts, facts_error), seen, fence = await asyncio.gather(
+        _facts(host), _over_ssh(host, everyone), _fence(host)
+    )
+    return dataclasses.replace(seen, facts=facts, facts_error=facts_error, fence=fence)
+
+
+async def _fence(host: Host) -> FenceSeen | None:
+    if host.fence is None:
+        return None
+    path = fencing.too_open(host.fence)
+    seen = FenceSeen(
+        agent=host.fence.agent, ran=None, too_open=None if path is None else str(path)
+    )  # fmt: skip
+    try:
+        ran = await fencing.run(host, Action.STATUS, stop=asyncio.Event())
+    except VmckptError as exc:
+        return dataclasses.replace(seen, error=str(exc))
+    return dataclasses.replace(seen, ran=ran)
 
 
 async def _over_ssh(host: Host, everyone: Sequence[Host]) -> Examined:

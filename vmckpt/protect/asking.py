@@ -22,11 +22,13 @@ async def order(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any
 
 
 async def status(host: Host, guest: str) -> dict[str, Any]:
-    """What the agent there says; {"error"} if the host cannot be asked."""
+    """What the agent there says; {"error", "silent"} if the host cannot be asked."""
     try:
         return await order(host, guest, "ask")
     except VmckptError as exc:
-        return {"error": str(exc), "unreachable": isinstance(exc, RemoteError)}
+        unreachable = isinstance(exc, RemoteError)
+        silent = isinstance(exc, RemoteError) and exc.silent
+        return {"error": str(exc), "unreachable": unreachable, "silent": silent}
 
 
 async def both(hosts: Mapping[str, Host], guest: str) -> dict[str, dict[str, Any]]:

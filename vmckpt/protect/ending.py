@@ -7,16 +7,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.errors import BadInput, GuestBusy, OutcomeUnknown, RemoteError, VmckptError
+from vmckpt.errors import GuestBusy, OutcomeUnknown, RemoteError, VmckptError
 from vmckpt.journal import desk, takeover
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation
 from vmckpt.lease import witness
 from vmckpt.model.callers import Caller
+from vmckpt.model.fencing import Fenced
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
-from vmckpt.protect import asking
-from vmckpt.units import Seconds
+from vmckpt.protect import asking, fencing, proof
+from vmckpt.protect.proof import Case, Proof
+from vmckpt.units import Seconds, show_seconds
 
 _TURN = 0.05
 _SWITCHES = Seconds(60.0)
@@ -30,10 +32,13 @@ class Ended:
     runs_on: str
     why: str
     took: Seconds
+    fenced: Fenced | None = None
+    """The host that was powered off for it; it stays off."""
 
     def as_json(self) -> dict[str, Any]:
         return {
             "guest": self.guest, "runs_on": self.runs_on, "why": self.why, "took": self.took,
+            "fenced": None if self.fenced is None else self.fenced.as_json(),
         }  # fmt: skip
 
 
@@ -159,35 +164,35 @@ async def planned(known: Known, caller: Caller) -> Ended:
         return await _failed_over(known, recorder, found, Seconds(time.monotonic() - began))
 
 
-async def failover(known: Known, caller: Caller, *, dead: bool) -> Ended:
-    """Let the guest run on the backup because the primary is dead: `dead`, if a person says so.
+async def failover(
+    known: Known, caller: Caller, *, dead: bool = False, fence: bool = False
+) -> Ended:
+    """Let the guest run on the backup because the primary is dead.
 
-    With a lease store the lease decides. Raises GuestBusy, OutcomeUnknown, VmckptError.
+    `dead`: a person says so. `fence`: it is made so, whatever it answers; without a lease store
+    also if it is silent and has a fence agent. With a lease store the lease decides.
+
+    Raises GuestBusy, BadInput, FencingFailed, OutcomeUnknown, VmckptError.
     """
     began = time.monotonic()
     with attended(known, caller) as recorder:
-        ours, theirs = await asyncio.gather(
-            asking.status(known.primary, known.uuid), asking.status(known.backup, known.uuid)
-        )
-        if (
-            "error" not in ours
-            and ours.get("runs")
-            and (theirs.get("connected") or not known.lease)
-        ):
-            raise GuestBusy(
-                f"{known.operation.guest} runs on {known.primary.name}, which answers",
-                mend=f"vmckpt failover {known.operation.guest} --planned switches without loss",
-            )
-        if known.lease is None and not dead:
-            raise BadInput(
-                f"{known.primary.name} is silent, and without a lease store nobody but you can"
-                " know that it is dead",
-                mend="switch it off, then add --host-is-off",
-            )
-        if theirs.get("outcome") != "failed-over":
+        ours = await asking.status(known.primary, known.uuid)
+        theirs = await asking.status(known.backup, known.uuid)
+        case = Case(
+            guest=known.operation.guest, primary=known.primary.name, backup=known.backup.name,
+            ours=ours, theirs=theirs, has_lease=known.lease is not None,
+            has_fence=known.primary.fence is not None, word=dead, fence=fence,
+        )  # fmt: skip
+        why, fenced = proof.decide(case), None
+        if why is Proof.FENCE:
+            if (age := theirs.get("epoch_age_s")) is not None:
+                caller.warn(f"{case.guest} will go on from what it was {show_seconds(age)} ago")
+            fenced = await fencing.fence(known.primary, recorder, caller)
+        if why is not Proof.RUNS:
             await asking.order(known.backup, known.uuid, "ask", wish="failover")
         found = await _until_runs(known, caller)
-        return await _failed_over(known, recorder, found, Seconds(time.monotonic() - began))
+        took = Seconds(time.monotonic() - began)
+        return await _failed_over(known, recorder, found, took, fenced=fenced)
 
 
 async def _until_runs(known: Known, caller: Caller) -> Mapping[str, Any]:
@@ -210,22 +215,28 @@ async def _until_runs(known: Known, caller: Caller) -> Mapping[str, Any]:
 
 
 async def _failed_over(
-    known: Known, recorder: Recorder, told: Mapping[str, Any], took: Seconds
-) -> Ended:
+    known: Known, recorder: Recorder, told: Mapping[str, Any], took: Seconds, *,
+    fenced: Fenced | None = None,
+) -> Ended:  # fmt: skip
     """The guest runs on the backup: what is left of the protection goes."""
-    guest = known.operation.guest
-    await tidy(known)
-    recorder.finish(Outcome.COMPLETED, {"failed_over": known.backup.name, "why": told.get("why")})
-    return Ended(guest=guest, runs_on=known.backup.name, why=str(told.get("why")), took=took)
+    guest, why = known.operation.guest, told.get("why")
+    await tidy(known, off=fenced is not None)
+    report: dict[str, Any] = {"failed_over": known.backup.name, "why": why}
+    if fenced is not None:
+        report["fenced"] = fenced.as_json()
+    recorder.finish(Outcome.COMPLETED, report)
+    return Ended(guest=guest, runs_on=known.backup.name, why=str(why), took=took, fenced=fenced)
 
 
-async def tidy(known: Known) -> None:
-    """After a failover: the agents' files go, where hosts answer; and the lease."""
-    with suppress(VmckptError):
-        await asking.order(
-            known.primary, known.uuid, "end", owner=known.session, define=False, standby_gone=True,
-            state=_state(known),
-        )  # fmt: skip
+async def tidy(known: Known, *, off: bool = False) -> None:
+    """After a failover: the agents' files go, where hosts answer; and the lease. `off`: the primary
+    need not be asked."""
+    if not off:
+        with suppress(VmckptError):
+            await asking.order(
+                known.primary, known.uuid, "end", owner=known.session, define=False,
+                standby_gone=True, state=_state(known),
+            )  # fmt: skip
     await asking.order(known.backup, known.uuid, "end", owner=known.session)
     await give_back(known)
 

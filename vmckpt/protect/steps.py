@@ -10,3 +10,5 @@ class Step(StrEnum):
     """Agents are started on both; {"session", "primary", "backup", "lease"}."""
     PROTECTED = "protected"
     """The standby has had its first epoch; {}."""
+    FENCE = "fence"
+    """The primary's host is powered off; {"host", "agent", "action"}."""

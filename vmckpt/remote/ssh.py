@@ -6,6 +6,7 @@ by itself. Connecting is retried, since that changes nothing; a command never is
 
 import asyncio
 import base64
+import errno
 import hashlib
 import shlex
 import socket
@@ -199,7 +200,9 @@ class Remote:
             client.close()
             # Silence has used up the time already; a refusal may be a daemon that restarts.
             kind = RemoteError if isinstance(exc, TimeoutError) else _NoConnection
-            raise kind(f"{name}: ssh to {where.address}:{where.port}: {_why(exc)}") from exc
+            error = kind(f"{name}: ssh to {where.address}:{where.port}: {_why(exc)}")
+            error.silent = _silent(exc)
+            raise error from exc
         # Paramiko hands on whatever its thread met in what the server sent.
         except Exception as exc:
             client.close()
@@ -303,8 +306,12 @@ def _entering(where: SshAddress) -> Iterator[socket.socket]:
     except BaseException as exc:
         line.close()
         if late.is_set():
-            raise TimeoutError from exc
+            raise _LoginTooSlow from exc
         raise
+
+
+class _LoginTooSlow(TimeoutError):
+    """There was a connection, so something lives there."""
 
 
 class _NoConnection(RemoteError, OSError):
@@ -339,6 +346,13 @@ def _know(keys: paramiko.HostKeys, path: Path) -> None:
 
 def _usual_known_hosts() -> list[Path]:
     return [Path("~/.ssh/known_hosts").expanduser(), _SYSTEM_KNOWN_HOSTS]
+
+
+def _silent(error: OSError) -> bool:
+    """Whether nothing at all has answered."""
+    if isinstance(error, TimeoutError):
+        return not isinstance(error, _LoginTooSlow)
+    return error.errno in (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH)
 
 
 def _why(error: OSError) -> str:

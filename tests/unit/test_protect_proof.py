@@ -1,0 +1,101 @@
+"""What makes sure that a host is dead before its guest's standby may run."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from vmckpt.errors import BadInput, GuestBusy, VmckptError
+from vmckpt.protect import proof
+from vmckpt.protect.proof import Case, Proof
+
+WELL = {"role": "primary", "agent": True, "runs": True, "phase": "protecting"}
+HANGS = {"role": "primary", "agent": False, "runs": True, "says": "no agent answers"}
+ANEW = {"role": None}
+DEAD = {"error": "alpha: ssh to alpha:22: no answer in 8 s", "unreachable": True, "silent": True}
+REFUSES = {"error": "alpha: ssh login was refused", "unreachable": True, "silent": False}
+READY = {"role": "backup", "ready": True, "connected": False, "silent_s": 9.0}
+HEARS = {**READY, "connected": True, "silent_s": 0.1}
+EMPTY = {"role": "backup", "ready": False, "silent_s": 9.0, "says": "the primary copies"}
+OVER = {"role": "backup", "outcome": "failed-over"}
+GONE = {"error": "beta: no answer", "unreachable": True, "silent": True}
+CASE = Case(
+    guest="web1", primary="alpha", backup="beta", ours=DEAD, theirs=READY, has_lease=False,
+    has_fence=True, word=False, fence=False,
+)  # fmt: skip
+
+
+def case(**changes: Any) -> Case:
+    return replace(CASE, **changes)
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        (case(), Proof.FENCE),
+        (case(theirs={**READY, "connected": True}), Proof.FENCE),
+        (case(word=True), Proof.WORD),
+        (case(has_fence=False, word=True), Proof.WORD),
+        (case(ours=REFUSES, word=True), Proof.WORD),
+        (case(has_lease=True), Proof.LEASE),
+        (case(has_lease=True, ours=REFUSES), Proof.LEASE),
+        (case(has_lease=True, word=True), Proof.LEASE),
+        (case(has_lease=True, fence=True), Proof.FENCE),
+        (case(ours=HANGS, theirs=HEARS, fence=True), Proof.FENCE),
+        (case(ours=WELL, theirs=HEARS, fence=True), Proof.FENCE),
+        (case(ours=REFUSES, fence=True), Proof.FENCE),
+        (case(ours=ANEW, fence=True), Proof.FENCE),
+        (case(theirs=OVER), Proof.RUNS),
+        (case(theirs=OVER, fence=True), Proof.RUNS),
+        (case(theirs=OVER, has_fence=False), Proof.RUNS),
+    ],
+)
+def test_what_makes_sure_of_it(seen: Case, why: Proof) -> None:
+    assert proof.decide(seen) is why
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "told"),
+    [
+        (
+            case(ours=WELL, theirs=HEARS),
+            GuestBusy,
+            "web1 runs on alpha, which answers; .*--planned",
+        ),
+        (case(ours=WELL), GuestBusy, "--fence powers it off first"),
+        (case(ours=WELL, word=True), GuestBusy, "--planned"),
+        (case(ours=HANGS, theirs=HEARS), GuestBusy, "which answers"),
+        (case(has_fence=False), BadInput, "nobody but you .* --host-is-off"),
+        (case(has_fence=False, fence=True), BadInput, "no fence agent in the inventory"),
+        (case(ours=REFUSES), BadInput, "is not silent .*login was refused.*not fenced unasked"),
+        (case(ours=ANEW), BadInput, "is not silent .its agent answers.*add --fence"),
+        (case(theirs=HEARS), BadInput, "is not silent .beta still hears of it"),
+        (
+            case(theirs=EMPTY),
+            GuestBusy,
+            "not fenced: the standby on beta is not ready: the primary",
+        ),
+        (case(theirs=GONE), GuestBusy, "not fenced: the standby on beta is not ready: beta: no"),
+        (case(theirs=EMPTY, fence=True), GuestBusy, "not ready"),
+        (case(ours={**WELL, "phase": "alone"}, fence=True), GuestBusy, "is behind it .alone"),
+        (case(ours={**WELL, "phase": "copying"}, fence=True), GuestBusy, "is behind it"),
+    ],
+)
+def test_else_it_is_refused(seen: Case, kind: type[VmckptError], told: str) -> None:
+    with pytest.raises(kind, match=told) as caught:
+        proof.decide(seen)
+    assert "\n" not in str(caught.value)
+
+
+def test_nobody_is_powered_off_unasked_unless_all_are_silent_and_the_standby_is_ready() -> None:
+    for ours in (WELL, HANGS, ANEW, DEAD, REFUSES):
+        for theirs in (READY, HEARS, EMPTY, OVER, GONE):
+            for lease in (False, True):
+                for word in (False, True):
+                    seen = case(ours=ours, theirs=theirs, has_lease=lease, word=word)
+                    try:
+                        fenced = proof.decide(seen) is Proof.FENCE
+                    except VmckptError:
+                        fenced = False
+                    only = ours is DEAD and theirs is READY and not lease and not word
+                    assert fenced == only

@@ -1,0 +1,40 @@
+"""A protected guest's dead host is powered off, and the journal says so, before the guest runs
+anywhere else."""
+
+import asyncio
+import time
+from contextlib import suppress
+
+from vmckpt.errors import JournalError, VmckptError
+from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.records import StepState
+from vmckpt.model.callers import Caller
+from vmckpt.model.fencing import Fenced
+from vmckpt.model.hosts import Host
+from vmckpt.protect.steps import Step
+from vmckpt.remote import fencing
+
+
+async def fence(host: Host, recorder: Recorder, caller: Caller) -> Fenced:
+    """Returns once the host is off for certain; may be repeated. Raises VmckptError: it may be on.
+
+    The options, of which some are secrets, are written down nowhere.
+    """
+    agent = "" if host.fence is None else host.fence.agent
+    if host.fence is not None and (path := fencing.too_open(host.fence)) is not None:
+        caller.warn(f"{path}: others may read the password in it; run chmod 600 {path}")
+    intent = {"host": host.name, "agent": agent, "action": "off"}
+    step = await asyncio.to_thread(recorder.intend, Step.FENCE, intent)
+    caller.warn(f"fencing {host.name}: {agent} powers it off, with all that runs there")
+    try:
+        done = await fencing.power_off(host, caller.stop)
+    except VmckptError as exc:
+        # It may be off all the same; left open, the step would become a done one at the end.
+        told = {"error": exc.message, "at": time.time()}
+        with suppress(VmckptError):
+            await asyncio.to_thread(recorder.conclude, step, StepState.FAILED, told)
+        raise
+    with suppress(JournalError):  # the guest must not wait for a full disk here
+        await asyncio.to_thread(recorder.conclude, step, StepState.DONE, done.as_json())
+    caller.warn(f"{host.name} is off, says {agent}")
+    return done

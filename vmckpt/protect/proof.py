@@ -1,0 +1,115 @@
+"""What makes sure that a guest's host is dead, before its standby may run. Pure.
+
+Silence proves nothing: the host may be cut off, with the guest running on it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from vmckpt.errors import BadInput, GuestBusy
+from vmckpt.units import Seconds
+
+_LIVES = Seconds(3.0)
+"""An agent beats ten times a second: who was heard that lately is not dead."""
+_READY = "protecting"
+
+
+class Proof(StrEnum):
+    """Why the standby may run."""
+
+    RUNS = "runs"
+    """It runs already."""
+    LEASE = "lease"
+    """The lease's end is waited for."""
+    WORD = "word"
+    """A person says that the host is off."""
+    FENCE = "fence"
+    """The host is powered off first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A failover that is asked for, and what both agents say."""
+
+    guest: str
+    primary: str
+    backup: str
+    ours: Mapping[str, Any]
+    """The primary's answer; see asking.status."""
+    theirs: Mapping[str, Any]
+    """The backup's, asked for after it."""
+    has_lease: bool
+    has_fence: bool
+    word: bool
+    """A person says that the host is off."""
+    fence: bool
+    """A person wants it powered off, even if it answers."""
+
+    @property
+    def silent(self) -> bool:
+        """Nothing has come from the primary, neither to us nor to the backup."""
+        heard = self.theirs.get("silent_s")
+        return bool(self.ours.get("silent")) and (heard is None or heard > _LIVES)
+
+
+def decide(case: Case) -> Proof:
+    """Raises GuestBusy, BadInput: nothing makes sure of it, and what would."""
+    runs = "error" not in case.ours and case.ours.get("runs")
+    followed = case.theirs.get("connected") or not case.has_lease
+    if runs and followed and not case.fence:
+        also = f"; if {case.primary} hangs, --fence powers it off first" if case.has_fence else ""
+        raise GuestBusy(
+            f"{case.guest} runs on {case.primary}, which answers",
+            mend=f"vmckpt failover {case.guest} --planned switches without loss{also}",
+        )
+    if case.theirs.get("outcome") == "failed-over":
+        return Proof.RUNS
+    if case.fence:
+        return _fence(case)
+    if case.has_lease:
+        return Proof.LEASE
+    if case.word:
+        return Proof.WORD
+    if not case.has_fence:
+        raise BadInput(
+            f"{case.primary} is silent, and without a lease store nobody but you can"
+            " know that it is dead",
+            mend="switch it off, then add --host-is-off",
+        )
+    if not case.silent:
+        raise BadInput(
+            f"{case.primary} is not silent ({_heard(case)}), and is not fenced unasked",
+            mend="add --fence to have it powered off, with all that runs there",
+        )
+    return _fence(case)
+
+
+def _fence(case: Case) -> Proof:
+    """Nobody is powered off for a standby that could not go on, or is not the guest any more."""
+    if not case.has_fence:
+        raise BadInput(
+            f"{case.primary} has no fence agent in the inventory",
+            mend=f"add fence: {{agent: ..., options: {{...}}}} to {case.primary}",
+        )
+    if not case.theirs.get("ready"):
+        why = case.theirs.get("error") or case.theirs.get("says") or "it says nothing"
+        raise GuestBusy(
+            f"{case.primary} is not fenced: the standby on {case.backup} is not ready: {why}",
+            mend="see vmckpt status",
+        )
+    phase = case.ours.get("phase", _READY)
+    if case.ours.get("runs") and phase != _READY:
+        raise GuestBusy(
+            f"{case.primary} is not fenced: {case.guest} runs there, and its standby on"
+            f" {case.backup} is behind it ({phase})",
+            mend=f"mend {case.backup} or the link first; the standby is brought up by itself",
+        )
+    return Proof.FENCE
+
+
+def _heard(case: Case) -> str:
+    if not case.ours.get("silent"):
+        return str(case.ours.get("error") or "its agent answers")
+    return f"{case.backup} still hears of it"
