@@ -12,8 +12,8 @@ import numpy as np
 from tests.unit.replicas import Ends, GuestDisk, GuestMemory, Qemu, session, two_ends, until
 from tests.unit.staging import Disk, Ram
 from vmckpt.errors import LeaseLost, VmckptError
+from vmckpt.replicate import diskcompare, mirroring
 from vmckpt.replicate import memory as memories
-from vmckpt.replicate import mirroring
 from vmckpt.replicate.capture import Epoch
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.finder import Changed, CompareFinder
@@ -41,7 +41,7 @@ from vmckpt.replicate.wishes import Wish, Wishes
 from vmckpt.units import Seconds
 
 SIZES = (40, 9)
-DISK = 64 << 10
+DISK = (5 * 64 << 10) + 512
 NEVER = 10**9
 
 
@@ -111,6 +111,8 @@ class Peer:
                 if message.captured == 0:
                     self.stage.start_over()
                 line.send(Welcome(session=message.session, committed=self.stage.committed))
+            case Wanted(file=file) if file < 0:
+                line.send(diskcompare.answer(message, [self.disk]))
             case Wanted():
                 line.send(memories.answer(message, cast("Any", self.memory)))
             case Pages() | Writes() | State() if message.epoch == 0:
@@ -254,7 +256,8 @@ class World:
         self.parts: dict[str, Any] = {
             "monitor": self.qemu, "memory": seen, "finder": finder, "capturer": self.capturer,
             "logs": [self.disk.log], "buffers": self.held, "tenure": self.tenure,
-            "wishes": self.wishes, "status": self.status, "full": True, "held": False,
+            "wishes": self.wishes, "status": self.status, "begun": True, "held": False,
+            "disks": self._disks,
             "whole": False, "mirrors": Mirrors(self.qemu, self.events),
             "alone": lambda on: self.events.append("alone" if on else "not alone"),
             "switching": lambda: self.events.append("switching"),
@@ -264,6 +267,12 @@ class World:
         self._session = terms
         self.peer = stack.enter_context(Peer(ends, folder, self.events))
         self.raised: BaseException | None = None
+
+    @contextmanager
+    def _disks(self) -> Iterator[list[GuestDisk]]:
+        self.events.append("read")
+        yield [self.disk]
+        self.events.append("read no more")
 
     @contextmanager
     def run(self, **parts: Any) -> Iterator[None]:

@@ -5,17 +5,18 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.unit.staging import in_memory
+from tests.unit.staging import in_memory, pieces_of
 from vmckpt.checkpoint.compare import Mapping
 from vmckpt.checkpoint.guestmemory import MemoryFile
 from vmckpt.checkpoint.head import PAGE
+from vmckpt.checkpoint.nbd import Piece
 from vmckpt.errors import HypervisorError
 from vmckpt.replicate import link, writelog
 from vmckpt.replicate.diskepochs import LogPlace, WriteLog
@@ -149,6 +150,13 @@ class GuestDisk:
     def write(self, offset: int, data: bytes) -> None:
         self._append(writelog.header(offset, len(data)) + data)
         self.content[offset : offset + len(data)] = data
+
+    @property
+    def size(self) -> int:
+        return len(self.content)
+
+    def read_many(self, pieces: Iterable[tuple[int, int]], /) -> Iterator[Piece]:
+        return pieces_of(self.content, pieces)
 
     def trim(self, offset: int, length: int) -> None:
         self._append(writelog.header(offset, length, writelog.TRIM))

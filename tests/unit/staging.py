@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 import zstandard
 from numpy.typing import NDArray
 
+from vmckpt.checkpoint.nbd import Piece
 from vmckpt.replicate import delta, writelog
 from vmckpt.replicate.stage import Stage
 from vmckpt.replicate.wire import Pages, Part, Seal, State, Tally, Writes
@@ -112,6 +113,9 @@ class Disk:
     def zeros(self, offset: int, length: int, /) -> None:
         self.write(offset, memoryview(bytes(length)))
 
+    def read_many(self, pieces: Iterable[tuple[int, int]], /) -> Iterator[Piece]:
+        return pieces_of(self.content, pieces)
+
     def flush(self) -> None:
         self.steps.step(nothing)
         self.durable = bytes(self.content)
@@ -123,6 +127,13 @@ class Disk:
         """The power goes; of each sector that was not flushed either content is there."""
         self.content[:] = mixed(bytes(self.content), self.durable, chance)
         self.durable = bytes(self.content)
+
+
+def pieces_of(content: bytearray, pieces: Iterable[tuple[int, int]]) -> Iterator[Piece]:
+    """What an NBD client reads of a disk; of zeros it is told that they are."""
+    for offset, length in pieces:
+        data = bytes(content[offset : offset + length])
+        yield Piece(offset, length, memoryview(data) if any(data) else None)
 
 
 def mixed(new: bytes, old: bytes, chance: Random) -> bytes:

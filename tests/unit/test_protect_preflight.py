@@ -17,7 +17,7 @@ DISK = {
 FINE = Seen(
     guest="web1", primary="alpha", backup="beta", qemu="7.2.22", memory=[256 * MIB], disks=[DISK],
     devices=["disk", "interface"], primary_facts=host_facts("a"), backup_facts=host_facts("b"),
-    name_taken=False, room=Bytes(1 << 30), shared_room=(Bytes(8 << 30), Bytes(8 << 30)),
+    name_taken=False, taken=(), room=Bytes(1 << 30), shared_room=(Bytes(8 << 30), Bytes(8 << 30)),
     has_lease=True, automatic=True, max_pause=Seconds(0.5),
 )  # fmt: skip
 
@@ -144,3 +144,12 @@ def test_read_only_disks_take_no_room() -> None:
     seen = replace(disk(read_only=True), room=Bytes(0))
 
     assert blockers(check(seen)) == []
+
+
+def test_disks_whose_images_are_there_take_no_room() -> None:
+    seen = replace(FINE, room=Bytes(0))
+
+    assert blockers(check(replace(seen, taken={"vda": "/srv/web1.qcow2"}))) == []
+    assert [one.code for one in blockers(check(replace(seen, taken={"vdb": "/x"})))] == [
+        "room-short"
+    ]

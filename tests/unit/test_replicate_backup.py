@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from tests.unit.backing import (
     ONE,
@@ -150,7 +151,10 @@ def test_what_only_a_backup_says_is_refused(one: Following) -> None:
 
 @pytest.mark.parametrize("asked", [Wanted(file=7, first=0, count=1),
                                    Wanted(file=0, first=11, count=2),
-                                   Wanted(file=-1, first=0, count=1)])  # fmt: skip
+                                   Wanted(file=-1, first=0, count=2),
+                                   Wanted(file=-1, first=1 << 63, count=1),
+                                   Wanted(file=-1, first=0, count=1 << 20),
+                                   Wanted(file=-3, first=0, count=1)])  # fmt: skip
 def test_a_question_about_what_there_is_not_is_refused(one: Following, asked: Wanted) -> None:
     one.begin()
     line, _ = one.hello()
@@ -187,6 +191,16 @@ def test_digests_are_told_of_what_the_standby_has(one: Following) -> None:
     expected = delta.digests(one.standby.memory[1].content[1:4])
     assert (told.file, told.first) == (1, 1)
     assert np.frombuffer(told.data, ">u8").tolist() == expected.tolist()
+
+
+def test_digests_are_told_of_the_standby_s_disks_too(one: Following) -> None:
+    one.begin()
+    line, _ = one.hello()
+    one.standby.disks[1].content[700:704] = b"disk"
+    line.send(Wanted(file=-2, first=0, count=1))
+    told = line.expect(Digests, SHORT)
+    assert (told.file, told.first) == (-2, 0)
+    assert told.data == blake3(bytes(one.standby.disks[1].content)).digest(8)
 
 
 def test_the_first_copy_is_in_the_standby_at_once(one: Following) -> None:

@@ -1,24 +1,20 @@
 """The mirror into a write log, by a QEMU that has no guest and no libvirt."""
 
-import json
 import os
 import random
 import signal
-import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.unit.disk_logs import until
+from tests.unit.guestless import Qmp, qemu
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor.monitor import Refused
 from vmckpt.replicate import logserver, mirroring, writelog
 from vmckpt.replicate.diskepochs import LogPlace, WriteLog
 from vmckpt.replicate.nbdwriter import NbdWriter
@@ -27,47 +23,6 @@ from vmckpt.units import MIB, Bytes, BytesPerSecond
 SIZE = 16 * MIB
 LIMIT = 8 * MIB
 JOB = mirroring.name_of(0)
-
-
-class Qmp:
-    """QEMU's monitor on a socket; what `Commands` asks for."""
-
-    guest, host, uri, name = "none", "here", "none", "guestless"
-
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
-        self._socket.settimeout(20.0)
-        self._lines = self._socket.makefile("rb")
-
-    def close(self) -> None:
-        self._lines.close()
-        self._socket.close()
-
-    def ask(self, command: str, **arguments: object) -> Any:
-        return self.tell(command, arguments)
-
-    def tell(
-        self, command: str, arguments: dict[str, object], *, files: tuple[int, ...] = ()
-    ) -> Any:
-        assert not files
-        order = json.dumps({"execute": command, "arguments": arguments})
-        self._socket.sendall(order.encode() + b"\n")
-        while True:
-            # Its greeting and its events are passed over.
-            told = json.loads(self._lines.readline())
-            if "error" in told:
-                raise Refused(told["error"]["desc"], host=self.host)
-            if "return" in told:
-                return told["return"]
-
-    def human(self, line: str) -> str:
-        return str(self.ask("human-monitor-command", **{"command-line": line}))
-
-    def run_state(self) -> str:
-        return str(self.ask("query-status")["status"])
-
-    def paused_by_somebody(self) -> bool:
-        return False
 
 
 @dataclass
@@ -119,22 +74,8 @@ def rig() -> Iterator[Rig]:
         undo.callback(logserver.stop, place, where)
         image = folder / "disk.raw"
         image.write_bytes(b"\1" * MIB + bytes(SIZE - MIB))
-        ours, theirs = socket.socketpair()
-        qmp = Qmp(ours)
-        undo.callback(qmp.close)
-        with theirs:
-            qemu = subprocess.Popen(
-                [
-                    "qemu-system-x86_64", "-machine", "none", "-accel", "tcg", "-nodefaults",
-                    "-display", "none", "-mon", "chardev=qmp,mode=control",
-                    "-chardev", f"socket,id=qmp,fd={theirs.fileno()}",
-                    "-blockdev", f"driver=file,node-name=disk,filename={image},discard=unmap",
-                ],
-                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
-            )  # fmt: skip
-        undo.callback(qemu.wait)
-        undo.callback(qemu.kill)
-        qmp.tell("qmp_capabilities", {})
+        node = f"driver=file,node-name=disk,filename={image},discard=unmap"
+        qmp = undo.enter_context(qemu("-blockdev", node))
         address = {"type": "unix", "data": {"path": f"{folder}/guest.sock"}}
         qmp.tell("nbd-server-start", {"addr": address})
         export = {"type": "nbd", "id": "guest", "node-name": "disk", "writable": True}

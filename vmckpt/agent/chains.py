@@ -12,21 +12,31 @@ _LIMIT = Seconds(20.0)
 
 
 def check(places: Iterable[Path], users: Mapping[str, Sequence[str]]) -> None:
-    """`users`: other guests' images with their guest and format. Raises GuestBusy.
+    """`users`: other guests' images with their guest and format. Raises GuestBusy."""
+    for place, (guest, path) in of_others(places, users).items():
+        raise GuestBusy(
+            f"{place} is in use by guest {guest}, as {path}; nothing was changed",
+            mend="restore it as another guest with --as",
+        )
+
+
+def of_others(
+    places: Iterable[Path], users: Mapping[str, Sequence[str]]
+) -> dict[Path, tuple[str, str]]:
+    """Those that are in use, each with the guest and its image.
 
     libvirt tells what is below an image only while its guest runs; the image tells it always.
     """
     ours = [place for place in places if place.exists()]
+    found: dict[Path, tuple[str, str]] = {}
     if not ours:
-        return
+        return found
     for path, (guest, format_) in users.items():
         for below in (path, *_below(path, format_)):
             for place in ours:
                 if Path(below).exists() and place.samefile(below):
-                    raise GuestBusy(
-                        f"{place} is in use by guest {guest}, as {path}; nothing was changed",
-                        mend="restore it as another guest with --as",
-                    )
+                    found.setdefault(place, (guest, path))
+    return found
 
 
 def _below(path: str, format_: str) -> Iterator[str]:

@@ -203,6 +203,10 @@ class ReplicaOrder:
     """To end a primary: the guest is this host's again, and gets its definition back."""
     state: str = ""
     """To end: where what outlives a reboot was kept."""
+    images: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """To look at what was there before: path and format of each, by disk."""
+    users: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Images of other guests with their guest and format."""
 
     def as_json(self) -> dict[str, Any]:
         """With the lease's password: for the host, and for no log or journal."""

@@ -137,7 +137,7 @@ class _Agent:
         memory = Memory(files, folder, stack)
         finder = stack.enter_context(CompareFinder(memory.live, memory.last, most=finding.ASIDE))
         mirrors = Mirrors(session, folder, monitor)
-        full = mirrors.begin()
+        begun = mirrors.begin()
         logs = [stack.enter_context(one) for one in mirrors.logs()]
         filters = Buffers(monitor, session.cards, folder, session.owner)
         held = buffers.there(monitor, session.cards) and not (folder / _ALONE).exists()
@@ -157,8 +157,8 @@ class _Agent:
         return Parts(
             monitor=monitor, memory=memory, finder=finder, capturer=capturer, logs=logs,
             buffers=filters, tenure=tenure, wishes=self._wishes, status=self._status,
-            mirrors=mirrors, full=full, held=held,
-            whole=held and not full and not tenure.acquired,
+            mirrors=mirrors, disks=mirrors.disks, begun=begun, held=held,
+            whole=held and not begun and not tenure.acquired,
             alone=self._alone, switching=self._switching,
             go_on=lambda: self._go_on(monitor, capturer),
             switch=lambda: afterlife.give_away(session, tenure, process),

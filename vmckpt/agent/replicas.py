@@ -6,11 +6,11 @@ import shutil
 import subprocess
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import afterlife, guarded, writes
+from vmckpt.agent import afterlife, chains, guarded, writes
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.agent.replica_backup import PORT
 from vmckpt.agent.talk import Talk
@@ -27,7 +27,7 @@ from vmckpt.errors import (
 from vmckpt.hypervisor import blocks, library, pulling
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.replicate import control, guard, link, standing
+from vmckpt.replicate import control, guard, link, standing, taking
 from vmckpt.replicate import standby as standbys
 from vmckpt.replicate.facts import ROOT, Session, folder_of
 from vmckpt.replicate.guardpage import GuardPage, process_of
@@ -101,6 +101,18 @@ def _rooms(order: ReplicaOrder) -> dict[str, Any]:
     return {"memory": _room(ROOT), "images": _room(Path(order.state))}
 
 
+def _before(order: ReplicaOrder) -> dict[str, Any]:
+    """What is here of a guest that ran here before: whether its QEMU is, and its images."""
+    users = chains.of_others((Path(path) for path, _ in order.images.values()), order.users)
+    found = {
+        name: asdict(
+            replace(taking.look(path, format_), user=users.get(Path(path), ("", ""))[0])
+        )
+        for name, (path, format_) in order.images.items()
+    }  # fmt: skip
+    return {"runs": userfault.find_process(order.guest) is not None, "images": found}
+
+
 def _stand(order: ReplicaOrder) -> dict[str, Any]:
     """Make the standby and start its agent; where it listens."""
     session = _session(order)
@@ -170,6 +182,9 @@ def _end(order: ReplicaOrder) -> dict[str, Any]:
         wanted = order.define and order.state and not _known(order)
         if wanted and afterlife.define_kept(order.state, host=order.host, uri=order.uri):
             return {"did": ["stored the guest's definition again"]}
+        if not order.define and order.state:
+            # The guest is another host's.
+            shutil.rmtree(order.state, ignore_errors=True)
         return {"did": []}
     if order.owner not in (None, session.session):
         return {"did": []}
@@ -286,6 +301,7 @@ def _stop_agent(folder: Path) -> None:
 
 _WHAT = {
     "ask": _ask,
+    "before": _before,
     "end": _end,
     "identity": _identity,
     "look": _look,

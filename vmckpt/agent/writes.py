@@ -1,11 +1,12 @@
-"""How the guest's writes come to the logs of its disks, for as long as it is protected."""
+"""How the guest's disks are read, and its writes come to their logs, while it is protected."""
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.replicate import logserver, mirroring
+from vmckpt.replicate import diskreading, logserver, mirroring
+from vmckpt.replicate.diskcompare import Readable
 from vmckpt.replicate.diskepochs import LogPlace, WriteLog
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.logcontrol import Control
@@ -27,12 +28,14 @@ class Mirrors:
             for number, disk in enumerate(session.disks)
         ]
         self._owner = session.owner
+        self._reading = diskreading.place_of(folder)
 
     def begin(self) -> bool:
-        """Begin those that are not there, with all of their disk; whether any was.
+        """Begin those that are not there; whether any was.
 
         Raises DiskLogError, HypervisorError.
         """
+        diskreading.end(self._monitor, self._reading)
         missing = False
         for number, node, size, place, path in self._disks:
             if not self._lives(number, place):
@@ -43,9 +46,14 @@ class Mirrors:
         return missing
 
     def begin_again(self) -> None:
-        """All of each disk, into a log that has nothing else. Raises as `begin`."""
+        """From now on, each into a log that has nothing else. Raises as `begin`."""
         for number, node, size, place, path in self._disks:
             self._begin(number, node, size, place, path)
+
+    def disks(self) -> AbstractContextManager[Sequence[Readable]]:
+        """The guest's disks, to be read; see diskreading.opened."""
+        nodes = [node for _, node, *_ in self._disks]
+        return diskreading.opened(self._monitor, nodes, self._reading, self._owner)
 
     def end(self) -> None:
         """Bring nothing any more. Raises HypervisorError."""
@@ -76,10 +84,11 @@ class Mirrors:
             with WriteLog(place) as log:
                 spoiled = log.failed()
                 log.consume(log.size())
+                log.set_open(False)  # which the end of the mirror before has set
             if spoiled is not None:
                 logserver.stop(place, socket)
         logserver.start(place, socket, size=size, limit=_LOG_LIMIT)
-        mirroring.begin(self._monitor, node=node, socket=path, job=job, full=True)
+        mirroring.begin(self._monitor, node=node, socket=path, job=job, full=False)
 
 
 def place_of(folder: Path, disk: int) -> tuple[LogPlace, Path]:
@@ -97,6 +106,8 @@ def end(monitor: Monitor, place: LogPlace, job: str) -> None:
 
 def end_all(session: Session, folder: Path, monitor: Monitor | None) -> None:
     """Nothing of it stays; `monitor`: None if the guest's QEMU is gone. Raises VmckptError."""
+    if monitor is not None:
+        diskreading.end(monitor, diskreading.place_of(folder))
     for number in range(len(session.disks)):
         place, path = place_of(folder, number)
         if monitor is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vmckpt import api
 from vmckpt.api.snapshots import host_of
-from vmckpt.errors import BadInput
+from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk
 from vmckpt.journal.records import Operation
@@ -15,10 +15,11 @@ from vmckpt.model.callers import Caller
 from vmckpt.policy import select
 from vmckpt.policy.select import Subject
 from vmckpt.policy.types import Policy
-from vmckpt.protect import asking, ending, engine
+from vmckpt.protect import asking, ending, engine, reversing
 from vmckpt.protect.ending import Ended, Known
 from vmckpt.protect.engine import Setting, Told
 from vmckpt.protect.requests import Protected, ProtectRequest
+from vmckpt.protect.reversing import Earlier
 from vmckpt.protect.steps import Step
 
 _KIND = "protect"
@@ -29,13 +30,16 @@ class Request:
     """What an operator asks for."""
 
     guest: str
-    to: str
+    to: str | None
+    """None: with `reverse`, where the guest was before."""
     policy: str | None
     """By name; None: the guest's own."""
     wishes: Mapping[str, Any]
     """Of policy.protection.Protection, instead of the policy's."""
     storage: str | None
     dry_run: bool
+    reverse: bool = False
+    """The standby takes the images that the guest had there before."""
 
 
 async def protect(
@@ -44,24 +48,57 @@ async def protect(
     """See protect.engine.protect; finds the guest's host, and the policy that is for it."""
     if not request.dry_run:
         inventory.may_act()
-    backup = inventory.host(request.to)
     found = await api.guests(inventory)
     primary = host_of(inventory, request.guest, found)
     guest = next(
         one for host, one in found[0]
         if host.name == primary.name and request.guest in (one.name, one.uuid)
     )  # fmt: skip
+    earlier = _earlier(guest.uuid, primary.name) if request.reverse else None
+    backup = inventory.host(_to(request, earlier, primary.name))
     subject = Subject(
         guest=guest.name, guest_labels=guest.labels, host_labels=primary.labels,
         memory=guest.memory,
     )  # fmt: skip
     chosen = select.choose(policies, subject, request.policy).policy
     asked = ProtectRequest(
-        guest=request.guest, to=request.to, storage=request.storage, dry_run=request.dry_run,
-        terms=replace(chosen.protection, **request.wishes),
+        guest=request.guest, to=backup.name, storage=request.storage, dry_run=request.dry_run,
+        terms=replace(chosen.protection, **request.wishes), reverse=request.reverse,
+        earlier=earlier,
     )  # fmt: skip
     setting = Setting(primary=primary, backup=backup, lease=inventory.lease)
     return await engine.protect(setting, asked, caller, told)
+
+
+def _earlier(uuid: str, host: str) -> Earlier | None:
+    """How a guest (a UUID) came to the host where it runs. Raises GuestBusy: it is protected."""
+    with desk.open_journal() as journal:
+        found = [one for one in journal.recent(uuid, 0.0) if one.kind == _KIND]
+        if busy := next((one for one in found if one.active), None):
+            raise GuestBusy(
+                f"guest {busy.guest} is protected ({busy.id}); nothing was changed",
+                mend=f"if it has failed over, vmckpt recover ends that; else vmckpt unprotect"
+                f" {busy.guest}",
+            )
+        return reversing.earlier(((one, journal.steps(one.id)) for one in found), host)
+
+
+def _to(request: Request, earlier: Earlier | None, host: str) -> str:
+    """Where the standby is to be. Raises BadInput."""
+    if earlier is not None and request.to not in (None, earlier.host):
+        raise BadInput(
+            f"{request.guest} was on {earlier.host} before, and not on {request.to}",
+            mend="leave --to out; or leave --reverse out, and all of its disks are copied",
+        )
+    if earlier is not None:
+        return earlier.host
+    if request.to is not None:
+        return request.to
+    what = f"nothing is known of a protection that brought {request.guest} to {host}"
+    raise BadInput(
+        what if request.reverse else f"no host for the standby of {request.guest}",
+        mend=f"vmckpt protect {request.guest} --to HOST",
+    )
 
 
 async def unprotect(inventory: Inventory, guest: str, caller: Caller) -> Ended:

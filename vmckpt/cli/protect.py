@@ -35,7 +35,11 @@ _AUTO = "auto"
 @app.command()
 def protect(
     guest: Annotated[str, typer.Argument(help="Its name or UUID.")],
-    to: Annotated[str, typer.Option("--to", help="Host of the standby.")],
+    to: Annotated[str | None, typer.Option("--to", help="Host of the standby.")] = None,
+    reverse: Annotated[
+        bool,
+        typer.Option("--reverse", help="After a failover: back to where it was, by differences."),
+    ] = False,
     interval: Annotated[
         str | None, typer.Option(metavar="TIME|auto", help="Between two epochs, like 100ms.")
     ] = None,
@@ -66,11 +70,17 @@ def protect(
 
     How is said by the guest's policy, in its section protect; options here go before it.
 
+    After a failover --reverse protects the guest by the host where it was before, once that is
+    back: the standby takes the images that the guest had there, and gets only what differs. An
+    image that cannot be taken is named, and copied as a whole.
+
     It goes on by itself once this has returned: see vmckpt status. Ctrl-C before that gives it up.
 
     Examples:
 
         vmckpt protect web1 --to beta
+
+        vmckpt protect web1 --reverse
 
         vmckpt protect web1 --to beta --interval 100ms --failover automatic
 
@@ -86,7 +96,7 @@ def protect(
     if ttl is not None:
         wishes["lease"] = ttl
     request = Request(guest=guest, to=to, policy=forced, wishes=wishes, storage=storage,
-                      dry_run=dry_run)  # fmt: skip
+                      dry_run=dry_run, reverse=reverse)  # fmt: skip
     done = asyncio.run(_protect(known, shelf, request))
     if json:
         output.print_json(done.as_json())
@@ -129,10 +139,20 @@ class _Progress:
         line = f"{status.get('phase', 'starting')}"
         if left is not None:
             line += f": {show_bytes(int(left) << 12)} of memory changed since it was sent"
-            line += "" if status.get("disks_ready") else "; disks are copied"
+            line += "" if status.get("disks_ready") else f"; {_disks(status)}"
         if line != self._said:
             self._said = line
             output.say(line)
+
+
+def _disks(status: dict[str, Any]) -> str:
+    """How far they are, or were when the standby was brought up."""
+    if (whole := status.get("disks_bytes")) is None:
+        return "disks are compared"
+    done, sent = status["disks_compared_bytes"], status["disks_sent_bytes"]
+    return (
+        f"{show_bytes(done)} of {show_bytes(whole)} of disks compared, {show_bytes(sent)} differed"
+    )
 
 
 def _show(done: Protected) -> None:
@@ -279,6 +299,8 @@ def _rows(ours: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str, str]]
     found = [("standby", f"{ready}: {theirs.get('says') or theirs.get('error') or 'silent'}")]
     if ours.get("says"):
         found.append(("in the way", str(ours["says"])))
+    if ours.get("disks_bytes") is not None:
+        found.append(("disks", _disks(ours)))
     if ours.get("epoch") is not None:
         found.append(("epoch", str(ours["epoch"])))
     if ours.get("rpo_s") is not None:

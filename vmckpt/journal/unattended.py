@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vmckpt.inventory import Inventory
 from vmckpt.journal.recorder import Recorder
@@ -38,8 +39,9 @@ class Unattended:
         """Where it was at work. Raises InventoryError."""
         return self.inventory.host(self.operation.source or "")
 
-    def ended(self, told: Settled) -> Settled:
-        """Write down that it has ended so, if it has, and this is not only a look."""
+    def ended(self, told: Settled, **more: Any) -> Settled:
+        """Write down that it has ended so, if it has, and this is not only a look; `more`: what
+        else its report says."""
         if self.recorder is not None and told.outcome is not None and not told.goes_on:
-            self.recorder.finish(told.outcome, {"recovered": told.as_json()})
+            self.recorder.finish(told.outcome, {**more, "recovered": told.as_json()})
         return told

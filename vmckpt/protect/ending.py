@@ -241,9 +241,13 @@ async def tidy(known: Known, *, off: bool = False) -> None:
     await give_back(known)
 
 
+def kept_in(host: Host, guest: str) -> str:
+    """Where a host keeps what outlives a reboot of the protection of a guest (a UUID)."""
+    return f"{host.agent_state}/replica-{guest}"
+
+
 def _state(known: Known) -> str:
-    """Where the primary keeps what outlives a reboot."""
-    return f"{known.primary.agent_state}/replica-{known.uuid}"
+    return kept_in(known.primary, known.uuid)
 
 
 def _said(told: Mapping[str, Any]) -> str:

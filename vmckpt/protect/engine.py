@@ -6,7 +6,7 @@ They go on by themselves; the controller waits until the standby is ready and le
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 
 from vmckpt.agent import agents
 from vmckpt.errors import BadInput, Cancelled, VmckptError
-from vmckpt.hypervisor import facts, guests
+from vmckpt.hypervisor import facts, guests, image_users
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.recording import recorded
@@ -27,12 +27,14 @@ from vmckpt.model.callers import Caller
 from vmckpt.model.findings import Severity
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
-from vmckpt.protect import asking, preflight
+from vmckpt.protect import asking, ending, preflight, reversing
 from vmckpt.protect.preflight import Seen
 from vmckpt.protect.requests import Protected, ProtectRequest
+from vmckpt.protect.reversing import Before, Earlier, Taking
 from vmckpt.protect.steps import Step
 from vmckpt.replicate import standby_xml
 from vmckpt.replicate.facts import Disk, Lease, Session, Terms
+from vmckpt.replicate.taking import Image
 from vmckpt.units import Bytes, Seconds
 
 _TURN = 0.2
@@ -68,7 +70,9 @@ async def protect(
     if guest is None or not guest.state.is_active:
         raise BadInput(f"{request.guest} does not run on {setting.primary.name}")
     looked = await asking.order(setting.primary, guest.uuid, "look")
-    found = preflight.check(await _seen(setting, request, guest, looked))
+    taking = await _taking(setting, request, guest, looked)
+    found = preflight.check(await _seen(setting, request, guest, looked, taking))
+    found = sorted([*taking.findings, *found], key=lambda one: one.severity is not Severity.BLOCKER)
     plan = Protected(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name, session="",
         job=None, automatic=request.automatic, findings=tuple(found), took=Seconds(0.0),
@@ -82,8 +86,9 @@ async def protect(
     )  # fmt: skip
     async with recorded(new, guest.uuid, caller.warn) as recorder:
         beginning = _Beginning(
-            setting, request, guest, looked=looked, caller=caller, recorder=recorder
-        )
+            setting, request, guest, looked=looked, taken=taking.images, caller=caller,
+            recorder=recorder,
+        )  # fmt: skip
         status = await beginning.run(told)
         recorder.update(phase=_READY)
         recorder.entrust(setting.primary.name)
@@ -91,8 +96,37 @@ async def protect(
         return replace(plan, session=beginning.session, job=recorder.id, took=took, status=status)
 
 
-async def _seen(
+async def _taking(
     setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any]
+) -> Taking:
+    """Which images that are on the backup the standby takes."""
+    if not request.reverse:
+        return Taking()
+    disks, known = _replicated(looked), request.earlier
+    if known is None:
+        return reversing.decide(None, None, disks, setting.backup.name)
+    users: dict[str, tuple[str, str]] = {}
+    for host in (setting.primary, setting.backup):  # there may be storage that both see
+        async with Hypervisor(host) as hypervisor:
+            others = await image_users.of_others(hypervisor, guest.uuid)
+        users |= {
+            path: (f"{user.guest} on {host.name}", user.format) for path, user in others.items()
+        }
+    told = await asking.order(
+        setting.backup, guest.uuid, "before", images=reversing.wanted(known, disks), users=users
+    )
+    images = {name: Image(**image) for name, image in told["images"].items()}
+    seen = Before(runs=told["runs"], images=images)
+    return reversing.decide(known, seen, disks, setting.backup.name)
+
+
+def _replicated(looked: dict[str, Any]) -> list[dict[str, Any]]:
+    """A guest's disks that its standby gets copies of."""
+    return [disk for disk in looked["disks"] if not disk["read_only"] and disk["source"]]
+
+
+async def _seen(
+    setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any], taking: Taking
 ) -> Seen:
     async with Hypervisor(setting.primary) as one, Hypervisor(setting.backup) as other:
         ours, theirs, room = await asyncio.gather(
@@ -106,7 +140,7 @@ async def _seen(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name,
         qemu=str(looked["qemu"]), memory=looked["memory"], disks=looked["disks"],
         devices=devices, primary_facts=ours, backup_facts=theirs, name_taken=taken,
-        room=Bytes(int(room["images"])), shared_room=(
+        taken=taking.images, room=Bytes(int(room["images"])), shared_room=(
             Bytes(int(looked["room"])), Bytes(int(room["memory"])),
         ),
         has_lease=setting.lease is not None, automatic=request.automatic,
@@ -125,12 +159,15 @@ class _Beginning:
 
     def __init__(
         self, setting: Setting, request: ProtectRequest, guest: Guest, *, looked: dict[str, Any],
-        caller: Caller, recorder: Recorder,
+        taken: Mapping[str, str], caller: Caller, recorder: Recorder,
     ) -> None:  # fmt: skip
         self._setting, self._request, self._guest = setting, request, guest
-        self._looked, self._caller = looked, caller
+        self._looked, self._taken, self._caller = looked, taken, caller
         self._desk = JournalDesk(recorder)
         self.session = secrets.token_hex(16)
+        self._disks = _replicated(looked)
+        made = _images(self._disks, setting.backup, request.storage, guest.name, self.session)
+        self._images = {**made, **taken}
 
     async def run(self, told: Told) -> dict[str, Any]:
         """The primary's status once the standby is ready. Raises VmckptError: nothing is left."""
@@ -139,6 +176,10 @@ class _Beginning:
             "session": self.session, "primary": setting.primary.name,
             "backup": setting.backup.name,
             "lease": setting.lease is not None and self._request.automatic,
+            "images": {
+                setting.primary.name: {disk["name"]: disk["source"] for disk in self._disks},
+                setting.backup.name: self._images,
+            },
         }  # fmt: skip
         await self._desk.intend(Step.PROTECT, meant)
         try:
@@ -150,6 +191,8 @@ class _Beginning:
 
     async def _start(self) -> None:
         setting, uuid = self._setting, self._guest.uuid
+        if self._request.earlier is not None:
+            await self._clear(self._request.earlier)
         ours, theirs = await asyncio.gather(
             asking.order(setting.primary, uuid, "identity"),
             asking.order(setting.backup, uuid, "identity"),
@@ -164,6 +207,13 @@ class _Beginning:
         await asking.order(
             setting.primary, uuid, "protect", session=asdict(primary), peer=theirs["certificate"]
         )
+
+    async def _clear(self, earlier: Earlier) -> None:
+        """What an earlier protection has left on the backup; the guest is not that host's."""
+        await asking.order(
+            self._setting.backup, self._guest.uuid, "end", owner=earlier.session, define=False,
+            state=ending.kept_in(self._setting.backup, self._guest.uuid),
+        )  # fmt: skip
 
     def _lease(self) -> Lease | None:
         if self._setting.lease is None or not self._request.automatic:
@@ -182,9 +232,7 @@ class _Beginning:
         if role == "backup":
             here, there = there, here
         definition, autostart = looked["definition"], looked["autostart"]
-        disks = [disk for disk in looked["disks"] if not disk["read_only"] and disk["source"]]
-        images = _images(disks, setting.backup, self._request.storage, self._guest.name,
-                         self.session)  # fmt: skip
+        disks, images = self._disks, self._images
         if role == "backup":
             definition = standby_xml.clean(definition or looked["xml"], images)
         return Session(
@@ -196,12 +244,13 @@ class _Beginning:
                 Disk(
                     target=disk["name"], size=int(disk["size"]), format=disk["format"],
                     path=images[disk["name"]] if role == "backup" else disk["source"],
+                    taken=role == "backup" and disk["name"] in self._taken,
                 )
                 for disk in disks
             ),
             address=_address(setting.backup), port=port, owner=tuple(told["owner"]),
             cards=tuple(looked["cards"]), undo=looked["undo"], definition=definition,
-            state=f"{here.agent_state}/replica-{self._guest.uuid}",
+            state=ending.kept_in(here, self._guest.uuid),
             extra={
                 "autostart": autostart,
                 "nodes": {disk["name"]: disk["node"] for disk in disks},

@@ -1,6 +1,6 @@
 """May this guest be protected by that host? Every reason against it, by name. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,8 @@ class Seen:
     backup_facts: HostFacts
     name_taken: bool
     """The backup knows a guest of that name or UUID."""
+    taken: Collection[str]
+    """Disks that have an image there already, which the standby takes."""
     room: Bytes
     """Free in the folder for the standby's images."""
     shared_room: tuple[Bytes, Bytes]
@@ -133,7 +135,7 @@ def _disks(seen: Seen) -> Iterator[Finding]:
                 "disk-format", seen.guest, f"{where} is {disk['format']}",
                 "convert it to qcow2 with qemu-img",
             )  # fmt: skip
-        else:
+        elif disk["name"] not in seen.taken:
             wanted += int(disk["size"])
     if seen.room < wanted:
         yield _blocker(

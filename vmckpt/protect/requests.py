@@ -5,6 +5,7 @@ from typing import Any
 
 from vmckpt.model.findings import Finding
 from vmckpt.policy.protection import Failover, Protection
+from vmckpt.protect.reversing import Earlier
 from vmckpt.units import Seconds
 
 
@@ -19,6 +20,10 @@ class ProtectRequest:
     storage: str | None = None
     """Folder on the backup for the standby's images; None: the inventory's first."""
     dry_run: bool = False
+    reverse: bool = False
+    """The standby is to lie on the images that the guest had there."""
+    earlier: Earlier | None = None
+    """What is known of those."""
 
     @property
     def automatic(self) -> bool:

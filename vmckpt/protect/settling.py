@@ -36,8 +36,8 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
         return found
     if theirs.get("outcome") == "failed-over":
         await ending.tidy(known)
-    else:
-        await ending.put_back(known)
+        return case.ended(found, failed_over=known.backup.name)
+    await ending.put_back(known)
     return case.ended(found)
 
 

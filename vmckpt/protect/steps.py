@@ -7,7 +7,8 @@ class Step(StrEnum):
     """What protecting a guest does to two hosts."""
 
     PROTECT = "protect"
-    """Agents are started on both; {"session", "primary", "backup", "lease"}."""
+    """Agents are started on both; {"session", "primary", "backup", "lease", "images"}, these by
+    host and disk."""
     PROTECTED = "protected"
     """The standby has had its first epoch; {}."""
     FENCE = "fence"

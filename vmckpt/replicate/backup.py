@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.errors import VmckptError
-from vmckpt.replicate import link, memory, takeover
+from vmckpt.replicate import diskcompare, link, memory, takeover
 from vmckpt.replicate.claim import Claim
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.link import Cut, Line
@@ -179,6 +179,8 @@ class Backup:
         match message:
             case Hello():
                 self._welcome(line, message)
+            case Wanted(file=file) if file < 0:
+                line.send(diskcompare.answer(message, self._standby.disks))
             case Wanted():
                 line.send(memory.answer(message, self._standby.memory))
             case Pages() | Writes() | State():

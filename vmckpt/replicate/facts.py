@@ -50,6 +50,8 @@ class Disk:
     path: str
     """Of its image on this host."""
     format: str
+    taken: bool = False
+    """Backup: the image was there before, and stays when the standby goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

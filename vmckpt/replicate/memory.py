@@ -66,7 +66,7 @@ class Memory:
 def answer(wanted: Wanted, memory: Sequence[Mapping]) -> Digests:
     """The backup's answer to such a question. Raises IndexError, ValueError: it makes no sense."""
     if wanted.file < 0:
-        raise ValueError("nobody was asked about disks")
+        raise ValueError("a disk is no memory")
     pages = memory[wanted.file].pages
     if wanted.count > _ASKED or wanted.first + wanted.count > len(pages):
         raise ValueError(f"nobody has {wanted.count} pages from {wanted.first} on")

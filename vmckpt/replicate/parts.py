@@ -1,12 +1,14 @@
 """What the loop of a guest's own side works with."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from vmckpt.checkpoint.settings import Commands
 from vmckpt.replicate.buffers import Buffers
 from vmckpt.replicate.capture import Epoch
+from vmckpt.replicate.diskcompare import Readable
 from vmckpt.replicate.diskepochs import WriteLog
 from vmckpt.replicate.finder import Changed, CompareFinder
 from vmckpt.replicate.memory import Memory
@@ -27,7 +29,7 @@ class Mirrors(Protocol):
     """The jobs that bring the guest's writes to the logs."""
 
     def begin_again(self) -> None:
-        """All of each disk, into a log that has nothing else."""
+        """From now on, each into a log that has nothing else."""
 
     def end(self) -> None:
         """Bring nothing any more."""
@@ -47,8 +49,10 @@ class Parts:
     wishes: Wishes
     status: PrimaryStatus
     mirrors: Mirrors
-    full: bool
-    """The mirrors have just begun with all of the disks: the backup must begin anew."""
+    disks: Callable[[], AbstractContextManager[Sequence[Readable]]]
+    """The guest's disks, to be read while it runs; in the order of the logs."""
+    begun: bool
+    """The mirrors have just begun: the backup must begin anew."""
     held: bool
     """An agent before us has put the filters in their place, and output waits."""
     whole: bool

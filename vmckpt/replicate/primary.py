@@ -18,6 +18,7 @@ from vmckpt.replicate import link, mirroring, pacing
 from vmckpt.replicate.buffers import EARLY, MOST
 from vmckpt.replicate.capture import Epoch
 from vmckpt.replicate.facts import Session
+from vmckpt.replicate.firstcopy import FirstCopy
 from vmckpt.replicate.link import Cut, Line
 from vmckpt.replicate.pacing import Cycle
 from vmckpt.replicate.parts import Parts
@@ -33,9 +34,6 @@ _AGAIN = Seconds(0.3)
 _TURN = Seconds(0.005)
 _LOOK = Seconds(0.1)
 _DEVICES = Seconds(2.0)
-_FEW = 16 * MIB >> 12
-"""So few pages left make the first copy good enough to go on with an epoch."""
-_PASSES = 8
 _OTHERS = tuple(status for status in ACTIVE if status != "colo")
 """Migrations that are not ours: only a dirty log has COLO."""
 _BUSY_LOG = 16 * MIB
@@ -71,13 +69,18 @@ class Primary:
         """The backup's last epoch, if it has one, is something that can be gone on from."""
         self._valid = False
         """The lease knows that the standby is whole."""
-        self._full = parts.full
-        """The mirrors bring all of the disks, and nobody has had any of that yet."""
+        self._begun = parts.begun
+        """The mirrors bring all that was written since they began, and nobody has had any of that
+        yet."""
         self._held = parts.held
         """Output waits for its epoch."""
         self._terms = pacing.Terms(interval=session.terms.interval, slowdown=session.terms.slowdown)
         self._pace = pacing.begin(self._terms)
         self._look_at_devices = 0.0
+        self._first_copy = FirstCopy(
+            monitor=parts.monitor, finder=parts.finder, logs=parts.logs, disks=parts.disks,
+            wishes=parts.wishes, status=parts.status,
+        )  # fmt: skip
         self._due = self._safe = time.monotonic()
         """`_safe`: when the backup last had all that mattered to those outside."""
 
@@ -113,7 +116,11 @@ class Primary:
             parts.wishes.drop(Wish.PLANNED)
             parts.go_on()
         self._state = None
-        if self._held and time.monotonic() - self._safe > self._session.terms.hold:
+        if not self._held:
+            # It has no standby: no write need wait until the log is read again.
+            parts.mirrors.end()
+            self._begun = False
+        elif time.monotonic() - self._safe > self._session.terms.hold:
             self._go_alone()
         parts.wishes.wait(_AGAIN)
 
@@ -131,7 +138,7 @@ class Primary:
         # A mirror keeps others from migrating a guest in COLO: it goes last.
         parts.capturer.end()
         parts.mirrors.end()
-        self._whole = self._full = False
+        self._whole = self._begun = False
         parts.status.phase(Phase.ALONE)
 
     def _let_out(self) -> None:
@@ -156,7 +163,7 @@ class Primary:
         left = parts.memory.compare(line)
         sender = Sender(line, parts.memory.last, parts.logs, parts.memory.stale)
         if welcome.committed == 0:
-            self._first_copy(sender, left)
+            self._first_copy.run(line, sender, left)
         if changed := parts.capturer.begin():
             parts.finder.settle(changed)
             parts.memory.doubt(parts.memory.flags(changed))
@@ -189,38 +196,15 @@ class Primary:
         self._whole = committed > 0
 
     def _begin_anew(self) -> None:
-        """The standby is nothing yet: the guest need not wait for it, and its disks come whole."""
+        """The standby is nothing yet: the guest need not wait for it."""
         self._valid = False
         self._parts.tenure.invalidate()
         self._parts.alone(True)
         self._let_out()
         self._parts.capturer.end()
-        if not self._full:
+        if not self._begun:
             self._parts.mirrors.begin_again()
-        self._full = False
-
-    def _first_copy(self, sender: Sender, left: int) -> None:
-        """All of memory and disks while the guest runs, until little of it is left."""
-        parts = self._parts
-        passes, ready = 0, False
-        while not parts.wishes.has(Wish.END) and not (ready and (left < _FEW or passes > _PASSES)):
-            self._drain_logs(sender)
-            parts.finder.prepare()
-            changed = parts.finder.begin().result()
-            left = sum(one.count for one in changed)
-            sender.memory(0, changed)
-            passes += 1
-            ready = self._mirrors_ready()
-            parts.status.copied(left, ready=ready)
-            if left < _FEW:
-                parts.wishes.wait(Seconds(0.05))
-
-    def _drain_logs(self, sender: Sender) -> None:
-        logs = self._parts.logs
-        begins, ends = [log.consumed for log in logs], [log.size() for log in logs]
-        sender.writes(0, begins, ends)
-        for log, end in zip(logs, ends, strict=True):
-            log.consume(end)
+        self._begun = False
 
     def _check_disks(self) -> None:
         """Everything that was written until the epoch's end is in the logs. Raises MirrorEnded."""
@@ -228,10 +212,6 @@ class Primary:
             mirroring.progress(self._parts.monitor, mirroring.name_of(number))
             if (why := log.failed()) is not None:
                 raise mirroring.MirrorEnded(f"a disk's log failed: {why}", host=self._session.host)
-
-    def _mirrors_ready(self) -> bool:
-        names = [mirroring.name_of(number) for number in range(len(self._parts.logs))]
-        return all(mirroring.progress(self._parts.monitor, name).ready for name in names)
 
     def _cycle(self, line: Line, sender: Sender, *, final: bool) -> None:
         """One epoch, from its capture to the release of its output. Raises Cut, WireError."""

@@ -49,6 +49,10 @@ class Sender:
                 data = self._packer.compress(records)
                 self._part(Writes(epoch=number, disk=disk, data=data))
 
+    def bulk(self, disk: int, records: bytes) -> None:
+        """Send records of a disk that come from no log, and belong to no epoch."""
+        self._part(Writes(epoch=0, disk=disk, data=self._packer.compress(records)))
+
     def finish(
         self, number: int, epoch: Epoch, previous: bytes | None, *, base: int, final: bool
     ) -> None:

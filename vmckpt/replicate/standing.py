@@ -1,4 +1,7 @@
-"""A standby made and taken away on the backup: its images, its QEMU, its files."""
+"""A standby made and taken away on the backup: its images, its QEMU, its files.
+
+Images are made for it, or were there before (`Disk.taken`): those are never ours to remove.
+"""
 
 import shutil
 import subprocess
@@ -8,7 +11,7 @@ from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.replicate import standby_xml
+from vmckpt.replicate import standby_xml, taking
 from vmckpt.replicate.facts import Disk, Session
 
 _WAITS = "inmigrate"
@@ -17,7 +20,7 @@ _OURS = "ours"
 
 
 def make(session: Session, xml: str) -> None:
-    """Make the images and start a QEMU that waits. Nothing is left of it if that fails.
+    """Make or take the images and start a QEMU that waits. Nothing is left of it if that fails.
 
     `xml`: the running guest's. Raises BadInput, HypervisorError.
     """
@@ -25,12 +28,26 @@ def make(session: Session, xml: str) -> None:
     description = standby_xml.standby(xml, images, session.session)
     made: list[Path] = []
     try:
-        made.extend(_image(session, disk) for disk in session.disks)
+        for disk in session.disks:
+            if disk.taken:
+                _check(session, disk)
+            else:
+                made.append(_image(session, disk))
         libvirt_side.create_paused(description, host=session.host, uri=session.uri)
     except BaseException:
         for path in made:
             _forget(path)
         raise
+
+
+def _check(session: Session, disk: Disk) -> None:
+    """An image that was there before is looked at once more, right before it is written to."""
+    why = taking.why_not(taking.look(disk.path, disk.format), disk.size)
+    if why is not None:
+        raise BadInput(
+            f"{session.host}: {why}; it cannot be taken for {disk.target}",
+            mend="protect the guest again: what is there is looked at anew",
+        )
 
 
 def _image(session: Session, disk: Disk) -> Path:
@@ -106,7 +123,9 @@ def remove(session: Session, folder: Path) -> tuple[str, ...]:
             mend="run vmckpt recover",
         )
     for disk in session.disks:
-        if _mark(Path(disk.path)).exists():
+        if disk.taken:
+            did.append(f"left {disk.path}, which was there before")
+        elif _mark(Path(disk.path)).exists():
             _forget(Path(disk.path))
             did.append(f"removed {disk.path}")
     clear(session, folder)

@@ -10,6 +10,7 @@ from typing import Any
 
 from vmckpt.replicate.capture import Epoch
 from vmckpt.replicate.choosing import Choice
+from vmckpt.replicate.diskcompare import Progress
 from vmckpt.replicate.guestclock import Clock
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.pacing import Pace
@@ -97,6 +98,13 @@ class PrimaryStatus:
         """What its agent says of the guest's clock."""
         with self._lock:
             self._clock_told = clock
+
+    def compared(self, progress: Progress) -> None:
+        """How far the disks are, when the standby is brought up or when it was."""
+        with self._lock:
+            self._told["disks_bytes"] = progress.whole
+            self._told["disks_compared_bytes"] = progress.compared
+            self._told["disks_sent_bytes"] = progress.sent
 
     def pace(self, pace: Pace) -> None:
         with self._lock:

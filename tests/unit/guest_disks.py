@@ -1,0 +1,19 @@
+"""Disks of a QEMU that has no guest."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.unit.guestless import Qmp, qemu
+from vmckpt.units import MIB
+
+
+@contextmanager
+def with_disks(folder: Path, *names: str) -> Iterator[Qmp]:
+    """A QEMU with a file of 2 MiB for each disk, of which the first half is full of its name."""
+    words = []
+    for name in names:
+        (folder / name).write_bytes(name.encode() * MIB + bytes(MIB))
+        words += ["-blockdev", f"driver=file,node-name={name},filename={folder / name}"]
+    with qemu(*words) as made:
+        yield made

@@ -1,0 +1,253 @@
+"""Which images a protection in the other direction takes, by what is known and what is there."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from vmckpt.api import protecting
+from vmckpt.api.protecting import Request
+from vmckpt.errors import BadInput, GuestBusy
+from vmckpt.inventory import Inventory
+from vmckpt.journal import desk
+from vmckpt.journal.records import Operation, StoredStep
+from vmckpt.journal.unattended import Unattended
+from vmckpt.model.callers import Caller
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.hosts import Host
+from vmckpt.model.jobs import Outcome
+from vmckpt.protect import asking, ending, settling
+from vmckpt.protect.reversing import Before, Earlier, Taking, decide, earlier, wanted
+from vmckpt.replicate.taking import Image
+from vmckpt.units import MIB, Bytes
+
+IMAGES = {"alpha": {"vda": "/srv/a.qcow2", "vdb": "/srv/b.raw"}, "beta": {"vda": "/new/a.qcow2"}}
+KNOWN = Earlier(host="alpha", session="5e55", images=IMAGES["alpha"])
+DISKS: list[dict[str, Any]] = [
+    {"name": "vda", "source": "/new/a.qcow2", "format": "qcow2", "size": MIB},
+    {"name": "vdb", "source": "/new/b.raw", "format": "raw", "size": 2 * MIB},
+]
+A = Image(path="/srv/a.qcow2", size=Bytes(MIB))
+B = Image(path="/srv/b.raw", size=Bytes(2 * MIB))
+BOTH = Before(runs=False, images={"vda": A, "vdb": B})
+
+
+def past(
+    report: Mapping[str, Any] | None, *, source: str = "alpha", target: str = "beta",
+    images: Mapping[str, Any] | None = IMAGES, session: str = "5e55", name: str = "protect",
+) -> tuple[Operation, Sequence[StoredStep]]:  # fmt: skip
+    """A protection that has ended."""
+    intent: dict[str, Any] = {"session": session, "primary": source, "backup": target}
+    if images is not None:
+        intent["images"] = images
+    operation = SimpleNamespace(source=source, target=target, report=report)
+    return cast("Operation", operation), [
+        cast("StoredStep", SimpleNamespace(name=name, intent=intent))
+    ]
+
+
+FAILED_OVER = past({"failed_over": "beta", "why": "silent"})
+UNPROTECTED = past({"unprotected": True, "runs_on": "alpha"}, session="other")
+CANCELLED = past(None, session="other")
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [FAILED_OVER],
+        [past({"unprotected": True, "runs_on": "beta"})],
+        [past({"failed_over": "beta", "recovered": {"truth": "web1 runs on beta"}})],
+        [CANCELLED, FAILED_OVER, past({"failed_over": "alpha"}, source="beta", target="alpha")],
+        # Protected in the other direction meanwhile, and let go again.
+        [past({"unprotected": True, "runs_on": "beta"}, source="beta", target="alpha",
+              session="other"), FAILED_OVER],
+    ],
+    ids=["failed over", "unprotected where it runs", "recovered", "there and back", "twice"],
+)  # fmt: skip
+def test_the_protection_that_brought_it_there_is_found(
+    operations: list[tuple[Operation, Sequence[StoredStep]]],
+) -> None:
+    assert earlier(operations, "beta") == KNOWN
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [],
+        [CANCELLED],
+        [UNPROTECTED],
+        [past({"failed_over": "gamma"}, target="gamma"), FAILED_OVER],
+        [past({"failed_over": "beta"}, name="else")],
+        [past({"error": "no"})],
+    ],
+    ids=["none", "cancelled", "it stayed", "elsewhere since", "it had not begun", "failed"],
+)  # fmt: skip
+def test_where_it_did_not_come_by_one_nothing_is_known(
+    operations: list[tuple[Operation, Sequence[StoredStep]]],
+) -> None:
+    assert earlier(operations, "beta") is None
+
+
+def test_one_of_an_older_version_tells_no_images() -> None:
+    assert earlier([past({"failed_over": "beta"}, images=None)], "beta") == replace(
+        KNOWN, images={}
+    )
+
+
+def test_only_disks_that_are_known_are_looked_at() -> None:
+    more = [*DISKS, {"name": "vdc", "source": "/new/c", "format": "raw", "size": 1}]
+    assert wanted(KNOWN, more) == {
+        "vda": ("/srv/a.qcow2", "qcow2"), "vdb": ("/srv/b.raw", "raw"),
+    }  # fmt: skip
+    assert wanted(None, DISKS) == {}
+
+
+def codes(found: Sequence[Finding]) -> list[tuple[str, Severity]]:
+    return [(one.code, one.severity) for one in found]
+
+
+def test_images_that_fit_are_taken_and_named() -> None:
+    told = decide(KNOWN, BOTH, DISKS, "alpha")
+    assert told.images == {"vda": "/srv/a.qcow2", "vdb": "/srv/b.raw"}
+    assert codes(told.findings) == [("image-taken", Severity.INFO)] * 2
+    assert "vda: /srv/a.qcow2 is taken" in told.findings[0].text
+
+
+@pytest.mark.parametrize(
+    ("image", "why"),
+    [
+        (replace(A, there=False, size=None), "/srv/a.qcow2 is gone"),
+        (replace(A, regular=False, size=None), "is no file"),
+        (replace(A, size=Bytes(MIB - 1)), "has 1048575 bytes, and the disk 1048576"),
+        (replace(A, user="db1"), "is used by guest db1"),
+        (replace(A, size=None, says="no qcow2"), "cannot be read: no qcow2"),
+        (replace(A, path="/new/b.raw"), "/new/b.raw is what the guest runs on now"),
+        (None, "nothing is known of its image there"),
+    ],
+)
+def test_one_that_does_not_fit_is_named_and_the_others_are_taken(
+    image: Image | None, why: str
+) -> None:
+    images = {"vdb": B} if image is None else {"vda": image, "vdb": B}
+    told = decide(KNOWN, replace(BOTH, images=images), DISKS, "alpha")
+    assert told.images == {"vdb": "/srv/b.raw"}
+    assert codes(told.findings) == [
+        ("image-not-taken", Severity.WARNING), ("image-taken", Severity.INFO),
+    ]  # fmt: skip
+    assert told.findings[0].text.startswith("vda: ")
+    assert why in told.findings[0].text
+
+
+def test_while_its_qemu_lives_there_nothing_is_taken() -> None:
+    told = decide(KNOWN, replace(BOTH, runs=True), DISKS, "alpha")
+    assert told.images == {}
+    (found,) = told.findings
+    assert (found.severity, found.mend) == (Severity.BLOCKER, "run vmckpt recover")
+
+
+def test_where_nothing_is_known_that_is_said_and_all_is_copied() -> None:
+    told = decide(None, None, DISKS, "alpha")
+    assert told.images == {}
+    assert codes(told.findings) == [("image-not-taken", Severity.WARNING)]
+    assert "all of its disks are copied" in told.findings[0].text
+    assert Taking().findings == ()
+
+
+def request(to: str | None, *, reverse: bool = True) -> Request:
+    return Request(
+        guest="web1", to=to, policy=None, wishes={}, storage=None, dry_run=False, reverse=reverse
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "host"),
+    [
+        (request(None), KNOWN, "alpha"),
+        (request("alpha"), KNOWN, "alpha"),
+        (request("gamma"), None, "gamma"),
+        (request("gamma", reverse=False), None, "gamma"),
+    ],
+)
+def test_the_host_is_the_one_before_or_the_one_that_is_named(
+    asked: Request, known: Earlier | None, host: str
+) -> None:
+    assert protecting._to(asked, known, "beta") == host
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "text"),
+    [
+        (request("gamma"), KNOWN, "was on alpha before, and not on gamma"),
+        (request(None), None, "nothing is known of a protection that brought web1 to beta"),
+        (request(None, reverse=False), None, "no host for the standby of web1"),
+    ],
+)
+def test_a_host_that_nobody_can_mean_is_refused(
+    asked: Request, known: Earlier | None, text: str
+) -> None:
+    with pytest.raises(BadInput, match=text):
+        protecting._to(asked, known, "beta")
+
+
+def journal(monkeypatch: pytest.MonkeyPatch, *found: Operation) -> None:
+    """What the journal has of the guest."""
+
+    @contextmanager
+    def opened() -> Iterator[Any]:
+        yield SimpleNamespace(recent=lambda *_: list(found), steps=lambda _: past(None)[1])
+
+    monkeypatch.setattr(desk, "open_journal", opened)
+
+
+def operation(name: str, *, kind: str = "protect", active: bool = False) -> Operation:
+    told = SimpleNamespace(
+        id=name, kind=kind, active=active, guest="web1", source="alpha", target="beta",
+        report=FAILED_OVER[0].report,
+    )  # fmt: skip
+    return cast("Operation", told)
+
+
+def test_a_protection_that_has_not_ended_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal(monkeypatch, operation("P2", active=True), operation("P1"))
+    with pytest.raises(GuestBusy, match=r"protected \(P2\)") as raised:
+        protecting._earlier("u-1", "beta")
+    assert "vmckpt recover" in str(raised.value.mend)
+
+
+def test_only_protections_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal(monkeypatch, operation("M3", kind="migrate", active=True), operation("P1"))
+    assert protecting._earlier("u-1", "beta") == KNOWN
+
+
+async def test_a_failover_that_recovery_finds_is_written_down_as_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else nobody would know later where the guest was before."""
+
+    async def both(*_: object) -> dict[str, Any]:
+        return {"beta": {"role": "backup", "outcome": "failed-over", "why": "silent"}}
+
+    async def tidy(_: object) -> None:
+        pass
+
+    monkeypatch.setattr(asking, "both", both)
+    monkeypatch.setattr(ending, "tidy", tidy)
+    hosts = {name: Host(name=name, uri=f"qemu+tcp://{name}/system") for name in ("alpha", "beta")}
+    finished: list[tuple[Outcome, Mapping[str, Any]]] = []
+    inventory = SimpleNamespace(host=hosts.__getitem__, lease=None)
+    case = Unattended(
+        inventory=cast("Inventory", inventory),
+        operation=cast("Operation", SimpleNamespace(
+            id="P1", guest="web1", guest_uuid="u-1", source="alpha", target="beta",
+        )),
+        steps=past(None)[1], adopt=False, caller=cast("Caller", None),
+        recorder=cast("Any", SimpleNamespace(finish=lambda *told: finished.append(told))),
+    )  # fmt: skip
+    await settling.settle(case, ())
+    ((outcome, report),) = finished
+    assert outcome is Outcome.COMPLETED
+    operation = SimpleNamespace(source="alpha", target="beta", report=report)
+    assert earlier([(cast("Operation", operation), past(None)[1])], "beta") == KNOWN
