@@ -242,7 +242,7 @@ async def test_a_silent_host_is_fenced_before_its_guest_is_asked_for(one: World)
     assert one.did == ["alpha fenced", "beta failover", "beta end"]
     assert (done.runs_on, done.fenced) == ("beta", FENCED)
     assert done.as_json()["fenced"]["agent"] == "fence_fake"
-    assert one.warned == ["web1 will go on from what it was 12.0 s ago"]
+    assert one.warned == ["web1 will go on from what it was 12.0 s ago; what it did since is lost"]
     assert one.finished[0][1]["fenced"]["host"] == "alpha"
 
 

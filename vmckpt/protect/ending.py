@@ -186,7 +186,10 @@ async def failover(
         why, fenced = proof.decide(case), None
         if why is Proof.FENCE:
             if (age := theirs.get("epoch_age_s")) is not None:
-                caller.warn(f"{case.guest} will go on from what it was {show_seconds(age)} ago")
+                caller.warn(
+                    f"{case.guest} will go on from what it was {show_seconds(age)} ago; what it did"
+                    " since is lost"
+                )
             fenced = await fencing.fence(known.primary, recorder, caller)
         if why is not Proof.RUNS:
             await asking.order(known.backup, known.uuid, "ask", wish="failover")
