@@ -16,6 +16,7 @@ from vmckpt.replicate.backup import Backup, Ours
 from vmckpt.replicate.facts import Terms
 from vmckpt.replicate.link import Cut, Line
 from vmckpt.replicate.stage import Stage
+from vmckpt.replicate.standstill import Standstill
 from vmckpt.replicate.wire import (
     Ack,
     Hello,
@@ -62,6 +63,7 @@ class Following:
     stack: ExitStack
     claim: Claim = field(default_factory=Claim)
     wishes: Wishes = field(default_factory=Wishes)
+    standstill: Standstill = field(default_factory=Standstill)
     told: list[Ours | None] = field(default_factory=list)
     raised: list[BaseException] = field(default_factory=list)
 
@@ -69,7 +71,7 @@ class Following:
         told = session(role="backup", disks=(), **changes)
         self.backup = Backup(
             told, self.ends.backup, stage=self.stage, standby=cast("Any", self.standby),
-            claim=self.claim, wishes=self.wishes,
+            claim=self.claim, wishes=self.wishes, between=self.standstill.turn,
         )  # fmt: skip
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

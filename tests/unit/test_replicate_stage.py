@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.unit.staging import (
     DISKS,
@@ -69,6 +70,36 @@ def test_epochs_reach_memory_disks_and_device_state(standby: Standby) -> None:
         assert (stage.last.taken, stage.last.final) == (1.5, False)
     assert restarted(standby) == (3, THIRD.after)
     assert [disk.durable for disk in standby.disks] == list(THIRD.after.disks)
+
+
+def test_who_copies_the_standby_is_told_what_an_epoch_changed_once_it_has(
+    standby: Standby,
+) -> None:
+    told: dict[int, set[int]] = {0: set(), 1: set()}
+
+    def note(file: int, numbers: NDArray[np.int64]) -> None:
+        for number in numbers.tolist():
+            after = SECOND.after.pages(file)[number].tolist()
+            assert standby.memory[file].content[number].tolist() == after
+            told[file].add(number)
+
+    with standby.stage() as stage:
+        run(stage, FIRST)
+        stage.noted = note
+        run(stage, SECOND)
+        changed = {
+            file: set(
+                np.flatnonzero(
+                    (FIRST.after.pages(file) != SECOND.after.pages(file)).any(axis=1)
+                ).tolist()
+            )
+            for file in told
+        }
+        assert all(changed[file] <= told[file] for file in told)
+        assert changed != {0: set(), 1: set()}
+        # What comes anew is written without a word.
+        stage.start_over()
+        assert stage.noted is None
 
 
 def test_an_epoch_in_which_nothing_happened_needs_no_disk(standby: Standby) -> None:

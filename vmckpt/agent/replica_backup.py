@@ -9,7 +9,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import afterlife, clockkeeping, guarded
+from vmckpt.agent import afterlife, clockkeeping, guarded, trial_files
+from vmckpt.agent.replica_trial import DISKS, Trials
 from vmckpt.checkpoint import userfault
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.agent import GuestAgent
@@ -39,6 +40,7 @@ def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
     process = userfault.find_process(session.guest)
     if process is None:
         afterlife.outcome(folder, "lost", "the standby's QEMU is gone")
+        _clear_test(session)
         (folder / guard.OVER).touch()
         return
     guarded.begin(session, folder, process)
@@ -46,26 +48,36 @@ def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
         if standing.is_ours(folder) and monitor.run_state() != _WAITS:
             _finish(session, folder, monitor)
             return
+        # Whose test it was is dead; the standby's disks must be as they are.
+        _clear_test(session)
         with ExitStack() as stack:
             claim = (
                 Tokens(folder) if session.lease is None
                 else LeaseClaim(session.lease, session.host, folder)
             )  # fmt: skip
             stack.callback(claim.close)
-            standby = stack.enter_context(Standby(monitor, session.disks, folder / "disks.sock"))
+            standby = stack.enter_context(Standby(monitor, session.disks, folder / DISKS))
             stage = stack.enter_context(
                 Stage(
                     folder / "stage", Path(session.state), standby.memory, standby.disks,
                     standby=f"{identity(process)}",
                 )
             )  # fmt: skip
-            ours = _watch(session, folder, stage, standby, claim, wishes, stack)
+            trials = Trials(session, folder, stage, standby)
+            stack.callback(trials.close)
+            backup = Backup(
+                session, folder, stage=stage, standby=standby, claim=claim, wishes=wishes,
+                between=trials.turn,
+            )  # fmt: skip
+            ours = _watch(session, folder, backup, _Answers(session, backup, wishes, trials), stack)
+            trials.no_more()
             if ours is not None:
                 # From here on there is no way back: an agent after us goes on with this.
                 standing.adopt(session, folder)
                 took = _run(session, stage, standby, monitor, ours)
                 behind = _behind(stage, ours)
                 afterlife.outcome(folder, "failed-over", f"{ours.why}; {took}", behind_s=behind)
+                trials.close()
                 _settle(session, monitor)
                 _set_clock(monitor, ours)
                 (folder / guard.OVER).touch()
@@ -74,16 +86,14 @@ def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
     log.info("%s", standing.remove(session, folder))
 
 
-def _watch(  # noqa: PLR0917
-    session: Session, folder: Path, stage: Stage, standby: Standby, claim: Tokens, wishes: Wishes,
-    stack: ExitStack,
-) -> Ours | None:  # fmt: skip
+def _watch(
+    session: Session, folder: Path, backup: Backup, answers: "_Answers", stack: ExitStack
+) -> Ours | None:
     if standing.is_ours(folder):
         return Ours("an agent before this one had taken the guest over", time.monotonic())
     server = stack.enter_context(_listening(session, folder))
-    backup = Backup(session, folder, stage=stage, standby=standby, claim=claim, wishes=wishes)
     stack.callback(backup.close)
-    stack.enter_context(Control(folder, _Answers(session, backup, wishes)))
+    stack.enter_context(Control(folder, answers))
     return backup.run(server)
 
 
@@ -94,8 +104,16 @@ def _finish(session: Session, folder: Path, monitor: Monitor) -> None:
     with suppress(VmckptError):
         standbys.announce(monitor, list(session.cards))
     afterlife.outcome(folder, "failed-over", "an agent before this one had taken the guest over")
+    _clear_test(session)
     _settle(session, monitor)
     (folder / guard.OVER).touch()
+
+
+def _clear_test(session: Session) -> None:
+    try:
+        trial_files.clear(session)
+    except (VmckptError, OSError) as exc:
+        log.warning("not all of a test could be removed: %s", exc)
 
 
 def _listening(session: Session, folder: Path) -> socket.socket:
@@ -157,17 +175,23 @@ def _set_clock(monitor: Monitor, ours: Ours) -> None:
 class _Answers:
     """What the control socket answers."""
 
-    def __init__(self, session: Session, backup: Backup, wishes: Wishes) -> None:
+    def __init__(self, session: Session, backup: Backup, wishes: Wishes, trials: Trials) -> None:
         self._session, self._backup, self._wishes = session, backup, wishes
+        self._trials = trials
 
     def __call__(self, told: Mapping[str, Any]) -> dict[str, Any]:
         wish = told.get("wish")
         if wish in (Wish.END, Wish.FAILOVER):
             self._wishes.add(Wish(str(wish)))
+        elif wish in (Wish.TEST, Wish.END_TEST):
+            try:
+                (self._trials.begin if wish == Wish.TEST else self._trials.end)()
+            except (VmckptError, OSError) as exc:
+                return {"error": str(exc)}
         elif wish is not None:
             return {"error": f"the backup cannot {wish}"}
         return {
             "guest": self._session.guest, "name": self._session.name, "host": self._session.host,
             "peer": self._session.peer, "session": self._session.session, "process": os.getpid(),
-            **self._backup.as_json(),
+            **self._backup.as_json(), "test": self._trials.as_json(),
         }  # fmt: skip

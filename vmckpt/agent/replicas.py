@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import afterlife, chains, guarded, writes
+from vmckpt.agent import afterlife, chains, guarded, trial_files, writes
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.agent.replica_backup import PORT
 from vmckpt.agent.talk import Talk
@@ -179,6 +179,8 @@ def _end(order: ReplicaOrder) -> dict[str, Any]:
     if session is None:
         shutil.rmtree(folder_of(order.guest), ignore_errors=True)
         # If its host was started anew, all on tmpfs is gone.
+        if order.state and trial_files.forget_files(Path(order.state)):
+            return {"did": ["removed the images of a test"]}
         wanted = order.define and order.state and not _known(order)
         if wanted and afterlife.define_kept(order.state, host=order.host, uri=order.uri):
             return {"did": ["stored the guest's definition again"]}
@@ -207,6 +209,7 @@ def _known(order: ReplicaOrder) -> bool:
 def _end_backup(order: ReplicaOrder, session: Session) -> list[str]:
     folder = folder_of(order.guest)
     _stop_agent(folder)
+    trial_files.clear(session)
     if standing.is_ours(folder):
         # The guest runs here: what its agent may not have come to is done now.
         with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:

@@ -15,12 +15,13 @@ from vmckpt.model.callers import Caller
 from vmckpt.policy import select
 from vmckpt.policy.select import Subject
 from vmckpt.policy.types import Policy
-from vmckpt.protect import asking, ending, engine, reversing
+from vmckpt.protect import asking, ending, engine, reversing, trying
 from vmckpt.protect.ending import Ended, Known
 from vmckpt.protect.engine import Setting, Told
 from vmckpt.protect.requests import Protected, ProtectRequest
 from vmckpt.protect.reversing import Earlier
 from vmckpt.protect.steps import Step
+from vmckpt.protect.trying import Tested
 
 _KIND = "protect"
 
@@ -117,6 +118,18 @@ async def failover(
     if planned:
         return await ending.planned(known, caller)
     return await ending.failover(known, caller, dead=dead, fence=fence)
+
+
+async def test(inventory: Inventory, guest: str, caller: Caller) -> Tested:
+    """See protect.trying.begin."""
+    inventory.may_act()
+    return await trying.begin(_known(inventory, guest), caller)
+
+
+async def end_test(inventory: Inventory, guest: str, caller: Caller) -> Tested:
+    """See protect.trying.end."""
+    inventory.may_act()
+    return await trying.end(_known(inventory, guest), caller)
 
 
 async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, Any]]:

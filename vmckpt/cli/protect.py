@@ -9,7 +9,7 @@ import typer
 from vmckpt import api
 from vmckpt.api import protecting
 from vmckpt.api.protecting import Request
-from vmckpt.cli import output
+from vmckpt.cli import output, protect_trial
 from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY, seconds
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import BadInput, Blocked
@@ -18,6 +18,7 @@ from vmckpt.policy.protection import Failover
 from vmckpt.policy.types import Policy
 from vmckpt.protect.ending import Ended
 from vmckpt.protect.requests import Protected
+from vmckpt.protect.trying import Tested
 from vmckpt.units import Seconds, parse_seconds, show_bytes, show_seconds
 
 app = typer.Typer(name="protect", rich_markup_mode=None)
@@ -204,6 +205,10 @@ def failover(
     fence: Annotated[
         bool, typer.Option("--fence", help="Power the guest's host off first, even if it answers.")
     ] = False,
+    test: Annotated[
+        bool, typer.Option("--test", help="Run a copy beside the standby; nothing is switched.")
+    ] = False,
+    end_test: Annotated[bool, typer.Option("--end-test", help="End that copy.")] = False,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
@@ -219,9 +224,16 @@ def failover(
     --planned is for hosts that are well: one last epoch, then the guest goes on there, and nothing
     is lost.
 
+    --test proves the standby while the protection goes on: a copy of its last epoch runs on the
+    same host, under another name, with its network cables out. What it writes is thrown away.
+
     Examples:
 
         vmckpt failover web1
+
+        vmckpt failover web1 --test
+
+        vmckpt failover web1 --end-test
 
         vmckpt failover web1 --planned
 
@@ -229,11 +241,16 @@ def failover(
 
         vmckpt failover web1 --fence
     """
-    if planned + off + fence > 1:
+    if planned + off + fence + test + end_test > 1:
         raise BadInput(
-            "--planned, --host-is-off and --fence exclude each other", mend="say one of them"
+            "--planned, --host-is-off, --fence, --test and --end-test exclude each other",
+            mend="say one of them",
         )
     known = api.load_inventory(inventory)
+    if test or end_test:
+        tested = asyncio.run(_test(known, guest, begin=test))
+        protect_trial.show(tested, runs=test, json=json)
+        return
     ended = asyncio.run(_failover(known, guest, planned=planned, dead=off, fence=fence))
     _show_ended(ended, f"runs on {ended.runs_on}", json=json)
 
@@ -242,6 +259,12 @@ async def _failover(inventory: api.Inventory, guest: str, **how: bool) -> Ended:
     stop = stop_on_signals("what was asked for may happen yet: see vmckpt status")
     caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
     return await protecting.failover(inventory, guest, caller, **how)
+
+
+async def _test(inventory: api.Inventory, guest: str, *, begin: bool) -> Tested:
+    stop = stop_on_signals("the copy is taken away" if begin else "this ends by itself in a moment")
+    caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
+    return await (protecting.test if begin else protecting.end_test)(inventory, guest, caller)
 
 
 def _show_ended(ended: Ended, what: str, *, json: bool) -> None:
@@ -297,6 +320,8 @@ def _show_status(one: dict[str, Any]) -> None:
 def _rows(ours: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str, str]]:
     ready = "ready" if theirs.get("ready") else "not ready"
     found = [("standby", f"{ready}: {theirs.get('says') or theirs.get('error') or 'silent'}")]
+    if (test := theirs.get("test")) is not None:
+        found.append(("test", protect_trial.line(test)))
     if ours.get("says"):
         found.append(("in the way", str(ours["says"])))
     if ours.get("disks_bytes") is not None:

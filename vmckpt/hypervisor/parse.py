@@ -21,6 +21,8 @@ from vmckpt.units import Bytes, BytesPerSecond, Seconds
 LABELS = "urn:vmckpt:labels:1"
 STANDBY = "urn:vmckpt:standby:1"
 """Namespace of the mark that a waiting standby has in its metadata."""
+TEST = "urn:vmckpt:test:1"
+"""The same of a standby's copy that runs for a test."""
 
 STATES = {
     libvirt.VIR_DOMAIN_NOSTATE: GuestState.UNKNOWN,
@@ -128,6 +130,8 @@ def guest(
     known = STATES.get(state[0], GuestState.UNKNOWN)
     if known is GuestState.PAUSED and standby_of(root) is not None:
         known = GuestState.STANDBY
+    if known is not GuestState.SHUT_OFF and test_of(root) is not None:
+        known = GuestState.TEST
     return Guest(
         name=root.findtext("name", ""),
         uuid=root.findtext("uuid", ""),
@@ -166,6 +170,12 @@ def standby_of(root: ET.Element) -> str | None:
     """The session whose standby a domain is; None: it is an ordinary guest."""
     mark = root.find(f"metadata/{{{STANDBY}}}standby")
     return None if mark is None else mark.get("session")
+
+
+def test_of(root: ET.Element) -> str | None:
+    """The guest of whose standby a domain is a copy, for a test; None: it is none."""
+    mark = root.find(f"metadata/{{{TEST}}}test")
+    return None if mark is None else mark.get("of")
 
 
 def _block_job(root: ET.Element) -> str | None:

@@ -27,6 +27,15 @@ def create_paused(xml: str, *, host: str, uri: str = LOCAL) -> None:
     library.once(uri, host, "starting the standby", call, changes=True)
 
 
+def names(*, host: str, uri: str = LOCAL) -> frozenset[str]:
+    """All guests that libvirt knows there. Raises HypervisorError."""
+
+    def call(connection: libvirt.virConnect) -> frozenset[str]:
+        return frozenset(domain.name() for domain in connection.listAllDomains())
+
+    return library.once(uri, host, "listing its guests", call, changes=False)
+
+
 def define(xml: str, *, host: str, uri: str = LOCAL, autostart: bool = False) -> None:
     """Store a definition, of a guest that runs or not. Raises HypervisorError."""
 

@@ -25,6 +25,8 @@ class GuestState(StrEnum):
     SUSPENDED = "suspended"
     STANDBY = "standby"
     """It waits to become a protected guest, which runs elsewhere: no guest itself."""
+    TEST = "test"
+    """A copy of a standby, which runs beside it for a test: no guest itself, whatever it does."""
     UNKNOWN = "unknown"
 
     @property
@@ -33,7 +35,10 @@ class GuestState(StrEnum):
         return self not in _INACTIVE
 
 
-_INACTIVE = (GuestState.SHUT_OFF, GuestState.CRASHED, GuestState.STANDBY, GuestState.UNKNOWN)
+_INACTIVE = (
+    GuestState.SHUT_OFF, GuestState.CRASHED, GuestState.STANDBY, GuestState.TEST,
+    GuestState.UNKNOWN,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

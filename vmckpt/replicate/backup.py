@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,10 +63,12 @@ class Backup:
 
     def __init__(
         self, session: Session, folder: Path, *, stage: Stage, standby: Standby, claim: Claim,
-        wishes: Wishes,
+        wishes: Wishes, between: Callable[[], None],
     ) -> None:  # fmt: skip
+        """`between` is called between turns: the standby is what was committed, and stays it."""
         self._session, self._folder = session, folder
         self._stage, self._standby, self._claim, self._wishes = stage, standby, claim, wishes
+        self._between = between
         self._newest: Line | None = None
         self._lock = threading.Lock()
         self._heard = time.monotonic()
@@ -154,6 +157,7 @@ class Backup:
                 return None
             if (ours := self._ours()) is not None:
                 return ours
+            self._between()
         return None
 
     def _turn(self, line: Line) -> None:

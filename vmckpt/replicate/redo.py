@@ -8,7 +8,7 @@ import errno
 import json
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,6 +67,10 @@ class Memory(Protocol):
     def pages(self) -> NDArray[np.uint64]:
         """All its pages, shape (n, 512); what is written there is in the standby's memory."""
         ...
+
+
+Noted = Callable[[int, NDArray[np.int64]], None]
+"""Is told which pages of which file were just written."""
 
 
 class Sink(Protocol):
@@ -324,7 +328,9 @@ def add_writes(file: StagedFile, which: int, data: bytes) -> None:
     file.append(_CHUNK.pack(which, len(data)), data)
 
 
-def put_pages(file: StagedFile, length: int, memory: Sequence[Memory]) -> None:
+def put_pages(
+    file: StagedFile, length: int, memory: Sequence[Memory], noted: Noted | None = None
+) -> None:
     """Give the standby the pages that a file holds. Raises OSError, StageDamaged."""
     room = np.empty((min(_PIECE, length) // PAGE, PAGE // 8), dtype=np.uint64)
     here = 0
@@ -338,6 +344,8 @@ def put_pages(file: StagedFile, length: int, memory: Sequence[Memory]) -> None:
             if not file.fill(here, part.reshape(-1).data.cast("B")):
                 raise damaged(str(file.path))
             memory[which].pages[some] = part
+            if noted is not None:
+                noted(which, some)
             here += part.nbytes
 
 

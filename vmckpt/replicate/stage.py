@@ -63,6 +63,9 @@ class Stage:
         self._open: int | None = None
         """The epoch of which something is kept."""
         self._open_state: bytes | None = None
+        self.noted: redo.Noted | None = None
+        """Is told what an epoch changes in memory. Only between two calls may it be set; it is gone
+        once the standby is copied anew."""
         with ExitStack() as stack, redo.explained(f"{folder} and {log}"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             log.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -174,7 +177,7 @@ class Stage:
         if self._record is None or self._applied:
             return
         with redo.explained(f"applying epoch {self._record.epoch}"):
-            redo.put_pages(self._pages, self._record.pages.length, self._memory)
+            redo.put_pages(self._pages, self._record.pages.length, self._memory, self.noted)
             redo.put_writes(self._log, self._record.writes.length, self._disks)
             redo.mark_applied(self._folder / _RECORD)
             self._applied = True
@@ -188,6 +191,7 @@ class Stage:
 
     def start_over(self) -> None:
         """Nothing is committed any more, and a first copy may come. Raises StageError."""
+        self.noted = None
         with redo.explained(str(self._folder)):
             (self._folder / _RECORD).unlink(missing_ok=True)
         self._look()

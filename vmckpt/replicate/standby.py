@@ -42,6 +42,8 @@ class Standby:
         self.memory: list[Mapping] = []
         """Its files of memory, to be written."""
         self.disks: list[NbdWriter] = []
+        self.nodes: list[str] = []
+        """QEMU's names of its disks."""
 
     def __enter__(self) -> Self:
         """Raises HypervisorError, CannotCapture if its memory cannot be had."""
@@ -104,11 +106,14 @@ class Standby:
             monitor.tell("nbd-server-stop", {})
         self._socket.unlink(missing_ok=True)
         place = {"type": "unix", "data": {"path": str(self._socket)}}
-        monitor.tell("nbd-server-start", {"addr": place, "max-connections": 4})
+        # Ours, and those of a test that reads them.
+        most = 2 * len(self._disks) + 4
+        monitor.tell("nbd-server-start", {"addr": place, "max-connections": most})
         for number, disk in enumerate(self._disks):
             name = f"{_EXPORT}{number}"
+            self.nodes.append(named[disk.path])
             told: dict[str, object] = {"type": "nbd", "id": name, "name": name}
-            told |= {"node-name": named[disk.path], "writable": True}
+            told |= {"node-name": self.nodes[-1], "writable": True}
             monitor.tell("block-export-add", told)
             writer = NbdWriter(Unix(str(self._socket)), name, host=monitor.host)
             self.disks.append(self._stack.enter_context(writer))
@@ -130,13 +135,20 @@ class Standby:
         if self._disks:
             monitor.tell("nbd-server-stop", {})
         marks.append(("disks", time.monotonic()))
-        monitor.tell("migrate-incoming", {"uri": f"fd:{_PIPE}"})
-        self._write(state)
-        self._wait()
+        self.load(state)
         marks.append(("load", time.monotonic()))
         go_on(monitor)
         marks.append(("run", time.monotonic()))
         return {after[0]: Seconds(after[1] - before[1]) for before, after in pairwise(marks)}
+
+    def load(self, state: bytes) -> None:
+        """Give it device state, once; it does not run yet.
+
+        Raises HypervisorError, CaptureFailed.
+        """
+        self._monitor.tell("migrate-incoming", {"uri": f"fd:{_PIPE}"})
+        self._write(state)
+        self._wait()
 
     def _write(self, state: bytes) -> None:
         left, give_up = memoryview(state), time.monotonic() + _PATIENCE

@@ -16,7 +16,7 @@ def standby(xml: str, images: Mapping[str, str], session: str) -> str:
 
     `images`: path of each replicated disk's image. Raises ValueError if that is no domain.
     """
-    root = _plain(xml)
+    root = plain(xml)
     place(root, images)
     for card in root.findall("devices/interface"):
         link = card.find("link")
@@ -27,24 +27,29 @@ def standby(xml: str, images: Mapping[str, str], session: str) -> str:
     metadata = ET.SubElement(root, "metadata") if metadata is None else metadata
     mark = ET.SubElement(metadata, f"{{{MARK}}}standby")
     mark.set("session", session)
+    wait(root)
+    ET.register_namespace("vmckpt-standby", MARK)
+    return ET.tostring(root, encoding="unicode")
+
+
+def wait(root: ET.Element) -> None:
+    """Let the guest's QEMU wait for memory and device state when it is started."""
     line = root.find(f"{{{QEMU}}}commandline")
     line = ET.SubElement(root, f"{{{QEMU}}}commandline") if line is None else line
     for word in _WAITING:
         ET.SubElement(line, f"{{{QEMU}}}arg").set("value", word)
     ET.register_namespace("qemu", QEMU)
-    ET.register_namespace("vmckpt-standby", MARK)
-    return ET.tostring(root, encoding="unicode")
 
 
 def clean(xml: str, images: Mapping[str, str]) -> str:
     """The same guest as it is stored once it runs there: started again, it would not wait."""
-    root = _plain(xml)
+    root = plain(xml)
     place(root, images)
     ET.register_namespace("qemu", QEMU)
     return ET.tostring(root, encoding="unicode")
 
 
-def _plain(xml: str) -> ET.Element:
+def plain(xml: str) -> ET.Element:
     """A guest without what it may still have of an earlier time as a standby."""
     root = parse.tree(xml, "domain")
     root.attrib.pop("id", None)

@@ -15,6 +15,9 @@ class Wish(StrEnum):
     """Switch to the backup without loss."""
     FAILOVER = "failover"
     """A person says that the primary is dead."""
+    TEST = "test"
+    """Run a copy of the standby beside it."""
+    END_TEST = "end-test"
 
 
 class Wishes:

@@ -1,0 +1,337 @@
+"""A test of a failover: a copy of the standby that runs beside it, while the protection goes on.
+
+The standby itself is never given device state. All that lasts is done in a thread of its own; the
+backup's loop only holds still for a moment, in which the copy becomes one epoch's.
+"""
+
+import itertools
+import logging
+import os
+import select
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from vmckpt.agent import trial_files
+from vmckpt.agent.trial_files import Traces
+from vmckpt.checkpoint import room as rooms
+from vmckpt.checkpoint import userfault
+from vmckpt.errors import BadInput, Cancelled, CaptureFailed, GuestBusy, VmckptError
+from vmckpt.hypervisor import standby as libvirt_side
+from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.replicate import fleecing, trial_room, trial_xml, twin
+from vmckpt.replicate import standby as standbys
+from vmckpt.replicate.facts import Session
+from vmckpt.replicate.fleecing import Fleece
+from vmckpt.replicate.guard import Process
+from vmckpt.replicate.guardpage import identity
+from vmckpt.replicate.redo import Memory
+from vmckpt.replicate.stage import Stage
+from vmckpt.replicate.standby import Standby
+from vmckpt.replicate.standstill import Standstill
+from vmckpt.replicate.trial_room import Room
+from vmckpt.replicate.twin import Next, Touched
+from vmckpt.units import Bytes, Seconds
+
+log = logging.getLogger("vmckpt.replica")
+
+DISKS = "disks.sock"
+_LOOK = Seconds(0.1)
+_LOOK_AT_ROOM = Seconds(1.0)
+_YIELD = Seconds(0.001)
+"""Between two slices: an epoch's pages go first."""
+
+
+class Phase(StrEnum):
+    """How far a test is."""
+
+    COPYING = "copying"
+    RUNS = "runs"
+    FAILED = "failed"
+
+
+class Trials:
+    """The tests of one standby, at most one at a time."""
+
+    def __init__(self, session: Session, folder: Path, stage: Stage, standby: Standby) -> None:
+        self._session, self._folder = session, folder
+        self._stage, self._standby = stage, standby
+        self._standstill = Standstill()
+        self._trial: _Trial | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._over = False
+
+    def turn(self) -> None:
+        """Between two turns of the backup's loop."""
+        self._standstill.turn()
+
+    def begin(self) -> None:
+        """Returns at once. Raises VmckptError: it cannot be."""
+        with self._lock:
+            self._must_be_possible()
+            self._trial = _Trial(
+                self._session, self._folder, self._stage, self._standby, self._standstill
+            )
+            self._thread = threading.Thread(target=self._trial.run, name="test", daemon=True)
+            self._thread.start()
+
+    def _must_be_possible(self) -> None:
+        name = self._session.name
+        if self._over:
+            raise GuestBusy(f"the protection of {name} ends, or its standby takes over")
+        if self._thread is not None and self._thread.is_alive():
+            raise GuestBusy(
+                f"a test of {name} runs already",
+                mend=f"end it first: vmckpt failover {name} --end-test",
+            )
+        if not self._stage.committed:
+            raise GuestBusy(
+                f"{name} has no epoch on {self._session.host} yet",
+                mend="wait until its standby is ready: vmckpt status",
+            )
+        if (why := trial_room.against(_room(self._session, self._standby))) is not None:
+            raise BadInput(
+                f"{self._session.host} {why}",
+                mend="end another guest there, or protect the guest on another host",
+            )
+
+    def end(self) -> None:
+        """Returns at once; `as_json` says when nothing is left. Raises BadInput: there is none."""
+        if self._trial is None or self.as_json() is None:
+            raise BadInput(f"no test of {self._session.name} runs")
+        self._trial.end()
+        if self._thread is not None and not self._thread.is_alive():
+            self._trial = None  # it had failed; that is known now
+
+    def no_more(self) -> None:
+        """The loop has ended: no other test begins. The one that runs is left alone yet."""
+        with self._lock:
+            self._over = True
+        self._standstill.close()
+
+    def close(self) -> None:
+        """End it, and wait until nothing of it is left."""
+        self.no_more()
+        if self._trial is not None and self._thread is not None:
+            self._trial.end()
+            self._thread.join()
+
+    def as_json(self) -> dict[str, Any] | None:
+        """How it stands; None: there is none."""
+        if self._trial is None or self._thread is None:
+            return None
+        told = self._trial.as_json()
+        return told if self._thread.is_alive() or told["why"] else None
+
+
+class _Trial:
+    """One test."""
+
+    def __init__(
+        self, session: Session, folder: Path, stage: Stage, standby: Standby, still: Standstill
+    ) -> None:
+        self._session, self._folder = session, folder
+        self._stage, self._standby, self._still = stage, standby, still
+        self._stop = threading.Event()
+        self._uuid = str(uuid4())
+        self._told: dict[str, Any] = {
+            "guest": session.name, "name": None, "uuid": self._uuid, "host": session.host,
+            "state": Phase.COPYING, "begun": time.time(), "epoch": None, "taken": None,
+            "since": None, "pages_copied": 0, "held_s": None, "why": None,
+        }  # fmt: skip
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(self._told)
+
+    def end(self) -> None:
+        self._stop.set()
+
+    def run(self) -> None:
+        """From the first file to the last."""
+        try:
+            trial_files.clear(self._session)
+            with Monitor(
+                self._session.guest, host=self._session.host, uri=self._session.uri
+            ) as monitor:
+                self._begin(monitor)
+            self._watch()
+        except (VmckptError, OSError, ValueError) as exc:
+            if not self._stop.is_set():
+                self._fail(str(exc))
+        try:
+            trial_files.clear(self._session)
+        except (VmckptError, OSError) as exc:
+            self._fail(f"not all of it could be removed, which the next one begins with: {exc}")
+
+    def _fail(self, why: str) -> None:
+        log.warning("the test of %s failed: %s", self._session.name, why)
+        self._told |= {"state": Phase.FAILED, "why": why}
+
+    def _begin(self, monitor: Monitor) -> None:
+        fleeces = self._make(monitor)
+        where = {"host": self._session.host, "uri": self._session.uri}
+        with (
+            Monitor(self._uuid, **where) as copied,
+            Standby(copied, (), self._folder / DISKS) as second,
+        ):
+            second.load(self._copy(monitor, fleeces, second))
+            for card in copied.cards():  # its device state says that the cable is in
+                copied.tell("set_link", {"name": card, "up": False})
+            standbys.go_on(copied)
+        self._told |= {"state": Phase.RUNS, "since": time.time()}
+        log.info("%s runs, a copy of epoch %d", self._told["name"], self._told["epoch"])
+
+    def _make(self, monitor: Monitor) -> tuple[Fleece, ...]:
+        """Images, and a QEMU that waits."""
+        session, socket = self._session, self._folder / DISKS
+        xml = monitor.xml()
+        where = {"host": session.host, "uri": session.uri}
+        self._told["name"] = name = _free_name(session.name, libvirt_side.names(**where))
+        firmware = trial_xml.firmware(xml)
+        nvram = None if firmware is None else trial_files.nvram(firmware)
+        fleeces = tuple(
+            Fleece(
+                number=number, export=disk.target, node=node, image=trial_files.changed(disk.path)
+            )
+            for number, (disk, node) in enumerate(
+                zip(session.disks, self._standby.nodes, strict=True)
+            )
+        )
+        images = {disk.target: trial_files.overlay(disk.path) for disk in session.disks}
+        files = [*(one.image for one in fleeces), *images.values(), *([nvram] if nvram else [])]
+        Traces(uuid=self._uuid, name=name, files=tuple(files)).write(Path(session.state))
+        trial_files.make_images(session, fleeces, socket)
+        if firmware is not None and nvram is not None:
+            shutil.copyfile(firmware, nvram)
+        fleecing.prepare(monitor, fleeces)
+        disks = {target: (image, str(socket)) for target, image in images.items()}
+        description = trial_xml.copy(
+            xml, name=name, uuid=self._uuid, session=session.session, disks=disks, nvram=nvram
+        )
+        self._go_on()
+        libvirt_side.create_paused(description, **where)
+        return fleeces
+
+    def _copy(self, monitor: Monitor, fleeces: tuple[Fleece, ...], second: Standby) -> bytes:
+        """Make memory and disks those of one epoch; its device state."""
+        source, target = self._standby.memory, second.memory
+        if [one.size for one in source] != [one.size for one in target]:
+            raise CaptureFailed("the copy has other memory than the standby")
+        touched = Touched(source)
+        try:
+            with self._still.held():
+                self._stage.noted = touched
+            flags = twin.everything(source)
+            for rounds in itertools.count():
+                twin.copy(source, target, flags, self._between)
+                step = twin.decide(touched.count, rounds)
+                if step is Next.GIVE_UP:
+                    raise CaptureFailed(
+                        f"{self._session.name} changes its memory faster than it can be copied",
+                        mend="try again when it has less to do",
+                    )
+                if step is Next.CUT:
+                    state = self._cut(monitor, fleeces, target, touched)
+                    if state is not None:
+                        return state
+                flags = touched.take()
+            raise AssertionError("it counts for ever")
+        finally:
+            if self._stage.noted is touched:
+                self._stage.noted = None
+
+    def _cut(
+        self, monitor: Monitor, fleeces: tuple[Fleece, ...], target: Sequence[Memory],
+        touched: Touched,
+    ) -> bytes | None:  # fmt: skip
+        """While nothing is applied; None: too much was, just before."""
+        stage = self._stage
+        with self._still.held():
+            began = time.monotonic()
+            if stage.noted is not touched or stage.last is None:
+                raise CaptureFailed(
+                    f"{self._session.host} gets all of {self._session.name} anew",
+                    mend="try again when its standby is ready: vmckpt status",
+                )
+            if touched.count > twin.MOST:
+                return None
+            fleecing.begin(monitor, fleeces)
+            twin.copy(self._standby.memory, target, touched.take(), self._counted)
+            self._told |= {"epoch": stage.committed, "taken": stage.last.taken}
+            self._told["held_s"] = time.monotonic() - began
+            return stage.state()
+
+    def _counted(self, pages: int) -> None:
+        self._told["pages_copied"] += pages
+
+    def _between(self, pages: int) -> None:
+        self._counted(pages)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._stop.wait(_YIELD):
+            raise Cancelled("the test was ended")
+
+    def _watch(self) -> None:
+        """Until somebody has ended it. Raises CaptureFailed: there is no room any more."""
+        process = None
+        with suppress(OSError):
+            if (number := userfault.find_process(self._uuid)) is not None:
+                process = Process.hold(identity(number))
+        if process is None:
+            return
+        try:
+            looked = time.monotonic()
+            while not self._stop.is_set() and not select.select([process.file], [], [], _LOOK)[0]:
+                if time.monotonic() - looked > _LOOK_AT_ROOM:
+                    looked = time.monotonic()
+                    self._look_at_room()
+        finally:
+            process.close()
+
+    def _look_at_room(self) -> None:
+        free = _beside_images(self._session)
+        if free is not None and trial_room.runs_out(free):
+            raise CaptureFailed(
+                f"the test was ended: {self._session.host} has hardly any room left beside the"
+                " standby's images",
+                mend="make room there",
+            )
+
+
+def _free_name(guest: str, taken: frozenset[str]) -> str:
+    names = itertools.chain([f"{guest}-test"], (f"{guest}-test{n}" for n in itertools.count(2)))
+    return next(name for name in names if name not in taken)
+
+
+def _room(session: Session, standby: Standby) -> Room:
+    return Room(
+        wanted=Bytes(sum(one.size for one in standby.memory)),
+        shared=Bytes(min(_free_of(one.file) for one in standby.memory)),
+        memory=_available(Path("/proc/meminfo").read_text()),
+        disks=_beside_images(session),
+    )
+
+
+def _free_of(file: int) -> int:
+    stat = os.fstatvfs(file)
+    return stat.f_bavail * stat.f_frsize
+
+
+def _available(meminfo: str) -> Bytes:
+    for line in meminfo.splitlines():
+        if line.startswith("MemAvailable:"):
+            return Bytes(int(line.split()[1]) << 10)
+    return Bytes(0)
+
+
+def _beside_images(session: Session) -> Bytes | None:
+    free = [rooms.free(Path(disk.path).parent) for disk in session.disks]
+    return min(free) if free else None

@@ -1,0 +1,163 @@
+"""What a test of a standby has on its host, written down before it is made, and taken away again.
+
+It lies on a disk: after a reboot of the host nothing else tells whose those files are.
+"""
+
+import json
+import logging
+import os
+import select
+import subprocess
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from vmckpt.checkpoint import userfault
+from vmckpt.errors import BadInput, HypervisorError, VmckptError
+from vmckpt.hypervisor import library
+from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.replicate import fleecing
+from vmckpt.replicate.facts import Session
+from vmckpt.replicate.fleecing import Fleece
+from vmckpt.replicate.guard import Process
+from vmckpt.replicate.guardpage import identity
+from vmckpt.store import durable
+from vmckpt.units import Seconds
+
+log = logging.getLogger("vmckpt.replica")
+
+_FILE = "test.json"
+_CHANGED, _OVERLAY, _NVRAM = "test-old", "test-new", "test-nvram"
+_ENDS = Seconds(10.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traces:
+    """All of one test."""
+
+    uuid: str
+    """Of the guest that runs as the test."""
+    name: str
+    files: tuple[str, ...]
+
+    def write(self, state: Path) -> None:
+        """Raises OSError."""
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = state / f"{_FILE}.new"
+        with new.open("w") as out:
+            json.dump(asdict(self), out)
+            out.flush()
+            os.fsync(out.fileno())
+        new.rename(state / _FILE)
+        durable.sync_folder(state)
+
+    @classmethod
+    def read(cls, state: Path) -> Self | None:
+        """None: there is no test. Raises BadInput."""
+        try:
+            told = json.loads((state / _FILE).read_text())
+            return cls(**{**told, "files": tuple(told["files"])})
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, OSError) as exc:
+            raise BadInput(f"{state / _FILE} makes no sense: {exc}") from exc
+
+
+def changed(image: str) -> str:
+    """Where what is overwritten in a standby's image is kept for its test."""
+    return _beside(image, _CHANGED)
+
+
+def overlay(image: str) -> str:
+    """The image of a test's own disk."""
+    return _beside(image, _OVERLAY)
+
+
+def nvram(file: str) -> str:
+    """The test's own copy of a firmware's file."""
+    return _beside(file, _NVRAM)
+
+
+def _beside(image: str, what: str) -> str:
+    path = Path(image)
+    return str(path.with_name(f".{path.name}.vmckpt-{what}"))
+
+
+def make_images(session: Session, fleeces: tuple[Fleece, ...], socket: Path) -> None:
+    """Raises BadInput, OSError."""
+    for disk, fleece in zip(session.disks, fleeces, strict=True):
+        size = str(disk.size)
+        _make(session, "-f", "qcow2", "--", fleece.image, size)
+        os.chown(fleece.image, *session.owner)
+        served = f"nbd+unix:///{fleece.export}?socket={socket}"
+        new = overlay(disk.path)
+        _make(session, "-u", "-f", "qcow2", "-F", "raw", "-b", served, "--", new, size)
+
+
+def _make(session: Session, *words: str) -> None:
+    command = ["qemu-img", "create", "-q", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        why = done.stderr.strip().splitlines()[-1:] or ["no word"]
+        raise BadInput(f"{session.host}: an image for the test cannot be made: {why[0]}")
+
+
+def kill(uuid: str) -> None:
+    """End a test's QEMU at once, and wait until it is gone."""
+    process = userfault.find_process(uuid)
+    if process is None:
+        return
+    with suppress(OSError):
+        held = Process.hold(identity(process))
+        if held is not None:
+            held.kill()
+            select.select([held.file], [], [], _ENDS)
+            held.close()
+
+
+def clear(session: Session) -> None:
+    """See that nothing of a test is left: its QEMU, what it set in the standby's, its files.
+
+    May be repeated. Raises VmckptError: not all is gone.
+    """
+    state = Path(session.state)
+    if not session.state or (found := Traces.read(state)) is None:
+        return
+    kill(found.uuid)
+    _end(found.uuid, session)
+    try:
+        with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
+            fleecing.end(monitor)
+    except HypervisorError as exc:
+        if exc.code not in library.NOT_HERE:
+            raise
+    try:
+        forget_files(state)
+    except OSError as exc:
+        raise VmckptError(f"{session.host}: the images of a test stay there: {exc}") from exc
+    log.info("nothing of %s is left", found.name)
+
+
+def forget_files(state: Path) -> bool:
+    """Remove the files of a test whose host was started anew; whether there was one.
+
+    Raises BadInput, OSError.
+    """
+    found = Traces.read(state)
+    if found is None:
+        return False
+    for file in found.files:
+        Path(file).unlink(missing_ok=True)
+    (state / _FILE).unlink(missing_ok=True)
+    return True
+
+
+def _end(uuid: str, session: Session) -> None:
+    """libvirt may be about to start it: a word with libvirt is more than a look for its process."""
+    try:
+        with Monitor(uuid, host=session.host, uri=session.uri) as monitor:
+            monitor.end()
+    except HypervisorError as exc:
+        if exc.code not in library.NOT_HERE:
+            raise

@@ -1,0 +1,138 @@
+"""Testing a failover: a copy of the standby runs beside it, and the protection goes on."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.errors import Cancelled, GuestBusy, OutcomeUnknown, VmckptError
+from vmckpt.model.callers import Caller
+from vmckpt.protect import asking
+from vmckpt.protect.ending import Known
+from vmckpt.units import Seconds
+
+_TURN = 0.1
+_BEGINS = Seconds(300.0)
+_ENDS = Seconds(60.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tested:
+    """A test that runs, or has ended."""
+
+    guest: str
+    name: str
+    """Of the copy."""
+    uuid: str
+    host: str
+    epoch: int | None
+    """Of which it is a copy."""
+    age: Seconds | None
+    """How old that epoch was when the copy began to run."""
+    look: tuple[str, ...]
+    """Commands to look at it with."""
+    end: tuple[str, ...]
+    """Commands that end it; each is enough."""
+    took: Seconds
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "guest": self.guest, "name": self.name, "uuid": self.uuid, "host": self.host,
+            "epoch": self.epoch, "age_s": self.age, "look": list(self.look),
+            "end": list(self.end), "took": self.took,
+        }  # fmt: skip
+
+
+async def begin(known: Known, caller: Caller) -> Tested:
+    """Returns once the copy runs. Raises VmckptError: then there is none.
+
+    Setting `caller.stop` gives it up.
+    """
+    began = time.monotonic()
+    told = await _wish(known, "test")
+    said = ""
+    while told["state"] == "copying":
+        if (says := _progress(told)) != said:
+            said = says
+            caller.warn(f"{known.backup.name}: {says}")
+        if caller.stop.is_set() or time.monotonic() - began > _BEGINS:
+            await end(known, caller)
+            if caller.stop.is_set():
+                raise Cancelled(f"stopped: no copy of {known.operation.guest} runs")
+            raise VmckptError(
+                f"{known.backup.name}: the copy does not run after {_BEGINS:g} s, and was given up",
+                mend="try again when that host is less busy",
+            )
+        await asyncio.sleep(_TURN)
+        found = _test(await asking.order(known.backup, known.uuid, "ask"))
+        if found is None:
+            raise VmckptError(
+                f"{known.backup.name}: the test has ended before its copy ran",
+                mend="see vmckpt status",
+            )
+        told = found
+    if told["state"] != "runs":
+        raise VmckptError(f"{known.backup.name}: the test failed: {told.get('why')}")
+    return _tested(known, told, Seconds(time.monotonic() - began))
+
+
+async def end(known: Known, caller: Caller) -> Tested:
+    """Returns once nothing of the copy is left. Raises VmckptError."""
+    began = time.monotonic()
+    before = _test(await asking.order(known.backup, known.uuid, "ask"))
+    told = await _wish(known, "end-test", none=before)
+    while (left := _test(await asking.order(known.backup, known.uuid, "ask"))) is not None:
+        if left["state"] == "failed" and left["uuid"] == told["uuid"]:
+            caller.warn(f"{known.backup.name}: {left.get('why')}")
+            break
+        if time.monotonic() - began > _ENDS:
+            raise OutcomeUnknown(
+                f"{told['name']} does not end on {known.backup.name}",
+                host=known.backup.name,
+                mend="see vmckpt status",
+            )
+        await asyncio.sleep(_TURN)
+    return _tested(known, told, Seconds(time.monotonic() - began))
+
+
+async def _wish(
+    known: Known, wish: str, *, none: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """What the agent says of the test then. Raises GuestBusy: it refuses."""
+    answer = await asking.order(known.backup, known.uuid, "ask", wish=wish)
+    if "error" in answer:
+        raise GuestBusy(str(answer["error"]))
+    if not answer.get("agent"):
+        raise GuestBusy(
+            f"{known.operation.guest} has no standby on {known.backup.name}:"
+            f" {answer.get('why') or answer.get('says') or 'nothing is known there'}",
+            mend="see vmckpt status",
+        )
+    found = _test(answer) or none
+    if found is None:
+        raise VmckptError(f"{known.backup.name} says nothing of a test", mend="update vmckpt there")
+    return found
+
+
+def _test(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    found = answer.get("test")
+    return found if isinstance(found, dict) else None
+
+
+def _progress(told: Mapping[str, Any]) -> str:
+    if not told.get("name"):
+        return "a copy is made"
+    return f"{told['name']} is copied" if told.get("pages_copied") else f"{told['name']} is started"
+
+
+def _tested(known: Known, told: Mapping[str, Any], took: Seconds) -> Tested:
+    guest, name, uri = known.operation.guest, str(told["name"]), known.backup.uri
+    since, taken = told.get("since"), told.get("taken")
+    age = None if since is None or taken is None else Seconds(max(0.0, since - taken))
+    return Tested(
+        guest=guest, name=name, uuid=str(told["uuid"]), host=known.backup.name,
+        epoch=told.get("epoch"), age=age, took=took,
+        look=(f"virsh -c {uri} console {name}", f"virsh -c {uri} domdisplay {name}"),
+        end=(f"vmckpt failover {guest} --end-test", f"virsh -c {uri} destroy {name}"),
+    )  # fmt: skip
