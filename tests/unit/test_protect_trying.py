@@ -152,4 +152,4 @@ def test_a_test_is_nothing_else_as_well(other: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(protecting, name, never)
     result = CliRunner().invoke(protect.failover_app, ["web1", "--test", other])
     assert isinstance(result.exception, BadInput)
-    assert "use one of them" in str(result.exception)
+    assert "say one of them" in str(result.exception)
