@@ -249,7 +249,7 @@ class World:
         self.held, self.tenure = Held(self.events), Tenure(self.events)
         self.wishes, self.status = Wishes(), PrimaryStatus()
         self.same_devices = True
-        self.switch: Callable[[], None] = lambda: self.events.append("given away")
+        self.switch: Callable[[Line], None] = self._switch
         seen = Memory(self.memory.files, folder, stack)
         finder = stack.enter_context(CompareFinder(seen.live, seen.last, most=20))
         self.capturer = Capturer(finder, self.disk, self.events)
@@ -267,6 +267,10 @@ class World:
         self._session = terms
         self.peer = stack.enter_context(Peer(ends, folder, self.events))
         self.raised: BaseException | None = None
+
+    def _switch(self, line: Line) -> None:
+        self.events.append("given away")
+        line.send(End(why="switched"))
 
     @contextmanager
     def _disks(self) -> Iterator[list[GuestDisk]]:

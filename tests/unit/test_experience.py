@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from vmckpt.journal.history import PastMove
@@ -86,3 +88,10 @@ def test_setting_up_is_what_is_left_of_past_moves() -> None:
 
 def test_one_move_alone_does_not_tell_how_long_setting_up_takes() -> None:
     assert experience.setup([move()])[0] == experience.SETUP
+
+
+def test_what_agents_carried_says_nothing_of_qemus_stream() -> None:
+    by_agents = replace(move(total=20.0, sent=600, rate=40), mode="checkpoint")
+
+    told = experience.stream((by_agents,), encrypted=False, connections=1)
+    assert told[0] == experience.STREAM

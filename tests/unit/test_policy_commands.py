@@ -68,7 +68,7 @@ def test_list_shows_what_is_good_and_complains_of_the_rest(run: Run) -> None:
     code, told, complaint = run("list", "--json")
 
     assert code == 4
-    assert len(json.loads(told)) == 7
+    assert len(json.loads(told)) == 8
     assert len(complaint.splitlines()) == 2
 
 
@@ -142,7 +142,7 @@ def test_explain_takes_a_policy_by_name_or_by_file_and_a_guest_by_uuid(run: Run)
         assert code == 0
         assert (shown["guest"], shown["host"], shown["policy"]) == ("web1", "alpha", "mine")
         assert shown["why"] == ["it was asked for by name"]
-        assert len(shown["passed_over"]) == 7
+        assert len(shown["passed_over"]) == 8
 
 
 def test_explain_of_an_unknown_guest_names_the_likely_one(run: Run) -> None:

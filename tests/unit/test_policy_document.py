@@ -170,6 +170,8 @@ def test_a_wrong_value_is_named_with_its_line_and_what_to_write(
         ("mode: hybrid", "mode: precopy", "13: limits.postcopy_bandwidth has no effect"),
         ("mode: hybrid", "mode: precopy", "18: on_postcopy_broken has no effect"),
         ("mode: hybrid", "mode: stop-and-copy", "24: the guest stands still already"),
+        ("mode: hybrid", "mode: checkpoint", "24: rules are about QEMU's migrations"),
+        ("mode: hybrid", "mode: checkpoint", "30: transport.compression has no effect in mode"),
         ("do: start_postcopy", "do: pause", "9: mode hybrid without a rule that does start_post"),
         ("  time: 30m\n  time_per_gib: 150s\n", "",
          "23: time_used is a share of the time limit, and there is none;"),

@@ -7,8 +7,8 @@ from vmckpt.errors import PolicyError
 from vmckpt.policy import shelf
 
 SHIPPED = {
-    "balanced", "huge-memory", "low-downtime", "maintenance", "must-finish", "never-postcopy",
-    "wan",
+    "balanced", "busy", "huge-memory", "low-downtime", "maintenance", "must-finish",
+    "never-postcopy", "wan",
 }  # fmt: skip
 
 

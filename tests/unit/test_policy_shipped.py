@@ -74,6 +74,7 @@ def test_they_do_what_their_names_say() -> None:
     assert POLICIES["huge-memory"].transport.connections == 8
     assert str(POLICIES["wan"].transport.tls) == "required"
     assert does("maintenance")[0] is StartPostcopy
+    assert POLICIES["busy"].mode is Mode.CHECKPOINT
 
 
 def test_where_postcopy_can_be_used_something_else_is_tried_after_it() -> None:

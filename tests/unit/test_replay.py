@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.builders import sample
 from tests.unit.worlds import terms
+from vmckpt.errors import BadInput
 from vmckpt.migrate import replaying
 from vmckpt.migrate.replay import fitted, replay
 from vmckpt.model.jobs import Decision, JobPhase, JobSample
@@ -121,3 +122,9 @@ def test_a_recorded_switch_that_the_policy_would_not_make_is_where_it_differs() 
     assert told["recorded"] == "switch to post-copy"
     assert told["then"]["switched"] is False
     assert any("downtime" in one["action"] for one in told["decisions"])
+
+
+def test_a_policy_that_moves_by_epochs_has_nothing_to_say_of_a_recorded_migration() -> None:
+    path = Path(__file__).parent.parent / "scenarios/traces/balanced-rescue.jsonl"
+    with pytest.raises(BadInput, match="policy busy moves guests by epochs"):
+        replaying.replayed(path, shelf.load_one("busy", None))

@@ -161,3 +161,52 @@ def test_a_person_with_a_lease_store_has_it_asked(one: Following) -> None:
     ours = one.came()
     assert ours is not None
     assert ours.why.startswith("a person asked; ")
+
+
+def test_a_guest_that_moves_is_nobodys_before_its_last_epoch(one: Following) -> None:
+    one.begin(moves=True)
+    line, _ = one.hello()
+    commit(line, ONE)
+    line.close()
+    one.wishes.add(Wish.FAILOVER)
+    assert refused_to_run(one)
+
+
+def test_a_guest_that_moves_is_ours_when_its_controller_knows_that_it_was_given_away(
+    one: Following,
+) -> None:
+    """The source's own word was lost."""
+    one.begin(moves=True)
+    line, _ = one.hello()
+    commit(line, ONE, FINAL)
+    line.close()
+    assert refused_to_run(one)
+    one.wishes.add(Wish.FAILOVER)
+    ours = one.came()
+    assert ours is not None
+    assert ours.why == "its controller has seen that it was handed over"
+    assert one.world() == TWO.after
+
+
+def test_who_takes_a_guest_over_knows_whom_to_tell(one: Following) -> None:
+    one.begin(moves=True)
+    line, _ = one.hello()
+    commit(line, ONE, FINAL)
+    line.send(End(why="switched"))
+    ours = one.came()
+    assert ours is not None
+    assert ours.line is not None
+    ours.line.send(End(why="it runs here"))
+    until(lambda: isinstance(line.receive(Seconds(0.1)), End))
+
+
+def test_a_handover_that_is_said_again_over_another_line_counts(one: Following) -> None:
+    """Without a hello, which would take the last epoch's finality back."""
+    one.begin(moves=True)
+    line, _ = one.hello()
+    commit(line, ONE, FINAL)
+    line.close()
+    one.line().send(End(why="switched"))
+    ours = one.came()
+    assert ours is not None
+    assert "handed the guest over" in ours.why

@@ -1,5 +1,6 @@
 """What is sent of an epoch arrives as what the guest was: over a real line, into a real stage."""
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from vmckpt.replicate.link import Line
 from vmckpt.replicate.sender import Sender
 from vmckpt.replicate.stage import Stage
 from vmckpt.replicate.wire import Pages, Seal, State, Writes
-from vmckpt.units import Seconds
+from vmckpt.units import BytesPerSecond, Seconds
 
 SIZES = (150, 8)
 DISKS = (8192, 4096)
@@ -227,3 +228,15 @@ def test_whatever_is_changed_stale_or_too_much_the_standby_follows(
 
 def pages(came: list[object]) -> list[Pages]:
     return [one for one in came if isinstance(one, Pages)]
+
+
+def test_with_a_limit_no_more_is_sent_than_that(both: Both) -> None:
+    rng = np.random.default_rng(7)
+    for page in range(100):
+        both.memory.mapped[0].pages[page] = rng.integers(0, 2**63, 512, dtype=np.uint64)
+    both.sender.bandwidth = BytesPerSecond(2 << 20)
+    began, before = time.monotonic(), both.near.sent
+    both.epoch()
+    took = time.monotonic() - began
+    assert took >= (both.near.sent - before) / (2 << 20) * 0.9
+    assert took > 0.15

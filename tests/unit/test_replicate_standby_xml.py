@@ -130,3 +130,22 @@ def test_what_is_no_domain_is_refused(wrong: str) -> None:
     ):
         with pytest.raises((ValueError, ET.ParseError)):
             call()
+
+
+def test_owners_of_shared_images_are_left_alone_and_of_no_others() -> None:
+    before = XML.replace(
+        "<source file='/srv/two.raw'/>",
+        "<source file='/srv/two.raw'><seclabel model='dac'><label>x</label></seclabel></source>",
+    )
+    root = ET.fromstring(standby_xml.with_owners_kept(before, {"vda", "vdb", "sda"}))
+    labels = {
+        str(disk.find("target").get("dev")): [one.attrib for one in disk.iter("seclabel")]  # type: ignore[union-attr]
+        for disk in root.findall("devices/disk")
+    }
+    assert labels == {
+        "vda": [],  # on the network
+        "vdb": [{"model": "dac", "relabel": "no"}],
+        "vdc": [],
+        "sda": [],  # empty
+    }
+    assert standby_xml.with_owners_kept(XML, set()) == XML

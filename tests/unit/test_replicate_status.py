@@ -51,8 +51,8 @@ def shown() -> Shown:
     return Shown()
 
 
-def line(heard: float) -> Line:
-    return cast("Line", SimpleNamespace(heard=heard))
+def line(heard: float, sent: int = 0) -> Line:
+    return cast("Line", SimpleNamespace(heard=heard, sent=sent))
 
 
 def test_before_anything_it_connects_and_knows_no_lag(shown: Shown) -> None:
@@ -132,3 +132,13 @@ def test_silence_counts_from_what_was_heard_last(shown: Shown) -> None:
 def test_it_says_for_how_long_it_lasts(shown: Shown) -> None:
     shown.clock.now += 60
     assert shown["protected_for_s"] == 60.0
+
+
+def test_what_was_sent_is_counted_over_all_lines(shown: Shown) -> None:
+    assert shown["sent"] == 0
+    shown.status.connected(line(heard=100.0, sent=700))
+    assert shown["sent"] == 700
+    shown.status.cut("the line broke")
+    assert shown["sent"] == 700
+    shown.status.connected(line(heard=100.0, sent=11))
+    assert shown["sent"] == 711

@@ -89,3 +89,20 @@ def test_silence_alone_never_runs_it(seen: Seen) -> None:
 @pytest.mark.parametrize("seen", [one for one in ALL if not one.has_lease])
 def test_where_there_is_no_lease_none_is_asked(seen: Seen) -> None:
     assert decided(seen).step is not Step.ASK
+
+
+@pytest.mark.parametrize("seen", ALL)
+def test_a_guest_that_moves_runs_only_when_its_source_has_given_it_away(seen: Seen) -> None:
+    """Whatever else is known: silence, a lease, or the leave to decide alone."""
+    moves = decided(replace(seen, moves=True))
+
+    whole = seen.committed > 0 and seen.final
+    assert moves.step is (Step.RUN if whole and (seen.handed_over or seen.person) else Step.WAIT)
+
+
+def test_why_a_guest_that_moves_is_waited_for_is_said() -> None:
+    moves = replace(NO_LEASE, moves=True, silent=SILENT)
+
+    assert decided(moves).why == "only its source can give a guest away that moves"
+    given = replace(moves, final=True, person=True)
+    assert decided(given).why == "its controller has seen that it was handed over"

@@ -22,8 +22,10 @@ from vmckpt.replicate.claim import LeaseClaim, Tokens
 from vmckpt.replicate.control import Control
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.guardpage import identity
+from vmckpt.replicate.link import Cut
 from vmckpt.replicate.stage import Stage
 from vmckpt.replicate.standby import Standby
+from vmckpt.replicate.wire import End
 from vmckpt.replicate.wishes import Wish, Wishes
 from vmckpt.units import Seconds
 
@@ -74,9 +76,11 @@ def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
             if ours is not None:
                 # From here on there is no way back: an agent after us goes on with this.
                 standing.adopt(session, folder)
-                took = _run(session, stage, standby, monitor, ours)
+                took = _run(session, folder, stage=stage, standby=standby, monitor=monitor,
+                            ours=ours)  # fmt: skip
+                why = f"{ours.why}; running after {1e3 * took:.1f} ms, with epoch {stage.committed}"
                 behind = _behind(stage, ours)
-                afterlife.outcome(folder, "failed-over", f"{ours.why}; {took}", behind_s=behind)
+                afterlife.outcome(folder, "failed-over", why, behind_s=behind, took_s=took)
                 trials.close()
                 _settle(session, monitor)
                 _set_clock(monitor, ours)
@@ -100,6 +104,7 @@ def _watch(
 def _finish(session: Session, folder: Path, monitor: Monitor) -> None:
     """An agent before us has loaded the guest, and may have died right after it."""
     if monitor.run_state() != "running":
+        standing.note_run(folder)
         standbys.go_on(monitor)
     with suppress(VmckptError):
         standbys.announce(monitor, list(session.cards))
@@ -129,18 +134,22 @@ def _listening(session: Session, folder: Path) -> socket.socket:
     return server
 
 
-def _run(session: Session, stage: Stage, standby: Standby, monitor: Monitor, ours: Ours) -> str:
-    """Let the guest run; how long that took. Raises VmckptError."""
+def _run(
+    session: Session, folder: Path, *, stage: Stage, standby: Standby, monitor: Monitor, ours: Ours
+) -> float:
+    """Let the guest run; how many seconds that took. Raises VmckptError."""
     stage.apply()
-    steps = standby.run(stage.state())
+    steps = standby.run(stage.state(), lambda: standing.note_run(folder))
     running = time.monotonic()
+    if ours.line is not None:
+        with suppress(Cut):
+            ours.line.send(End(why="it runs here"))
     try:
         standbys.announce(monitor, list(session.cards))
     except VmckptError as exc:
         log.warning("switches may look for %s on its old host: %s", session.name, exc)
     log.info("%s runs here, epoch %d: %s; %s", session.name, stage.committed, ours.why, steps)
-    took = 1e3 * (running - ours.decided)
-    return f"running after {took:.1f} ms, with epoch {stage.committed}"
+    return running - ours.decided
 
 
 def _behind(stage: Stage, ours: Ours) -> float:

@@ -5,12 +5,13 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import afterlife, finding, guarded
+from vmckpt.agent import afterlife, finding, giving, guarded
 from vmckpt.agent.clockkeeping import ClockKeeper
 from vmckpt.agent.writes import Mirrors
 from vmckpt.checkpoint import guestmemory, settings, userfault
@@ -36,19 +37,19 @@ from vmckpt.units import Seconds
 log = logging.getLogger("vmckpt.replica")
 
 _TELLS = Seconds(2.0)
-_ALONE, _SWITCHING, _DEVICES, _LOCK = "alone", "switching", "devices", "agent.lock"
+_ALONE, _SWITCHING, _DEVICES = "alone", "switching", "devices"
 
 
 def run_primary(session: Session, folder: Path, wishes: Wishes) -> None:
     """Until the protection ends, or the guest does. Raises Exception: to be started again."""
-    with (folder / _LOCK).open("w") as lock:
+    with (folder / giving.AGENT_LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise GuestBusy(f"{session.name} has an agent already") from None
         process = userfault.find_process(session.guest)
         if process is None:
-            afterlife.guest_ended(session, folder, wished=False)
+            _ended(session, folder, wished=False)
             return
         _Agent(session, folder, wishes, process).run()
 
@@ -63,6 +64,8 @@ class _Agent:
         self._endings = Endings(session.guest, uri=session.uri)
         self._undo = Undo.from_json(session.undo)
         self._page = guarded.begin(session, folder, process)
+        self._stopped = 0.0
+        """When the guest last stood still, by time.monotonic()."""
 
     def run(self) -> None:
         session, folder = self._session, self._folder
@@ -89,8 +92,7 @@ class _Agent:
         except Exception:
             if userfault.find_process(session.guest) is not None:
                 raise
-            wished = self._endings.how(_TELLS) is Ending.WISHED
-            afterlife.guest_ended(session, folder, wished=wished)
+            _ended(session, folder, wished=self._endings.how(_TELLS) is Ending.WISHED)
 
     def _tenure(self) -> Tenure:
         session = self._session
@@ -102,6 +104,9 @@ class _Agent:
 
     def _was_given_away(self, tenure: Tenure) -> bool:
         """An agent before us died in the middle of a switch: it is given away, or never will be."""
+        if giving.given(self._folder) is not None:
+            giving.say_again(self._session, self._folder)
+            return True
         if not (self._folder / _SWITCHING).exists():
             return False
         try:
@@ -161,11 +166,14 @@ class _Agent:
             whole=held and not begun and not tenure.acquired,
             alone=self._alone, switching=self._switching,
             go_on=lambda: self._go_on(monitor, capturer),
-            switch=lambda: afterlife.give_away(session, tenure, process),
+            switch=lambda line: giving.give(
+                session, folder, line, tenure=tenure, process=process, stopped=self._stopped
+            ),
             devices=lambda: self._same_devices(monitor),
         )  # fmt: skip
 
     def _still(self, on: bool) -> None:
+        self._stopped = time.monotonic() if on else self._stopped
         # A switch may last: the guard must not take that for hanging.
         switching = (self._folder / _SWITCHING).exists()
         self._page.stopped = boottime() if on and not switching else 0.0
@@ -198,8 +206,17 @@ class _Agent:
         return {
             "guest": session.guest, "name": session.name, "host": session.host,
             "peer": session.peer, "session": session.session, "process": os.getpid(),
-            **self._status.as_json(),
+            "wished": self._wishes.has(Wish.PLANNED), **self._status.as_json(),
         }  # fmt: skip
+
+
+def _ended(session: Session, folder: Path, *, wished: bool) -> None:
+    """Its QEMU is gone. Raises VmckptError."""
+    if giving.given(folder) is None:
+        afterlife.guest_ended(session, folder, wished=wished)
+        return
+    giving.finish(session, folder)
+    afterlife.switched(session, folder)
 
 
 def _devices(monitor: Commands) -> str:

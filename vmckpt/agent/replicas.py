@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import afterlife, chains, guarded, trial_files, writes
+from vmckpt.agent import afterlife, chains, giving, guarded, trial_files, writes
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.agent.replica_backup import PORT
 from vmckpt.agent.talk import Talk
@@ -60,8 +60,8 @@ def _must_be_free(order: ReplicaOrder) -> None:
     session = Session.read(folder_of(order.guest))
     if session is not None and not (folder_of(order.guest) / afterlife.OUTCOME).exists():
         raise BadInput(
-            f"{session.name} is protected already, from or to {order.host}",
-            mend=f"run vmckpt unprotect {session.name} first",
+            f"{session.name} is protected or moves already, from or to {order.host}",
+            mend=f"run vmckpt recover, or vmckpt unprotect {session.name} first",
         )
     shutil.rmtree(folder_of(order.guest), ignore_errors=True)
 
@@ -156,7 +156,7 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
     except BadInput:
         session = None
     if session is None:
-        return {"role": None}
+        return {"role": None, "runs": userfault.find_process(order.guest) is not None}
     told = {
         "role": session.role, "session": session.session, "peer": session.peer,
         "name": session.name, "guest": session.guest, "host": session.host,
@@ -164,6 +164,10 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
     }  # fmt: skip
     with suppress(OSError, ValueError):
         told |= json.loads((folder / afterlife.OUTCOME).read_text())
+    if (noted := giving.given(folder)) is not None:
+        told["given"] = noted
+    if standing.may_have_run(folder):
+        told["ran"] = True
     question = {} if order.wish is None else {"wish": order.wish}
     try:
         return {**told, **control.ask(folder, question), "agent": True}
@@ -192,7 +196,30 @@ def _end(order: ReplicaOrder) -> dict[str, Any]:
         return {"did": []}
     if session.role == "backup":
         return {"did": _end_backup(order, session)}
+    if session.moves:
+        return _end_move(order, session)
     return {"did": _end_primary(order, session)}
+
+
+def _end_move(order: ReplicaOrder, session: Session) -> dict[str, Any]:
+    """End the source's side of a migration: the guest runs on here, unless it was given away.
+
+    Only the source knows that, so it comes first; the standby runs nothing by itself.
+    """
+    folder = folder_of(order.guest)
+    _stop_agent(folder)
+    with giving.without_agent(session, folder):
+        if order.define and order.standby_gone:
+            giving.take_back(folder)
+        if giving.given(folder) is None:
+            return {"did": _end_primary(order, session)}
+        if order.define:
+            return {"did": [], "given": True}
+        # It runs on the target: nothing of it is this host's.
+        giving.finish(session, folder)
+        writes.end_all(session, folder, None)
+        afterlife.forget(session, folder)
+        return {"did": ["removed what was left of the migration"], "given": True}
 
 
 def _known(order: ReplicaOrder) -> bool:

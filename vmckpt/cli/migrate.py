@@ -18,7 +18,7 @@ from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.terms import Wishes
 from vmckpt.model.findings import Severity
 from vmckpt.model.jobs import Outcome
-from vmckpt.model.orders import Mode
+from vmckpt.model.orders import Driver, Mode
 from vmckpt.policy.types import CopyKind, Tls
 from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_rate, show_seconds
 
@@ -38,7 +38,7 @@ def migrate(
     ] = None,
     max_downtime: Annotated[
         Seconds | None,
-        typer.Option(parser=seconds, metavar="TIME", help="Longest pause QEMU may aim for."),
+        typer.Option(parser=seconds, metavar="TIME", help="Longest pause to aim for."),
     ] = None,
     timeout: Annotated[
         Seconds | None,
@@ -72,6 +72,8 @@ def migrate(
         vmckpt migrate web1 --to beta --policy must-finish
 
         vmckpt migrate web1 --to beta --bandwidth 200MiB/s --max-downtime 100ms --timeout 5m
+
+        vmckpt migrate web1 --to beta --mode checkpoint
 
         vmckpt migrate web1 --to beta --dry-run --json
     """
@@ -188,7 +190,8 @@ def _figures(report: MigrationReport) -> None:
     if totals is not None and totals.setup is not None:
         figures.add_row("setup", show_seconds(totals.setup))
     if totals is not None and totals.downtime is not None:
-        figures.add_row("downtime, as QEMU says", show_seconds(totals.downtime))
+        who = "its agents say" if report.driver is Driver.AGENTS else "QEMU says"
+        figures.add_row(f"downtime, as {who}", show_seconds(totals.downtime))
     if report.observed_downtime is not None:
         figures.add_row("blackout, seen from outside", show_seconds(report.observed_downtime))
     _forecast(report, figures)

@@ -90,7 +90,7 @@ def _as_json(made: Plan, source: Host, target: Host) -> dict[str, Any]:
         "mode": str(made.mode),
         "reason": made.reason,
         "post_copy": made.post_copy,
-        "encrypted": made.tls_name is not None,
+        "encrypted": made.tls_name is not None or made.mode is Mode.CHECKPOINT,
         "copied_disks": list(made.copies.disks),
         "facts": None if outlook is None else outlook.facts.as_json(),
         "forecasts": [] if outlook is None else [one.as_json() for one in outlook.forecasts],

@@ -105,8 +105,10 @@ class _Attempt:
                 await around.desk.settle(StepState.UNDONE)
             if around.tracer is not None:
                 around.tracer.end(ending.outcome if ending is not None else Outcome.UNKNOWN)
-        observed = await self._observed(ending)
-        return reporting.carried_out(not_begun, self._plan, ending, observed, troubles)
+        seen = await observed(
+            around, self._guest.name, ending.outcome, ending.began, ending.elapsed
+        )
+        return reporting.carried_out(not_begun, self._plan, ending, seen, troubles)
 
     async def _intend(self, order: MoveOrder) -> None:
         """Nothing is set and ordered before it is written down."""
@@ -189,13 +191,15 @@ class _Attempt:
             return (f"{self._guest.name} may still be defined on the target: {exc}",)
         return ()
 
-    async def _observed(self, ending: Ending) -> Seconds | None:
-        """The blackout that somebody outside saw; None if nobody looked."""
-        outside = self._around.setting.outside
-        if outside is None or ending.outcome is not Outcome.COMPLETED:
-            return None
-        until = Seconds(ending.began + ending.elapsed)
-        return await outside.blackout(self._guest.name, ending.began, until)
+
+async def observed(
+    around: Around, guest: str, outcome: Outcome, began: Seconds, elapsed: Seconds
+) -> Seconds | None:
+    """The blackout that somebody outside saw; None if nobody looked."""
+    outside = around.setting.outside
+    if outside is None or outcome is not Outcome.COMPLETED:
+        return None
+    return await outside.blackout(guest, began, Seconds(began + elapsed))
 
 
 def _text_of(policy: Policy) -> str | None:

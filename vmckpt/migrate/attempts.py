@@ -17,6 +17,7 @@ from vmckpt.migrate.waiting import served
 from vmckpt.model.events import Decided
 from vmckpt.model.guests import Guest
 from vmckpt.model.jobs import Decision, Outcome
+from vmckpt.model.orders import Mode
 from vmckpt.policy.types import OnFailure, Policy, Retries
 from vmckpt.units import Seconds, show_seconds
 
@@ -85,7 +86,13 @@ class Attempts:
         if plan.outlook is not None:
             recorder.forecast(plan.outlook.as_json(plan.mode))
         await self._own(guest)
-        return replace(await attempt.run(plan, self._around), job=recorder.id, attempts=number)
+        carry_out = attempt.run
+        if plan.mode is Mode.CHECKPOINT:
+            # Only who moves a guest so pays for what it needs.
+            from vmckpt.migrate import checkpointed  # noqa: PLC0415
+
+            carry_out = checkpointed.run
+        return replace(await carry_out(plan, self._around), job=recorder.id, attempts=number)
 
     async def _own(self, guest: Guest) -> None:
         """From here on nobody else may act on the guest. Raises GuestBusy.

@@ -14,9 +14,14 @@ from vmckpt.migrate import attempt
 from vmckpt.migrate.steps import Step
 from vmckpt.migrate.wishes import NO_WAY_BACK
 from vmckpt.model.jobs import JobPhase
+from vmckpt.model.orders import Mode
 from vmckpt.model.ports import Mover
 from vmckpt.units import BytesPerSecond, Seconds
 
+BY_AGENTS = (
+    "its controller has ended, and nobody says when to switch: vmckpt recover lets the guest"
+    " stay, or finishes it if it has gone over"
+)
 _PUT_BACK = {RequestKind.BANDWIDTH: Step.BANDWIDTH, RequestKind.PAUSE: Step.PAUSE}
 
 
@@ -33,6 +38,8 @@ async def act(
     """
     if operation.guest_uuid is None:
         raise BadInput(f"{operation.id} had not begun to move {operation.guest}")
+    if operation.mode == Mode.CHECKPOINT:
+        return Answer(ok=False, text=BY_AGENTS)
     source = inventory.host(operation.source or "")
     target = inventory.host(operation.target or "")
     async with Hypervisor(source) as here, Hypervisor(target) as there:

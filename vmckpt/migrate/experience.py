@@ -7,6 +7,7 @@ from vmckpt.journal.history import PastMove
 from vmckpt.migrate.forecast import Range
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.measured import LinkSeen
+from vmckpt.model.orders import Mode
 from vmckpt.units import MIB, show_rate, show_seconds
 
 # One stream of QEMU keeps a CPU busy on each side. Measured over an unlimited link, QEMU 7.2 with
@@ -29,8 +30,9 @@ _FILLS = 0.7
 
 
 def _completed(past: Sequence[PastMove]) -> list[PastMove]:
-    """The latest moves that went to their end, as many as count."""
-    return [one for one in past if one.outcome == Outcome.COMPLETED][:_ENOUGH]
+    """The latest moves by QEMU that went to their end, as many as count."""
+    ended = [one for one in past if one.outcome == Outcome.COMPLETED]
+    return [one for one in ended if one.mode != Mode.CHECKPOINT][:_ENOUGH]
 
 
 def _sending(move: PastMove) -> float | None:

@@ -18,7 +18,7 @@ from vmckpt.model.guests import Guest
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.orders import Mode
 from vmckpt.policy.types import Policy
-from vmckpt.units import Bytes, Seconds
+from vmckpt.units import Bytes, Seconds, show_seconds
 
 _ALL = (Mode.PRECOPY, Mode.HYBRID, Mode.POSTCOPY, Mode.STOP_AND_COPY)
 
@@ -76,6 +76,11 @@ def mode_of(policy: Policy, outlook: Outlook | None, *, post_copy: bool) -> tupl
     if policy.mode is Mode.AUTO and outlook is not None:
         return choosing.choose(outlook.forecasts, policy, post_copy_possible=post_copy)
     mode = terms.plain_choice(policy, post_copy=post_copy)
+    if mode is Mode.CHECKPOINT:
+        return mode, (
+            "the policy sets it: a copy while the guest runs, then epochs until the last one is"
+            f" expected to take no more than {show_seconds(policy.limits.max_downtime)}"
+        )
     if mode is policy.mode:
         return mode, "the policy sets it"
     if policy.mode is Mode.AUTO:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vmckpt.errors import BadInput
 from vmckpt.migrate import terms, trace
 from vmckpt.migrate.converge import Terms, time_limit
 from vmckpt.migrate.replay import Replayed, replay
@@ -48,7 +49,12 @@ def _finite(result: Replayed) -> dict[str, Any]:
 
 
 def replayed(path: Path, policy: Policy) -> ReplayReport:
-    """Raises BadInput if the file is no trace."""
+    """Raises BadInput if the file is no trace, or the policy is not about such migrations."""
+    if policy.mode is Mode.CHECKPOINT:
+        raise BadInput(
+            f"policy {policy.name} moves guests by epochs, which no recorded migration had",
+            mend="choose another policy or --mode",
+        )
     return under(policy, trace.read(path))
 
 

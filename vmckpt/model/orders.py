@@ -16,6 +16,8 @@ class Driver(StrEnum):
     """The source's libvirtd: it goes on when the controller dies."""
     CLIENT = "client-driven"
     """The controller: it ends when the controller dies; before post-copy without harm."""
+    AGENTS = "by agents"
+    """Agents on both hosts, as for a protection; the controller says when to switch."""
 
 
 class Mode(StrEnum):
@@ -31,6 +33,8 @@ class Mode(StrEnum):
     """Pre-copy, and post-copy from the point where the policy's rules say so."""
     STOP_AND_COPY = "stop-and-copy"
     """The guest stands still while its memory is copied."""
+    CHECKPOINT = "checkpoint"
+    """Epochs, as of a protection, until the last one is small enough; not by libvirt."""
 
     @property
     def may_switch_early(self) -> bool:

@@ -20,7 +20,11 @@ from vmckpt.units import show_seconds
 
 Keys = tuple[str | int, ...]
 
-_NO_POSTCOPY = (Mode.PRECOPY, Mode.STOP_AND_COPY)
+_NO_POSTCOPY = (Mode.PRECOPY, Mode.STOP_AND_COPY, Mode.CHECKPOINT)
+_QEMUS = (
+    "transport.connections", "transport.zero_copy", "transport.compression",
+    "transport.compression_level",
+)  # fmt: skip
 _HIGHEST_LEVEL = {Compression.MT: 9, Compression.ZLIB: 9, Compression.ZSTD: 20}
 
 _AT_LEAST = (
@@ -59,6 +63,16 @@ def _mode(policy: Policy) -> Iterator[Complaint]:
                 )
 
 
+def _by_epochs(policy: Policy) -> Iterator[Complaint]:
+    if policy.mode is not Mode.CHECKPOINT:
+        return
+    given = dict(policy.given)
+    for key in _QEMUS:
+        if key in given:
+            why = "differences are sent, packed, over one encrypted line"
+            yield Complaint(tuple(key.split(".")), f"{key} has no effect in mode checkpoint: {why}")
+
+
 def _rules(policy: Policy) -> Iterator[Complaint]:
     names: set[str] = set()
     for number, rule in enumerate(policy.rules):
@@ -74,6 +88,8 @@ def _rules(policy: Policy) -> Iterator[Complaint]:
 
 
 def _wrong_in_mode(policy: Policy, rule: Rule) -> str | None:
+    if policy.mode is Mode.CHECKPOINT:
+        return "rules are about QEMU's migrations, and mode checkpoint is none; take them out"
     if policy.mode is Mode.STOP_AND_COPY and not isinstance(rule.do, GiveUp):
         return "the guest stands still already in mode stop-and-copy; only abort makes sense"
     if policy.mode in _NO_POSTCOPY and isinstance(rule.do, StartPostcopy):
@@ -198,5 +214,5 @@ def _snapshots(policy: Policy) -> Iterator[Complaint]:
 
 
 _CHECKS = (
-    _mode, _rules, _never_acts, _limits, _retries, _transport, _storage, _snapshots,
+    _mode, _by_epochs, _rules, _never_acts, _limits, _retries, _transport, _storage, _snapshots,
 )  # fmt: skip

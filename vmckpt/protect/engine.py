@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 from xml.etree import ElementTree as ET
@@ -17,7 +18,6 @@ from vmckpt.agent import agents
 from vmckpt.errors import BadInput, Cancelled, VmckptError
 from vmckpt.hypervisor import facts, guests, image_users
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.recording import recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
@@ -43,6 +43,7 @@ _PATIENCE = 15.0
 _READY = "protecting"
 _MARGIN = 0.2
 """Of the lease's lifetime: the holder ends that much earlier, and others begin that much later."""
+_NONE, _NOTHING = Taking(), MappingProxyType(dict[str, str]())
 Told = Callable[[dict[str, Any]], None]
 """Is told how far the first copy is."""
 
@@ -71,7 +72,7 @@ async def protect(
         raise BadInput(f"{request.guest} does not run on {setting.primary.name}")
     looked = await asking.order(setting.primary, guest.uuid, "look")
     taking = await _taking(setting, request, guest, looked)
-    found = preflight.check(await _seen(setting, request, guest, looked, taking))
+    found = preflight.check(await seen(setting, request, guest, looked, taking))
     found = sorted([*taking.findings, *found], key=lambda one: one.severity is not Severity.BLOCKER)
     plan = Protected(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name, session="",
@@ -85,9 +86,9 @@ async def protect(
         target=setting.backup.name, detail={"automatic": request.automatic},
     )  # fmt: skip
     async with recorded(new, guest.uuid, caller.warn) as recorder:
-        beginning = _Beginning(
+        beginning = Beginning(
             setting, request, guest, looked=looked, taken=taking.images, caller=caller,
-            recorder=recorder,
+            desk=JournalDesk(recorder),
         )  # fmt: skip
         status = await beginning.run(told)
         recorder.update(phase=_READY)
@@ -125,9 +126,11 @@ def _replicated(looked: dict[str, Any]) -> list[dict[str, Any]]:
     return [disk for disk in looked["disks"] if not disk["read_only"] and disk["source"]]
 
 
-async def _seen(
-    setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any], taking: Taking
-) -> Seen:
+async def seen(
+    setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any],
+    taking: Taking = _NONE,
+) -> Seen:  # fmt: skip
+    """What preflight wants to know. Raises VmckptError."""
     async with Hypervisor(setting.primary) as one, Hypervisor(setting.backup) as other:
         ours, theirs, room = await asyncio.gather(
             facts.host_facts(one),
@@ -154,23 +157,37 @@ def _folder(setting: Setting, request: ProtectRequest) -> str:
     return request.storage or (storage[-1] if storage else setting.backup.agent_state)
 
 
-class _Beginning:
-    """One protection that is being begun."""
+class Beginning:
+    """One protection that is being begun, or a migration that is carried out as one."""
 
     def __init__(
         self, setting: Setting, request: ProtectRequest, guest: Guest, *, looked: dict[str, Any],
-        taken: Mapping[str, str], caller: Caller, recorder: Recorder,
+        caller: Caller, desk: JournalDesk, taken: Mapping[str, str] = _NOTHING,
     ) -> None:  # fmt: skip
+        """`taken`: images that are on the backup and become its standby's, by their disks."""
         self._setting, self._request, self._guest = setting, request, guest
         self._looked, self._taken, self._caller = looked, taken, caller
-        self._desk = JournalDesk(recorder)
+        self._desk = desk
         self.session = secrets.token_hex(16)
-        self._disks = _replicated(looked)
-        made = _images(self._disks, setting.backup, request.storage, guest.name, self.session)
+        shared = self._shared()
+        self._disks = [disk for disk in _replicated(looked) if disk["name"] not in shared]
+        made = request.move.images if request.move is not None else _images(
+            self._disks, setting.backup, request.storage, guest.name, self.session
+        )  # fmt: skip
         self._images = {**made, **taken}
 
     async def run(self, told: Told) -> dict[str, Any]:
         """The primary's status once the standby is ready. Raises VmckptError: nothing is left."""
+        await self.intend()
+        try:
+            await self.start()
+            return await self._until_ready(told)
+        except BaseException as exc:
+            await asyncio.shield(self._undo(exc))
+            raise
+
+    async def intend(self) -> None:
+        """Write down what is about to be done. Raises JournalError, LeaseLost."""
         setting = self._setting
         meant = {
             "session": self.session, "primary": setting.primary.name,
@@ -182,14 +199,9 @@ class _Beginning:
             },
         }  # fmt: skip
         await self._desk.intend(Step.PROTECT, meant)
-        try:
-            await self._start()
-            return await self._until_ready(told)
-        except BaseException as exc:
-            await asyncio.shield(self._undo(exc))
-            raise
 
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        """Make the standby, and start both agents. Raises VmckptError: some of it may be there."""
         setting, uuid = self._setting, self._guest.uuid
         if self._request.earlier is not None:
             await self._clear(self._request.earlier)
@@ -200,8 +212,8 @@ class _Beginning:
         lease = await asyncio.to_thread(self._lease)
         backup = self._made("backup", lease, theirs, port=0)
         stood = await asking.order(
-            setting.backup, uuid, "stand", session=asdict(backup), xml=self._looked["xml"],
-            peer=ours["certificate"],
+            setting.backup, uuid, "stand", session=asdict(backup), peer=ours["certificate"],
+            xml=standby_xml.with_owners_kept(self._looked["xml"], self._shared()),
         )  # fmt: skip
         primary = self._made("primary", lease, ours, port=int(stood["port"]))
         await asking.order(
@@ -214,6 +226,15 @@ class _Beginning:
             self._setting.backup, self._guest.uuid, "end", owner=earlier.session, define=False,
             state=ending.kept_in(self._setting.backup, self._guest.uuid),
         )  # fmt: skip
+
+    def _shared(self) -> dict[str, str]:
+        """Images that are not copied because both hosts see them, by their disks' names."""
+        move = self._request.move
+        if move is None:
+            return {}
+        written = _replicated(self._looked)
+        named = {disk["name"]: disk["source"] for disk in written}
+        return {name: path for name, path in named.items() if name not in move.images}
 
     def _lease(self) -> Lease | None:
         if self._setting.lease is None or not self._request.automatic:
@@ -232,9 +253,11 @@ class _Beginning:
         if role == "backup":
             here, there = there, here
         definition, autostart = looked["definition"], looked["autostart"]
-        disks, images = self._disks, self._images
-        if role == "backup":
+        disks, images, shared, move = self._disks, self._images, self._shared(), self._request.move
+        if role == "backup" and (definition or move is None):
             definition = standby_xml.clean(definition or looked["xml"], images)
+        # What a guest sends that moves need not wait: nothing but the last epoch ever runs.
+        cards = () if move is not None and role == "primary" else tuple(looked["cards"])
         return Session(
             role=role, session=self.session, guest=self._guest.uuid, name=self._guest.name,
             host=here.name, peer=there.name, uri=agents.LIBVIRT,
@@ -249,10 +272,12 @@ class _Beginning:
                 for disk in disks
             ),
             address=_address(setting.backup), port=port, owner=tuple(told["owner"]),
-            cards=tuple(looked["cards"]), undo=looked["undo"], definition=definition,
+            cards=cards, undo=looked["undo"], definition=definition, moves=move is not None,
             state=ending.kept_in(here, self._guest.uuid),
             extra={
                 "autostart": autostart,
+                "shared": [one["source"] for one in looked["disks"]
+                           if one["name"] in shared and one["kind"] == "file"],
                 "nodes": {disk["name"]: disk["node"] for disk in disks},
             },
         )  # fmt: skip
@@ -303,6 +328,7 @@ def _terms(request: ProtectRequest) -> Terms:
     return Terms(
         interval=terms.interval, automatic=request.automatic, slowdown=terms.slowdown,
         max_pause=terms.max_pause, hold=terms.hold,
+        bandwidth=None if request.move is None else request.move.bandwidth,
     )  # fmt: skip
 
 

@@ -53,6 +53,13 @@ def check(seen: Seen) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.severity is not Severity.BLOCKER)
 
 
+def check_move(seen: Seen) -> list[Finding]:
+    """The same for a guest that is to be moved by epochs; what any migration is checked for is not
+    looked at. `seen.disks`: those that are copied; `seen.max_pause`: the downtime allowed."""
+    found = [*_same_qemu(seen), *_memory(seen), *_devices(seen), *_disks(seen)]
+    return [finding for finding in found if finding.severity is Severity.BLOCKER]
+
+
 def _place(seen: Seen) -> Iterator[Finding]:
     if seen.primary == seen.backup:
         yield _blocker("same-host", seen.guest, "a standby on its own host protects nothing",
@@ -62,6 +69,10 @@ def _place(seen: Seen) -> Iterator[Finding]:
             "name-taken", seen.backup, f"{seen.backup} has a guest {seen.guest} already",
             f"undefine it there: virsh undefine {seen.guest}",
         )  # fmt: skip
+    yield from _same_qemu(seen)
+
+
+def _same_qemu(seen: Seen) -> Iterator[Finding]:
     ours, theirs = seen.qemu.split(".")[:2], seen.backup_facts.qemu_version.split(".")[:2]
     if ours != theirs:
         yield _blocker(
@@ -100,7 +111,7 @@ def _memory(seen: Seen) -> Iterator[Finding]:
             "pause-long", seen.guest,
             f"comparing {show_bytes(whole)} takes about {show_seconds(pause)} in every epoch, and"
             f" {show_seconds(seen.max_pause)} is allowed",
-            "allow more with max_pause, or give the guest less memory",
+            "allow a longer pause, or give the guest less memory",
         )  # fmt: skip
 
 

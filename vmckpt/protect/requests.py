@@ -1,12 +1,23 @@
 """What is asked of a protection, and what came of it."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from vmckpt.model.findings import Finding
 from vmckpt.policy.protection import Failover, Protection
 from vmckpt.protect.reversing import Earlier
-from vmckpt.units import Seconds
+from vmckpt.units import BytesPerSecond, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """It is a migration: the guest goes over with an epoch, and is protected no more."""
+
+    images: Mapping[str, str]
+    """Where the images of disks that are copied are to be there, by their names in the guest; both
+    hosts see the others."""
+    bandwidth: BytesPerSecond | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +35,7 @@ class ProtectRequest:
     """The standby is to lie on the images that the guest had there."""
     earlier: Earlier | None = None
     """What is known of those."""
+    move: Move | None = None
 
     @property
     def automatic(self) -> bool:

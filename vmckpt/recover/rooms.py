@@ -7,6 +7,7 @@ from vmckpt.journal.unattended import Unattended
 from vmckpt.migrate import settling as moves
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
+from vmckpt.protect.steps import Step
 from vmckpt.snapshot import preparing
 from vmckpt.snapshot import settling as snapshots
 from vmckpt.snapshot.settling_guard import settle_guard, settle_proof
@@ -27,8 +28,19 @@ async def _settle_protection(case: Unattended, policies: Sequence[Policy]) -> Se
     return await protections.settle(case, policies)
 
 
+async def _settle_move(case: Unattended, policies: Sequence[Policy]) -> Settled:
+    """Whoever drove it: libvirt, or agents as those of a protection."""
+    if not any(step.name == Step.PROTECT for step in case.steps):
+        return await moves.settle(case, policies)
+    from vmckpt.protect import settling_move  # noqa: PLC0415
+
+    if settling_move.begun(case.steps) is None:
+        return await moves.settle(case, policies)
+    return await settling_move.settle(case, policies)
+
+
 ROOMS: Mapping[str, Room] = {
-    "migrate": moves.settle,
+    "migrate": _settle_move,
     "resume": moves.settle,
     "snapshot": snapshots.settle,
     "restore": snapshots.settle_restore,

@@ -56,6 +56,8 @@ class Ours:
     """For how long nothing had come from the primary."""
     clock: Seconds | None = None
     """How far the guest's clock is to be ahead of the host's; None: nobody can set it."""
+    line: Line | None = None
+    """To the primary, which may want to hear of it."""
 
 
 class Backup:
@@ -227,7 +229,7 @@ class Backup:
             committed=self._stage.committed, silent=self._silent(),
             has_lease=self._session.lease is not None, automatic=self._session.terms.automatic,
             person=self._wishes.has(Wish.FAILOVER), final=self._final,
-            handed_over=self._handed_over,
+            handed_over=self._handed_over, moves=self._session.moves,
         )  # fmt: skip
         decision = takeover.decide(seen, patience=self._claim.patience)
         if decision.step is Step.RUN:
@@ -244,4 +246,4 @@ class Backup:
     def _taken(self, why: str, seen: Seen) -> Ours:
         ahead = self._peer.get("clock_ahead_s")
         clock = Seconds(ahead) if isinstance(ahead, int | float) else None
-        return Ours(why, time.monotonic(), seen.silent, clock)
+        return Ours(why, time.monotonic(), seen.silent, clock, self._newest)

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from vmckpt.errors import BadInput
 from vmckpt.lease import terms as lease_terms
-from vmckpt.units import Seconds
+from vmckpt.units import BytesPerSecond, Seconds
 
 ROOT = Path("/dev/shm/vmckpt-replica")
 _FILE = "session.json"
@@ -67,6 +67,8 @@ class Terms:
     max_pause: Seconds = Seconds(0.5)
     hold: Seconds = Seconds(5.0)
     """For so long output waits for a backup that is gone, before the guest goes on without it."""
+    bandwidth: BytesPerSecond | None = None
+    """Most that may be sent in a second, but for the last epoch of a switch; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,8 @@ class Session:
     stored once the guest runs there."""
     state: str = ""
     """Backup: a folder on disk for epochs' writes."""
+    moves: bool = False
+    """It is a migration: it ends with the switch, before which nobody may take over."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:

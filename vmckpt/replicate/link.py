@@ -34,6 +34,8 @@ _CHUNK = 256 << 10
 _WAITING = 8
 """Messages that were received and not taken yet: a slow taker slows the sender."""
 _TURN = 0.5
+_HANDSHAKE = 3.0
+"""A busy host takes its time; whoever else calls waits meanwhile."""
 # The kernel gives a connection up if the other end acknowledges nothing for so long.
 _SILENT_MS = 5000
 
@@ -92,13 +94,13 @@ def connect(folder: Path, address: tuple[str, int], *, limit: Seconds) -> ssl.SS
 
 
 def accept(folder: Path, server: socket.socket, *, limit: Seconds) -> ssl.SSLSocket | None:
-    """The next one who shows the right certificate; None if nobody did in that time."""
+    """The next one who shows the right certificate; None if nobody came in that time."""
     server.settimeout(limit)
     try:
         plain, _ = server.accept()
     except TimeoutError:
         return None
-    plain.settimeout(limit)
+    plain.settimeout(_HANDSHAKE)
     try:
         return _wrapped(plain, _context(folder, ssl.PROTOCOL_TLS_SERVER), folder, server=True)
     except OSError:

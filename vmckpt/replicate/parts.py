@@ -11,6 +11,7 @@ from vmckpt.replicate.capture import Epoch
 from vmckpt.replicate.diskcompare import Readable
 from vmckpt.replicate.diskepochs import WriteLog
 from vmckpt.replicate.finder import Changed, CompareFinder
+from vmckpt.replicate.link import Line
 from vmckpt.replicate.memory import Memory
 from vmckpt.replicate.status import PrimaryStatus
 from vmckpt.replicate.tenure import Tenure
@@ -61,8 +62,8 @@ class Parts:
     """Note for the agents after us that the standby is worth nothing, or is again."""
     switching: Callable[[], None]
     """Note that the guest stands still from now on for a switch."""
-    switch: Callable[[], None]
-    """The guest stands still and the backup has all of it: give it away for good."""
+    switch: Callable[[Line], None]
+    """The guest stands still and the backup has all of it: give it away for good, and say so."""
     go_on: Callable[[], None]
     """A switch came to nothing: the guest goes on, if it stands still for it."""
     devices: Callable[[], bool]

@@ -161,7 +161,8 @@ class Primary:
         if welcome.committed == 0:
             self._begin_anew()
         left = parts.memory.compare(line)
-        sender = Sender(line, parts.memory.last, parts.logs, parts.memory.stale)
+        limit = self._session.terms.bandwidth
+        sender = Sender(line, parts.memory.last, parts.logs, parts.memory.stale, limit)
         if welcome.committed == 0:
             self._first_copy.run(line, sender, left)
         if changed := parts.capturer.begin():
@@ -179,10 +180,10 @@ class Primary:
                 continue
             if final:
                 parts.switching()
+                sender.bandwidth = None  # the guest stands still for it
             self._cycle(line, sender, final=final)
             if final:
-                parts.switch()
-                line.send(End(why="switched"))
+                parts.switch(line)
                 raise Switched
         line.send(End(why="the protection has ended"))
 

@@ -14,6 +14,7 @@ from vmckpt.replicate.finder import Changed, Pages
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.wire import Pages as PagesMessage
 from vmckpt.replicate.wire import Part, Seal, State, Tally, Writes
+from vmckpt.units import BytesPerSecond
 
 _MOST_PAGES = 2048
 """In one message: 8 MiB before they are packed."""
@@ -25,9 +26,14 @@ class Sender:
     the backup has; they are sent whole, and known then."""
 
     def __init__(
-        self, line: Line, last: Sequence[Mapping], logs: Sequence[WriteLog], stale: Sequence[Flags]
-    ) -> None:
+        self, line: Line, last: Sequence[Mapping], logs: Sequence[WriteLog],
+        stale: Sequence[Flags], bandwidth: BytesPerSecond | None = None,
+    ) -> None:  # fmt: skip
         self._line, self._last, self._logs, self._stale = line, last, logs, stale
+        self.bandwidth = bandwidth
+        """Most that may be sent in a second; None: no limit."""
+        self._free = 0.0
+        """When the next part may be sent."""
         self._packer = zstandard.ZstdCompressor(level=_LEVEL)
         self._tally = Tally()
 
@@ -68,7 +74,12 @@ class Sender:
     def _part(self, part: Part) -> None:
         if part.epoch:
             self._tally.add(part)
+        before = self._line.sent
         self._line.send(part)
+        if self.bandwidth is not None:
+            now = time.monotonic()
+            self._free = max(self._free, now) + (self._line.sent - before) / self.bandwidth
+            time.sleep(max(0.0, self._free - now))
 
 
 def _pieces(

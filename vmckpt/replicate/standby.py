@@ -7,6 +7,7 @@ loaded the guest runs from the last committed epoch. QEMU can be given that only
 import os
 import select
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -123,8 +124,9 @@ class Standby:
             os.close(self._feed)
             self._feed = -1
 
-    def run(self, state: bytes) -> dict[str, Seconds]:
-        """Load device state and let the guest run: what each step took.
+    def run(self, state: bytes, beginning: Callable[[], None] = lambda: None) -> dict[str, Seconds]:
+        """Load device state and let the guest run: what each step took. `beginning` is called when
+        it has all and does not run yet.
 
         All of the epoch must be in memory and on disks. Raises HypervisorError, CaptureFailed.
         """
@@ -137,6 +139,7 @@ class Standby:
         marks.append(("disks", time.monotonic()))
         self.load(state)
         marks.append(("load", time.monotonic()))
+        beginning()
         go_on(monitor)
         marks.append(("run", time.monotonic()))
         return {after[0]: Seconds(after[1] - before[1]) for before, after in pairwise(marks)}
@@ -194,7 +197,9 @@ def announce(monitor: Monitor, cards: list[str]) -> None:
 
 
 def settle(monitor: Monitor, xml: str, *, autostart: bool = False) -> None:
-    """libvirt describes the guest as an ordinary one, which it is now. Raises HypervisorError."""
-    libvirt_side.define(xml, host=monitor.host, uri=monitor.uri, autostart=autostart)
+    """libvirt describes the guest as an ordinary one, which it is now; `xml`: what is stored of it,
+    empty: nothing. Raises HypervisorError."""
+    if xml:
+        libvirt_side.define(xml, host=monitor.host, uri=monitor.uri, autostart=autostart)
     libvirt_side.links_up(monitor, standby_xml.plugged(monitor.described()))
     libvirt_side.forget_mark(monitor, standby_xml.MARK)

@@ -1,6 +1,6 @@
 """How a standby is described to libvirt, and the guest that it becomes. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
@@ -78,6 +78,23 @@ def place(root: ET.Element, images: Mapping[str, str]) -> None:
         source.set("file", images[name])
         for node in disk.findall("backingStore"):
             disk.remove(node)
+
+
+def with_owners_kept(xml: str, shared: Collection[str]) -> str:
+    """libvirt leaves the owners of these disks' images alone, by their names in the guest: another
+    host's QEMU uses them, and opens them again for each epoch."""
+    if not shared:
+        return xml
+    root = parse.tree(xml, "domain")
+    for disk in root.findall("devices/disk[@type='file']"):
+        target, source = disk.find("target"), disk.find("source")
+        if target is None or source is None or target.get("dev") not in shared:
+            continue
+        for label in source.findall("seclabel[@model='dac']"):
+            source.remove(label)
+        ET.SubElement(source, "seclabel", {"model": "dac", "relabel": "no"})
+    ET.register_namespace("qemu", QEMU)
+    return ET.tostring(root, encoding="unicode")
 
 
 def plugged(xml: str) -> list[str]:

@@ -16,7 +16,7 @@ from vmckpt.replicate.facts import Disk, Session
 
 _WAITS = "inmigrate"
 _MADE = "vmckpt-standby"
-_OURS = "ours"
+_OURS, _RAN = "ours", "ran"
 
 
 def make(session: Session, xml: str) -> None:
@@ -89,6 +89,16 @@ def adopt(session: Session, folder: Path) -> None:
 def is_ours(folder: Path) -> bool:
     """Whether the guest runs here, or was to."""
     return (folder / _OURS).exists()
+
+
+def note_run(folder: Path) -> None:
+    """Right before its CPUs are started."""
+    (folder / _RAN).touch()
+
+
+def may_have_run(folder: Path) -> bool:
+    """Whether the guest was let run here, or was about to be."""
+    return (folder / _RAN).exists()
 
 
 def waits(session: Session) -> bool:

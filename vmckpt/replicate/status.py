@@ -18,6 +18,7 @@ from vmckpt.units import Seconds
 
 _KEPT = 600
 """Epochs that medians are made of."""
+_RECENT = 5
 
 
 class Phase(StrEnum):
@@ -45,6 +46,8 @@ class PrimaryStatus:
         self._peer: dict[str, Any] = {}
         self._pauses: deque[float] = deque(maxlen=_KEPT)
         self._cycles: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self._sent = 0
+        """Over lines that were cut."""
         self._worst_lag = 0.0
         self._taken: float | None = None
         self._paused = 0.0
@@ -62,6 +65,7 @@ class PrimaryStatus:
     def cut(self, why: str) -> None:
         if self._line is not None:
             self._heard = max(self._heard, self._line.heard)
+            self._sent += self._line.sent
             self._line = None
         self.say(why)
 
@@ -143,7 +147,7 @@ class PrimaryStatus:
     def as_json(self) -> dict[str, Any]:
         """For a person or program."""
         with self._lock:
-            now = self._clock()
+            now, line = self._clock(), self._line
             lag = None if self._taken is None else now - self._taken
             told: dict[str, Any] = {
                 "role": "primary", "phase": str(self._phase), **self._told,
@@ -151,6 +155,7 @@ class PrimaryStatus:
                 "guest_stood_still_s": self._paused, "protected_for_s": now - self._began,
                 **_clock(self._clock_told, self._paused),
                 "standby": self._peer or None,
+                "sent": self._sent + (0 if line is None else line.sent),
             }  # fmt: skip
             if self._cycles:
                 keys = self._cycles[-1].keys()
@@ -158,6 +163,10 @@ class PrimaryStatus:
                     key: median(one.get(key, 0) for one in self._cycles) for key in keys
                 }
                 told["last"] = self._cycles[-1]
+                told["recent"] = [
+                    {key: one[key] for key in ("pause_s", "busy_s")}
+                    for one in list(self._cycles)[-_RECENT:]
+                ]
                 pauses = sorted(one["pause_s"] for one in self._cycles)
                 told["pause_p99_s"] = pauses[int(0.99 * (len(pauses) - 1))]
             return told

@@ -1,0 +1,68 @@
+"""Who puts a migration in order: whoever drove it."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from vmckpt.errors import BadInput
+from vmckpt.journal.records import RequestKind, StepState, StoredStep
+from vmckpt.journal.unattended import Unattended
+from vmckpt.migrate import direct_control
+from vmckpt.migrate import settling as moves
+from vmckpt.model.recovery import Settled
+from vmckpt.protect import settling_move
+from vmckpt.recover.rooms import ROOMS
+
+
+def step(name: str, state: StepState = StepState.INTENDED) -> StoredStep:
+    return StoredStep(
+        seq=1, name=name, intent={}, state=state, result=None, began_at=0.0, ended_at=None
+    )
+
+
+def case(*steps: StoredStep) -> Unattended:
+    return Unattended(
+        inventory=cast("Any", None), operation=cast("Any", None), steps=steps, recorder=None,
+        caller=cast("Any", None), adopt=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("steps", "who"),
+    [
+        ((), "libvirt"),
+        ((step("set-limits"), step("move")), "libvirt"),
+        ((step("protect"),), "agents"),
+        ((step("protect", StepState.UNDONE),), "libvirt"),
+        ((step("protect", StepState.UNDONE), step("protect")), "agents"),
+    ],
+)
+async def test_a_move_is_settled_by_whoever_drove_it(
+    monkeypatch: pytest.MonkeyPatch, steps: tuple[StoredStep, ...], who: str
+) -> None:
+    def told(what: str) -> Any:
+        async def settle(*_: object) -> Settled:
+            return Settled(truth=what, outcome=None)
+
+        return settle
+
+    monkeypatch.setattr(moves, "settle", told("libvirt"))
+    monkeypatch.setattr(settling_move, "settle", told("agents"))
+    assert (await ROOMS["migrate"](case(*steps), ())).truth == who
+
+
+async def test_without_its_controller_agents_cannot_be_told_anything_but_by_recovery() -> None:
+    operation = SimpleNamespace(
+        id="m-1", guest="web1", guest_uuid="u-1", mode="checkpoint", source="alpha", target="beta"
+    )
+    told = await direct_control.act(
+        cast("Any", None), cast("Any", operation), RequestKind.CANCEL, {}, cast("Any", None)
+    )
+    assert not told.ok
+    assert "vmckpt recover" in told.text
+    operation.guest_uuid = None
+    with pytest.raises(BadInput):
+        await direct_control.act(
+            cast("Any", None), cast("Any", operation), RequestKind.CANCEL, {}, cast("Any", None)
+        )

@@ -1,0 +1,162 @@
+"""How a guest that stands still becomes the other host's for good.
+
+Of a protection QEMU is ended first, once the lease says so. Of a migration a file says so: once it
+is there no agent lets the guest run here again, and only then the other host is told. QEMU stands
+as it does after any migration, with its disks given up, until the guest is known to run there (so
+nobody waits for its end), or never to have run there: then the controller takes it back.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from vmckpt.agent import afterlife
+from vmckpt.checkpoint import userfault
+from vmckpt.errors import HypervisorError, RemoteError, VmckptError
+from vmckpt.hypervisor import library
+from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.replicate import link
+from vmckpt.replicate.facts import Session
+from vmckpt.replicate.link import Cut, Line
+from vmckpt.replicate.tenure import Tenure
+from vmckpt.replicate.wire import End, WireError
+from vmckpt.units import Seconds
+
+AGENT_LOCK = "agent.lock"
+_GIVEN = "given.json"
+_TOKEN = 1
+"""Of a session without a lease."""
+_ARRIVES = Seconds(10.0)
+_CONNECT = Seconds(1.0)
+_LETS_GO = Seconds(10.0)
+_LOCKS = Seconds(5.0)
+_TURN = Seconds(0.05)
+
+
+def give(
+    session: Session, folder: Path, line: Line, *, tenure: Tenure, process: int, stopped: float
+) -> None:
+    """The guest has stood still since `stopped`, and the backup has all of it.
+
+    Raises VmckptError, OSError: it is not given away. A migration raises nothing once it is.
+    """
+    if not session.moves:
+        afterlife.give_away(session, tenure, process)
+        line.send(End(why="switched"))
+        return
+    _note(session, folder, stopped)
+    give_up = time.monotonic() + _ARRIVES
+    try:
+        runs = _said(line, give_up)
+    except (Cut, WireError):
+        runs = _say_again(session, folder, give_up)
+    if runs:
+        with suppress(VmckptError):  # who ends it does it again
+            finish(session, folder)
+
+
+def say_again(session: Session, folder: Path) -> None:
+    """An agent before us gave it away, and may not have been heard."""
+    if _say_again(session, folder, time.monotonic() + _ARRIVES):
+        finish(session, folder)
+
+
+def _said(line: Line, give_up: float) -> bool:
+    """Say that the guest is the target's; whether it runs there. Raises Cut, WireError."""
+    line.send(End(why="switched"))
+    while time.monotonic() < give_up:
+        if isinstance(line.receive(_TURN), End):
+            return True
+    return False
+
+
+def _say_again(session: Session, folder: Path, give_up: float) -> bool:
+    """Over lines of its own, without a hello: who says hello may yet go on."""
+    while time.monotonic() < give_up:
+        with suppress(OSError, VmckptError):
+            made = link.connect(folder, (session.address, session.port), limit=_CONNECT)
+            with Line(made, lambda: _TOKEN) as line:
+                return _said(line, give_up)
+        time.sleep(_TURN)
+    return False
+
+
+def given(folder: Path) -> dict[str, Any] | None:
+    """What was noted when the guest was given away; None: it was not."""
+    try:
+        return dict(json.loads((folder / _GIVEN).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def take_back(folder: Path) -> None:
+    """The other host had it and will never run it: it may run here again."""
+    (folder / _GIVEN).unlink(missing_ok=True)
+
+
+def finish(session: Session, folder: Path) -> None:
+    """End what is left of a guest that was given away; may be repeated. Raises VmckptError."""
+    process = userfault.find_process(session.guest)
+    if process is not None:
+        afterlife.kill(process)
+    noted = given(folder) or {}
+    _wait_for_libvirt(session)
+    for path, owner in dict(noted.get("owners") or {}).items():
+        with suppress(OSError):
+            _put_owner_back(path, (int(owner[0]), int(owner[1])))
+
+
+@contextmanager
+def without_agent(session: Session, folder: Path) -> Iterator[None]:
+    """No agent of the folder runs, or begins, as long as the block lasts. Raises RemoteError."""
+    with (folder / AGENT_LOCK).open("w") as lock:
+        give_up = time.monotonic() + _LOCKS
+        while True:
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if time.monotonic() > give_up:
+                raise RemoteError(f"{session.host}: the agent of {session.name} does not end")
+            time.sleep(_TURN)
+        yield
+
+
+def _note(session: Session, folder: Path, stopped: float) -> None:
+    """Raises OSError: then it is not given away."""
+    owners = {}
+    for path in session.extra.get("shared", ()):
+        with suppress(OSError):
+            seen = Path(path).stat()
+            owners[path] = (seen.st_uid, seen.st_gid)
+    told = {"stood_s": time.monotonic() - stopped, "owners": owners}
+    new = folder / f"{_GIVEN}.new"
+    new.write_text(json.dumps(told))
+    new.rename(folder / _GIVEN)
+
+
+def _wait_for_libvirt(session: Session) -> None:
+    """Until libvirt has put its own things in order: it takes a QEMU that died for a guest that
+    ended, and gives the guest's images back to root. Raises HypervisorError."""
+    give_up = time.monotonic() + _LETS_GO
+    while time.monotonic() < give_up:
+        try:
+            with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
+                if not monitor.is_active():
+                    return
+        except HypervisorError as exc:
+            if exc.code in library.NOT_HERE:
+                return
+            raise
+        time.sleep(_TURN)
+
+
+def _put_owner_back(path: str, owner: tuple[int, int]) -> None:
+    """On storage that both hosts see the image is in use there."""
+    seen = Path(path).stat()
+    if (seen.st_uid, seen.st_gid) != owner:
+        os.chown(path, *owner)

@@ -1,0 +1,70 @@
+"""What a source's agent says of a guest that moves by epochs, as samples of a migration. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vmckpt.model.jobs import JobPhase, JobSample
+from vmckpt.units import Bytes, BytesPerSecond, Seconds
+
+_PAGE = 4096
+_PHASES = {"copying": JobPhase.PRE_COPY, "protecting": JobPhase.PRE_COPY}
+FIRST_COPY, EPOCHS = 1, 2
+"""The two passes that there are."""
+
+
+class Sampler:
+    """Takes one status after the other. `total`: memory and disks that are copied."""
+
+    def __init__(self, total: Bytes) -> None:
+        self._total = total
+        self.samples: list[JobSample] = []
+        self.epochs = 0
+        """Committed so far."""
+        self.sent = Bytes(0)
+
+    def take(
+        self, now: Seconds, told: Mapping[str, Any], downtime: Seconds | None
+    ) -> JobSample | None:
+        """`downtime`: what a switch now would cost. None: it does not copy yet."""
+        phase = _PHASES.get(str(told.get("phase")))
+        if phase is None:
+            return None
+        self.epochs = max(self.epochs, int(told.get("epoch") or 0))
+        self.sent = Bytes(max(self.sent, int(told.get("sent") or 0)))
+        before = self.samples[-1] if self.samples else None
+        bandwidth = 0
+        if before is not None and now > before.at:
+            bandwidth = round((self.sent - before.transferred) / (now - before.at))
+        sample = JobSample(
+            at=now,
+            phase=JobPhase.SWITCHOVER if told.get("wished") else phase,
+            iteration=EPOCHS if self.epochs else FIRST_COPY,
+            remaining=self._left(told),
+            total=self._total,
+            transferred=self.sent,
+            bandwidth=BytesPerSecond(bandwidth),
+            dirty_rate=_dirty_rate(told),
+            expected_downtime=downtime,
+            throttle=0,
+        )
+        self.samples.append(sample)
+        return sample
+
+    def setup(self, began: Seconds) -> Seconds | None:
+        """From the beginning until it copied; None: it never did."""
+        return Seconds(self.samples[0].at - began) if self.samples else None
+
+    def _left(self, told: Mapping[str, Any]) -> Bytes:
+        if self.epochs:
+            return Bytes(int((told.get("last") or {}).get("bytes") or 0))
+        if "pages_left" not in told:
+            return Bytes(max(0, self._total - self.sent))
+        return Bytes(int(told["pages_left"]) * _PAGE)
+
+
+def _dirty_rate(told: Mapping[str, Any]) -> BytesPerSecond | None:
+    """Pages that were changed in an epoch; each counts once, however often it was written."""
+    last, interval = told.get("last"), told.get("interval_s")
+    if not last or not interval:
+        return None
+    return BytesPerSecond(round(last["pages"] * _PAGE / interval))

@@ -1,0 +1,107 @@
+"""A migration by epochs without a controller: undone, or finished if it was given away."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vmckpt.journal.records import StepState, StoredStep
+from vmckpt.journal.unattended import Unattended
+from vmckpt.model.jobs import Outcome
+from vmckpt.model.recovery import Settled
+from vmckpt.policy.types import Policy
+from vmckpt.protect import asking, moving
+from vmckpt.protect.moving import Pair
+from vmckpt.protect.steps import Step
+
+
+def begun(steps: Sequence[StoredStep]) -> StoredStep | None:
+    """The step of the attempt that is open; None: nothing of the kind is."""
+    found = [one for one in steps if one.name == Step.PROTECT and one.state is StepState.INTENDED]
+    return found[-1] if found else None
+
+
+async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
+    """See recover.rooms.Room; for an operation with a step that is `begun`."""
+    del policies
+    step = begun(case.steps)
+    if step is None:
+        return case.ended(Settled(truth="it had not begun to move", outcome=Outcome.FAILED))
+    operation = case.operation
+    pair = Pair(
+        guest=operation.guest, uuid=operation.guest_uuid or "", source=case.host,
+        target=case.inventory.host(operation.target or ""), session=str(step.intent["session"]),
+    )  # fmt: skip
+    ours, theirs = await asyncio.gather(
+        asking.status(pair.source, pair.uuid), asking.status(pair.target, pair.uuid)
+    )
+    found = truth(pair, _of(pair, ours), _of(pair, theirs))
+    if case.dry or found.outcome is None:
+        return found
+    warnings: list[str] = []
+    if found.outcome is Outcome.COMPLETED:
+        arrived = await moving.finish(pair, warnings.append) is not None
+    else:
+        # It may have been given away since it was asked.
+        arrived = await moving.call_off(pair, warnings.append) is not None
+    if arrived is not (found.outcome is Outcome.COMPLETED):
+        said = f"runs on {pair.target.name}" if arrived else f"never left {pair.source.name}"
+        outcome = Outcome.COMPLETED if arrived else Outcome.FAILED
+        found = replace(found, truth=f"{pair.guest} {said}", outcome=outcome)
+    return case.ended(replace(found, warnings=tuple(warnings)))
+
+
+def _of(pair: Pair, told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a host says of this migration, and of no other."""
+    if "error" in told or told.get("session") == pair.session:
+        return told
+    return {"runs": bool(told.get("runs")) and told.get("role") is None}
+
+
+def truth(pair: Pair, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Settled:
+    """What is true by what both agents say. Pure."""
+    guest, source, target = pair.guest, pair.source.name, pair.target.name
+    if moving.has_arrived(theirs):
+        return Settled(
+            truth=f"{guest} runs on {target}", outcome=Outcome.COMPLETED,
+            did=("remove what was left of the move",),
+        )  # fmt: skip
+    silent = [name for name, one in ((source, ours), (target, theirs)) if "error" in one]
+    if silent:
+        return Settled(
+            truth=f"{guest} was on its way to {target}, and {' and '.join(silent)} cannot be asked",
+            outcome=None,
+            settle=f"mend {silent[0]}, then run vmckpt recover",
+        )
+    if moving.is_given(ours):
+        return _given(pair, theirs)
+    did = ("remove its standby", "store its definition again")
+    if ours.get("runs"):
+        return Settled(truth=f"{guest} never left {source}", outcome=Outcome.FAILED, did=did)
+    if ours.get("role") or theirs.get("role"):
+        why = ours.get("why") or f"{source} knows nothing of it"
+        return Settled(truth=f"{guest} has ended: {why}", outcome=Outcome.SHUT_OFF, did=did)
+    return Settled(
+        truth=f"{guest} runs on neither host, and neither has anything of its move left",
+        outcome=Outcome.SHUT_OFF, did=("store its definition again, should it be gone",),
+    )  # fmt: skip
+
+
+def _given(pair: Pair, theirs: Mapping[str, Any]) -> Settled:
+    guest, source, target = pair.guest, pair.source.name, pair.target.name
+    if moving.never_ran(theirs):
+        return Settled(
+            truth=f"{target} could not take {guest}, which stands still on {source}",
+            outcome=Outcome.FAILED,
+            did=(f"let it run on on {source}", "remove its standby"),
+        )  # fmt: skip
+    if theirs.get("role") == "backup":
+        return Settled(
+            truth=f"{source} has given {guest} to {target}", outcome=Outcome.COMPLETED,
+            did=(f"let it run on {target}", "remove what was left of the move"),
+        )  # fmt: skip
+    return Settled(
+        truth=f"{source} has given {guest} to {target}, which knows nothing of it any more",
+        outcome=None,
+        settle=f"look for it on {target}; its definition is in {pair.state} on {source}",
+    )
