@@ -236,11 +236,12 @@ async def test_the_lease_is_not_given_back_while_the_backup_cannot_be_tidied(one
 
 
 async def test_a_silent_host_is_fenced_before_its_guest_is_asked_for(one: World) -> None:
-    one.silent, one.after = {"alpha"}, RUNS_THERE
+    one.silent, one.after = {"alpha"}, {**RUNS_THERE, "why": "a person said so; with epoch 7"}
     one.says["beta"]["epoch_age_s"] = 12.0
     done = await ending.failover(HAS_FENCE, one.caller)
     assert one.did == ["alpha fenced", "beta failover", "beta end"]
     assert (done.runs_on, done.fenced) == ("beta", FENCED)
+    assert done.why == "alpha is off, says fence_fake; with epoch 7"
     assert done.as_json()["fenced"]["agent"] == "fence_fake"
     assert one.warned == ["web1 will go on from what it was 12.0 s ago; what it did since is lost"]
     assert one.finished[0][1]["fenced"]["host"] == "alpha"

@@ -225,13 +225,16 @@ async def _failed_over(
     fenced: Fenced | None = None,
 ) -> Ended:  # fmt: skip
     """The guest runs on the backup: what is left of the protection goes."""
-    guest, why = known.operation.guest, told.get("why")
+    guest, why = known.operation.guest, str(told.get("why"))
     await tidy(known, off=fenced is not None)
     report: dict[str, Any] = {"failed_over": known.backup.name, "why": why}
     if fenced is not None:
+        # The backup takes whoever asks for a person who knows.
+        rest = "".join(why.partition(";")[1:])
+        report["why"] = why = f"{fenced.host} is off, says {fenced.agent}{rest}"
         report["fenced"] = fenced.as_json()
     recorder.finish(Outcome.COMPLETED, report)
-    return Ended(guest=guest, runs_on=known.backup.name, why=str(why), took=took, fenced=fenced)
+    return Ended(guest=guest, runs_on=known.backup.name, why=why, took=took, fenced=fenced)
 
 
 async def tidy(known: Known, *, off: bool = False) -> None:
