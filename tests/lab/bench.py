@@ -135,6 +135,16 @@ def until(condition: Callable[[], bool], *, limit: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+def usable(bench: Bench) -> None:
+    """Others can save, restore and migrate it, and it has lost nothing."""
+    bench.inside("alpha", "virsh", "save", "web1", "/var/tmp/web1.saved")
+    bench.inside("alpha", "virsh", "restore", "/var/tmp/web1.saved", "--running")
+    bench.inside("alpha", "rm", "/var/tmp/web1.saved")
+    bench.good("migrate", "web1", "--to", "beta")
+    bench.good("migrate", "web1", "--to", "alpha")
+    assert bench.ledgers() == WHOLE
+
+
 def first_line(process: subprocess.Popen[str], word: str) -> None:
     """Read a command's progress until a line has that word."""
     assert process.stderr is not None

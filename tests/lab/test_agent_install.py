@@ -11,7 +11,7 @@ import pytest
 
 import vmckpt
 from tests.lab.bench import VMCKPT, WHOLE, Bench, Done, finish, traces, until
-from tests.lab.test_replication import GUEST, agent, left, ours
+from tests.lab.protecting import GUEST, agent, left, ours
 from vmckpt.lab import guests, lab
 from vmckpt.remote import installing
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.lab.bench import WHOLE, Bench, until
+from tests.lab.bench import WHOLE, Bench, until, usable
 from vmckpt.lab import host
 
 ROOT = Path(__file__).parent.parent.parent
@@ -36,16 +36,6 @@ def order(what: str, *words: str, folder: str = FOLDER, on: str = "alpha", bench
 def gone(bench: Bench, *more: str) -> None:
     """Remove what a test has written on the host."""
     bench.inside("alpha", "rm", "-rf", FOLDER, f"{FOLDER}.undo", f"{FOLDER}.disk", *more)
-
-
-def usable(bench: Bench) -> None:
-    """Others can save, restore and migrate it, and it has lost nothing."""
-    bench.inside("alpha", "virsh", "save", "web1", "/var/tmp/web1.saved")
-    bench.inside("alpha", "virsh", "restore", "/var/tmp/web1.saved", "--running")
-    bench.inside("alpha", "rm", "/var/tmp/web1.saved")
-    bench.good("migrate", "web1", "--to", "beta")
-    bench.good("migrate", "web1", "--to", "alpha")
-    assert bench.ledgers() == WHOLE
 
 
 def disk_of(bench: Bench) -> str:

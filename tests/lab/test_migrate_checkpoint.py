@@ -11,7 +11,7 @@ import pytest
 
 from tests.lab.bench import WHOLE, Bench, Done, codes, first_line, until
 from tests.lab.bench import finish as finish_soon
-from tests.lab.test_replication import agent, left, on_qemu, stored
+from tests.lab.protecting import agent, left, on_qemu, stored
 from vmckpt.lab import network
 from vmckpt.lab.guests import LabGuest
 from vmckpt.units import parse_rate

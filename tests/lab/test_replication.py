@@ -1,109 +1,41 @@
 """A standby a fraction of a second behind, on real hosts: begun, used, lost, and taken away."""
 
-import json
 import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.lab.bench import WHOLE, Bench, traces, until
+from tests.lab.bench import WHOLE, Bench, until
+from tests.lab.protecting import (
+    GUEST,
+    SOON,
+    agent,
+    lab_with_witness,
+    left,
+    on_qemu,
+    ours,
+    protect,
+    stored,
+    theirs,
+    tidied,
+)
 from tests.lab.test_guest_agent import started
-from vmckpt.lab import guests, host, lab, network
-
-GUEST: dict[str, Any] = {
-    "memory": "160MiB",
-    "dirty": "32MiB@10MiB/s",
-    "shared_memory": True,
-    "disk": "32MiB",
-}
-LEFT = "/dev/shm/vmckpt-replica"
-RUNNING = "pgrep -fa 'nbdkit|replicate.guard|agent.replica'"
-SOON = 40.0
+from vmckpt.lab import host, lab, network
 
 
 @pytest.fixture(scope="module")
 def witnessed() -> Iterator[Bench]:
-    """A lab with a witness, for all tests here."""
-    name = f"r{os.getpid()}"
-    plan = lab.up(name, hosts=2, with_witness=True)
-    yield Bench(plan)
-    lab.down(name)
-    assert traces(f"{name}/") + traces(f"{name}.") == []
+    with lab_with_witness(f"r{os.getpid()}") as made:
+        yield made
 
 
 @pytest.fixture
 def pair(witnessed: Bench) -> Iterator[Bench]:
-    yield witnessed
-    witnessed.run("unprotect", "web1")
-    for one in witnessed.plan.hosts:
-        lab.heal(witnessed.plan, one.name)
-    witnessed.run("recover")
-    for guest in guests.stored(witnessed.plan):
-        guests.remove(witnessed.plan, guest.name)
-
-
-def protect(bench: Bench, *more: str, automatic: bool = True) -> dict[str, Any]:
-    how = "automatic" if automatic else "manual"
-    words = ("--to", "beta", "--interval", "200ms", "--failover", how, "--ttl", "4s")
-    return dict(bench.good("protect", "web1", *words, "--json", *more).json)
-
-
-def ours(bench: Bench) -> dict[str, Any]:
-    (one,) = bench.good("status", "web1", "--json").json
-    return dict(one["says"]["alpha"])
-
-
-def theirs(bench: Bench) -> dict[str, Any]:
-    (one,) = bench.good("status", "web1", "--json").json
-    return dict(one["says"]["beta"])
-
-
-def left(bench: Bench) -> list[str]:
-    """What of a protection is on both hosts."""
-    found = []
-    for name in ("alpha", "beta"):
-        listed = bench.inside(
-            name,
-            "sh",
-            "-c",
-            f"ls {LEFT} 2>/dev/null; pgrep -fa 'nbdkit|replicate.guard|agent.replica' || true",
-        )
-        found += [f"{name}: {line}" for line in listed.splitlines() if "pgrep" not in line]
-    return found
-
-
-def on_qemu(bench: Bench, name: str) -> list[str]:
-    """Filters and block jobs that a guest's QEMU has, and what is left of its capabilities."""
-
-    def qmp(command: str, **arguments: object) -> Any:
-        text = json.dumps({"execute": command, "arguments": arguments})
-        told = bench.inside(name, "virsh", "qemu-monitor-command", "web1", text)
-        return json.loads(told)["return"]
-
-    found = [one["name"] for one in qmp("qom-list", path="/objects") if "vmckpt" in one["name"]]
-    found += [one["device"] for one in qmp("query-block-jobs")]
-    on = {one["capability"] for one in qmp("query-migrate-capabilities") if one["state"]}
-    return found + sorted(on - {"events"}) + ([] if "events" in on else ["no events"])
-
-
-def stored(bench: Bench, name: str) -> list[str]:
-    """Guests that a host has a definition of."""
-    return bench.inside(name, "virsh", "list", "--all", "--persistent", "--name").split()
-
-
-def agent(bench: Bench, name: str) -> int:
-    """The agent's process, as seen from outside of the lab host."""
-    pid = host.first_process(bench.plan.host(name))
-    assert pid is not None
-    for one in network.processes_in(bench.plan.host(name).namespace):
-        words = Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0")
-        if b"vmckpt.agent.replica" in words:
-            return one
-    raise AssertionError(f"no agent on {name}")
+    with tidied(witnessed) as made:
+        yield made
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.lab.bench import WHOLE, Bench, traces, until
-from tests.lab.test_replication import left, stored
+from tests.lab.protecting import left, stored
 from vmckpt.lab import guests, host, lab
 from vmckpt.units import MIB
 

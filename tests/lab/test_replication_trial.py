@@ -12,7 +12,7 @@ import pytest
 
 from tests.lab import proving
 from tests.lab.bench import WHOLE, Bench, finish, traces, until
-from tests.lab.test_replication import GUEST, LEFT, SOON, agent, left, on_qemu, protect, theirs
+from tests.lab.protecting import GUEST, LEFT, SOON, agent, left, on_qemu, protect, theirs
 from vmckpt.errors import RemoteError
 from vmckpt.lab import guests, host, lab, ledger
 from vmckpt.replicate import control

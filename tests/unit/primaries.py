@@ -178,7 +178,7 @@ class Held:
 
     def __init__(self, events: list[str]) -> None:
         self._events = events
-        self.waiting = 0
+        self.waiting = self.lost = 0
 
     def add(self) -> None:
         self._events.append("hold")

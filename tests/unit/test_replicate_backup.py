@@ -20,11 +20,12 @@ from tests.unit.backing import (
 )
 from tests.unit.replicas import SESSION, SHORT, until
 from tests.unit.staging import epoch
-from vmckpt.replicate import delta
+from vmckpt.replicate import delta, redo
 from vmckpt.replicate.link import Cut
 from vmckpt.replicate.wire import (
     Ack,
     Beat,
+    CutOff,
     Digests,
     End,
     Hello,
@@ -109,7 +110,8 @@ def test_the_newest_line_counts(one: Following) -> None:
     commit(old, ONE)
     new, welcome = one.hello(captured=1)
     assert welcome.committed == 1
-    with pytest.raises(Cut, match=r"hung up|broke"):
+    # It may end in the middle of a heartbeat.
+    with pytest.raises((Cut, CutOff), match=r"hung up|broke|ended"):
         old.expect(Ack, SHORT)
     commit(new, TWO)
 
@@ -260,3 +262,26 @@ def test_a_stage_that_fails_ends_it(one: Following, monkeypatch: pytest.MonkeyPa
     assert [str(raised) for raised in one.raised] == [
         "applying epoch 2: Input/output error; see the log of the standby's host"
     ]
+
+
+def test_an_epoch_for_which_there_is_no_room_is_refused_and_comes_once_there_is(
+    one: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    one.begin()
+    line, _ = one.hello()
+    commit(line, ONE)
+    until(lambda: one.stage.applied)
+    with monkeypatch.context() as patch:
+        patch.setattr(redo, "publish", full)
+        send(line, TWO)
+        why = refusal(line)
+        assert "committing epoch 2: No space left on device" in why
+        assert "make room on the standby's host" in why
+        assert "No space left" in str(one.backup.as_json()["says"])
+    line, welcome = one.hello(captured=2)
+    assert welcome.committed == 1
+    commit(line, epoch(3, ONE.after, base=1))
+    assert one.raised == []

@@ -181,7 +181,33 @@ def test_packets_beyond_what_qemu_keeps_are_counted_all_the_same(net: Net, held:
     assert held.close_epoch() == MOST + 5
     held.release()
     assert len(net.wire["net0"]) == MOST
+    assert held.lost == 5
     assert buffers.EARLY <= MOST // 2
+
+
+def test_packets_that_epochs_which_were_not_released_leave_no_room_for_are_counted(
+    net: Net, held: Buffers
+) -> None:
+    """One after the other did not come to the backup: what is held is full, too."""
+    for _ in range(3):
+        net.send("net0", *range(4000))
+        held.close_epoch()
+    assert held.lost == 2000
+    held.release()
+    assert len(net.wire["net0"]) == MOST
+    net.send("net0", *range(MOST))
+    held.close_epoch()
+    assert held.lost == 2000
+
+
+def test_packets_that_are_lost_when_the_filters_go_are_counted_and_those_of_each_card(
+    net: Net, held: Buffers
+) -> None:
+    for card in CARDS:
+        net.send(card, *range(MOST + 1))
+    held.remove()
+    assert held.lost == 2
+    assert [len(wire) for wire in net.wire.values()] == [MOST, MOST]
 
 
 def test_a_long_counter_gives_its_room_back_and_counts_on(
@@ -224,10 +250,13 @@ def test_all_is_let_out_in_its_order_when_the_filters_go(
 
 def test_filters_that_went_can_be_added_again(net: Net, held: Buffers) -> None:
     net.send("net0", *range(5))
+    held.close_epoch()
     held.remove()
     held.add()
     net.send("net0", 6)
+    assert held.collected() == 1
     assert held.close_epoch() == 1
+    assert held.lost == 0
 
 
 @pytest.mark.parametrize("count", range(6))

@@ -66,7 +66,7 @@ class Both:
         base, self.number = self.number, self.number + 1
         self.sender.memory(self.number, changed)
         self.sender.writes(self.number, [disk.log.consumed for disk in self.disks], ends)
-        self.sender.finish(self.number, made, self.state, base=base, final=final)
+        self.sender.finish(self.number, made, self.state, base=base, final=final, taken=time.time())
         self.state = made.state
         for disk, end in zip(self.disks, ends, strict=True):
             disk.log.consume(end)

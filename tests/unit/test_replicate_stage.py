@@ -313,18 +313,6 @@ def test_what_was_spoiled_since_is_never_applied(standby: Standby, spoiled: str)
     assert restarted(standby)[0] == 0
 
 
-def test_a_large_epoch_does_not_keep_its_room(
-    standby: Standby, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redo, "_KEPT", 4096)
-    with standby.stage() as stage:
-        run(stage, FIRST)
-        assert (standby.folder / "pages").stat().st_size == 4096
-        assert (standby.log / WRITES).stat().st_size <= BODY + 4096
-        run(stage, SECOND)
-    assert restarted(standby) == (2, SECOND.after)
-
-
 def test_of_disks_that_were_still_being_copied_nothing_is_said(standby: Standby) -> None:
     zero = [replace(part, epoch=0) for part in FIRST.parts if isinstance(part, Writes)]
     with standby.stage() as stage:

@@ -76,7 +76,7 @@ def test_all_of_it_is_json(shown: Shown) -> None:
 
 def test_an_epoch_is_told_with_its_parts(shown: Shown) -> None:
     shown.epoch(3, lost=2)
-    shown.epoch(4, lost=1)
+    shown.epoch(4, lost=3)
     assert (shown["epoch"], shown["packets_lost"]) == (4, 3)
     assert shown["last"] == {
         "pause_s": 0.01, "busy_s": 0.5, "send_s": 0.2, "bytes": 1000, "pages": 6, "packets": 4,
@@ -142,3 +142,46 @@ def test_what_was_sent_is_counted_over_all_lines(shown: Shown) -> None:
     assert shown["sent"] == 700
     shown.status.connected(line(heard=100.0, sent=11))
     assert shown["sent"] == 711
+
+
+def test_a_packet_waits_for_half_the_epoch_it_is_sent_in_and_until_that_is_safe(
+    shown: Shown,
+) -> None:
+    shown.epoch(1, pause=0.1, busy=0.2)
+    for number in (2, 3):
+        shown.clock.now += 0.8 + 0.1  # it has run for a second when it is stopped
+        shown.clock.now += 0.2
+        shown.epoch(number, pause=0.1, busy=0.2)
+    assert math.isclose(shown["output_delay_s"], 0.5 + 0.3)
+    assert math.isclose(shown["output_delay_worst_s"], 1.3)
+
+
+def test_a_longer_epoch_has_more_of_the_packets(shown: Shown) -> None:
+    shown.epoch(1, pause=0.0, busy=0.0)
+    for number, ran in ((2, 1.0), (3, 3.0)):
+        shown.clock.now += ran
+        shown.epoch(number, pause=0.0, busy=0.0)
+    assert math.isclose(shown["output_delay_s"], (1.0 * 0.5 + 3.0 * 1.5) / 4)
+
+
+def test_what_waits_for_a_backup_that_is_silent_waits_already(shown: Shown) -> None:
+    shown.epoch(1, pause=0.0, busy=0.1)
+    shown.clock.now += 4.0
+    assert math.isclose(shown["output_delay_worst_s"], 4.1)
+
+
+def test_while_nothing_is_held_nothing_waits(shown: Shown) -> None:
+    shown.epoch(1, pause=0.1, busy=0.1)
+    shown.status.let_out(lost=7)
+    shown.clock.now += 100.0
+    assert math.isclose(shown["output_delay_worst_s"], 0.2)
+    shown.epoch(2, pause=0.1, busy=0.1, lost=7)
+    assert math.isclose(shown["output_delay_worst_s"], 0.2)
+    assert shown["output_delay_s"] is None
+    assert shown["packets_lost"] == 7
+
+
+def test_what_finds_changed_pages_is_named_with_the_reason(shown: Shown) -> None:
+    shown.status.finds("compare", "it works everywhere")
+    shown.status.phase(Phase.PROTECTING)
+    assert (shown["finder"], shown["finder_why"]) == ("compare", "it works everywhere")

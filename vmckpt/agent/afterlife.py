@@ -94,7 +94,7 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
     """Its QEMU is gone. If nobody wished for that, the backup runs it. Raises VmckptError."""
     writes.end_all(session, folder, None)
     if not wished:
-        outcome(folder, "died", "the guest's QEMU died")
+        outcome(folder, "died", shot(folder) or "the guest's QEMU died")
         with suppress(VmckptError, OSError, ValueError):
             _hand_over(session, folder)
         (folder / guard.OVER).touch()
@@ -107,6 +107,15 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
         # Only now nobody else can run it.
         define(session)
         forget(session, folder)
+
+
+def shot(folder: Path) -> str | None:
+    """Why the guard has ended the guest; None: it has not."""
+    try:
+        _, _, why = (folder / guard.KILLED).read_text().strip().partition(" ")
+    except OSError:
+        return None
+    return f"the guard ended the guest: {why}"
 
 
 def _standby_is_told(session: Session, folder: Path) -> bool:

@@ -128,9 +128,10 @@ def _listening(session: Session, folder: Path) -> socket.socket:
         known = int((folder / PORT).read_text())
     family = socket.AF_INET6 if ":" in session.address else socket.AF_INET
     server = socket.create_server((session.address, known), family=family, backlog=4)
-    new = folder / f"{PORT}.new"
-    new.write_text(str(server.getsockname()[1]))
-    new.rename(folder / PORT)
+    if (port := server.getsockname()[1]) != known:  # there may be no room to write it again
+        new = folder / f"{PORT}.new"
+        new.write_text(str(port))
+        new.rename(folder / PORT)
     return server
 
 

@@ -154,7 +154,7 @@ class _Agent:
         afterlife.keep_definition(session)
         libvirt_side.undefine(monitor)
         choice = finding.choose(session, folder, monitor, process)
-        self._status.finder(choice)
+        self._status.finds(choice.finder, choice.why)
         capturer = finding.capturer(
             choice, folder, monitor, self._undo, files=files, memory=memory, finder=finder,
             output=filters, logs=logs, still=self._still,

@@ -162,6 +162,9 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
         "name": session.name, "guest": session.guest, "host": session.host,
         "runs": userfault.find_process(session.guest) is not None,
     }  # fmt: skip
+    # The agent may have ended before the guest did.
+    if not told["runs"] and (why := afterlife.shot(folder)) is not None:
+        told |= {"outcome": "died", "why": why}
     with suppress(OSError, ValueError):
         told |= json.loads((folder / afterlife.OUTCOME).read_text())
     if (noted := giving.given(folder)) is not None:
@@ -174,7 +177,7 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
     except RemoteError as exc:
         if order.wish is not None and "outcome" not in told:
             raise
-        return {**told, "agent": False, "says": exc.message}
+        return {**told, "agent": False, "says": f"{exc.message}{_why(order)}"}
 
 
 def _end(order: ReplicaOrder) -> dict[str, Any]:

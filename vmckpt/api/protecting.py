@@ -12,18 +12,21 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import desk
 from vmckpt.journal.records import Operation
 from vmckpt.model.callers import Caller
+from vmckpt.model.hosts import Host
 from vmckpt.policy import select
 from vmckpt.policy.select import Subject
 from vmckpt.policy.types import Policy
-from vmckpt.protect import asking, ending, engine, reversing, trying
+from vmckpt.protect import asking, ending, engine, news, reversing, trying
 from vmckpt.protect.ending import Ended, Known
 from vmckpt.protect.engine import Setting, Told
 from vmckpt.protect.requests import Protected, ProtectRequest
 from vmckpt.protect.reversing import Earlier
 from vmckpt.protect.steps import Step
 from vmckpt.protect.trying import Tested
+from vmckpt.units import Seconds
 
-_KIND = "protect"
+KIND = "protect"
+_AT_ONCE = Seconds(1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ async def protect(
 def _earlier(uuid: str, host: str) -> Earlier | None:
     """How a guest (a UUID) came to the host where it runs. Raises GuestBusy: it is protected."""
     with desk.open_journal() as journal:
-        found = [one for one in journal.recent(uuid, 0.0) if one.kind == _KIND]
+        found = [one for one in journal.recent(uuid, 0.0) if one.kind == KIND]
         if busy := next((one for one in found if one.active), None):
             raise GuestBusy(
                 f"guest {busy.guest} is protected ({busy.id}); nothing was changed",
@@ -137,25 +140,65 @@ async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, 
     found = [one for one in _active() if guest in (None, one.guest, one.guest_uuid)]
     if guest is not None and not found:
         raise BadInput(f"{guest} is not protected", mend="run vmckpt status")
+    return await asyncio.gather(*(stands(inventory, one) for one in found))
 
-    async def one(operation: Operation) -> dict[str, Any]:
-        hosts = {
-            name: inventory.host(name) for name in (operation.source, operation.target) if name
+
+async def stands(
+    inventory: Inventory, operation: Operation, *, at_once: bool = False
+) -> dict[str, Any]:
+    """How one of them stands. `at_once`: a host that does not take a call in a second is silent.
+
+    Raises BadInput: one of its hosts is not in the inventory.
+    """
+    hosts = {name: inventory.host(name) for name in (operation.source, operation.target) if name}
+    silent: dict[str, dict[str, Any]] = {}
+    if at_once:
+        takes = await asyncio.gather(*(_takes_calls(host) for host in hosts.values()))
+        silent = {
+            name: {"error": f"{name} is silent", "unreachable": True}
+            for name, yes in zip(hosts, takes, strict=True)
+            if not yes
         }
-        told = await asking.both(hosts, operation.guest_uuid or "")
-        return {
-            "guest": operation.guest, "uuid": operation.guest_uuid, "job": operation.id,
-            "primary": operation.source, "backup": operation.target,
-            "automatic": bool(operation.detail.get("automatic")),
-            "says": {name: told.get(name) for name in hosts},
-        }  # fmt: skip
+    asked = {name: host for name, host in hosts.items() if name not in silent}
+    told = silent | await asking.both(asked, operation.guest_uuid or "")
+    says = {name: told.get(name) for name in hosts}
+    ready, why = news.readiness(
+        says.get(operation.source or "") or {}, says.get(operation.target or "") or {}
+    )
+    return {
+        "guest": operation.guest, "uuid": operation.guest_uuid, "job": operation.id,
+        "primary": operation.source, "backup": operation.target,
+        "automatic": bool(operation.detail.get("automatic")),
+        "standby": {"ready": ready, "why": why},
+        "says": says,
+    }  # fmt: skip
 
-    return await asyncio.gather(*(one(operation) for operation in found))
+
+async def glances(
+    inventory: Inventory, operations: Sequence[Operation]
+) -> Mapping[str, dict[str, Any]]:
+    """How they stand at once, by job; without those of hosts that the inventory does not have."""
+    found = [one for one in operations if {one.source, one.target} <= set(inventory.hosts)]
+    told = await asyncio.gather(*(stands(inventory, one, at_once=True) for one in found))
+    return {operation.id: one for operation, one in zip(found, told, strict=True)}
+
+
+async def _takes_calls(host: Host) -> bool:
+    if host.ssh is None:
+        return True
+    try:
+        async with asyncio.timeout(_AT_ONCE):
+            _, writer = await asyncio.open_connection(host.ssh.address, host.ssh.port)
+            writer.close()
+            await writer.wait_closed()
+    except OSError:
+        return False
+    return True
 
 
 def _active() -> list[Operation]:
     with desk.open_journal() as journal:
-        return [one for one in journal.operations(active=True) if one.kind == _KIND]
+        return [one for one in journal.operations(active=True) if one.kind == KIND]
 
 
 def _known(inventory: Inventory, guest: str) -> Known:

@@ -1,18 +1,21 @@
 """vmckpt jobs, job, set, postcopy, cancel and pause: other terminals' operations."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from vmckpt import api
 from vmckpt.cli import output, watching
 from vmckpt.cli.arguments import INVENTORY, JSON, rate, seconds
-from vmckpt.errors import BadInput
+from vmckpt.errors import BadInput, InventoryError
 from vmckpt.journal import desk
 from vmckpt.journal.desk import JobDetail, JobView
 from vmckpt.journal.records import RequestKind
@@ -35,11 +38,13 @@ def jobs(
         bool, typer.Option("--all", "-a", help="Also those that have ended.")
     ] = False,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at the most.")] = 50,
+    inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
     """Show the jobs that run, or all, the latest first.
 
-    "unattended" is a job whose controller has ended before the job did.
+    "unattended" is a job whose controller has ended before the job did. The agents of protections
+    are asked how far their standby is behind, where their hosts answer at once.
 
     Example:
 
@@ -47,16 +52,63 @@ def jobs(
     """
     with desk.open_journal() as journal:
         views = desk.jobs(journal, everything=everything, limit=limit)
+    entries = protections(views, inventory)
     if json:
-        output.print_json([view.as_json() for view in views])
+        output.print_json([_as_json(view, entries) for view in views])
     elif views:
-        output.out.print(table(views, datetime.now(UTC)))
+        output.out.print(table(views, datetime.now(UTC), entries))
     else:
         output.say("no jobs" if everything else "no job runs; vmckpt jobs --all shows past ones")
 
 
-def table(views: Sequence[JobView], now: datetime) -> Table:
-    """The list of jobs; fits into 80 columns."""
+def protections(
+    views: Sequence[JobView], inventory: Path | None
+) -> Mapping[str, Mapping[str, Any]]:
+    """How those of them stand that agents go on with, by job; none without an inventory."""
+    found = [
+        view.operation
+        for view in views
+        if view.operation.active and view.operation.controller.entrusted
+    ]
+    if not found:
+        return {}
+    # What protections need is loaded by those alone who have one.
+    from vmckpt.api import protecting  # noqa: PLC0415
+
+    try:
+        known = api.load_inventory(inventory)
+    except InventoryError as exc:
+        if inventory is not None:
+            raise
+        output.say(f"protections are shown as the journal has them: {exc}")
+        return {}
+    return asyncio.run(protecting.glances(known, found))
+
+
+def _as_json(view: JobView, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    if (entry := entries.get(view.operation.id)) is None:
+        return view.as_json()
+    from vmckpt.protect import news  # noqa: PLC0415
+
+    return view.as_json() | {"protection": news.look(entry).as_json()}
+
+
+def _state(view: JobView, entries: Mapping[str, Mapping[str, Any]]) -> str | Text:
+    if view.unattended:
+        return output.styled("bold red", "unattended")
+    if (entry := entries.get(view.operation.id)) is None:
+        return view.doing
+    from vmckpt.cli import watching_protection  # noqa: PLC0415
+
+    return watching_protection.word(entry)
+
+
+def table(
+    views: Sequence[JobView],
+    now: datetime,
+    entries: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Table:
+    """The list of jobs; fits into 80 columns. `entries`: what `protections` tells."""
     shown = output.table("job", "guest", "from → to", "state", ">done", "began", "by")
     for view in views:
         operation = view.operation
@@ -64,7 +116,7 @@ def table(views: Sequence[JobView], now: datetime) -> Table:
             operation.id,
             operation.guest,
             operation.way,
-            output.styled("bold red", "unattended") if view.unattended else view.doing,
+            _state(view, entries),
             "–" if view.sample is None else f"{view.sample.done:.0%}",
             _when(operation.began_at, now),
             operation.asked_by,

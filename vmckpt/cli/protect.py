@@ -141,6 +141,8 @@ class _Progress:
         if left is not None:
             line += f": {show_bytes(int(left) << 12)} of memory changed since it was sent"
             line += "" if status.get("disks_ready") else f"; {_disks(status)}"
+        if status.get("says"):
+            line += f"; in the way: {status['says']}"
         if line != self._said:
             self._said = line
             output.say(line)
@@ -284,6 +286,10 @@ def status(
 ) -> None:
     """How protected guests stand: how far the standby is behind, and what an epoch costs.
 
+    "Output waits" is what a packet of the guest waits until its epoch is safe: half of the epoch it
+    is sent in, the pause, and until the backup has it; and the worst of the last 600 epochs.
+    vmckpt watch GUEST goes on telling.
+
     Examples:
 
         vmckpt status
@@ -312,23 +318,27 @@ def _show_status(one: dict[str, Any]) -> None:
     )
     rows = output.table("", "")
     rows.show_header = False
-    for label, value in _rows(ours, theirs):
+    for label, value in _rows(ours, theirs, one["standby"]):
         rows.add_row(label, value)
     output.out.print(rows)
 
 
-def _rows(ours: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str, str]]:
-    ready = "ready" if theirs.get("ready") else "not ready"
-    found = [("standby", f"{ready}: {theirs.get('says') or theirs.get('error') or 'silent'}")]
+def _rows(
+    ours: dict[str, Any], theirs: dict[str, Any], standby: dict[str, Any]
+) -> list[tuple[str, str]]:
+    ready = "ready" if standby["ready"] else "not ready"
+    found = [("standby", f"{ready}: {standby['why']}")]
     if (test := theirs.get("test")) is not None:
         found.append(("test", protect_trial.line(test)))
     if ours.get("says"):
         found.append(("in the way", str(ours["says"])))
+    if ours.get("outcome"):
+        found.append(("why", str(ours.get("why"))))
     if ours.get("disks_bytes") is not None:
         found.append(("disks", _disks(ours)))
     if ours.get("epoch") is not None:
         found.append(("epoch", str(ours["epoch"])))
-    if ours.get("rpo_s") is not None:
+    if ours.get("rpo_s") is not None and ours.get("phase") != "alone":
         worst = show_seconds(ours["rpo_worst_s"])
         found.append(("behind (RPO)", f"{show_seconds(ours['rpo_s'])}, worst {worst}"))
     if ours.get("interval_s") is not None:
@@ -350,7 +360,7 @@ def _medians(median: dict[str, Any], ours: dict[str, Any]) -> list[tuple[str, st
     return [
         ("pause", f"{show_seconds(median['pause_s'])}, p99 {show_seconds(ours['pause_p99_s'])}"),
         ("made of", ", ".join(parts)),
-        ("output waits", f"{show_seconds(median['busy_s'])} after its epoch"),
+        ("output waits", _output(ours)),
         ("sent per epoch", f"{show_bytes(median['bytes'])}, {median['pages']:.0f} pages"),
         ("guest's clock", _clock(ours)),
     ]
@@ -361,3 +371,12 @@ def _clock(ours: dict[str, Any]) -> str:
     if (times := ours.get("guest_clock_corrected")) is None:
         return f"{behind}; no guest agent has set it"
     return f"{behind}; set right {times} times"
+
+
+def _output(ours: dict[str, Any]) -> str:
+    """For how long; and what was lost of it."""
+    mean = ours.get("output_delay_s")
+    told = "–" if mean is None else show_seconds(mean)
+    told += f", worst {show_seconds(ours['output_delay_worst_s'])}"
+    lost = ours.get("packets_lost")
+    return f"{told}; {lost} packets were too many for QEMU, and lost" if lost else told

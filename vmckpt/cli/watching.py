@@ -1,8 +1,10 @@
 """vmckpt watch: another terminal's operation, from the journal."""
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
 
@@ -11,6 +13,7 @@ from rich.console import Group
 from rich.live import Live
 
 from vmckpt.cli import output, progress
+from vmckpt.cli.arguments import INVENTORY
 from vmckpt.errors import Unattended
 from vmckpt.journal import desk, forms
 from vmckpt.journal.desk import Follower, JobView, News
@@ -20,6 +23,7 @@ from vmckpt.units import Seconds, show_seconds
 
 _LOOK_EVERY = 0.5
 _LOG_EVERY = 1.0
+_PROTECT = "protect"
 
 
 def watch(
@@ -29,8 +33,12 @@ def watch(
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a line, from the beginning on.")
     ] = False,
+    inventory: INVENTORY = None,
 ) -> None:
     """Watch a job of another terminal until it ends. Ctrl-C ends the watching, not the job.
+
+    Of a protection its agents are asked once a second, from now on: every 10 seconds a line, and
+    one at once when its phase, its standby or its interval changes, and why.
 
     The exit code is 0 however the job ended, and 17 if its controller is dead.
 
@@ -41,9 +49,11 @@ def watch(
         vmckpt watch web1 --json
     """
     with desk.open_journal() as journal:
-        follower = Follower(journal, job)
+        operation, follower = journal.operation(job), Follower(journal, job)
         try:
-            if json:
+            if operation.kind == _PROTECT and operation.active:
+                _watch_protection(follower, operation.guest, inventory, json=json)
+            elif json:
                 view = follow(follower, _print_news)
                 end = {"kind": "ended", "outcome": view.operation.outcome, "job": view.as_json()}
                 _print_line(end)
@@ -56,6 +66,36 @@ def watch(
             raise typer.Exit(130) from None
 
 
+def _watch_protection(
+    follower: Follower, guest: str, inventory: Path | None, *, json: bool
+) -> None:
+    # What protections need is loaded by those alone who have one.
+    from vmckpt.api import load_inventory, protecting  # noqa: PLC0415
+    from vmckpt.cli import watching_protection as watched  # noqa: PLC0415
+
+    known = load_inventory(inventory)
+
+    def take(told: watched.Told) -> None:
+        if json:
+            _print_line(told.as_json())
+        else:
+            output.say(f"{told.at:7.1f}s {watched.line(told.look)}")
+
+    why = watched.follow(
+        follower,
+        lambda one: asyncio.run(protecting.stands(known, one, at_once=True)),
+        take,
+        output.say,
+    )
+    if json:
+        view = follower.look().view
+        _print_line(
+            {"kind": "ended", "outcome": view.operation.outcome, "why": why, "job": view.as_json()}
+        )
+    else:
+        output.out.print(f"{follower.id} {guest}: {why}")
+
+
 def follow(follower: Follower, take: Callable[[News], None]) -> JobView:
     """Look until the job has ended; how it stands then. Raises Unattended if nobody runs it."""
     while True:
@@ -66,13 +106,18 @@ def follow(follower: Follower, take: Callable[[News], None]) -> JobView:
                 return news.view
             continue  # one look brings only so much
         if news.view.unattended:
-            controller = news.view.operation.controller
-            raise Unattended(
-                f"nobody attends {follower.id} any more: its controller, process"
-                f" {controller.pid} on {controller.host}, has ended",
-                mend="look at both hosts with vmckpt guests",
-            )
+            raise nobody(news.view)
         time.sleep(_LOOK_EVERY)
+
+
+def nobody(view: JobView) -> Unattended:
+    """The error for a job whose controller has ended before it did."""
+    operation = view.operation
+    return Unattended(
+        f"nobody attends {operation.id} any more: its controller, process"
+        f" {operation.controller.pid} on {operation.controller.host}, has ended",
+        mend="look at both hosts with vmckpt guests",
+    )
 
 
 def ended(view: JobView) -> str:

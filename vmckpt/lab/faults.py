@@ -150,11 +150,21 @@ class Clock:
 
 def restart_postgres(plan: LabPlan, *, limit: float = 30.0) -> None:
     """End the witness's PostgreSQL at once, as after a power cut, and start it again."""
+    start_postgres(plan, stop_postgres(plan, limit=limit), limit=limit)
+
+
+def stop_postgres(plan: LabPlan, *, limit: float = 30.0) -> list[str]:
+    """End the witness's PostgreSQL at once; what starts it again."""
     data = plan.folder / "witness"
     postmaster = int((data / "postmaster.pid").read_text().split()[0])
     command = Path(f"/proc/{postmaster}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
     os.kill(postmaster, signal.SIGQUIT)
     _until(lambda: not Path(f"/proc/{postmaster}").exists(), "PostgreSQL does not end", limit)
+    return command
+
+
+def start_postgres(plan: LabPlan, command: list[str], *, limit: float = 30.0) -> None:
+    """Start the witness's PostgreSQL again, by what `stop_postgres` told."""
     as_postgres = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
     inside = ["ip", "netns", "exec", plan.witness_namespace, *as_postgres, *command]
     start_daemon(inside, plan.folder / "witness.log")

@@ -19,6 +19,7 @@ from vmckpt.replicate import diskcompare, link, memory, takeover
 from vmckpt.replicate.claim import Claim
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.link import Cut, Line
+from vmckpt.replicate.redo import StageFull
 from vmckpt.replicate.stage import Stage
 from vmckpt.replicate.standby import Standby
 from vmckpt.replicate.takeover import Seen, Step
@@ -163,12 +164,15 @@ class Backup:
         return None
 
     def _turn(self, line: Line) -> None:
-        """Take what comes. A line that breaks is forgotten; the primary makes another."""
+        """Take what comes. A line that breaks is forgotten; the primary makes another, also if
+        there is no room for an epoch. Raises StageError, and what the standby raises."""
         try:
             message = line.receive(_TURN)
             if message is not None:
                 self._take(line, message)
-        except (Cut, WireError, ValueError, IndexError) as exc:
+        except (Cut, WireError, ValueError, IndexError, StageFull) as exc:
+            if not self._stage.applied:
+                raise  # the standby may be half an epoch
             self._says = str(exc)
             self._heard = max(self._heard, line.heard)
             if not isinstance(exc, Cut):

@@ -40,6 +40,11 @@ class Buffers:
         self._closed = dict(self._sizes)
         self._waits = False
         """A closed epoch has not been released, and the open one is in `collecting`."""
+        self._held = dict.fromkeys(self._cards, 0)
+        """Packets of epochs that are closed and not released."""
+        self.lost = 0
+        """Packets that QEMU dropped, in all: beyond MOST in an epoch, or in what is held."""
+        self._there = False
 
     def add(self) -> None:
         """From now on nothing gets out by itself. Raises HypervisorError."""
@@ -49,12 +54,13 @@ class Buffers:
                 os.fchown(file, *self._owner)
             finally:
                 os.close(file)
+            self._sizes[card] = self._closed[card] = _FILE_HEAD
             for mark, status in ((_HOLDING, "on"), (_COLLECTING, "off")):
                 what = {"qom-type": "filter-buffer", "interval": _LONGEST, "status": status}
                 self._add(mark, card, what)
             told = {"qom-type": "filter-dump", "file": str(self._files[card]), "maxlen": 1}
             self._add(_COUNT, card, told)
-        self._waits = False
+        self._waits, self._there = False, True
 
     def attach(self) -> None:
         """Go on with those that an agent before us has added: all that waits is of one epoch.
@@ -65,6 +71,7 @@ class Buffers:
         self._waits = True
         for card, file in self._files.items():
             self._sizes[card] = self._closed[card] = max(_FILE_HEAD, file.stat().st_size)
+        self._there = True
 
     def _add(self, mark: str, card: str, what: dict[str, object]) -> None:
         told = {**what, "id": mark + card, "netdev": f"host{card}", "queue": "rx"}
@@ -72,23 +79,28 @@ class Buffers:
 
     def collected(self) -> int:
         """Packets in the open epoch, at the card with the most."""
-        return max((self._size(card) - self._closed[card] for card in self._cards), default=0) // (
-            _RECORD
-        )
+        return max((self._count(card) for card in self._cards), default=0)
 
     def close_epoch(self) -> int:
         """With the guest stopped: the epoch has no more output; how many packets at the card with
-        the most, of which those beyond MOST are lost. Raises HypervisorError."""
-        count = self.collected()
+        the most. Those that are too many are lost. Raises HypervisorError."""
+        counts = {card: self._count(card) for card in self._cards}
         if self._waits:
             self._switch(_COLLECTING, "off")
         self._switch(_COLLECTING, "on")
         self._waits = True
         for card in self._cards:
-            self._closed[card] = self._size(card)
+            self._close(card, counts[card])
             if self._files[card].stat().st_blocks * 512 > _LARGE:
                 self._forget(card)
-        return count
+        return max(counts.values(), default=0)
+
+    def _close(self, card: str, count: int) -> None:
+        """What was collected has gone on, as far as there was room for it."""
+        kept = min(count, MOST, MOST - self._held[card])
+        self._held[card] += kept
+        self.lost += count - kept
+        self._closed[card] = self._size(card)
 
     def _forget(self, card: str) -> None:
         """Give back what was counted; QEMU goes on where it is, so the size still counts."""
@@ -104,17 +116,25 @@ class Buffers:
         self._switch(_HOLDING, "on")
         self._switch(_COLLECTING, "off")
         self._waits = False
+        self._held = dict.fromkeys(self._cards, 0)
 
     def remove(self) -> None:
         """Let all out, in its order, and take the filters away. Raises HypervisorError."""
         remove(self._monitor, self._cards)
-        for file in self._files.values():
+        for card, file in self._files.items():
+            if self._there:
+                self._close(card, self._count(card))
             file.unlink(missing_ok=True)
+        self._there = False
+        self._held = dict.fromkeys(self._cards, 0)
 
     def _switch(self, mark: str, status: str) -> None:
         for card in self._cards:
             where = f"/objects/{mark}{card}"
             self._monitor.tell("qom-set", {"path": where, "property": "status", "value": status})
+
+    def _count(self, card: str) -> int:
+        return (self._size(card) - self._closed[card]) // _RECORD
 
     def _size(self, card: str) -> int:
         self._sizes[card] = max(self._sizes[card], self._files[card].stat().st_size)

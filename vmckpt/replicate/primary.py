@@ -15,7 +15,8 @@ from vmckpt.checkpoint.settings import ACTIVE
 from vmckpt.errors import VmckptError
 from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.replicate import link, mirroring, pacing
-from vmckpt.replicate.buffers import EARLY, MOST
+from vmckpt.replicate.awaiting import await_ack
+from vmckpt.replicate.buffers import EARLY
 from vmckpt.replicate.capture import Epoch
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.firstcopy import FirstCopy
@@ -24,15 +25,16 @@ from vmckpt.replicate.pacing import Cycle
 from vmckpt.replicate.parts import Parts
 from vmckpt.replicate.sender import Sender
 from vmckpt.replicate.status import Phase
-from vmckpt.replicate.wire import Ack, Beat, End, Hello, Refused, Seal, Welcome, WireError
+from vmckpt.replicate.wire import Beat, End, Hello, Refused, Seal, Welcome, WireError
 from vmckpt.replicate.wishes import Wish
 from vmckpt.units import MIB, Bytes, Seconds
 
 _CONNECT = Seconds(2.0)
 _ANSWER = Seconds(30.0)
 _AGAIN = Seconds(0.3)
+_RARELY = Seconds(30.0)
+"""So long a backup is left in peace which has been copied to in vain, over and over."""
 _TURN = Seconds(0.005)
-_LOOK = Seconds(0.1)
 _DEVICES = Seconds(2.0)
 _OTHERS = tuple(status for status in ACTIVE if status != "colo")
 """Migrations that are not ours: only a dirty log has COLO."""
@@ -76,6 +78,8 @@ class Primary:
         """Output waits for its epoch."""
         self._terms = pacing.Terms(interval=session.terms.interval, slowdown=session.terms.slowdown)
         self._pace = pacing.begin(self._terms)
+        self._again = _AGAIN
+        """So long after a line that broke another is made, while nothing waits for it."""
         self._look_at_devices = 0.0
         self._first_copy = FirstCopy(
             monitor=parts.monitor, finder=parts.finder, logs=parts.logs, disks=parts.disks,
@@ -116,15 +120,19 @@ class Primary:
             parts.wishes.drop(Wish.PLANNED)
             parts.go_on()
         self._state = None
+        # A standby that never was whole is not waited for, if the lease says that it is not.
+        hold = self._session.terms.hold if self._whole or self._session.lease is None else 0.0
         if not self._held:
             # It has no standby: no write need wait until the log is read again.
+            parts.capturer.end()
             parts.mirrors.end()
             self._begun = False
-        elif time.monotonic() - self._safe > self._session.terms.hold:
-            self._go_alone()
-        parts.wishes.wait(_AGAIN)
+            parts.status.alone(str(why))
+        elif time.monotonic() - self._safe > hold:
+            self._go_alone(str(why))
+        parts.wishes.wait(_AGAIN if self._held else self._again)
 
-    def _go_alone(self) -> None:
+    def _go_alone(self, why: str) -> None:
         """Without the backup; never before it is written down that the standby is worth nothing."""
         parts = self._parts
         self._valid = False
@@ -139,11 +147,12 @@ class Primary:
         parts.capturer.end()
         parts.mirrors.end()
         self._whole = self._begun = False
-        parts.status.phase(Phase.ALONE)
+        parts.status.alone(why)
 
     def _let_out(self) -> None:
         """Output is held no more: no standby may ever go on from before it."""
         self._parts.buffers.remove()
+        self._parts.status.let_out(self._parts.buffers.lost)
         self._held = False
 
     def _serve(self, line: Line) -> None:
@@ -199,6 +208,7 @@ class Primary:
     def _begin_anew(self) -> None:
         """The standby is nothing yet: the guest need not wait for it."""
         self._valid = False
+        self._again = Seconds(min(2 * self._again, _RARELY))
         self._parts.tenure.invalidate()
         self._parts.alone(True)
         self._let_out()
@@ -228,14 +238,17 @@ class Primary:
         sender.memory(flight.number, epoch.changed)
         sender.writes(flight.number, [log.consumed for log in parts.logs], epoch.ends)
         self._check_disks()
-        sender.finish(flight.number, epoch, self._state, base=self._acked, final=final)
+        sender.finish(
+            flight.number, epoch, self._state, base=self._acked, final=final,
+            taken=time.time() - (time.monotonic() - captured),
+        )  # fmt: skip
         sent = time.monotonic()
-        self._await_ack(line, flight.number)
+        await_ack(line, flight.number, parts.status, patience=self._session.terms.hold)
         self._committed(flight)
         ended = time.monotonic()
         parts.status.epoch(
             flight.number, epoch, size=line.sent - before, busy=Seconds(ended - captured),
-            sending=Seconds(sent - captured), lost=max(0, epoch.packets - MOST),
+            sending=Seconds(sent - captured), lost=parts.buffers.lost,
         )  # fmt: skip
         cycle = Cycle(
             pause=epoch.pause, busy=Seconds(ended - captured), interval=self._pace.interval,
@@ -245,31 +258,11 @@ class Primary:
         parts.status.pace(self._pace)
         self._due = began + self._pace.interval
 
-    def _await_ack(self, line: Line, number: int) -> None:
-        """As long as the backup takes what was sent, however slowly. Raises Cut, WireError."""
-        hold = self._session.terms.hold
-        taken, since = -1, time.monotonic()
-        while True:
-            found = line.receive(_LOOK)
-            if isinstance(found, Ack) and found.epoch == number:
-                return
-            if isinstance(found, Beat):
-                note = json.loads(found.note or b"{}")
-                self._parts.status.heard(note)
-                if (much := int(note.get("received") or 0)) != taken:
-                    taken, since = much, time.monotonic()
-            elif isinstance(found, Refused | End):
-                raise Cut(f"the backup will not go on: {found.why}")
-            elif found is not None:
-                raise Cut(f"the backup sends {type(found).__name__}, and no acknowledgement")
-            if time.monotonic() - since > hold:
-                raise Cut(f"the backup has taken nothing for {hold:g} s")
-
     def _committed(self, flight: Flight) -> None:
         """The backup has it: its output goes out, if we may speak still."""
         parts = self._parts
         self._flight, self._acked, self._state = None, flight.number, flight.epoch.state
-        self._safe = time.monotonic()
+        self._safe, self._again = time.monotonic(), _AGAIN
         for log, end in zip(parts.logs, flight.epoch.ends, strict=True):
             log.consume(end)
         with parts.tenure.at_work():
@@ -306,8 +299,7 @@ class Primary:
         self._look_at_devices = now + _DEVICES
         if parts.devices():
             return
-        self._go_alone()
-        parts.status.say("a device was plugged in or out: unprotect the guest, protect it again")
+        self._go_alone("a device was plugged in or out: unprotect the guest, protect it again")
         while not parts.wishes.wait(_AGAIN):
             parts.monitor.run_state()
 

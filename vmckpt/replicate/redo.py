@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import struct
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -28,6 +29,8 @@ DIGEST = 16
 # A file that one large epoch has made longer gives the rest back.
 _KEPT = 64 * MIB
 _PIECE = 4 * MIB
+_ROOM = 16 * MIB
+"""An epoch is ended when it has so much; one after a long wait may have more."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ANEW = "protect the guest again: its standby must be built anew"
 
@@ -302,6 +305,12 @@ def redo_disks(log: Path, disks: Sequence[Sink]) -> bool:
     finally:
         file.close()
     return head is not None
+
+
+def try_room(folder: Path) -> None:
+    """Raises OSError unless an epoch of some size would find room there."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, _ROOM)
 
 
 def sync_folder(folder: Path) -> None:

@@ -60,13 +60,17 @@ class Sender:
         self._part(Writes(epoch=0, disk=disk, data=self._packer.compress(records)))
 
     def finish(
-        self, number: int, epoch: Epoch, previous: bytes | None, *, base: int, final: bool
-    ) -> None:
-        """Send the device state, as a difference to the one before, and close the epoch."""
+        self, number: int, epoch: Epoch, previous: bytes | None, *, base: int, final: bool,
+        taken: float,
+    ) -> None:  # fmt: skip
+        """Send the device state, as a difference to the one before, and close the epoch.
+
+        `taken`: when it was captured, by time.time(); a slow link may have taken long since.
+        """
         self._part(State(epoch=number, data=delta.encode_state(epoch.state, previous)))
         seal = Seal(
             epoch=number, base=base, messages=self._tally.count, digest=self._tally.digest(),
-            final=final, taken=time.time(),
+            final=final, taken=taken,
         )  # fmt: skip
         self._tally = Tally()
         self._line.send(seal)

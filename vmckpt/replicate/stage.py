@@ -190,11 +190,15 @@ class Stage:
         self._order = Order(self.committed)
 
     def start_over(self) -> None:
-        """Nothing is committed any more, and a first copy may come. Raises StageError."""
+        """Nothing is committed any more, and a first copy may come. Raises StageError, also where
+        there would be no room for epochs after it."""
         self.noted = None
         with redo.explained(str(self._folder)):
             (self._folder / _RECORD).unlink(missing_ok=True)
         self._look()
+        for folder in (self._folder, self._log.path.parent):
+            with redo.explained(f"room for epochs in {folder}"):
+                redo.try_room(folder)
 
     def _look(self) -> None:
         """Learn what is committed. Raises StageError."""

@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 from vmckpt.replicate.capture import Epoch
-from vmckpt.replicate.choosing import Choice
 from vmckpt.replicate.diskcompare import Progress
 from vmckpt.replicate.guestclock import Clock
 from vmckpt.replicate.link import Line
@@ -48,8 +47,12 @@ class PrimaryStatus:
         self._cycles: deque[dict[str, Any]] = deque(maxlen=_KEPT)
         self._sent = 0
         """Over lines that were cut."""
+        self._waits: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        """Of each epoch: for how long the guest ran in it, and what its last packet waited."""
         self._worst_lag = 0.0
         self._taken: float | None = None
+        self._held_since: float | None = None
+        """Since when the guest runs in the epoch that is open; None: its output is not held."""
         self._paused = 0.0
         self._clock_told: Clock | None = None
         self._began = clock()
@@ -58,6 +61,22 @@ class PrimaryStatus:
         with self._lock:
             self._phase = phase
             self._told.pop("says", None)
+
+    def alone(self, why: str) -> None:
+        """The guest runs without its backup, as long as that is so."""
+        with self._lock:
+            self._phase, self._told["says"] = Phase.ALONE, why
+
+    def finds(self, finder: str, why: str) -> None:
+        """What finds changed pages, and why it does."""
+        with self._lock:
+            self._told["finder"], self._told["finder_why"] = finder, why
+
+    def let_out(self, lost: int) -> None:
+        """Output is held no more; `lost` as for an epoch."""
+        with self._lock:
+            self._held_since = None
+            self._told["packets_lost"] = lost
 
     def connected(self, line: Line) -> None:
         self._line, self._heard = line, self._clock()
@@ -88,11 +107,6 @@ class PrimaryStatus:
         with self._lock:
             self._told["pages_left"], self._told["disks_ready"] = left, ready
 
-    def finder(self, choice: Choice) -> None:
-        """How changed pages are found, and why so."""
-        with self._lock:
-            self._told["finder"], self._told["finder_why"] = str(choice.finder), choice.why
-
     @property
     def paused(self) -> Seconds:
         """For how long the guest has stood still for epochs."""
@@ -117,12 +131,17 @@ class PrimaryStatus:
     def epoch(
         self, number: int, epoch: Epoch, *, size: int, busy: Seconds, sending: Seconds, lost: int
     ) -> None:
-        """One was committed; `lost`: packets that QEMU dropped in it."""
+        """One was committed; `lost`: packets that QEMU has dropped so far."""
         now = self._clock()
         with self._lock:
             if self._taken is not None:
                 self._worst_lag = max(self._worst_lag, now - self._taken)
             self._taken = now - busy
+            ran = 0.0
+            if self._held_since is not None:
+                ran = max(0.0, self._taken - epoch.pause - self._held_since)
+            self._waits.append((ran, epoch.pause + busy))
+            self._held_since = self._taken
             self._paused += epoch.pause
             self._cycles.append(
                 {
@@ -133,7 +152,7 @@ class PrimaryStatus:
                 }
             )  # fmt: skip
             self._told["epoch"] = number
-            self._told["packets_lost"] = self._told.get("packets_lost", 0) + lost
+            self._told["packets_lost"] = lost
 
     def note(self) -> dict[str, Any]:
         """What the backup is told with each heartbeat: little, and nothing of what it has told."""
@@ -169,7 +188,17 @@ class PrimaryStatus:
                 ]
                 pauses = sorted(one["pause_s"] for one in self._cycles)
                 told["pause_p99_s"] = pauses[int(0.99 * (len(pauses) - 1))]
+                told |= self._delays(now)
             return told
+
+    def _delays(self, now: float) -> dict[str, Any]:
+        """What packets wait that the guest sends at any time while it runs."""
+        ran = sum(one for one, _ in self._waits)
+        mean = sum(one * (one / 2 + more) for one, more in self._waits) / ran if ran else None
+        worst = max(sum(one) for one in self._waits)
+        # One that was sent right after the last epoch waits still.
+        waits = 0.0 if self._held_since is None else now - self._held_since
+        return {"output_delay_s": mean, "output_delay_worst_s": max(worst, waits)}
 
 
 def _clock(told: Clock | None, paused: float) -> dict[str, Any]:

@@ -1,0 +1,142 @@
+"""What the lab tests of protections share: a guest, its protection, and what both agents say."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.lab.bench import Bench, traces
+from vmckpt.errors import RemoteError
+from vmckpt.lab import guests, host, lab, network
+from vmckpt.replicate import control
+
+GUEST: dict[str, Any] = {
+    "memory": "160MiB",
+    "dirty": "32MiB@10MiB/s",
+    "shared_memory": True,
+    "disk": "32MiB",
+}
+LEFT = "/dev/shm/vmckpt-replica"
+SOON = 40.0
+
+
+@contextmanager
+def lab_with_witness(name: str) -> Iterator[Bench]:
+    """A lab with a witness, of which nothing is left in the end."""
+    plan = lab.up(name, hosts=2, with_witness=True)
+    yield Bench(plan)
+    lab.down(name)
+    assert traces(f"{name}/") + traces(f"{name}.") == []
+
+
+@contextmanager
+def tidied(bench: Bench) -> Iterator[Bench]:
+    """For one test: afterwards its hosts are healed, and its guests and protections gone."""
+    yield bench
+    say_logs(bench)
+    bench.run("unprotect", "web1")
+    for one in bench.plan.hosts:
+        lab.heal(bench.plan, one.name)
+    bench.run("recover")
+    for guest in guests.stored(bench.plan):
+        guests.remove(bench.plan, guest.name)
+
+
+def say_logs(bench: Bench) -> None:
+    """What agents and guards have written down, for whoever reads of a test that failed."""
+    for one in bench.plan.hosts:
+        if host.is_up(one):
+            said = bench.inside(
+                one.name, "sh", "-c", f"tail -n 15 {LEFT}/*/*.log {LEFT}/*/killed 2>/dev/null || :"
+            )
+            sys.stderr.write(f"{one.name}:\n{said}\n")
+
+
+def protect(bench: Bench, *more: str, automatic: bool = True) -> dict[str, Any]:
+    how = "automatic" if automatic else "manual"
+    words = ("--to", "beta", "--interval", "200ms", "--failover", how, "--ttl", "4s")
+    return dict(bench.good("protect", "web1", *words, "--json", *more).json)
+
+
+def entry(bench: Bench) -> dict[str, Any]:
+    """All that is told of the guest's protection."""
+    (one,) = bench.good("status", "web1", "--json").json
+    return dict(one)
+
+
+def ours(bench: Bench) -> dict[str, Any]:
+    return dict(entry(bench)["says"]["alpha"])
+
+
+def theirs(bench: Bench) -> dict[str, Any]:
+    return dict(entry(bench)["says"]["beta"])
+
+
+def asked(bench: Bench, name: str = "alpha") -> dict[str, Any]:
+    """What the agent of a host says, asked without a vmckpt command; nothing if there is none."""
+    first = host.first_process(bench.plan.host(name))
+    for folder in Path(f"/proc/{first}/root{LEFT}").glob("*"):
+        with suppress(RemoteError):
+            return control.ask(folder, {})
+    return {}
+
+
+def left(bench: Bench) -> list[str]:
+    """What of a protection is on both hosts."""
+    found = []
+    for name in ("alpha", "beta"):
+        listed = bench.inside(
+            name,
+            "sh",
+            "-c",
+            f"ls {LEFT} 2>/dev/null; pgrep -fa 'nbdkit|replicate.guard|agent.replica' || true",
+        )
+        found += [f"{name}: {line}" for line in listed.splitlines() if "pgrep" not in line]
+    return found
+
+
+def on_qemu(bench: Bench, name: str) -> list[str]:
+    """Filters and block jobs that a guest's QEMU has, and what is left of its capabilities."""
+
+    def qmp(command: str, **arguments: object) -> Any:
+        text = json.dumps({"execute": command, "arguments": arguments})
+        told = bench.inside(name, "virsh", "qemu-monitor-command", "web1", text)
+        return json.loads(told)["return"]
+
+    found = [one["name"] for one in qmp("qom-list", path="/objects") if "vmckpt" in one["name"]]
+    found += [one["device"] for one in qmp("query-block-jobs")]
+    on = {one["capability"] for one in qmp("query-migrate-capabilities") if one["state"]}
+    return found + sorted(on - {"events"}) + ([] if "events" in on else ["no events"])
+
+
+def stored(bench: Bench, name: str) -> list[str]:
+    """Guests that a host has a definition of."""
+    return bench.inside(name, "virsh", "list", "--all", "--persistent", "--name").split()
+
+
+def agent(bench: Bench, name: str) -> int:
+    """The agent's process, as seen from outside of the lab host."""
+    (found,) = processes(bench, name, b"vmckpt.agent.replica")
+    return found
+
+
+def processes(bench: Bench, name: str, word: bytes) -> list[int]:
+    """Those of a host with that word in their command line, as seen from outside."""
+    found = []
+    for one in network.processes_in(bench.plan.host(name).namespace):
+        with suppress(OSError):
+            words = Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0")
+            if any(word in each for each in words):
+                found.append(one)
+    return found
+
+
+def signalled(bench: Bench, name: str, word: bytes, number: signal.Signals) -> None:
+    """Send a signal to all of those."""
+    for one in processes(bench, name, word):
+        with suppress(ProcessLookupError):
+            os.kill(one, number)

@@ -1,0 +1,149 @@
+"""What a watched protection says when, told as stories of one look a second."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from vmckpt.protect.news import SUMMARY_EVERY, Because, Look, look, readiness, worth
+from vmckpt.units import Seconds
+
+WORKS: dict[str, Any] = {
+    "role": "primary", "phase": "protecting", "epoch": 7, "rpo_s": 0.12, "interval_s": 0.1,
+    "interval_why": "as asked for", "median": {"pause_s": 0.02}, "output_delay_s": 0.09,
+    "packets_lost": 0, "standby": {"ready": True},
+}  # fmt: skip
+STANDS: dict[str, Any] = {"role": "backup", "runs": True, "ready": True, "says": "it follows"}
+GOOD = Look(
+    phase="protecting", ready=True, ready_why="it follows", in_the_way=None, epoch=7,
+    behind_s=0.12, pause_s=0.02, interval_s=0.1, interval_why="as asked for", output_delay_s=0.09,
+    packets_lost=0, end=None,
+)  # fmt: skip
+
+
+def entry(ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> dict[str, Any]:
+    says = {"alpha": ours, "beta": theirs}
+    return {"guest": "web1", "primary": "alpha", "backup": "beta", "says": says}
+
+
+def story(*looks: Look) -> list[tuple[int, tuple[Because, ...]]]:
+    """Looks a second apart: which are told, and why."""
+    told: list[tuple[int, tuple[Because, ...]]] = []
+    last, at = None, 0
+    for second, one in enumerate(looks):
+        because = worth(last, Seconds(second - at), one)
+        if because:
+            told.append((second, because))
+            last, at = one, second
+    return told
+
+
+def test_one_that_works_says_so_and_then_every_ten_seconds() -> None:
+    looks = [replace(GOOD, epoch=10 * n, behind_s=0.01 * n) for n in range(25)]
+
+    assert math.isclose(SUMMARY_EVERY, 10.0)
+    assert story(*looks) == [
+        (0, (Because.FIRST,)), (10, (Because.TIME,)), (20, (Because.TIME,)),
+    ]  # fmt: skip
+
+
+def test_a_backup_that_is_lost_and_comes_back_is_told_step_by_step() -> None:
+    cut = replace(GOOD, in_the_way="the line broke")
+    alone = replace(cut, phase="alone", ready=False, ready_why="the guest runs without it")
+    copies = replace(alone, phase="copying", in_the_way=None, ready_why="the primary copies")
+
+    assert story(GOOD, cut, cut, cut, alone, alone, copies, copies, GOOD) == [
+        (0, (Because.FIRST,)),
+        (1, (Because.IN_THE_WAY,)),
+        (4, (Because.PHASE, Because.STANDBY)),
+        (6, (Because.PHASE, Because.STANDBY, Because.IN_THE_WAY)),
+        (8, (Because.PHASE, Because.STANDBY)),
+    ]
+
+
+def test_a_reason_with_other_numbers_is_the_same_reason() -> None:
+    looks = [replace(GOOD, ready_why=f"the lease runs for {4 - n / 3:.2f} s") for n in range(5)]
+
+    assert [second for second, _ in story(*looks)] == [0]
+
+
+def test_an_interval_is_told_when_it_changed_by_a_quarter_since_it_was_told() -> None:
+    looks = [replace(GOOD, interval_s=one) for one in (0.1, 0.11, 0.12, 0.13, 0.14, 0.1, 0.09)]
+
+    assert story(*looks) == [
+        (0, (Because.FIRST,)), (3, (Because.INTERVAL,)),
+        (6, (Because.INTERVAL,)),
+    ]  # fmt: skip
+    assert worth(replace(GOOD, interval_s=None), Seconds(0.1), GOOD) == (Because.INTERVAL,)
+
+
+def test_packets_that_were_lost_are_told_at_once() -> None:
+    looks = [replace(GOOD, packets_lost=one) for one in (0, 0, 40_000, 40_000)]
+
+    assert story(*looks)[1:] == [(2, (Because.LOST,))]
+
+
+def test_its_end_is_told_whatever_else_there_is() -> None:
+    over = replace(GOOD, end="the guest runs on beta")
+
+    assert worth(GOOD, Seconds(0.1), over) == (Because.END,)
+
+
+def test_what_both_agents_say_becomes_one_look() -> None:
+    assert look(entry(WORKS, STANDS)) == GOOD
+
+
+def test_alone_nothing_can_be_gone_on_from_however_ready_the_standby_thinks_it_is() -> None:
+    found = look(entry({**WORKS, "phase": "alone", "says": "no room"}, STANDS))
+
+    assert (found.ready, found.behind_s) == (False, None)
+    assert "can never take over" in found.ready_why
+    assert found.in_the_way == "no room"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "ready", "why"),
+    [
+        (WORKS, STANDS, True, "it follows"),
+        (WORKS, {**STANDS, "ready": False, "says": "the primary copies"}, False, "copies"),
+        (WORKS, {"error": "beta: no answer"}, True, "cannot be asked: beta: no answer"),
+        ({**WORKS, "phase": "copying"}, {"error": "beta: no answer"}, False, "cannot be asked"),
+        ({"error": "alpha: no answer"}, STANDS, True, "it follows"),
+        (WORKS, {}, False, "protect it again"),
+        (WORKS, {**STANDS, "runs": False, "agent": False}, False, "its QEMU is gone"),
+        (WORKS, {"outcome": "failed-over", "runs": True}, False, "runs there"),
+    ],
+)
+def test_whether_the_standby_can_take_over(
+    ours: dict[str, Any], theirs: dict[str, Any], ready: bool, why: str
+) -> None:
+    found, told = readiness(ours, theirs)
+
+    assert found is ready
+    assert why in told
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "phase", "end"),
+    [
+        ({"outcome": "ended", "why": "shut down"}, STANDS, "ended", "shut down"),
+        ({"outcome": "switched", "why": "it runs on beta"}, STANDS, "switched", None),
+        ({"outcome": "died", "why": "the guard ended it"}, STANDS, "died", None),
+        ({"error": "no answer"}, {"outcome": "failed-over", "why": "silent"}, "unknown",
+         "the guest runs on beta: silent"),
+        (None, None, "unknown", None),
+    ],
+)  # fmt: skip
+def test_when_it_is_over(
+    ours: dict[str, Any] | None, theirs: dict[str, Any] | None, phase: str, end: str | None
+) -> None:
+    found = look(entry(ours, theirs))
+
+    assert (found.phase, found.end) == (phase, end)
+
+
+def test_what_became_of_a_guest_is_in_the_way() -> None:
+    died = {"outcome": "died", "why": "the guard ended the guest: the lease has ended"}
+
+    assert look(entry(died, STANDS)).in_the_way == died["why"]

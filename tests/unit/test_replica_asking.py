@@ -1,0 +1,59 @@
+"""What is told of a protection whose agent does not answer."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.replicas import session
+from tests.unit.staging import in_memory
+from vmckpt.agent import afterlife, replicas
+from vmckpt.agent.orders import ReplicaOrder
+from vmckpt.replicate import guard
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with in_memory() as made:
+        monkeypatch.setattr(replicas, "folder_of", lambda _: made)
+        session().write(made)
+        yield made
+
+
+def asked() -> dict[str, Any]:
+    one = session()
+    order = ReplicaOrder(what="ask", guest=one.guest, uri=one.uri, host=one.host)
+    return replicas.carry_out(order, None)  # type: ignore[arg-type]  # nobody is talked with
+
+
+def test_an_agent_that_is_gone_is_told_with_its_last_words(folder: Path) -> None:
+    (folder / guard.AGENT_LOG).write_text("Traceback\nStageFull: no room: make some\n")
+
+    told = asked()
+
+    assert (told["agent"], told["runs"]) == (False, False)
+    assert told["says"].endswith(": StageFull: no room: make some")
+    assert "outcome" not in told
+
+
+def test_a_guest_that_its_guard_has_ended_is_told_so_though_its_agent_died_before(
+    folder: Path,
+) -> None:
+    (folder / guard.KILLED).write_text("2026-01-01T00:00:00Z the lease has ended: too late\n")
+
+    told = asked()
+
+    assert told["outcome"] == "died"
+    assert told["why"] == "the guard ended the guest: the lease has ended: too late"
+
+
+def test_what_an_agent_left_of_its_end_goes_before_that(folder: Path) -> None:
+    (folder / guard.KILLED).write_text("2026-01-01T00:00:00Z the lease has ended\n")
+    outcome = {"outcome": "switched", "why": "the guest runs on beta"}
+    (folder / afterlife.OUTCOME).write_text(json.dumps(outcome))
+
+    told = asked()
+
+    assert (told["outcome"], told["why"]) == ("switched", "the guest runs on beta")

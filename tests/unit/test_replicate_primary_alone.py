@@ -1,0 +1,118 @@
+"""When the primary goes on without its backup, and how long it leaves that in peace."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.unit.primaries import World, world
+from tests.unit.replicas import LEASE, until
+from vmckpt.replicate import primary
+from vmckpt.replicate.facts import Terms
+from vmckpt.replicate.finder import Changed
+from vmckpt.replicate.sender import Sender
+from vmckpt.replicate.status import Phase
+from vmckpt.units import Seconds
+
+HOLDS = Terms(interval=Seconds(0.02), automatic=False, hold=Seconds(0.3))
+RARELY = Terms(interval=Seconds(9.0), automatic=False)
+LAST_WORDS = ("invalidated", "alone", "let all out", "mirrored no more")
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(primary, "_AGAIN", Seconds(0.01))
+
+
+@pytest.fixture
+def one() -> Iterator[World]:
+    with world() as made:
+        yield made
+
+
+@pytest.fixture
+def soon_alone() -> Iterator[World]:
+    with world(terms=HOLDS) as made:
+        yield made
+
+
+def test_why_it_went_alone_is_told_as_long_as_it_is(soon_alone: World) -> None:
+    one = soon_alone
+    with one.run():
+        one.epochs(1)
+        one.peer.refuses = "no room is left for epoch 7"
+        one.peer.away = True
+        until(lambda: one.tenure.line is None)
+        one.peer.away = False
+        until(lambda: one.phase() == Phase.ALONE)
+        assert "no room is left for epoch 7" in one.says()
+
+
+def test_a_standby_that_never_was_whole_is_not_waited_for_if_the_lease_says_so() -> None:
+    """Its first epoch fails: nothing can go on from it, so nobody outside has to wait."""
+    with world(terms=RARELY, lease=LEASE) as one:
+        one.peer.lose = {1}
+        with one.run():
+            until(lambda: one.phase() == Phase.ALONE)
+            after = [event for event in one.since("hold") if event in LAST_WORDS]
+            assert after[:4] == list(LAST_WORDS)
+            one.epochs(1)
+
+
+def test_a_copy_that_broke_off_leaves_the_guest_alone_and_says_so(one: World) -> None:
+    one.peer.refuses = "no room for epochs"
+    with one.run():
+        until(lambda: one.phase() == Phase.ALONE)
+        assert "no room for epochs" in one.says()
+        one.peer.refuses = None
+        one.epochs(1)
+        assert one.phase() == Phase.PROTECTING
+
+
+def test_without_a_lease_a_first_epoch_that_may_be_there_is_waited_for(one: World) -> None:
+    """Nobody but the backup knows whether a person may let the guest run from it."""
+    one.peer.lose = {1}
+    with one.run():
+        until(lambda: one.tenure.line is None and "hold" in one.events)
+        one.peer.away = True
+        one.wishes.wait(Seconds(0.2))
+        assert "let all out" not in one.since("hold")
+        assert one.phase() != Phase.ALONE
+
+
+def test_a_backup_that_is_copied_to_in_vain_is_left_in_peace_for_longer_and_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each time all of the disks are copied; and it is tried again at once after a good one."""
+    monkeypatch.setattr(primary, "_AGAIN", Seconds(0.05))
+    with world(terms=RARELY, lease=LEASE) as one:
+        one.peer.lose = {1, 2, 3}
+        began = time.monotonic()
+        with one.run():
+            one.epochs(1)
+            assert time.monotonic() - began > 0.1 + 0.2 + 0.4
+            count = len(one.peer.hellos)
+            one.peer.away = True
+            until(lambda: one.tenure.line is None)
+            one.peer.away = False
+            begun = time.monotonic()
+            until(lambda: len(one.peer.hellos) > count)
+            assert time.monotonic() - begun < 0.5
+
+
+def test_when_an_epoch_was_captured_is_told_however_long_sending_it_took(
+    one: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[float] = []
+    one.capturer.before = lambda _: captured.append(time.time())
+    memory = Sender.memory
+
+    def slow(sender: Sender, number: int, changed: Sequence[Changed]) -> None:
+        time.sleep(0.3)
+        memory(sender, number, changed)
+
+    monkeypatch.setattr(Sender, "memory", slow)
+    with one.run():
+        one.epochs(2)
+    late = [seal.taken - at for seal, at in zip(one.peer.seals, captured, strict=False)]
+    assert max(late) < 0.2

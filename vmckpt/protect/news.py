@@ -1,0 +1,146 @@
+"""How a protection stands by what both agents say, and what of that is worth a line. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from vmckpt.units import Seconds
+
+SUMMARY_EVERY = Seconds(10.0)
+_A_LOT = 0.25
+"""Of an interval: a change by so much is told at once."""
+_NUMBERS = re.compile(r"\d+(?:\.\d+)?")
+_UNKNOWN = "unknown"
+
+
+class Because(StrEnum):
+    """Why something is told."""
+
+    FIRST = "first"
+    PHASE = "phase"
+    STANDBY = "standby"
+    IN_THE_WAY = "in the way"
+    INTERVAL = "interval"
+    LOST = "packets lost"
+    END = "end"
+    TIME = "time"
+    """Nothing has changed for a while."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How it stood at one time."""
+
+    phase: str
+    """The primary's word; what became of the guest where it has none; "unknown"."""
+    ready: bool
+    """Whether the standby can take over."""
+    ready_why: str
+    in_the_way: str | None
+    epoch: int | None
+    behind_s: float | None
+    """What would be lost now (RPO)."""
+    pause_s: float | None
+    """Median."""
+    interval_s: float | None
+    interval_why: str | None
+    output_delay_s: float | None
+    packets_lost: int
+    end: str | None
+    """Why it is over; None: it is not."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def look(entry: Mapping[str, Any]) -> Look:
+    """From what `api.protecting.status` tells of one guest."""
+    ours, theirs = _said(entry, "primary"), _said(entry, "backup")
+    ready, why = readiness(ours, theirs)
+    median: Mapping[str, Any] = ours.get("median") or {}
+    alone = ours.get("phase") == "alone"
+    return Look(
+        phase=str(ours.get("phase") or ours.get("outcome") or _UNKNOWN),
+        ready=ready, ready_why=why, in_the_way=_in_the_way(ours),
+        epoch=ours.get("epoch"),
+        # Nothing can go on from what there is.
+        behind_s=None if alone else ours.get("rpo_s"),
+        pause_s=median.get("pause_s"), interval_s=ours.get("interval_s"),
+        interval_why=ours.get("interval_why"), output_delay_s=ours.get("output_delay_s"),
+        packets_lost=int(ours.get("packets_lost") or 0), end=_end(entry, ours, theirs),
+    )  # fmt: skip
+
+
+def _said(entry: Mapping[str, Any], role: str) -> Mapping[str, Any]:
+    return entry["says"].get(entry[role]) or {}
+
+
+def readiness(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[bool, str]:
+    """Whether the standby can take over, and why, or what is missing."""
+    if theirs.get("outcome") == "failed-over":
+        return False, "the guest runs there"
+    if ours.get("phase") == "alone":
+        return False, "the guest runs without it, and it can never take over"
+    if "error" in theirs:
+        peer: Mapping[str, Any] = ours.get("standby") or {}
+        follows = ours.get("phase") == "protecting" and bool(peer.get("ready"))
+        return follows, f"it cannot be asked: {theirs['error']}"
+    if not theirs:
+        return False, "its host knows nothing of it: unprotect the guest, protect it again"
+    if theirs.get("runs") is False:
+        return False, "its QEMU is gone: unprotect the guest, protect it again"
+    return bool(theirs.get("ready")), str(theirs.get("says") or "it says nothing")
+
+
+def _in_the_way(ours: Mapping[str, Any]) -> str | None:
+    told = ours.get("says") or ours.get("error")
+    if told is None and ours.get("outcome"):
+        told = ours.get("why")
+    return None if told is None else str(told)
+
+
+def _end(
+    entry: Mapping[str, Any], ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> str | None:
+    if theirs.get("outcome") == "failed-over":
+        return f"the guest runs on {entry['backup']}: {theirs.get('why')}"
+    if ours.get("outcome") == "ended":
+        return str(ours.get("why"))
+    return None
+
+
+def worth(last: Look | None, passed: Seconds, now: Look) -> tuple[Because, ...]:
+    """Why a line is to be told now; empty: there is nothing to tell.
+
+    `last`: what was told last, `passed` ago; None: nothing was.
+    """
+    if last is None:
+        return (Because.FIRST,)
+    found = [
+        because
+        for because, changed in (
+            (Because.END, now.end is not None),
+            (Because.PHASE, now.phase != last.phase),
+            (Because.STANDBY, now.ready != last.ready or _other(now.ready_why, last.ready_why)),
+            (Because.IN_THE_WAY, _other(now.in_the_way, last.in_the_way)),
+            (Because.INTERVAL, _much(now.interval_s, last.interval_s)),
+            (Because.LOST, now.packets_lost != last.packets_lost),
+        )
+        if changed
+    ]
+    if not found and passed >= SUMMARY_EVERY:
+        found.append(Because.TIME)
+    return tuple(found)
+
+
+def _other(now: str | None, last: str | None) -> bool:
+    """Whether they say something else, whatever the numbers in them."""
+    return _NUMBERS.sub("", now or "") != _NUMBERS.sub("", last or "")
+
+
+def _much(now: float | None, last: float | None) -> bool:
+    if now is None or last is None:
+        return now is not last
+    return abs(now - last) >= _A_LOT * last

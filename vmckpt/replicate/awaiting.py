@@ -1,0 +1,31 @@
+"""Waiting for the backup's word on an epoch."""
+
+import json
+import time
+
+from vmckpt.replicate.link import Cut, Line
+from vmckpt.replicate.status import PrimaryStatus
+from vmckpt.replicate.wire import Ack, Beat, End, Refused
+from vmckpt.units import Seconds
+
+_LOOK = Seconds(0.1)
+
+
+def await_ack(line: Line, number: int, status: PrimaryStatus, *, patience: Seconds) -> None:
+    """As long as the backup takes what was sent, however slowly. Raises Cut, WireError."""
+    taken, since = -1, time.monotonic()
+    while True:
+        found = line.receive(_LOOK)
+        if isinstance(found, Ack) and found.epoch == number:
+            return
+        if isinstance(found, Beat):
+            note = json.loads(found.note or b"{}")
+            status.heard(note)
+            if (much := int(note.get("received") or 0)) != taken:
+                taken, since = much, time.monotonic()
+        elif isinstance(found, Refused | End):
+            raise Cut(f"the backup will not go on: {found.why}")
+        elif found is not None:
+            raise Cut(f"the backup sends {type(found).__name__}, and no acknowledgement")
+        if time.monotonic() - since > patience:
+            raise Cut(f"the backup has taken nothing for {patience:g} s")
