@@ -2,14 +2,15 @@
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.lab.bench import WHOLE, Bench, traces, until
-from tests.lab.protecting import left, stored
+from tests.lab.bench import WHOLE, Bench, finish, traces, until
+from tests.lab.protecting import LEFT, agent, left, on_qemu, stored
 from vmckpt.lab import guests, host, lab
 from vmckpt.units import MIB
 
@@ -122,3 +123,28 @@ def test_an_image_that_is_gone_is_named_and_copied(pair: Bench) -> None:
     switched(pair, "alpha")
     assert image(pair, "alpha") != first
     pair.inside("alpha", "rm", f"{first}.aside")
+
+
+@pytest.mark.long
+def test_an_agent_that_dies_while_it_reads_the_disks_leaves_no_door_open(pair: Bench) -> None:
+    pair.guest(**{**GUEST, "disk": "1GiB", "written": "512MiB"})
+    begun = pair.start("protect", "web1", "--to", "beta", *HOW)
+    for _ in range(2):
+        until(lambda: qmp(pair, "alpha", "query-block-exports") != [], limit=SOON)
+        os.kill(agent(pair, "alpha"), signal.SIGKILL)
+    done = finish(begun)
+    assert done.code == 0, done.err
+    assert done.json["status"]["disks_compared_bytes"] == 1024 * MIB
+    assert qmp(pair, "alpha", "query-block-exports") == []
+    assert "read" not in pair.inside("alpha", "sh", "-c", f"ls {LEFT}/*").split()
+    switched(pair, "beta")
+
+    # Given up in the middle of it, the same.
+    begun = pair.start("protect", "web1", "--reverse", *HOW)
+    until(lambda: qmp(pair, "beta", "query-block-exports") != [], limit=SOON)
+    begun.send_signal(signal.SIGINT)
+    assert finish(begun).code != 0
+    assert qmp(pair, "beta", "query-block-exports") == []
+    assert on_qemu(pair, "beta") == []
+    assert left(pair) == []
+    assert pair.ledgers() == WHOLE
