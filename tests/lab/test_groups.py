@@ -119,7 +119,7 @@ def nothing(_: str, __: Phase) -> None:
 
 @pytest.mark.parametrize(
     "times",
-    [pytest.param(10, marks=pytest.mark.long), pytest.param(50, marks=pytest.mark.campaign)],
+    [pytest.param(3, marks=pytest.mark.long), pytest.param(50, marks=pytest.mark.campaign)],
 )
 def test_many_cuts(talking: Bench, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     archive = Archive(talking)

@@ -264,6 +264,7 @@ def test_a_target_that_dies_on_the_way_leaves_the_guest_where_it_was(bench: Benc
     assert bench.ledgers() == WHOLE
 
 
+@pytest.mark.campaign
 @pytest.mark.long
 def test_moves_over_slow_and_fast_links_by_all_kinds_of_guests(bench: Bench) -> None:
     """Long pre-copies, two CPUs, shared memory, qcow2: each move leaves all ledgers whole."""

@@ -128,6 +128,7 @@ def test_a_disk_of_its_own_goes_along(pair: Bench) -> None:
     is_whole(pair, "beta")
 
 
+@pytest.mark.campaign
 def test_a_guest_that_is_stored_nowhere_stays_so(pair: Bench) -> None:
     pair.guest(**GUEST)
     pair.inside("alpha", "virsh", "undefine", "web1")
@@ -177,6 +178,7 @@ def test_stopped_by_ctrl_c_the_guest_runs_on_where_it_was(pair: Bench) -> None:
 NEVER = ("--mode", "checkpoint", "--max-downtime", "60ms", "--timeout", "4m")
 
 
+@pytest.mark.campaign
 def test_at_the_time_limit_it_stays(pair: Bench) -> None:
     pair.guest(**GUEST)
     done = migrate(
@@ -187,7 +189,13 @@ def test_at_the_time_limit_it_stays(pair: Bench) -> None:
     is_whole(pair, "alpha")
 
 
-@pytest.mark.parametrize("word", ["phase=setup", "phase=pre-copy", "iteration=2"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        pytest.param("phase=setup", marks=pytest.mark.campaign), "phase=pre-copy",
+        pytest.param("iteration=2", marks=pytest.mark.campaign),
+    ],
+)  # fmt: skip
 def test_a_controller_that_is_killed_leaves_a_guest_that_recover_lets_stay(
     pair: Bench, word: str
 ) -> None:
@@ -209,7 +217,9 @@ def test_a_controller_that_is_killed_leaves_a_guest_that_recover_lets_stay(
     assert pair.good("jobs", "--json").json == []
 
 
-@pytest.mark.parametrize("wait", [0.0, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize(
+    "wait", [0.1, *(pytest.param(one, marks=pytest.mark.campaign) for one in (0.0, 0.3, 1.0))]
+)
 def test_a_controller_that_is_killed_in_the_switch_leaves_one_guest(
     pair: Bench, wait: float
 ) -> None:
@@ -225,6 +235,7 @@ def test_a_controller_that_is_killed_in_the_switch_leaves_one_guest(
     assert stored(pair, host) == ["web1"]
 
 
+@pytest.mark.campaign
 def test_agents_that_are_killed_are_started_again_and_it_goes_on(pair: Bench) -> None:
     pair.guest(**GUEST)
     moving = pair.start("migrate", "web1", "--to", "beta", "--json", *NEVER)
@@ -238,6 +249,7 @@ def test_agents_that_are_killed_are_started_again_and_it_goes_on(pair: Bench) ->
     is_whole(pair, "beta")
 
 
+@pytest.mark.campaign
 def test_a_link_that_breaks_for_a_while_only_delays_it(pair: Bench) -> None:
     pair.guest(**GUEST)
     moving = pair.start("migrate", "web1", "--to", "beta", "--json", *NEVER)

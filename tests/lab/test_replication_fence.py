@@ -188,6 +188,7 @@ def test_a_host_that_may_be_on_keeps_its_guest(pair: Fencing, mode: str) -> None
     pair.no_secret()
 
 
+@pytest.mark.campaign
 @pytest.mark.long
 def test_a_controller_that_is_killed_in_between_is_followed_by_the_next(pair: Fencing) -> None:
     pair.behaves("hangs")

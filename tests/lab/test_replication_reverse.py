@@ -106,6 +106,7 @@ def test_a_host_that_is_back_gets_only_what_differs(pair: Bench) -> None:
     assert pair.ledgers() == WHOLE
 
 
+@pytest.mark.campaign
 @pytest.mark.long
 def test_an_image_that_is_gone_is_named_and_copied(pair: Bench) -> None:
     pair.guest(**GUEST)

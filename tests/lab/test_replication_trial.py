@@ -223,6 +223,7 @@ def test_a_failover_does_not_wait_for_a_test_and_leaves_nothing_of_it(duo: Bench
     assert left(duo) + remains(duo, standby=True) == []
 
 
+@pytest.mark.campaign
 @pytest.mark.long
 def test_a_planned_switch_with_a_test_loses_nothing(duo: Bench) -> None:
     duo.guest(**QCOW2)
@@ -236,6 +237,7 @@ def test_a_planned_switch_with_a_test_loses_nothing(duo: Bench) -> None:
     assert on_qemu(duo, "beta") == []
 
 
+@pytest.mark.campaign
 @pytest.mark.long
 def test_a_backup_that_is_started_anew_keeps_no_images_of_a_test(duo: Bench) -> None:
     duo.guest(**GUEST)
