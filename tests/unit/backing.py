@@ -133,7 +133,7 @@ FINAL = Epoch(
 
 @contextmanager
 def following(monkeypatch: pytest.MonkeyPatch) -> Iterator[Following]:
-    monkeypatch.setattr(backups, "_ACCEPT", Seconds(0.05))
+    monkeypatch.setattr(backups, "_ACCEPT", Seconds(2.0))  # a handshake on a busy machine
     monkeypatch.setattr(backups, "BEAT", Seconds(0.02))
     with two_ends() as ends, ExitStack() as stack:
         folder = ends.primary.parent
