@@ -135,6 +135,7 @@ FINAL = Epoch(
 def following(monkeypatch: pytest.MonkeyPatch) -> Iterator[Following]:
     monkeypatch.setattr(backups, "_ACCEPT", Seconds(2.0))  # a handshake on a busy machine
     monkeypatch.setattr(backups, "BEAT", Seconds(0.02))
+    monkeypatch.setattr(backups, "_HEARD", Seconds(0.3))
     with two_ends() as ends, ExitStack() as stack:
         folder = ends.primary.parent
         standby = Standby(folder, folder / "disk")

@@ -285,3 +285,13 @@ def test_an_epoch_for_which_there_is_no_room_is_refused_and_comes_once_there_is(
     assert welcome.committed == 1
     commit(line, epoch(3, ONE.after, base=1))
     assert one.raised == []
+
+
+def test_why_it_refuses_is_heard_by_one_that_still_sends(one: Following) -> None:
+    """What is closed while something in it is unread takes along what was said last."""
+    one.begin()
+    line, _ = one.hello()
+    line.send(Pages(epoch=1, file=0, data=b"no pages"))
+    for _ in range(200):
+        line.send(Beat(sent=1.0, note=b" " * 20_000))
+    assert "cannot be decompressed" in refusal(line)

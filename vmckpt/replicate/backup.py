@@ -43,6 +43,7 @@ from vmckpt.units import Seconds
 
 _ACCEPT = Seconds(0.5)
 _TURN = Seconds(0.02)
+_HEARD = Seconds(2.0)
 BEAT = Seconds(0.1)
 
 
@@ -176,13 +177,22 @@ class Backup:
             self._says = str(exc)
             self._heard = max(self._heard, line.heard)
             if not isinstance(exc, Cut):
-                with suppress(Cut):
-                    line.send(Refused(why=str(exc)))
+                self._refuse(line, str(exc))
             with self._lock:
                 if self._newest is line:
                     self._newest = None
             line.close()
             self._stage.discard()
+
+    @staticmethod
+    def _refuse(line: Line, why: str) -> None:
+        """Say why, and wait until that was heard: what is closed with something unread in it takes
+        our last words along."""
+        give_up = time.monotonic() + _HEARD
+        with suppress(Cut, WireError):
+            line.send(Refused(why=why))
+            while time.monotonic() < give_up:
+                line.receive(_TURN)
 
     def _take(self, line: Line, message: Message) -> None:
         stage = self._stage
