@@ -315,6 +315,7 @@ def test_a_watched_protection_tells_what_happens_to_it_until_it_ends(pair: Bench
 # --- many epochs ------------------------------------------------------------------------------
 
 
+@pytest.mark.campaign
 def test_two_thousand_epochs_back_to_back_never_trip_qemu(pair: Bench) -> None:
     pair.guest(memory="128MiB", dirty="8MiB@2MiB/s", disk="16MiB", shared_memory=True)
     protect(pair, "--interval", "20ms")
