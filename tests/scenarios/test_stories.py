@@ -5,6 +5,7 @@ import pytest
 
 from tests.scenarios.stories import STORIES
 from tests.scenarios.story import TRACES, Decided, Story, record, replay
+from vmckpt.model.orders import Mode
 from vmckpt.policy import shelf
 from vmckpt.units import MIB
 
@@ -61,7 +62,10 @@ def test_what_is_shown_as_done_stays_a_share(story: Story) -> None:
 
 
 def test_every_shipped_policy_has_a_story() -> None:
-    assert {one.name for one in shelf.load_all(None)} <= {one.policy for one in STORIES}
+    # Where epochs take the place of passes there is nothing to converge by rules: those have tests
+    # of their own (tests/unit/test_protect_catching_up.py).
+    told = {one.name for one in shelf.load_all(None) if one.mode is not Mode.CHECKPOINT}
+    assert told <= {one.policy for one in STORIES}
 
 
 def test_no_file_is_left_of_a_story_that_is_gone() -> None:

@@ -345,7 +345,7 @@ def _rows(
         why = ours.get("interval_why")
         found.append(("interval", f"{show_seconds(ours['interval_s'])} ({why})"))
     if ours.get("finder") is not None:
-        found.append(("changes found by", f"{ours['finder']} ({ours['finder_why']})"))
+        found.append(("changes by", f"{ours['finder']} ({ours['finder_why']})"))
     if (median := ours.get("median")) is not None:
         found += _medians(median, ours)
     return found
