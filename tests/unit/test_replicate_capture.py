@@ -80,14 +80,13 @@ class Log:
 class World:
     """A capturer with all that it uses; `breaks` names what raises."""
 
-    def __init__(self, breaks: str = "", *, guarded: bool = False) -> None:
+    def __init__(self, breaks: str = "") -> None:
         self.qemu = Migrating()
         self.events, self._breaks = self.qemu.events, breaks
         self.log = Log(self.events)
         self.stands = False
         self.capturer = Capturer(
             self.qemu, UNDO, finder=self, output=self, logs=[self.log], still=self.still,
-            guarded=guarded,
         )  # fmt: skip
 
     def _event(self, name: str) -> None:
@@ -132,30 +131,6 @@ def test_its_steps_come_in_the_one_order_that_is_right() -> None:
         "prepare", "getfd", "open", "stands still", "stop", "compare", "x-ignore-shared on",
         "migrate", "log's end", "output", "x-ignore-shared off", "cont", "closed", "runs",
     ]  # fmt: skip
-
-
-def test_where_nobody_can_migrate_it_capabilities_are_set_once() -> None:
-    one = World(guarded=True)
-    one.capturer.take()
-    one.capturer.take()
-    assert one.events[:7] == [
-        "x-ignore-shared on", "prepare", "getfd", "open", "stands still", "stop", "compare",
-    ]  # fmt: skip
-    assert one.events.count("x-ignore-shared on") == 1
-    one.capturer.end()
-    one.capturer.end()
-    told = [event for event in one.events if "shared" in event]
-    assert told == ["x-ignore-shared on", "x-ignore-shared off"]
-
-
-def test_one_that_broke_sets_them_again() -> None:
-    one = World(breaks="output", guarded=True)
-    with pytest.raises(CaptureFailed):
-        one.capturer.take()
-    one._breaks = ""
-    one.capturer.take()
-    told = [event for event in one.events if "shared" in event]
-    assert told == ["x-ignore-shared on", "x-ignore-shared off", "x-ignore-shared on"]
 
 
 def test_one_follows_the_other() -> None:

@@ -36,7 +36,8 @@ def choose(session: Session, folder: Path, monitor: Monitor, process: int) -> Ch
     return choosing.choose(
         known, qemu=monitor.qemu_version(),
         accelerator="kvm" if monitor.ask("query-kvm")["enabled"] else "TCG",
-        guarded=bool(session.disks), trying=lambda: choosing.tryout(qemu=program),
+        # libvirt knows nothing of our mirrors, and saves or migrates the guest all the same.
+        guarded=False, trying=lambda: choosing.tryout(qemu=program),
     )  # fmt: skip
 
 
@@ -46,12 +47,8 @@ def capturer(
     still: Callable[[bool], None],
 ) -> Captures:  # fmt: skip
     """What takes epochs that way."""
-    compares = choice.finder is Finder.COMPARE
-    compare = Capturer(
-        monitor, undo, finder=finder, output=output, logs=logs, still=still,
-        guarded=compares and bool(logs),
-    )  # fmt: skip
-    if compares:
+    compare = Capturer(monitor, undo, finder=finder, output=output, logs=logs, still=still)
+    if choice.finder is Finder.COMPARE:
         return compare
     gate = Gate(output)
 

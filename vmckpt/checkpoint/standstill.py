@@ -5,7 +5,7 @@ memory out of a stream would make the next `virsh save` lose the memory.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from vmckpt.checkpoint import settings
@@ -36,14 +36,10 @@ class Comparison(Protocol[T_co]):
 class Standstill:
     """One epoch's pause. The pipe must have been handed over, and the facts noted."""
 
-    def __init__(
-        self, monitor: Commands, undo: Undo, drain: Drain, *, capable: bool = False
-    ) -> None:
-        """`capable`: the capabilities are as it needs them already, and stay so."""
+    def __init__(self, monitor: Commands, undo: Undo, drain: Drain) -> None:
         self._monitor = monitor
         self._undo = undo
         self._drain = drain
-        self._capable = capable
         self.marks: Marks = []
 
     def take(
@@ -62,22 +58,18 @@ class Standstill:
         self.mark("stop")
         # QEMU writes no memory any more: the devices were drained, and their state is only read.
         comparing = compare()
-        self._set_capabilities({k: not on for k, on in self._undo.capabilities.items()})
+        settings.set_capabilities(monitor, {k: not on for k, on in self._undo.capabilities.items()})
         monitor.tell("migrate", {"uri": f"fd:{PIPE}"})
         self._wait()
         self.mark("device state")
         barrier(self.mark)
         found = comparing.result()
         self.mark("compare")
-        self._set_capabilities(self._undo.capabilities)
+        settings.set_capabilities(monitor, self._undo.capabilities)
         if goes_on:
             monitor.tell("cont", {})
         self.mark("cont")
         return found
-
-    def _set_capabilities(self, wanted: Mapping[str, bool]) -> None:
-        if not self._capable:
-            settings.set_capabilities(self._monitor, wanted)
 
     def mark(self, step: str) -> None:
         """Note that a step has ended."""

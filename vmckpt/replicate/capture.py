@@ -61,11 +61,8 @@ class Capturer:
 
     def __init__(
         self, monitor: Commands, undo: Undo, *, finder: Finder, output: Output,
-        logs: Sequence[Log], still: Callable[[bool], None], guarded: bool = False,
+        logs: Sequence[Log], still: Callable[[bool], None],
     ) -> None:  # fmt: skip
-        """`guarded`: a block job keeps others from migrating and saving the guest, so capabilities
-        that would spoil that may stay as they are needed; it saves a tenth of a pause."""
-        self._guarded, self._capable = guarded, False
         self._monitor, self._undo = monitor, undo
         self._finder, self._output, self._logs = finder, output, logs
         self._still = still
@@ -75,18 +72,12 @@ class Capturer:
         return ()
 
     def end(self) -> None:
-        """Others may migrate the guest again. Raises HypervisorError."""
-        if self._capable:
-            settings.set_capabilities(self._monitor, self._undo.capabilities)
-            self._capable = False
+        """Nothing is to be taken away: each epoch puts back what it sets, for libvirt saves and
+        migrates the guest in between whenever somebody asks it to."""
 
     def take(self, *, goes_on: bool = True) -> Epoch:
         """Raises HypervisorError, CaptureFailed: all is put back then, and the guest runs."""
         monitor = self._monitor
-        if self._guarded and not self._capable:
-            wanted = {name: not on for name, on in self._undo.capabilities.items()}
-            settings.set_capabilities(monitor, wanted)
-            self._capable = True
         self._finder.prepare()
         tape = Tape()
         packets = 0
@@ -99,7 +90,7 @@ class Capturer:
             mark("output")
 
         with Drain(tape) as drain:
-            standstill = Standstill(monitor, self._undo, drain, capable=self._capable)
+            standstill = Standstill(monitor, self._undo, drain)
             try:
                 drain.hand_over(monitor)
                 # Writes under way must end, or the guest could not be stopped.
@@ -108,7 +99,6 @@ class Capturer:
                 changed = standstill.take(self._finder.begin, barrier, goes_on=goes_on)
             except BaseException:
                 drain.discard()
-                self._capable = False
                 with suppress(HypervisorError, CaptureFailed):
                     settings.break_off(monitor, self._undo)
                     self._still(False)

@@ -64,7 +64,7 @@ def decide(accelerator: str, *, guarded: bool, tried: Tried | None) -> Choice | 
         why = f"QEMU's dirty log cannot be had under {accelerator}, only under kvm"
         return Choice(finder=Finder.COMPARE, why=why)
     if not guarded:
-        why = "the guest has no disk whose mirror keeps others from migrating it meanwhile"
+        why = "nothing keeps others from saving or migrating the guest meanwhile"
         return Choice(finder=Finder.COMPARE, why=why)
     if tried is None:
         return None
