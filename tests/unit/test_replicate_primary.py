@@ -18,7 +18,6 @@ from vmckpt.replicate.wishes import Wish
 from vmckpt.units import Seconds
 
 HOLDS = Terms(interval=Seconds(0.02), automatic=False, hold=Seconds(0.3))
-# A mirror keeps others from migrating a guest whose changes are found by a dirty log: it goes last.
 LAST_WORDS = ("invalidated", "alone", "let all out", "captures end", "mirrored no more")
 RARELY = Terms(interval=Seconds(9.0), automatic=False)
 

@@ -1,7 +1,7 @@
 """The block job that brings a guest's writes to its log: each is in both before it is answered.
 
 All of it is found again by name alone, so that it can be taken away by somebody else later.
-While it is there libvirt cannot migrate, save or snapshot the guest's disks.
+libvirt knows nothing of it: a `virsh save` ends the guest, and the mirror with it.
 """
 
 import time

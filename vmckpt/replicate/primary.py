@@ -143,7 +143,6 @@ class Primary:
             return
         parts.alone(True)
         self._let_out()
-        # A mirror keeps others from migrating a guest in COLO: it goes last.
         parts.capturer.end()
         parts.mirrors.end()
         self._whole = self._begun = False
