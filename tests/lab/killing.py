@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import Any
 
-from vmckpt.agent import finding, replica, replica_primary
+from vmckpt.agent import replica, replica_primary
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.replicate.capture import Capturer, Epoch
 
@@ -54,7 +54,7 @@ def main() -> None:
     Killing.command, _, left = at.removesuffix("+").partition(":")
     Killing.left = int(left)
     vars(replica_primary)["Monitor"] = Killing
-    vars(finding)["Capturer"] = Counting
+    vars(replica_primary)["Capturer"] = Counting
     replica.main()
 
 

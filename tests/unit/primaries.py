@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +16,7 @@ from vmckpt.replicate import diskcompare, mirroring
 from vmckpt.replicate import memory as memories
 from vmckpt.replicate.capture import Epoch
 from vmckpt.replicate.facts import Session
-from vmckpt.replicate.finder import Changed, CompareFinder
+from vmckpt.replicate.finder import CompareFinder
 from vmckpt.replicate.link import Cut, Line
 from vmckpt.replicate.memory import Memory
 from vmckpt.replicate.parts import Parts
@@ -152,13 +152,6 @@ class Capturer:
         self.packets = 0
         self.goes_on: list[bool] = []
         self.before: Callable[[int], None] = lambda _: None
-        self.begins: Callable[[], Sequence[Changed]] = lambda: ()
-
-    def begin(self) -> Sequence[Changed]:
-        return self.begins()
-
-    def end(self) -> None:
-        self._events.append("captures end")
 
     def take(self, *, goes_on: bool = True) -> Epoch:
         self.count += 1

@@ -1,7 +1,7 @@
 """The primary's loop, with a guest that is files and a backup that may fail in any way."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,14 +11,13 @@ from vmckpt.errors import HypervisorError, LeaseLost
 from vmckpt.replicate import mirroring, primary
 from vmckpt.replicate.buffers import EARLY
 from vmckpt.replicate.facts import Terms
-from vmckpt.replicate.finder import Changed
 from vmckpt.replicate.primary import Switched
 from vmckpt.replicate.status import Phase
 from vmckpt.replicate.wishes import Wish
 from vmckpt.units import Seconds
 
 HOLDS = Terms(interval=Seconds(0.02), automatic=False, hold=Seconds(0.3))
-LAST_WORDS = ("invalidated", "alone", "let all out", "captures end", "mirrored no more")
+LAST_WORDS = ("invalidated", "alone", "let all out", "mirrored no more")
 RARELY = Terms(interval=Seconds(9.0), automatic=False)
 
 
@@ -120,25 +119,11 @@ def test_a_page_that_changes_back_after_a_lost_epoch_is_right_all_the_same(one: 
         assert one.follows()
 
 
-def test_what_a_finder_takes_over_in_the_beginning_comes_with_the_first_epoch(one: World) -> None:
-    finder = one.parts["finder"]
-
-    def begins() -> Sequence[Changed]:
-        one.memory.write(1, 2, 77)
-        finder.prepare()
-        return list(finder.begin().result())
-
-    one.capturer.begins = begins
-    with one.run():
-        one.epochs(2)
-        assert one.follows()
-
-
 def test_while_there_is_no_standby_yet_nothing_is_held(one: World) -> None:
     with one.run():
         one.epochs(1)
-    first = ["invalidated", "alone", "let all out", "captures end", "read", "read no more"]
-    assert one.events[:8] == [*first, "hold", "not alone"]
+    first = ["invalidated", "alone", "let all out", "read", "read no more"]
+    assert one.events[:7] == [*first, "hold", "not alone"]
 
 
 def test_the_guest_goes_alone_only_once_that_is_written_down(soon_alone: World) -> None:

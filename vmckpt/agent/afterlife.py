@@ -17,7 +17,7 @@ from vmckpt.errors import VmckptError
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.lease.witness import LeaseClient
-from vmckpt.replicate import buffers, bydirtylog, guard, link
+from vmckpt.replicate import buffers, guard, link
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.tenure import Tenure
@@ -42,7 +42,6 @@ def unprotect(
         # Before anything gets out that the standby does not know.
         tenure.invalidate()
     buffers.remove(monitor, session.cards)
-    bydirtylog.leave(monitor, folder)
     settings.break_off(monitor, Undo.from_json(session.undo))
     writes.end_all(session, folder, monitor)
     if libvirt_side.stored(monitor) is None:

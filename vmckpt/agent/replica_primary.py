@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import afterlife, finding, giving, guarded
+from vmckpt.agent import afterlife, giving, guarded
 from vmckpt.agent.clockkeeping import ClockKeeper
 from vmckpt.agent.writes import Mirrors
 from vmckpt.checkpoint import guestmemory, settings, userfault
@@ -21,21 +21,24 @@ from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.endings import Ending, Endings
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.lease.clock import boottime
-from vmckpt.replicate import buffers, bydirtylog
+from vmckpt.replicate import buffers, choosing
 from vmckpt.replicate.buffers import Buffers
+from vmckpt.replicate.capture import Capturer
 from vmckpt.replicate.control import Control
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.finder import CompareFinder
 from vmckpt.replicate.memory import Memory
-from vmckpt.replicate.parts import Captures, Parts
+from vmckpt.replicate.parts import Parts
 from vmckpt.replicate.primary import Primary, Switched
 from vmckpt.replicate.status import PrimaryStatus
 from vmckpt.replicate.tenure import Tenure
 from vmckpt.replicate.wishes import Wish, Wishes
-from vmckpt.units import Seconds
+from vmckpt.units import MIB, Seconds
 
 log = logging.getLogger("vmckpt.replica")
 
+_ASIDE = 64 * MIB >> 12
+"""Pages of an epoch that are kept to send differences of."""
 _TELLS = Seconds(2.0)
 _ALONE, _SWITCHING, _DEVICES = "alone", "switching", "devices"
 
@@ -116,14 +119,8 @@ class _Agent:
             return True
         return False
 
-    def _go_on(self, monitor: Monitor, capturer: Captures) -> None:
-        """A switch came to nothing."""
-        capturer.end()
-        self._resume(monitor)
-
     def _resume(self, monitor: Monitor) -> None:
         """The agent before us may have died while the guest stood still."""
-        bydirtylog.leave(monitor, self._folder)
         switching = self._folder / _SWITCHING
         if self._page.stopped or switching.exists():
             settings.break_off(monitor, self._undo)
@@ -132,15 +129,12 @@ class _Agent:
 
     def _parts(self, monitor: Monitor, tenure: Tenure, stack: ExitStack) -> Parts:
         session, folder = self._session, self._folder
-        # Until the mirrors are there for sure, others may migrate it.
-        settings.set_capabilities(monitor, self._undo.capabilities)
         settings.set_bandwidth(monitor, settings.NO_LIMIT)
         process = userfault.find_process(session.guest)
         if process is None:
             raise CannotCapture(f"{session.name} has ended")
-        files = guestmemory.files(monitor, process)
-        memory = Memory(files, folder, stack)
-        finder = stack.enter_context(CompareFinder(memory.live, memory.last, most=finding.ASIDE))
+        memory = Memory(guestmemory.files(monitor, process), folder, stack)
+        finder = stack.enter_context(CompareFinder(memory.live, memory.last, most=_ASIDE))
         mirrors = Mirrors(session, folder, monitor)
         begun = mirrors.begin()
         logs = [stack.enter_context(one) for one in mirrors.logs()]
@@ -153,19 +147,21 @@ class _Agent:
         # On disk before it is nowhere else.
         afterlife.keep_definition(session)
         libvirt_side.undefine(monitor)
-        choice = finding.choose(session, folder, monitor, process)
+        accelerator = "kvm" if monitor.ask("query-kvm")["enabled"] else "TCG"
+        # libvirt knows nothing of our mirrors, and saves or migrates the guest all the same.
+        choice = choosing.decide(accelerator, guarded=False, tried=None)
+        assert choice is not None  # what nothing guards need not be tried
         self._status.finds(choice.finder, choice.why)
-        capturer = finding.capturer(
-            choice, folder, monitor, self._undo, files=files, memory=memory, finder=finder,
-            output=filters, logs=logs, still=self._still,
-        )  # fmt: skip
+        capturer = Capturer(
+            monitor, self._undo, finder=finder, output=filters, logs=logs, still=self._still
+        )
         return Parts(
             monitor=monitor, memory=memory, finder=finder, capturer=capturer, logs=logs,
             buffers=filters, tenure=tenure, wishes=self._wishes, status=self._status,
             mirrors=mirrors, disks=mirrors.disks, begun=begun, held=held,
             whole=held and not begun and not tenure.acquired,
             alone=self._alone, switching=self._switching,
-            go_on=lambda: self._go_on(monitor, capturer),
+            go_on=lambda: self._resume(monitor),
             switch=lambda line: giving.give(
                 session, folder, line, tenure=tenure, process=process, stopped=self._stopped
             ),

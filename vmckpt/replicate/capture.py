@@ -67,14 +67,6 @@ class Capturer:
         self._finder, self._output, self._logs = finder, output, logs
         self._still = still
 
-    def begin(self) -> Sequence[Changed]:
-        """Nothing is to be done before the first epoch."""
-        return ()
-
-    def end(self) -> None:
-        """Nothing is to be taken away: each epoch puts back what it sets, for libvirt saves and
-        migrates the guest in between whenever somebody asks it to."""
-
     def take(self, *, goes_on: bool = True) -> Epoch:
         """Raises HypervisorError, CaptureFailed: all is put back then, and the guest runs."""
         monitor = self._monitor

@@ -57,8 +57,9 @@ class Tried:
 def decide(accelerator: str, *, guarded: bool, tried: Tried | None) -> Choice | None:
     """None: it must be tried first. Pure.
 
-    `guarded`: a block job keeps libvirt from migrating or saving the guest, which COLO does not
-    survive: QEMU does not refuse it, and can be neither migrated nor brought out of COLO after it.
+    `guarded`: libvirt is kept from migrating or saving the guest, which COLO does not survive: QEMU
+    does not refuse it, and can be neither migrated nor brought out of COLO after it. Our mirrors
+    keep it from nothing.
     """
     if accelerator != "kvm":
         why = f"QEMU's dirty log cannot be had under {accelerator}, only under kvm"

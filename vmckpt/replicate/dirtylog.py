@@ -3,8 +3,8 @@
 QEMU's COLO keeps a secondary by checkpoints; we are the secondary, over a pair of sockets, and say
 at once that all was loaded. QEMU asks before each checkpoint and waits for our answer while the
 guest runs, so the pace is ours. **While it is on, QEMU takes a `migrate` from anybody and is spoilt
-by it**: another thing must keep libvirt from that, as a block job does. Needs KVM, and QEMU before
-10; see `choosing`.
+by it**: something must keep libvirt from that, which a block job begun at the monitor does not.
+Needs KVM, and QEMU before 10; see `choosing`.
 """
 
 import json

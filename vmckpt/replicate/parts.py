@@ -7,23 +7,15 @@ from typing import Protocol
 
 from vmckpt.checkpoint.settings import Commands
 from vmckpt.replicate.buffers import Buffers
-from vmckpt.replicate.capture import Epoch
+from vmckpt.replicate.capture import Capturer
 from vmckpt.replicate.diskcompare import Readable
 from vmckpt.replicate.diskepochs import WriteLog
-from vmckpt.replicate.finder import Changed, CompareFinder
+from vmckpt.replicate.finder import CompareFinder
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.memory import Memory
 from vmckpt.replicate.status import PrimaryStatus
 from vmckpt.replicate.tenure import Tenure
 from vmckpt.replicate.wishes import Wishes
-
-
-class Captures(Protocol):
-    """Takes epochs; see capture.Capturer and bydirtylog.ByDirtyLog."""
-
-    def begin(self) -> Sequence[Changed]: ...
-    def take(self, *, goes_on: bool = True) -> Epoch: ...
-    def end(self) -> None: ...
 
 
 class Mirrors(Protocol):
@@ -43,7 +35,7 @@ class Parts:
     monitor: Commands
     memory: Memory
     finder: CompareFinder
-    capturer: Captures
+    capturer: Capturer
     logs: Sequence[WriteLog]
     buffers: Buffers
     tenure: Tenure

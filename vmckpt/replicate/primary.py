@@ -36,8 +36,6 @@ _RARELY = Seconds(30.0)
 """So long a backup is left in peace which has been copied to in vain, over and over."""
 _TURN = Seconds(0.005)
 _DEVICES = Seconds(2.0)
-_OTHERS = tuple(status for status in ACTIVE if status != "colo")
-"""Migrations that are not ours: only a dirty log has COLO."""
 _BUSY_LOG = 16 * MIB
 """So much in a disk's log ends an epoch."""
 
@@ -124,7 +122,6 @@ class Primary:
         hold = self._session.terms.hold if self._whole or self._session.lease is None else 0.0
         if not self._held:
             # It has no standby: no write need wait until the log is read again.
-            parts.capturer.end()
             parts.mirrors.end()
             self._begun = False
             parts.status.alone(str(why))
@@ -143,7 +140,6 @@ class Primary:
             return
         parts.alone(True)
         self._let_out()
-        parts.capturer.end()
         parts.mirrors.end()
         self._whole = self._begun = False
         parts.status.alone(why)
@@ -173,9 +169,6 @@ class Primary:
         sender = Sender(line, parts.memory.last, parts.logs, parts.memory.stale, limit)
         if welcome.committed == 0:
             self._first_copy.run(line, sender, left)
-        if changed := parts.capturer.begin():
-            parts.finder.settle(changed)
-            parts.memory.doubt(parts.memory.flags(changed))
         if not self._held:
             parts.buffers.add()
             parts.alone(False)
@@ -211,7 +204,6 @@ class Primary:
         self._parts.tenure.invalidate()
         self._parts.alone(True)
         self._let_out()
-        self._parts.capturer.end()
         if not self._begun:
             self._parts.mirrors.begin_again()
         self._begun = False
@@ -314,7 +306,7 @@ class Primary:
             self._parts.status.say("the guest stands still: somebody paused it")
             self._due = time.monotonic() + _AGAIN
             return False
-        if monitor.ask("query-migrate").get("status") in _OTHERS:
+        if monitor.ask("query-migrate").get("status") in ACTIVE:
             self._parts.status.say("another job moves or saves the guest")
             self._due = time.monotonic() + _AGAIN
             return False
