@@ -1,6 +1,7 @@
 """What an agent leaves for the next one to begin with."""
 
 import json
+import resource
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,15 @@ def test_what_it_has_is_for_root_alone(tmp_path: Path) -> None:
     assert "secret" in path.read_text()
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     session().write(tmp_path)
-
-    def die(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(json, "dump", die)
-    with pytest.raises(OSError, match="No space"):
-        ALL.write(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            ALL.write(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert Session.read(tmp_path) == session()
 
 

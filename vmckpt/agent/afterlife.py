@@ -17,12 +17,11 @@ from vmckpt.errors import VmckptError
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.lease.witness import LeaseClient
-from vmckpt.replicate import buffers, guard, link
+from vmckpt.replicate import buffers, guard, link, wholefile
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.tenure import Tenure
 from vmckpt.replicate.wire import End, Hello
-from vmckpt.store import durable
 from vmckpt.units import Seconds
 
 OUTCOME = "outcome.json"
@@ -59,14 +58,7 @@ def keep_definition(session: Session) -> None:
         folder = Path(session.state)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         told = {"xml": session.definition, "autostart": bool(session.extra.get("autostart"))}
-        new = folder / f"{_DEFINITION}.new"
-        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(file, "w") as out:
-            json.dump(told, out)
-            out.flush()
-            os.fsync(out.fileno())
-        new.rename(folder / _DEFINITION)
-        durable.sync_folder(folder)
+        wholefile.put(folder / _DEFINITION, json.dumps(told), private=True, for_good=True)
 
 
 def define(session: Session) -> None:
@@ -165,9 +157,8 @@ def forget(session: Session, folder: Path) -> None:
 
 def outcome(folder: Path, what: str, why: str, **more: float) -> None:
     """Leave word of how it ended, for the controller."""
-    new = folder / f"{OUTCOME}.new"
-    new.write_text(json.dumps({"outcome": what, "why": why, "at": time.time(), **more}))
-    new.rename(folder / OUTCOME)
+    told = {"outcome": what, "why": why, "at": time.time(), **more}
+    wholefile.put(folder / OUTCOME, json.dumps(told))
 
 
 @contextmanager

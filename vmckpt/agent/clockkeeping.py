@@ -11,7 +11,7 @@ from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.agent import GuestAgent
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.seat import Seat
-from vmckpt.replicate import guestclock
+from vmckpt.replicate import guestclock, wholefile
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.guestclock import Clock, Reading
 from vmckpt.replicate.status import PrimaryStatus
@@ -58,9 +58,8 @@ class ClockKeeper:
         found = guestclock.decide(self._known(), read(agent, since))
         if found.put_right:
             set_ahead(agent, found.clock.usual)
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps({"usual": found.clock.usual, "corrected": found.clock.corrected}))
-        new.rename(self._file)
+        told = {"usual": found.clock.usual, "corrected": found.clock.corrected}
+        wholefile.put(self._file, json.dumps(told))
         self._status.clock(found.clock)
 
     def _known(self) -> Clock | None:

@@ -20,7 +20,7 @@ from vmckpt.checkpoint import userfault
 from vmckpt.errors import HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.replicate import link
+from vmckpt.replicate import link, wholefile
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.link import Cut, Line
 from vmckpt.replicate.tenure import Tenure
@@ -134,9 +134,7 @@ def _note(session: Session, folder: Path, stopped: float) -> None:
             seen = Path(path).stat()
             owners[path] = (seen.st_uid, seen.st_gid)
     told = {"stood_s": time.monotonic() - stopped, "owners": owners}
-    new = folder / f"{_GIVEN}.new"
-    new.write_text(json.dumps(told))
-    new.rename(folder / _GIVEN)
+    wholefile.put(folder / _GIVEN, json.dumps(told))
 
 
 def _wait_for_libvirt(session: Session) -> None:

@@ -15,7 +15,7 @@ from vmckpt.checkpoint import userfault
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.agent import GuestAgent
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.replicate import guard, standing
+from vmckpt.replicate import guard, standing, wholefile
 from vmckpt.replicate import standby as standbys
 from vmckpt.replicate.backup import Backup, Ours
 from vmckpt.replicate.claim import LeaseClaim, Tokens
@@ -129,9 +129,7 @@ def _listening(session: Session, folder: Path) -> socket.socket:
     family = socket.AF_INET6 if ":" in session.address else socket.AF_INET
     server = socket.create_server((session.address, known), family=family, backlog=4)
     if (port := server.getsockname()[1]) != known:  # there may be no room to write it again
-        new = folder / f"{PORT}.new"
-        new.write_text(str(port))
-        new.rename(folder / PORT)
+        wholefile.put(folder / PORT, str(port))
     return server
 
 

@@ -24,6 +24,7 @@ from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import BadInput, Cancelled, HypervisorError, StoreError
 from vmckpt.hypervisor import library, pulling
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.replicate import wholefile
 from vmckpt.store.assemble import Assembly, Source
 from vmckpt.store.inside import Private
 from vmckpt.store.store import Store
@@ -86,11 +87,7 @@ def _furnished(order: RestoreOrder) -> Path:
     folder = folder_of(order.guest)
     folder.mkdir(mode=0o711, exist_ok=True)
     # With the snapshot's key: for root alone, and gone with the last disk or the next reboot.
-    new = folder / f"{_ORDER}.new"
-    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(file, "w") as out:
-        json.dump({**order.as_json(), "do": "serve"}, out)
-    new.rename(folder / _ORDER)
+    wholefile.put(folder / _ORDER, json.dumps({**order.as_json(), "do": "serve"}), private=True)
     return folder
 
 

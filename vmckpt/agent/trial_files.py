@@ -17,12 +17,11 @@ from vmckpt.checkpoint import userfault
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.replicate import fleecing
+from vmckpt.replicate import fleecing, wholefile
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.fleecing import Fleece
 from vmckpt.replicate.guard import Process
 from vmckpt.replicate.guardpage import identity
-from vmckpt.store import durable
 from vmckpt.units import Seconds
 
 log = logging.getLogger("vmckpt.replica")
@@ -44,13 +43,7 @@ class Traces:
     def write(self, state: Path) -> None:
         """Raises OSError."""
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = state / f"{_FILE}.new"
-        with new.open("w") as out:
-            json.dump(asdict(self), out)
-            out.flush()
-            os.fsync(out.fileno())
-        new.rename(state / _FILE)
-        durable.sync_folder(state)
+        wholefile.put(state / _FILE, json.dumps(asdict(self)), for_good=True)
 
     @classmethod
     def read(cls, state: Path) -> Self | None:

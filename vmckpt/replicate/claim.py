@@ -7,6 +7,7 @@ from typing import Protocol
 
 from vmckpt.errors import VmckptError
 from vmckpt.lease.witness import Denied, LeaseClient, TakenOver
+from vmckpt.replicate import wholefile
 from vmckpt.replicate.facts import Lease
 from vmckpt.units import Seconds
 
@@ -55,9 +56,7 @@ class Tokens:
         if token < self.token:
             return False
         if token > self.token:
-            new = self._file.with_suffix(".new")
-            new.write_text(str(token))
-            new.rename(self._file)
+            wholefile.put(self._file, str(token))
             self.token = token
         return True
 

@@ -5,7 +5,6 @@ start, and so does the guest. A new agent begins with what it finds there.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Self
 
 from vmckpt.errors import BadInput
 from vmckpt.lease import terms as lease_terms
+from vmckpt.replicate import wholefile
 from vmckpt.units import BytesPerSecond, Seconds
 
 ROOT = Path("/dev/shm/vmckpt-replica")
@@ -108,11 +108,7 @@ class Session:
     def write(self, folder: Path) -> None:
         """Raises OSError."""
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-        new = folder / f"{_FILE}.new"
-        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(file, "w") as out:
-            json.dump(asdict(self), out)
-        new.rename(folder / _FILE)
+        wholefile.put(folder / _FILE, json.dumps(asdict(self)), private=True)
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:

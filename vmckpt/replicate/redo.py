@@ -313,15 +313,6 @@ def try_room(folder: Path) -> None:
         os.posix_fallocate(file.fileno(), 0, _ROOM)
 
 
-def sync_folder(folder: Path) -> None:
-    """See that the names in a folder outlive a loss of power. Raises OSError."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
 def add_pages(
     file: StagedFile, which: int, numbers: NDArray[np.intp], pages: NDArray[np.uint64]
 ) -> None:

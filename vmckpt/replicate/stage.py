@@ -17,7 +17,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from vmckpt.replicate import delta, redo
+from vmckpt.replicate import delta, redo, wholefile
 from vmckpt.replicate.redo import DiskLog, Memory, Record, Sink, StagedFile, StageError
 from vmckpt.replicate.wire import Order, OutOfOrder, Pages, Part, Seal, State, Writes, damaged
 from vmckpt.units import MIB
@@ -77,7 +77,7 @@ class Stage:
                 stack.callback(one.close)
             self._log = DiskLog(log / WRITES)
             stack.callback(self._log.close)
-            redo.sync_folder(log)
+            wholefile.sync_folder(log)
             self._look()
             self.apply()
             self._held = stack.pop_all()

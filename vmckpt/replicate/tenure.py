@@ -17,6 +17,7 @@ from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease.clock import boottime
 from vmckpt.lease.witness import LeaseClient
 from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.replicate import wholefile
 from vmckpt.replicate.facts import Lease
 from vmckpt.replicate.guardpage import GuardPage
 from vmckpt.replicate.link import Cut, Line
@@ -215,9 +216,7 @@ class Tenure:
         return self.lost is not None
 
     def _store(self, token: int) -> None:
-        new = self._folder / f"{_TOKEN}.new"
-        new.write_text(str(token))
-        new.rename(self._folder / _TOKEN)
+        wholefile.put(self._folder / _TOKEN, str(token))
         (self._folder / _CHANGING).unlink(missing_ok=True)
         self.token = token
 

@@ -1,0 +1,28 @@
+"""Small files for whoever comes after us: there whole, or as they were before."""
+
+import os
+from pathlib import Path
+
+
+def put(path: Path, text: str, *, private: bool = False, for_good: bool = False) -> None:
+    """`private`: for us alone to read; `for_good`: also after a loss of power. Raises OSError."""
+    new = path.with_name(f"{path.name}.new")
+    mode = 0o600 if private else 0o666
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    with os.fdopen(file, "w") as out:
+        out.write(text)
+        if for_good:
+            out.flush()
+            os.fsync(out.fileno())
+    new.rename(path)
+    if for_good:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """See that the names in a folder outlive a loss of power. Raises OSError."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
