@@ -21,6 +21,7 @@
      +-- WentBack                   23   a guarded command failed; the guest is as it was before
      +-- HookFailed                 24   the guest is back, but what was to follow outside failed
      +-- FencingFailed              25   a host may be on; its guest was not started elsewhere
+     +-- SomeLeft                   26   not all guests of a host could be moved
      +-- LabError                   30   the lab could not do what was asked
      +-- StoreError                 40   a snapshot store cannot be opened, read or written
      |    +-- StoreDamaged          41   something in it is not what was written
@@ -182,6 +183,12 @@ class FencingFailed(VmckptError):
     """A host is not known to be off, and nothing was started in its place."""
 
     exit_code = 25
+
+
+class SomeLeft(VmckptError):
+    """A host was not emptied, or not filled again; what was moved is moved."""
+
+    exit_code = 26
 
 
 class LabError(VmckptError):

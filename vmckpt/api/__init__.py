@@ -30,7 +30,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, identity, takeover
 from vmckpt.journal.desk import Answer
-from vmckpt.journal.records import Operation, RequestKind
+from vmckpt.journal.records import WHOLE_HOST, Operation, RequestKind
 from vmckpt.lab import lab, observer_client
 from vmckpt.migrate import command, direct_control, locate, replaying, resuming, settling
 from vmckpt.migrate import recovering as migrate_recovering
@@ -242,6 +242,19 @@ def replay(path: Path, folder: Path | None, wanted: str | None, mode: Mode | Non
     """
     policy = shelf.load_one(wanted or select.DEFAULT, shelf.folder(folder, None))
     return replaying.replayed(path, replace(policy, mode=mode or policy.mode))
+
+
+def of_whole_host(job: str) -> bool:
+    """Whether a job is about a host and all its guests. Raises BadInput if there is none such."""
+    with desk.open_journal() as journal:
+        return journal.operation(job, ended=True).kind in WHOLE_HOST
+
+
+def go_on(job: str) -> Answer:
+    """Let a job of a whole host go on that was paused. Raises BadInput, Unattended."""
+    inventories.may_act()
+    with desk.open_journal() as journal:
+        return desk.control(journal, job, RequestKind.GO_ON, {})
 
 
 async def resume(

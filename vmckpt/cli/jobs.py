@@ -268,11 +268,13 @@ def postcopy(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
 
 
 def cancel(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
-    """Cancel a running job: its guest goes on where it was.
+    """Cancel a running job: its guest goes on where it was. An evacuation begins nothing new.
 
-    Example:
+    Examples:
 
         vmckpt cancel web1
+
+        vmckpt cancel e-4b7x
     """
     _ask(job, [(RequestKind.CANCEL, {})], inventory, json=json)
 
@@ -280,9 +282,13 @@ def cancel(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
 def pause(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
     """Let the guest of a running migration stand still, so that the migration can end.
 
-    Example:
+    An evacuation begins nothing new until vmckpt resume.
+
+    Examples:
 
         vmckpt pause m-7k3f
+
+        vmckpt pause e-4b7x
     """
     _ask(job, [(RequestKind.PAUSE, {})], inventory, json=json)
 

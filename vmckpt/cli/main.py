@@ -23,11 +23,25 @@ _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 _PROTECTION = ("protect", "unprotect", "failover", "status")
 
 
+_HOSTS = ("evacuate", "repopulate", "maintenance")
+
+
+def _of_hosts(name: str) -> Any:
+    """Commands on whole hosts."""
+    if name == "maintenance":
+        from vmckpt.cli import maintenance  # noqa: PLC0415
+
+        return typer.main.get_group(maintenance.app)
+    from vmckpt.cli import evacuate  # noqa: PLC0415
+
+    return typer.main.get_command(evacuate.COMMANDS[name])
+
+
 class _Commands(typer.core.TyperGroup):
     """All commands; those for snapshots, and the libraries they need, are loaded when asked for."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        later = ["guard", "prepare", "run", "snapshot", *_PROTECTION]
+        later = ["guard", "prepare", "run", "snapshot", *_PROTECTION, *_HOSTS]
         return [*super().list_commands(ctx), *later]
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
@@ -43,6 +57,8 @@ class _Commands(typer.core.TyperGroup):
             from vmckpt.cli import run  # noqa: PLC0415
 
             return typer.main.get_command(run.app)
+        if cmd_name in _HOSTS:
+            return _of_hosts(cmd_name)
         if cmd_name in _PROTECTION:
             from vmckpt.cli import protect  # noqa: PLC0415
 

@@ -13,6 +13,7 @@ from vmckpt.cli import endings, output
 from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY, PROBE, rate, seconds
 from vmckpt.cli.progress import Progress
 from vmckpt.cli.signals import stop_on_signals
+from vmckpt.errors import BadInput
 from vmckpt.migrate import report as reports
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.terms import Wishes
@@ -128,15 +129,26 @@ def resume(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Go on with a post-copy whose stream broke.
+    """Go on with a post-copy whose stream broke, or with an evacuation that was paused.
 
     The guest waits on the target for memory that the source still holds; nothing is lost. This
     tries again and again, for as long as the policy says; Ctrl-C stops trying and changes nothing.
 
-    Example:
+    Examples:
 
         vmckpt resume m-7k3f
+
+        vmckpt resume e-4b7x
     """
+    if api.of_whole_host(job):
+        answer = api.go_on(job)
+        if not answer.ok:
+            raise BadInput(answer.text, mend=f"see vmckpt job {job}")
+        if json:
+            output.print_json({"ok": answer.ok, "text": answer.text})
+        else:
+            output.say(answer.text)
+        return
     report = asyncio.run(_resume(job, inventory, policies))
     if json:
         output.print_json(reports.as_json(report))

@@ -11,6 +11,8 @@ from vmckpt.inventory import looks_only
 from vmckpt.journal import identity, place
 from vmckpt.journal.history import PastMove
 from vmckpt.journal.records import (
+    MAINTENANCE,
+    WHOLE_HOST,
     Operation,
     Request,
     RequestKind,
@@ -181,7 +183,7 @@ def refuse_entrusted(guest: str) -> None:
         return
     with open_journal() as journal:
         for one in journal.entrusted():
-            if guest in (one.guest, one.guest_uuid):
+            if one.kind != MAINTENANCE and guest in (one.guest, one.guest_uuid):
                 raise GuestBusy(
                     f"guest {one.guest} is protected ({one.id}), by agents on"
                     f" {one.controller.host}; nothing was changed",
@@ -228,13 +230,9 @@ def control(
             f"job {operation.id} has ended: {operation.outcome}",
             mend=f"vmckpt job {operation.id} tells how",
         )
-    if operation.controller.entrusted:
-        raise BadInput(
-            f"{operation.id} is a {operation.kind} job, which agents on its hosts go on with",
-            mend=f"vmckpt unprotect {operation.guest} ends it",
-        )
+    _refuse(operation)
     if attended(journal, operation) is False:
-        if direct is not None:
+        if direct is not None and operation.kind not in WHOLE_HOST:
             return direct(operation, kind, arguments)
         raise unattended(operation, kind, arguments)
     request = journal.ask(operation.id, kind, arguments, identity.asked_by())
@@ -243,7 +241,7 @@ def control(
         return answered
     if journal.withdraw(request):
         if attended(journal, journal.operation(operation.id)) is False:
-            if direct is not None:
+            if direct is not None and operation.kind not in WHOLE_HOST:
                 return direct(operation, kind, arguments)
             raise unattended(operation, kind, arguments)
         raise Unattended(
@@ -260,6 +258,20 @@ def control(
         host=operation.source or operation.controller.host,
         mend=f"look with vmckpt job {operation.id}",
     )
+
+
+def _refuse(operation: Operation) -> None:
+    """Raise BadInput for a job that has no controller to be asked."""
+    if operation.kind == MAINTENANCE:
+        raise BadInput(
+            f"{operation.id} says that {operation.source} is in maintenance",
+            mend=f"vmckpt maintenance leave {operation.source} ends it",
+        )
+    if operation.controller.entrusted:
+        raise BadInput(
+            f"{operation.id} is a {operation.kind} job, which agents on its hosts go on with",
+            mend=f"vmckpt unprotect {operation.guest} ends it",
+        )
 
 
 def _wait(
@@ -280,13 +292,14 @@ def _wait(
 def unattended(operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]) -> Unattended:
     """The error for a job that nobody attends, with what does the same by hand."""
     controller = operation.controller
-    command = _by_hand(operation.guest, kind, arguments)
     seen = identity.alive(controller) is not None
     gone = "has ended" if seen else "has not been heard of lately"
+    command = _by_hand(operation.guest, kind, arguments)
+    by_hand = f"on {operation.source or 'the source'}, run {command}"
     return Unattended(
         f"nobody attends {operation.id} any more: its controller, process {controller.pid} on"
         f" {controller.host}, {gone}; nothing was done",
-        mend=f"on {operation.source or 'the source'}, run {command}",
+        mend="run vmckpt recover" if operation.kind in WHOLE_HOST else by_hand,
     )
 
 
@@ -305,3 +318,5 @@ def _by_hand(guest: str, kind: RequestKind, arguments: Mapping[str, Any]) -> str
             return f"virsh domjobabort {guest}"
         case RequestKind.PAUSE:
             return f"virsh suspend {guest}"
+        case RequestKind.GO_ON:
+            return f"virsh resume {guest}"

@@ -155,9 +155,10 @@ def _refuse_held(connection: Connection, lease: RowMapping, now: Now) -> None:
     holder = lease["operation"] and writing.one(connection, lease["operation"])
     if not holder or not holder.active:
         return
+    what = "host" if guest_of(lease["resource"]) is None else "guest"
     if abandoned(holder, connection.execute(select(now)).scalar_one()):
         raise GuestBusy(
-            f"guest {holder.guest} has an operation that was interrupted and is not settled:"
+            f"{what} {holder.guest} has an operation that was interrupted and is not settled:"
             f" {holder.id} ({holder.kind}), asked for by {holder.asked_by},"
             f" {utc(holder.began_at)}",
             mend="run vmckpt recover",
@@ -169,7 +170,7 @@ def _refuse_held(connection: Connection, lease: RowMapping, now: Now) -> None:
             mend=f"run vmckpt unprotect {holder.guest} first",
         )
     raise GuestBusy(
-        f"guest {holder.guest} has an operation already: {holder.id} ({holder.kind}), asked for by"
+        f"{what} {holder.guest} has an operation already: {holder.id} ({holder.kind}), asked for by"
         f" {holder.asked_by}, since {utc(holder.began_at)}, run by process {controller.pid} on"
         f" {controller.host}",
         mend=f"vmckpt watch {holder.id} shows it, vmckpt cancel {holder.id} ends it; should its"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from vmckpt.errors import BadInput
-from vmckpt.journal.records import Operation
+from vmckpt.journal.records import MAINTENANCE, Operation
 
 T = TypeVar("T")
 
@@ -25,7 +25,9 @@ def choose(name: str, found: Sequence[Operation], *, ended: bool = False) -> Ope
     exact = next((one for one in found if one.id == wanted), None)
     if exact is not None:
         return exact
-    guests = [one for one in found if one.guest == name]
+    # A host in maintenance is called by its name, and rather what is done to it is meant.
+    named = [one for one in found if one.guest == name]
+    guests = [one for one in named if one.kind != MAINTENANCE] or named
     begun = [one for one in found if one.id.startswith(wanted) and is_prefix(name)]
     meant = {one.id: one for one in [*begun, *(one for one in guests if one.active)]}
     if len(meant) == 1:

@@ -1,6 +1,6 @@
 """What is read from the journal: every call is one short transaction."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Float, Select, Table, literal, or_, select
@@ -90,6 +90,19 @@ class Reader:
             table.c.ended_at.is_not(None),
         )
         return self._read(chosen.order_by(table.c.ended_at.desc()).limit(limit), rows.operation)
+
+    def parts(self, job: str, since: float) -> list[Operation]:
+        """Migrations that are parts of a job which began then, the first one first."""
+        table = schema.operations
+        chosen = select(table).where(table.c.kind == "migrate", table.c.began_at >= since)
+        found = self._read(chosen.order_by(table.c.began_at).limit(_MOST), rows.operation)
+        return [one for one in found if one.detail.get("part_of") == job]
+
+    def on_host(self, kinds: Sequence[str], host: str) -> list[Operation]:
+        """Operations of these kinds on a whole host, the latest first."""
+        table = schema.operations
+        chosen = select(table).where(table.c.kind.in_(kinds), table.c.source == host)
+        return self._read(chosen.order_by(table.c.began_at.desc()).limit(_MOST), rows.operation)
 
     def recent_moves(
         self, source: str, target: str, limit: int = 20, *, guest_uuid: str | None = None

@@ -16,6 +16,13 @@ from vmckpt.units import Seconds
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
+MAINTENANCE = "maintenance"
+"""The kind of operation that keeps guests away from a host until somebody ends it."""
+
+WHOLE_HOST = ("evacuate", "repopulate")
+"""Kinds of operations that are about a host and all its guests."""
+
+
 class State(StrEnum):
     """Whether an operation is under way. What it does then is its phase."""
 
@@ -35,6 +42,8 @@ class RequestKind(StrEnum):
     POSTCOPY = "postcopy"
     CANCEL = "cancel"
     PAUSE = "pause"
+    GO_ON = "go-on"
+    """Of a job that was paused."""
 
 
 class StepState(StrEnum):

@@ -22,6 +22,11 @@ def guest_resource(uuid: str) -> str:
     return _GUEST + uuid
 
 
+def host_resource(name: str) -> str:
+    """The name of the lease on a whole host, for emptying it."""
+    return f"host/{name}"
+
+
 def guest_of(resource: str) -> str | None:
     """The guest that a lease is on; None if it is on something else."""
     return resource.removeprefix(_GUEST) if resource.startswith(_GUEST) else None

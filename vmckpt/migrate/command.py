@@ -186,7 +186,8 @@ class _Move:
 
 def _asked(request: MigrateRequest) -> dict[str, Any]:
     """What of the request whoever goes on with it must know."""
-    return {"observe": request.observe, "wishes": request.wishes.as_json()}
+    asked = {"observe": request.observe, "wishes": request.wishes.as_json()}
+    return asked if request.part_of is None else {**asked, "part_of": request.part_of}
 
 
 def _how(exc: BaseException) -> Outcome:

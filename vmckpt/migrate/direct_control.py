@@ -80,3 +80,5 @@ async def _do(mover: Mover, kind: RequestKind, arguments: Mapping[str, Any]) -> 
         case RequestKind.CANCEL:
             await mover.abort()
             return "cancelled"
+        case RequestKind.GO_ON:
+            return "nothing done"

@@ -10,6 +10,7 @@ from vmckpt.errors import HostKeyRefused, HypervisorError, RemoteError
 from vmckpt.hypervisor import facts as host_facts
 from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.journal import maintenance
 from vmckpt.migrate.preflight import Facts
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
@@ -43,10 +44,12 @@ async def gather(
         (guest, guest_error),
         (source_facts, source_error),
         (target_facts, target_error),
+        closed,
     ) = await asyncio.gather(
         _or_error(guests.find_guest(source, name)),
         _or_error(host_facts.host_facts(source)),
         _or_error(host_facts.host_facts(target)),
+        asyncio.to_thread(maintenance.closed, target.host.name),
     )
     cpu_fits = None
     seen = _SshFacts()
@@ -73,6 +76,7 @@ async def gather(
         post_copy_asked=seen.post_copy_asked,
         memory_folder=seen.memory_folder,
         ssh_errors=seen.errors,
+        target_closed=closed,
     )
 
 

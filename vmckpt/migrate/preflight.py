@@ -46,6 +46,8 @@ class Facts:
     memory_folder: str | None = None
     """File system of the target's folder for memory in files: "tmpfs", …; None: not asked."""
     ssh_errors: tuple[str, ...] = ()
+    target_closed: str | None = None
+    """Why nothing is placed on the target; None: it may be."""
 
 
 def check(facts: Facts) -> tuple[Finding, ...]:
@@ -105,6 +107,11 @@ def _hosts(facts: Facts) -> Iterator[Finding]:
         yield _blocker(
             "same-host", facts.name, f"already on {facts.target}", "choose another host with --to"
         )
+    elif facts.target_closed is not None:
+        yield _blocker(
+            "host-in-maintenance", facts.target, facts.target_closed,
+            f"choose another host, or vmckpt maintenance leave {facts.target}",
+        )  # fmt: skip
     elif (
         facts.source_facts is not None
         and facts.target_facts is not None

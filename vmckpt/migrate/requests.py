@@ -27,6 +27,8 @@ class MigrateRequest:
     """Decide and tell, and do nothing about it."""
     trace: Path | None = None
     """Write samples and decisions there."""
+    part_of: str | None = None
+    """The job that it is a part of."""
     probe: Seconds | None = None
     """How long the guest is measured before; None: as the policy has it, 0: not at all."""
 

@@ -55,6 +55,8 @@ def _wanted(kind: RequestKind, arguments: Mapping[str, Any]) -> Action:
             return Halt()
         case RequestKind.CANCEL:
             return Abort(Stop.OPERATOR)
+        case RequestKind.GO_ON:
+            raise ValueError(kind)
 
 
 def _positive(value: Any) -> float:

@@ -111,6 +111,7 @@ def _policy(
             failover=form.protect.failover,
             lease=form.protect.lease,
         ),
+        evacuation=form.evacuate.read(),
         snapshots=tuple(map(_schedule, form.snapshots)),
         shipped=shipped,
         given=given,

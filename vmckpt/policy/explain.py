@@ -120,7 +120,29 @@ _AFTER_RULES: tuple[Row, ...] = (
     ("protect.hold", lambda p: show_seconds(p.protection.hold)),
     ("protect.failover", lambda p: str(p.protection.failover)),
     ("protect.lease", lambda p: show_seconds(p.protection.lease)),
+    ("evacuate.strategy", lambda p: str(p.evacuation.strategy)),
+    ("evacuate.priority", lambda p: str(p.evacuation.priority)),
+    ("evacuate.apart", lambda p: ", ".join(p.evacuation.apart) or "none"),
+    ("evacuate.needs", lambda p: _labels(p.evacuation.needs)),
+    ("evacuate.prefers", lambda p: _labels(p.evacuation.prefers)),
+    ("evacuate.shutdown", lambda p: show_seconds(p.evacuation.shutdown)),
+    ("evacuate.order", lambda p: str(p.evacuation.order)),
+    ("evacuate.at_once.source", lambda p: str(p.evacuation.per_source)),
+    ("evacuate.at_once.target", lambda p: str(p.evacuation.per_target)),
+    ("evacuate.at_once.total", lambda p: str(p.evacuation.at_once)),
+    ("evacuate.keep_free", lambda p: f"{p.evacuation.keep_free * 100:g} %"),
+    ("evacuate.cpu_overcommit", lambda p: f"{p.evacuation.cpu_overcommit:g}"),
+    ("evacuate.weights.spread", lambda p: f"{p.evacuation.spread:g}"),
+    ("evacuate.weights.prefer", lambda p: f"{p.evacuation.prefer:g}"),
+    ("evacuate.weights.stay_near", lambda p: f"{p.evacuation.stay_near:g}"),
+    ("evacuate.displace", lambda p: "yes" if p.evacuation.displace else "no"),
+    ("evacuate.tries", lambda p: str(p.evacuation.tries)),
+    ("evacuate.first_wait", lambda p: show_seconds(p.evacuation.first_wait)),
 )
+
+
+def _labels(labels: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in labels) or "none"
 
 
 def _rows(policy: Policy) -> Iterator[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from vmckpt.model.orders import Compression, Mode
 from vmckpt.policy import types
+from vmckpt.policy.evacuation_form import EvacuateForm
 from vmckpt.policy.protection_form import ProtectForm
 from vmckpt.policy.schedule_form import ScheduleForm, Text
 from vmckpt.policy.schedule_form import Section as _Part
@@ -293,6 +294,7 @@ class PolicyForm(_Part):
     )
     forecast: ForecastForm = Field(ForecastForm(), description="What is measured before.")
     protect: ProtectForm = Field(ProtectForm(), description="How a standby is kept up.")
+    evacuate: EvacuateForm = Field(EvacuateForm(), description="How its host is emptied.")
     snapshots: Annotated[list[ScheduleForm], Field(max_length=32)] = Field(
         [], description="Snapshots that vmckpt run takes by itself."
     )

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from vmckpt.model.orders import AutoConverge, Compression, Mode
+from vmckpt.policy.evacuation import Evacuation
 from vmckpt.policy.protection import Protection
 from vmckpt.policy.schedules import Schedule
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
@@ -204,6 +205,7 @@ class Policy:
     probe: Seconds = Seconds(1.0)
     """How long the guest's dirty rate is measured before the move; 0: not."""
     protection: Protection = field(default_factory=Protection)
+    evacuation: Evacuation = field(default_factory=Evacuation)
     snapshots: tuple[Schedule, ...] = ()
     """What `vmckpt run` takes by itself."""
     shipped: bool = False

@@ -12,6 +12,7 @@ from vmckpt import units
 from vmckpt.model.orders import Compression, Mode
 from vmckpt.policy import calendar
 from vmckpt.policy.calendar import Hourly, Interval, Monthly, Weekly
+from vmckpt.policy.evacuation import Order, Strategy
 from vmckpt.policy.protection import Failover
 from vmckpt.policy.schedules import Check
 from vmckpt.policy.types import CopyKind, OnFailure, Tls
@@ -300,6 +301,8 @@ TlsWord = Annotated[
 ]
 CompressionWord = Annotated[Compression, BeforeValidator(_word(Compression)), _enum(Compression)]
 CopyWord = Annotated[CopyKind, BeforeValidator(_word(CopyKind)), _enum(CopyKind)]
+StrategyWord = Annotated[Strategy, BeforeValidator(_word(Strategy)), _enum(Strategy)]
+OrderWord = Annotated[Order, BeforeValidator(_word(Order)), _enum(Order)]
 FailoverWord = Annotated[Failover, BeforeValidator(_word(Failover)), _enum(Failover)]
 FailureWord = Annotated[OnFailure, BeforeValidator(_word(OnFailure)), _enum(OnFailure)]
 PlainWord = Annotated[Plain, BeforeValidator(_plain), _enum(Plain)]

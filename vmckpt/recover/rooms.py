@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from vmckpt.journal import maintenance
+from vmckpt.journal.records import MAINTENANCE
 from vmckpt.journal.unattended import Unattended
 from vmckpt.migrate import settling as moves
+from vmckpt.model.jobs import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
 from vmckpt.protect.steps import Step
@@ -39,6 +42,16 @@ async def _settle_move(case: Unattended, policies: Sequence[Policy]) -> Settled:
     return await settling_move.settle(case, policies)
 
 
+async def _settle_evacuation(case: Unattended, policies: Sequence[Policy]) -> Settled:
+    from vmckpt.evacuate import settling as evacuations  # noqa: PLC0415
+    from vmckpt.recover import engine  # noqa: PLC0415
+
+    async def resolve(job: str) -> Outcome | None:
+        return (await engine.one(case.inventory, policies, case.caller, job)).outcome
+
+    return await evacuations.settle(case, policies, resolve)
+
+
 ROOMS: Mapping[str, Room] = {
     "migrate": _settle_move,
     "resume": moves.settle,
@@ -49,5 +62,8 @@ ROOMS: Mapping[str, Room] = {
     "proof": settle_proof,
     "protect": _settle_protection,
     "run": settle_service,
+    "evacuate": _settle_evacuation,
+    "repopulate": _settle_evacuation,
+    MAINTENANCE: maintenance.settle,
 }
 """By the operation's kind."""

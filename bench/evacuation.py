@@ -1,0 +1,279 @@
+"""Emptying hosts, on paper: how long a plan takes, and how well it is carried out.
+
+    .venv/bin/python -m bench.evacuation [--only scale,race] [--fleets 20]
+        [--json bench/results/evacuation.json]
+
+`scale`: a rack of 40 hosts out of 1,000 with 20,000 guests is planned and played through; then
+fleets from 100 to 10,000 guests. `race`: the same racks emptied by us and by two others in one
+made-up world, where what a move sends is off by up to 30 % and some fail half-way. Others: one
+after the other from each host, as OpenStack Nova does with its usual max_concurrent_live_migrations
+of 1, to the host with the most free memory; and jobsets as Ganeti's hbal makes them: moves that
+share no host at once, the next set when all of the last have ended.
+"""
+
+import argparse
+import json
+import math
+import random
+import resource
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from vmckpt.evacuate import outlook, placement
+from vmckpt.evacuate.course import Patience, Terms
+from vmckpt.evacuate.fleet import Fleet, Place, Rules, Tenant
+from vmckpt.evacuate.links import Move, Under, advance, begin, over
+from vmckpt.evacuate.schedule import Windows, links_of
+from vmckpt.evacuate.seating import Seating
+from vmckpt.sim.moves import Luck, Sim
+from vmckpt.units import GIB, Bytes, BytesPerSecond
+
+GBIT = 125_000_000
+RULES = Rules(keep_free=0.05)
+WINDOWS = Windows(per_source=2, per_target=2, total=1000)
+TERMS = Terms(rules=RULES, windows=WINDOWS, patience=Patience(tries=10))
+
+
+def rack(seed: int, hosts: int, guests: int, emptied: int) -> tuple[Fleet, list[Tenant]]:
+    """Hosts of 128 to 512 GiB on 10 and 25 Gbit/s, guests of 1 to 32 GiB; the first hosts go."""
+    dice = random.Random(seed)
+    places = [
+        Place(
+            name=f"h{number:04}", memory=Bytes(dice.choice((256, 384, 512)) * GIB), cpus=512.0,
+            labels=MappingProxyType({"rack": f"r{number // 40}"}),
+            closed="it is emptied" if number < emptied else None,
+            link=BytesPerSecond(dice.choice((10, 25)) * GBIT),
+        )
+        for number in range(hosts)
+    ]  # fmt: skip
+    used = [0.0] * hosts
+    tenants = []
+    for number in range(guests):
+        memory = dice.choice((1, 2, 4, 4, 8, 8, 16, 32)) * GIB
+        at = min(dice.sample(range(hosts), min(4, hosts)), key=lambda one: used[one])
+        if used[at] + memory > places[at].memory * 0.8:
+            continue
+        used[at] += memory
+        tenants.append(
+            Tenant(
+                name=f"g{number:05}", host=places[at].name, memory=Bytes(memory), cpus=2.0,
+                apart=frozenset({f"c{dice.randrange(200)}"}) if dice.random() < 0.02
+                else frozenset(),
+                dirty=BytesPerSecond(dice.choice((0, 10, 50, 200)) * 1_000_000),
+            )
+        )  # fmt: skip
+    gone = {one.name for one in places[:emptied]}
+    return Fleet(tuple(places), tuple(tenants)), [one for one in tenants if one.host in gone]
+
+
+def scale(_: argparse.Namespace) -> dict[str, Any]:
+    """How long plans take."""
+    large = _planned(1, 1000, 20_000, 40)
+    print(f"{'hosts':>6} {'guests':>7} {'moves':>6} {'plan':>8} {'n log n':>9}")
+    sizes = (100, 300, 1000, 3000, 10_000)
+    rows = [large, *(_planned(2, one // 20, one, max(1, one // 500)) for one in sizes)]
+    first = rows[1]["seconds"] / (rows[1]["guests"] * math.log(rows[1]["guests"]))
+    for row in rows:
+        row["over_n_log_n"] = row["seconds"] / (row["guests"] * math.log(row["guests"])) / first
+        print(
+            f"{row['hosts']:>6} {row['guests']:>7} {row['moves']:>6} {row['seconds']:>7.2f}s"
+            f" {row['over_n_log_n']:>8.2f}x"
+        )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"at most {peak:.0f} MiB of memory")
+    return {"rows": rows, "memory_mib": round(peak)}
+
+
+def _planned(seed: int, hosts: int, guests: int, emptied: int) -> dict[str, Any]:
+    fleet, leaving = rack(seed, hosts, guests, emptied)
+
+    def once() -> tuple[float, int]:
+        began = time.perf_counter()
+        found = placement.place(fleet, leaving, RULES)
+        moves = [
+            Move(tenant=one.tenant, source=one.tenant.host, target=one.target)
+            for one in found.going
+        ]
+        played = outlook.play(fleet, moves, RULES, WINDOWS)
+        assert not played.stuck
+        assert not found.left
+        return time.perf_counter() - began, len(moves)
+
+    tried = [once() for _ in range(3)]
+    return {
+        "hosts": hosts, "guests": len(fleet.tenants), "moves": tried[0][1],
+        "seconds": round(statistics.median(took for took, _ in tried), 3),
+    }  # fmt: skip
+
+
+@dataclass
+class Others:
+    """What other programs do, in the same world: the same shares of links, and the same luck."""
+
+    fleet: Fleet
+    luck: Luck
+    seed: int
+    now: float = 0.0
+    moved: int = 0
+    tries: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.seating = Seating(self.fleet.places, self.fleet.tenants, RULES)
+        self.links = links_of(self.fleet)
+        self.running: list[tuple[Under, Move, bool]] = []
+
+    def begin(self, move: Move) -> None:
+        """What it really sends, and whether it fails half-way, nobody knew before."""
+        self.seating.sit(move.tenant, self.seating.index[move.target])
+        fate = self.luck.of(self.seed, move, self.tries[move.name])
+        self.tries[move.name] += 1
+        self.running.append((begin(fate.real(move)), move, fate.fails is not None))
+
+    def step(self) -> tuple[list[Move], list[Move]]:
+        """Until something ends: who has arrived, and who has failed."""
+        took, after = advance([one for one, _, _ in self.running], self.links)
+        self.now += took
+        arrived: list[Move] = []
+        failed: list[Move] = []
+        still: list[tuple[Under, Move, bool]] = []
+        for under, (_, move, fails) in zip(after, self.running, strict=True):
+            if not over(under):
+                still.append((under, move, fails))
+                continue
+            gone = move.target if fails else move.source
+            self.seating.rise(move.tenant, self.seating.index[gone])
+            (failed if fails else arrived).append(move)
+        self.running = still
+        self.moved += len(arrived)
+        return arrived, failed
+
+    def roomiest(self, tenant: Tenant) -> str | None:
+        """The host with the most free memory that may take it."""
+        may = self.seating.may(tenant)
+        able = [at for at, yes in enumerate(may.tolist()) if yes]
+        if not able:
+            return None
+        return self.fleet.places[
+            max(able, key=lambda at: self.fleet.places[at].memory - self.seating.used[at])
+        ].name
+
+
+def serial(fleet: Fleet, leaving: Sequence[Tenant], luck: Luck, seed: int) -> tuple[float, int]:
+    """One at a time from each host; a failed one goes to the end of its queue."""
+    world = Others(fleet, luck, seed)
+    queues: dict[str, list[Tenant]] = {}
+    for one in leaving:
+        queues.setdefault(one.host, []).append(one)
+    while True:
+        busy = {move.source for _, move, _ in world.running}
+        for host, queue in queues.items():
+            if host in busy or not queue:
+                continue
+            target = world.roomiest(queue[0])
+            if target is not None:
+                tenant = queue.pop(0)
+                world.begin(Move(tenant=tenant, source=tenant.host, target=target))
+        if not world.running:
+            return world.now, world.moved
+        for move in world.step()[1]:
+            queues[move.source].append(move.tenant)
+
+
+def jobsets(fleet: Fleet, leaving: Sequence[Tenant], luck: Luck, seed: int) -> tuple[float, int]:
+    """Sets of moves that share no host; the next when all of the last have ended."""
+    world = Others(fleet, luck, seed)
+    waiting = list(leaving)
+    while waiting:
+        used: set[str] = set()
+        for tenant in list(waiting):
+            if tenant.host in used:
+                continue
+            may = world.seating.may(tenant)
+            for name in used:
+                may[world.seating.index[name]] = False
+            if not may.any():
+                continue
+            costs = [
+                (world.seating.used[at] / fleet.places[at].memory, at)
+                for at, yes in enumerate(may.tolist()) if yes
+            ]  # fmt: skip
+            target = fleet.places[min(costs)[1]].name
+            used |= {tenant.host, target}
+            waiting.remove(tenant)
+            world.begin(Move(tenant=tenant, source=tenant.host, target=target))
+        if not world.running:
+            break
+        while world.running:
+            waiting += [move.tenant for move in world.step()[1]]
+    return world.now, world.moved
+
+
+def bound(fleet: Fleet, leaving: Sequence[Tenant], luck: Luck, seed: int) -> float:
+    """No order is faster: what really leaves a host goes over its link, and all over those of the
+    rest. Pages that are sent again, attempts that fail and setup are not in it."""
+    links = links_of(fleet)
+    sent: dict[str, float] = {}
+    for one in leaving:
+        good = replace(luck, fails=0.0)
+        share = good.of(seed, Move(tenant=one, source=one.host, target=""), 0).share
+        sent[one.host] = sent.get(one.host, 0) + one.travels * share
+    targets = sum(links[one.name] for one in fleet.places if one.closed is None)
+    return max(*(size / links[host] for host, size in sent.items()), sum(sent.values()) / targets)
+
+
+def race(args: argparse.Namespace) -> dict[str, Any]:
+    """Who empties a rack fastest."""
+    print(f"{'fleet':>5} {'moves':>6} {'bound':>8} {'vmckpt':>8} {'serial':>8} {'jobsets':>8}")
+    rows = []
+    for seed in range(args.fleets):
+        fleet, leaving = rack(seed, 200, 3000, 40)
+        luck = Luck(fails=0.02)
+        least = bound(fleet, leaving, luck, seed)
+        sim = Sim(fleet, frozenset(one.name for one in leaving), TERMS, luck=luck, seed=seed)
+        sim.run()
+        found = {
+            "vmckpt": (sim.now, len(sim.moved)),
+            "serial": serial(fleet, leaving, luck, seed),
+            "jobsets": jobsets(fleet, leaving, luck, seed),
+        }
+        assert all(moved == len(leaving) for _, moved in found.values()), found
+        ratios = {name: took / least for name, (took, _) in found.items()}
+        rows.append({"seed": seed, "moves": len(leaving), "bound_s": round(least, 1)}
+                    | {name: round(ratio, 3) for name, ratio in ratios.items()})  # fmt: skip
+        print(
+            f"{seed:>5} {len(leaving):>6} {least:>7.0f}s"
+            + "".join(f" {ratio:>7.2f}x" for ratio in ratios.values()),
+            flush=True,
+        )
+    told: dict[str, Any] = {"rows": rows}
+    for name in ("vmckpt", "serial", "jobsets"):
+        of = [row[name] for row in rows]
+        told[name] = {"median": statistics.median(of), "worst": max(of)}
+        print(f"{name}: median {told[name]['median']:.3f} of the bound, worst {max(of):.3f}")
+    told["never_worse"] = all(row["vmckpt"] <= min(row["serial"], row["jobsets"]) for row in rows)
+    print(f"never slower than either of the others: {told['never_worse']}")
+    return told
+
+
+def main() -> None:
+    """Measure and tell."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", default="scale,race")
+    parser.add_argument("--fleets", type=int, default=20)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    results = {name: {"scale": scale, "race": race}[name](args) for name in args.only.split(",")}
+    if args.json is not None:
+        args.json.write_text(json.dumps(results, indent=2) + "\n")
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

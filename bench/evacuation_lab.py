@@ -1,0 +1,125 @@
+"""A host of a lab is emptied: by vmckpt, and by virsh, one after the other and two at a time.
+
+    sudo .venv/bin/python -m bench.evacuation_lab [--rounds 3] [--guests 8] [--link 400mbit]
+        [--json bench/results/evacuation_lab.json]
+
+Three hosts, eight busy guests on the first. All three ways empty it in turn, in one run, guests
+brought back in between by virsh. virsh is given the targets that a person would choose: half of the
+guests to each of the other hosts. What is compared is the time from the first command to the last
+guest's arrival. vmckpt is measured with its plan made and shown before, as virsh's user has made
+his, and as a whole command beside that.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.lab.bench import Bench
+from vmckpt.lab import lab, network
+from vmckpt.units import parse_rate
+
+MEMORY, DIRTY = "160MiB", "16MiB@4MiB/s"
+
+
+def virsh(bench: Bench, name: str, source: str, target: str) -> None:
+    """One move, with the flags that vmckpt gives."""
+    there = bench.plan.host(target).address
+    subprocess.run(
+        ["virsh", "-c", f"qemu+tcp://{bench.plan.host(source).address}/system", "migrate",
+         "--live", "--p2p", "--persistent", "--undefinesource", "--unsafe", "--abort-on-error",
+         name, f"qemu+tcp://{there}/system", "--migrateuri", f"tcp://{there}"],
+        check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def by_virsh(bench: Bench, names: Sequence[str], at_once: int) -> dict[str, float]:
+    """All of them, half to each of the other hosts."""
+    targets = [("beta", "gamma")[number % 2] for number in range(len(names))]
+    began = time.monotonic()
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(lambda one: virsh(bench, one[0], "alpha", one[1]),
+                      zip(names, targets, strict=True)))  # fmt: skip
+    return {"moves_s": time.monotonic() - began}
+
+
+def by_vmckpt(bench: Bench, names: Sequence[str]) -> dict[str, float]:
+    """The command, and of that the part after the plan."""
+    began = time.monotonic()
+    done = bench.good("evacuate", "alpha", "--yes", "--json").json
+    whole = time.monotonic() - began
+    assert {one["guest"] for one in done["moved"]} == set(names)
+    bench.good("maintenance", "leave", "alpha")
+    return {"moves_s": done["total_ms"] / 1000, "command_s": whole}
+
+
+def back(bench: Bench, names: Sequence[str]) -> None:
+    """By virsh, one after the other."""
+    for name in names:
+        (at,) = bench.where(name)
+        if at != "alpha":
+            virsh(bench, name, at, "alpha")
+
+
+def run(args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+    """All ways in turn, each first as often as last."""
+    plan = lab.up("evacuation", hosts=3, say=print)
+    bench = Bench(plan)
+    try:
+        names = [f"web{number}" for number in range(1, args.guests + 1)]
+        for name in names:
+            bench.guest(name, memory=MEMORY, dirty=DIRTY, disk="16MiB")
+        for one in plan.hosts:
+            network.shape(plan, one.name, parse_rate(args.link))
+        ways: dict[str, Callable[[], dict[str, float]]] = {
+            "vmckpt": lambda: by_vmckpt(bench, names),
+            "serial": lambda: by_virsh(bench, names, 1),
+            "two at a time": lambda: by_virsh(bench, names, 2),
+        }
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+        for number in range(args.rounds):
+            order = list(ways)[number % 3 :] + list(ways)[: number % 3]
+            for way in order:
+                time.sleep(2)
+                told = ways[way]()
+                found[way].append(told)
+                print(f"{way:<14}" + " ".join(f"{k}={v:.1f}" for k, v in told.items()), flush=True)
+                back(bench, names)
+        for name in names:
+            assert all(bench.ledgers(name).values()), name
+        return found
+    finally:
+        lab.down("evacuation")
+
+
+def main() -> None:
+    """Measure and tell."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--guests", type=int, default=8)
+    parser.add_argument("--link", default="400mbit")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    found = run(args)
+    medians = {way: statistics.median(one["moves_s"] for one in told)
+               for way, told in found.items()}  # fmt: skip
+    best = min(medians["serial"], medians["two at a time"])
+    results: dict[str, Any] = {
+        "guests": args.guests, "link": args.link, "memory": MEMORY, "dirty": DIRTY,
+        "rounds": found, "median_s": medians, "ratio": round(medians["vmckpt"] / best, 3),
+    }  # fmt: skip
+    for way, median in medians.items():
+        print(f"{way:<14} {median:6.1f} s  {median / best:.2f} of the best by hand")
+    if args.json is not None:
+        args.json.write_text(json.dumps(results, indent=2) + "\n")
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""A run against hosts that a test plays: who is moved, tried again, left, and when it ends."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from tests.engine.fakes import FakeDesk
+from tests.unit.sights import answers, at, by, seen, vm
+from vmckpt.evacuate.course import Blame
+from vmckpt.evacuate.engine import Ended, Moved, Run
+from vmckpt.evacuate.seen import Known, Look, Seen
+from vmckpt.evacuate.task import Kind, Task, terms
+from vmckpt.journal.records import RequestKind
+from vmckpt.model.events import Decided
+from vmckpt.model.guests import OUTGOING, Guest
+from vmckpt.policy.types import Policy
+from vmckpt.units import GIB, Seconds
+
+pytestmark = pytest.mark.looptime(end=3000)
+ORDER = Task(kind=Kind.EVACUATE, host="alpha")
+USUAL = by("keep_free: 1%, at_once: {source: 2, target: 2}")
+GOOD = Moved(good=True, took=Seconds(5.0), job="m-1")
+
+
+@dataclass
+class Hosts:
+    """A world of three hosts. A move takes 5 s; `fate` says what comes of one."""
+
+    guests: dict[str, list[Guest]]
+    fate: Callable[[str, str, int], Moved] = lambda *_: GOOD
+    own: dict[str, Policy] = field(default_factory=dict)
+    free: dict[str, int] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+    moves: list[tuple[str, str]] = field(default_factory=list)
+    running: int = 0
+    most: int = 0
+    looks: int = 0
+    stubborn: bool = False
+    after_look: Callable[["Hosts"], None] = lambda _: None
+
+    async def look(self) -> Seen:
+        self.looks += 1
+        await asyncio.sleep(0.3)
+        self.after_look(self)
+        looks = [
+            Look(host=at(name).host, error="no route") if name in self.silent
+            else at(name, *guests, free=self.free.get(name, 8 * GIB))
+            for name, guests in self.guests.items()
+        ]  # fmt: skip
+        return seen(answers(*looks), USUAL, self.own)
+
+    async def move(self, known: Known, target: str) -> Moved:
+        name = known.guest.name
+        tries = sum(one == name for one, _ in self.moves)
+        self.moves.append((name, target))
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(5)
+        self.running -= 1
+        came = self.fate(name, target, tries)
+        if came.good:
+            self.go(name, target)
+        return came
+
+    def go(self, name: str, target: str) -> None:
+        (source,) = [
+            host for host, found in self.guests.items() if any(one.name == name for one in found)
+        ]
+        (guest,) = [one for one in self.guests[source] if one.name == name]
+        self.guests[source].remove(guest)
+        self.guests[target].append(replace(guest, job=None))
+
+    def nearing(self) -> frozenset[str]:
+        return frozenset()
+
+    async def shut_down(self, known: Known) -> str | None:
+        await asyncio.sleep(3)
+        if self.stubborn:
+            return "it has not shut down in 2 min"
+        host = self.guests[known.host]
+        host.remove(known.guest)
+        return None
+
+    @property
+    def names(self) -> dict[str, list[str]]:
+        return {host: sorted(one.name for one in found) for host, found in self.guests.items()}
+
+
+def hosts(*guests: Guest, **more: object) -> Hosts:
+    made = Hosts({"alpha": list(guests), "beta": [], "gamma": []})
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+async def run(
+    world: Hosts, order: Task = ORDER, *, stop: asyncio.Event | None = None,
+    desk: FakeDesk | None = None, told: list[str] | None = None,
+) -> Ended:  # fmt: skip
+    def tell(event: Decided) -> None:
+        if told is not None:
+            told.append(f"{event.decision.action}: {event.decision.reason}")
+
+    limits = terms(USUAL.evacuation, order.kind)
+    going = Run(world, order, limits, stop or asyncio.Event(), tell=tell, desk=desk)
+    return await going.through(None)
+
+
+def failing(*bad: tuple[str, str, int], **how: object) -> Callable[[str, str, int], Moved]:
+    """Bad are (guest, target, try), "*" is any and -1 every try."""
+    came = replace(Moved(good=False, why="the connection was reset"), **how)  # type: ignore[arg-type]
+
+    def fate(guest: str, target: str, tries: int) -> Moved:
+        for name, host, number in bad:
+            if name in ("*", guest) and host in ("*", target) and number in (-1, tries):
+                return came
+        return GOOD
+
+    return fate
+
+
+async def test_all_are_moved_and_the_host_is_looked_at_in_the_end() -> None:
+    world, told = hosts(*(vm(f"w{number}") for number in range(5))), list[str]()
+    ended = await run(world, told=told)
+    assert world.names["alpha"] == []
+    assert not ended.left
+    assert sorted(one.guest for one in ended.arrived) == ["w0", "w1", "w2", "w3", "w4"]
+    assert {one.uuid for one in ended.arrived} == {f"u-w{number}" for number in range(5)}
+    assert world.most <= 2
+    assert len(world.moves) == 5
+    assert world.looks == 2
+    assert told[-1].endswith("5 of 5")
+
+
+async def test_a_failure_goes_elsewhere_and_stops_nobody() -> None:
+    world = hosts(vm("a"), vm("b"), fate=failing(("a", "beta", -1)), free={"gamma": 2 * GIB})
+    ended = await run(world)
+    assert not ended.left
+    assert world.moves.count(("a", "beta")) <= 1
+    assert world.names["alpha"] == []
+
+
+async def test_tries_are_bounded_and_it_is_said_why_it_is_left() -> None:
+    world = hosts(vm("a"), vm("b"), fate=failing(("a", "*", -1)))
+    ended = await run(world)
+    assert [(one.tenant.name, one.why) for one in ended.left] == [
+        ("a", f"tried 3 times, last to {world.moves[-1][1]}: the connection was reset")
+    ]
+    assert [one for one, _ in world.moves].count("a") == 3
+    assert world.names["alpha"] == ["a"]
+
+
+async def test_what_nobody_knows_the_end_of_is_not_tried_again() -> None:
+    fate = failing(("a", "*", -1), why="unknown", final="run vmckpt recover")
+    world = hosts(vm("a"), vm("b"), fate=fate)
+    ended = await run(world)
+    assert [(one.tenant.name, one.mend) for one in ended.left] == [("a", "run vmckpt recover")]
+    assert [one for one, _ in world.moves].count("a") == 1
+
+
+async def test_a_host_that_fails_everybody_is_left_out() -> None:
+    world = hosts(*(vm(f"w{number}") for number in range(6)), fate=failing(("*", "beta", -1)))
+    ended = await run(world)
+    assert not ended.left
+    assert world.names["gamma"] == [f"w{number}" for number in range(6)]
+    assert [target for _, target in world.moves].count("beta") <= 3
+
+
+async def test_a_guest_that_does_not_converge_is_not_its_targets_fault() -> None:
+    world = hosts(*(vm(f"w{n}") for n in range(3)), fate=failing(("w0", "*", 0), blame=Blame.GUEST))
+    ended = await run(world)
+    assert not ended.left
+    assert [one for one, _ in world.moves].count("w0") == 2
+
+
+async def test_stopped_what_is_on_its_way_arrives_and_nothing_new_begins() -> None:
+    world, stop = hosts(*(vm(f"w{number}") for number in range(6))), asyncio.Event()
+    asyncio.get_running_loop().call_later(2.0, stop.set)
+    ended = await run(world, stop=stop)
+    assert ended.stopped
+    begun = [one for one, _ in world.moves]
+    assert sorted(one.guest for one in ended.arrived) == sorted(begun)
+    assert {one.tenant.name for one in ended.left} == {f"w{n}" for n in range(6)} - set(begun)
+    assert all("goes on" in one.mend for one in ended.left)
+
+
+async def test_paused_nothing_new_begins_until_it_goes_on() -> None:
+    world = hosts(*(vm(f"w{number}") for number in range(4)))
+    desk = FakeDesk([(2.0, RequestKind.PAUSE, {}), (100.0, RequestKind.GO_ON, {})])
+    ended = await run(world, desk=desk)
+    assert not ended.left
+    assert [ok for _, ok, _ in desk.answers] == [True, True]
+    assert 100 < ended.took < 140
+
+
+async def test_cancelled_from_another_terminal_while_paused() -> None:
+    world = hosts(*(vm(f"w{number}") for number in range(4)))
+    desk = FakeDesk([(2.0, RequestKind.PAUSE, {}), (50.0, RequestKind.CANCEL, {})])
+    ended = await run(world, desk=desk)
+    assert ended.stopped
+    assert ended.took < 60
+
+
+async def test_what_is_asked_of_a_guest_is_not_asked_of_the_host() -> None:
+    desk = FakeDesk([(1.0, RequestKind.POSTCOPY, {})])
+    await run(hosts(vm("a")), desk=desk)
+    assert desk.answers == [("postcopy", False, "ask that of the guest's own job")]
+
+
+async def test_a_guest_that_moves_on_its_own_account_is_waited_for() -> None:
+    world = hosts(vm("a", job=OUTGOING), vm("b"))
+
+    def leaves(world: Hosts) -> None:
+        if asyncio.get_running_loop().time() > 60 and "a" in world.names["alpha"]:
+            world.go("a", "gamma")
+
+    world.after_look = leaves
+    ended = await run(world)
+    assert not ended.left
+    assert [one for one, _ in world.moves] == ["b"]
+    assert ended.took > 60
+
+
+async def test_a_host_that_stops_answering_loses_no_guest_from_sight() -> None:
+    world = hosts(*(vm(f"w{number}") for number in range(4)))
+    bad = failing(("*", "*", 0))
+
+    def fate(guest: str, target: str, tries: int) -> Moved:
+        loop = asyncio.get_running_loop()
+        world.silent = {"alpha"} if loop.time() < 60 else set()
+        return bad(guest, target, tries)
+
+    world.fate = fate
+    ended = await run(world)
+    assert not ended.left
+    assert world.names["alpha"] == []
+
+
+async def test_a_guest_that_appears_meanwhile_is_moved_too() -> None:
+    world = hosts(vm("a"))
+
+    def appears(world: Hosts) -> None:
+        if world.looks == 2:
+            world.guests["alpha"].append(vm("late"))
+
+    world.after_look = appears
+    ended = await run(world)
+    assert sorted(one.guest for one in ended.arrived) == ["a", "late"]
+
+
+async def test_shut_down_comes_last_and_what_does_not_is_left() -> None:
+    quiet = by("strategy: shutdown-and-return", name="quiet")
+    world = hosts(vm("a"), vm("b"), own={"b": quiet})
+    ended = await run(world)
+    assert ended.shut_down == ("u-b",)
+    assert not ended.left
+    assert ended.took > 8
+    stubborn = hosts(vm("b"), own={"b": quiet}, stubborn=True)
+    ended = await run(stubborn)
+    assert [one.why for one in ended.left] == ["it has not shut down in 2 min"]
+    assert stubborn.names["alpha"] == ["b"]
+
+
+async def test_brought_back_one_after_the_other() -> None:
+    world = hosts()
+    world.guests["beta"] = [vm("a"), vm("b"), vm("stranger")]
+    back = Task(kind=Kind.REPOPULATE, host="alpha", guests=frozenset({"u-a", "u-b", "u-gone"}))
+    ended = await run(world, back)
+    assert not ended.left
+    assert world.names == {"alpha": ["a", "b"], "beta": ["stranger"], "gamma": []}
+
+
+async def test_with_nowhere_to_go_it_ends_at_once() -> None:
+    world = hosts(vm("a"), free={"beta": 0, "gamma": 0})
+    ended = await run(world)
+    assert not ended.arrived
+    assert "memory short" in ended.left[0].why
+    assert ended.took < 5

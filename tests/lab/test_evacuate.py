@@ -1,0 +1,215 @@
+"""Hosts are emptied and filled again, whatever is killed or cut meanwhile."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.bench import WHOLE, Bench, finish, first_line, migrate, traces, until
+from vmckpt.lab import guests, host, lab, network
+from vmckpt.units import parse_rate
+
+SMALL = {"memory": "128MiB", "dirty": "8MiB@1MiB/s", "disk": "16MiB"}
+SLOW = parse_rate("100mbit")
+
+
+@pytest.fixture(scope="module")
+def rack() -> Iterator[Bench]:
+    """Three hosts."""
+    name = f"e{os.getpid()}"
+    plan = lab.up(name, hosts=3)
+    yield Bench(plan)
+    lab.down(name)
+    assert traces(f"{name}/") + traces(f"{name}.") == []
+
+
+@pytest.fixture
+def three(rack: Bench) -> Iterator[Bench]:
+    """Those, healed afterwards, without guests and out of maintenance."""
+    yield rack
+    for one in rack.plan.hosts:
+        lab.heal(rack.plan, one.name)
+    rack.run("recover")
+    for one in rack.good("maintenance", "list", "--json").json:
+        rack.good("maintenance", "leave", one["host"])
+    for guest in guests.stored(rack.plan):
+        guests.remove(rack.plan, guest.name)
+
+
+def on(bench: Bench, *names: str) -> dict[str, list[str]]:
+    """Where each guest is."""
+    return {name: bench.where(name) for name in names}
+
+
+def shape(bench: Bench, rate: int | None) -> None:
+    for one in bench.plan.hosts:
+        network.shape(bench.plan, one.name, None if rate is None else parse_rate(f"{rate}mbit"))
+
+
+def test_a_host_is_emptied_and_filled_again(bench: Bench) -> None:
+    """Two hosts and two guests: the plan, the run, the host that is closed, and the way back."""
+    for name in ("web1", "web2"):
+        bench.guest(name, **SMALL)
+    plan = bench.good("evacuate", "alpha", "--dry-run", "--json").json
+    assert [(one["guest"], one["to"]) for one in plan["moves"]] == [
+        ("web1", "beta"), ("web2", "beta"),
+    ]  # fmt: skip
+    assert plan["left"] == []
+    assert plan["total_ms"][0] <= plan["total_ms"][1]
+    assert all(one["policy"] == "maintenance" and one["expected_ms"] for one in plan["moves"])
+    assert on(bench, "web1", "web2") == {"web1": ["alpha"], "web2": ["alpha"]}
+    assert bench.good("maintenance", "list", "--json").json == []
+
+    done = bench.good("evacuate", "alpha", "--yes", "--why", "new memory", "--json").json
+    assert done["outcome"] == "completed"
+    assert {one["guest"] for one in done["moved"]} == {"web1", "web2"}
+    assert plan["total_ms"][0] / 3 <= done["total_ms"] <= plan["total_ms"][1] * 3
+    assert on(bench, "web1", "web2") == {"web1": ["beta"], "web2": ["beta"]}
+
+    (held,) = bench.good("maintenance", "list", "--json").json
+    assert (held["host"], held["why"]) == ("alpha", "new memory")
+    refused = migrate(bench, "alpha")
+    assert refused.code == 21
+    assert "host-in-maintenance" in refused.out
+    assert bench.run("cancel", held["job"]).code == 2
+    assert bench.run("recover", "--json").code == 0
+    jobs = bench.good("jobs", "--all", "--json").json
+    assert {one["detail"].get("part_of") for one in jobs if one["kind"] == "migrate"} >= {
+        done["job"]
+    }
+
+    back = bench.good("repopulate", "alpha", "--yes", "--json").json
+    assert {one["guest"] for one in back["moved"]} == {"web1", "web2"}
+    assert on(bench, "web1", "web2") == {"web1": ["alpha"], "web2": ["alpha"]}
+    assert bench.good("maintenance", "list", "--json").json == []
+    for name in ("web1", "web2"):
+        assert bench.ledgers(name) == WHOLE
+
+
+def test_what_cannot_be_done_is_said_before_anything_is_changed(bench: Bench) -> None:
+    bench.guest("web1", **SMALL)
+    bench.guest("web2", private_disk=True, **SMALL)
+    for words, code, said in (
+        (("evacuate", "nohost", "--yes"), 3, "nohost"),
+        (("evacuate", "alpha"), 2, "--yes"),
+        (("evacuate", "alpha", "--to", "alpha", "--yes"), 2, "other hosts"),
+        (("evacuate", "alpha", "--policy", "maintainance", "--yes"), 4, "maintenance"),
+        (("evacuate", "alpha", "--yes"), 21, "web2"),
+        (("repopulate", "alpha", "--yes"), 2, "no guest was moved"),
+        (("maintenance", "leave", "alpha"), 2, "not in maintenance"),
+    ):
+        done = bench.run(*words)
+        assert (done.code, said in done.err.splitlines()[-1]) == (code, True), done.err
+    assert on(bench, "web1", "web2") == {"web1": ["alpha"], "web2": ["alpha"]}
+    assert bench.good("maintenance", "list", "--json").json == []
+
+    partly = bench.run("evacuate", "alpha", "--yes", "--partly", "--json")
+    assert partly.code == 26, partly.err
+    assert [one["guest"] for one in partly.json["left"]] == ["web2"]
+    assert "web2.raw" in partly.json["left"][0]["why"]
+    assert on(bench, "web1", "web2") == {"web1": ["beta"], "web2": ["alpha"]}
+    bench.good("maintenance", "leave", "alpha")
+
+
+@pytest.mark.long
+def test_controller_target_and_link_die_and_everybody_runs_once(three: Bench) -> None:
+    """A target is switched off as its first guest is on its way; the controller is killed; while
+    the next one goes on, the link is cut for a while."""
+    names = [f"web{number}" for number in range(1, 6)]
+    for name in names:
+        three.guest(name, **SMALL)
+    shape(three, 100)
+    running = three.start("evacuate", "alpha", "--yes", "--json")
+    first_line(running, "→ gamma: begins")
+    host.power_off(three.plan.host("gamma"))
+    first_line(running, "→ gamma: failed")
+    running.send_signal(signal.SIGKILL)
+    finish(running)
+    assert len(three.good("jobs", "--json").json) >= 2
+    recovering = three.start("recover", "--json")
+    until(lambda: bool(moving(three, names)), limit=60)
+    network.cut(three.plan, "beta")
+    time.sleep(4)
+    network.heal(three.plan, "beta")
+    done = finish(recovering, limit=400)
+    shape(three, None)
+    assert done.code == 0, done.err
+    found = on(three, *names)
+    assert found == {name: ["beta"] for name in names}, done.out + done.err
+    assert [one["kind"] for one in three.good("jobs", "--json").json] == ["maintenance"]
+    for name in names:
+        assert three.ledgers(name) == WHOLE
+    (whole,) = [one for one in done.json if one["kind"] == "evacuate"]
+    assert whole["outcome"] == "completed"
+
+
+def moving(bench: Bench, names: list[str]) -> list[str]:
+    """Guests that are on their way."""
+    listed = bench.inside("alpha", "virsh", "list", "--name").split()
+    found = []
+    for name in set(listed) & set(names):
+        told = bench.inside("alpha", "virsh", "domjobinfo", name)
+        if "None" not in told.splitlines()[0]:
+            found.append(name)
+    return found
+
+
+@pytest.mark.long
+def test_interrupted_it_lets_arrive_what_is_on_its_way(three: Bench) -> None:
+    names = [f"web{number}" for number in range(1, 5)]
+    for name in names:
+        three.guest(name, **SMALL)
+    shape(three, 100)
+    running = three.start("evacuate", "alpha", "--yes", "--json")
+    first_line(running, "begins")
+    running.send_signal(signal.SIGINT)
+    done = finish(running)
+    shape(three, None)
+    assert done.code == 26, done.err
+    moved = {one["guest"] for one in done.json["moved"]}
+    assert moved
+    assert {one["guest"] for one in done.json["left"]} == set(names) - moved
+    assert {name for name, at in on(three, *names).items() if at == ["alpha"]} == set(names) - moved
+    three.good("evacuate", "alpha", "--yes")
+    assert all(at != ["alpha"] and len(at) == 1 for at in on(three, *names).values())
+    back = three.good("repopulate", "alpha", "--yes", "--json").json
+    assert {one["guest"] for one in back["moved"]} == set(names)
+
+
+@pytest.mark.long
+def test_paused_from_another_terminal_and_shut_down_by_policy(three: Bench) -> None:
+    for name in ("web1", "web2", "web3"):
+        three.guest(name, **SMALL)
+    folder = three.plan.folder / "policies"
+    folder.mkdir(exist_ok=True)
+    (folder / "quiet.yaml").write_text(
+        "version: vmckpt/v1\nname: quiet\nselect: {guests: [web3]}\n"
+        "evacuate: {strategy: shutdown-and-return, shutdown: 5s}\n"
+    )
+    try:
+        running = three.start("evacuate", "alpha", "--yes", "--json", "--policies", str(folder))
+        first_line(running, "begins")
+        answered = threading.Event()
+        told: list[subprocess.CompletedProcess[str] | object] = []
+
+        def ask() -> None:
+            told.append(three.run("pause", "alpha"))
+            told.append(three.run("resume", "alpha"))
+            answered.set()
+
+        threading.Thread(target=ask).start()
+        done = finish(running)
+        answered.wait(60)
+    finally:
+        (folder / "quiet.yaml").unlink()
+    # The lab's guests do not hear their power button: it is left, running, and it is said so.
+    assert done.code == 26, done.err
+    (left,) = done.json["left"]
+    assert (left["guest"], left["why"]) == ("web3", "it has not shut down in 5.0 s")
+    assert on(three, "web3") == {"web3": ["alpha"]}
+    assert {one["guest"] for one in done.json["moved"]} == {"web1", "web2"}
+    assert all(one.code == 0 for one in told), told  # type: ignore[union-attr]

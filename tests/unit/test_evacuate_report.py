@@ -1,0 +1,97 @@
+"""What a migration's end means for the run that it is a part of, and what is told of a run."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.fleets import guest
+from vmckpt.evacuate import report as reports
+from vmckpt.evacuate.course import Blame
+from vmckpt.evacuate.engine import Arrived, Ended
+from vmckpt.evacuate.placement import Left
+from vmckpt.evacuate.report import Report
+from vmckpt.evacuate.task import Kind, Task
+from vmckpt.migrate.report import MigrationReport
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.jobs import JobTotals, Outcome
+from vmckpt.model.orders import Driver
+from vmckpt.units import Bytes, Seconds
+
+GOOD = MigrationReport(
+    guest="web1", source="alpha", target="beta", outcome=Outcome.COMPLETED,
+    driver=Driver.PEER_TO_PEER, began=Seconds(0.0), elapsed=Seconds(4.0),
+    totals=JobTotals(total=Seconds(3.0), setup=None, downtime=Seconds(0.08), iterations=3,
+                     transferred=Bytes(1)),
+    observed_downtime=None, job="m-1",
+)  # fmt: skip
+WEB1 = Arrived(
+    guest="web1", uuid="u-1", source="alpha", target="beta", job="m-1", took=Seconds(3.0),
+    downtime=Seconds(0.08),
+)  # fmt: skip
+LEFT = Left(tenant=guest("web2", "alpha"), why="no room", mend="make some")
+
+
+def test_a_good_one() -> None:
+    moved = reports.judged(GOOD, "web1")
+    assert (moved.good, moved.took, moved.downtime, moved.job) == (True, 3.0, 0.08, "m-1")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "blame", "final"),
+    [
+        (Outcome.FAILED, Blame.TARGET, ""),
+        (Outcome.BLOCKED, Blame.TARGET, ""),
+        (Outcome.NOT_CONVERGED, Blame.GUEST, ""),
+        (Outcome.TIMED_OUT, Blame.GUEST, ""),
+        (Outcome.SHUT_OFF, None, "nothing"),
+        (Outcome.UNKNOWN, None, "run vmckpt recover"),
+        (Outcome.POST_COPY_PAUSED, None, "see vmckpt job m-1"),
+        (Outcome.LOST, None, "see vmckpt job m-1"),
+        (Outcome.CANCELLED, None, "see vmckpt job m-1"),
+    ],
+)
+def test_a_bad_one_is_tried_again_only_where_that_harms_nobody(
+    outcome: Outcome, blame: Blame | None, final: str
+) -> None:
+    moved = reports.judged(replace(GOOD, outcome=outcome, error="it said no"), "web1")
+    assert not moved.good
+    assert moved.final == final
+    if blame is not None:
+        assert (moved.blame, moved.why) == (blame, "it said no")
+
+
+def test_every_outcome_means_something() -> None:
+    for outcome in Outcome:
+        assert reports.judged(replace(GOOD, outcome=outcome), "web1").good == (
+            outcome is Outcome.COMPLETED
+        )
+
+
+def test_what_preflight_found_is_why() -> None:
+    blocker = Finding(code="memory-room", severity=Severity.BLOCKER, where="beta", text="full")
+    blocked = replace(GOOD, outcome=Outcome.BLOCKED, findings=(blocker,))
+    assert reports.judged(blocked, "web1").why == "beta: full"
+
+
+def told(*left: Left, stopped: bool = False, earlier: tuple[Arrived, ...] = ()) -> Report:
+    ended = Ended(arrived=(WEB1,), shut_down=(), left=left, stopped=stopped, took=Seconds(5.0))
+    return Report(task=Task(kind=Kind.EVACUATE, host="alpha"), job="e-1", ended=ended,
+                  earlier=earlier)  # fmt: skip
+
+
+def test_how_a_run_ended() -> None:
+    assert told().outcome is Outcome.COMPLETED
+    assert told(LEFT).outcome is Outcome.FAILED
+    assert told(LEFT, stopped=True).outcome is Outcome.CANCELLED
+    assert told(stopped=True).outcome is Outcome.COMPLETED
+
+
+def test_who_was_moved_by_an_earlier_controller_is_told_once() -> None:
+    before = replace(WEB1, guest="web0", uuid="u-0", job="m-0")
+    report = told(LEFT, earlier=(before, WEB1))
+    assert [one.guest for one in report.arrived] == ["web0", "web1"]
+    json = report.as_json()
+    assert [(one["guest"], one["guest_uuid"]) for one in json["moved"]] == [
+        ("web0", "u-0"), ("web1", "u-1"),
+    ]  # fmt: skip
+    assert json["left"] == [{"guest": "web2", "on": "alpha", "why": "no room", "mend": "make some"}]

@@ -1,0 +1,231 @@
+"""What hosts say, made into a fleet: who may go where, and why not."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+
+from tests.unit.sights import answers, at, by, seen, vm
+from vmckpt.evacuate import plan as plans
+from vmckpt.evacuate.course import Terms
+from vmckpt.evacuate.seen import ON_ITS_WAY, Answers, Look
+from vmckpt.evacuate.task import Kind, Task, terms
+from vmckpt.migrate.forecast import Range
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.guests import OUTGOING, Guest, GuestState, Nic
+from vmckpt.policy.types import CopyKind, Policy
+from vmckpt.units import GIB, MIB, Bytes
+
+EMPTY = Task(kind=Kind.EVACUATE, host="alpha")
+
+
+def placed(
+    told: Answers,
+    task: Task = EMPTY,
+    policy: Policy | None = None,
+    own: Mapping[str, Policy] = MappingProxyType({}),
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Where each guest goes, and why the others stay."""
+    found = seen(told, policy, own)
+    run = (policy or by()).evacuation
+    made = plans.placed(task.fleet(found), task.asked(found), terms(run, task.kind))
+    return (
+        {one.tenant.name: one.target for one in made.going},
+        {one.tenant.name: one.why for one in made.left},
+    )
+
+
+def test_guests_go_to_the_emptier_host() -> None:
+    told = answers(at("alpha", vm("a")), at("beta", vm("b"), vm("c")), at("gamma"))
+    assert placed(told) == ({"a": "gamma"}, {})
+
+
+def test_what_a_host_has_free_is_no_more_than_libvirt_says() -> None:
+    told = answers(at("alpha", vm("a")), at("beta", free=300 * MIB))
+    going, left = placed(told)
+    assert not going
+    assert "MiB of memory short" in left["a"]
+
+
+def test_a_share_of_each_host_stays_free() -> None:
+    told = answers(at("alpha", vm("a")), at("beta", free=400 * MIB))
+    assert placed(told)[0] == {}
+    assert placed(told, policy=by("keep_free: 1%"))[0] == {"a": "beta"}
+
+
+@pytest.mark.parametrize(
+    ("guest", "why"),
+    [
+        (vm("a", host_devices=("a card",)), "device"),
+        (vm("a", snapshots=2), "snapshots"),
+        (vm("a", job=OUTGOING), ON_ITS_WAY),
+        (vm("a", job="backup"), "backup"),
+        (vm("a", state=GuestState.PAUSED), "paused"),
+        (vm("a", state=GuestState.STANDBY), "standby"),
+        (vm("a", state=GuestState.TEST), "test"),
+    ],
+)
+def test_some_stay_and_it_is_said_why(guest: Guest, why: str) -> None:
+    going, left = placed(answers(at("alpha", guest), at("beta")))
+    assert not going
+    assert why in next(iter(left.values()))
+
+
+def test_a_guest_that_is_off_takes_no_room_and_is_not_asked() -> None:
+    off = vm("a", state=GuestState.SHUT_OFF)
+    assert placed(answers(at("alpha", off), at("beta"))) == ({}, {})
+
+
+def test_a_standby_takes_room_where_it_waits() -> None:
+    standby = vm("s", state=GuestState.STANDBY, memory=Bytes(6 * GIB))
+    told = answers(at("alpha", vm("a")), at("beta", standby, free=500 * MIB), at("gamma"))
+    found = seen(told)
+    assert {one.name for one in found.fleet.tenants} == {"a", "s on beta"}
+    assert "s" not in found.known
+    assert placed(told)[0] == {"a": "gamma"}
+
+
+def test_a_protected_guest_stays_and_it_is_said_what_moves_it() -> None:
+    told = answers(at("alpha", vm("a")), at("beta"), protected={"u-a": "it is protected (p-1)"})
+    assert placed(told) == ({}, {"a": "it is protected (p-1)"})
+
+
+def test_a_disk_that_the_other_host_does_not_see_keeps_a_guest() -> None:
+    told = answers(
+        at("alpha", vm("a")), at("beta"), at("gamma"),
+        same={("alpha", "beta"): {"/srv/a.raw": False}, ("alpha", "gamma"): {}},
+    )  # fmt: skip
+    assert placed(told)[0] == {"a": "gamma"}
+    copies = replace(by(), storage=replace(by().storage, copy=CopyKind.THIN))
+    full = answers(
+        at("alpha", vm("a")), at("beta"), same={("alpha", "beta"): {"/srv/a.raw": False}}
+    )
+    assert placed(full)[0] == {}
+    assert placed(full, policy=copies)[0] == {"a": "beta"}
+
+
+def test_the_cpu_the_machine_and_the_bridge_count() -> None:
+    told = answers(at("alpha", vm("a")), at("beta"), at("gamma"), fits={"gamma": frozenset()})
+    assert placed(told)[0] == {}
+    other = vm("a", machine="pc-q35-9.0")
+    assert "machine" in placed(answers(at("alpha", other), at("beta")))[1]["a"]
+    plugged = vm("a", nics=(Nic(kind="bridge", source="br9"),))
+    assert "br9" in placed(answers(at("alpha", plugged), at("beta")))[1]["a"]
+    # Nobody could look: preflight warns, and libvirt decides.
+    assert placed(answers(at("alpha", plugged), at("beta", links=None)))[0] == {"a": "beta"}
+
+
+def test_not_where_another_guest_has_its_name() -> None:
+    other = replace(vm("a"), uuid="u-other")
+    told = answers(at("alpha", vm("a"), vm("b")), at("beta", other), at("gamma", free=700 * MIB))
+    going, _ = placed(told)
+    # Two guests have the name: both are called by their UUIDs.
+    assert going == {"u-a": "gamma", "b": "beta"}
+
+
+def test_an_old_definition_of_its_own_is_no_reason() -> None:
+    old = vm("a", state=GuestState.SHUT_OFF)
+    assert placed(answers(at("alpha", vm("a")), at("beta", old)))[0] == {"a": "beta"}
+
+
+def test_labels_keep_guests_apart_and_on_hosts_that_have_them() -> None:
+    apart = by("apart: [cluster]")
+    told = answers(
+        at("alpha", vm("a", labels={"cluster": "db"}), vm("c")),
+        at("beta", vm("b", labels={"cluster": "db"})), at("gamma", vm("x"), vm("y")),
+    )  # fmt: skip
+    assert placed(told, policy=apart)[0] == {"a": "gamma", "c": "beta"}
+    needy = by("needs: {rack: r7}", name="needy")
+    going, left = placed(told, own={"a": needy})
+    assert set(going) == {"c"}
+    assert "rack=r7" in left["a"]
+
+
+def test_only_to_hosts_that_were_named() -> None:
+    told = answers(at("alpha", vm("a")), at("beta", vm("b")), at("gamma"))
+    assert placed(told, replace(EMPTY, to=frozenset({"beta"})))[0] == {"a": "beta"}
+
+
+def test_a_host_in_maintenance_and_one_that_is_silent_get_nobody() -> None:
+    told = answers(
+        at("alpha", vm("a")), at("beta"), Look(host=replace(at("gamma").host), error="no route"),
+        closed={"beta": "it is in maintenance (m-1, me@here)"},
+    )  # fmt: skip
+    going, left = placed(told)
+    assert not going
+    assert "maintenance" in left["a"]
+    assert "no route" in left["a"]
+    assert seen(told).silent == {"gamma": "no route"}
+
+
+def test_a_policy_leaves_a_guest_or_shuts_it_down() -> None:
+    told = answers(at("alpha", vm("a"), vm("b"), vm("c")), at("beta"))
+    own = {
+        "a": by("strategy: leave", name="fixed"),
+        "b": by("strategy: shutdown-and-return", name="lab"),
+    }
+    going, left = placed(told, own=own)
+    assert going == {"c": "beta"}
+    assert left == {"a": "its policy fixed leaves it where it is"}
+    assert EMPTY.to_shut_down(seen(told, own=own)) == {"b"}
+
+
+def test_one_that_arrives_is_counted_on_both_hosts_and_is_nobodys_twice() -> None:
+    there = vm("a", state=GuestState.PAUSED, job="incoming migration")
+    told = answers(at("alpha", vm("a", job=OUTGOING)), at("beta", there))
+    found = seen(told)
+    assert {(one.name, one.host, one.stays) for one in found.fleet.tenants} == {
+        ("a", "alpha", ON_ITS_WAY), ("a on beta", "beta", ON_ITS_WAY),
+    }  # fmt: skip
+    assert set(found.known) == {"a"}
+
+
+def test_guests_come_back_to_where_they_were_and_to_no_other_host() -> None:
+    told = answers(at("alpha"), at("beta", vm("a"), vm("b")), at("gamma"))
+    back = Task(kind=Kind.REPOPULATE, host="alpha", guests=frozenset({"u-a"}))
+    assert placed(told, back) == ({"a": "alpha"}, {})
+    here = answers(at("alpha", vm("a")), at("beta"))
+    assert placed(here, back) == ({}, {})
+
+
+def test_an_order_is_the_same_after_the_journal() -> None:
+    order = Task(
+        kind=Kind.REPOPULATE, host="alpha", to=frozenset({"beta"}), guests=frozenset({"u-a"}),
+        start=frozenset({"u-b"}), policy="mine",
+    )  # fmt: skip
+    assert Task.from_json(order.as_json()) == order
+    assert Task.from_json(EMPTY.as_json()) == EMPTY
+    with pytest.raises(KeyError):
+        Task.from_json({"kind": "evacuate"})
+
+
+def test_a_plan_expects_what_was_forecast() -> None:
+    told = answers(at("alpha", vm("a"), vm("b")), at("beta"))
+    found = seen(told)
+    fleet = EMPTY.fleet(found)
+    made = plans.placed(fleet, EMPTY.asked(found), Terms())
+    check = plans.Checked(
+        policy="mine", mode="precopy", total=Range(2.0, 4.0),
+        sent=Range(100.0 * MIB, 300.0 * MIB), bandwidth=Range(50.0 * MIB, 100.0 * MIB),
+    )  # fmt: skip
+    checks = {(one.tenant.name, one.target): check for one in made.going}
+    plan = plans.made(EMPTY, found, made, checks, Terms())
+    assert plan.total.low < plan.total.high
+    # One after the other: the link is full with one. 1.5 s of setup, then 100 MiB/s or 50 MiB/s.
+    assert plan.total.low == pytest.approx(1.5 + 2 * 1.0, abs=0.6)
+    assert plan.total.high == pytest.approx(1.5 + 2 * 6.0, abs=0.6)
+    assert [one["guest"] for one in plan.as_json()["moves"]] == ["a", "b"]
+    loads = {one.host: (one.before, one.after) for one in plan.course.loads}
+    assert loads["alpha"][1] == 0
+    assert loads["beta"] == (0, loads["alpha"][0])
+
+
+def test_where_preflight_says_no_nobody_is_placed() -> None:
+    told = answers(at("alpha", vm("a")), at("beta"), at("gamma", vm("x")))
+    found = seen(told)
+    fleet = EMPTY.fleet(found)
+    blocker = Finding(code="cpu", severity=Severity.BLOCKER, where="beta", text="no")
+    no = plans.Checked(policy="mine", mode="", blockers=(blocker,))
+    made = plans.placed(plans.without(fleet, {("a", "beta"): no}), EMPTY.asked(found), Terms())
+    assert [one.target for one in made.going] == ["gamma"]

@@ -1,0 +1,135 @@
+"""The facade's part for emptying hosts and filling them again."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from vmckpt.errors import BadInput
+from vmckpt.evacuate import command, scouting
+from vmckpt.evacuate.command import Orders
+from vmckpt.evacuate.gather import Hosts
+from vmckpt.evacuate.plan import Plan
+from vmckpt.evacuate.report import Report
+from vmckpt.evacuate.scouting import Scope
+from vmckpt.evacuate.task import Kind, Task
+from vmckpt.inventory import Inventory
+from vmckpt.journal import desk, maintenance
+from vmckpt.journal.maintenance import Held
+from vmckpt.model.callers import Caller
+from vmckpt.model.jobs import Outcome
+from vmckpt.policy.types import Policy
+from vmckpt.recover import engine as recovering
+
+
+class Emptying:
+    """One order, from the plan to its end. Use as `async with`, with a policy's name or None."""
+
+    def __init__(
+        self, inventory: Inventory, policies: Sequence[Policy], task: Task, caller: Caller
+    ) -> None:
+        inventory.host(task.host)
+        for name in task.to or ():
+            inventory.host(name)
+        if task.to is not None and task.host in task.to:
+            raise BadInput(f"{task.host} is to be emptied", mend="name other hosts with --to")
+        self._inventory, self._policies = inventory, policies
+        self._scope = Scope(hosts=tuple(inventory.hosts.values()), policies=tuple(policies))
+        self._hosts = Hosts(self._scope.hosts)
+        self._task, self._caller = task, caller
+
+    async def __aenter__(self) -> "Emptying":
+        await self._hosts.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._hosts.__aexit__(None, None, None)
+
+    async def plan(self) -> Plan:
+        """What would be done; see scouting.plan."""
+        return await scouting.plan(self._hosts, self._scope, self._task, self._caller)
+
+    async def carry_out(self, plan: Plan, why: str, abort: asyncio.Event) -> Report:
+        """Do it. The host is in maintenance from before the first move on; to be filled again it
+        is taken out of that. See command.begin."""
+        self._inventory.may_act()
+        task = self._task
+        if task.kind is Kind.EVACUATE:
+            await asyncio.to_thread(maintenance.enter, task.host, why)
+        elif task.host in await asyncio.to_thread(maintenance.held):
+            await asyncio.to_thread(maintenance.leave, task.host)
+        deaf = Caller(emit=lambda _: None, warn=self._caller.warn, stop=asyncio.Event())
+
+        async def resolve(job: str) -> Outcome | None:
+            found = await recovering.one(self._inventory, self._policies, deaf, job)
+            return found.outcome
+
+        orders = Orders(
+            scope=self._scope, task=task, caller=self._caller, abort=abort, resolve=resolve
+        )
+        return await command.begin(orders, self._hosts, plan)
+
+
+async def put_in_order(inventory: Inventory, policies: Sequence[Policy], caller: Caller) -> None:
+    """What dead controllers left, before anything is planned."""
+    inventory.may_act()
+    await recovering.before_acting(inventory, policies, caller)
+
+
+def back_to(host: str, policy: str | None) -> Task:
+    """The order to bring back all that was moved away from a host since it was emptied.
+
+    Raises BadInput if nothing was, or if that is not finished.
+    """
+    with desk.open_journal() as journal:
+        found = journal.on_host([str(Kind.EVACUATE)], host)
+    last: list[Mapping[str, object]] = []
+    since = _since(host, [one.began_at for one in found])
+    for one in found:
+        if one.active:
+            raise BadInput(
+                f"{one.id} is still emptying {host}", mend="wait for it, or run vmckpt recover"
+            )
+        if one.began_at >= since and one.report is not None:
+            last.append(one.report)
+    guests = {str(move["guest_uuid"]) for told in last for move in _list(told, "moved")}
+    start = {str(uuid) for told in last for uuid in _list(told, "shut_down")}
+    if not guests and not start:
+        raise BadInput(
+            f"no guest was moved away from {host} by vmckpt evacuate",
+            mend="move guests there with vmckpt migrate GUEST --to " + host,
+        )
+    return Task(
+        kind=Kind.REPOPULATE, host=host, guests=frozenset(guests), start=frozenset(start),
+        policy=policy,
+    )  # fmt: skip
+
+
+def _list(told: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
+    found = told.get(key)
+    return list(found) if isinstance(found, list) else []
+
+
+def _since(host: str, began: Sequence[float]) -> float:
+    """When the host's maintenance began; without one, its last emptying."""
+    now = maintenance.held().get(host)
+    if now is not None:
+        # It is entered a moment before the job begins.
+        return now.since
+    return max(began, default=0.0)
+
+
+def maintained() -> Sequence[Held]:
+    """Hosts in maintenance, by name."""
+    found = maintenance.held()
+    return [found[name] for name in sorted(found)]
+
+
+def enter(inventory: Inventory, host: str, why: str) -> tuple[Held, bool]:
+    """Nothing new is placed on a host from now on; whether that is new. Raises BadInput."""
+    inventory.may_act()
+    return maintenance.enter(inventory.host(host).name, why)
+
+
+def leave(inventory: Inventory, host: str) -> Held:
+    """It may take guests again. Raises BadInput if it is in no maintenance."""
+    inventory.may_act()
+    return maintenance.leave(host)

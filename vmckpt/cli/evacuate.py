@@ -1,0 +1,182 @@
+"""vmckpt evacuate and repopulate."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vmckpt import api
+from vmckpt.api import evacuating
+from vmckpt.api.evacuating import Emptying
+from vmckpt.cli import output
+from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES
+from vmckpt.cli.evacuate_show import Story, show_plan, show_report
+from vmckpt.cli.signals import stop_on_signals
+from vmckpt.errors import BadInput, Blocked, Cancelled, SomeLeft
+from vmckpt.evacuate.plan import Plan
+from vmckpt.evacuate.report import Report
+from vmckpt.evacuate.task import Kind, Task
+
+app = typer.Typer(name="evacuate", rich_markup_mode=None)
+repopulate_app = typer.Typer(name="repopulate", rich_markup_mode=None)
+COMMANDS = {"evacuate": app, "repopulate": repopulate_app}
+"""By name."""
+_HOST = Annotated[str, typer.Argument(metavar="HOST", help="As hosts.yaml calls it.")]
+_POLICY = Annotated[
+    str | None,
+    typer.Option(metavar="NAME|FILE", help="For all guests; else each one's own, or maintenance."),
+]
+_DRY = Annotated[bool, typer.Option("--dry-run", help="Show the plan; change nothing.")]
+_YES = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_PARTLY = Annotated[
+    bool, typer.Option("--partly", help="Begin even if not all guests have a place to go to.")
+]
+
+
+@app.command()
+def evacuate(
+    host: _HOST,
+    to: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Only to these hosts; else to any.")
+    ] = None,
+    policy: _POLICY = None,
+    partly: _PARTLY = False,
+    why: Annotated[str, typer.Option(help="For whoever wonders why it is closed.")] = "",
+    dry_run: _DRY = False,
+    yes: _YES = False,
+    policies: POLICIES = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Move all guests away from a host, so that it can be switched off.
+
+    First the plan: each guest's new host, how long it takes, how full hosts become, and everything
+    that stands against it. Then it is carried out: the host is in maintenance, nothing new is
+    placed on it (vmckpt maintenance leave HOST ends that), and each move is a migration of its own.
+    A failed one is tried again, on another host if one failed it; nobody is stopped whose policy
+    does not ask for it. Ctrl-C: nothing new begins and what is on its way arrives; twice: that goes
+    back, too. A killed one goes on with vmckpt recover.
+
+    Ends with 0 if all have left, 26 if some are left, 21 if it was not begun.
+
+    Examples:
+
+        vmckpt evacuate alpha --dry-run
+
+        vmckpt evacuate alpha --yes --why "new memory"
+
+        vmckpt evacuate alpha --to beta,gamma --policy must-finish --yes --json
+    """
+    hosts = None if to is None else frozenset(one.strip() for one in to.split(",") if one.strip())
+    if hosts is not None and not hosts:
+        raise typer.BadParameter("--to names no host")
+    order = Task(kind=Kind.EVACUATE, host=host, to=hosts, policy=policy)
+    _ask(order, _Wishes(dry_run, yes, partly, why, json), inventory, policies)
+
+
+@repopulate_app.command()
+def repopulate(
+    host: _HOST,
+    policy: _POLICY = None,
+    partly: _PARTLY = False,
+    dry_run: _DRY = False,
+    yes: _YES = False,
+    policies: POLICIES = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Bring back to a host what vmckpt evacuate moved away, and end its maintenance.
+
+    Guests that were shut down for it are started again. Nobody is brought back to a host that has
+    become too small for all; who finds no room stays where it is, and runs.
+
+    Examples:
+
+        vmckpt repopulate alpha --dry-run
+
+        vmckpt repopulate alpha --yes
+    """
+    order = evacuating.back_to(host, policy)
+    _ask(order, _Wishes(dry_run, yes, partly, "", json), inventory, policies)
+
+
+class _Wishes:
+    """How the order is to be handled."""
+
+    def __init__(self, dry_run: bool, yes: bool, partly: bool, why: str, json: bool) -> None:
+        self.dry_run, self.yes, self.partly, self.why, self.json = dry_run, yes, partly, why, json
+
+
+def _ask(order: Task, wishes: _Wishes, inventory: Path | None, folder: Path | None) -> None:
+    if not (wishes.dry_run or wishes.yes or sys.stdin.isatty()):
+        raise BadInput("nobody is there to say yes to the plan", mend="add --yes, or --dry-run")
+    report = asyncio.run(_run(order, wishes, inventory, folder))
+    if report is None:
+        return
+    if wishes.json:
+        output.print_json(report.as_json())
+    else:
+        show_report(report)
+    left = report.ended.left
+    if left:
+        names = ", ".join(one.tenant.name for one in left[:4])
+        more = f" and {len(left) - 4} more" if len(left) > 4 else ""
+        where = f"still on {order.host}" if order.kind is Kind.EVACUATE else "not back"
+        raise SomeLeft(f"{names}{more}: {where}", mend=left[0].mend)
+
+
+async def _run(
+    order: Task, wishes: _Wishes, inventory: Path | None, folder: Path | None
+) -> Report | None:
+    abort = asyncio.Event()
+    stop = stop_on_signals(
+        "stopping: nothing new begins; what is on its way arrives (once more: it goes back)",
+        "what is on its way goes back", abort,
+    )  # fmt: skip
+    known = api.load_inventory(inventory)
+    shelf, forced = api.load_policies(known, folder, order.policy)
+    if forced is not None and order.policy != forced:  # a file: the others are needed, too
+        rest = api.load_policies(known, folder)[0]
+        shelf = (*shelf, *(one for one in rest if one.name != forced))
+    order = Task(
+        kind=order.kind, host=order.host, to=order.to, guests=order.guests, start=order.start,
+        policy=forced,
+    )  # fmt: skip
+    story = Story(quiet=False)
+    caller = api.Caller(emit=story.take, warn=output.say, stop=stop)
+    if not wishes.dry_run:
+        await evacuating.put_in_order(known, shelf, caller)
+    async with Emptying(known, shelf, order, caller) as emptying:
+        with story.looking(f"looking at {len(known.hosts)} hosts and their guests"):
+            plan = await emptying.plan()
+        if wishes.dry_run and wishes.json:
+            output.print_json(plan.as_json())
+        elif not wishes.json or sys.stdin.isatty():
+            show_plan(plan, output.out if not wishes.json else output.err)
+        if wishes.dry_run:
+            _refuse(plan, order, partly=False)
+            return None
+        _refuse(plan, order, partly=wishes.partly)
+        if not wishes.yes and not await asyncio.to_thread(_agreed, order):
+            raise Cancelled("nothing was changed")
+        return await emptying.carry_out(plan, wishes.why, abort)
+
+
+def _refuse(plan: Plan, order: Task, *, partly: bool) -> None:
+    """Raise Blocked if somebody has no place to go to."""
+    if not plan.left or partly:
+        return
+    first = plan.left[0]
+    many = f"{len(plan.left)} guests have" if len(plan.left) > 1 else "one guest has"
+    raise Blocked(
+        f"{many} no place to go to: {first.tenant.name}: {first.why}; nothing was changed",
+        mend=f"{first.mend}; or --partly moves the others"
+        if order.kind is Kind.EVACUATE else f"{first.mend}; or --partly brings back the others",
+    )  # fmt: skip
+
+
+def _agreed(order: Task) -> bool:
+    verb = "empty" if order.kind is Kind.EVACUATE else "fill"
+    return typer.confirm(f"{verb} {order.host} like this?", err=True)

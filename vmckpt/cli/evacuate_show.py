@@ -1,0 +1,120 @@
+"""Plans and reports of whole hosts, for people."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from vmckpt.cli import output
+from vmckpt.evacuate.plan import Plan
+from vmckpt.evacuate.report import Report
+from vmckpt.evacuate.task import Kind
+from vmckpt.model.events import Decided, Event
+from vmckpt.units import show_bytes, show_seconds
+
+
+class Story:
+    """What happens, a line each, on stderr."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet, self._began = quiet, time.monotonic()
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Decided) and not self._quiet:
+            at = show_seconds(time.monotonic() - self._began)
+            output.say(f"{at:>8} {event.decision.action}: {event.decision.reason}")
+
+    @contextmanager
+    def looking(self, what: str) -> Iterator[None]:
+        """Something that takes a while."""
+        if not output.err.is_terminal:
+            output.say(f"{what} ...")
+            yield
+        else:
+            with output.err.status(output.in_one_line(what)):
+                yield
+        self._began = time.monotonic()
+
+
+def show_plan(plan: Plan, console: Console) -> None:
+    """Who goes where and why, how full hosts become, and what stands against it."""
+    host, emptied = plan.task.host, plan.task.kind is Kind.EVACUATE
+    if plan.going:
+        _moves(plan, console)
+    for tenant in plan.shut_down:
+        console.print(f"{tenant.name}: is shut down and started again by vmckpt repopulate {host}")
+    if plan.course.loads:
+        _hosts(plan, console)
+    for name, why in sorted(plan.silent.items()):
+        console.print(f"not used: {name}: {why}")
+    for one in plan.left:
+        console.print(output.styled("bold", f"stays: {one.tenant.name}:"), one.why)
+        console.print(f"        → {one.mend}")
+    if not plan.going and not plan.left and not plan.shut_down:
+        text = "is empty" if emptied else "has all that was moved away, or it does not run"
+        console.print(f"{host} {text}; nothing is to be done")
+        return
+    total = plan.total.show(show_seconds)
+    console.print(f"{len(plan.going)} moves, {total} in all")
+
+
+def _moves(plan: Plan, console: Console) -> None:
+    begins = {one.move.name: one.begins for one in plan.course.steps}
+    table = output.table("guest", "to", ">size", "how", ">begins", ">takes", ">downtime", "why")
+    going = sorted(plan.going, key=lambda one: begins.get(one.tenant.name, 0.0))
+    for one in going:
+        found, begin = plan.check(one), begins.get(one.tenant.name)
+        takes = "–" if found is None or found.total is None else found.total.show(show_seconds)
+        pause = (
+            "–" if found is None or found.downtime is None else found.downtime.show(show_seconds)
+        )
+        table.add_row(
+            one.tenant.name, one.target, show_bytes(one.tenant.travels),
+            "–" if found is None else found.mode,
+            "–" if begin is None else f"+{show_seconds(begin)}", takes, pause, one.why,
+        )  # fmt: skip
+    console.print(table)
+    for one in going:
+        found = plan.check(one)
+        for warning in found.warnings if found is not None else ():
+            console.print(f"warning: {one.tenant.name} → {one.target}: {warning.text}")
+
+
+def _hosts(plan: Plan, console: Console) -> None:
+    table = output.table(
+        "host", ">memory", ">before", ">at most", ">after", ">CPUs before", ">after"
+    )
+    for one in plan.course.loads:
+        table.add_row(
+            one.host, show_bytes(one.memory), show_bytes(one.before), show_bytes(one.most),
+            show_bytes(one.after), f"{one.cpus_before:g}", f"{one.cpus_after:g}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def show_report(report: Report) -> None:
+    """What became of each guest."""
+    if report.arrived:
+        table = output.table("guest", "from", "to", ">took", ">downtime", "job")
+        for one in report.arrived:
+            pause = "–" if one.downtime is None else show_seconds(one.downtime)
+            table.add_row(
+                one.guest, one.source, one.target, show_seconds(one.took), pause, one.job or "–"
+            )
+        output.out.print(table)
+    for uuid in report.shut_down:
+        output.out.print(f"shut down: {uuid}; vmckpt repopulate {report.task.host} starts it")
+    for name in report.started:
+        output.out.print(f"started: {name}")
+    for left in report.ended.left:
+        output.out.print(output.styled("bold", f"left: {left.tenant.name}:"), left.why)
+        output.out.print(f"        → {left.mend}")
+    took = show_seconds(report.ended.took)
+    if report.task.kind is Kind.EVACUATE and not report.ended.left:
+        output.out.print(
+            f"{report.task.host} is empty after {took}, and in maintenance;"
+            f" vmckpt repopulate {report.task.host} brings them back"
+        )
+    else:
+        output.out.print(f"{len(report.ended.arrived)} moved in {took}")

@@ -1,0 +1,82 @@
+"""vmckpt maintenance: which hosts take no guests."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vmckpt import api
+from vmckpt.api import evacuating
+from vmckpt.cli import output
+from vmckpt.cli.arguments import INVENTORY, JSON
+
+app = typer.Typer(
+    name="maintenance", no_args_is_help=True, rich_markup_mode=None,
+    help="Which hosts are in maintenance: nothing new is placed on them.",
+)  # fmt: skip
+_HOST = Annotated[str, typer.Argument(metavar="HOST", help="As hosts.yaml calls it.")]
+
+
+@app.command("list")
+def list_(json: JSON = False) -> None:
+    """Hosts that are in maintenance, since when, and who asked for it.
+
+    Example:
+
+        vmckpt maintenance list --json
+    """
+    found = evacuating.maintained()
+    if json:
+        output.print_json(
+            [
+                {"host": one.host, "job": one.job, "since": _when(one.since),
+                 "asked_by": one.asked_by, "why": one.why or None}
+                for one in found
+            ]
+        )  # fmt: skip
+        return
+    if not found:
+        output.say("no host is in maintenance")
+        return
+    table = output.table("host", "since", "asked by", "why")
+    for one in found:
+        table.add_row(one.host, _when(one.since), one.asked_by, one.why or "–")
+    output.out.print(table)
+
+
+@app.command()
+def enter(
+    host: _HOST,
+    why: Annotated[str, typer.Option(help="For whoever wonders.")] = "",
+    inventory: INVENTORY = None,
+) -> None:
+    """Place nothing new on a host; guests that are there stay (vmckpt evacuate moves them).
+
+    Example:
+
+        vmckpt maintenance enter alpha --why "kernel"
+    """
+    held, new = evacuating.enter(_known(inventory), host, why)
+    said = "is in maintenance" if new else f"was in maintenance already, by {held.asked_by}"
+    output.say(f"{held.host} {said}")
+
+
+@app.command()
+def leave(host: _HOST, inventory: INVENTORY = None) -> None:
+    """The host may take guests again; nobody is moved (vmckpt repopulate brings them back).
+
+    Example:
+
+        vmckpt maintenance leave alpha
+    """
+    held = evacuating.leave(_known(inventory), host)
+    output.say(f"{held.host} may take guests again")
+
+
+def _known(path: Path | None) -> api.Inventory:
+    return api.load_inventory(path)
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

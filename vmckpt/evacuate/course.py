@@ -1,0 +1,306 @@
+"""A plan under way: what has come of each move, who is tried again, and where. Pure.
+
+One failure stops nobody else. A guest is tried again a few times, on another host if one failed it;
+a host that fails one guest after the other is left out for a while, then tried with one guest.
+"""
+
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+from vmckpt.evacuate import links, placement, schedule
+from vmckpt.evacuate.fleet import Fleet, Rules, Tenant
+from vmckpt.evacuate.links import Move, Under
+from vmckpt.evacuate.placement import Left
+from vmckpt.evacuate.schedule import Windows
+from vmckpt.evacuate.seating import Seating
+from vmckpt.units import Seconds
+
+
+class Blame(StrEnum):
+    """Who a failure speaks against."""
+
+    TARGET = "target"
+    GUEST = "guest"
+    """It fails wherever it goes: it does not converge, say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How often and how soon something is tried again."""
+
+    tries: int = 3
+    """For each guest, in all."""
+    first_wait: Seconds = Seconds(10.0)
+    """After a guest's first failure; twice as long after each that follows."""
+    trips: int = 2
+    """So many failures one after the other leave a host out."""
+    left_out: Seconds = Seconds(60.0)
+    """For so long; twice as long each time."""
+    most_outs: int = 4
+    """So often; then for good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a run keeps to."""
+
+    rules: Rules = field(default_factory=Rules)
+    windows: Windows = field(default_factory=Windows)
+    patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """One attempt that came to nothing; the guest runs where it was."""
+
+    target: str
+    at: float
+    why: str
+    blame: Blame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """How a host has done as a target, most recently."""
+
+    failures: int = 0
+    """One after the other."""
+    out_until: float = 0.0
+    outs: int = 0
+    """How often it was left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """Where a run is."""
+
+    waiting: tuple[Move, ...] = ()
+    running: tuple[Under, ...] = ()
+    done: tuple[Move, ...] = ()
+    left: tuple[Left, ...] = ()
+    hoping: tuple[Left, ...] = ()
+    """They would have a place if a host that is left out, or one on its way, changed something."""
+    failed: Mapping[str, tuple[Failed, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """By guest."""
+    records: Mapping[str, Record] = field(default_factory=lambda: MappingProxyType({}))
+    """By target."""
+    paused: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Nothing is on its way and nothing waits."""
+        return not self.waiting and not self.running and not self.hoping
+
+
+def begins(course: Course, moves: Iterable[Move]) -> Course:
+    """These have begun."""
+    begun = tuple(moves)
+    names = {one.name for one in begun}
+    return replace(
+        course, waiting=tuple(one for one in course.waiting if one.name not in names),
+        running=(*course.running, *(links.begin(one) for one in begun)),
+    )  # fmt: skip
+
+
+def nearing(course: Course, guests: Container[str]) -> Course:
+    """These are about to end: what they leave of their links others may begin to use."""
+    if all(one.ending or one.move.name not in guests for one in course.running):
+        return course
+    return replace(
+        course,
+        running=tuple(
+            replace(one, setup=Seconds(0.0), ending=True) if one.move.name in guests else one
+            for one in course.running
+        ),
+    )  # fmt: skip
+
+
+def succeeded(course: Course, guest: str) -> Course:
+    """Its move has ended well."""
+    move = _under(course, guest)
+    records = {**course.records, move.target: Record()}
+    return replace(
+        course, running=_without(course, guest), done=(*course.done, move),
+        records=MappingProxyType(records),
+    )  # fmt: skip
+
+
+def failed(course: Course, guest: str, failure: Failed, patience: Patience) -> Course:
+    """Its move has ended badly: it waits for another try, or is left where it is."""
+    move = _under(course, guest)
+    tries = (*course.failed.get(guest, ()), failure)
+    known = MappingProxyType({**course.failed, guest: tries})
+    records = course.records
+    if failure.blame is Blame.TARGET:
+        told = _blamed(records.get(move.target, Record()), failure.at, patience)
+        records = MappingProxyType({**records, move.target: told})
+    after = replace(course, running=_without(course, guest), failed=known, records=records)
+    if len(tries) >= patience.tries:
+        why = f"tried {len(tries)} times, last to {failure.target}: {failure.why}"
+        mend = f"see vmckpt jobs --guest {guest}; it runs where it was"
+        return replace(after, left=(*after.left, Left(tenant=move.tenant, why=why, mend=mend)))
+    return replace(after, waiting=(*after.waiting, move))
+
+
+def given_up(course: Course, guest: str, why: str, mend: str) -> Course:
+    """Its move has ended so that it is not tried again."""
+    left = Left(tenant=_under(course, guest).tenant, why=why, mend=mend)
+    return replace(course, running=_without(course, guest), left=(*course.left, left))
+
+
+def stuck(course: Course, move: Move) -> Course:
+    """It has waited for room that nobody will make."""
+    waiting = tuple(one for one in course.waiting if one != move)
+    left = Left(
+        tenant=move.tenant, why=f"{move.target} has had no room for it, and nobody moves any more",
+        mend="free memory there, or add a host",
+    )  # fmt: skip
+    return replace(course, waiting=waiting, left=(*course.left, left))
+
+
+def _blamed(record: Record, at: float, patience: Patience) -> Record:
+    failures = record.failures + 1
+    if failures < patience.trips and not record.outs:
+        return replace(record, failures=failures)
+    # After it was left out, a single failure is enough.
+    until = at + patience.left_out * 2**record.outs
+    if record.outs >= patience.most_outs:
+        until = math.inf
+    return Record(failures=failures, outs=record.outs + 1, out_until=until)
+
+
+def _under(course: Course, guest: str) -> Move:
+    return next(one.move for one in course.running if one.move.name == guest)
+
+
+def _without(course: Course, guest: str) -> tuple[Under, ...]:
+    return tuple(one for one in course.running if one.move.name != guest)
+
+
+def closed(course: Course, fleet: Fleet, now: float) -> Fleet:
+    """The fleet without hosts that are left out just now."""
+    under = {one.move.target for one in course.running}
+    places = tuple(
+        one if one.closed is not None
+        else replace(one, closed=_out(course.records.get(one.name), now, busy=one.name in under))
+        for one in fleet.places
+    )  # fmt: skip
+    return replace(fleet, places=places)
+
+
+def _out(record: Record | None, now: float, *, busy: bool) -> str | None:
+    """Why a host gets nobody just now; None: it may."""
+    if record is None or not record.outs:
+        return None
+    if math.isinf(record.out_until):
+        return f"failed {record.failures} guests, one after the other"
+    if now < record.out_until:
+        return f"failed {record.failures} guests; left out for {record.out_until - now:.0f} s more"
+    return "is tried with one guest" if busy else None
+
+
+def planned(
+    course: Course, fleet: Fleet, rules: Rules, now: float, *, asked: frozenset[str]
+) -> Course:
+    """New targets for all that wait, by what is true now. `asked`: who is to leave at all."""
+    usable = closed(course, fleet, now)
+    under = [one.move for one in course.running]
+    busy = {one.name for one in under}
+    # Room that is promised to those on their way is taken.
+    coming = tuple(
+        replace(one.tenant, name=f"{one.name} on its way", host=one.target, stays="is on its way")
+        for one in under
+    )  # fmt: skip
+    over = {one.tenant.name for one in course.left}
+    leaving = [
+        _elsewhere(one, course.failed.get(one.name, ()), usable) for one in fleet.tenants
+        if one.name in asked and one.name not in busy and one.name not in over
+    ]  # fmt: skip
+    found = placement.place(replace(usable, tenants=fleet.tenants + coming), leaving, rules)
+    moves = tuple(
+        Move(tenant=_as_it_is(fleet, one.tenant), source=one.tenant.host, target=one.target)
+        for one in found.going if one.tenant.name not in busy
+    )  # fmt: skip
+    if course.running or moves or _comes_back(course, now) is not None:
+        return replace(course, waiting=moves, hoping=found.left)
+    return replace(course, waiting=moves, left=(*course.left, *found.left), hoping=())
+
+
+def _elsewhere(tenant: Tenant, failures: Sequence[Failed], fleet: Fleet) -> Tenant:
+    """Not again to where it failed, as long as there is another host."""
+    bad = {one.target for one in failures if one.blame is Blame.TARGET}
+    if not bad:
+        return tenant
+    needs = replace(tenant.needs, never=tenant.needs.never | bad)
+    seating = Seating(fleet.places, (), Rules())
+    if not any(
+        fits and place.closed is None and place.name != tenant.host
+        for fits, place in zip(seating.fits(needs).tolist(), fleet.places, strict=True)
+    ):
+        return tenant
+    return replace(tenant, needs=needs)
+
+
+def _as_it_is(fleet: Fleet, tenant: Tenant) -> Tenant:
+    return next((one for one in fleet.tenants if one.name == tenant.name), tenant)
+
+
+def due(
+    course: Course, fleet: Fleet, terms: Terms, now: float, *,
+    changed: Container[str] | None = None,
+) -> list[Move]:  # fmt: skip
+    """Who begins now. `changed`: as in schedule.start."""
+    if course.paused:
+        return []
+    seating = Seating(closed(course, fleet, now).places, fleet.tenants, terms.rules)
+    for one in course.running:
+        seating.sit(one.move.tenant, seating.index[one.move.target])
+    links_ = schedule.links_of(fleet)
+    ready = _one_for_each_on_trial(course, [
+        one for one in schedule.ordered(course.waiting, terms.windows.order, links_)
+        if now >= again(course.failed.get(one.name, ()), terms.patience)
+    ])  # fmt: skip
+    begun = schedule.start(seating, ready, course.running, links_, terms.windows, changed=changed)
+    if begun or course.running or len(ready) < len(course.waiting):
+        return begun
+    aside = schedule.detour(seating, ready)
+    return [] if aside is None else [aside]
+
+
+def _one_for_each_on_trial(course: Course, ready: Sequence[Move]) -> list[Move]:
+    """Of those to hosts that were left out, the first."""
+    tried: set[str] = set()
+    found = []
+    for move in ready:
+        record = course.records.get(move.target)
+        if record is not None and record.outs:
+            if move.target in tried:
+                continue
+            tried.add(move.target)
+        found.append(move)
+    return found
+
+
+def again(failures: Sequence[Failed], patience: Patience) -> float:
+    """When a guest may be tried again."""
+    if not failures:
+        return 0.0
+    return failures[-1].at + patience.first_wait * float(2 ** (len(failures) - 1))
+
+
+def wakes(course: Course, now: float, patience: Patience) -> float | None:
+    """When something is due that no ending move brings; None: nothing."""
+    times = [again(course.failed.get(one.name, ()), patience) for one in course.waiting]
+    later = [one for one in times if one > now]
+    if (comes := _comes_back(course, now)) is not None:
+        later.append(comes)
+    return min(later, default=None)
+
+
+def _comes_back(course: Course, now: float) -> float | None:
+    """When the next host that is left out is tried again; None: none is."""
+    times = [one.out_until for one in course.records.values()]
+    return min((one for one in times if now < one < math.inf), default=None)

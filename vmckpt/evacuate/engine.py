@@ -1,0 +1,303 @@
+"""Carry out a plan: each move is an ordinary migration; what comes of it decides what is next."""
+
+import asyncio
+import math
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from vmckpt.evacuate import course as courses
+from vmckpt.evacuate import plan as plans
+from vmckpt.evacuate import seen as sights
+from vmckpt.evacuate.course import Blame, Course, Failed, Terms
+from vmckpt.evacuate.fleet import Fleet, Tenant
+from vmckpt.evacuate.links import Move
+from vmckpt.evacuate.placement import Left
+from vmckpt.evacuate.plan import Plan
+from vmckpt.evacuate.seen import ON_ITS_WAY, Known, Seen
+from vmckpt.evacuate.task import Task
+from vmckpt.journal.records import Request, RequestKind
+from vmckpt.migrate.wishes import Desk
+from vmckpt.model.events import Decided
+from vmckpt.model.jobs import Decision
+from vmckpt.units import Seconds, show_seconds
+
+POLL = Seconds(0.5)
+"""How often other terminals are listened to."""
+_SILENT = Seconds(5.0)
+"""How soon hosts are looked at again when nobody can move."""
+_LOOKS = 12
+"""So many looks that change nothing: nobody ever will."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What came of one move."""
+
+    good: bool
+    why: str = ""
+    """Why not."""
+    blame: Blame = Blame.TARGET
+    final: str = ""
+    """What somebody has to do about it: it is not tried again; empty: it may be."""
+    job: str | None = None
+    took: Seconds = Seconds(0.0)
+    downtime: Seconds | None = None
+
+
+class World(Protocol):
+    """What a run acts on."""
+
+    async def look(self) -> Seen:
+        """What is true now. Raises VmckptError only for what looking again does not mend."""
+
+    async def move(self, known: Known, target: str) -> Moved:
+        """Move a guest; returns however it ends."""
+
+    def nearing(self) -> Container[str]:
+        """Guests on their way that are expected to arrive within seconds, by name."""
+
+    async def shut_down(self, known: Known) -> str | None:
+        """Why a guest did not shut down; None: it did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """A guest that was moved."""
+
+    guest: str
+    uuid: str
+    source: str
+    target: str
+    job: str | None
+    took: Seconds
+    downtime: Seconds | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a run ended."""
+
+    arrived: tuple[Arrived, ...]
+    shut_down: tuple[str, ...]
+    """UUIDs."""
+    left: tuple[Left, ...]
+    stopped: bool
+    took: Seconds
+
+
+class Run:
+    """One run. `stop`: nothing new begins, and what is on its way goes on to its end."""
+
+    def __init__(
+        self, world: World, task: Task, terms: Terms, stop: asyncio.Event, *,
+        tell: Callable[[Decided], None], desk: Desk | None = None,
+    ) -> None:  # fmt: skip
+        self._world, self._task, self._terms = world, task, terms
+        self._stop, self._tell_ = stop, tell
+        self._desk = desk
+        self._course = Course()
+        self._seen: Seen | None = None
+        self._plan: Plan | None = None
+        self._moves: dict[asyncio.Task[Moved], Move] = {}
+        self._arrived: list[Arrived] = []
+        self._shut: list[str] = []
+        self._foreign: set[str] = set()
+        self._stuck = 0
+        self._asked: Course | None = None
+        self._asked_until = Seconds(0.0)
+        self._began = _now()
+
+    async def through(self, plan: Plan | None) -> Ended:
+        """To its end. `plan`: what it begins with, if that was just made."""
+        self._plan = plan
+        try:
+            await self._replan()
+            while True:
+                self._hear()
+                self._begin()
+                if self._over:
+                    break
+                await self._wait()
+            await self._shut_down()
+        finally:
+            # A migration that is broken off here is in the journal, for recovery.
+            for one in self._moves:
+                one.cancel()
+        return self._ended()
+
+    @property
+    def _over(self) -> bool:
+        if self._moves:
+            return False
+        return self._stop.is_set() or (self._course.over and not self._foreign)
+
+    def _hear(self) -> None:
+        for request in self._desk.take_requests() if self._desk is not None else ():
+            match request.kind:
+                case RequestKind.CANCEL:
+                    self._stop.set()
+                    self._answer(request, "nothing new begins; what is on its way goes on")
+                case RequestKind.PAUSE:
+                    self._course = replace(self._course, paused=True)
+                    self._answer(request, "paused: nothing new begins")
+                case RequestKind.GO_ON:
+                    self._course = replace(self._course, paused=False)
+                    self._answer(request, "going on")
+                case _:
+                    self._answer(request, "ask that of the guest's own job", ok=False)
+
+    def _answer(self, request: Request, text: str, *, ok: bool = True) -> None:
+        if self._desk is not None:
+            self._desk.answer(request, ok=ok, text=text)
+        self._tell(str(self._task.kind), text, "operator")
+
+    async def _replan(self) -> None:
+        """New targets for all that wait, by what is true now."""
+        seen = await self._world.look()
+        if self._seen is not None and self._task.host in seen.silent:
+            return  # nothing is known of the guests there: what was planned stands
+        self._seen = seen
+        asked, ours = self._task.asked(seen), {one.name for one in self._moves.values()}
+        # Who moves on somebody else's account is waited for.
+        self._foreign = {
+            one.name for one in seen.fleet.tenants
+            if one.name in asked and one.stays == ON_ITS_WAY and one.name not in ours
+        }  # fmt: skip
+        self._course = courses.planned(
+            self._course, self._fleet(seen), self._terms.rules, _now(), asked=asked - self._foreign
+        )
+
+    def _fleet(self, seen: Seen) -> Fleet:
+        fleet = self._task.fleet(seen)
+        if self._plan is None:
+            return fleet
+        checks = self._plan.checks
+        known = plans.without(fleet, checks)
+        return plans.expected(known, self._plan.going, checks, None)
+
+    def _begin(self) -> None:
+        if self._stop.is_set() or self._seen is None:
+            return
+        self._course = courses.nearing(self._course, self._world.nearing())
+        if self._course is self._asked and _now() < self._asked_until:
+            return  # nothing is other than when nobody could begin
+        for move in courses.due(self._course, self._fleet(self._seen), self._terms, _now()):
+            known = self._seen.known[move.name]
+            self._course = courses.begins(self._course, [move])
+            work = asyncio.create_task(self._world.move(known, move.target), name=move.name)
+            self._moves[work] = move
+            self._tell(f"{move.name} → {move.target}", "begins", "evacuate")
+        wakes = courses.wakes(self._course, _now(), self._terms.patience)
+        self._asked = self._course
+        self._asked_until = Seconds(math.inf) if wakes is None else Seconds(wakes)
+
+    async def _wait(self) -> None:
+        """Until something has changed, or somebody is to be listened to."""
+        if not self._moves:
+            await self._idle()
+            return
+        done, _ = await asyncio.wait(self._moves, timeout=POLL, return_when=asyncio.FIRST_COMPLETED)
+        good = [self._end(self._moves.pop(one), one.result()) for one in done]
+        last = not self._course.waiting or self._course.hoping
+        if good and (last or not all(good)):
+            await self._replan()
+
+    async def _idle(self) -> None:
+        """Nobody moves: until somebody may be tried again, or a look may show something new."""
+        now = _now()
+        wakes = courses.wakes(self._course, now, self._terms.patience)
+        until = now + _SILENT if wakes is None else wakes
+        while not self._stop.is_set() and (_now() < until or self._course.paused):
+            await asyncio.sleep(POLL)
+            self._hear()
+        if self._stop.is_set():
+            return
+        await self._replan()
+        if wakes is not None or self._foreign:
+            self._stuck = 0
+        elif (stuck := self._stuck + 1) < _LOOKS:
+            self._stuck = stuck
+        else:
+            for one in self._course.waiting:
+                self._course = courses.stuck(self._course, one)
+
+    def _end(self, move: Move, moved: Moved) -> bool:
+        """Take what came of a move into account; whether it was good."""
+        assert self._seen is not None
+        known = self._seen.known.get(move.name)
+        if moved.good:
+            self._course = courses.succeeded(self._course, move.name)
+            self._seen = sights.moved(self._seen, move.name, move.target)
+            self._stuck = 0
+            uuid = move.name if known is None else known.guest.uuid
+            self._arrived.append(
+                Arrived(
+                    guest=move.name, uuid=uuid, source=move.source, target=move.target,
+                    job=moved.job, took=moved.took, downtime=moved.downtime,
+                )
+            )  # fmt: skip
+            self._tell(f"{move.name} → {move.target}", self._arrived_text(moved), "evacuate")
+            return True
+        self._tell(f"{move.name} → {move.target}", f"failed: {moved.why}", "evacuate")
+        if moved.final:
+            self._course = courses.given_up(self._course, move.name, moved.why, moved.final)
+            return False
+        failure = Failed(target=move.target, at=_now(), why=moved.why, blame=moved.blame)
+        self._course = courses.failed(self._course, move.name, failure, self._terms.patience)
+        return False
+
+    def _arrived_text(self, moved: Moved) -> str:
+        course = self._course
+        done = len(course.done)
+        of = done + len(course.waiting) + len(course.running) + len(course.left)
+        pause = "" if moved.downtime is None else f", downtime {show_seconds(moved.downtime)}"
+        return f"moved in {show_seconds(moved.took)}{pause}; {done} of {of}"
+
+    async def _shut_down(self) -> None:
+        """Who is to be shut down goes last: that is the shortest time without it."""
+        if self._seen is None or self._stop.is_set():
+            return
+        names = sorted(self._task.to_shut_down(self._seen))
+
+        async def one(name: str) -> None:
+            known = self._seen.known[name] if self._seen is not None else None
+            assert known is not None
+            self._tell(name, "shuts down, as its policy has it", "evacuate")
+            why = await self._world.shut_down(known)
+            if why is None:
+                self._shut.append(known.guest.uuid)
+                self._tell(name, "is shut off", "evacuate")
+                return
+            left = Left(tenant=_tenant(self._seen, name), why=why, mend="shut it down by hand")
+            self._course = replace(self._course, left=(*self._course.left, left))
+
+        await asyncio.gather(*(one(name) for name in names))
+
+    def _tell(self, action: str, reason: str, rule: str) -> None:
+        self._tell_(Decided(decision=Decision(at=_now(), action=action, reason=reason, rule=rule)))
+
+    def _ended(self) -> Ended:
+        course = self._course
+        waiting = [
+            Left(tenant=one.tenant, why="it was stopped before its turn", mend=_again(self._task))
+            for one in course.waiting
+        ]
+        return Ended(
+            arrived=tuple(self._arrived), shut_down=tuple(self._shut),
+            left=(*course.left, *course.hoping, *waiting), stopped=self._stop.is_set(),
+            took=Seconds(_now() - self._began),
+        )  # fmt: skip
+
+
+def _again(task: Task) -> str:
+    return f"vmckpt {task.kind} {task.host} goes on"
+
+
+def _tenant(seen: Seen | None, name: str) -> Tenant:
+    assert seen is not None
+    return next(one for one in seen.fleet.tenants if one.name == name)
+
+
+def _now() -> Seconds:
+    return Seconds(asyncio.get_running_loop().time())

@@ -1,0 +1,131 @@
+"""Ask all hosts at once what a plan needs to know."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import MappingProxyType, TracebackType
+
+from vmckpt.errors import HypervisorError, RemoteError
+from vmckpt.evacuate import seen
+from vmckpt.evacuate.seen import Answers, Look
+from vmckpt.hypervisor import facts as host_facts
+from vmckpt.hypervisor import guests
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.model.guests import Guest
+from vmckpt.model.hosts import Host
+from vmckpt.remote import probe
+from vmckpt.remote.ssh import Remote
+
+_AT_ONCE = 8
+
+
+class Hosts:
+    """Connections to some hosts, kept for as long as it is entered."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self._hosts = tuple(hosts)
+        self._stack = AsyncExitStack()
+        self._libvirt: dict[str, Hypervisor] = {}
+        self._ssh: dict[str, Remote] = {}
+        self._narrow = asyncio.Semaphore(_AT_ONCE)
+
+    async def __aenter__(self) -> "Hosts":
+        for host in self._hosts:
+            self._libvirt[host.name] = await self._stack.enter_async_context(Hypervisor(host))
+            if host.ssh is not None:
+                self._ssh[host.name] = await self._stack.enter_async_context(Remote(host))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def look(
+        self, sources: Sequence[str], closed: Mapping[str, str], protected: Mapping[str, str]
+    ) -> Answers:
+        """Everything that could be found out; what could not is in the answers, never raised.
+
+        `sources`: whose guests may leave; disks and CPUs of others are not asked for.
+        """
+        looks = tuple(await asyncio.gather(*(self._look(one) for one in self._hosts)))
+        leaving = {one.host.name: one.guests for one in looks if one.host.name in sources}
+        fits, same = await asyncio.gather(self._fits(looks), self._same(leaving, looks))
+        return Answers(looks=looks, fits=fits, same=same, closed=closed, protected=protected)
+
+    async def _look(self, host: Host) -> Look:
+        libvirt = self._libvirt[host.name]
+        async with self._narrow:
+            try:
+                facts, found = await asyncio.gather(
+                    host_facts.host_facts(libvirt), guests.all_guests(libvirt)
+                )
+            except HypervisorError as exc:
+                return Look(host=host, error=exc.message)
+            return Look(
+                host=host, facts=facts, guests=tuple(found), links=await self._links(host.name)
+            )
+
+    async def _links(self, name: str) -> frozenset[str] | None:
+        if name not in self._ssh:
+            return None
+        try:
+            said = await self._ssh[name].run(["ls", "-1", "/sys/class/net"])
+        except RemoteError:
+            return None
+        return frozenset(said.out.split())
+
+    async def _fits(self, looks: Sequence[Look]) -> Mapping[str, frozenset[str]]:
+        """Each kind of CPU is asked for once at each host."""
+        kinds: dict[str, Guest] = {}
+        for look in looks:
+            for guest in look.guests:
+                kinds.setdefault(seen.cpu(guest), guest)
+        open_ = [one for one in looks if one.error is None]
+        found = await asyncio.gather(*(self._fitting(one, kinds) for one in open_))
+        return MappingProxyType(
+            {look.host.name: able for look, able in zip(open_, found, strict=True)}
+        )
+
+    async def _fitting(self, look: Look, kinds: Mapping[str, Guest]) -> frozenset[str]:
+        able = set()
+        for kind, guest in kinds.items():
+            if look.facts is None or guest.accelerator not in look.facts.accelerators:
+                continue
+            try:
+                if await host_facts.cpu_fits(self._libvirt[look.host.name], guest) is False:
+                    continue
+            except HypervisorError:
+                continue
+            able.add(kind)
+        return frozenset(able)
+
+    async def _same(
+        self, leaving: Mapping[str, Sequence[Guest]], looks: Sequence[Look]
+    ) -> Mapping[tuple[str, str], Mapping[str, bool]]:
+        """Nobody can see whether two hosts without ssh share a file."""
+        pairs = [
+            (source, look.host.name) for source in leaving for look in looks
+            if source in self._ssh and look.host.name in self._ssh and look.error is None
+            and look.host.name != source
+        ]  # fmt: skip
+
+        async def one(source: str, target: str) -> dict[str, bool]:
+            wanted = sorted({file for guest in leaving[source] for file in seen.files(guest)})
+            try:
+                return await probe.same_files(self._ssh[source], self._ssh[target], wanted)
+            except RemoteError:
+                return {}
+
+        # One after the other for each source: they would look for each other's files.
+        found: dict[tuple[str, str], Mapping[str, bool]] = {}
+        for pair in pairs:
+            found[pair] = await one(*pair)
+        # Where nobody could look, libvirt decides.
+        for source in leaving:
+            for look in looks:
+                found.setdefault((source, look.host.name), {})
+        return MappingProxyType(found)

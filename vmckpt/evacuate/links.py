@@ -1,0 +1,167 @@
+"""How moves share a network, and how long they take with what they get of it. Pure.
+
+A fluid model: bandwidth is shared fairly at both ends of each move (max-min fairness, Bertsekas and
+Gallager, Data Networks, 1992, section 6.5.2), and what a guest writes meanwhile must travel again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from vmckpt.evacuate.fleet import Tenant
+from vmckpt.units import BytesPerSecond, Seconds
+
+SETUP = Seconds(1.5)
+"""Looking, listening and the switchover, whatever the size."""
+_KEEPS = 0.95
+_ROOM = 2.0
+"""Times its dirty rate that a guest must get to be slowed down for another."""
+_LEAST_GAIN = 0.1
+"""A guest that writes faster than that leaves of its share is ended by post-copy, or slowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One guest from one host to another."""
+
+    tenant: Tenant
+    source: str
+    target: str
+    most: BytesPerSecond | None = None
+    """One stream carries no more, however wide the network is."""
+
+    @property
+    def name(self) -> str:
+        return self.tenant.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Under:
+    """A move on its way."""
+
+    move: Move
+    setup: Seconds = SETUP
+    """What is left of it."""
+    left: float = 0.0
+    """Bytes."""
+    ending: bool = False
+    """What is left takes no longer than the setup of another, which may begin now."""
+
+
+def begin(move: Move) -> Under:
+    """It starts now."""
+    return Under(move=move, left=float(move.tenant.travels))
+
+
+def shares(running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> dict[str, float]:
+    """Bytes per second of each by its guest's name; those in their setup take none."""
+    sending = [one.move for one in running if one.setup <= 0]
+    ends = {
+        move.name: ((">", move.source), ("<", move.target), ("=", move.name)) for move in sending
+    }
+    own = {move.name: float("inf") if move.most is None else float(move.most) for move in sending}
+    users: dict[tuple[str, str], set[str]] = {}
+    for name, both in ends.items():
+        for end in both:
+            users.setdefault(end, set()).add(name)
+    room = {end: own[end[1]] if end[0] == "=" else float(links[end[1]]) for end in users}
+    found: dict[str, float] = {}
+    while users:
+        tightest = min(users, key=lambda end: room[end] / len(users[end]))
+        rate = room[tightest] / len(users[tightest])
+        for name in users.pop(tightest):
+            found[name] = rate
+            for end in ends[name]:
+                if end in users:
+                    users[end].discard(name)
+                    room[end] -= rate
+                    if not users[end]:
+                        del users[end]
+    return found
+
+
+def gain(under: Under, rate: float) -> float:
+    """Bytes by which less is left each second."""
+    return max(rate - under.move.tenant.dirty, rate * _LEAST_GAIN)
+
+
+def advance(
+    running: Sequence[Under], links: Mapping[str, BytesPerSecond]
+) -> tuple[Seconds, list[Under]]:
+    """Until the next one ends, is about to end, or is through with its setup: how long that takes,
+    and what is under way then; one that has ended has nothing left."""
+    rates = shares(running, links)
+    turns = [_turn(one, rates) for one in running]
+    step = Seconds(min(turns))
+    after = []
+    for one, turn in zip(running, turns, strict=True):
+        if one.setup > 0:
+            after.append(replace(one, setup=Seconds(max(0.0, one.setup - step))))
+        elif one.ending and turn <= step:
+            after.append(replace(one, left=0.0))
+        else:
+            left = one.left - step * gain(one, rates[one.move.name])
+            after.append(replace(one, left=left, ending=one.ending or turn <= step))
+    return step, after
+
+
+def _turn(under: Under, rates: Mapping[str, float]) -> float:
+    """When something happens to it, from now."""
+    if under.setup > 0:
+        return under.setup
+    rest = under.left / gain(under, rates[under.move.name])
+    return rest if under.ending else max(0.0, rest - SETUP)
+
+
+def over(under: Under) -> bool:
+    """Whether it has ended."""
+    return under.setup <= 0 and under.left <= 0
+
+
+def all_done(running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> Seconds:
+    """How long until all have ended, if nobody else begins."""
+    total = 0.0
+    left = [one for one in running if not over(one)]
+    while left:
+        step, after = advance(left, links)
+        total += step
+        left = [one for one in after if not over(one)]
+    return Seconds(total)
+
+
+def _ends(move: Move) -> set[tuple[str, str]]:
+    return {(">", move.source), ("<", move.target)}
+
+
+def pays(candidate: Move, running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> bool:
+    """Whether to begin now is better than to wait: those beside it keep what they have of the
+    network, or are about to end; or it gets as much as it ever could, and they enough.
+
+    A link that is full carries no more for being shared, and a guest that writes much and gets
+    little of it sends the same pages over and over. (Measured with bench/evacuation.py against the
+    order in which everything starts at once: half the time.) But a narrow link at the other end
+    that is idle meanwhile is time lost.
+    """
+    busy = [replace(one, setup=Seconds(0.0)) for one in running if not one.ending]
+    beside = [
+        one.move.name for one in busy
+        if one.move.source == candidate.source or one.move.target == candidate.target
+    ]  # fmt: skip
+    if not beside:
+        return True
+    # Who shares a link with one of those has a say in what they get; whoever is farther has not.
+    ends = {end for one in busy if one.move.name in beside for end in _ends(one.move)}
+    busy = [one for one in busy if ends & _ends(one.move)]
+    before = shares(busy, links)
+    after = shares([*busy, replace(begin(candidate), setup=Seconds(0.0))], links)
+    if all(after[name] >= _KEEPS * before[name] for name in beside):
+        return True
+    dirty = {one.move.name: one.move.tenant.dirty for one in busy}
+    return after[candidate.name] >= _KEEPS * alone(candidate, links) and all(
+        after[name] >= _ROOM * dirty[name] for name in beside
+    )
+
+
+def alone(move: Move, links: Mapping[str, BytesPerSecond]) -> float:
+    """Bytes per second that it gets with nobody beside it."""
+    most = min(links[move.source], links[move.target])
+    return float(most if move.most is None else min(most, move.most))

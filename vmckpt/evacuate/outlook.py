@@ -1,0 +1,142 @@
+"""A plan played through before anybody moves: how long it takes, how full hosts become. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vmckpt.evacuate import schedule
+from vmckpt.evacuate.fleet import Fleet, Rules
+from vmckpt.evacuate.links import Move, Under, advance, begin, over
+from vmckpt.evacuate.schedule import Windows
+from vmckpt.evacuate.seating import Seating
+from vmckpt.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One move in the course of a plan."""
+
+    move: Move
+    begins: Seconds
+    ends: Seconds
+    detour: bool = False
+    """It goes there for a while only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """A host's memory that guests hold, and cores."""
+
+    host: str
+    memory: Bytes
+    before: Bytes
+    most: Bytes
+    """With those on their way."""
+    after: Bytes
+    cpus_before: float
+    cpus_after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What is to be expected of a plan."""
+
+    steps: tuple[Step, ...]
+    total: Seconds
+    loads: tuple[Load, ...]
+    """Of hosts that anything changes for."""
+    stuck: tuple[Move, ...]
+    """They can never begin."""
+
+
+def play(fleet: Fleet, moves: Sequence[Move], rules: Rules, windows: Windows) -> Outlook:
+    """As it will go if everything goes as expected."""
+    return _Play(fleet, moves, rules, windows).through()
+
+
+class _Play:
+    def __init__(self, fleet: Fleet, moves: Sequence[Move], rules: Rules, windows: Windows) -> None:
+        self._windows, self._links = windows, schedule.links_of(fleet)
+        self._seating = Seating(fleet.places, fleet.tenants, rules)
+        self._before = self._seating.used.copy()
+        self._cpus_before = self._seating.cpus_used.copy()
+        self._most = self._before.copy()
+        self._waiting, self._running = list(moves), list[Under]()
+        self._since: dict[str, float] = {}
+        self._steps: list[Step] = []
+        self._aside: set[str] = set()
+        self._changed: set[str] | None = None
+        self._now = 0.0
+
+    def through(self) -> Outlook:
+        while self._waiting or self._running:
+            self._begin()
+            if not self._running:
+                break
+            self._advance()
+        return Outlook(
+            steps=tuple(self._steps), total=Seconds(self._now), loads=tuple(self._loads()),
+            stuck=tuple(self._waiting),
+        )  # fmt: skip
+
+    def _begin(self) -> None:
+        begun = schedule.start(
+            self._seating, self._waiting, self._running, self._links, self._windows,
+            changed=self._changed,
+        )  # fmt: skip
+        names = {one.name for one in begun}
+        self._waiting = [one for one in self._waiting if one.name not in names]
+        if not begun and not self._running:
+            begun = self._step_aside()
+        for move in begun:
+            self._running.append(begin(move))
+            self._since[move.name] = self._now
+        self._most = self._most.clip(min=self._seating.used)
+
+    def _step_aside(self) -> list[Move]:
+        """Each goes aside once at the most: else two could make way for each other for ever."""
+        able = [one for one in self._waiting if one.name not in self._aside]
+        found = schedule.detour(self._seating, able)
+        if found is None:
+            return []
+        self._aside.add(found.name)
+        self._waiting = [
+            replace(one, source=found.target, tenant=replace(one.tenant, host=found.target))
+            if one.name == found.name else one
+            for one in self._waiting
+        ]  # fmt: skip
+        self._seating.sit(found.tenant, self._seating.index[found.target])
+        return [found]
+
+    def _advance(self) -> None:
+        # Where all together are as many as may be, whoever ends makes room for anybody.
+        full = len(self._running) >= self._windows.total
+        step, after = advance(self._running, self._links)
+        self._now += step
+        about = {one.move.name for one in self._running if not one.ending}
+        self._changed = None if full else {
+            host for one in after if over(one) or (one.ending and one.move.name in about)
+            for host in (one.move.source, one.move.target)
+        }  # fmt: skip
+        self._running = [one for one in after if not over(one)]
+        for one in after:
+            if over(one):
+                move = one.move
+                self._seating.rise(move.tenant, self._seating.index[move.source])
+                self._steps.append(
+                    Step(
+                        move=move, begins=Seconds(self._since[move.name]), ends=Seconds(self._now),
+                        detour=any(other.name == move.name for other in self._waiting),
+                    )
+                )  # fmt: skip
+
+    def _loads(self) -> list[Load]:
+        seating = self._seating
+        return [
+            Load(
+                host=place.name, memory=place.memory, before=Bytes(round(self._before[at])),
+                most=Bytes(round(self._most[at])), after=Bytes(round(seating.used[at])),
+                cpus_before=float(self._cpus_before[at]), cpus_after=float(seating.cpus_used[at]),
+            )
+            for at, place in enumerate(seating.places)
+            if self._most[at] != self._before[at] or seating.used[at] != self._before[at]
+        ]  # fmt: skip

@@ -1,0 +1,237 @@
+"""Who goes where. Pure.
+
+The hardest to place go first: those with the fewest hosts, then the largest. Each takes the host
+where it costs least; costs add up to a function of the end alone, so a small plan is searched to
+its best. Who finds no room is helped by one more move: of another that leaves, or, if the rules
+allow it, of a guest that would otherwise have stayed.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vmckpt.evacuate.fleet import Fleet, Rules, Tenant
+from vmckpt.evacuate.search import best
+from vmckpt.evacuate.seating import Seating, lacks
+from vmckpt.units import Bytes, show_bytes
+
+SMALL = 10
+"""Guests that are placed by search at the most."""
+_NAMED = 6
+"""Hosts that are named one by one where nobody would take a guest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Going:
+    """One guest's new host."""
+
+    tenant: Tenant
+    target: str
+    why: str
+    displaced: bool = False
+    """It makes room for another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A guest that finds no host."""
+
+    tenant: Tenant
+    why: str
+    mend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a plan makes of a fleet."""
+
+    going: tuple[Going, ...]
+    left: tuple[Left, ...]
+
+
+def place(fleet: Fleet, leaving: Iterable[Tenant], rules: Rules) -> Placement:
+    """Find a host for each of `leaving`, who are on hosts of the fleet.
+
+    Their room there counts as taken until they are gone, and is not used by others.
+    """
+    planning = _Planning(fleet, tuple(leaving), rules)
+    planning.seat()
+    planning.repair()
+    return planning.result()
+
+
+class _Planning:
+    """One plan in the making."""
+
+    def __init__(self, fleet: Fleet, leaving: Sequence[Tenant], rules: Rules) -> None:
+        self._rules = rules
+        self._seating = Seating(fleet.places, fleet.tenants, rules)
+        self._leaving = [one for one in leaving if one.stays is None]
+        self._stuck = [one for one in leaving if one.stays is not None]
+        names = {one.name for one in leaving}
+        self._others: dict[int, list[Tenant]] = {}
+        for one in fleet.tenants:
+            at = self._seating.index.get(one.host)
+            if at is not None and one.stays is None and one.name not in names:
+                self._others.setdefault(at, []).append(one)
+        self._target: dict[str, int] = {}
+        self._displaced: dict[str, Tenant] = {}
+        self._unplaced: list[Tenant] = []
+
+    def seat(self) -> None:
+        seating = self._seating
+        order = self._hardest_first()
+        if len(order) <= SMALL and (found := best(seating, order)) is not None:
+            for tenant, at in zip(order, found, strict=True):
+                self._sit(tenant, at)
+            return
+        for tenant in order:
+            self._sit(tenant, cheapest(seating, tenant))
+
+    def _hardest_first(self) -> list[Tenant]:
+        choices = {one.needs: int(self._seating.fits(one.needs).sum()) for one in self._leaving}
+        return sorted(
+            self._leaving,
+            key=lambda one: (-one.priority, choices[one.needs], -one.memory, one.name),
+        )
+
+    def _sit(self, tenant: Tenant, at: int | None) -> None:
+        if at is None:
+            self._unplaced.append(tenant)
+            return
+        self._target[tenant.name] = at
+        self._seating.sit(tenant, at)
+
+    def repair(self) -> None:
+        """Make room for those that found none, one other move for each."""
+        waiting, self._unplaced = self._unplaced, []
+        for tenant in waiting:
+            if not self._make_room(tenant):
+                self._unplaced.append(tenant)
+
+    def _make_room(self, tenant: Tenant) -> bool:
+        """Whether a single move of another lets it in; the smallest such move is made."""
+        seating = self._seating
+        offers = []
+        for at in np.flatnonzero(seating.fits(tenant.needs)).tolist():
+            short = seating.short(tenant, at)
+            offers += [
+                (one.name not in self._target, one.memory, at, one)
+                for one in self._movable(at) if one.memory >= short
+            ]  # fmt: skip
+        offers.sort(key=lambda one: (one[0], one[1], one[2], one[3].name))
+        return any(self._exchange(tenant, other, at) for _, _, at, other in offers)
+
+    def _movable(self, at: int) -> list[Tenant]:
+        """Who is to be there and could be somewhere else."""
+        found = [one for one in self._leaving if self._target.get(one.name) == at]
+        if self._rules.may_displace:
+            found += [one for one in self._others.get(at, ()) if one.name not in self._displaced]
+        return found
+
+    def _exchange(self, tenant: Tenant, other: Tenant, at: int) -> bool:
+        seating = self._seating
+        seating.rise(other, at)
+        if seating.against(tenant, at) is None:
+            seating.sit(tenant, at)
+            elsewhere = cheapest(seating, other, never=at)
+            if elsewhere is not None:
+                seating.sit(other, elsewhere)
+                self._target[tenant.name] = at
+                self._target[other.name] = elsewhere
+                if other not in self._leaving:
+                    self._displaced[other.name] = other
+                return True
+            seating.rise(tenant, at)
+        seating.sit(other, at)
+        return False
+
+    def result(self) -> Placement:
+        going = [
+            self._going(one, displaced=False) for one in self._leaving if one.name in self._target
+        ]
+        going += [self._going(one, displaced=True) for one in self._displaced.values()]
+        left = [self._left(one) for one in self._unplaced]
+        left += [
+            Left(tenant=one, why=str(one.stays), mend="see what its host says of it")
+            for one in self._stuck
+        ]
+        return Placement(tuple(going), tuple(left))
+
+    def _going(self, tenant: Tenant, *, displaced: bool) -> Going:
+        seating = self._seating
+        at = self._target[tenant.name]
+        place = seating.places[at]
+        free = Bytes(max(0, round(place.memory - seating.used[at])))
+        choices = int(seating.fits(tenant.needs).sum()) - (place.name != tenant.host)
+        why = f"{show_bytes(free)} free there in the end"
+        if displaced:
+            why = f"makes room; {why}"
+        elif choices <= 1:
+            why = f"no other host would do; {why}"
+        return Going(tenant=tenant, target=place.name, why=why, displaced=displaced)
+
+    def _left(self, tenant: Tenant) -> Left:
+        return explain(self._seating, tenant)
+
+
+def cheapest(seating: Seating, tenant: Tenant, *, never: int | None = None) -> int | None:
+    """The host that it costs least on; None: no host may take it."""
+    may = seating.may(tenant)
+    if never is not None:
+        may[never] = False
+    if not may.any():
+        return None
+    costs = np.where(may, seating.costs(tenant), np.inf)
+    return int(costs.argmin())
+
+
+def explain(seating: Seating, tenant: Tenant) -> Left:
+    """Why no host takes it, and what would change that."""
+    reasons = {
+        place.name: seating.against(tenant, at) or "it may" for at, place in
+        enumerate(seating.places) if place.name != tenant.host
+    }  # fmt: skip
+    if not reasons:
+        return Left(tenant=tenant, why="there is no other host", mend="add one to the inventory")
+    if len(reasons) <= _NAMED:
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    else:
+        told = Counter(_kind(reason) for reason in reasons.values()).most_common(4)
+        why = "; ".join(f"{count} hosts: {reason}" for reason, count in told)
+    return Left(tenant=tenant, why=why, mend=_mend(seating, tenant))
+
+
+def _kind(reason: str) -> str:
+    """Without numbers that differ from host to host."""
+    for kind in ("of memory short", "cores short"):
+        if reason.endswith(kind):
+            return f"too little {'memory' if 'memory' in kind else 'CPU'}"
+    return reason
+
+
+def _mend(seating: Seating, tenant: Tenant) -> str:
+    able = [
+        at for at, place in enumerate(seating.places)
+        if place.closed is None and place.name != tenant.host
+        and lacks(tenant.needs, place) is None
+    ]  # fmt: skip
+    full = [at for at in able if seating.short(tenant, at) > 0]
+    if full:
+        at = min(full, key=lambda one: seating.short(tenant, one))
+        short = show_bytes(Bytes(round(seating.short(tenant, at))))
+        return f"free {short} on {seating.places[at].name}, or lower keep_free"
+    if able:
+        name = seating.places[able[0]].name
+        return f"on {name}: {seating.against(tenant, able[0])}; move that away, or allow it"
+    closed = [place.name for place in seating.places if place.closed is not None]
+    lacking = Counter(
+        why for place in seating.places
+        if place.closed is None and place.name != tenant.host
+        and (why := lacks(tenant.needs, place)) is not None
+    )  # fmt: skip
+    if lacking:
+        return f"give a host what it needs: {lacking.most_common(1)[0][0]}"
+    return f"open {closed[0]} again" if closed else "add a host to the inventory"

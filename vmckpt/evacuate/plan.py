@@ -1,0 +1,190 @@
+"""A plan before anybody moves: for people to say yes to. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from vmckpt.evacuate import outlook, placement
+from vmckpt.evacuate.course import Terms
+from vmckpt.evacuate.fleet import Fleet, Tenant
+from vmckpt.evacuate.links import Move
+from vmckpt.evacuate.outlook import Load, Outlook
+from vmckpt.evacuate.placement import Going, Left
+from vmckpt.evacuate.seen import Seen
+from vmckpt.evacuate.task import Task
+from vmckpt.migrate.forecast import Range
+from vmckpt.model.findings import Finding
+from vmckpt.units import Bytes, BytesPerSecond
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What preflight and the forecast say of one guest and one target."""
+
+    policy: str
+    mode: str
+    blockers: tuple[Finding, ...] = ()
+    warnings: tuple[Finding, ...] = ()
+    total: Range | None = None
+    """Seconds; None: not known."""
+    downtime: Range | None = None
+    sent: Range | None = None
+    """Bytes."""
+    bandwidth: Range | None = None
+    """Bytes per second."""
+
+
+Checks = Mapping[tuple[str, str], Checked]
+"""By guest and target."""
+NO_CHECKS: Checks = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Who goes where, in which order, and what becomes of the hosts."""
+
+    task: Task
+    going: tuple[Going, ...]
+    left: tuple[Left, ...]
+    shut_down: tuple[Tenant, ...]
+    checks: Checks
+    course: Outlook
+    """As it goes in the middle of what is expected."""
+    total: Range
+    """Seconds."""
+    silent: Mapping[str, str]
+    """Hosts that do not answer."""
+
+    def check(self, going: Going) -> Checked | None:
+        """What was found out about a move."""
+        return self.checks.get((going.tenant.name, going.target))
+
+    def as_json(self) -> dict[str, Any]:
+        """Times in milliseconds, sizes in bytes."""
+        begins = {one.move.name: one for one in self.course.steps if not one.detour}
+        return {
+            "kind": str(self.task.kind), "host": self.task.host,
+            "moves": [self._move(one, begins) for one in self.going],
+            "left": [
+                {"guest": one.tenant.name, "why": one.why, "mend": one.mend} for one in self.left
+            ],
+            "shut_down": [one.name for one in self.shut_down],
+            "hosts": [_load(one) for one in self.course.loads],
+            "total_ms": [_ms(self.total.low), _ms(self.total.high)],
+            "silent": dict(self.silent),
+        }  # fmt: skip
+
+    def _move(self, going: Going, begins: Mapping[str, outlook.Step]) -> dict[str, Any]:
+        found, step = self.check(going), begins.get(going.tenant.name)
+        return {
+            "guest": going.tenant.name, "from": going.tenant.host, "to": going.target,
+            "why": going.why, "displaced": going.displaced,
+            "policy": None if found is None else found.policy,
+            "mode": None if found is None else found.mode,
+            "expected_ms": _range(None if found is None else found.total),
+            "expected_downtime_ms": _range(None if found is None else found.downtime),
+            "begins_ms": None if step is None else _ms(step.begins),
+            "ends_ms": None if step is None else _ms(step.ends),
+            "warnings": [] if found is None else [one.as_json() for one in found.warnings],
+        }  # fmt: skip
+
+
+def _ms(seconds: float) -> float | None:
+    return None if seconds == float("inf") else round(seconds * 1000, 1)
+
+
+def _range(one: Range | None) -> list[float | None] | None:
+    return None if one is None else [_ms(one.low), _ms(one.high)]
+
+
+def _load(one: Load) -> dict[str, Any]:
+    return {
+        "host": one.host, "memory": one.memory, "before": one.before, "most": one.most,
+        "after": one.after, "cpus_before": one.cpus_before, "cpus_after": one.cpus_after,
+    }  # fmt: skip
+
+
+def without(fleet: Fleet, checks: Checks) -> Fleet:
+    """Nobody is placed where preflight forbids it."""
+    never: dict[str, set[str]] = {}
+    for (guest, target), found in checks.items():
+        if found.blockers:
+            never.setdefault(guest, set()).add(target)
+    tenants = tuple(
+        replace(one, needs=replace(one.needs, never=one.needs.never | never[one.name]))
+        if one.name in never else one
+        for one in fleet.tenants
+    )  # fmt: skip
+    return replace(fleet, tenants=tenants)
+
+
+def expected(fleet: Fleet, going: Sequence[Going], checks: Checks, share: float | None) -> Fleet:
+    """With what each move is forecast to send, and what the links were seen to carry.
+
+    `share`: 0: as quick as it may be, 1: as slow; None: in the middle. Pages that are sent again
+    are in the forecast already.
+    """
+    at = 0.5 if share is None else share
+    sizes: dict[str, Bytes] = {}
+    speeds: dict[str, list[float]] = {}
+    for one in going:
+        found = checks.get((one.tenant.name, one.target))
+        if found is None:
+            continue
+        if found.sent is not None and found.sent.high != float("inf"):
+            sizes[one.tenant.name] = Bytes(max(1, round(found.sent.at(at))))
+        if found.bandwidth is not None and found.bandwidth.low > 0:
+            for host in (one.tenant.host, one.target):
+                speeds.setdefault(host, []).append(found.bandwidth.at(1 - at))
+    return Fleet(
+        tuple(
+            replace(one, link=BytesPerSecond(max(1, round(max(speeds[one.name])))))
+            if one.name in speeds else one
+            for one in fleet.places
+        ),
+        tuple(
+            replace(one, size=sizes[one.name]) if one.name in sizes else one
+            for one in fleet.tenants
+        ),
+    )  # fmt: skip
+
+
+def placed(fleet: Fleet, asked: frozenset[str], terms: Terms) -> placement.Placement:
+    """Who of those goes where."""
+    leaving = [one for one in fleet.tenants if one.name in asked]
+    return placement.place(fleet, leaving, terms.rules)
+
+
+def made(task: Task, seen: Seen, found: placement.Placement, checks: Checks, terms: Terms) -> Plan:
+    """The plan of a placement whose moves were all looked at."""
+    fleet = task.fleet(seen)
+    plays = [
+        outlook.play(world, _moves(world, found.going), terms.rules, terms.windows)
+        for world in (expected(fleet, found.going, checks, share) for share in (0.0, None, 1.0))
+    ]
+    stuck = {one.name for one in plays[1].stuck}
+    shut = task.to_shut_down(seen)
+    return Plan(
+        task=task, going=tuple(one for one in found.going if one.tenant.name not in stuck),
+        left=(*found.left, *(_never(one) for one in found.going if one.tenant.name in stuck)),
+        shut_down=tuple(one for one in fleet.tenants if one.name in shut),
+        checks=checks, course=plays[1],
+        total=Range(min(one.total for one in plays), max(one.total for one in plays)),
+        silent=seen.silent,
+    )  # fmt: skip
+
+
+def _never(going: Going) -> Left:
+    return Left(
+        tenant=going.tenant, why=f"{going.target} never has room for it while others are there",
+        mend="free memory on any host, so that somebody can step aside",
+    )  # fmt: skip
+
+
+def _moves(fleet: Fleet, going: Sequence[Going]) -> list[Move]:
+    tenants = {one.name: one for one in fleet.tenants}
+    return [
+        Move(tenant=tenants[one.tenant.name], source=one.tenant.host, target=one.target)
+        for one in going
+    ]

@@ -1,0 +1,112 @@
+"""What became of emptying a host, for people and for scripts. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.evacuate.course import Blame
+from vmckpt.evacuate.engine import Arrived, Ended, Moved
+from vmckpt.evacuate.task import Task
+from vmckpt.journal.records import Operation
+from vmckpt.migrate.report import MigrationReport
+from vmckpt.model.findings import Severity
+from vmckpt.model.jobs import Outcome
+from vmckpt.units import Seconds
+
+_GUEST = (Outcome.NOT_CONVERGED, Outcome.TIMED_OUT)
+_TARGET = (Outcome.FAILED, Outcome.BLOCKED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How it ended."""
+
+    task: Task
+    job: str | None
+    ended: Ended
+    earlier: tuple[Arrived, ...] = ()
+    """Moved by a controller before."""
+    shut_down: tuple[str, ...] = ()
+    """UUIDs, those of earlier controllers with them."""
+    started: tuple[str, ...] = ()
+    """Names of guests that were started again."""
+
+    @property
+    def arrived(self) -> tuple[Arrived, ...]:
+        """All that were moved, in their order."""
+        mine = {(one.uuid, one.job) for one in self.ended.arrived}
+        before = [one for one in self.earlier if (one.uuid, one.job) not in mine]
+        return (*before, *self.ended.arrived)
+
+    @property
+    def outcome(self) -> Outcome:
+        if not self.ended.left:
+            return Outcome.COMPLETED
+        return Outcome.CANCELLED if self.ended.stopped else Outcome.FAILED
+
+    def as_json(self) -> dict[str, Any]:
+        """Times in milliseconds."""
+        return {
+            "job": self.job, "kind": str(self.task.kind), "host": self.task.host,
+            "outcome": str(self.outcome),
+            "moved": [
+                {
+                    "guest": one.guest, "guest_uuid": one.uuid, "from": one.source,
+                    "to": one.target, "job": one.job, "took_ms": _ms(one.took),
+                    "downtime_ms": None if one.downtime is None else _ms(one.downtime),
+                }
+                for one in self.arrived
+            ],
+            "shut_down": list(self.shut_down), "started": list(self.started),
+            "left": [
+                {"guest": one.tenant.name, "on": one.tenant.host, "why": one.why,
+                 "mend": one.mend}
+                for one in self.ended.left
+            ],
+            "stopped": self.ended.stopped, "total_ms": _ms(self.ended.took),
+        }  # fmt: skip
+
+
+def _ms(seconds: Seconds) -> float:
+    return round(seconds * 1000, 1)
+
+
+def judged(report: MigrationReport, job_hint: str) -> Moved:
+    """What one migration means for the run it is a part of."""
+    outcome, why = report.outcome, _why(report)
+    downtime = None if report.totals is None else report.totals.downtime
+    if outcome is Outcome.COMPLETED:
+        return Moved(good=True, job=report.job, took=report.total, downtime=downtime)
+    if outcome in _TARGET:
+        return Moved(good=False, why=why, blame=Blame.TARGET, job=report.job)
+    if outcome in _GUEST:
+        return Moved(good=False, why=why, blame=Blame.GUEST, job=report.job)
+    if outcome is Outcome.SHUT_OFF:
+        return Moved(good=False, why="it was shut off meanwhile", final="nothing", job=report.job)
+    mend = f"see vmckpt job {report.job or job_hint}"
+    if outcome is Outcome.UNKNOWN:
+        mend = "run vmckpt recover"
+    return Moved(good=False, why=why, final=mend, job=report.job)
+
+
+def _why(report: MigrationReport) -> str:
+    if report.outcome is Outcome.BLOCKED:
+        blockers = [one for one in report.findings if one.severity is Severity.BLOCKER]
+        if blockers:
+            return f"{blockers[0].where}: {blockers[0].text}"
+    return report.error or (report.warnings[-1] if report.warnings else str(report.outcome))
+
+
+def arrived_of(operation: Operation) -> Arrived | None:
+    """A part of the job that moved a guest; None: it moved nobody."""
+    if operation.outcome != Outcome.COMPLETED or operation.guest_uuid is None:
+        return None
+    told: Mapping[str, Any] = operation.report or {}
+    downtime = told.get("downtime_ms")
+    ended = operation.ended_at or operation.began_at
+    return Arrived(
+        guest=operation.guest, uuid=operation.guest_uuid, source=operation.source or "",
+        target=operation.target or "", job=operation.id,
+        took=Seconds(float(told.get("total_ms") or (ended - operation.began_at) * 1000) / 1000),
+        downtime=None if downtime is None else Seconds(float(downtime) / 1000),
+    )  # fmt: skip

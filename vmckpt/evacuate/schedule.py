@@ -1,0 +1,105 @@
+"""Which move begins next. Pure: asked again whenever one has ended, for what is true then.
+
+Windows slide: nobody waits for a batch. A move begins when its source, its target and all together
+have one free place, its target has room beside all that is on its way there, and beginning now ends
+sooner than waiting.
+"""
+
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from vmckpt.evacuate.fleet import Fleet
+from vmckpt.evacuate.links import Move, Under, alone, begin, pays
+from vmckpt.evacuate.placement import cheapest
+from vmckpt.evacuate.seating import Seating
+from vmckpt.policy.evacuation import Order
+from vmckpt.units import BytesPerSecond
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """How many may be on their way at once."""
+
+    per_source: int = 2
+    per_target: int = 2
+    total: int = 16
+    order: Order = Order.LONGEST
+
+
+def start(
+    seating: Seating, waiting: Sequence[Move], running: Sequence[Under],
+    links: Mapping[str, BytesPerSecond], windows: Windows, *,
+    changed: Container[str] | None = None,
+) -> list[Move]:  # fmt: skip
+    """Who begins now, and has taken room on its target then.
+
+    `seating` has each guest where it runs, and once more where it is going to if it is on its way.
+    `changed`: hosts where something is other than when nobody could begin; None: any.
+    """
+    under = list(running)
+    begun: list[Move] = []
+    sources = Counter(one.move.source for one in under)
+    targets = Counter(one.move.target for one in under)
+    for move in ordered(waiting, windows.order, links):
+        if len(under) >= windows.total:
+            break
+        if changed is not None and move.source not in changed and move.target not in changed:
+            continue
+        if sources[move.source] >= windows.per_source or targets[move.target] >= windows.per_target:
+            continue
+        at = seating.index[move.target]
+        if seating.against(move.tenant, at) is not None or not pays(move, under, links):
+            continue
+        seating.sit(move.tenant, at)
+        under.append(begin(move))
+        begun.append(move)
+        sources[move.source] += 1
+        targets[move.target] += 1
+    return begun
+
+
+def ordered(
+    waiting: Sequence[Move], order: Order, links: Mapping[str, BytesPerSecond]
+) -> list[Move]:
+    """By priority, then by the order asked for."""
+
+    def key(move: Move) -> tuple[int, float, str]:
+        size = {
+            Order.SMALLEST: float(move.tenant.travels),
+            Order.LONGEST: -move.tenant.travels / alone(move, links),
+            Order.NAME: 0.0,
+        }[order]
+        return (-move.tenant.priority, size, move.name)
+
+    return sorted(waiting, key=key)
+
+
+def detour(seating: Seating, waiting: Sequence[Move]) -> Move | None:
+    """Nothing is on its way and nothing can begin: who steps aside for a while, and where to.
+
+    The smallest whose leaving lets another begin; None: no single step helps. `seating` is as
+    before.
+    """
+    for move in sorted(waiting, key=lambda one: (one.tenant.memory, one.name)):
+        tenant = move.tenant
+        aside = cheapest(seating, tenant, never=seating.index[move.target])
+        if aside is None:
+            continue
+        at = seating.index[move.source]
+        seating.rise(tenant, at)
+        seating.sit(tenant, aside)
+        helps = any(
+            other is not move and seating.against(other.tenant, seating.index[other.target]) is None
+            for other in waiting
+        )
+        seating.rise(tenant, aside)
+        seating.sit(tenant, at)
+        if helps:
+            return Move(tenant=tenant, source=move.source, target=seating.places[aside].name)
+    return None
+
+
+def links_of(fleet: Fleet) -> dict[str, BytesPerSecond]:
+    """What each host's network carries."""
+    return {one.name: one.link for one in fleet.places}

@@ -1,0 +1,196 @@
+"""Make a plan: look at all hosts, place, and let preflight look at each move."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from vmckpt.errors import HypervisorError
+from vmckpt.evacuate import plan as plans
+from vmckpt.evacuate import seen as sights
+from vmckpt.evacuate.course import Terms
+from vmckpt.evacuate.gather import Hosts
+from vmckpt.evacuate.placement import Going, Left, Placement
+from vmckpt.evacuate.plan import Checked, Checks, Plan
+from vmckpt.evacuate.seen import Seen
+from vmckpt.evacuate.task import Kind, Task, terms
+from vmckpt.journal import desk, maintenance, place
+from vmckpt.migrate import command, preflight
+from vmckpt.migrate.planning import Plan as MovePlan
+from vmckpt.migrate.requests import MigrateRequest, Setting
+from vmckpt.model.callers import Caller
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.guests import Guest
+from vmckpt.model.hosts import Host
+from vmckpt.policy import select
+from vmckpt.policy.select import Subject
+from vmckpt.policy.types import OnFailure, Policy
+
+DEFAULT = "maintenance"
+"""What hosts are emptied by, and how guests move that no policy is for."""
+_ROUNDS = 4
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """The hosts and the policies that there are."""
+
+    hosts: tuple[Host, ...]
+    policies: tuple[Policy, ...]
+
+    def host(self, name: str) -> Host:
+        """Raises KeyError."""
+        return next(one for one in self.hosts if one.name == name)
+
+    def run(self, task: Task) -> Policy:
+        """What it is done by. Raises PolicyError."""
+        return select.by_name(self.policies, task.policy or DEFAULT)
+
+    def terms(self, task: Task) -> Terms:
+        """Raises PolicyError."""
+        return terms(self.run(task).evacuation, task.kind)
+
+    def once(self) -> tuple[Policy, ...]:
+        """Policies by which a guest is tried once: who empties a host tries again elsewhere."""
+        return tuple(replace(one, on_failure=OnFailure.STOP) for one in self.policies)
+
+
+def policy_of(scope: Scope, task: Task, host: Host, guest: Guest) -> Policy:
+    """What a guest moves by: the one that is asked for; its own; and instead of the usual
+    one the one for emptying hosts.
+
+    Raises PolicyError.
+    """
+    subject = Subject(
+        guest=guest.name, guest_labels=guest.labels, host_labels=host.labels, memory=guest.memory
+    )
+    chosen = select.choose(scope.policies, subject, task.policy)
+    usual = chosen.policy.shipped and chosen.policy.name == select.DEFAULT
+    return scope.run(task) if task.policy is None and usual else chosen.policy
+
+
+async def look(hosts: Hosts, scope: Scope, task: Task) -> Seen:
+    """What is true now. Raises PolicyError, JournalError."""
+    run = scope.run(task).evacuation
+    closed = await asyncio.to_thread(maintenance.held)
+    protected = await asyncio.to_thread(_protected)
+    away = task.kind is Kind.REPOPULATE or run.displace
+    sources = [one.name for one in scope.hosts if away or one.name == task.host]
+    answers = await hosts.look(
+        sources,
+        {name: one.closed for name, one in closed.items() if name != task.host},
+        protected,
+    )
+    policies = {
+        guest.uuid: policy_of(scope, task, one.host, guest)
+        for one in answers.looks for guest in one.guests
+    }  # fmt: skip
+    return sights.seen(answers, policies, run)
+
+
+def _protected() -> Mapping[str, str]:
+    """Guests that agents have in their hands."""
+    if place.default() == place.NONE:
+        return {}
+    with desk.open_journal() as journal:
+        return {
+            one.guest_uuid: f"it is protected ({one.id}): vmckpt failover --planned {one.guest}"
+            f" moves it to {one.target}"
+            for one in journal.entrusted() if one.guest_uuid is not None
+        }  # fmt: skip
+
+
+async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
+    """Each move of it has been looked at as `vmckpt migrate` would, and forecast.
+
+    Raises HypervisorError if the host itself does not answer, PolicyError, JournalError.
+    """
+    seen = await look(hosts, scope, task)
+    if task.host in seen.silent:
+        raise HypervisorError(
+            f"{task.host} does not answer: {seen.silent[task.host]}", host=task.host,
+            mend=f"run vmckpt doctor {task.host}",
+        )  # fmt: skip
+    limits, looking = scope.terms(task), _Looking()
+    asked, fleet = task.asked(seen), task.fleet(seen)
+    found = plans.placed(fleet, asked, limits)
+    for _ in range(_ROUNDS):
+        fresh = [one for one in found.going if (one.tenant.name, one.target) not in looking.found]
+        if not fresh:
+            break
+        await looking.look(scope, task, seen, fresh, caller)
+        found = plans.placed(plans.without(fleet, looking.found), asked, limits)
+    return plans.made(task, seen, _looked_at(found, looking.found), looking.found, limits)
+
+
+def _looked_at(found: Placement, checks: Checks) -> Placement:
+    """Who is placed where preflight says no, or never looked, is left."""
+    going, left = [], list(found.left)
+    for one in found.going:
+        check = checks.get((one.tenant.name, one.target))
+        if check is not None and not check.blockers:
+            going.append(one)
+            continue
+        why = "preflight has not looked at it" if check is None else check.blockers[0].text
+        mend = None if check is None else check.blockers[0].mend
+        left.append(
+            Left(tenant=one.tenant, why=f"{one.target}: {why}", mend=mend or "see vmckpt plan")
+        )
+    return Placement(tuple(going), tuple(left))
+
+
+class _Looking:
+    """What preflight and the forecasts have said so far."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str], Checked] = {}
+        self._narrow = asyncio.Semaphore(_AT_ONCE)
+
+    async def look(
+        self, scope: Scope, task: Task, seen: Seen, going: Sequence[Going], caller: Caller
+    ) -> None:
+        """Look at moves, some at a time."""
+
+        async def one(move: Going) -> None:
+            known = seen.known[move.tenant.name]
+            async with self._narrow:
+                self.found[move.tenant.name, move.target] = await checked(
+                    scope, known, move.target, caller
+                )
+
+        await asyncio.gather(*(one(move) for move in going))
+
+
+async def checked(scope: Scope, known: sights.Known, target: str, caller: Caller) -> Checked:
+    """One move, looked at as `vmckpt plan` does."""
+    setting = Setting(
+        source=scope.host(known.host), target=scope.host(target), policies=scope.once(),
+        outside=None,
+    )  # fmt: skip
+    request = MigrateRequest(guest=known.guest.uuid, to=target, policy=known.policy.name)
+    silent = Caller(emit=lambda _: None, warn=caller.warn, stop=caller.stop)
+    try:
+        made = await command.plan(setting, request, silent)
+    except HypervisorError as exc:
+        refused = Finding(
+            code="error", severity=Severity.BLOCKER, where=target, text=exc.message, mend=exc.mend
+        )
+        return Checked(policy=known.policy.name, mode="", blockers=(refused,))
+    return _checked(made, known.policy.name)
+
+
+_COMING_BACK = "host-in-maintenance"
+"""A host that is filled again is taken out of that before the first move."""
+
+
+def _checked(made: MovePlan, policy: str) -> Checked:
+    found = [one for one in made.findings if one.code != _COMING_BACK]
+    forecast = None if made.outlook is None else made.outlook.of(made.mode)
+    return Checked(
+        policy=policy, mode=str(made.mode), blockers=preflight.blockers(tuple(found)),
+        warnings=tuple(one for one in found if one.severity is Severity.WARNING),
+        total=None if forecast is None else forecast.total,
+        downtime=None if forecast is None else forecast.downtime,
+        sent=None if forecast is None else forecast.sent,
+        bandwidth=None if made.outlook is None else made.outlook.facts.bandwidth,
+    )  # fmt: skip

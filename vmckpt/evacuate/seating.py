@@ -1,0 +1,184 @@
+"""Room on hosts while a plan is made: what is taken, who may go where, at what price. Pure.
+
+Kept as arrays over all hosts, so that one guest is held against a thousand hosts in microseconds.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vmckpt.evacuate.fleet import Needs, Place, Rules, Tenant
+from vmckpt.units import show_bytes
+
+Flags = NDArray[np.bool_]
+Numbers = NDArray[np.float64]
+_EPS = 1e-9
+
+
+class Seating:
+    """Changed by `sit` and `rise`; a plan works on a copy of its own."""
+
+    def __init__(self, places: Sequence[Place], tenants: Iterable[Tenant], rules: Rules) -> None:
+        self.places, self._rules = tuple(places), rules
+        self.index = {one.name: number for number, one in enumerate(self.places)}
+        count = len(self.places)
+        self._room: Numbers = np.array(
+            [one.memory * (1 - rules.keep_free) for one in places], dtype=np.float64
+        )
+        self._size: Numbers = np.array([max(1, one.memory) for one in places], dtype=np.float64)
+        self._cpus: Numbers = np.array([one.cpus for one in places], dtype=np.float64)
+        self.used: Numbers = np.zeros(count)
+        self.cpus_used: Numbers = np.zeros(count)
+        self._open: Flags = np.array([one.closed is None for one in places], dtype=np.bool_)
+        self._apart: dict[str, dict[int, int]] = {}
+        self._fits: dict[Needs, Flags] = {}
+        self._near: dict[str, Numbers] = {}
+        self._kinds = [
+            (one.memory, one.cpus, one.offers, one.machines, one.networks, one.storage,
+             frozenset(one.labels.items()))
+            for one in places
+        ]  # fmt: skip
+        for tenant in tenants:
+            if tenant.host in self.index:
+                self.sit(tenant, self.index[tenant.host])
+
+    def sit(self, tenant: Tenant, at: int) -> None:
+        """It takes room there."""
+        self._add(tenant, at, 1)
+
+    def rise(self, tenant: Tenant, at: int) -> None:
+        """It does no longer."""
+        self._add(tenant, at, -1)
+
+    def _add(self, tenant: Tenant, at: int, sign: int) -> None:
+        self.used[at] += sign * tenant.memory
+        self.cpus_used[at] += sign * tenant.cpus
+        for group in tenant.apart:
+            seats = self._apart.setdefault(group, {})
+            seats[at] = seats.get(at, 0) + sign
+
+    def fits(self, needs: Needs) -> Flags:
+        """Which hosts have what is needed, however full they are."""
+        found = self._fits.get(needs)
+        if found is None:
+            found = np.fromiter(
+                (lacks(needs, one) is None for one in self.places), dtype=np.bool_,
+                count=len(self.places),
+            )  # fmt: skip
+            self._fits[needs] = found
+        return found
+
+    def may(self, tenant: Tenant) -> Flags:
+        """Where it may go now, all hard rules kept."""
+        found = self._open & self.fits(tenant.needs)
+        found &= self.used + tenant.memory <= self._room + _EPS
+        found &= self.cpus_used + tenant.cpus <= self._cpus + _EPS
+        for group in tenant.apart:
+            for at, count in self._apart.get(group, {}).items():
+                if count > 0:
+                    found[at] = False
+        if tenant.host in self.index:
+            found[self.index[tenant.host]] = False
+        return found
+
+    def costs(self, tenant: Tenant) -> Numbers:
+        """What it costs to put it on each host; less is better."""
+        weights = self._rules.weights
+        load = self.used / self._size
+        more = tenant.memory / self._size
+        # The sum of squared loads is least where loads are equal.
+        found = weights.spread * ((load + more) ** 2 - load**2)
+        if tenant.prefers:
+            liked = np.fromiter(
+                (_likes(tenant, one) for one in self.places), dtype=np.float64,
+                count=len(self.places),
+            )  # fmt: skip
+            found = found + weights.prefer * (1 - liked)
+        return np.asarray(found + weights.stay_near * self._far(tenant.host), dtype=np.float64)
+
+    def least(self, tenant: Tenant) -> float:
+        """What it will cost at the least, whoever sits down before it; inf: it fits nowhere."""
+        may = self._open & self.fits(tenant.needs)
+        if tenant.host in self.index:
+            may[self.index[tenant.host]] = False
+        if not may.any():
+            return float("inf")
+        if self._rules.weights.spread >= 0:
+            return float(self.costs(tenant)[may].min())  # loads only grow
+        more = tenant.memory / self._size
+        load = self.used / self._size
+        spread = self._rules.weights.spread * ((load + more) ** 2 - load**2)
+        fullest = self._rules.weights.spread * (1 - (1 - more) ** 2)
+        return float((self.costs(tenant) - spread + fullest)[may].min())
+
+    def _far(self, host: str) -> Numbers:
+        found = self._near.get(host)
+        if found is None:
+            ours = self.places[self.index[host]].storage if host in self.index else frozenset()
+            found = np.array(
+                [1 - len(ours & one.storage) / len(ours) if ours else 0.0 for one in self.places]
+            )
+            self._near[host] = found
+        return found
+
+    def short(self, tenant: Tenant, at: int) -> float:
+        """Bytes that are missing for it there; 0 or less: it would have room."""
+        return float(self.used[at] + tenant.memory - self._room[at])
+
+    def against(self, tenant: Tenant, at: int) -> str | None:
+        """Why it may not go there now, in words; None: it may."""
+        place = self.places[at]
+        if place.name == tenant.host:
+            return "it is there"
+        if place.closed is not None:
+            return place.closed
+        if (why := lacks(tenant.needs, place)) is not None:
+            return why
+        for group in sorted(tenant.apart):
+            if self._apart.get(group, {}).get(at, 0) > 0:
+                return f"another of {group} is there"
+        if (short := self.short(tenant, at)) > _EPS:
+            return f"{show_bytes(round(short))} of memory short"
+        if self.cpus_used[at] + tenant.cpus > self._cpus[at] + _EPS:
+            return f"{self.cpus_used[at] + tenant.cpus - self._cpus[at]:g} cores short"
+        return None
+
+    def alike(self, at: int) -> Hashable:
+        """Equal for hosts between which it makes no difference who sits down next."""
+        apart = tuple(sorted(group for group, on in self._apart.items() if on.get(at, 0) > 0))
+        full = (float(self.used[at]), float(self.cpus_used[at]), apart)
+        return (self._kinds[at], full)
+
+    def overfull(self) -> list[str]:
+        """Hosts that have less free than the rules want."""
+        return [
+            self.places[at].name for at in np.flatnonzero(self.used > self._room + _EPS).tolist()
+        ]
+
+
+def lacks(needs: Needs, place: Place) -> str | None:
+    """What a host lacks for a guest, however empty it is; None: nothing."""
+    if needs.only is not None and place.name not in needs.only:
+        return f"it is pinned to {', '.join(sorted(needs.only))}"
+    if place.name in needs.never:
+        return "it must not be there"
+    if needs.cpu is not None and needs.cpu not in place.offers:
+        return f"no CPU {needs.cpu}"
+    if needs.machine is not None and needs.machine not in place.machines:
+        return f"no machine type {needs.machine}"
+    for what, wanted, has in (
+        ("network", needs.networks, place.networks), ("storage", needs.storage, place.storage),
+    ):  # fmt: skip
+        if missing := wanted - has:
+            return f"no {what} {', '.join(sorted(missing))}"
+    for key, value in sorted(needs.labels):
+        if place.labels.get(key) != value:
+            return f"not labelled {key}={value}"
+    return None
+
+
+def _likes(tenant: Tenant, place: Place) -> float:
+    """Share of its wishes that the host fulfils."""
+    met = sum(place.labels.get(key) == value for key, value in tenant.prefers)
+    return met / len(tenant.prefers)

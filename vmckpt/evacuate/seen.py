@@ -1,0 +1,242 @@
+"""What hosts say of themselves and their guests, made into a fleet. Pure.
+
+Which files two hosts share and which CPU a host can give is asked of the hosts themselves; here the
+answers become what a place offers and a guest needs, by names that say what they mean.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from vmckpt.evacuate.fleet import Fleet, Needs, Place, Tenant
+from vmckpt.model.guests import Guest, GuestState
+from vmckpt.model.hosts import Host, HostFacts
+from vmckpt.policy.evacuation import Evacuation, Strategy
+from vmckpt.policy.types import CopyKind, Policy
+from vmckpt.units import MIB, Bytes, BytesPerSecond
+
+OVERHEAD = 128 * MIB
+"""QEMU's own memory beside the guest's, as preflight counts it."""
+_NOT_GUESTS = {
+    GuestState.STANDBY: "it is the standby of a guest that is protected elsewhere",
+    GuestState.TEST: "it is a copy for a failover test",
+}
+ON_ITS_WAY = "it is on its way already"
+_RUNS = (GuestState.RUNNING, GuestState.BLOCKED)
+UNKNOWN_LINK = BytesPerSecond(125_000_000)
+"""Where no move was ever measured: 1 Gbit/s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One host."""
+
+    host: Host
+    facts: HostFacts | None = None
+    guests: tuple[Guest, ...] = ()
+    links: frozenset[str] | None = None
+    """Bridges and interfaces; None: could not be asked."""
+    error: str | None = None
+    """Why it says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """All that was found out."""
+
+    looks: tuple[Look, ...]
+    same: Mapping[tuple[str, str], Mapping[str, bool]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """For a source and a target, which files of the source's guests both see."""
+    fits: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
+    """For each host, the CPUs that it can give; see `cpu`."""
+    closed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Hosts that nothing may be placed on, and why."""
+    protected: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Guests (UUIDs) that agents have in their hands, and why they stay."""
+    link: Mapping[str, BytesPerSecond] = field(default_factory=lambda: MappingProxyType({}))
+    """What moves from or to a host were seen to travel at."""
+
+    def look(self, host: str) -> Look:
+        """Raises KeyError."""
+        return next(one for one in self.looks if one.host.name == host)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """One guest."""
+
+    name: str
+    """In a plan."""
+    guest: Guest
+    host: str
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A fleet, and who is behind its names."""
+
+    fleet: Fleet
+    known: Mapping[str, Known]
+    silent: Mapping[str, str]
+    """Hosts that do not answer, and why."""
+
+
+def cpu(guest: Guest) -> str:
+    """A name for the CPU that a guest needs, with what runs it: "kvm", "kvm host-model 3fa2"."""
+    if guest.cpu_xml is None:
+        return guest.accelerator
+    mark = hashlib.blake2s(guest.cpu_xml.encode(), digest_size=2).hexdigest()
+    return f"{guest.accelerator} {guest.cpu_mode or 'custom'} {mark}"
+
+
+def files(guest: Guest) -> list[str]:
+    """Files of its disks that are written to, and must be the same on both hosts."""
+    return [
+        disk.source for disk in guest.disks
+        if disk.kind == "file" and disk.source is not None and not disk.read_only
+    ]  # fmt: skip
+
+
+def networks(guest: Guest) -> frozenset[str]:
+    """Bridges and networks that it is plugged into."""
+    return frozenset(nic.source for nic in guest.nics if nic.source is not None)
+
+
+def names(looks: Sequence[Look]) -> dict[tuple[str, str], str]:
+    """What each guest is called in a plan, by host and UUID: its name, if no other has it."""
+    uuids: dict[str, set[str]] = {}
+    for look in looks:
+        for guest in look.guests:
+            uuids.setdefault(guest.name, set()).add(guest.uuid)
+    return {
+        (look.host.name, guest.uuid): guest.name if len(uuids[guest.name]) == 1 else guest.uuid
+        for look in looks for guest in look.guests
+    }  # fmt: skip
+
+
+def seen(answers: Answers, policies: Mapping[str, Policy], run: Evacuation) -> Seen:
+    """The fleet. `policies`: of each guest by UUID; `run`: the terms of emptying.
+
+    A guest that two hosts have running is taken from neither: it is on its way.
+    """
+    called = names(answers.looks)
+    running = Counter(
+        guest.uuid for look in answers.looks for guest in look.guests if guest.state.is_active
+    )
+    tenants, known = [], {}
+    for look in answers.looks:
+        for guest in look.guests:
+            standing = guest.state in _NOT_GUESTS
+            if not guest.state.is_active and not standing:
+                continue
+            name = called[look.host.name, guest.uuid]
+            arriving = running[guest.uuid] > 1 and not guest.leaves
+            if standing or arriving:
+                name = f"{name} on {look.host.name}"
+            policy = policies[guest.uuid]
+            stays = _stays(guest, answers, policy, busy=running[guest.uuid] > 1)
+            tenants.append(_tenant(name, guest, look, policy, answers, stays=stays))
+            if not standing and not arriving:
+                known[name] = Known(name=name, guest=guest, host=look.host.name, policy=policy)
+    return Seen(
+        fleet=Fleet(tuple(_place(one, answers, run) for one in answers.looks), tuple(tenants)),
+        known=MappingProxyType(known),
+        silent=MappingProxyType(
+            {one.host.name: one.error for one in answers.looks if one.error is not None}
+        ),
+    )
+
+
+def moved(seen: Seen, name: str, target: str) -> Seen:
+    """A guest has gone there. What it shares with other hosts from there is not known yet."""
+    tenants = tuple(
+        replace(one, host=target) if one.name == name else one for one in seen.fleet.tenants
+    )
+    known = dict(seen.known)
+    if name in known:
+        known[name] = replace(known[name], host=target)
+    return replace(seen, fleet=replace(seen.fleet, tenants=tenants), known=MappingProxyType(known))
+
+
+def _stays(guest: Guest, answers: Answers, policy: Policy, *, busy: bool) -> str | None:
+    """Why a guest is not moved; None: it may be."""
+    if (why := _NOT_GUESTS.get(guest.state)) is not None:
+        return why
+    if (why := answers.protected.get(guest.uuid)) is not None:
+        return why
+    if guest.leaves or busy:
+        return ON_ITS_WAY
+    if guest.job is not None:
+        return f"a job holds it: {guest.job}"
+    if policy.evacuation.strategy is Strategy.LEAVE:
+        return f"its policy {policy.name} leaves it where it is"
+    return None if policy.evacuation.strategy is Strategy.SHUT_DOWN else _fixed(guest)
+
+
+def _fixed(guest: Guest) -> str | None:
+    """What of a guest itself forbids to move it; preflight would say so of any target."""
+    if guest.host_devices:
+        return f"it holds a device of its host: {guest.host_devices[0]}"
+    if guest.snapshots:
+        return f"libvirt moves no guest with snapshots; it has {guest.snapshots}"
+    if guest.state not in _RUNS:
+        return f"it is {guest.state}"
+    return None
+
+
+def _tenant(
+    name: str, guest: Guest, look: Look, policy: Policy, answers: Answers, *, stays: str | None
+) -> Tenant:
+    wants = policy.evacuation
+    groups = {f"{key}={guest.labels[key]}" for key in wants.apart if key in guest.labels}
+    return Tenant(
+        name=name, host=look.host.name, memory=Bytes(guest.memory + OVERHEAD),
+        cpus=float(guest.vcpus), needs=_needs(guest, look.host.name, policy, answers),
+        apart=frozenset(groups), priority=wants.priority, stays=stays,
+        prefers=frozenset(wants.prefers), size=guest.memory,
+    )  # fmt: skip
+
+
+def _needs(guest: Guest, host: str, policy: Policy, answers: Answers) -> Needs:
+    taken = frozenset(
+        look.host.name for look in answers.looks if look.host.name != host
+        and any(guest.name == one.name or guest.uuid == one.uuid for one in look.guests
+                if one.state.is_active or one.uuid != guest.uuid)
+    )  # fmt: skip
+    copied = policy.storage.copy is not CopyKind.SHARED
+    return Needs(
+        cpu=cpu(guest), machine=guest.machine, networks=networks(guest),
+        storage=frozenset() if copied else frozenset(f"{host}:{one}" for one in files(guest)),
+        labels=frozenset(policy.evacuation.needs), never=taken,
+    )  # fmt: skip
+
+
+def _place(look: Look, answers: Answers, run: Evacuation) -> Place:
+    name, facts = look.host.name, look.facts
+    if facts is None:
+        return Place(name=name, memory=Bytes(0), cpus=0.0, closed=look.error or "it says nothing")
+    held = sum(
+        one.memory + OVERHEAD for one in look.guests
+        if one.state.is_active or one.state in _NOT_GUESTS
+    )  # fmt: skip
+    has = facts.networks | (look.links or frozenset())
+    if look.links is None:  # libvirt decides, and preflight warns
+        has |= frozenset(name for one in answers.looks for g in one.guests for name in networks(g))
+    storage = {f"{name}:{file}" for guest in look.guests for file in files(guest)}
+    for (source, target), found in answers.same.items():
+        if target == name:  # of what is not known libvirt decides, and preflight warns
+            theirs = {file for guest in answers.look(source).guests for file in files(guest)}
+            storage |= {f"{source}:{file}" for file in theirs if found.get(file, True)}
+    return Place(
+        # What guests were promised may not all be taken yet: no more than there is.
+        name=name, memory=Bytes(min(facts.memory, held + facts.memory_free)),
+        cpus=facts.cpus * run.cpu_overcommit, offers=answers.fits.get(name, frozenset()),
+        machines=facts.machines, networks=has, storage=frozenset(storage),
+        labels=look.host.labels, closed=answers.closed.get(name),
+        link=answers.link.get(name, UNKNOWN_LINK),
+    )  # fmt: skip

@@ -1,0 +1,41 @@
+"""Emptying a host whose controller is gone: the next one goes on with it."""
+
+from collections.abc import Sequence
+
+from vmckpt.evacuate import command
+from vmckpt.evacuate.command import Orders, Resolve
+from vmckpt.evacuate.gather import Hosts
+from vmckpt.evacuate.scouting import Scope
+from vmckpt.evacuate.task import Task
+from vmckpt.journal.unattended import Unattended
+from vmckpt.model.jobs import Outcome
+from vmckpt.model.recovery import Settled
+from vmckpt.policy.types import Policy
+
+
+async def settle(case: Unattended, policies: Sequence[Policy], resolve: Resolve) -> Settled:
+    """See recover.rooms.Room. Guests on their way have jobs of their own, and are left to those."""
+    operation = case.operation
+    try:
+        task = Task.from_json(operation.detail["task"])
+    except (KeyError, ValueError, TypeError):
+        return case.ended(Settled(truth="it had not begun", outcome=Outcome.FAILED))
+    doing = f"{operation.kind} of {task.host}"
+    if case.recorder is None or not case.adopt:
+        return Settled(
+            truth=f"{doing} is unfinished", outcome=None, goes_on=True,
+            settle="vmckpt recover goes on with it",
+        )  # fmt: skip
+    scope = Scope(hosts=tuple(case.inventory.hosts.values()), policies=tuple(policies))
+    orders = Orders(
+        scope=scope, task=task, caller=case.caller, abort=case.caller.stop, resolve=resolve
+    )
+    async with Hosts(scope.hosts) as hosts:
+        told = await command.carry_out(orders, hosts, None, case.recorder)
+    left = [f"{one.tenant.name}: {one.why}" for one in told.ended.left]
+    return Settled(
+        truth=f"{doing} was gone on with: {len(told.arrived)} moved in all, {len(left)} left",
+        outcome=told.outcome, did=tuple(f"moved {one.guest} to {one.target}"
+                                        for one in told.ended.arrived),
+        warnings=tuple(left),
+    )  # fmt: skip

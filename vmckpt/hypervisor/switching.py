@@ -1,0 +1,58 @@
+"""Switch guests off in order, and on again."""
+
+import asyncio
+
+import libvirt
+
+from vmckpt.errors import HypervisorError
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.units import Seconds, show_seconds
+
+_POLL = 0.5
+_AGAIN = Seconds(10.0)
+"""A guest that has just begun to boot does not hear its power button."""
+
+
+async def shut_down(hypervisor: Hypervisor, uuid: str, limit: Seconds) -> None:
+    """Ask a guest to shut down and wait until it has. Never ends it by force.
+
+    Raises HypervisorError if it has not after `limit`: it may still be at it.
+    """
+
+    def ask(connection: libvirt.virConnect) -> None:
+        domain = connection.lookupByUUIDString(uuid)
+        if domain.isActive():
+            domain.shutdown()
+
+    def active(connection: libvirt.virConnect) -> bool:
+        return bool(connection.lookupByUUIDString(uuid).isActive())
+
+    loop = asyncio.get_running_loop()
+    until, asked = loop.time() + limit, -_AGAIN
+    while True:
+        if loop.time() - asked >= _AGAIN:
+            await hypervisor.command("shutting a guest down", ask)
+            asked = loop.time()
+        if not await hypervisor.ask("looking whether a guest is off", active):
+            return
+        if loop.time() > until:
+            raise HypervisorError(
+                f"it has not shut down in {show_seconds(limit)}", host=hypervisor.host.name
+            )
+        await asyncio.sleep(_POLL)
+
+
+async def start(hypervisor: Hypervisor, uuid: str) -> str | None:
+    """Start a guest that is defined there; its name, None if it runs already.
+
+    Raises HypervisorError.
+    """
+
+    def change(connection: libvirt.virConnect) -> str | None:
+        domain = connection.lookupByUUIDString(uuid)
+        if domain.isActive():
+            return None
+        domain.create()
+        return str(domain.name())
+
+    return await hypervisor.command("starting a guest", change)

@@ -1,0 +1,150 @@
+"""A plan carried out in a made-up world: durations are off, and some moves fail. Pure.
+
+What a move really has to send, and what really fails, is drawn from the seed before it begins and
+is known to nobody who decides.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from vmckpt.evacuate import course as courses
+from vmckpt.evacuate.course import Blame, Course, Failed, Terms
+from vmckpt.evacuate.fleet import Fleet
+from vmckpt.evacuate.links import Move, Under, advance, begin, over
+from vmckpt.evacuate.schedule import links_of
+from vmckpt.units import Bytes, Seconds
+
+_LONGEST = Seconds(7 * 86400.0)
+Hold = Callable[["Sim"], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Luck:
+    """What goes wrong."""
+
+    off: float = 0.3
+    """What a move really sends is off by up to that share, either way."""
+    fails: float = 0.0
+    """Share of moves that fail half-way."""
+    broken: frozenset[str] = frozenset()
+    """Hosts to which every move fails."""
+
+    def of(self, seed: int, move: Move, tries: int) -> "Fate":
+        """The same for a guest's same attempt, whoever moves it and when."""
+        dice = random.Random(f"{seed} {move.name} {tries}")
+        off = 1 + dice.uniform(-self.off, self.off)
+        if move.target in self.broken:
+            return Fate(share=off / 2, fails=f"{move.target} refuses")
+        fails = dice.random() < self.fails
+        share = off / 2 if fails else off
+        return Fate(share=share, fails="the connection was reset" if fails else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What becomes of an attempt."""
+
+    share: float
+    """Of what was expected to be sent, so much is."""
+    fails: str | None
+    """Why it fails then; None: it does not."""
+
+    def real(self, move: Move) -> Move:
+        """The move with what it really sends."""
+        size = Bytes(max(1, round(move.tenant.travels * self.share)))
+        return replace(move, tenant=replace(move.tenant, size=size))
+
+
+class Sim:
+    """A run of a plan. `fleet` is what is true: each guest is on one host."""
+
+    def __init__(
+        self, fleet: Fleet, asked: frozenset[str], terms: Terms, *, luck: Luck, seed: int
+    ) -> None:
+        self.fleet, self._asked, self._terms = fleet, asked, terms
+        self._luck, self._seed = luck, seed
+        self.course = Course()
+        self.now = 0.0
+        self.moved: list[Move] = []
+        """All that ended well, in their order."""
+        self._real: list[Under] = []
+        self._fate: dict[str, str | None] = {}
+        self._tries: Counter[str] = Counter()
+        self._changed: set[str] | None = None
+        """Hosts where something is other than when somebody could begin last; None: any."""
+
+    def run(self, look: Hold = lambda _: None) -> None:
+        """To its end; `look` sees the world whenever something has changed."""
+        self._replan()
+        while not self.course.over and self.now < _LONGEST:
+            self._begin()
+            look(self)
+            if not self._step():
+                break
+        look(self)
+
+    def _replan(self) -> None:
+        self._changed = None
+        here = {one.name: one.host for one in self.fleet.tenants}
+        closed = {one.name for one in self.fleet.places if one.closed is not None}
+        asked = frozenset(name for name in self._asked if here[name] in closed)
+        self.course = courses.planned(
+            self.course, self.fleet, self._terms.rules, self.now, asked=asked
+        )
+
+    def _begin(self) -> None:
+        near = {one.move.name for one in self._real if one.ending}
+        self.course = courses.nearing(self.course, near)
+        begun = courses.due(self.course, self.fleet, self._terms, self.now, changed=self._changed)
+        self.course = courses.begins(self.course, begun)
+        for move in begun:
+            fate = self._luck.of(self._seed, move, self._tries[move.name])
+            self._tries[move.name] += 1
+            self._fate[move.name] = fate.fails
+            self._real.append(begin(fate.real(move)))
+
+    def _step(self) -> bool:
+        """Until something changes; False: nothing ever will."""
+        wakes = courses.wakes(self.course, self.now, self._terms.patience)
+        if not self._real:
+            if wakes is None:
+                return False
+            self.now = wakes
+            self._replan()
+            return True
+        # Who waits for another try begins by the clock, wherever that is.
+        again = any(one.name in self.course.failed for one in self.course.waiting)
+        full = again or len(self._real) >= self._terms.windows.total
+        about = {one.move.name for one in self._real if not one.ending}
+        took, after = advance(self._real, links_of(self.fleet))
+        self.now += took
+        self._changed = None if full else {
+            host for one in after if over(one) or (one.ending and one.move.name in about)
+            for host in (one.move.source, one.move.target)
+        }  # fmt: skip
+        self._real = [one for one in after if not over(one)]
+        ended = [one.move for one in after if over(one)]
+        for move in ended:
+            self._end(move.name)
+        if self.course.hoping or any(self._fate[one.name] is not None for one in ended):
+            self._replan()
+        return True
+
+    def _end(self, guest: str) -> None:
+        move = next(one.move for one in self.course.running if one.move.name == guest)
+        why = self._fate[guest]
+        if why is None:
+            self.course = courses.succeeded(self.course, guest)
+            self.moved.append(move)
+            self.fleet = replace(
+                self.fleet,
+                tenants=tuple(
+                    replace(one, host=move.target) if one.name == guest else one
+                    for one in self.fleet.tenants
+                ),
+            )
+            return
+        failure = Failed(target=move.target, at=self.now, why=why, blame=Blame.TARGET)
+        self.course = courses.failed(self.course, guest, failure, self._terms.patience)
