@@ -266,7 +266,11 @@ async def test_shut_down_comes_last_and_what_does_not_is_left() -> None:
 async def test_brought_back_one_after_the_other() -> None:
     world = hosts()
     world.guests["beta"] = [vm("a"), vm("b"), vm("stranger")]
-    back = Task(kind=Kind.REPOPULATE, host="alpha", guests=frozenset({"u-a", "u-b", "u-gone"}))
+    back = Task(
+        kind=Kind.REPOPULATE,
+        host="alpha",
+        goes=frozenset((uuid, "alpha") for uuid in ("u-a", "u-b", "u-gone")),
+    )
     ended = await run(world, back)
     assert not ended.left
     assert world.names == {"alpha": ["a", "b"], "beta": ["stranger"], "gamma": []}

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.sights import answers, at, by, seen, vm
 from vmckpt.evacuate import plan as plans
 from vmckpt.evacuate.course import Terms
-from vmckpt.evacuate.seen import ON_ITS_WAY, Answers, Look
+from vmckpt.evacuate.seen import ON_ITS_WAY, Answers, Look, Protected, Way
 from vmckpt.evacuate.task import Kind, Task, terms
 from vmckpt.migrate.forecast import Range
 from vmckpt.model.findings import Finding, Severity
@@ -72,9 +72,17 @@ def test_some_stay_and_it_is_said_why(guest: Guest, why: str) -> None:
     assert why in next(iter(left.values()))
 
 
-def test_a_guest_that_is_off_takes_no_room_and_is_not_asked() -> None:
+def test_a_guest_that_is_off_takes_no_room_and_goes_where_its_disks_are() -> None:
     off = vm("a", state=GuestState.SHUT_OFF)
-    assert placed(answers(at("alpha", off), at("beta"))) == ({}, {})
+    told = answers(at("alpha", off), at("beta", free=0), at("gamma", links=frozenset()))
+    assert placed(told) == ({"a": "beta"}, {})
+    assert seen(told).known["a"].way is Way.OFFLINE
+    unseen = answers(at("alpha", off), at("beta"), same={("alpha", "beta"): {"/srv/a.raw": False}})
+    copies = replace(by(), storage=replace(by().storage, copy=CopyKind.THIN))
+    assert placed(unseen, policy=copies)[0] == {}
+    assert placed(told, policy=by("move_shut_off: false"))[0] == {}
+    # An old definition of a guest that runs elsewhere is nobody.
+    assert placed(answers(at("alpha", off), at("beta", vm("a")))) == ({}, {})
 
 
 def test_a_standby_takes_room_where_it_waits() -> None:
@@ -86,9 +94,21 @@ def test_a_standby_takes_room_where_it_waits() -> None:
     assert placed(told)[0] == {"a": "gamma"}
 
 
-def test_a_protected_guest_stays_and_it_is_said_what_moves_it() -> None:
-    told = answers(at("alpha", vm("a")), at("beta"), protected={"u-a": "it is protected (p-1)"})
-    assert placed(told) == ({}, {"a": "it is protected (p-1)"})
+def test_a_protected_guest_goes_to_its_standby_which_has_its_memory_already() -> None:
+    a = vm("a", memory=Bytes(6 * GIB))
+    standby = replace(a, state=GuestState.STANDBY)
+    who = {"u-a": Protected(primary="alpha", backup="beta", job="p-1")}
+    told = answers(at("alpha", a), at("beta", standby, free=800 * MIB), at("gamma"), protected=who)
+    assert placed(told) == ({"a": "beta"}, {})
+    assert seen(told).known["a"].way is Way.SWITCH
+    assert placed(told, replace(EMPTY, to=frozenset({"gamma"})))[0] == {}
+    lost = answers(at("alpha", a), at("beta"), at("gamma"), protected=who)
+    going, left = placed(lost)
+    assert not going
+    assert "p-1" in left["a"]
+    # The standby of a guest that runs elsewhere is named, and not moved.
+    there = Task(kind=Kind.EVACUATE, host="beta")
+    assert list(placed(told, there)[1]) == ["a on beta"]
 
 
 def test_a_disk_that_the_other_host_does_not_see_keeps_a_guest() -> None:
@@ -183,7 +203,7 @@ def test_one_that_arrives_is_counted_on_both_hosts_and_is_nobodys_twice() -> Non
 
 def test_guests_come_back_to_where_they_were_and_to_no_other_host() -> None:
     told = answers(at("alpha"), at("beta", vm("a"), vm("b")), at("gamma"))
-    back = Task(kind=Kind.REPOPULATE, host="alpha", guests=frozenset({"u-a"}))
+    back = Task(kind=Kind.REPOPULATE, host="alpha", goes=frozenset({("u-a", "alpha")}))
     assert placed(told, back) == ({"a": "alpha"}, {})
     here = answers(at("alpha", vm("a")), at("beta"))
     assert placed(here, back) == ({}, {})
@@ -191,8 +211,8 @@ def test_guests_come_back_to_where_they_were_and_to_no_other_host() -> None:
 
 def test_an_order_is_the_same_after_the_journal() -> None:
     order = Task(
-        kind=Kind.REPOPULATE, host="alpha", to=frozenset({"beta"}), guests=frozenset({"u-a"}),
-        start=frozenset({"u-b"}), policy="mine",
+        kind=Kind.REPOPULATE, host="alpha", to=frozenset({"beta"}),
+        goes=frozenset({("u-a", "alpha")}), start=frozenset({"u-b"}), policy="mine",
     )  # fmt: skip
     assert Task.from_json(order.as_json()) == order
     assert Task.from_json(EMPTY.as_json()) == EMPTY

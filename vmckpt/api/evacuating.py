@@ -10,7 +10,7 @@ from vmckpt.evacuate.gather import Hosts
 from vmckpt.evacuate.plan import Plan
 from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.scouting import Scope
-from vmckpt.evacuate.task import Kind, Task
+from vmckpt.evacuate.task import FLEET, Kind, Task
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, maintenance
 from vmckpt.journal.maintenance import Held
@@ -26,13 +26,14 @@ class Emptying:
     def __init__(
         self, inventory: Inventory, policies: Sequence[Policy], task: Task, caller: Caller
     ) -> None:
-        inventory.host(task.host)
+        if task.host != FLEET:
+            inventory.host(task.host)
         for name in task.to or ():
             inventory.host(name)
         if task.to is not None and task.host in task.to:
             raise BadInput(f"{task.host} is to be emptied", mend="name other hosts with --to")
         self._inventory, self._policies = inventory, policies
-        self._scope = Scope(hosts=tuple(inventory.hosts.values()), policies=tuple(policies))
+        self._scope = Scope(inventory=inventory, policies=tuple(policies))
         self._hosts = Hosts(self._scope.hosts)
         self._task, self._caller = task, caller
 
@@ -44,14 +45,19 @@ class Emptying:
         await self._hosts.__aexit__(None, None, None)
 
     async def plan(self) -> Plan:
-        """What would be done; see scouting.plan."""
+        """What would be done; see scouting.plan and scouting.balanced."""
+        if self._task.kind is Kind.BALANCE:
+            return await scouting.balanced(self._hosts, self._scope, self._task, self._caller)
         return await scouting.plan(self._hosts, self._scope, self._task, self._caller)
 
     async def carry_out(self, plan: Plan, why: str, abort: asyncio.Event) -> Report:
-        """Do it. The host is in maintenance from before the first move on; to be filled again it
-        is taken out of that. See command.begin."""
+        """Do what the plan's task says; see command.begin.
+
+        A host to be emptied is in maintenance from before the first move on; one to be filled again
+        is taken out of that.
+        """
         self._inventory.may_act()
-        task = self._task
+        task = plan.task
         if task.kind is Kind.EVACUATE:
             await asyncio.to_thread(maintenance.enter, task.host, why)
         elif task.host in await asyncio.to_thread(maintenance.held):
@@ -98,8 +104,8 @@ def back_to(host: str, policy: str | None) -> Task:
             mend="move guests there with vmckpt migrate GUEST --to " + host,
         )
     return Task(
-        kind=Kind.REPOPULATE, host=host, guests=frozenset(guests), start=frozenset(start),
-        policy=policy,
+        kind=Kind.REPOPULATE, host=host, goes=frozenset((one, host) for one in guests),
+        start=frozenset(start), policy=policy,
     )  # fmt: skip
 
 

@@ -16,16 +16,14 @@ from vmckpt.model.hosts import Host
 from vmckpt.policy import select
 from vmckpt.policy.select import Subject
 from vmckpt.policy.types import Policy
-from vmckpt.protect import asking, ending, engine, news, reversing, trying
-from vmckpt.protect.ending import Ended, Known
+from vmckpt.protect import asking, ending, engine, news, protections, reversing, trying
+from vmckpt.protect.ending import Ended
 from vmckpt.protect.engine import Setting, Told
 from vmckpt.protect.requests import Protected, ProtectRequest
 from vmckpt.protect.reversing import Earlier
-from vmckpt.protect.steps import Step
 from vmckpt.protect.trying import Tested
 from vmckpt.units import Seconds
 
-KIND = "protect"
 _AT_ONCE = Seconds(1.0)
 
 
@@ -77,7 +75,7 @@ async def protect(
 def _earlier(uuid: str, host: str) -> Earlier | None:
     """How a guest (a UUID) came to the host where it runs. Raises GuestBusy: it is protected."""
     with desk.open_journal() as journal:
-        found = [one for one in journal.recent(uuid, 0.0) if one.kind == KIND]
+        found = [one for one in journal.recent(uuid, 0.0) if one.kind == protections.KIND]
         if busy := next((one for one in found if one.active), None):
             raise GuestBusy(
                 f"guest {busy.guest} is protected ({busy.id}); nothing was changed",
@@ -108,7 +106,7 @@ def _to(request: Request, earlier: Earlier | None, host: str) -> str:
 async def unprotect(inventory: Inventory, guest: str, caller: Caller) -> Ended:
     """See protect.ending.unprotect."""
     inventory.may_act()
-    return await ending.unprotect(_known(inventory, guest), caller)
+    return await ending.unprotect(protections.of(inventory, guest), caller)
 
 
 async def failover(
@@ -117,7 +115,7 @@ async def failover(
 ) -> Ended:  # fmt: skip
     """See protect.ending. `planned` goes with neither of the others, nor they with each other."""
     inventory.may_act()
-    known = _known(inventory, guest)
+    known = protections.of(inventory, guest)
     if planned:
         return await ending.planned(known, caller)
     return await ending.failover(known, caller, dead=dead, fence=fence)
@@ -126,18 +124,18 @@ async def failover(
 async def test(inventory: Inventory, guest: str, caller: Caller) -> Tested:
     """See protect.trying.begin."""
     inventory.may_act()
-    return await trying.begin(_known(inventory, guest), caller)
+    return await trying.begin(protections.of(inventory, guest), caller)
 
 
 async def end_test(inventory: Inventory, guest: str, caller: Caller) -> Tested:
     """See protect.trying.end."""
     inventory.may_act()
-    return await trying.end(_known(inventory, guest), caller)
+    return await trying.end(protections.of(inventory, guest), caller)
 
 
 async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, Any]]:
     """How protections stand, one entry each: what the journal and both agents say."""
-    found = [one for one in _active() if guest in (None, one.guest, one.guest_uuid)]
+    found = [one for one in protections.active() if guest in (None, one.guest, one.guest_uuid)]
     if guest is not None and not found:
         raise BadInput(f"{guest} is not protected", mend="run vmckpt status")
     return await asyncio.gather(*(stands(inventory, one) for one in found))
@@ -194,25 +192,3 @@ async def _takes_calls(host: Host) -> bool:
     except OSError:
         return False
     return True
-
-
-def _active() -> list[Operation]:
-    with desk.open_journal() as journal:
-        return [one for one in journal.operations(active=True) if one.kind == KIND]
-
-
-def _known(inventory: Inventory, guest: str) -> Known:
-    found = [one for one in _active() if guest in (one.guest, one.guest_uuid)]
-    if not found:
-        raise BadInput(f"{guest} is not protected", mend="vmckpt status shows who is")
-    operation = found[0]
-    with desk.open_journal() as journal:
-        steps = journal.steps(operation.id)
-    begun = next((step for step in steps if step.name == Step.PROTECT), None)
-    has_lease = begun is not None and bool(begun.intent.get("lease"))
-    return Known(
-        operation=operation, primary=inventory.host(operation.source or ""),
-        backup=inventory.host(operation.target or ""),
-        lease=inventory.lease if has_lease else None,
-        session=None if begun is None else str(begun.intent["session"]),
-    )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,8 @@ from vmckpt.evacuate.task import Kind, Task
 
 app = typer.Typer(name="evacuate", rich_markup_mode=None)
 repopulate_app = typer.Typer(name="repopulate", rich_markup_mode=None)
-COMMANDS = {"evacuate": app, "repopulate": repopulate_app}
+balance_app = typer.Typer(name="balance", rich_markup_mode=None)
+COMMANDS = {"evacuate": app, "repopulate": repopulate_app, "balance": balance_app}
 """By name."""
 _HOST = Annotated[str, typer.Argument(metavar="HOST", help="As hosts.yaml calls it.")]
 _POLICY = Annotated[
@@ -102,6 +104,31 @@ def repopulate(
     _ask(order, _Wishes(dry_run, yes, partly, "", json), inventory, policies)
 
 
+@balance_app.command()
+def balance(
+    policy: _POLICY = None,
+    dry_run: _DRY = False,
+    yes: _YES = False,
+    policies: POLICIES = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Even out how full hosts are, by moves that pay for themselves.
+
+    Proposed is what makes loads more equal by enough to stay so, and saves more over the next hour
+    than it costs while it lasts; often that is nothing. What a policy says of evacuations counts:
+    who stays, labels, keep_free, how many at once.
+
+    Examples:
+
+        vmckpt balance --dry-run
+
+        vmckpt balance --yes --json
+    """
+    order = Task(kind=Kind.BALANCE, policy=policy)
+    _ask(order, _Wishes(dry_run, yes, True, "", json), inventory, policies)
+
+
 class _Wishes:
     """How the order is to be handled."""
 
@@ -123,7 +150,9 @@ def _ask(order: Task, wishes: _Wishes, inventory: Path | None, folder: Path | No
     if left:
         names = ", ".join(one.tenant.name for one in left[:4])
         more = f" and {len(left) - 4} more" if len(left) > 4 else ""
-        where = f"still on {order.host}" if order.kind is Kind.EVACUATE else "not back"
+        where = {Kind.EVACUATE: f"still on {order.host}", Kind.REPOPULATE: "not back"}.get(
+            order.kind, "not moved"
+        )
         raise SomeLeft(f"{names}{more}: {where}", mend=left[0].mend)
 
 
@@ -140,10 +169,7 @@ async def _run(
     if forced is not None and order.policy != forced:  # a file: the others are needed, too
         rest = api.load_policies(known, folder)[0]
         shelf = (*shelf, *(one for one in rest if one.name != forced))
-    order = Task(
-        kind=order.kind, host=order.host, to=order.to, guests=order.guests, start=order.start,
-        policy=forced,
-    )  # fmt: skip
+    order = replace(order, policy=forced)
     story = Story(quiet=False)
     caller = api.Caller(emit=story.take, warn=output.say, stop=stop)
     if not wishes.dry_run:
@@ -178,5 +204,5 @@ def _refuse(plan: Plan, order: Task, *, partly: bool) -> None:
 
 
 def _agreed(order: Task) -> bool:
-    verb = "empty" if order.kind is Kind.EVACUATE else "fill"
-    return typer.confirm(f"{verb} {order.host} like this?", err=True)
+    what = {Kind.EVACUATE: "empty it", Kind.REPOPULATE: "fill it"}.get(order.kind, "move them")
+    return typer.confirm(f"{order.host}: {what} like this?", err=True)

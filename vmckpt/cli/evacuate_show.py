@@ -39,7 +39,7 @@ class Story:
 
 def show_plan(plan: Plan, console: Console) -> None:
     """Who goes where and why, how full hosts become, and what stands against it."""
-    host, emptied = plan.task.host, plan.task.kind is Kind.EVACUATE
+    host = plan.task.host
     if plan.going:
         _moves(plan, console)
     for tenant in plan.shut_down:
@@ -52,8 +52,10 @@ def show_plan(plan: Plan, console: Console) -> None:
         console.print(output.styled("bold", f"stays: {one.tenant.name}:"), one.why)
         console.print(f"        → {one.mend}")
     if not plan.going and not plan.left and not plan.shut_down:
-        text = "is empty" if emptied else "has all that was moved away, or it does not run"
-        console.print(f"{host} {text}; nothing is to be done")
+        text = {
+            Kind.EVACUATE: f"{host} is empty", Kind.BALANCE: "no move would pay for itself",
+        }.get(plan.task.kind, f"{host} has all that was moved away and still runs")  # fmt: skip
+        console.print(f"{text}; nothing is to be done")
         return
     total = plan.total.show(show_seconds)
     console.print(f"{len(plan.going)} moves, {total} in all")

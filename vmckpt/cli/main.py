@@ -23,7 +23,7 @@ _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 _PROTECTION = ("protect", "unprotect", "failover", "status")
 
 
-_HOSTS = ("evacuate", "repopulate", "maintenance")
+_HOSTS = ("evacuate", "repopulate", "balance", "roll", "maintenance")
 
 
 def _of_hosts(name: str) -> Any:
@@ -32,6 +32,10 @@ def _of_hosts(name: str) -> Any:
         from vmckpt.cli import maintenance  # noqa: PLC0415
 
         return typer.main.get_group(maintenance.app)
+    if name == "roll":
+        from vmckpt.cli import roll  # noqa: PLC0415
+
+        return typer.main.get_command(roll.app)
     from vmckpt.cli import evacuate  # noqa: PLC0415
 
     return typer.main.get_command(evacuate.COMMANDS[name])

@@ -1,6 +1,7 @@
 """Empty a host, or bring its guests back: from the plan to the report, in the journal."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from vmckpt.evacuate.links import SETUP
 from vmckpt.evacuate.plan import Plan
 from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.scouting import Scope
-from vmckpt.evacuate.seen import Known, Seen
+from vmckpt.evacuate.seen import Known, Seen, Way
 from vmckpt.evacuate.task import Task
 from vmckpt.hypervisor import switching
 from vmckpt.hypervisor.connection import Hypervisor
@@ -30,7 +31,11 @@ from vmckpt.migrate.requests import MigrateRequest, Setting
 from vmckpt.model.callers import Caller
 from vmckpt.model.events import Event, Sampled
 from vmckpt.model.jobs import Outcome
+from vmckpt.protect import ending, protections
+from vmckpt.units import Seconds
 
+MOVE = "move"
+"""The step of a guest that is off, or protected, and goes to another host."""
 SHUT_DOWN = "shut-down"
 """The step of a guest that is asked to shut down."""
 Resolve = Callable[[str], Awaitable[Outcome | None]]
@@ -98,9 +103,11 @@ def _in_journal(job: str | None) -> tuple[tuple[Arrived, ...], tuple[str, ...]]:
         return (), ()
     with desk.open_journal() as opened:
         parts = opened.parts(job, opened.operation(job, ended=True).began_at)
-        steps = [one for one in opened.steps(job) if one.name == SHUT_DOWN]
-    moved = tuple(one for part in parts if (one := reports.arrived_of(part)) is not None)
-    return moved, tuple(dict.fromkeys(str(one.intent["uuid"]) for one in steps))
+        steps = opened.steps(job)
+    moved = [one for part in parts if (one := reports.arrived_of(part)) is not None]
+    moved += [reports.stepped(one.intent) for one in steps if one.name == MOVE]
+    shut = dict.fromkeys(str(one.intent["uuid"]) for one in steps if one.name == SHUT_DOWN)
+    return tuple(moved), tuple(shut)
 
 
 class Site:
@@ -115,25 +122,15 @@ class Site:
 
     async def move(self, known: Known, target: str) -> Moved:
         """See engine.World."""
-        orders, scope = self._orders, self._orders.scope
-        setting = Setting(
-            source=scope.host(known.host), target=scope.host(target), policies=scope.once(),
-            outside=None,
-        )  # fmt: skip
-        request = MigrateRequest(
-            guest=known.guest.uuid, to=target, from_=known.host, policy=known.policy.name,
-            part_of=self._recorder.id,
-        )  # fmt: skip
-        name = known.name
-
-        def hear(event: Event) -> None:
-            if isinstance(event, Sampled) and event.estimate.high is not None:
-                (self._nearing.add if event.estimate.high <= SETUP else self._nearing.discard)(name)
-
-        listener = Caller(emit=hear, warn=orders.caller.warn, stop=orders.abort)
         try:
             self._recorder.check()
-            found = await moves.migrate(setting, request, listener)
+            match known.way:
+                case Way.LIVE:
+                    return await self._migrate(known, target)
+                case Way.OFFLINE:
+                    return await self._define(known, target)
+                case Way.SWITCH:
+                    return await self._switch(known, target)
         except Cancelled as exc:
             return Moved(good=False, why=exc.message, final="it was cancelled")
         except (GuestBusy, JournalError) as exc:
@@ -144,8 +141,57 @@ class Site:
         except VmckptError as exc:
             return Moved(good=False, why=exc.message)
         finally:
-            self._nearing.discard(name)
+            self._nearing.discard(known.name)
+
+    async def _migrate(self, known: Known, target: str) -> Moved:
+        """An ordinary migration, which is a part of this job."""
+        orders, scope, name = self._orders, self._orders.scope, known.name
+        setting = Setting(
+            source=scope.inventory.host(known.host), target=scope.inventory.host(target),
+            policies=scope.once(), outside=None,
+        )  # fmt: skip
+        request = MigrateRequest(
+            guest=known.guest.uuid, to=target, from_=known.host, policy=known.policy.name,
+            part_of=self._recorder.id,
+        )  # fmt: skip
+
+        def hear(event: Event) -> None:
+            if isinstance(event, Sampled) and event.estimate.high is not None:
+                (self._nearing.add if event.estimate.high <= SETUP else self._nearing.discard)(name)
+
+        listener = Caller(emit=hear, warn=orders.caller.warn, stop=orders.abort)
+        found = await moves.migrate(setting, request, listener)
         return reports.judged(await self._resolved(found), known.guest.name)
+
+    async def _define(self, known: Known, target: str) -> Moved:
+        """A guest that is off is in no danger: what is true is looked at again before each try."""
+        hosts = self._orders.scope.inventory
+        await self._note(known, target)
+        began = time.monotonic()
+        async with Hypervisor(hosts.host(known.host)) as source:
+            there = hosts.host(target).uri_for_peers
+            await switching.move_offline(source, known.guest.uuid, there)
+        return Moved(good=True, took=Seconds(time.monotonic() - began))
+
+    async def _note(self, known: Known, target: str) -> None:
+        """What is no job of its own is a step of this one: who brings guests back must know it."""
+        intent = {
+            "guest": known.guest.name, "uuid": known.guest.uuid, "from": known.host, "to": target
+        }  # fmt: skip
+        await asyncio.to_thread(self._recorder.intend, MOVE, intent)
+
+    async def _switch(self, known: Known, target: str) -> Moved:
+        """A protected guest goes on as its standby, without loss, and has none after that."""
+        caller = self._orders.caller
+        await self._note(known, target)
+        ended = await ending.planned(
+            protections.of(self._orders.scope.inventory, known.guest.uuid), caller
+        )
+        caller.warn(
+            f"{known.name} has no standby any more; vmckpt protect {known.name} --reverse makes"
+            " one once its old host is back"
+        )
+        return Moved(good=True, took=ended.took)
 
     def nearing(self) -> Container[str]:
         """See engine.World."""
@@ -160,7 +206,7 @@ class Site:
 
     async def shut_down(self, known: Known) -> str | None:
         """See engine.World."""
-        host = self._orders.scope.host(known.host)
+        host = self._orders.scope.inventory.host(known.host)
         limit = known.policy.evacuation.shutdown
         try:
             # Whoever brings guests back must know whom to start, whatever becomes of us.
@@ -176,7 +222,7 @@ class Site:
         task, started = self._orders.task, []
         if not task.start:
             return ()
-        async with Hypervisor(self._orders.scope.host(task.host)) as hypervisor:
+        async with Hypervisor(self._orders.scope.inventory.host(task.host)) as hypervisor:
             for uuid in sorted(task.start):
                 try:
                     name = await switching.start(hypervisor, uuid)

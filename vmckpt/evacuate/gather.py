@@ -7,7 +7,7 @@ from types import MappingProxyType, TracebackType
 
 from vmckpt.errors import HypervisorError, RemoteError
 from vmckpt.evacuate import seen
-from vmckpt.evacuate.seen import Answers, Look
+from vmckpt.evacuate.seen import Answers, Look, Protected
 from vmckpt.hypervisor import facts as host_facts
 from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
@@ -45,7 +45,7 @@ class Hosts:
         await self._stack.__aexit__(kind, error, trace)
 
     async def look(
-        self, sources: Sequence[str], closed: Mapping[str, str], protected: Mapping[str, str]
+        self, sources: Sequence[str], closed: Mapping[str, str], protected: Mapping[str, Protected]
     ) -> Answers:
         """Everything that could be found out; what could not is in the answers, never raised.
 

@@ -34,8 +34,8 @@ class Report:
     @property
     def arrived(self) -> tuple[Arrived, ...]:
         """All that were moved, in their order."""
-        mine = {(one.uuid, one.job) for one in self.ended.arrived}
-        before = [one for one in self.earlier if (one.uuid, one.job) not in mine]
+        mine = {(one.uuid, one.target) for one in self.ended.arrived}
+        before = [one for one in self.earlier if (one.uuid, one.target) not in mine]
         return (*before, *self.ended.arrived)
 
     @property
@@ -109,4 +109,12 @@ def arrived_of(operation: Operation) -> Arrived | None:
         target=operation.target or "", job=operation.id,
         took=Seconds(float(told.get("total_ms") or (ended - operation.began_at) * 1000) / 1000),
         downtime=None if downtime is None else Seconds(float(downtime) / 1000),
+    )  # fmt: skip
+
+
+def stepped(intent: Mapping[str, Any]) -> Arrived:
+    """A guest that was moved by a step of the job itself."""
+    return Arrived(
+        guest=str(intent["guest"]), uuid=str(intent["uuid"]), source=str(intent["from"]),
+        target=str(intent["to"]), job=None, took=Seconds(0.0), downtime=None,
     )  # fmt: skip

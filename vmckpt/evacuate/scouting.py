@@ -5,15 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vmckpt.errors import HypervisorError
+from vmckpt.evacuate import balance
 from vmckpt.evacuate import plan as plans
 from vmckpt.evacuate import seen as sights
 from vmckpt.evacuate.course import Terms
 from vmckpt.evacuate.gather import Hosts
 from vmckpt.evacuate.placement import Going, Left, Placement
 from vmckpt.evacuate.plan import Checked, Checks, Plan
-from vmckpt.evacuate.seen import Seen
+from vmckpt.evacuate.seen import Protected, Seen, Way
 from vmckpt.evacuate.task import Kind, Task, terms
-from vmckpt.journal import desk, maintenance, place
+from vmckpt.inventory import Inventory
+from vmckpt.journal import maintenance
 from vmckpt.migrate import command, preflight
 from vmckpt.migrate.planning import Plan as MovePlan
 from vmckpt.migrate.requests import MigrateRequest, Setting
@@ -24,6 +26,7 @@ from vmckpt.model.hosts import Host
 from vmckpt.policy import select
 from vmckpt.policy.select import Subject
 from vmckpt.policy.types import OnFailure, Policy
+from vmckpt.protect import protections
 
 DEFAULT = "maintenance"
 """What hosts are emptied by, and how guests move that no policy is for."""
@@ -35,12 +38,12 @@ _AT_ONCE = 4
 class Scope:
     """The hosts and the policies that there are."""
 
-    hosts: tuple[Host, ...]
+    inventory: Inventory
     policies: tuple[Policy, ...]
 
-    def host(self, name: str) -> Host:
-        """Raises KeyError."""
-        return next(one for one in self.hosts if one.name == name)
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        return tuple(self.inventory.hosts.values())
 
     def run(self, task: Task) -> Policy:
         """What it is done by. Raises PolicyError."""
@@ -74,7 +77,7 @@ async def look(hosts: Hosts, scope: Scope, task: Task) -> Seen:
     run = scope.run(task).evacuation
     closed = await asyncio.to_thread(maintenance.held)
     protected = await asyncio.to_thread(_protected)
-    away = task.kind is Kind.REPOPULATE or run.displace
+    away = task.kind is not Kind.EVACUATE or run.displace
     sources = [one.name for one in scope.hosts if away or one.name == task.host]
     answers = await hosts.look(
         sources,
@@ -88,16 +91,12 @@ async def look(hosts: Hosts, scope: Scope, task: Task) -> Seen:
     return sights.seen(answers, policies, run)
 
 
-def _protected() -> Mapping[str, str]:
+def _protected() -> Mapping[str, Protected]:
     """Guests that agents have in their hands."""
-    if place.default() == place.NONE:
-        return {}
-    with desk.open_journal() as journal:
-        return {
-            one.guest_uuid: f"it is protected ({one.id}): vmckpt failover --planned {one.guest}"
-            f" moves it to {one.target}"
-            for one in journal.entrusted() if one.guest_uuid is not None
-        }  # fmt: skip
+    return {
+        one.guest_uuid: Protected(primary=one.source, backup=one.target, job=one.id)
+        for one in protections.active() if one.guest_uuid and one.source and one.target
+    }  # fmt: skip
 
 
 async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
@@ -121,6 +120,20 @@ async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
         await looking.look(scope, task, seen, fresh, caller)
         found = plans.placed(plans.without(fleet, looking.found), asked, limits)
     return plans.made(task, seen, _looked_at(found, looking.found), looking.found, limits)
+
+
+async def balanced(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
+    """Moves that pay for themselves, each looked at; see `plan`."""
+    limits, checks = scope.terms(task), plans.NO_CHECKS
+    for number in range(_ROUNDS):
+        seen = await look(hosts, scope, task)
+        found = balance.propose(plans.without(seen.fleet, checks), limits.rules)
+        goes = frozenset((seen.known[one.tenant.name].guest.uuid, one.target) for one in found)
+        made = await plan(hosts, scope, replace(task, goes=goes), caller)
+        if not made.left or number == _ROUNDS - 1:
+            return made
+        checks = {**checks, **made.checks}  # somebody may go elsewhere, or another one instead
+    raise AssertionError("the last round returns")
 
 
 def _looked_at(found: Placement, checks: Checks) -> Placement:
@@ -162,9 +175,12 @@ class _Looking:
 
 
 async def checked(scope: Scope, known: sights.Known, target: str, caller: Caller) -> Checked:
-    """One move, looked at as `vmckpt plan` does."""
+    """One move, looked at as `vmckpt plan` does; where no memory travels there is no forecast."""
+    if known.way is not Way.LIVE:
+        return Checked(policy=known.policy.name, mode=str(known.way))
+    hosts = scope.inventory
     setting = Setting(
-        source=scope.host(known.host), target=scope.host(target), policies=scope.once(),
+        source=hosts.host(known.host), target=hosts.host(target), policies=scope.once(),
         outside=None,
     )  # fmt: skip
     request = MigrateRequest(guest=known.guest.uuid, to=target, policy=known.policy.name)

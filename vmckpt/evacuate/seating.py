@@ -97,6 +97,19 @@ class Seating:
             found = found + weights.prefer * (1 - liked)
         return np.asarray(found + weights.stay_near * self._far(tenant.host), dtype=np.float64)
 
+    @property
+    def load(self) -> Numbers:
+        """Share of each host's memory that is taken."""
+        return np.asarray(self.used / self._size, dtype=np.float64)
+
+    def gains(self, tenant: Tenant) -> Numbers:
+        """By how much the sum of all squared loads becomes less if it goes from its host there."""
+        load = self.load
+        share = tenant.memory / self._size
+        at = self.index[tenant.host]
+        leaves = load[at] ** 2 - (load[at] - share[at]) ** 2
+        return np.asarray(leaves - ((load + share) ** 2 - load**2), dtype=np.float64)
+
     def least(self, tenant: Tenant) -> float:
         """What it will cost at the least, whoever sits down before it; inf: it fits nowhere."""
         may = self._open & self.fits(tenant.needs)

@@ -8,6 +8,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from types import MappingProxyType
 
 from vmckpt.evacuate.fleet import Fleet, Needs, Place, Tenant
@@ -23,7 +24,21 @@ _NOT_GUESTS = {
     GuestState.STANDBY: "it is the standby of a guest that is protected elsewhere",
     GuestState.TEST: "it is a copy for a failover test",
 }
+
+
+class Way(StrEnum):
+    """How a guest gets to another host."""
+
+    LIVE = "live"
+    OFFLINE = "offline"
+    """It is off: its definition moves."""
+    SWITCH = "switch"
+    """It is protected: its standby takes over, by plan."""
+
+
 ON_ITS_WAY = "it is on its way already"
+_SMALL = Bytes(1 * MIB)
+"""What travels where no memory does."""
 _RUNS = (GuestState.RUNNING, GuestState.BLOCKED)
 UNKNOWN_LINK = BytesPerSecond(125_000_000)
 """Where no move was ever measured: 1 Gbit/s."""
@@ -43,6 +58,15 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Protected:
+    """A guest with a standby."""
+
+    primary: str
+    backup: str
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
     """All that was found out."""
 
@@ -55,8 +79,8 @@ class Answers:
     """For each host, the CPUs that it can give; see `cpu`."""
     closed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Hosts that nothing may be placed on, and why."""
-    protected: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Guests (UUIDs) that agents have in their hands, and why they stay."""
+    protected: Mapping[str, Protected] = field(default_factory=lambda: MappingProxyType({}))
+    """Guests that agents have in their hands, by UUID."""
     link: Mapping[str, BytesPerSecond] = field(default_factory=lambda: MappingProxyType({}))
     """What moves from or to a host were seen to travel at."""
 
@@ -74,6 +98,7 @@ class Known:
     guest: Guest
     host: str
     policy: Policy
+    way: Way = Way.LIVE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,17 +157,23 @@ def seen(answers: Answers, policies: Mapping[str, Policy], run: Evacuation) -> S
     for look in answers.looks:
         for guest in look.guests:
             standing = guest.state in _NOT_GUESTS
-            if not guest.state.is_active and not standing:
+            off = guest.state is GuestState.SHUT_OFF and not running[guest.uuid]
+            if not (guest.state.is_active or standing or off):
                 continue
             name = called[look.host.name, guest.uuid]
             arriving = running[guest.uuid] > 1 and not guest.leaves
             if standing or arriving:
                 name = f"{name} on {look.host.name}"
             policy = policies[guest.uuid]
-            stays = _stays(guest, answers, policy, busy=running[guest.uuid] > 1)
+            way = _way(guest, answers, off=off)
+            stays = _stays(guest, look, answers, policy, way)
+            if running[guest.uuid] > 1:
+                stays = ON_ITS_WAY
             tenants.append(_tenant(name, guest, look, policy, answers, stays=stays))
             if not standing and not arriving:
-                known[name] = Known(name=name, guest=guest, host=look.host.name, policy=policy)
+                known[name] = Known(
+                    name=name, guest=guest, host=look.host.name, policy=policy, way=way
+                )
     return Seen(
         fleet=Fleet(tuple(_place(one, answers, run) for one in answers.looks), tuple(tenants)),
         known=MappingProxyType(known),
@@ -163,19 +194,42 @@ def moved(seen: Seen, name: str, target: str) -> Seen:
     return replace(seen, fleet=replace(seen.fleet, tenants=tenants), known=MappingProxyType(known))
 
 
-def _stays(guest: Guest, answers: Answers, policy: Policy, *, busy: bool) -> str | None:
+def _way(guest: Guest, answers: Answers, *, off: bool) -> Way:
+    if off:
+        return Way.OFFLINE
+    return Way.SWITCH if guest.uuid in answers.protected else Way.LIVE
+
+
+def _stays(guest: Guest, look: Look, answers: Answers, policy: Policy, way: Way) -> str | None:
     """Why a guest is not moved; None: it may be."""
     if (why := _NOT_GUESTS.get(guest.state)) is not None:
         return why
-    if (why := answers.protected.get(guest.uuid)) is not None:
-        return why
-    if guest.leaves or busy:
+    if policy.evacuation.strategy is Strategy.LEAVE:
+        return f"its policy {policy.name} leaves it where it is"
+    if way is Way.OFFLINE:
+        return None if policy.evacuation.move_shut_off else "it is off, and its policy leaves it"
+    if way is Way.SWITCH:
+        return _unswitchable(guest, look, answers)
+    if guest.leaves:
         return ON_ITS_WAY
     if guest.job is not None:
         return f"a job holds it: {guest.job}"
-    if policy.evacuation.strategy is Strategy.LEAVE:
-        return f"its policy {policy.name} leaves it where it is"
     return None if policy.evacuation.strategy is Strategy.SHUT_DOWN else _fixed(guest)
+
+
+def _unswitchable(guest: Guest, look: Look, answers: Answers) -> str | None:
+    """Why a protected guest cannot be switched to its standby; None: it can."""
+    protected = answers.protected[guest.uuid]
+    ready = any(
+        one.uuid == guest.uuid and one.state is GuestState.STANDBY
+        for other in answers.looks if other.host.name == protected.backup for one in other.guests
+    )  # fmt: skip
+    if look.host.name == protected.primary and ready:
+        return None
+    return (
+        f"it is protected ({protected.job}), and {protected.backup} has no standby of it that is"
+        " ready"
+    )
 
 
 def _fixed(guest: Guest) -> str | None:
@@ -192,14 +246,22 @@ def _fixed(guest: Guest) -> str | None:
 def _tenant(
     name: str, guest: Guest, look: Look, policy: Policy, answers: Answers, *, stays: str | None
 ) -> Tenant:
-    wants = policy.evacuation
+    wants, way = policy.evacuation, _way(guest, answers, off=guest.state is GuestState.SHUT_OFF)
     groups = {f"{key}={guest.labels[key]}" for key in wants.apart if key in guest.labels}
-    return Tenant(
+    made = Tenant(
         name=name, host=look.host.name, memory=Bytes(guest.memory + OVERHEAD),
         cpus=float(guest.vcpus), needs=_needs(guest, look.host.name, policy, answers),
         apart=frozenset(groups), priority=wants.priority, stays=stays,
         prefers=frozenset(wants.prefers), size=guest.memory,
     )  # fmt: skip
+    match way:
+        case Way.OFFLINE:
+            return replace(made, memory=Bytes(0), cpus=0.0, size=_SMALL)
+        case Way.SWITCH if stays is None:
+            backup = answers.protected[guest.uuid].backup
+            return replace(made, needs=Needs(only=frozenset({backup})), size=_SMALL)
+        case _:
+            return made
 
 
 def _needs(guest: Guest, host: str, policy: Policy, answers: Answers) -> Needs:
@@ -208,7 +270,9 @@ def _needs(guest: Guest, host: str, policy: Policy, answers: Answers) -> Needs:
         and any(guest.name == one.name or guest.uuid == one.uuid for one in look.guests
                 if one.state.is_active or one.uuid != guest.uuid)
     )  # fmt: skip
-    copied = policy.storage.copy is not CopyKind.SHARED
+    off = guest.state is GuestState.SHUT_OFF
+    # What is off is not copied, whatever its policy says of running guests.
+    copied = policy.storage.copy is not CopyKind.SHARED and not off
     return Needs(
         cpu=cpu(guest), machine=guest.machine, networks=networks(guest),
         storage=frozenset() if copied else frozenset(f"{host}:{one}" for one in files(guest)),

@@ -26,7 +26,7 @@ async def settle(case: Unattended, policies: Sequence[Policy], resolve: Resolve)
             truth=f"{doing} is unfinished", outcome=None, goes_on=True,
             settle="vmckpt recover goes on with it",
         )  # fmt: skip
-    scope = Scope(hosts=tuple(case.inventory.hosts.values()), policies=tuple(policies))
+    scope = Scope(inventory=case.inventory, policies=tuple(policies))
     orders = Orders(
         scope=scope, task=task, caller=case.caller, abort=case.caller.stop, resolve=resolve
     )

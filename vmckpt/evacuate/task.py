@@ -8,8 +8,12 @@ from typing import Any, Self
 from vmckpt.evacuate.course import Patience, Terms
 from vmckpt.evacuate.fleet import Fleet, Rules, Tenant, Weights
 from vmckpt.evacuate.schedule import Windows
-from vmckpt.evacuate.seen import Seen
+from vmckpt.evacuate.seen import Seen, Way
 from vmckpt.policy.evacuation import Evacuation, Strategy
+from vmckpt.units import Bytes
+
+FLEET = "all hosts"
+"""Where a run is about no host in particular."""
 
 
 class Kind(StrEnum):
@@ -17,6 +21,7 @@ class Kind(StrEnum):
 
     EVACUATE = "evacuate"
     REPOPULATE = "repopulate"
+    BALANCE = "balance"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +29,11 @@ class Task:
     """An order."""
 
     kind: Kind
-    host: str
+    host: str = FLEET
     to: frozenset[str] | None = None
     """Only to these hosts; None: to any."""
-    guests: frozenset[str] = frozenset()
-    """To be brought back, by UUID."""
+    goes: frozenset[tuple[str, str]] = frozenset()
+    """Guests that have a host to go to: UUID and host."""
     start: frozenset[str] = frozenset()
     """To be started again there, by UUID."""
     policy: str | None = None
@@ -36,10 +41,11 @@ class Task:
 
     def asked(self, seen: Seen) -> frozenset[str]:
         """Who is still to move, by the names of `seen`."""
-        if self.kind is Kind.REPOPULATE:
+        if self.kind is not Kind.EVACUATE:
+            goes = dict(self.goes)
             return frozenset(
                 name for name, one in seen.known.items()
-                if one.guest.uuid in self.guests and one.host != self.host
+                if one.host != goes.get(one.guest.uuid, one.host)
             )  # fmt: skip
         return frozenset(
             one.name for one in seen.fleet.tenants
@@ -48,7 +54,7 @@ class Task:
 
     def to_shut_down(self, seen: Seen) -> frozenset[str]:
         """Who is to be shut down instead."""
-        if self.kind is Kind.REPOPULATE:
+        if self.kind is not Kind.EVACUATE:
             return frozenset()
         return frozenset(
             one.name for one in seen.fleet.tenants
@@ -59,7 +65,11 @@ class Task:
     def shuts_down(seen: Seen, name: str) -> bool:
         """Whether a guest's policy has it shut down."""
         known = seen.known.get(name)
-        return known is not None and known.policy.evacuation.strategy is Strategy.SHUT_DOWN
+        return (
+            known is not None
+            and known.way is Way.LIVE
+            and known.policy.evacuation.strategy is Strategy.SHUT_DOWN
+        )
 
     def fleet(self, seen: Seen) -> Fleet:
         """As a placement for this task is to see it."""
@@ -69,21 +79,23 @@ class Task:
             if self.kind is Kind.EVACUATE and one.name == self.host else one
             for one in seen.fleet.places
         )  # fmt: skip
-        return Fleet(
-            places, tuple(self._bound(one, one.name in asked) for one in seen.fleet.tenants)
-        )
-
-    def _bound(self, tenant: Tenant, asked: bool) -> Tenant:
-        to = frozenset({self.host}) if self.kind is Kind.REPOPULATE else self.to
-        if not asked or to is None:
-            return tenant
-        return replace(tenant, needs=replace(tenant.needs, only=to))
+        goes = dict(self.goes)
+        bound = {name: self.to for name in asked if self.to is not None} | {
+            name: frozenset({goes[seen.known[name].guest.uuid]}) for name in asked if goes
+        }
+        tenants = tuple(
+            replace(one, needs=replace(one.needs, only=_both(bound[one.name], one.needs.only)))
+            if one.name in bound else one
+            for one in seen.fleet.tenants
+        )  # fmt: skip
+        return Fleet(places, _become(seen, asked, tenants))
 
     def as_json(self) -> dict[str, Any]:
         return {
             "kind": str(self.kind), "host": self.host,
             "to": None if self.to is None else sorted(self.to),
-            "guests": sorted(self.guests), "start": sorted(self.start), "policy": self.policy,
+            "goes": sorted(map(list, self.goes)), "start": sorted(self.start),
+            "policy": self.policy,
         }  # fmt: skip
 
     @classmethod
@@ -93,9 +105,26 @@ class Task:
         return cls(
             kind=Kind(told["kind"]), host=str(told["host"]),
             to=None if to is None else frozenset(map(str, to)),
-            guests=frozenset(map(str, told["guests"])), start=frozenset(map(str, told["start"])),
+            goes=frozenset((str(uuid), str(host)) for uuid, host in told["goes"]),
+            start=frozenset(map(str, told["start"])),
             policy=told["policy"],
         )  # fmt: skip
+
+
+def _both(wanted: frozenset[str], only: frozenset[str] | None) -> frozenset[str]:
+    return wanted if only is None else wanted & only
+
+
+def _become(seen: Seen, asked: frozenset[str], tenants: tuple[Tenant, ...]) -> tuple[Tenant, ...]:
+    """A standby that takes over has its memory already: the guest that comes takes it."""
+    switched = {
+        f"{name} on {host}"
+        for name in asked if name in seen.known and seen.known[name].way is Way.SWITCH
+        for one in tenants if one.name == name for host in one.needs.only or ()
+    }  # fmt: skip
+    return tuple(
+        replace(one, memory=Bytes(0), cpus=0.0) if one.name in switched else one for one in tenants
+    )
 
 
 def terms(run: Evacuation, kind: Kind) -> Terms:

@@ -42,6 +42,20 @@ async def shut_down(hypervisor: Hypervisor, uuid: str, limit: Seconds) -> None:
         await asyncio.sleep(_POLL)
 
 
+async def move_offline(hypervisor: Hypervisor, uuid: str, target: str) -> None:
+    """Define a guest that is off at another libvirt (a URI as seen from this host), and forget it
+    here. Raises HypervisorError; OutcomeUnknown: look at both."""
+    flags = (
+        libvirt.VIR_MIGRATE_OFFLINE | libvirt.VIR_MIGRATE_PERSIST_DEST
+        | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE | libvirt.VIR_MIGRATE_PEER2PEER
+    )  # fmt: skip
+
+    def change(connection: libvirt.virConnect) -> None:
+        connection.lookupByUUIDString(uuid).migrateToURI3(target, {}, flags)
+
+    await hypervisor.command("moving a guest that is off", change)
+
+
 async def start(hypervisor: Hypervisor, uuid: str) -> str | None:
     """Start a guest that is defined there; its name, None if it runs already.
 

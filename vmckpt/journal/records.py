@@ -19,7 +19,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 MAINTENANCE = "maintenance"
 """The kind of operation that keeps guests away from a host until somebody ends it."""
 
-WHOLE_HOST = ("evacuate", "repopulate")
+WHOLE_HOST = ("evacuate", "repopulate", "balance")
 """Kinds of operations that are about a host and all its guests."""
 
 

@@ -31,6 +31,8 @@ class Evacuation:
     is emptied by says how."""
 
     strategy: Strategy = Strategy.MIGRATE
+    move_shut_off: bool = True
+    """A guest that is off is defined on another host."""
     priority: int = 0
     """Higher ones go first."""
     apart: tuple[str, ...] = ()

@@ -40,6 +40,9 @@ class EvacuateForm(Section):
     strategy: StrategyWord = Field(
         Strategy.MIGRATE, description="What becomes of a guest; leave: it stays."
     )
+    move_shut_off: bool = Field(
+        _DEFAULT.move_shut_off, description="A guest that is off is defined on another host."
+    )
     priority: Annotated[int, Field(ge=-1000, le=1000)] = Field(
         _DEFAULT.priority, description="Guests with a higher one go first."
     )
@@ -77,7 +80,8 @@ class EvacuateForm(Section):
     def read(self) -> Evacuation:
         """As the rest of the program has it."""
         return Evacuation(
-            strategy=self.strategy, priority=self.priority, apart=tuple(self.apart),
+            strategy=self.strategy, move_shut_off=self.move_shut_off,
+            priority=self.priority, apart=tuple(self.apart),
             needs=tuple(sorted(self.needs.items())), prefers=tuple(sorted(self.prefers.items())),
             shutdown=self.shutdown, order=self.order, per_source=self.at_once.source,
             per_target=self.at_once.target, at_once=self.at_once.total, keep_free=self.keep_free,

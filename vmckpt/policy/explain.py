@@ -121,6 +121,7 @@ _AFTER_RULES: tuple[Row, ...] = (
     ("protect.failover", lambda p: str(p.protection.failover)),
     ("protect.lease", lambda p: show_seconds(p.protection.lease)),
     ("evacuate.strategy", lambda p: str(p.evacuation.strategy)),
+    ("evacuate.move_shut_off", lambda p: "yes" if p.evacuation.move_shut_off else "no"),
     ("evacuate.priority", lambda p: str(p.evacuation.priority)),
     ("evacuate.apart", lambda p: ", ".join(p.evacuation.apart) or "none"),
     ("evacuate.needs", lambda p: _labels(p.evacuation.needs)),

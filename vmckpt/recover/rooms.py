@@ -64,6 +64,7 @@ ROOMS: Mapping[str, Room] = {
     "run": settle_service,
     "evacuate": _settle_evacuation,
     "repopulate": _settle_evacuation,
+    "balance": _settle_evacuation,
     MAINTENANCE: maintenance.settle,
 }
 """By the operation's kind."""

@@ -1,0 +1,158 @@
+"""The facade's part for hosts one after the other: empty, a command on it, health, fill again."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt import api
+from vmckpt.api import evacuating
+from vmckpt.api.evacuating import Emptying
+from vmckpt.errors import BadInput, Blocked, Cancelled, HookFailed, RemoteError, SomeLeft
+from vmckpt.evacuate.plan import Plan
+from vmckpt.evacuate.report import Report
+from vmckpt.evacuate.task import Kind, Task
+from vmckpt.inventory import Inventory
+from vmckpt.model.callers import Caller
+from vmckpt.model.findings import Severity
+from vmckpt.model.hosts import Host
+from vmckpt.policy.types import Policy
+from vmckpt.remote.ssh import Remote, last_line
+from vmckpt.units import Seconds, show_seconds
+
+_AGAIN = Seconds(5.0)
+_BROKEN = -1
+"""What ssh says of a command whose connection broke."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What is done to each host."""
+
+    command: str
+    """By a shell of the host; it may reboot it."""
+    policy: str | None
+    limit: Seconds
+    """How long the command may take."""
+    healthy_in: Seconds
+    """How long the host may take to be well again after that."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rolled:
+    """What became of one host."""
+
+    host: str
+    emptied: Report
+    filled: Report | None
+    """None: nobody had to be brought back."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "host": self.host, "emptied": self.emptied.as_json(),
+            "filled": None if self.filled is None else self.filled.as_json(),
+        }  # fmt: skip
+
+
+Show = Callable[[Plan], None]
+
+
+async def roll(
+    inventory: Inventory, policies: Sequence[Policy], hosts: Sequence[str], wishes: Wishes,
+    caller: Caller, *, show: Show, abort: asyncio.Event,
+) -> list[Rolled]:  # fmt: skip
+    """One host after the other; the first that goes wrong is the last, and stays in maintenance.
+
+    Raises Blocked, SomeLeft, HookFailed, RemoteError, Cancelled.
+    """
+    inventory.may_act()
+    chosen = [inventory.host(name) for name in hosts]
+    without = [one.name for one in chosen if one.ssh is None]
+    if without:
+        raise BadInput(
+            f"{', '.join(without)}: no ssh address, so no command can be run there",
+            mend="add ssh: {address: ...} to the inventory",
+        )
+    done = []
+    for host in chosen:
+        if caller.stop.is_set():
+            raise Cancelled(f"stopped before {host.name}; it and what follows are untouched")
+        done.append(await _one(inventory, policies, host, wishes, caller, show=show, abort=abort))
+    return done
+
+
+async def _one(
+    inventory: Inventory, policies: Sequence[Policy], host: Host, wishes: Wishes, caller: Caller,
+    *, show: Show, abort: asyncio.Event,
+) -> Rolled:  # fmt: skip
+    async def through(task: Task) -> Report:
+        async with Emptying(inventory, policies, task, caller) as emptying:
+            plan = await emptying.plan()
+            show(plan)
+            if plan.left:
+                first = plan.left[0]
+                raise Blocked(
+                    f"{host.name}: {first.tenant.name} has no place to go to: {first.why}",
+                    mend=first.mend,
+                )
+            return await emptying.carry_out(plan, wishes.why, abort)
+
+    emptied = await through(Task(kind=Kind.EVACUATE, host=host.name, policy=wishes.policy))
+    if emptied.ended.left:
+        first = emptied.ended.left[0]
+        raise SomeLeft(f"{host.name}: {first.tenant.name} is left: {first.why}", mend=first.mend)
+    caller.warn(f"{host.name}: empty; running: {wishes.command}")
+    await _run(host, wishes)
+    caller.warn(f"{host.name}: waiting until it is well")
+    await _well(inventory, host, wishes.healthy_in, caller.stop)
+    try:
+        back = evacuating.back_to(host.name, wishes.policy)
+    except BadInput:  # nobody was there
+        evacuating.leave(inventory, host.name)
+        return Rolled(host=host.name, emptied=emptied, filled=None)
+    return Rolled(host=host.name, emptied=emptied, filled=await through(back))
+
+
+async def _run(host: Host, wishes: Wishes) -> None:
+    """A command whose connection breaks may have rebooted the host: whether it is well is seen
+    after. One that says no stops everything."""
+    loop = asyncio.get_running_loop()
+    async with Remote(host) as remote:
+        await remote.run(["true"])  # that there is no connection at all is another matter
+        began = loop.time()
+        try:
+            answer = await remote.run(["sh", "-c", wishes.command], limit=wishes.limit)
+        except RemoteError:
+            if loop.time() - began >= wishes.limit:
+                raise
+            return
+    if answer.status not in (0, _BROKEN):
+        raise HookFailed(
+            f"{host.name}: the command ended with {answer.status}:"
+            f" {last_line(answer.err or answer.out, 'it said nothing')}",
+            mend=f"{host.name} is empty and in maintenance; mend it, then vmckpt repopulate"
+            f" {host.name}",
+        )
+
+
+async def _well(inventory: Inventory, host: Host, limit: Seconds, stop: asyncio.Event) -> None:
+    """Wait until doctor has nothing against a host, twice: one that is about to go down still
+    answers."""
+    loop = asyncio.get_running_loop()
+    until, good, why = loop.time() + limit, 0, "it was not asked"
+    while good < 2:
+        found = await api.doctor(inventory, [host.name])
+        bad = [one for one in found if one.severity is Severity.BLOCKER]
+        good = 0 if bad else good + 1
+        why = bad[0].text if bad else why
+        if good >= 2:
+            return
+        if stop.is_set():
+            raise Cancelled(f"{host.name} is empty and in maintenance; vmckpt repopulate fills it")
+        if loop.time() > until:
+            raise HookFailed(
+                f"{host.name} is not well after {show_seconds(limit)}: {why}",
+                mend=f"run vmckpt doctor {host.name}; it is empty and in maintenance",
+            )
+        await asyncio.sleep(_AGAIN)

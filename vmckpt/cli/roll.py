@@ -1,0 +1,88 @@
+"""vmckpt roll."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vmckpt import api
+from vmckpt.api import evacuating, rolling
+from vmckpt.api.rolling import Rolled, Wishes
+from vmckpt.cli import output
+from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, seconds
+from vmckpt.cli.evacuate_show import Story, show_plan, show_report
+from vmckpt.cli.signals import stop_on_signals
+from vmckpt.errors import BadInput
+from vmckpt.units import Seconds
+
+app = typer.Typer(name="roll", rich_markup_mode=None)
+
+
+@app.command()
+def roll(
+    hosts: Annotated[list[str], typer.Argument(metavar="HOST...", help="In this order.")],
+    run: Annotated[
+        str, typer.Option(metavar="CMD", help="By a shell on each host once it is empty.")
+    ],
+    limit: Annotated[
+        Seconds, typer.Option(parser=seconds, metavar="TIME", help="CMD may take that long.")
+    ] = "30m",  # type: ignore[assignment]
+    healthy_in: Annotated[
+        Seconds,
+        typer.Option(parser=seconds, metavar="TIME", help="And to be well again after it."),
+    ] = "15m",  # type: ignore[assignment]
+    policy: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="As for vmckpt evacuate.")
+    ] = None,
+    why: Annotated[str, typer.Option(help="For whoever wonders why a host is closed.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    policies: POLICIES = None,
+    inventory: INVENTORY = None,
+    json: JSON = False,
+) -> None:
+    """Host after host: empty it, run a command on it, wait until it is well, bring guests back.
+
+    The command may reboot the host (that breaks the connection, which is no error). Well is what
+    vmckpt doctor has nothing against. The first host that goes wrong is the last one, and stays in
+    maintenance; those before it are done. Begun again, hosts that are empty already are not emptied
+    again, but the command runs there once more.
+
+    Examples:
+
+        vmckpt roll alpha beta --run "apt-get -y dist-upgrade && systemctl reboot"
+
+        vmckpt roll alpha --run /usr/local/sbin/new-firmware --healthy-in 30m --yes
+    """
+    if not yes and not sys.stdin.isatty():
+        raise BadInput("nobody is there to say yes", mend="add --yes")
+    if not yes:
+        typer.confirm(f"{', then '.join(hosts)}: {run}?", err=True, abort=True)
+    wishes = Wishes(command=run, policy=policy, limit=limit, healthy_in=healthy_in, why=why)
+    done = asyncio.run(_run(hosts, wishes, inventory, policies, json=json))
+    if json:
+        output.print_json([one.as_json() for one in done])
+        return
+    for one in done:
+        show_report(one.emptied)
+        if one.filled is not None:
+            show_report(one.filled)
+
+
+async def _run(
+    hosts: list[str], wishes: Wishes, inventory: Path | None, folder: Path | None, *, json: bool
+) -> list[Rolled]:
+    abort = asyncio.Event()
+    stop = stop_on_signals(
+        "stopping: nothing new begins; what is on its way arrives (once more: it goes back)",
+        "what is on its way goes back", abort,
+    )  # fmt: skip
+    known = api.load_inventory(inventory)
+    shelf, _ = api.load_policies(known, folder, None)
+    caller = api.Caller(emit=Story(quiet=False).take, warn=output.say, stop=stop)
+    await evacuating.put_in_order(known, shelf, caller)
+    return await rolling.roll(
+        known, shelf, hosts, wishes, caller, abort=abort,
+        show=lambda plan: show_plan(plan, output.err if json else output.out),
+    )  # fmt: skip

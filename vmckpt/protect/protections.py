@@ -1,0 +1,36 @@
+"""Protections as the journal has them."""
+
+from vmckpt.errors import BadInput
+from vmckpt.inventory import Inventory
+from vmckpt.journal import desk, place
+from vmckpt.journal.records import Operation
+from vmckpt.protect.ending import Known
+from vmckpt.protect.steps import Step
+
+KIND = "protect"
+
+
+def active() -> list[Operation]:
+    """All of them; none without a journal. Raises JournalError."""
+    if place.default() == place.NONE:
+        return []
+    with desk.open_journal() as journal:
+        return [one for one in journal.operations(active=True) if one.kind == KIND]
+
+
+def of(inventory: Inventory, guest: str) -> Known:
+    """That of a guest, by name or UUID. Raises BadInput if it has none."""
+    found = [one for one in active() if guest in (one.guest, one.guest_uuid)]
+    if not found:
+        raise BadInput(f"{guest} is not protected", mend="vmckpt status shows who is")
+    operation = found[0]
+    with desk.open_journal() as journal:
+        steps = journal.steps(operation.id)
+    begun = next((step for step in steps if step.name == Step.PROTECT), None)
+    has_lease = begun is not None and bool(begun.intent.get("lease"))
+    return Known(
+        operation=operation, primary=inventory.host(operation.source or ""),
+        backup=inventory.host(operation.target or ""),
+        lease=inventory.lease if has_lease else None,
+        session=None if begun is None else str(begun.intent["session"]),
+    )  # fmt: skip
