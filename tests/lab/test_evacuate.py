@@ -52,21 +52,24 @@ def shape(bench: Bench, rate: int | None) -> None:
 
 def test_a_host_is_emptied_and_filled_again(bench: Bench) -> None:
     """Two hosts and two guests: the plan, the run, the host that is closed, and the way back."""
-    for name in ("web1", "web2"):
+    for name in ("web1", "web2", "off1"):
         bench.guest(name, **SMALL)
+    bench.inside("alpha", "virsh", "destroy", "off1")
     plan = bench.good("evacuate", "alpha", "--dry-run", "--json").json
-    assert [(one["guest"], one["to"]) for one in plan["moves"]] == [
-        ("web1", "beta"), ("web2", "beta"),
-    ]  # fmt: skip
+    assert {(one["guest"], one["to"], one["mode"] == "offline") for one in plan["moves"]} == {
+        ("web1", "beta", False), ("web2", "beta", False), ("off1", "beta", True),
+    }  # fmt: skip
     assert plan["left"] == []
     assert plan["total_ms"][0] <= plan["total_ms"][1]
-    assert all(one["policy"] == "maintenance" and one["expected_ms"] for one in plan["moves"])
+    assert all(one["policy"] == "maintenance" for one in plan["moves"])
+    assert all(one["expected_ms"] for one in plan["moves"] if one["mode"] != "offline")
     assert on(bench, "web1", "web2") == {"web1": ["alpha"], "web2": ["alpha"]}
     assert bench.good("maintenance", "list", "--json").json == []
 
     done = bench.good("evacuate", "alpha", "--yes", "--why", "new memory", "--json").json
     assert done["outcome"] == "completed"
-    assert {one["guest"] for one in done["moved"]} == {"web1", "web2"}
+    assert {one["guest"] for one in done["moved"]} == {"web1", "web2", "off1"}
+    assert bench.inside("alpha", "virsh", "list", "--all", "--name").split() == []
     assert plan["total_ms"][0] / 3 <= done["total_ms"] <= plan["total_ms"][1] * 3
     assert on(bench, "web1", "web2") == {"web1": ["beta"], "web2": ["beta"]}
 
@@ -83,8 +86,9 @@ def test_a_host_is_emptied_and_filled_again(bench: Bench) -> None:
     }
 
     back = bench.good("repopulate", "alpha", "--yes", "--json").json
-    assert {one["guest"] for one in back["moved"]} == {"web1", "web2"}
+    assert {one["guest"] for one in back["moved"]} == {"web1", "web2", "off1"}
     assert on(bench, "web1", "web2") == {"web1": ["alpha"], "web2": ["alpha"]}
+    assert "off1" in bench.inside("alpha", "virsh", "list", "--inactive", "--name").split()
     assert bench.good("maintenance", "list", "--json").json == []
     for name in ("web1", "web2"):
         assert bench.ledgers(name) == WHOLE
@@ -213,3 +217,28 @@ def test_paused_from_another_terminal_and_shut_down_by_policy(three: Bench) -> N
     assert on(three, "web3") == {"web3": ["alpha"]}
     assert {one["guest"] for one in done.json["moved"]} == {"web1", "web2"}
     assert all(one.code == 0 for one in told), told  # type: ignore[union-attr]
+
+
+@pytest.mark.long
+def test_host_after_host(three: Bench) -> None:
+    """Each is emptied, does what it is told, and gets its guests back."""
+    three.guest("web1", "alpha", **SMALL)
+    three.guest("web2", "beta", **SMALL)
+    done = three.good(
+        "roll", "alpha", "beta", "--run", "touch /var/tmp/rolled", "--yes", "--json"
+    ).json
+    assert [one["host"] for one in done] == ["alpha", "beta"]
+    assert on(three, "web1", "web2") == {"web1": ["alpha"], "web2": ["beta"]}
+    for name in ("alpha", "beta"):
+        three.inside(name, "rm", "/var/tmp/rolled")
+    assert three.good("maintenance", "list", "--json").json == []
+    for name in ("web1", "web2"):
+        assert three.ledgers(name) == WHOLE
+    failed = three.run("roll", "alpha", "beta", "--run", "echo no room >&2; exit 3", "--yes")
+    assert failed.code == 24
+    assert "no room" in failed.err
+    (held,) = three.good("maintenance", "list", "--json").json
+    assert held["host"] == "alpha"
+    assert three.where("web1") != ["alpha"]
+    three.good("repopulate", "alpha", "--yes")
+    assert on(three, "web1", "web2") == {"web1": ["alpha"], "web2": ["beta"]}

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vmckpt.errors import HypervisorError
+from vmckpt.errors import HypervisorError, PolicyError
 from vmckpt.evacuate import balance
 from vmckpt.evacuate import plan as plans
 from vmckpt.evacuate import seen as sights
@@ -85,10 +85,20 @@ async def look(hosts: Hosts, scope: Scope, task: Task) -> Seen:
         protected,
     )
     policies = {
-        guest.uuid: policy_of(scope, task, one.host, guest)
+        guest.uuid: _policy(scope, task, one.host, guest, strict=one.host.name in sources)
         for one in answers.looks for guest in one.guests
     }  # fmt: skip
     return sights.seen(answers, policies, run)
+
+
+def _policy(scope: Scope, task: Task, host: Host, guest: Guest, *, strict: bool) -> Policy:
+    """What is wrong with the policies of a guest that does not move keeps nobody."""
+    try:
+        return policy_of(scope, task, host, guest)
+    except PolicyError:
+        if strict:
+            raise
+        return scope.run(task)
 
 
 def _protected() -> Mapping[str, Protected]:
