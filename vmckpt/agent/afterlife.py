@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from vmckpt import wholefile
 from vmckpt.agent import writes
 from vmckpt.checkpoint import settings, userfault
 from vmckpt.checkpoint.settings import Undo
@@ -17,7 +18,7 @@ from vmckpt.errors import VmckptError
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.lease.witness import LeaseClient
-from vmckpt.replicate import buffers, guard, link, wholefile
+from vmckpt.replicate import buffers, guard, link
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.tenure import Tenure

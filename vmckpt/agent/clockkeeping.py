@@ -7,11 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from vmckpt import wholefile
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.agent import GuestAgent
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.seat import Seat
-from vmckpt.replicate import guestclock, wholefile
+from vmckpt.replicate import guestclock
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.guestclock import Clock, Reading
 from vmckpt.replicate.status import PrimaryStatus

@@ -15,12 +15,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from vmckpt import wholefile
 from vmckpt.agent import afterlife
 from vmckpt.checkpoint import userfault
 from vmckpt.errors import HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.replicate import link, wholefile
+from vmckpt.replicate import link
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.link import Cut, Line
 from vmckpt.replicate.tenure import Tenure

@@ -9,13 +9,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from vmckpt import wholefile
 from vmckpt.agent import afterlife, clockkeeping, guarded, trial_files
 from vmckpt.agent.replica_trial import DISKS, Trials
 from vmckpt.checkpoint import userfault
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.agent import GuestAgent
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.replicate import guard, standing, wholefile
+from vmckpt.replicate import guard, standing
 from vmckpt.replicate import standby as standbys
 from vmckpt.replicate.backup import Backup, Ours
 from vmckpt.replicate.claim import LeaseClaim, Tokens

@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from vmckpt import wholefile
 from vmckpt.agent import restore, spool
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
@@ -24,7 +25,6 @@ from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import BadInput, Cancelled, HypervisorError, StoreError
 from vmckpt.hypervisor import library, pulling
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.replicate import wholefile
 from vmckpt.store.assemble import Assembly, Source
 from vmckpt.store.inside import Private
 from vmckpt.store.store import Store

@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from vmckpt import wholefile
 from vmckpt.checkpoint import userfault
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.replicate import fleecing, wholefile
+from vmckpt.replicate import fleecing
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.fleecing import Fleece
 from vmckpt.replicate.guard import Process

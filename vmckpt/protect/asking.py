@@ -39,3 +39,8 @@ async def both(hosts: Mapping[str, Host], guest: str) -> dict[str, dict[str, Any
         for name, one in zip(hosts, told, strict=True)
         if one.get("role") or "error" in one
     }
+
+
+def kept_in(host: Host, guest: str) -> str:
+    """Where a host keeps what outlives a reboot of the protection of a guest (a UUID)."""
+    return f"{host.agent_state}/replica-{guest}"

@@ -113,7 +113,7 @@ async def put_back(known: Known) -> PutBack:
     try:
         told = await asking.order(
             known.backup, known.uuid, "end", owner=known.session, define=False,
-            state=kept_in(known.backup, known.uuid),
+            state=asking.kept_in(known.backup, known.uuid),
         )  # fmt: skip
         did += [f"{known.backup.name}: {line}" for line in told["did"]]
     except RemoteError as exc:
@@ -123,7 +123,7 @@ async def put_back(known: Known) -> PutBack:
         did.append(f"{known.backup.name}: its standby is left there: {exc.message}")
     told = await asking.order(
         known.primary, known.uuid, "end", standby_gone=gone, owner=known.session,
-        state=kept_in(known.primary, known.uuid),
+        state=asking.kept_in(known.primary, known.uuid),
     )  # fmt: skip
     did += [f"{known.primary.name}: {line}" for line in told["did"]]
     await give_back(known)
@@ -244,15 +244,10 @@ async def tidy(known: Known, *, off: bool = False) -> None:
         with suppress(VmckptError):
             await asking.order(
                 known.primary, known.uuid, "end", owner=known.session, define=False,
-                standby_gone=True, state=kept_in(known.primary, known.uuid),
+                standby_gone=True, state=asking.kept_in(known.primary, known.uuid),
             )  # fmt: skip
     await asking.order(known.backup, known.uuid, "end", owner=known.session)
     await give_back(known)
-
-
-def kept_in(host: Host, guest: str) -> str:
-    """Where a host keeps what outlives a reboot of the protection of a guest (a UUID)."""
-    return f"{host.agent_state}/replica-{guest}"
 
 
 def _said(told: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from vmckpt.model.callers import Caller
 from vmckpt.model.findings import Severity
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
-from vmckpt.protect import asking, ending, preflight, reversing
+from vmckpt.protect import asking, preflight, reversing
 from vmckpt.protect.preflight import Seen
 from vmckpt.protect.requests import Protected, ProtectRequest
 from vmckpt.protect.reversing import Before, Earlier, Taking
@@ -224,7 +224,7 @@ class Beginning:
         """What an earlier protection has left on the backup; the guest is not that host's."""
         await asking.order(
             self._setting.backup, self._guest.uuid, "end", owner=earlier.session, define=False,
-            state=ending.kept_in(self._setting.backup, self._guest.uuid),
+            state=asking.kept_in(self._setting.backup, self._guest.uuid),
         )  # fmt: skip
 
     def _shared(self) -> dict[str, str]:
@@ -273,7 +273,7 @@ class Beginning:
             ),
             address=_address(setting.backup), port=port, owner=tuple(told["owner"]),
             cards=cards, undo=looked["undo"], definition=definition, moves=move is not None,
-            state=ending.kept_in(here, self._guest.uuid),
+            state=asking.kept_in(here, self._guest.uuid),
             extra={
                 "autostart": autostart,
                 "shared": [one["source"] for one in looked["disks"]

@@ -34,7 +34,7 @@ class Pair:
     @property
     def state(self) -> str:
         """Where the source keeps what outlives a reboot."""
-        return f"{self.source.agent_state}/replica-{self.uuid}"
+        return asking.kept_in(self.source, self.uuid)
 
 
 def is_given(ours: Mapping[str, Any]) -> bool:

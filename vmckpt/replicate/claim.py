@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from vmckpt import wholefile
 from vmckpt.errors import VmckptError
 from vmckpt.lease.witness import Denied, LeaseClient, TakenOver
-from vmckpt.replicate import wholefile
 from vmckpt.replicate.facts import Lease
 from vmckpt.units import Seconds
 

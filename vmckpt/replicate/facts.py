@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from vmckpt import wholefile
 from vmckpt.errors import BadInput
 from vmckpt.lease import terms as lease_terms
-from vmckpt.replicate import wholefile
 from vmckpt.units import BytesPerSecond, Seconds
 
 ROOT = Path("/dev/shm/vmckpt-replica")

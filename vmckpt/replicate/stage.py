@@ -17,7 +17,8 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from vmckpt.replicate import delta, redo, wholefile
+from vmckpt import wholefile
+from vmckpt.replicate import delta, redo
 from vmckpt.replicate.redo import DiskLog, Memory, Record, Sink, StagedFile, StageError
 from vmckpt.replicate.wire import Order, OutOfOrder, Pages, Part, Seal, State, Writes, damaged
 from vmckpt.units import MIB

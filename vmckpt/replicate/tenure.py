@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from vmckpt import wholefile
 from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease.clock import boottime
 from vmckpt.lease.witness import LeaseClient
 from vmckpt.lease.witness_line import LeaseUnreachable
-from vmckpt.replicate import wholefile
 from vmckpt.replicate.facts import Lease
 from vmckpt.replicate.guardpage import GuardPage
 from vmckpt.replicate.link import Cut, Line

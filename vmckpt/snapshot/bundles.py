@@ -34,12 +34,12 @@ from vmckpt.snapshot.copying import (
 )
 from vmckpt.snapshot.keeping import Progress, silent, told, wrapped_of
 from vmckpt.store import manifest, packs, small, wraps
-from vmckpt.store.durable import sync_folder
 from vmckpt.store.index import NameSet
 from vmckpt.store.manifest import Manifest
 from vmckpt.store.packing import PACK_SIZE
 from vmckpt.store.receiver import Receiver
 from vmckpt.store.store import VERSION, Store, parse_format
+from vmckpt.wholefile import sync_folder
 
 _BLOCK = 512
 _FORMAT = "format"

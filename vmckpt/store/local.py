@@ -11,9 +11,9 @@ from pathlib import Path
 
 from vmckpt.errors import NotInStore, StoreError, StoreFull
 from vmckpt.store.backend import Data, Stored, checked, is_key
-from vmckpt.store.durable import sync_folder
 from vmckpt.store.faults import fault
 from vmckpt.units import Seconds
+from vmckpt.wholefile import sync_folder
 
 _TEMPORARY = "tmp"
 _FULL = {errno.ENOSPC: "no room left", errno.EDQUOT: "the quota is used up"}
