@@ -79,13 +79,34 @@ def test_a_second_copy_of_a_guest_betrays_itself(n: int) -> None:
     assert output.conflicts == 1
 
 
+def pong(n: int, token: int) -> wire.Message:
+    return replace(number(n), kind=wire.PONG, token=token)
+
+
 def test_an_answer_that_forgets_a_number_is_noticed() -> None:
-    output = Output()
-    output.number(number(5))
-    output.answer(replace(number(4), kind=wire.PONG))
-    assert output.forgotten == 0
-    output.answer(replace(number(3), kind=wire.PONG))
-    assert output.forgotten == 1
+    seen = Sightings()
+    seen.hear(number(5), 1.0)
+    seen.ask(7)
+    seen.hear(pong(5, 7), 1.1)
+    assert seen.outputs[number(5).run].forgotten == 0
+    seen.hear(pong(4, 7), 1.2)
+    assert seen.outputs[number(5).run].forgotten == 1
+
+
+def test_an_answer_that_waited_while_numbers_left_has_forgotten_nothing() -> None:
+    seen = Sightings()
+    seen.hear(number(1), 1.0)
+    seen.ask(7)
+    for later in range(2, 9):
+        seen.hear(number(later), 1.0)
+    seen.ask(7)  # the same question, once more
+    seen.hear(pong(1, 7), 2.0)
+    assert seen.outputs[number(1).run].forgotten == 0
+    seen.ask(8)
+    seen.hear(pong(1, 8), 2.1)
+    assert seen.outputs[number(1).run].forgotten == 1
+    seen.hear(pong(1, 99), 2.2)  # nobody knows when that was asked
+    assert seen.outputs[number(1).run].forgotten == 1
 
 
 def rhythm(*beats: float) -> Rhythm:

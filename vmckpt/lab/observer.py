@@ -64,11 +64,13 @@ class Observer:
         self._own.beat(now)
         self._token += 1
         ping = wire.encode(wire.Message(kind=wire.PING, token=self._token))
-        for name, (address, _) in self._guests.items():
+        for name, (address, sightings) in self._guests.items():
+            sightings.ask(self._token)
             self._send(ping, address)
             token, asked = self._verifying.get(name, (0, 0.0))
             if token and now - asked > _ASK_AGAIN:
                 self._verifying[name] = (token, now)
+                sightings.ask(token)
                 self._send(wire.encode(wire.Message(kind=wire.VERIFY, token=token)), address)
 
     def _send(self, datagram: bytes, address: str) -> None:

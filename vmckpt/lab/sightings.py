@@ -13,6 +13,8 @@ PROBE_INTERVAL = 0.005
 # Shorter silences than this are the normal rhythm of probes and answers.
 NOTABLE = 0.012
 _KEEP = 20_000
+_QUESTIONS = 20_000
+"""So many are remembered, a hundred seconds of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,10 @@ class Output:
         self._recent[message.number] = message
         self._recent.pop(message.number - 4096, None)
 
-    def answer(self, message: wire.Message) -> None:
-        # One behind is no proof: with two CPUs an answer can be composed while a number leaves.
-        if message.number + 1 < self.highest:
+    def answer(self, message: wire.Message, told: int) -> None:
+        """`told`: the highest number that had been heard when the question was asked. Later ones
+        prove nothing: an answer may wait in the guest while numbers leave."""
+        if message.number < told:
             self.forgotten += 1
 
 
@@ -124,18 +127,31 @@ class Sightings:
     outputs: dict[int, Output] = field(default_factory=dict)
     latest: wire.Message | None = None
     verified: wire.Message | None = None
+    _asked: dict[int, dict[int, int]] = field(default_factory=dict)
+    """By token: the highest number that each run had told by then."""
+
+    def ask(self, token: int) -> None:
+        """A question leaves; asked again it is the same question."""
+        told = {run: output.highest for run, output in self.outputs.items()}
+        self._asked.setdefault(token, told)
+        if len(self._asked) > _QUESTIONS:
+            del self._asked[next(iter(self._asked))]
 
     def hear(self, message: wire.Message, at: float) -> None:
         output = self.outputs.setdefault(message.run, Output())
         if message.kind == wire.NUMBER:
             output.number(message)
         elif message.kind == wire.PONG:
-            output.answer(message)
+            self._answered(output, message)
             self.answers.beat(at)
         elif message.kind == wire.VERIFIED:
-            output.answer(message)
+            self._answered(output, message)
             self.verified = message
         self.latest = message
+
+    def _answered(self, output: Output, message: wire.Message) -> None:
+        # What was asked too long ago for us to know when proves nothing.
+        output.answer(message, self._asked.get(message.token, {}).get(message.run, 0))
 
     def view(self, own: Rhythm, *, now: float, since: float, until: float) -> View:
         """Everything at once; `own` are the observer's own gaps."""
