@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.fleets import fleet, guest, host, random_fleet
@@ -143,6 +143,7 @@ def in_order(sim: Sim) -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(3, 12), st.floats(0.2, 0.6), st.floats(0.0, 0.3))
+@example(3825, 3, 0.5, 0.0)
 @settings(max_examples=40, deadline=None)
 def test_whatever_goes_wrong_everybody_runs_once_and_is_accounted_for(
     seed: int, hosts: int, full: float, fails: float
@@ -157,8 +158,10 @@ def test_whatever_goes_wrong_everybody_runs_once_and_is_accounted_for(
     assert sim.course.over
     where = {one.name: one.host for one in sim.fleet.tenants}
     left = {one.tenant.name for one in sim.course.left}
-    assert {name for name in asked if where[name] == "h0"} == left & asked
+    assert {name for name in asked if where[name] == "h0"} <= left
+    # Who was to make room for another one, and could not, had left before.
     twice = [one.name for one in sim.moved if one.name in asked]
+    assert {name for name in left & asked if where[name] != "h0"} <= set(twice)
     assert len(twice) == len(set(twice))
     if luck.broken:
         assert all(one.target != "h1" for one in sim.moved)

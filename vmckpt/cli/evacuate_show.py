@@ -18,10 +18,12 @@ class Story:
     """What happens, a line each, on stderr."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self._quiet, self._began = quiet, time.monotonic()
+        self._quiet = quiet
+        self._began: float | None = None
 
     def take(self, event: Event) -> None:
         if isinstance(event, Decided) and not self._quiet:
+            self._began = time.monotonic() if self._began is None else self._began
             at = show_seconds(time.monotonic() - self._began)
             output.say(f"{at:>8} {event.decision.action}: {event.decision.reason}")
 
@@ -34,7 +36,6 @@ class Story:
         else:
             with output.err.status(output.in_one_line(what)):
                 yield
-        self._began = time.monotonic()
 
 
 def show_plan(plan: Plan, console: Console) -> None:

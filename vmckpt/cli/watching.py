@@ -137,6 +137,8 @@ def told(event: StoredEvent) -> str | None:
             return f"phase={values.get('phase')}"
         case "decided":
             numbers = " ".join(f"{key}={value}" for key, value in values["numbers"].items())
+            if values.get("rule") == "evacuate":
+                return f"{values['action']}: {values['reason']}"
             return f"decided {values['action']}, because {values['reason']} {numbers}".rstrip()
         case "checked":
             warnings = [f for f in values["findings"] if f["severity"] == "warning"]

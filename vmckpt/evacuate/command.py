@@ -12,7 +12,7 @@ from vmckpt.evacuate.course import Blame
 from vmckpt.evacuate.engine import Arrived, Moved, Run
 from vmckpt.evacuate.gather import Hosts
 from vmckpt.evacuate.links import SETUP
-from vmckpt.evacuate.plan import Plan
+from vmckpt.evacuate.plan import NO_CHECKS, Checks, Plan
 from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.scouting import Scope
 from vmckpt.evacuate.seen import Known, Seen, Way
@@ -28,9 +28,11 @@ from vmckpt.lease.types import host_resource
 from vmckpt.migrate import command as moves
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import MigrateRequest, Setting
+from vmckpt.migrate.terms import Wishes
 from vmckpt.model.callers import Caller
 from vmckpt.model.events import Event, Sampled
 from vmckpt.model.jobs import Outcome
+from vmckpt.model.orders import Mode
 from vmckpt.protect import ending, protections
 from vmckpt.units import Seconds
 
@@ -83,7 +85,7 @@ async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: R
         recorder.take(event)  # type: ignore[arg-type]
         caller.emit(event)  # type: ignore[arg-type]
 
-    site = Site(orders, hosts, recorder)
+    site = Site(orders, hosts, recorder, NO_CHECKS if plan is None else plan.checks)
     terms = orders.scope.terms(task)
     run = Run(site, task, terms, caller.stop, tell=tell, desk=JournalDesk(recorder))
     ended = await run.through(plan)
@@ -113,8 +115,9 @@ def _in_journal(job: str | None) -> tuple[tuple[Arrived, ...], tuple[str, ...]]:
 class Site:
     """The hosts as a run acts on them; see engine.World."""
 
-    def __init__(self, orders: Orders, hosts: Hosts, recorder: Recorder) -> None:
+    def __init__(self, orders: Orders, hosts: Hosts, recorder: Recorder, checks: Checks) -> None:
         self._orders, self._hosts, self._recorder = orders, hosts, recorder
+        self._checks = checks
         self._nearing: set[str] = set()
 
     async def look(self) -> Seen:
@@ -150,9 +153,12 @@ class Site:
             source=scope.inventory.host(known.host), target=scope.inventory.host(target),
             policies=scope.once(), outside=None,
         )  # fmt: skip
+        # What the plan has measured need not be measured again: others wait for the link.
+        check = self._checks.get((name, target))
         request = MigrateRequest(
             guest=known.guest.uuid, to=target, from_=known.host, policy=known.policy.name,
-            part_of=self._recorder.id,
+            part_of=self._recorder.id, probe=None if check is None else Seconds(0.0),
+            wishes=Wishes() if check is None else Wishes(mode=Mode(check.mode)),
         )  # fmt: skip
 
         def hear(event: Event) -> None:

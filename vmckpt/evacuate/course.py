@@ -18,6 +18,9 @@ from vmckpt.evacuate.schedule import Windows
 from vmckpt.evacuate.seating import Seating
 from vmckpt.units import Seconds
 
+_ELSEWHERE = 0.1
+"""Of the wait, where another host is tried: not at once, it may have been the network."""
+
 
 class Blame(StrEnum):
     """Who a failure speaks against."""
@@ -261,7 +264,7 @@ def due(
     links_ = schedule.links_of(fleet)
     ready = _one_for_each_on_trial(course, [
         one for one in schedule.ordered(course.waiting, terms.windows.order, links_)
-        if now >= again(course.failed.get(one.name, ()), terms.patience)
+        if now >= again(one, course.failed.get(one.name, ()), terms.patience)
     ])  # fmt: skip
     begun = schedule.start(seating, ready, course.running, links_, terms.windows, changed=changed)
     if begun or course.running or len(ready) < len(course.waiting):
@@ -284,16 +287,20 @@ def _one_for_each_on_trial(course: Course, ready: Sequence[Move]) -> list[Move]:
     return found
 
 
-def again(failures: Sequence[Failed], patience: Patience) -> float:
-    """When a guest may be tried again."""
+def again(move: Move, failures: Sequence[Failed], patience: Patience) -> float:
+    """When a guest may be tried again: sooner on a host that has not failed it."""
     if not failures:
         return 0.0
-    return failures[-1].at + patience.first_wait * float(2 ** (len(failures) - 1))
+    fresh = failures[-1].blame is Blame.TARGET and all(
+        one.target != move.target for one in failures
+    )
+    wait = patience.first_wait * float(2 ** (len(failures) - 1))
+    return failures[-1].at + (wait * _ELSEWHERE if fresh else wait)
 
 
 def wakes(course: Course, now: float, patience: Patience) -> float | None:
     """When something is due that no ending move brings; None: nothing."""
-    times = [again(course.failed.get(one.name, ()), patience) for one in course.waiting]
+    times = [again(one, course.failed.get(one.name, ()), patience) for one in course.waiting]
     later = [one for one in times if one > now]
     if (comes := _comes_back(course, now)) is not None:
         later.append(comes)

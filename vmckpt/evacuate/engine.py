@@ -283,9 +283,13 @@ class Run:
             Left(tenant=one.tenant, why="it was stopped before its turn", mend=_again(self._task))
             for one in course.waiting
         ]
+        left = (*course.left, *course.hoping, *waiting)
+        if self._seen is not None:  # not who was only to make room for another one
+            wanted = self._task.asked(self._seen) | self._task.to_shut_down(self._seen)
+            left = tuple(one for one in left if one.tenant.name in wanted)
         return Ended(
-            arrived=tuple(self._arrived), shut_down=tuple(self._shut),
-            left=(*course.left, *course.hoping, *waiting), stopped=self._stop.is_set(),
+            arrived=tuple(self._arrived), shut_down=tuple(self._shut), left=left,
+            stopped=self._stop.is_set(),
             took=Seconds(_now() - self._began),
         )  # fmt: skip
 

@@ -20,18 +20,23 @@ from vmckpt.migrate import command, preflight
 from vmckpt.migrate.planning import Plan as MovePlan
 from vmckpt.migrate.requests import MigrateRequest, Setting
 from vmckpt.model.callers import Caller
+from vmckpt.model.events import Decided
 from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
+from vmckpt.model.jobs import Decision
 from vmckpt.policy import select
 from vmckpt.policy.select import Subject
 from vmckpt.policy.types import OnFailure, Policy
 from vmckpt.protect import protections
+from vmckpt.units import Seconds
 
 DEFAULT = "maintenance"
 """What hosts are emptied by, and how guests move that no policy is for."""
 _ROUNDS = 4
 _AT_ONCE = 4
+_TELL = Seconds(5.0)
+"""How often it is said how far it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,14 +179,25 @@ class _Looking:
     ) -> None:
         """Look at moves, some at a time."""
 
+        done, told = 0, asyncio.get_running_loop().time()
+
         async def one(move: Going) -> None:
+            nonlocal done, told
             known = seen.known[move.tenant.name]
             async with self._narrow:
                 self.found[move.tenant.name, move.target] = await checked(
                     scope, known, move.target, caller
                 )
+            done += 1
+            if (now := asyncio.get_running_loop().time()) - told > _TELL:
+                told = now
+                caller.emit(_looked(f"{done} of {len(going)} moves", now))
 
         await asyncio.gather(*(one(move) for move in going))
+
+
+def _looked(text: str, now: float) -> Decided:
+    return Decided(decision=Decision(at=Seconds(now), action="looked at", reason=text))
 
 
 async def checked(scope: Scope, known: sights.Known, target: str, caller: Caller) -> Checked:
@@ -193,7 +209,10 @@ async def checked(scope: Scope, known: sights.Known, target: str, caller: Caller
         source=hosts.host(known.host), target=hosts.host(target), policies=scope.once(),
         outside=None,
     )  # fmt: skip
-    request = MigrateRequest(guest=known.guest.uuid, to=target, policy=known.policy.name)
+    # A host that is filled again is taken out of maintenance before the first move.
+    request = MigrateRequest(
+        guest=known.guest.uuid, to=target, policy=known.policy.name, closed_too=True
+    )
     silent = Caller(emit=lambda _: None, warn=caller.warn, stop=caller.stop)
     try:
         made = await command.plan(setting, request, silent)
@@ -205,12 +224,8 @@ async def checked(scope: Scope, known: sights.Known, target: str, caller: Caller
     return _checked(made, known.policy.name)
 
 
-_COMING_BACK = "host-in-maintenance"
-"""A host that is filled again is taken out of that before the first move."""
-
-
 def _checked(made: MovePlan, policy: str) -> Checked:
-    found = [one for one in made.findings if one.code != _COMING_BACK]
+    found = [one for one in made.findings if one.code != preflight.IN_MAINTENANCE]
     forecast = None if made.outlook is None else made.outlook.of(made.mode)
     return Checked(
         policy=policy, mode=str(made.mode), blockers=preflight.blockers(tuple(found)),

@@ -125,7 +125,10 @@ class _Move:
             names = setting.source.name, setting.target.name
             return await asyncio.to_thread(desk.past_moves, *names)
 
-        return planning.Ahead(past=past, probe=self._request.probe, every_mode=every_mode)
+        request = self._request
+        return planning.Ahead(
+            past=past, probe=request.probe, every_mode=every_mode, closed_too=request.closed_too
+        )
 
     async def plan(self, *, every_mode: bool = False) -> Plan:
         """Everything that is decided before a start."""

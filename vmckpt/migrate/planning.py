@@ -79,6 +79,8 @@ class Ahead:
     """How long the guest may be looked at; None: as the policy has it."""
     every_mode: bool = False
     """Also the modes that the policy does not use."""
+    closed_too: bool = False
+    """Also to a target that is in maintenance."""
 
 
 async def _look_ahead(
@@ -159,7 +161,9 @@ async def make(
 
         findings = await epochs.findings(findings, policy, facts, copies, (source, target))
         ahead = None  # there are no passes to forecast
-    if ahead is not None and facts.guest is not None and not preflight.blockers(findings):
+    passed = {preflight.IN_MAINTENANCE} if ahead is not None and ahead.closed_too else set()
+    against = [one for one in preflight.blockers(findings) if one.code not in passed]
+    if ahead is not None and facts.guest is not None and not against:
         outlook = await _look_ahead(
             ahead,
             (source, target),

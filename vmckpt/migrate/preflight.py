@@ -13,6 +13,8 @@ _OVERHEAD = 128 * MIB
 # First major version of QEMU in which TCG notes every write during a migration.
 _TCG_NOTES_WRITES = 9
 _LEAVING = "outgoing migration"
+IN_MAINTENANCE = "host-in-maintenance"
+"""The code of a target that nothing is to be placed on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ def _hosts(facts: Facts) -> Iterator[Finding]:
         )
     elif facts.target_closed is not None:
         yield _blocker(
-            "host-in-maintenance", facts.target, facts.target_closed,
+            IN_MAINTENANCE, facts.target, facts.target_closed,
             f"choose another host, or vmckpt maintenance leave {facts.target}",
         )  # fmt: skip
     elif (

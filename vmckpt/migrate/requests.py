@@ -27,6 +27,8 @@ class MigrateRequest:
     """Decide and tell, and do nothing about it."""
     trace: Path | None = None
     """Write samples and decisions there."""
+    closed_too: bool = False
+    """Only to look ahead: also to a host that is in maintenance, and will not be by then."""
     part_of: str | None = None
     """The job that it is a part of."""
     probe: Seconds | None = None
