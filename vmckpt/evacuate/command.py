@@ -119,6 +119,7 @@ class Site:
         self._orders, self._hosts, self._recorder = orders, hosts, recorder
         self._checks = checks
         self._nearing: set[str] = set()
+        self._setup = SETUP
 
     async def look(self) -> Seen:
         return await scouting.look(self._hosts, self._orders.scope, self._orders.task)
@@ -161,12 +162,21 @@ class Site:
             wishes=Wishes() if check is None else Wishes(mode=Mode(check.mode)),
         )  # fmt: skip
 
+        began, first = time.monotonic(), True
+
         def hear(event: Event) -> None:
-            if isinstance(event, Sampled) and event.estimate.high is not None:
-                (self._nearing.add if event.estimate.high <= SETUP else self._nearing.discard)(name)
+            nonlocal first
+            if not isinstance(event, Sampled):
+                return
+            if first:  # that long the next one will take before it needs the link
+                first, self._setup = False, max(SETUP, Seconds(time.monotonic() - began))
+            high = event.estimate.high
+            if high is not None:
+                (self._nearing.add if high <= self._setup else self._nearing.discard)(name)
 
         listener = Caller(emit=hear, warn=orders.caller.warn, stop=orders.abort)
-        found = await moves.migrate(setting, request, listener)
+        async with self._hosts.logins(known.host, target) as logins:
+            found = await moves.migrate(setting, request, listener, logins)
         return reports.judged(await self._resolved(found), known.guest.name)
 
     async def _define(self, known: Known, target: str) -> Moved:

@@ -1,8 +1,8 @@
 """Ask all hosts at once what a plan needs to know."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import MappingProxyType, TracebackType
 
 from vmckpt.errors import HypervisorError, RemoteError
@@ -11,6 +11,7 @@ from vmckpt.evacuate.seen import Answers, Look, Protected
 from vmckpt.hypervisor import facts as host_facts
 from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.migrate.gather import Remotes
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
 from vmckpt.remote import probe
@@ -27,6 +28,7 @@ class Hosts:
         self._stack = AsyncExitStack()
         self._libvirt: dict[str, Hypervisor] = {}
         self._ssh: dict[str, Remote] = {}
+        self._idle: dict[str, list[Remote]] = {}
         self._narrow = asyncio.Semaphore(_AT_ONCE)
 
     async def __aenter__(self) -> "Hosts":
@@ -43,6 +45,25 @@ class Hosts:
         trace: TracebackType | None,
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def logins(self, source: str, target: str) -> AsyncIterator[Remotes | None]:
+        """Logins at two hosts that nobody else uses meanwhile; None if one of them takes none. To
+        log in costs more than all that preflight asks."""
+        if not {source, target} <= set(self._ssh):
+            yield None
+            return
+        taken = [await self._taken(name) for name in (source, target)]
+        try:
+            yield taken[0], taken[1]
+        finally:
+            for one in taken:
+                self._idle.setdefault(one.host.name, []).append(one)
+
+    async def _taken(self, name: str) -> Remote:
+        if idle := self._idle.get(name):
+            return idle.pop()
+        return await self._stack.enter_async_context(Remote(self._ssh[name].host))
 
     async def look(
         self, sources: Sequence[str], closed: Mapping[str, str], protected: Mapping[str, Protected]

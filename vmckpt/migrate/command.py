@@ -15,7 +15,7 @@ from vmckpt.journal.steps import JournalDesk
 from vmckpt.migrate import planning, reporting
 from vmckpt.migrate.attempt import Around
 from vmckpt.migrate.attempts import Attempts
-from vmckpt.migrate.gather import Remotes
+from vmckpt.migrate.gather import Remotes, logins
 from vmckpt.migrate.planning import Plan
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import MigrateRequest, Setting
@@ -34,13 +34,17 @@ async def plan(setting: Setting, request: MigrateRequest, caller: Caller) -> Pla
     async with (
         Hypervisor(setting.source) as here,
         Hypervisor(setting.target) as there,
-        planning.logins(here, there) as remotes,
+        logins(here, there) as remotes,
     ):
         return await _Move(setting, request, caller, (here, there), remotes).plan(every_mode=True)
 
 
-async def migrate(setting: Setting, request: MigrateRequest, caller: Caller) -> MigrationReport:
+async def migrate(
+    setting: Setting, request: MigrateRequest, caller: Caller, open_: Remotes | None = None
+) -> MigrationReport:
     """Migrate a guest, or with `dry_run` only say whether it could be.
+
+    `open_`: logins at both hosts that nobody else uses meanwhile; else they are made.
 
     Setting `caller.stop` cancels: the job is aborted and the guest seen running on the source. The
     report says how it ended; errors are raised only for what kept it from beginning. Cancelled is
@@ -49,7 +53,7 @@ async def migrate(setting: Setting, request: MigrateRequest, caller: Caller) -> 
     async with (
         Hypervisor(setting.source) as here,
         Hypervisor(setting.target) as there,
-        planning.logins(here, there) as remotes,
+        logins(here, there, open_) as remotes,
     ):
         move = _Move(setting, request, caller, (here, there), remotes)
         if request.dry_run:

@@ -1,7 +1,8 @@
 """Fetch what preflight wants to know, from both hosts at once."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -137,3 +138,18 @@ async def _present(host: Remote, files: list[str]) -> dict[str, bool]:
     if len(answers) != len(files) or not set(answers) <= {"y", "n"}:
         raise RemoteError(f"{host.host.name}: looking for files: the answer makes no sense")
     return {file: said == "y" for file, said in zip(files, answers, strict=True)}
+
+
+@asynccontextmanager
+async def logins(
+    source: Hypervisor, target: Hypervisor, given: Remotes | None = None
+) -> AsyncIterator[Remotes | None]:
+    """ssh to both hosts, opened when first used; None if one of them has no address for it."""
+    if given is not None:
+        yield given
+        return
+    if source.host.ssh is None or target.host.ssh is None or source.host.name == target.host.name:
+        yield None
+        return
+    async with Remote(source.host) as here, Remote(target.host) as there:
+        yield here, there

@@ -1,8 +1,7 @@
 """All that is found out and decided before a migration starts, in one frozen plan."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -105,16 +104,6 @@ async def _look_ahead(
         post_copy=post_copy,
         every_mode=ahead.every_mode,
     )
-
-
-@asynccontextmanager
-async def logins(source: Hypervisor, target: Hypervisor) -> AsyncIterator[Remotes | None]:
-    """ssh to both hosts, opened when first used; None if one of them has no address for it."""
-    if source.host.ssh is None or target.host.ssh is None or source.host.name == target.host.name:
-        yield None
-        return
-    async with Remote(source.host) as here, Remote(target.host) as there:
-        yield here, there
 
 
 async def make(

@@ -15,13 +15,13 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation, StepState, StoredStep
 from vmckpt.journal.steps import JournalDesk
-from vmckpt.migrate import aftermath, attempt, disks, planning, terms
+from vmckpt.migrate import aftermath, attempt, disks, terms
 from vmckpt.migrate import report as reports
 from vmckpt.migrate.aftermath import Act, Verdict
 from vmckpt.migrate.attempts import OPEN
 from vmckpt.migrate.converge import Terms
 from vmckpt.migrate.engine import Ending, Migration
-from vmckpt.migrate.gather import Remotes
+from vmckpt.migrate.gather import Remotes, logins
 from vmckpt.migrate.hands import Hands
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import Setting
@@ -100,7 +100,7 @@ class Recovery:
     async def __aenter__(self) -> "Recovery":
         await self._stack.enter_async_context(self.here)
         await self._stack.enter_async_context(self.there)
-        self.remotes = await self._stack.enter_async_context(planning.logins(self.here, self.there))
+        self.remotes = await self._stack.enter_async_context(logins(self.here, self.there))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
