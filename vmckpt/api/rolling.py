@@ -21,6 +21,8 @@ from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Seconds, show_seconds
 
 _AGAIN = Seconds(5.0)
+_WHATEVER = 'eval "$1"'
+"""What the operator wrote is for a shell, all of it."""
 _BROKEN = -1
 """What ssh says of a command whose connection broke."""
 
@@ -122,7 +124,9 @@ async def _run(host: Host, wishes: Wishes) -> None:
         await remote.run(["true"])  # that there is no connection at all is another matter
         began = loop.time()
         try:
-            answer = await remote.run(["sh", "-c", wishes.command], limit=wishes.limit)
+            answer = await remote.run(
+                ["sh", "-c", _WHATEVER, "sh", wishes.command], limit=wishes.limit
+            )
         except RemoteError:
             if loop.time() - began >= wishes.limit:
                 raise
