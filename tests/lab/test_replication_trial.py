@@ -112,9 +112,9 @@ def test_a_copy_lives_beside_the_protection_and_leaves_nothing(
     assert (test["state"], test["epoch"], test["uuid"]) == ("runs", told["epoch"], told["uuid"])
     assert test["held_s"] < 0.25
     listed = {(one["name"], one["host"]): one["state"] for one in duo.good("guests", "--json").json}
-    assert listed == {
-        ("web1", "alpha"): "running", ("web1", "beta"): "standby", (COPY, "beta"): "test",
-    }  # fmt: skip
+    # A protected guest may be seen in one of its pauses.
+    assert listed.pop(("web1", "alpha")) in ("running", "paused")
+    assert listed == {("web1", "beta"): "standby", (COPY, "beta"): "test"}
     refused = duo.run("failover", "web1", "--test")
     assert (refused.code, len(refused.err.splitlines())) == (18, 1)
     assert "runs already" in refused.err
