@@ -7,9 +7,9 @@ from typing import Any
 
 from vmckpt import api
 from vmckpt.api.snapshots import host_of
-from vmckpt.errors import BadInput, GuestBusy
+from vmckpt.errors import BadInput, Blocked, GuestBusy
 from vmckpt.inventory import Inventory
-from vmckpt.journal import desk
+from vmckpt.journal import desk, maintenance
 from vmckpt.journal.records import Operation
 from vmckpt.model.callers import Caller
 from vmckpt.model.hosts import Host
@@ -58,6 +58,11 @@ async def protect(
     )  # fmt: skip
     earlier = _earlier(guest.uuid, primary.name) if request.reverse else None
     backup = inventory.host(_to(request, earlier, primary.name))
+    if (closed := await asyncio.to_thread(maintenance.closed, backup.name)) is not None:
+        raise Blocked(
+            f"{backup.name}: {closed}; nothing was changed",
+            mend=f"choose another host, or vmckpt maintenance leave {backup.name}",
+        )
     subject = Subject(
         guest=guest.name, guest_labels=guest.labels, host_labels=primary.labels,
         memory=guest.memory,
