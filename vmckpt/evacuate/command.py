@@ -30,7 +30,7 @@ from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import MigrateRequest, Setting
 from vmckpt.migrate.terms import Wishes
 from vmckpt.model.callers import Caller
-from vmckpt.model.events import Event, Sampled
+from vmckpt.model.events import Decided, Event, Sampled
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.orders import Mode
 from vmckpt.protect import ending, protections
@@ -81,9 +81,9 @@ async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: R
     """The same for an operation that has begun, from the facts if there is no plan."""
     task, caller = orders.task, orders.caller
 
-    def tell(event: object) -> None:
-        recorder.take(event)  # type: ignore[arg-type]
-        caller.emit(event)  # type: ignore[arg-type]
+    def tell(event: Decided) -> None:
+        recorder.take(event)
+        caller.emit(event)
 
     site = Site(orders, hosts, recorder, NO_CHECKS if plan is None else plan.checks)
     terms = orders.scope.terms(task)
