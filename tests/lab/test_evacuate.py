@@ -2,19 +2,17 @@
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.bench import WHOLE, Bench, finish, first_line, migrate, traces, until
+from tests.lab.bench import WHOLE, Bench, Done, finish, first_line, migrate, traces, until
 from vmckpt.lab import guests, host, lab, network
 from vmckpt.units import parse_rate
 
 SMALL = {"memory": "128MiB", "dirty": "8MiB@1MiB/s", "disk": "16MiB"}
-SLOW = parse_rate("100mbit")
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +196,7 @@ def test_paused_from_another_terminal_and_shut_down_by_policy(three: Bench) -> N
         running = three.start("evacuate", "alpha", "--yes", "--json", "--policies", str(folder))
         first_line(running, "begins")
         answered = threading.Event()
-        told: list[subprocess.CompletedProcess[str] | object] = []
+        told: list[Done] = []
 
         def ask() -> None:
             told.append(three.run("pause", "alpha"))
@@ -216,7 +214,7 @@ def test_paused_from_another_terminal_and_shut_down_by_policy(three: Bench) -> N
     assert (left["guest"], left["why"]) == ("web3", "it has not shut down in 5.0 s")
     assert on(three, "web3") == {"web3": ["alpha"]}
     assert {one["guest"] for one in done.json["moved"]} == {"web1", "web2"}
-    assert all(one.code == 0 for one in told), told  # type: ignore[union-attr]
+    assert all(one.code == 0 for one in told), told
 
 
 @pytest.mark.long

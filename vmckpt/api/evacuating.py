@@ -21,7 +21,7 @@ from vmckpt.recover import engine as recovering
 
 
 class Emptying:
-    """One order, from the plan to its end. Use as `async with`, with a policy's name or None."""
+    """One order, from the plan to its end. Use as `async with`."""
 
     def __init__(
         self, inventory: Inventory, policies: Sequence[Policy], task: Task, caller: Caller

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -129,11 +129,15 @@ def balance(
     _ask(order, _Wishes(dry_run, yes, True, "", json), inventory, policies)
 
 
+@dataclass(frozen=True, slots=True)
 class _Wishes:
     """How the order is to be handled."""
 
-    def __init__(self, dry_run: bool, yes: bool, partly: bool, why: str, json: bool) -> None:
-        self.dry_run, self.yes, self.partly, self.why, self.json = dry_run, yes, partly, why, json
+    dry_run: bool
+    yes: bool
+    partly: bool
+    why: str
+    json: bool
 
 
 def _ask(order: Task, wishes: _Wishes, inventory: Path | None, folder: Path | None) -> None:
@@ -170,7 +174,7 @@ async def _run(
         rest = api.load_policies(known, folder)[0]
         shelf = (*shelf, *(one for one in rest if one.name != forced))
     order = replace(order, policy=forced)
-    story = Story(quiet=False)
+    story = Story()
     caller = api.Caller(emit=story.take, warn=output.say, stop=stop)
     if not wishes.dry_run:
         await evacuating.put_in_order(known, shelf, caller)

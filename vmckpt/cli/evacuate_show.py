@@ -17,12 +17,11 @@ from vmckpt.units import show_bytes, show_seconds
 class Story:
     """What happens, a line each, on stderr."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
+    def __init__(self) -> None:
         self._began: float | None = None
 
     def take(self, event: Event) -> None:
-        if isinstance(event, Decided) and not self._quiet:
+        if isinstance(event, Decided):
             self._began = time.monotonic() if self._began is None else self._began
             at = show_seconds(time.monotonic() - self._began)
             output.say(f"{at:>8} {event.decision.action}: {event.decision.reason}")

@@ -80,7 +80,7 @@ async def _run(
     )  # fmt: skip
     known = api.load_inventory(inventory)
     shelf, _ = api.load_policies(known, folder, None)
-    caller = api.Caller(emit=Story(quiet=False).take, warn=output.say, stop=stop)
+    caller = api.Caller(emit=Story().take, warn=output.say, stop=stop)
     await evacuating.put_in_order(known, shelf, caller)
     return await rolling.roll(
         known, shelf, hosts, wishes, caller, abort=abort,

@@ -41,7 +41,7 @@ _SMALL = Bytes(1 * MIB)
 """What travels where no memory does."""
 _RUNS = (GuestState.RUNNING, GuestState.BLOCKED)
 UNKNOWN_LINK = BytesPerSecond(125_000_000)
-"""Where no move was ever measured: 1 Gbit/s."""
+"""Until a plan has forecasts: 1 Gbit/s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,6 @@ class Answers:
     """Hosts that nothing may be placed on, and why."""
     protected: Mapping[str, Protected] = field(default_factory=lambda: MappingProxyType({}))
     """Guests that agents have in their hands, by UUID."""
-    link: Mapping[str, BytesPerSecond] = field(default_factory=lambda: MappingProxyType({}))
-    """What moves from or to a host were seen to travel at."""
 
     def look(self, host: str) -> Look:
         """Raises KeyError."""
@@ -302,5 +300,5 @@ def _place(look: Look, answers: Answers, run: Evacuation) -> Place:
         cpus=facts.cpus * run.cpu_overcommit, offers=answers.fits.get(name, frozenset()),
         machines=facts.machines, networks=has, storage=frozenset(storage),
         labels=look.host.labels, closed=answers.closed.get(name),
-        link=answers.link.get(name, UNKNOWN_LINK),
+        link=UNKNOWN_LINK,
     )  # fmt: skip
