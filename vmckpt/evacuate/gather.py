@@ -94,10 +94,9 @@ class Hosts:
         if name not in self._ssh:
             return None
         try:
-            said = await self._ssh[name].run(["ls", "-1", "/sys/class/net"])
+            return await probe.links(self._ssh[name])
         except RemoteError:
             return None
-        return frozenset(said.out.split())
 
     async def _fits(self, looks: Sequence[Look]) -> Mapping[str, frozenset[str]]:
         """Each kind of CPU is asked for once at each host."""

@@ -100,7 +100,7 @@ async def _over_ssh(remotes: Remotes | None, guest: Guest) -> _SshFacts:
     same = asyncio.create_task(probe.same_files(here, there, written))
     try:
         links, same_file, present, login, (post_copy, folder) = await asyncio.gather(
-            there.run(["ls", "-1", "/sys/class/net"]),
+            probe.links(there),
             asyncio.shield(same),
             _present(there, files),
             _peer_login(here, there.host),
@@ -113,7 +113,7 @@ async def _over_ssh(remotes: Remotes | None, guest: Guest) -> _SshFacts:
     finally:
         await asyncio.gather(same, return_exceptions=True)
     return _SshFacts(
-        links=frozenset(links.out.split()),
+        links=links,
         same_file=same_file,
         on_target=present,
         login_error=login,

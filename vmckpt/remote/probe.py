@@ -101,6 +101,12 @@ def _first(found: dict[str, list[str]], key: str) -> str:
     return found.get(key, [""])[0]
 
 
+async def links(remote: Remote) -> frozenset[str]:
+    """Bridges and interfaces of a host. Raises RemoteError."""
+    said = await remote.run(["ls", "-1", "/sys/class/net"])
+    return frozenset(said.out.split())
+
+
 async def same_files(source: Remote, target: Remote, files: Sequence[str]) -> dict[str, bool]:
     """For each file, whether both hosts see the same one under that path.
 
