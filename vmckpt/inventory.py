@@ -41,6 +41,7 @@ from vmckpt.model.hosts import AGENT_STATE, Host, SshAddress
 from vmckpt.model.stores import StorePlace
 
 READ_ONLY = "VMCKPT_READ_ONLY"
+VARIABLE = "VMCKPT_INVENTORY"
 _AGENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|/[^\s]+")
 _URI = re.compile(r"[a-z]+(\+[a-z0-9]+)?://.*")
 
@@ -214,7 +215,7 @@ def find(explicit: Path | None, environment: Mapping[str, str] = os.environ) -> 
     """Where the inventory is: `--inventory`, VMCKPT_INVENTORY, ./hosts.yaml; None if nowhere."""
     if explicit is not None:
         return explicit
-    if named := environment.get("VMCKPT_INVENTORY"):
+    if named := environment.get(VARIABLE):
         return Path(named)
     here = Path("hosts.yaml")
     return here if here.exists() else None

@@ -88,7 +88,11 @@ class Bench:
         return observer_client.status(self.plan.observer_socket, name, **window)
 
     def ledgers(self, name: str = "web1") -> dict[str, bool]:
-        return {entry.name: entry.whole for entry in ledger.audit(self.plan, name).entries}
+        found = ledger.audit(self.plan, name).entries
+        for one in found:
+            if not one.whole:
+                sys.stderr.write(f"{name}: {one.name}: {one.text}\n")
+        return {one.name: one.whole for one in found}
 
     def ask(self, name: str, question: Callable[[Hypervisor], Awaitable[T]]) -> T:
         """One question to a host's libvirt."""

@@ -79,7 +79,7 @@ def test_events_and_samples_are_numbered_and_read_from_any_number_on(journal: Jo
         "kind": "decided",
         "action": "abort",
     }
-    last = journal.last_sample(id_)
+    last = journal.last_samples([id_]).get(id_)
     assert last is not None
     assert last.seq == 3
 

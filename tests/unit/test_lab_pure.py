@@ -61,6 +61,16 @@ def test_numbers_in_order_with_losses_are_no_conflict() -> None:
     assert (output.highest, output.heard, output.conflicts) == (6, 4, 0)
 
 
+def test_a_number_that_others_have_overtaken_is_no_conflict() -> None:
+    output = Output()
+    for n in (1, 2, 4, 5, 3):
+        output.number(number(n))
+
+    assert (output.highest, output.heard, output.conflicts) == (5, 5, 0)
+    output.number(number(3, clock=99))
+    assert output.conflicts == 1
+
+
 def test_a_datagram_that_arrives_twice_is_no_conflict() -> None:
     output = Output()
     for n in (1, 2, 2):

@@ -79,6 +79,10 @@ def test_nobody_sees_half_of_a_value(tmp_path: Path) -> None:
     assert writer.stdout is not None
     writer.stdout.readline()
     found = {page.renewed for _ in range(300_000)}
+    for _ in range(100):  # on a busy machine the writer may not have had its turn twice
+        if len(found - {0.0}) > 1:
+            break
+        found |= {page.renewed for _ in range(30_000)}
     page.beat()
     writer.communicate()
 

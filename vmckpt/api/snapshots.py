@@ -143,10 +143,11 @@ class Listed:
 
 async def listed(inventory: Inventory, store: str | None, guest: str | None) -> Sequence[Listed]:
     """The snapshots of a store, the oldest first; those that cannot be read, last."""
-    return await asyncio.to_thread(_listed, inventory, store, guest)
+    return await asyncio.to_thread(listing, inventory, store, guest)
 
 
-def _listed(inventory: Inventory, name: str | None, guest: str | None) -> Sequence[Listed]:
+def listing(inventory: Inventory, name: str | None, guest: str | None = None) -> Sequence[Listed]:
+    """The same, waited for."""
     store = open_place(inventory.store(name))
     pins, trusted = store.pins(), keyring().trusted()
     found = []

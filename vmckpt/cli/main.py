@@ -1,5 +1,6 @@
 """The program `vmckpt`: its commands, and the one place where errors become exit codes."""
 
+import importlib
 import logging
 import os
 import signal
@@ -20,6 +21,8 @@ from vmckpt.journal import place
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
 
+_ALONE = ("dashboard", "guard", "prepare", "run")
+"""Commands with a module of their own, of the same name."""
 _PROTECTION = ("protect", "unprotect", "failover", "status")
 
 
@@ -45,22 +48,13 @@ class _Commands(typer.core.TyperGroup):
     """All commands; those for snapshots, and the libraries they need, are loaded when asked for."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        later = ["guard", "prepare", "run", "snapshot", *_PROTECTION, *_HOSTS]
+        later = [*_ALONE, "snapshot", *_PROTECTION, *_HOSTS]
         return [*super().list_commands(ctx), *later]
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
-        if cmd_name == "guard":
-            from vmckpt.cli import guard  # noqa: PLC0415
-
-            return typer.main.get_command(guard.app)
-        if cmd_name == "prepare":
-            from vmckpt.cli import prepare  # noqa: PLC0415
-
-            return typer.main.get_command(prepare.app)
-        if cmd_name == "run":
-            from vmckpt.cli import run  # noqa: PLC0415
-
-            return typer.main.get_command(run.app)
+        if cmd_name in _ALONE:
+            found = importlib.import_module(f"vmckpt.cli.{cmd_name}")
+            return typer.main.get_command(found.app)
         if cmd_name in _HOSTS:
             return _of_hosts(cmd_name)
         if cmd_name in _PROTECTION:

@@ -38,6 +38,7 @@ from vmckpt.units import Seconds
 
 MOVE = "move"
 """The step of a guest that is off, or protected, and goes to another host."""
+_SHOWN = ("guest", "from", "to", "begins_ms", "ends_ms")
 SHUT_DOWN = "shut-down"
 """The step of a guest that is asked to shut down."""
 Resolve = Callable[[str], Awaitable[Outcome | None]]
@@ -59,10 +60,16 @@ class Orders:
 async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
     """Carry out a plan. Raises GuestBusy if somebody is at that host already, JournalError."""
     task, caller = orders.task, orders.caller
+    told = plan.as_json()
     new = NewOperation(
         kind=str(task.kind), guest=task.host, source=task.host,
         policy=orders.scope.run(task).name,
-        detail={"task": task.as_json(), "expected_ms": plan.as_json()["total_ms"]},
+        detail={
+            "task": task.as_json(), "expected_ms": told["total_ms"],
+            # For those who look on; who goes on with it makes a new plan.
+            "moves": [{name: one[name] for name in _SHOWN} for one in told["moves"]],
+            "left": told["left"],
+        },
     )  # fmt: skip
     recorder = await asyncio.to_thread(journal.begin, new, caller.warn)
     try:

@@ -43,7 +43,7 @@ async def all_guests(hypervisor: Hypervisor) -> list[Guest]:
         found = []
         for domain in connection.listAllDomains():
             with suppress(libvirt.libvirtError):  # it went away while we were reading
-                found.append(_describe(domain))
+                found.append(described(domain))
         return sorted(found, key=lambda guest: guest.name)
 
     return await hypervisor.ask("listing guests", read)
@@ -54,7 +54,7 @@ async def find_guest(hypervisor: Hypervisor, name: str) -> Guest | None:
 
     def read(connection: libvirt.virConnect) -> Guest | None:
         domain = _lookup(connection, name)
-        return None if domain is None else _describe(domain)
+        return None if domain is None else described(domain)
 
     return await hypervisor.ask(f"looking for guest {name}", read)
 
@@ -176,7 +176,8 @@ def _lookup(connection: libvirt.virConnect, name: str) -> libvirt.virDomain | No
     return None
 
 
-def _describe(domain: libvirt.virDomain) -> Guest:
+def described(domain: libvirt.virDomain) -> Guest:
+    """One guest. Raises libvirtError if it is gone."""
     state, reason = domain.state()
     return parse.guest(
         domain.XMLDesc(),

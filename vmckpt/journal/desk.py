@@ -120,10 +120,7 @@ def open_journal(place: Path | str | None = None, *, read_only: bool = False) ->
 
 def jobs(journal: "Journal", *, everything: bool = False, limit: int = 50) -> list[JobView]:
     """Active jobs, or also those that have ended; the latest first."""
-    return [
-        _view(journal, one)
-        for one in journal.operations(active=None if everything else True, limit=limit)
-    ]
+    return _views(journal, journal.operations(active=None if everything else True, limit=limit))
 
 
 def job(journal: "Journal", name: str) -> JobDetail:
@@ -158,12 +155,20 @@ def past_moves(source: str, target: str) -> Sequence[PastMove]:
 
 
 def _view(journal: "Journal", operation: Operation) -> JobView:
-    active = operation.active
-    return JobView(
-        operation=operation,
-        attended=attended(journal, operation) if active else None,
-        sample=journal.last_sample(operation.id) if active else None,
-    )
+    return _views(journal, [operation])[0]
+
+
+def _views(journal: "Journal", found: Sequence[Operation]) -> list[JobView]:
+    """With what is known of those that are active."""
+    samples = journal.last_samples([one.id for one in found if one.active])
+    return [
+        JobView(
+            operation=one,
+            attended=attended(journal, one) if one.active else None,
+            sample=samples.get(one.id),
+        )
+        for one in found
+    ]
 
 
 def attended(journal: "Journal", operation: Operation) -> bool | None:
@@ -200,13 +205,25 @@ class Follower:
         self._event = self._sample = 0
 
     def look(self) -> News:
-        # First the operation: once that has ended, nothing comes after what is read then.
-        view = _view(self._journal, self._journal.operation(self.id))
-        events = self._journal.events(self.id, self._event)
-        samples = self._journal.samples(self.id, self._sample)
-        self._event = events[-1].seq if events else self._event
-        self._sample = samples[-1].seq if samples else self._sample
-        return News(view=view, events=events, samples=samples)
+        found = news(self._journal, self.id, self._event, self._sample)
+        self._event = found.events[-1].seq if found.events else self._event
+        self._sample = found.samples[-1].seq if found.samples else self._sample
+        return found
+
+
+def news(journal: "Journal", id_: str, event: int, sample: int) -> News:
+    """What came after that event and that sample. Raises BadInput if there is no such job."""
+    # First the operation: once that has ended, nothing comes after what is read then.
+    view = _view(journal, journal.operation(id_, ended=True))
+    return News(
+        view=view, events=journal.events(id_, event), samples=journal.samples(id_, sample)
+    )  # fmt: skip
+
+
+def parts(journal: "Journal", id_: str) -> list[JobView]:
+    """The migrations of a job of a whole host, the first one first."""
+    began = journal.operation(id_, ended=True).began_at
+    return _views(journal, journal.parts(id_, began))
 
 
 def control(

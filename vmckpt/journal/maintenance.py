@@ -6,7 +6,6 @@ controller of the same journal sees it, and it outlives them all.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vmckpt.errors import BadInput, JournalError
@@ -47,8 +46,7 @@ def _held(operation: Operation) -> Held:
 
 def held() -> Mapping[str, Held]:
     """All hosts in maintenance, by name; none without a journal. Raises JournalError."""
-    meant = place.default()
-    if meant == place.NONE or (isinstance(meant, Path) and not meant.exists()):
+    if not place.there(place.default()):
         return {}
     with desk.open_journal() as journal:
         return _all(journal)

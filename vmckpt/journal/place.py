@@ -54,3 +54,8 @@ def choose(text: str) -> None:
 def default() -> Path | str:
     """The journal of whoever runs this."""
     return chosen(os.environ, root=os.geteuid() == 0)
+
+
+def there(meant: Path | str) -> bool:
+    """Whether there is anything to read; of a database only asking it tells."""
+    return meant.exists() if isinstance(meant, Path) else meant != NONE

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Float, Select, Table, literal, or_, select
+from sqlalchemy import ColumnElement, Float, Select, Table, and_, func, literal, or_, select
 
 from vmckpt.journal import history, leasing, lookup, rows, schema
 from vmckpt.journal.database import Database
@@ -18,6 +18,8 @@ from vmckpt.journal.records import (
 )
 
 _MOST = 100_000
+_IN = 500
+"""Names in one question: SQLite takes a thousand values at the most."""
 
 
 class Reader:
@@ -126,8 +128,24 @@ class Reader:
     def samples(self, id_: str, after: int = 0) -> list[StoredSample]:
         return self._read(_after(schema.samples, id_, after), rows.stored_sample)
 
-    def last_sample(self, id_: str) -> StoredSample | None:
-        return next(iter(self._read(_last(schema.samples, id_), rows.stored_sample)), None)
+    def last_samples(self, ids: Sequence[str]) -> dict[str, StoredSample]:
+        """The last one of each of these operations that has any."""
+        table = schema.samples
+        found: dict[str, StoredSample] = {}
+        for some in (ids[at : at + _IN] for at in range(0, len(ids), _IN)):
+            last = (
+                select(table.c.operation, func.max(table.c.seq).label("seq"))
+                .where(table.c.operation.in_(some))
+                .group_by(table.c.operation)
+                .subquery()
+            )
+            chosen = select(table).join(
+                last, and_(table.c.operation == last.c.operation, table.c.seq == last.c.seq)
+            )
+            found |= dict(
+                self._read(chosen, lambda row: (row["operation"], rows.stored_sample(row)))
+            )
+        return found
 
     def forecast(self, id_: str) -> StoredForecast | None:
         """The last one that was made."""

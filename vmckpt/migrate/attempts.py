@@ -84,7 +84,8 @@ class Attempts:
             mode=str(plan.mode),
         )
         if plan.outlook is not None:
-            recorder.forecast(plan.outlook.as_json(plan.mode))
+            limit = round(plan.policy.limits.max_downtime * 1000, 1)
+            recorder.forecast(plan.outlook.as_json(plan.mode) | {"max_downtime_ms": limit})
         await self._own(guest)
         carry_out = attempt.run
         if plan.mode is Mode.CHECKPOINT:

@@ -1,0 +1,251 @@
+"""The dashboard with a large fleet: what it costs to look at, and how quickly keys are answered.
+
+    .venv/bin/python -m bench.dashboard [--hosts 1000] [--guests 20000] [--jobs 50]
+        [--seconds 30] [--json bench/results/dashboard.json]
+
+Hosts and guests are made up, as with --simulate; the jobs are in a real journal, which another
+process writes to, as 50 controllers would: five samples a second each. The dashboard runs in a
+terminal of its own, 160 by 48. Measured from outside: from the start of the process until it shows
+the guests; its CPU time and memory while it is looked at, on the list of guests and on that of
+jobs; and from a key until what it changes has been drawn. A run of `vmckpt --version` is timed
+beside it: what of a start is Python's and the command line's own.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_SIZE = (48, 160)
+_TICKS = os.sysconf("SC_CLK_TCK")
+_FIGURES = {"cpu": 25.0, "key_p95_ms": 50.0, "start_s": 1.5, "memory_mib": 250.0}
+
+
+class Terminal:
+    """A dashboard in a terminal that nobody sees."""
+
+    def __init__(self, words: list[str], environment: dict[str, str]) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *_SIZE, 0, 0))
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            words, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+        )
+        os.close(slave)
+
+    def read(self, limit: float) -> bytes:
+        """What it draws; nothing if it draws nothing for so long."""
+        ready, _, _ = select.select([self.master], [], [], limit)
+        return os.read(self.master, 1 << 16) if ready else b""
+
+    def until(self, text: bytes, limit: float) -> float:
+        """Seconds from its start until it has shown a text."""
+        seen, end = b"", time.monotonic() + limit
+        while time.monotonic() < end:
+            seen = seen[-10_000:] + self.read(0.05)
+            if text in seen:
+                return time.monotonic() - self.began
+        raise SystemExit(f"it never showed {text!r}: {seen[-2000:]!r}")
+
+    def rest(self, seconds: float) -> None:
+        """Read on for so long."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.read(left)
+
+    def key(self, key: bytes) -> float:
+        """Milliseconds from a key to the first that is drawn after it."""
+        while self.read(0.0):
+            pass
+        began = time.monotonic()
+        os.write(self.master, key)
+        while not self.read(1.0):
+            if time.monotonic() - began > 5:
+                raise SystemExit("a key was not answered within 5 s")
+        return (time.monotonic() - began) * 1000
+
+    def cpu(self) -> float:
+        """Seconds of CPU time that it has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text("utf-8").rpartition(")")[2]
+        return sum(int(one) for one in fields.split()[11:13]) / _TICKS
+
+    def memory(self) -> float:
+        """MiB at the most, so far."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text("utf-8")
+        line = next(one for one in text.splitlines() if one.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+
+    def close(self) -> None:
+        """End it."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        os.close(self.master)
+
+
+def show(hosts: int, guests: int) -> None:
+    """What runs in the terminal: made-up hosts, a real journal."""
+    from vmckpt.api.looking import Live  # noqa: PLC0415
+    from vmckpt.inventory import Inventory  # noqa: PLC0415
+    from vmckpt.sim.showing import Showing  # noqa: PLC0415
+    from vmckpt_tui import app  # noqa: PLC0415
+
+    class Mixed(Live):
+        title = "made-up hosts, a real journal"
+
+        def __init__(self, made: Showing) -> None:
+            super().__init__(Inventory(path=Path("none"), hosts={}, observer=None))
+            self._made = made
+            self.fleet = made.fleet  # type: ignore[method-assign]
+            self.protections = made.protections  # type: ignore[method-assign]
+            self.snapshots = made.snapshots  # type: ignore[method-assign]
+
+    made = Showing(hosts, guests, jobs=0)
+    app.run(app.Setting(source=Mixed(made), commands=made))
+
+
+def write(jobs: int) -> None:
+    """What controllers write: five samples a second of each job, until it is killed."""
+    from vmckpt.journal import recorder  # noqa: PLC0415
+    from vmckpt.journal.records import NewOperation  # noqa: PLC0415
+    from vmckpt.model.events import Estimate, Sampled  # noqa: PLC0415
+    from vmckpt.model.jobs import JobPhase, JobSample  # noqa: PLC0415
+    from vmckpt.units import Bytes, BytesPerSecond, Seconds  # noqa: PLC0415
+
+    opened = [
+        recorder.begin(
+            NewOperation(kind="migrate", guest=f"guest{one}", source="a", target="b"), print
+        )
+        for one in range(jobs)
+    ]
+    for one in opened:
+        one.update(phase="pre-copy")
+    estimate = Estimate(low=Seconds(5.0), high=Seconds(9.0), converging=True)
+    for number in range(1 << 30):
+        for one in opened:
+            one.take(Sampled(
+                sample=JobSample(
+                    at=Seconds(time.monotonic()), phase=JobPhase.PRE_COPY, iteration=2,
+                    remaining=Bytes(1 << 30), total=Bytes(4 << 30), transferred=Bytes(number << 20),
+                    bandwidth=BytesPerSecond(1 << 27), dirty_rate=BytesPerSecond(1 << 25),
+                    expected_downtime=Seconds(0.3), throttle=0,
+                ),
+                estimate=estimate, done=number % 1000 / 1000,
+            ))  # fmt: skip
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def journal(jobs: int) -> Iterator[dict[str, str]]:
+    """A journal of its own that is written to all the time."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "VMCKPT_STATE": folder, "TERM": "xterm-256color",
+                       "COLORTERM": "truecolor"}  # fmt: skip
+        words = [sys.executable, "-m", "bench.dashboard", "--write", str(jobs)]
+        writer = subprocess.Popen(words, env=environment)
+        try:
+            time.sleep(4.0)
+            yield environment
+        finally:
+            writer.kill()
+            writer.wait()
+
+
+def measured(args: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
+    """One dashboard, from its start to its end."""
+    words = [sys.executable, "-m", "bench.dashboard", "--show", f"{args.hosts}x{args.guests}"]
+    terminal = Terminal(words, environment)
+    try:
+        start = terminal.until(f"{args.hosts:,} hosts".encode(), 60.0)
+        terminal.rest(5.0)
+        told: dict[str, Any] = {"start_s": round(start, 3)}
+        for part, key in (("fleet", b"1"), ("jobs", b"2")):
+            terminal.key(key)
+            terminal.rest(2.0)
+            before, began = terminal.cpu(), time.monotonic()
+            terminal.rest(args.seconds)
+            share = (terminal.cpu() - before) / (time.monotonic() - began) * 100
+            told[f"cpu_{part}"] = round(share, 1)
+        terminal.key(b"1")
+        terminal.rest(2.0)
+        keys = [*([b"\x1b[B"] * 60), *([b"\x1b[6~"] * 60), *([b"\x1b[A"] * 60)]
+        times = []
+        for key in keys:
+            times.append(terminal.key(key))
+            terminal.rest(0.07)
+        terminal.key(b"/")
+        terminal.rest(1.0)
+        typed = []
+        for letter in b"web-1 db-2 app":
+            typed.append(terminal.key(bytes([letter])))
+            terminal.rest(0.3)
+        told |= {
+            "key_median_ms": round(statistics.median(times), 1),
+            "key_p95_ms": round(statistics.quantiles(times, n=20)[-1], 1),
+            "filter_median_ms": round(statistics.median(typed), 1),
+            "filter_worst_ms": round(max(typed), 1),
+            "memory_mib": round(terminal.memory(), 1),
+        }
+        return told
+    finally:
+        terminal.close()
+
+
+def version(environment: dict[str, str]) -> float:
+    """Seconds that `vmckpt --version` takes."""
+    began = time.monotonic()
+    words = [sys.executable, "-m", "vmckpt.cli.main", "--version"]
+    subprocess.run(words, env=environment, check=True, capture_output=True)
+    return round(time.monotonic() - began, 3)
+
+
+def main() -> None:
+    """Measure, print, and keep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hosts", type=int, default=1000)
+    parser.add_argument("--guests", type=int, default=20_000)
+    parser.add_argument("--jobs", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--show", help=argparse.SUPPRESS)
+    parser.add_argument("--write", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.show is not None:
+        hosts, _, guests = args.show.partition("x")
+        show(int(hosts), int(guests))
+        return
+    if args.write is not None:
+        write(args.write)
+        return
+    with journal(args.jobs) as environment:
+        runs = [
+            measured(args, environment) | {"version_s": version(environment)}
+            for _ in range(args.runs)
+        ]
+    median = {key: statistics.median(one[key] for one in runs) for key in runs[0]}
+    asked = {f"cpu_{part}": _FIGURES["cpu"] for part in ("fleet", "jobs")} | _FIGURES
+    for key, value in median.items():
+        limit = f"  (asked: {asked[key]:g} at the most)" if key in asked else ""
+        print(f"{key:<18} {value:10.1f}{limit}" if value > 9 else f"{key:<18} {value:10.3f}{limit}")
+    if args.json is not None:
+        told = {"hosts": args.hosts, "guests": args.guests, "jobs": args.jobs, "runs": runs,
+                "median": median}  # fmt: skip
+        args.json.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

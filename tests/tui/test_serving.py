@@ -1,0 +1,98 @@
+"""The dashboard in a browser: who is let in, and that it answers keys."""
+
+import asyncio
+import contextlib
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from http.cookies import SimpleCookie
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+
+def free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        port: int = made.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """A dashboard that is served: where, and its token."""
+    port = free_port()
+    words = [sys.executable, "-m", "vmckpt.cli.main", "dashboard", "--simulate", "4x12", "--serve"]
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [*words, "--port", str(port)], stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        found = None
+        for _ in range(300):
+            found = re.search(r"(http://\S+)/\?token=(\S+)", log.read_text())
+            if found is not None:
+                break
+            assert process.poll() is None, log.read_text()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+        assert found is not None, log.read_text()
+        yield found[1], found[2]
+    finally:
+        process.terminate()
+        assert process.wait(10) is not None
+
+
+@contextlib.asynccontextmanager
+async def browser() -> AsyncIterator[aiohttp.ClientSession]:
+    jar = aiohttp.CookieJar(unsafe=True)  # it is an address, not a name
+    async with aiohttp.ClientSession(cookie_jar=jar) as session:
+        yield session
+
+
+async def test_only_who_has_the_token_is_let_in(served: tuple[str, str]) -> None:
+    url, token = served
+    async with browser() as session:
+        for wrong in ("/", "/?token=x", "/static/js/textual.js", "/ws"):
+            async with session.get(url + wrong) as answer:
+                assert answer.status == 403, wrong
+        async with session.get(f"{url}/?token={token}", allow_redirects=False) as answer:
+            assert answer.status == 303
+            assert answer.headers["Location"] == "/"
+            cookie = SimpleCookie(answer.headers["Set-Cookie"])["vmckpt-token"]
+            assert cookie["httponly"]
+            assert cookie["samesite"] == "Strict"
+        async with session.get(f"{url}/") as answer:
+            assert answer.status == 200
+            assert "textual.js" in await answer.text()
+        evil = {"Origin": "http://evil.example"}
+        async with session.get(f"{url}/ws", headers=evil) as answer:
+            assert answer.status == 403
+
+
+async def test_it_draws_and_answers_keys(served: tuple[str, str]) -> None:
+    url, token = served
+    async with browser() as session:
+        async with session.get(f"{url}/?token={token}") as answer:
+            assert answer.status == 200
+        async with session.ws_connect(f"{url}/ws?width=100&height=30") as web:
+            assert "Fleet" in await seen(web, "4 hosts")
+            await web.send_json(["stdin", "2"])
+            assert "from → to" in await seen(web, "from → to")
+
+
+async def seen(web: aiohttp.ClientWebSocketResponse, wanted: str) -> str:
+    """What is drawn, until that is in it."""
+    text = ""
+    async with asyncio.timeout(30):
+        while wanted not in text:
+            message = await web.receive()
+            if message.type is aiohttp.WSMsgType.BINARY:
+                text += message.data.decode("utf-8", "replace")
+            elif message.type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSE):
+                raise AssertionError(f"it ended: {text[-2000:]}")
+    return text

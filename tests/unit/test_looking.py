@@ -1,0 +1,100 @@
+"""Who looks on sees what answers, and does not wait for what does not."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from vmckpt.api import looking
+from vmckpt.api.looking import Live
+from vmckpt.errors import HostUnreachable
+from vmckpt.inventory import Inventory
+from vmckpt.journal.records import NewOperation
+from vmckpt.journal.store import Journal
+from vmckpt.model.guests import GuestState
+from vmckpt.model.hosts import Host
+from vmckpt.model.now import GuestNow, HostNow
+from vmckpt.units import GIB, Bytes
+
+
+class Answers:
+    """A host that answers, late if it is told so, or not."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.late, self.dead = name, 0.0, False
+        self.asked = 0
+
+    async def look(self) -> tuple[HostNow, tuple[GuestNow, ...]]:
+        self.asked += 1
+        await asyncio.sleep(self.late)
+        if self.dead:
+            raise HostUnreachable(f"{self.name} is silent", host=self.name)
+        guest = GuestNow(
+            name=f"on-{self.name}", uuid=self.name, host=self.name, state=GuestState.RUNNING,
+            memory=Bytes(GIB), vcpus=1,
+        )  # fmt: skip
+        return HostNow(name=self.name, memory=Bytes(8 * GIB)), (guest,)
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Live, dict[str, Answers]]:
+    monkeypatch.setenv("VMCKPT_JOURNAL", str(tmp_path / "journal.db"))
+    monkeypatch.setattr(looking, "_FIRST", 0.3)
+    monkeypatch.setattr(looking, "_LATER", 0.1)
+    hosts = {name: Host(name=name, uri="test:///default") for name in ("alpha", "beta")}
+    made = Live(Inventory(path=tmp_path / "hosts.yaml", hosts=hosts, observer=None))
+    answers = {name: Answers(name) for name in hosts}
+    monkeypatch.setattr(made, "_glancers", answers)
+    return made, answers
+
+
+async def test_a_host_that_takes_long_is_shown_as_it_was(
+    live: tuple[Live, dict[str, Answers]],
+) -> None:
+    looker, answers = live
+    first = await looker.fleet()
+    assert [one.name for one in first.guests] == ["on-alpha", "on-beta"]
+    answers["beta"].late = 5.0
+    began = time.monotonic()
+    later = await looker.fleet()
+    assert time.monotonic() - began < 1.0
+    assert [one.name for one in later.guests] == ["on-alpha", "on-beta"]
+    await looker.fleet()
+    assert (answers["alpha"].asked, answers["beta"].asked) == (3, 2)  # not asked twice at once
+    await looker.close()
+
+
+async def test_a_host_that_is_silent_says_why_and_comes_back(
+    live: tuple[Live, dict[str, Answers]],
+) -> None:
+    looker, answers = live
+    answers["beta"].dead = True
+    found = {one.name: one.error for one in (await looker.fleet()).hosts}
+    assert found == {"alpha": None, "beta": "beta is silent"}
+    answers["beta"].dead = False
+    again = await looker.fleet()
+    assert [one.error for one in again.hosts] == [None, None]
+    await looker.close()
+
+
+async def test_before_the_first_answer_that_is_said(live: tuple[Live, dict[str, Answers]]) -> None:
+    looker, answers = live
+    answers["beta"].late = 5.0
+    assert [one.error for one in (await looker.fleet()).hosts] == [None, "no answer yet"]
+    await looker.close()
+
+
+async def test_no_journal_is_no_jobs_and_one_that_comes_later_is_read(
+    live: tuple[Live, dict[str, Answers]], tmp_path: Path
+) -> None:
+    looker, _ = live
+    assert list(await looker.jobs(10)) == []
+    with Journal(tmp_path / "journal.db") as journal:
+        first = journal.begin(NewOperation(kind="migrate", guest="web1", source="alpha"))
+        journal.begin(NewOperation(kind="maintenance", guest="beta", source="beta"))
+    found = await looker.jobs(10)
+    assert {one.operation.guest for one in found} == {"web1", "beta"}
+    assert (await looker.job(first)).view.operation.guest == "web1"
+    assert (await looker.news(first, 0, 0)).samples == []
+    await looker.close()

@@ -1,0 +1,399 @@
+"""The made-up fleet and the replayed trace that a dashboard can show instead of real hosts."""
+
+import json
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from vmckpt.errors import BadInput
+from vmckpt.journal.desk import JobView
+from vmckpt.journal.forms import as_sampled
+from vmckpt.journal.records import StoredEvent, StoredSample
+from vmckpt.model.guests import GuestState
+from vmckpt.model.jobs import JobPhase, Outcome
+from vmckpt.model.now import FleetNow, GuestNow
+from vmckpt.protect import news
+from vmckpt.sim import fleet as fleets
+from vmckpt.sim import jobs as moves
+from vmckpt.sim.fleet import Manner
+from vmckpt.sim.jobs import Made, Move
+from vmckpt.sim.replayed import Replayed
+from vmckpt.sim.showing import Showing
+
+TRACES = Path(__file__).parents[1] / "scenarios" / "traces"
+WIDTH = 80
+
+
+class Clock:
+    """A test's to turn."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def showing(hosts: int = 24, guests: int = 300, jobs: int = 3) -> tuple[Showing, Clock]:
+    clock = Clock()
+    return Showing(hosts, guests, jobs, 1, clock), clock
+
+
+def made(manner: Manner = fleets.QUIET, began: float = 1000.0) -> Made:
+    guest = next(one for one in fleets.made(3, 20, 1).guests if one.memory == 8 << 30)
+    return moves.begin(Move("m-1", guest, "r01-n03", manner, began))
+
+
+def host_of(fleet: FleetNow, guest: str) -> list[str]:
+    return [one.host for one in fleet.guests if one.name == guest]
+
+
+async def idle(shown: Showing) -> tuple[GuestNow, str]:
+    """A guest that runs and has no job, and a host with room for it."""
+    fleet, jobs = await shown.fleet(), await shown.jobs(0)
+    busy = {one.operation.guest for one in jobs}
+    emptied = {one.operation.source for one in jobs if one.operation.kind == "evacuate"}
+    guest = next(
+        one for one in fleet.guests
+        if one.state is GuestState.RUNNING and one.name not in busy and one.host not in emptied
+    )  # fmt: skip
+    open_ = [one for one in fleet.hosts if not one.closed and not one.error]
+    target = max((one for one in open_ if one.name != guest.host), key=lambda one: one.free)
+    return guest, target.name
+
+
+async def of_kind(shown: Showing, kind: str, ended: int = 0) -> list[JobView]:
+    return [one for one in await shown.jobs(ended) if one.operation.kind == kind]
+
+
+BAD = ("", "24", "x", "24x", "-1x3", "1e3x2", "10001x1", "1x200001", "0x3", "1x2x3", "9" * 50)
+
+
+def test_a_fleet_is_written_as_hosts_and_guests() -> None:
+    assert fleets.parsed("24x300") == (24, 300)
+    assert fleets.parsed(" 0x0 ") == (0, 0)
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_other_texts_are_refused_in_one_line_with_a_mend(text: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        fleets.parsed(text)
+
+    assert caught.value.mend
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 120
+
+
+@pytest.mark.parametrize(("hosts", "guests"), [(0, 0), (1, 0), (1, 40), (5, 3), (24, 300)])
+def test_hosts_have_room_for_their_guests(hosts: int, guests: int) -> None:
+    fleet = fleets.made(hosts, guests, 1)
+
+    assert (len(fleet.hosts), len(fleet.guests)) == (hosts, guests)
+    assert len({one.name for one in fleet.guests}) == guests
+    for host in fleet.hosts:
+        there = [one for one in fleet.guests if one.host == host.name and one.state.is_active]
+        assert 0 <= host.free <= host.memory - sum(one.memory for one in there)
+    many = hosts >= 6
+    assert [bool(one.error) for one in fleet.hosts].count(True) == many
+    assert [bool(one.closed) for one in fleet.hosts].count(True) == many
+
+
+MANNERS = (fleets.QUIET, fleets.EVACUATED, fleets.BUSY, fleets.STUBBORN, fleets.FAR)
+
+
+@pytest.mark.parametrize("manner", MANNERS, ids=lambda one: str(one.policy))
+def test_samples_go_on_and_what_is_left_is_sent(manner: Manner) -> None:
+    one = made(manner)
+    samples = one.samples(one.ends)
+    sampled = [as_sampled(sample) for sample in samples]
+
+    assert [sample.seq for sample in samples] == [*range(1, len(samples) + 1)]
+    assert all(round(b.at - a.at, 3) == 0.2 for a, b in pairwise(samples))
+    assert all(a.done <= b.done <= 1 for a, b in pairwise(sampled))
+    for before, after in pairwise(sampled):
+        a, b = before.sample, after.sample
+        assert 0 <= b.remaining <= b.total
+        assert a.transferred <= b.transferred
+        assert a.iteration <= b.iteration
+        if a.iteration == b.iteration and a.phase == b.phase:
+            assert a.remaining - b.remaining == pytest.approx(b.transferred - a.transferred, abs=2)
+    assert one.course.outcome is Outcome.COMPLETED
+
+
+def test_one_that_does_not_converge_goes_on_by_post_copy_and_says_why() -> None:
+    one = made(fleets.BUSY)
+    decided = [event.values for event in one.events(one.ends) if event.kind == "decided"]
+
+    assert [values["action"] for values in decided] == ["switch to post-copy"]
+    assert decided[0]["reason"].startswith("nothing got better for")
+    assert decided[0]["numbers"]["dirty_over_bandwidth"] > 0.9
+    sampled = [as_sampled(sample) for sample in one.samples(one.ends)]
+    assert any(one.estimate.converging is False for one in sampled)
+    assert sampled[-1].sample.phase is JobPhase.POST_COPY
+
+
+def test_its_forecast_and_its_report_are_as_real_ones() -> None:
+    detail = made().detail(2000.0)
+    report = detail.view.operation.report or {}
+
+    assert made().detail(1000.2).forecast is None
+    assert detail.forecast is not None
+    assert detail.forecast.values.keys() == {"facts", "mode", "expected"}
+    assert "samples" not in report
+    assert report["forecast"]["score"]["total"]["measured"] > 0
+    assert json.loads(json.dumps(detail.as_json()))["report"] == report
+
+
+async def test_the_same_seed_and_clock_show_the_same_however_often_somebody_looks() -> None:
+    (one, clock), (other, later) = showing(), showing()
+    for _ in range(30):
+        clock.now += 5.0
+        await one.jobs(5)
+    later.now = clock.now
+
+    assert list(await one.jobs(50)) == list(await other.jobs(50))
+    assert await one.fleet() == await other.fleet()
+    assert await one.protections() == await other.protections()
+    assert await one.snapshots() == await other.snapshots()
+
+
+async def test_something_is_going_on_and_something_has_ended_from_the_beginning() -> None:
+    shown, _ = showing()
+    kinds = [one.operation.kind for one in await shown.jobs(0)]
+    ended = [one for one in await shown.jobs(20) if not one.operation.active]
+
+    assert (kinds.count("evacuate"), kinds.count("protect")) == (1, 2)
+    assert kinds.count("migrate") >= 3
+    assert len([one for one in ended if one.operation.report]) == len(ended) > 0
+    assert shown.title == "a simulation: 24 hosts, 300 guests"
+    assert len(await shown.snapshots()) == 20
+
+
+async def test_news_are_exactly_what_is_new() -> None:
+    shown, clock = showing()
+    clock.now += 1.0
+    id_ = (await of_kind(shown, "migrate"))[0].operation.id
+    events: list[StoredEvent] = []
+    samples: list[StoredSample] = []
+    active = True
+    while active:
+        found = await shown.news(id_, len(events), len(samples))
+        events += found.events
+        samples += found.samples
+        active = found.view.operation.active
+        again = await shown.news(id_, len(events), len(samples))
+        assert (list(again.events), list(again.samples)) == ([], [])
+        clock.now += 0.7
+    whole = await shown.job(id_)
+
+    assert events == list(whole.events)
+    assert samples == list(whole.samples)
+    assert events[-1].values == {"phase": "done"}
+
+
+async def test_an_evacuation_goes_on_to_its_end() -> None:
+    shown, clock = showing()
+    (one,) = await of_kind(shown, "evacuate")
+    id_, host = one.operation.id, one.operation.source
+    going = one.operation.detail["moves"]
+    running = []
+    while (await shown.job(id_)).view.operation.active:
+        running.append([part.operation.active for part in await shown.parts(id_)].count(True))
+        clock.now += 3.0
+    report = (await shown.job(id_)).view.operation.report or {}
+
+    assert max(running) == 2
+    assert report["outcome"] == "completed"
+    assert {move["guest"] for move in report["moved"]} == {move["guest"] for move in going}
+    assert {part.operation.detail["part_of"] for part in await shown.parts(id_)} == {id_}
+    assert host not in {guest.host for guest in (await shown.fleet()).guests}
+    events = (await shown.job(id_)).events
+    assert [event.seq for event in events] == [*range(1, 2 * len(going) + 1)]
+
+
+async def test_protections_are_told_as_their_agents_tell_it() -> None:
+    shown, clock = showing()
+    ready, entries = [], await shown.protections()
+    for _ in range(10):
+        entries = await shown.protections()
+        looks = [news.look(entry) for entry in entries.values()]
+        ready.append(tuple(look.ready for look in looks))
+        told = [tuple(entry["standby"].values()) for entry in entries.values()]
+        assert told == [(look.ready, look.ready_why) for look in looks]
+        clock.now += 20.0
+
+    assert {first for first, _ in ready} == {True}
+    assert {second for _, second in ready} == {True, False}
+    assert entries.keys() == {one.operation.id for one in await of_kind(shown, "protect")}
+
+
+async def test_a_migration_that_is_begun_shows_up_and_moves_the_guest() -> None:
+    shown, clock = showing()
+    guest, target = await idle(shown)
+    begun = shown.start(["migrate", guest.name, "--to", target, "--policy", "wan"], WIDTH)
+    assert begun.said().code is None
+    (job,) = [one for one in await of_kind(shown, "migrate") if one.operation.guest == guest.name]
+
+    assert (job.operation.target, job.operation.policy) == (target, "wan")
+    assert sorted(host_of(await shown.fleet(), guest.name)) == sorted([guest.host, target])
+    clock.now += 120.0
+    assert begun.said().code == 0
+    assert host_of(await shown.fleet(), guest.name) == [target]
+    assert (await shown.job(job.operation.id)).view.operation.outcome == "completed"
+
+
+async def test_a_migration_that_is_cancelled_leaves_the_guest_where_it_was() -> None:
+    shown, clock = showing()
+    guest, target = await idle(shown)
+    before = {one.name: one.free for one in (await shown.fleet()).hosts}[target]
+    begun = shown.start(["migrate", guest.name, "--to", target], WIDTH)
+    clock.now += 4.0
+    assert shown.start(["cancel", guest.name], WIDTH).said().code == 0
+    clock.now += 2.0
+
+    assert begun.said().code == 130
+    begun.stop()
+    assert host_of(await shown.fleet(), guest.name) == [guest.host]
+    after = {one.name: one.free for one in (await shown.fleet()).hosts}[target]
+    assert after == before
+
+
+async def test_an_evacuation_can_be_paused_and_ended() -> None:
+    shown, clock = showing()
+    (one,) = await of_kind(shown, "evacuate")
+    id_ = one.operation.id
+    shown.start(["pause", id_], WIDTH)
+    clock.now += 60.0
+    assert not [part for part in await shown.parts(id_) if part.operation.active]
+    assert (await shown.job(id_)).view.operation.active
+    shown.start(["resume", id_], WIDTH)
+    assert [part for part in await shown.parts(id_) if part.operation.active]
+    shown.start(["cancel", id_], WIDTH)
+    clock.now += 60.0
+    report = (await shown.job(id_)).view.operation.report or {}
+
+    assert report["outcome"] == "cancelled"
+    assert report["left"]
+
+
+async def test_a_protection_ends_with_a_failover_and_the_guest_runs_on_its_backup() -> None:
+    shown, _ = showing()
+    entry, other = (await shown.protections()).values()
+    assert shown.start(["failover", entry["guest"], "--planned"], WIDTH).said().code == 0
+    assert shown.start(["unprotect", other["guest"]], WIDTH).said().code == 0
+    assert not await shown.protections()
+    fleet = await shown.fleet()
+
+    assert host_of(fleet, entry["guest"]) == [entry["backup"]]
+    assert host_of(fleet, other["guest"]) == [other["primary"]]
+    reports = [one.operation.report or {} for one in await of_kind(shown, "protect", ended=2)]
+    assert {"failed_over", "unprotected"} <= {key for report in reports for key in report}
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["migrate", "nobody", "--to", "r01-n01"], 2),
+        (["migrate", "web-001", "--to", "nowhere"], 2),
+        (["migrate", "web-001", "--to", "r02-n05"], 21),
+        (["evacuate", "r02-n05", "--yes"], 21),
+        (["set", "m-none", "--bandwidth", "1gbit"], 2),
+        (["cancel", "r02-n05"], 2), (["unprotect", "nobody"], 2), (["snapshot"], 2), ([], 2),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_done_is_said_in_one_line(words: Sequence[str], code: int) -> None:
+    shown, _ = showing()
+    said = shown.start(words, WIDTH).said()
+
+    assert said.code == code
+    assert len(said.text.splitlines()) == 1
+
+
+async def test_commands_that_look_answer_from_the_made_up_world() -> None:
+    shown, _ = showing()
+    guest, target = await idle(shown)
+    plan = await shown.ask(["plan", guest.name, "--to", target], WIDTH)
+    leaving = await shown.ask(["evacuate", guest.host, "--dry-run"], WIDTH)
+
+    assert plan.text.startswith(f"in a simulation: {guest.name}: {guest.host} → {target}\n")
+    assert f"{guest.name} → " in leaving.text
+    assert (await shown.ask(["doctor"], WIDTH)).code == 0
+    assert (await shown.ask(["plan", "nobody", "--to", target], WIDTH)).code == 2
+
+
+@pytest.mark.parametrize(("hosts", "guests"), [(0, 0), (1, 3), (2, 4), (6, 6)])
+async def test_small_fleets_and_an_empty_one_are_shown_too(hosts: int, guests: int) -> None:
+    shown, clock = showing(hosts, guests)
+    for _ in range(5):
+        clock.now += 60.0
+        await shown.jobs(10)
+
+    fleet = await shown.fleet()
+    assert len({one.name for one in fleet.guests}) == guests
+    with pytest.raises(BadInput, match="no job"):
+        await shown.job("m-none")
+    await shown.close()
+
+
+async def test_a_thousand_hosts_are_looked_at_in_no_time() -> None:
+    shown, clock = showing(1000, 20_000, 50)
+    await shown.jobs(50)
+    took = []
+    for _ in range(5):
+        clock.now += 0.7
+        began = time.process_time()
+        await shown.jobs(50)
+        await shown.fleet()
+        took.append(time.process_time() - began)
+
+    assert min(took) < 0.05
+    fleet = await shown.fleet()
+    assert await shown.fleet() is fleet
+
+
+async def played(path: Path) -> tuple[Replayed, list[JobView]]:
+    clock = Clock()
+    replay = Replayed(path, clock)
+    seen: list[JobView] = []
+    while not seen or seen[-1].operation.active:
+        seen += await replay.jobs(1)
+        clock.now += 1.0
+    return replay, seen
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "host"),
+    [("maintenance", "completed", "target"), ("dead-network", "failed", "source")],
+)
+async def test_a_trace_is_played_to_its_outcome(name: str, outcome: str, host: str) -> None:
+    replay, seen = await played(TRACES / f"{name}.jsonl")
+    detail = await replay.job(seen[-1].operation.id)
+
+    assert detail.view.operation.outcome == outcome
+    assert [one.host for one in (await replay.fleet()).guests] == [host]
+    assert not await replay.jobs(0)
+    done = [one.sample.done for one in seen if one.sample is not None]
+    assert done == sorted(done)
+    assert (await replay.ask(["plan"], WIDTH)).code == 2
+    assert replay.start(["cancel", "m-trace"], WIDTH).said().text == "not in a replay\n"
+
+
+async def test_a_traces_decisions_are_told_when_they_were_made(tmp_path: Path) -> None:
+    lines = (TRACES / "maintenance.jsonl").read_text().splitlines()
+    decision = {
+        "at_ms": 2100.0, "action": "switch to post-copy", "rule": "stalled", "acted": True,
+        "reason": "nothing got better", "numbers": {"max_downtime_ms": 500.0},
+    }  # fmt: skip
+    path = tmp_path / "one.jsonl"
+    path.write_text("\n".join([*lines[:6], json.dumps({"decision": decision}), *lines[6:-1]]))
+    replay, _ = await played(path)
+    detail = await replay.job("m-trace")
+
+    assert detail.view.operation.outcome == "unknown"  # it breaks off
+    (told,) = [one for one in detail.events if one.kind == "decided"]
+    assert (told.at, told.values["rule"]) == (2.1, "stalled")
+    assert [one.at for one in detail.events] == sorted(one.at for one in detail.events)
+    assert list((await replay.news("m-trace", told.seq, 3)).samples) == list(detail.samples[3:])

@@ -1,0 +1,82 @@
+"""Charts of one migration, as text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+from textual.app import RenderResult
+from textual.widget import Widget
+
+from vmckpt_tui.move_view import Lines, Points
+
+_LEAST = 20
+"""Columns and lines below which nothing can be read from a chart."""
+
+
+class Chart(Widget):
+    """One chart, as large as its place."""
+
+    DEFAULT_CSS = "Chart { height: 1fr; width: 1fr; }"
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002  # Textual's word
+        super().__init__(id=id)
+        self._lines: Lines | None = None
+
+    def show(self, lines: Lines) -> None:
+        """New points."""
+        if lines != self._lines:
+            self._lines = lines
+            self.refresh()
+
+    def render(self) -> RenderResult:
+        """The chart, or that there is none yet."""
+        lines, size = self._lines, self.size
+        if lines is None or len(lines.solid[0]) < 2:
+            return Text("no samples yet", style="dim")
+        if size.width < _LEAST or size.height < 4:
+            return Text("")
+        drawn = _drawn(lines, size.width, size.height - 1)
+        return Text.assemble((f"{lines.title} ({lines.unit})\n", "bold"), drawn)
+
+
+def _drawn(lines: Lines, width: int, height: int) -> Text:
+    # Loaded when the first chart is looked at: a start is not to wait for it.
+    import plotext  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    plot: Any = plotext
+    plot.clear_figure()
+    plot.theme("clear")
+    plot.plotsize(width, height)
+    for edge in lines.band or ():
+        plot.plot(*edge, marker="dot")
+    if lines.dotted is not None and len(lines.dotted[0]) > 1:
+        plot.plot(*lines.dotted, marker="dot")
+    plot.plot(*lines.solid, marker="braille")
+    most = max(_highest(one) for one in _every(lines))
+    plot.ylim(0, most or 1)
+    ticks = _ticks(most or 1)
+    plot.yticks(ticks, [f"{one:,.0f}" for one in ticks])
+    last = max(one[0][-1] for one in _every(lines))
+    plot.xticks([0, last / 2, last], ["0", _short(last / 2), f"{_short(last)} s"])
+    plot.frame(False)
+    return Text.from_ansi(plot.build())
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"
+
+
+def _every(lines: Lines) -> Sequence[Points]:
+    found = [lines.solid, *(lines.band or ())]
+    return [*found, lines.dotted] if lines.dotted is not None else found
+
+
+def _highest(points: Points) -> float:
+    return max(points[1], default=0.0)
+
+
+def _ticks(most: float) -> Sequence[float]:
+    """Three round numbers up to the highest."""
+    step = 10 ** len(str(int(most / 2 or 1))) / 10
+    nice = max(1, int(most / 2 / step)) * step
+    return [0, nice, 2 * nice] if 2 * nice <= most else [0, nice]

@@ -1,0 +1,323 @@
+"""The screens of one migration, one job of a whole host, and one protection."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.css.query import NoMatches
+from textual.screen import Screen
+from textual.widgets import Footer, Sparkline, Static
+
+from vmckpt.api.looking import Source
+from vmckpt.errors import VmckptError
+from vmckpt.journal.desk import JobDetail, JobView
+from vmckpt.units import show_bytes, show_rate, show_seconds
+from vmckpt_tui import drain_view, guard_view, move_view
+from vmckpt_tui.chart import Chart
+from vmckpt_tui.columns import Column
+from vmckpt_tui.drain_view import Turn
+from vmckpt_tui.grid import Grid
+from vmckpt_tui.guard_view import Beat
+from vmckpt_tui.move_view import Pass, Told
+from vmckpt_tui.panes import bindings
+from vmckpt_tui.parts import Facts
+from vmckpt_tui.scene import Model, Scene, Where
+
+_BACK = Binding("escape,q", "app.pop_screen", "Back")
+_BEATS = 300
+"""Looks that are kept: five minutes."""
+_FEW = 60
+_SERIES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "behind_s": ("behind (RPO)", show_seconds),
+    "pause_s": ("pause", show_seconds),
+    "bytes": ("sent per epoch", show_bytes),
+}
+"""Fields of a Beat."""
+
+
+class Detail(Screen[None]):
+    """A screen that looks again and again while it is seen."""
+
+    where: ClassVar[Where]
+    every: ClassVar[float] = 0.5
+    DEFAULT_CSS = """
+    Detail #title { height: 1; background: $primary; color: $text; text-style: bold;
+                    padding: 0 1; }
+    Detail #wrong { height: auto; color: $text-error; padding: 0 1; display: none; }
+    Detail #wrong.some { display: block; }
+    """
+
+    def __init__(self, source: Source, model: Model) -> None:
+        super().__init__()
+        self.source, self.model = source, model
+
+    def on_mount(self) -> None:
+        self.run_worker(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                wrong = await self._looked()
+                self.query_one("#wrong", Static).update(wrong)
+                self.query_one("#wrong").set_class(bool(wrong), "some")
+            except NoMatches:  # it was left meanwhile, and its parts are gone
+                return
+            self.refresh_bindings()
+            # What is slow to be asked is asked less often.
+            await asyncio.sleep(max(self.every, 4 * (time.monotonic() - began)))
+
+    async def _looked(self) -> str:
+        try:
+            await self.look()
+        except (VmckptError, OSError) as exc:
+            return f"✗ {exc}"
+        return ""
+
+    async def look(self) -> None:
+        """Ask, and show what is new."""
+
+    def show(self, model: Model) -> None:
+        """What the rest of the dashboard knows by now."""
+        self.model = model
+
+    def scene(self) -> Scene:
+        return Scene(where=self.where, model=self.model)
+
+    def title_is(self, text: str) -> None:
+        self.query_one("#title", Static).update(Text(text, overflow="ellipsis", no_wrap=True))
+
+
+def _told_columns() -> Sequence[Column[Told]]:
+    return (
+        Column(label="at", width=9, right=True,
+               cell=lambda one: (show_seconds(one.at), "dim")),
+        Column(label="what was decided, and why", width=20, grows=1,
+               cell=lambda one: (one.text, one.tone)),
+    )  # fmt: skip
+
+
+def _pass_columns() -> Sequence[Column[Pass]]:
+    return (
+        Column(label="pass", width=4, right=True, cell=lambda one: (str(one.number), "")),
+        Column(label="lasted", width=7, right=True,
+               cell=lambda one: (show_seconds(one.lasted), "")),
+        Column(label="sent", width=8, right=True, from_width=40,
+               cell=lambda one: (show_bytes(one.sent), "")),
+        Column(label="left", width=8, right=True, cell=lambda one: (show_bytes(one.left), "")),
+        Column(label="dirty rate", width=11, right=True, from_width=50,
+               cell=lambda one: ("–" if one.dirty is None else show_rate(one.dirty), "")),
+        Column(label="bandwidth", width=11, right=True, from_width=64,
+               cell=lambda one: (show_rate(one.bandwidth), "")),
+    )  # fmt: skip
+
+
+class MoveScreen(Detail):
+    """One migration: does it converge, and what is decided about it."""
+
+    where = Where.MOVE
+    every = 0.4
+    BINDINGS: ClassVar[list[BindingType]] = [_BACK, *bindings(Where.MOVE)]
+    DEFAULT_CSS = """
+    MoveScreen #charts { height: 1fr; min-height: 6; max-height: 20; }
+    MoveScreen #below { height: 1fr; min-height: 5; }
+    MoveScreen #passes { width: 2fr; }
+    MoveScreen #story { width: 3fr; }
+    """
+
+    def __init__(self, source: Source, model: Model, job: str) -> None:
+        super().__init__(source, model)
+        self._job = job
+        self._detail: JobDetail | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Static(self._job, id="title", markup=False)
+        yield Static("", id="wrong", markup=False)
+        yield Facts()
+        with Horizontal(id="charts"):
+            yield Chart(id="remaining")
+            yield Chart(id="rates")
+        with Horizontal(id="below"):
+            yield Grid(_pass_columns(), lambda one: str(one.number), id="passes",
+                       empty="no pass yet")  # fmt: skip
+            yield Grid(_told_columns(), lambda one: f"{one.at} {one.text}", id="story",
+                       empty="nothing was decided yet")  # fmt: skip
+        yield Footer(show_command_palette=False)
+
+    async def look(self) -> None:
+        """Only what is new is read."""
+        if self._detail is None:
+            self._detail = await self.source.job(self._job)
+            self.query_one("#story").focus()
+        elif self._detail.view.operation.active:
+            last = self._detail
+            events, samples = last.events, last.samples
+            news = await self.source.news(
+                self._job, events[-1].seq if events else 0, samples[-1].seq if samples else 0
+            )
+            self._detail = move_view.followed(last, news)
+            if not news.view.operation.active:  # with the report, and what was answered
+                self._detail = await self.source.job(self._job)
+        self._draw(self._detail)
+
+    def _draw(self, detail: JobDetail) -> None:
+        one = detail.view.operation
+        took = move_view.elapsed(detail, time.time())
+        done = "" if not detail.samples else f" · {detail.samples[-1].done:.0%}"
+        self.title_is(f"{one.id} {one.guest}: {one.way} · {detail.view.doing}{done} · {took}")
+        self.query_one(Facts).show(move_view.facts(detail))
+        self.query_one("#rates", Chart).show(move_view.rates(detail.samples))
+        left = move_view.remaining(detail.samples, detail.forecast)
+        self.query_one("#remaining", Chart).show(left)
+        self.query_one("#passes", Grid).show(move_view.passes(detail.samples))
+        story: Grid[Told] = self.query_one("#story", Grid)
+        lines = move_view.story(detail)
+        # Who reads further up is not torn away.
+        newest = story.current is None or story.current is story.rows[-1]
+        if len(lines) != len(story.rows):
+            story.show(lines)
+            if newest:
+                story.action_move(1_000_000)
+
+    def scene(self) -> Scene:
+        detail = self._detail
+        if detail is None:
+            return Scene(where=self.where, model=self.model)
+        last = detail.samples[-1] if detail.samples else None
+        return Scene(
+            where=self.where, model=self.model, job=detail.view,
+            done=None if last is None else last.done,
+            remaining=None if last is None else last.values.get("remaining"),
+        )  # fmt: skip
+
+
+class DrainScreen(Detail):
+    """A host that is emptied or filled: who has arrived, who moves, who waits."""
+
+    where = Where.DRAIN
+    every = 1.0
+    BINDINGS: ClassVar[list[BindingType]] = [_BACK, *bindings(Where.DRAIN)]
+    DEFAULT_CSS = """
+    DrainScreen #facts { height: auto; max-height: 5; padding: 0 1; }
+    DrainScreen #loads { height: auto; max-height: 30%; padding: 0 1; }
+    DrainScreen #turns { height: 2fr; }
+    DrainScreen #story { height: 1fr; min-height: 3; }
+    """
+
+    def __init__(self, source: Source, model: Model, job: str) -> None:
+        super().__init__(source, model)
+        self._job = job
+        self._view: JobView | None = None
+        self._turns: Sequence[Turn] = ()
+
+    def compose(self) -> ComposeResult:
+        yield Static(self._job, id="title", markup=False)
+        yield Static("", id="wrong", markup=False)
+        yield Static("", id="facts", markup=False)
+        with VerticalScroll(id="loads"):
+            yield Static("", id="bars", markup=False)
+        yield Grid(drain_view.turn_columns(), lambda one: one.guest, id="turns",
+                   empty="nobody is to move")  # fmt: skip
+        yield Grid(_told_columns(), lambda one: f"{one.at} {one.text}", id="story",
+                   empty="nothing was decided yet")  # fmt: skip
+        yield Footer(show_command_palette=False)
+
+    async def look(self) -> None:
+        """See Detail."""
+        first = self._view is None
+        detail = await self.source.job(self._job)
+        parts = await self.source.parts(self._job)
+        self._view, one = detail.view, detail.view.operation
+        self._turns = drain_view.turns(one, parts)
+        self.title_is(f"{one.id} {one.way} · {detail.view.doing}")
+        facts = drain_view.facts(one, self._turns, time.time())
+        self.query_one("#facts", Static).update("\n".join(facts))
+        bars = drain_view.loads(self.model.fleet, one, self._turns)
+        self.query_one("#bars", Static).update("\n".join(bars))
+        self.query_one("#turns", Grid).show(self._turns)
+        story = self.query_one("#story", Grid)
+        story.show(move_view.story(detail))
+        if first:
+            self.query_one("#turns").focus()
+
+    def on_grid_chosen(self, event: "Grid.Chosen") -> None:
+        turn = self.query_one("#turns", Grid).current
+        if event.grid.id == "turns" and turn is not None and turn.view is not None:
+            move = MoveScreen(self.source, self.model, turn.view.operation.id)
+            self.app.push_screen(move)
+
+    def scene(self) -> Scene:
+        done = drain_view.summary(self._turns).done if self._turns else None
+        return Scene(where=self.where, model=self.model, job=self._view, done=done)
+
+
+class GuardScreen(Detail):
+    """One protection: how far the standby is behind, and what an epoch costs."""
+
+    where = Where.GUARD
+    every = 1.0
+    BINDINGS: ClassVar[list[BindingType]] = [_BACK, *bindings(Where.GUARD)]
+    DEFAULT_CSS = """
+    GuardScreen .strip { height: auto; padding: 0 1; }
+    GuardScreen Sparkline { height: 3; margin: 0 1; }
+    """
+
+    def __init__(self, source: Source, model: Model, job: str) -> None:
+        super().__init__(source, model)
+        self._job, self._entry = job, model.protections.get(job)
+        self._beats: list[Beat] = []
+
+    def compose(self) -> ComposeResult:
+        yield Static(self._job, id="title", markup=False)
+        yield Static("", id="wrong", markup=False)
+        with VerticalScroll():
+            yield Facts()
+            yield Static("", id="epoch", classes="strip", markup=False)
+            for name in _SERIES:
+                yield Static("", id=f"of-{name}", classes="strip", markup=False)
+                yield Sparkline([], id=name, summary_function=max)
+        yield Footer(show_command_palette=False)
+
+    async def look(self) -> None:
+        """See Detail."""
+        found = (await self.source.protections()).get(self._job)
+        if found is None:
+            ended = await self.source.job(self._job)
+            report = ended.view.operation.report or {}
+            why = report.get("why") or report.get("error") or ended.view.doing
+            self.title_is(f"{self._job}: it is over: {why}")
+            self._entry = None
+            return
+        self._entry = found
+        self._draw(found)
+
+    def _draw(self, entry: Mapping[str, Any]) -> None:
+        self.title_is(f"{self._job} {entry['guest']}: {entry['primary']} → {entry['backup']}")
+        self.query_one(Facts).show(guard_view.rows(entry))
+        width = max(10, self.size.width - 4)
+        legend = "  ".join(
+            f"{bar[:1]} {name} {took}" for name, bar, took in guard_view.parts(entry, 10)
+        )
+        self.query_one("#epoch", Static).update(
+            f"an epoch: ─ the guest runs  {legend}\n{guard_view.strip(entry, width)}"
+        )
+        beat = guard_view.beat(entry, time.time())
+        if beat is not None:
+            self._beats = [*self._beats, beat][-_BEATS:]
+        for name, (label, show) in _SERIES.items():
+            values = [float(getattr(one, name)) for one in self._beats]
+            if not values:
+                continue
+            least, most = show(min(values)), show(max(values))
+            told = f"{label}: {show(values[-1])}, between {least} and {most} while it was watched"
+            self.query_one(f"#of-{name}", Static).update(told)
+            # Time goes to the right from the first look on, and does not stretch.
+            self.query_one(f"#{name}", Sparkline).data = [0.0] * (_FEW - len(values)) + values
+
+    def scene(self) -> Scene:
+        return Scene(where=self.where, model=self.model, entry=self._entry)

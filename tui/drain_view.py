@@ -1,0 +1,152 @@
+"""What is shown of a job that is about a whole host. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.journal.desk import JobView
+from vmckpt.journal.records import Operation
+from vmckpt.model.now import FleetNow
+from vmckpt.units import show_bytes, show_seconds
+from vmckpt_tui.columns import Cell, Column
+from vmckpt_tui.words import bar, millis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One guest that is to move, and how far that is."""
+
+    guest: str
+    source: str
+    target: str
+    begins: float | None
+    """As planned, in seconds from the beginning; None: it was not planned."""
+    ends: float | None
+    view: JobView | None
+    """Its last attempt; None: it waits, or it is no migration."""
+    tries: int
+
+    @property
+    def state(self) -> str:
+        return "waits" if self.view is None else self.view.doing
+
+
+def turns(operation: Operation, parts: Sequence[JobView]) -> Sequence[Turn]:
+    """All moves in their order: as they were begun, then as they are planned."""
+    tries: dict[str, list[JobView]] = {}
+    for one in parts:
+        tries.setdefault(one.operation.guest, []).append(one)
+    planned: Mapping[str, Mapping[str, Any]] = {
+        str(one["guest"]): one for one in operation.detail.get("moves") or ()
+    }
+    found = []
+    for guest, views in tries.items():
+        last, plan = views[-1].operation, planned.get(guest, {})
+        found.append(
+            Turn(guest=guest, source=last.source or "", target=last.target or "",
+                 begins=_seconds(plan.get("begins_ms")), ends=_seconds(plan.get("ends_ms")),
+                 view=views[-1], tries=len(views))
+        )  # fmt: skip
+    waiting = [
+        Turn(guest=guest, source=str(one["from"]), target=str(one["to"]),
+             begins=_seconds(one.get("begins_ms")), ends=_seconds(one.get("ends_ms")), view=None,
+             tries=0)
+        for guest, one in planned.items() if guest not in tries
+    ]  # fmt: skip
+    return [*found, *sorted(waiting, key=lambda one: (one.begins is None, one.begins or 0.0))]
+
+
+def _seconds(value: float | None) -> float | None:
+    return None if value is None else value / 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """How far it is."""
+
+    arrived: int
+    moving: int
+    waiting: int
+    failed: int
+
+    @property
+    def done(self) -> float:
+        every = self.arrived + self.moving + self.waiting + self.failed
+        return self.arrived / every if every else 1.0
+
+
+def summary(found: Sequence[Turn]) -> Summary:
+    """Count the moves."""
+    arrived = sum(one.state == "completed" for one in found)
+    moving = sum(one.view is not None and one.view.operation.active for one in found)
+    waiting = sum(one.view is None for one in found)
+    return Summary(
+        arrived=arrived, moving=moving, waiting=waiting,
+        failed=len(found) - arrived - moving - waiting,
+    )  # fmt: skip
+
+
+def facts(operation: Operation, found: Sequence[Turn], now: float) -> Sequence[str]:
+    """What stands above the moves."""
+    told = summary(found)
+    took = (operation.ended_at or now) - operation.began_at
+    expected = operation.detail.get("expected_ms") or (None, None)
+    lines = [
+        f"{bar(told.done, 20)} {told.done:.0%}: {told.arrived} arrived, {told.moving} on their way,"
+        f" {told.waiting} wait, {told.failed} failed; {show_seconds(took)} of"
+        f" {millis(expected[0])} to {millis(expected[1])} expected"
+    ]
+    left = (operation.report or operation.detail).get("left") or ()
+    lines += [f"! stays: {one['guest']}: {one['why']} → {one['mend']}" for one in left]
+    return lines
+
+
+def loads(fleet: FleetNow, operation: Operation, found: Sequence[Turn]) -> Sequence[str]:
+    """The hosts that take part, as bars of the memory their guests use."""
+    names = dict.fromkeys(
+        [operation.source or "", *(one.source for one in found), *(one.target for one in found)]
+    )
+    used: dict[str, int] = {}
+    for guest in fleet.guests:
+        if guest.state.is_active:
+            used[guest.host] = used.get(guest.host, 0) + guest.memory
+    lines = []
+    for host in fleet.hosts:
+        if host.name in names and host.memory:
+            share = used.get(host.name, 0) / host.memory
+            told = f"{show_bytes(used.get(host.name, 0))} of {show_bytes(host.memory)}"
+            lines.append(f"{host.name[:12]:<12} {bar(share, 24)} {share:4.0%}  {told}")
+    return lines
+
+
+def turn_columns() -> Sequence[Column[Turn]]:
+    """Of the queue of moves."""
+
+    def state(turn: Turn) -> Cell:
+        if turn.view is None:
+            return "○ waits", "dim"
+        if turn.state == "completed":
+            return "✓ arrived", "good"
+        if turn.view.operation.active:
+            return f"▶ {turn.state}", "bold"
+        return f"✗ {turn.state}", "bad"
+
+    def done(turn: Turn) -> Cell:
+        sample = None if turn.view is None else turn.view.sample
+        return ("", "") if sample is None else (f"{bar(sample.done, 8)} {sample.done:4.0%}", "")
+
+    def window(turn: Turn) -> Cell:
+        if turn.begins is None:
+            return "–", "dim"
+        end = "" if turn.ends is None else f" to +{show_seconds(turn.ends)}"
+        return f"+{show_seconds(turn.begins)}{end}", "dim"
+
+    return (
+        Column(label="guest", width=12, grows=2, cell=lambda one: (one.guest, "")),
+        Column(label="from → to", width=16, grows=1,
+               cell=lambda one: (f"{one.source} → {one.target}", "")),
+        Column(label="state", width=14, cell=state),
+        Column(label="done", width=13, cell=done),
+        Column(label="planned", width=18, cell=window, from_width=90),
+        Column(label="tries", width=5, right=True, cell=lambda one: (str(one.tries or ""), "")),
+    )  # fmt: skip

@@ -1,0 +1,147 @@
+"""What is shown of protections. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.protect import news
+from vmckpt.units import show_bytes, show_seconds
+from vmckpt_tui.columns import Cell, Column
+from vmckpt_tui.view import guarded
+
+Entry = Mapping[str, Any]
+"""See api.protecting.stands."""
+_PARTS = "░▒▓█▚▞▙▟"
+"""A pattern for each part of a pause, so that they can be told apart without colour."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """One look at a protection."""
+
+    at: float
+    pause_s: float
+    behind_s: float
+    bytes: float
+
+
+def beat(entry: Entry, at: float) -> Beat | None:
+    """What of a look is kept for the strip; None: the primary says nothing."""
+    ours = said(entry, "primary")
+    median = ours.get("median")
+    if median is None:
+        return None
+    return Beat(at=at, pause_s=median["pause_s"], behind_s=ours.get("rpo_s") or 0.0,
+                bytes=median["bytes"])  # fmt: skip
+
+
+def said(entry: Entry, role: str) -> Mapping[str, Any]:
+    """What one of the agents says."""
+    told: Mapping[str, Any] = entry["says"].get(entry[role]) or {}
+    return told
+
+
+def parts(entry: Entry, width: int) -> Sequence[tuple[str, str, str]]:
+    """What a pause is made of: a name, a bar that shows its share, and how long."""
+    median = said(entry, "primary").get("median") or {}
+    known = {
+        key.removeprefix("pause_").removesuffix("_s").replace("_", " "): took
+        for key, took in median.items()
+        if key.startswith("pause_") and key != "pause_s"
+    }
+    whole = median.get("pause_s") or sum(known.values()) or 1.0
+    return [
+        (name, pattern * max(took > 0, round(width * took / whole)), show_seconds(took))
+        for (name, took), pattern in zip(known.items(), _PARTS * 4, strict=False)
+    ]
+
+
+def strip(entry: Entry, width: int) -> str:
+    """An epoch as a line: how long the guest runs, and of what its pause is made."""
+    ours = said(entry, "primary")
+    interval, median = ours.get("interval_s"), ours.get("median")
+    if interval is None or median is None:
+        return ""
+    epoch = interval + median["pause_s"]
+    runs: int = round(width * interval / epoch)
+    stands = width - runs
+    pause = "".join(bar for _, bar, _ in parts(entry, stands))[:stands]
+    return "─" * runs + pause.ljust(stands, "█")
+
+
+def rows(entry: Entry) -> Sequence[tuple[str, str]]:
+    """How it stands, line by line."""
+    seen, ours = news.look(entry), said(entry, "primary")
+    ready = "✓ ready" if seen.ready else "! not ready"
+    who = "automatic" if entry.get("automatic") else "by a person"
+    found = [
+        ("guest", f"{entry['guest']}, {entry['primary']} → {entry['backup']}"),
+        ("phase", seen.phase if seen.epoch is None else f"{seen.phase}, epoch {seen.epoch}"),
+        ("standby", f"{ready}: {seen.ready_why}"),
+        ("failover", who),
+    ]
+    if seen.in_the_way is not None:
+        found.append(("in the way", seen.in_the_way))
+    if seen.behind_s is not None:
+        worst = _time(ours.get("rpo_worst_s"))
+        found.append(("behind (RPO)", f"{show_seconds(seen.behind_s)}, worst {worst}"))
+    if seen.pause_s is not None:
+        found.append(
+            ("pause", f"{show_seconds(seen.pause_s)}, p99 {_time(ours.get('pause_p99_s'))}")
+        )
+    if seen.interval_s is not None:
+        found.append(("interval", f"{show_seconds(seen.interval_s)} ({seen.interval_why})"))
+    if seen.output_delay_s is not None:
+        worst = _time(ours.get("output_delay_worst_s"))
+        found.append(("output waits", f"{show_seconds(seen.output_delay_s)}, worst {worst}"))
+    if (median := ours.get("median")) is not None:
+        sent = f"{show_bytes(median['bytes'])}, {median['pages']:.0f} pages"
+        found.append(("sent per epoch", sent))
+    if seen.packets_lost:
+        found.append(("packets lost", str(seen.packets_lost)))
+    if (lease := _lease(entry)) is not None:
+        found.append(("lease", lease))
+    if seen.end is not None:
+        found.append(("over", seen.end))
+    return found
+
+
+def _lease(entry: Entry) -> str | None:
+    """What both say of the lease."""
+    told = [
+        f"{entry[role]}: {said(entry, role)['lease']}"
+        for role in ("primary", "backup")
+        if said(entry, role).get("lease") is not None
+    ]
+    return "; ".join(told) or None
+
+
+def _time(value: float | None) -> str:
+    return "–" if value is None else show_seconds(value)
+
+
+def guard_columns() -> Sequence[Column[Entry]]:
+    """Of the list of protections."""
+
+    def behind(entry: Entry) -> float:
+        return news.look(entry).behind_s or 0.0
+
+    def pause(entry: Entry) -> Cell:
+        seen = news.look(entry)
+        return (_time(seen.pause_s), "" if seen.pause_s is not None else "dim")
+
+    return (
+        Column(label="guest", width=12, grows=2, cell=lambda one: (str(one["guest"]), ""),
+               order=lambda one: str(one["guest"])),
+        Column(label="primary → backup", width=16, grows=1,
+               cell=lambda one: (f"{one['primary']} → {one['backup']}", "")),
+        Column(label="standby", width=13, cell=guarded),
+        Column(label="phase", width=11, from_width=90, cell=lambda one: (news.look(one).phase, "")),
+        Column(label="behind", width=8, right=True, order=behind,
+               cell=lambda one: (_time(news.look(one).behind_s), "")),
+        Column(label="pause", width=8, right=True, cell=pause),
+        Column(label="output waits", width=12, right=True, from_width=100,
+               cell=lambda one: (_time(news.look(one).output_delay_s), "")),
+        Column(label="failover", width=9, from_width=120,
+               cell=lambda one: ("automatic" if one.get("automatic") else "manual", "dim")),
+    )  # fmt: skip

@@ -1,0 +1,226 @@
+"""What is shown of one migration. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.journal.desk import JobDetail, News
+from vmckpt.journal.records import StoredEvent, StoredForecast, StoredSample
+from vmckpt.units import MIB, show_bytes, show_rate, show_seconds
+from vmckpt_tui.words import millis, pairs, span
+
+Points = tuple[tuple[float, ...], tuple[float, ...]]
+"""Times in seconds, and values."""
+_MOST_POINTS = 400
+"""More than any screen has columns, at two points in each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """What a chart draws."""
+
+    title: str
+    unit: str
+    solid: Points
+    dotted: Points | None = None
+    band: tuple[Points, Points] | None = None
+    """Its edges."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Something that happened, for the list of decisions."""
+
+    at: float
+    """Seconds since it began."""
+    text: str
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One pass over memory, or what is known of it."""
+
+    number: int
+    began: float
+    lasted: float
+    sent: int
+    left: int
+    dirty: float | None
+    bandwidth: float
+
+
+def followed(detail: JobDetail, news: News) -> JobDetail:
+    """With what is new."""
+    return JobDetail(
+        view=news.view, forecast=detail.forecast, events=(*detail.events, *news.events),
+        samples=(*detail.samples, *news.samples), requests=detail.requests, steps=detail.steps,
+    )  # fmt: skip
+
+
+def facts(detail: JobDetail) -> Sequence[tuple[str, str]]:
+    """The numbers as they are now."""
+    operation = detail.view.operation
+    report = operation.report or {}
+    rows = [("phase", detail.view.doing)]
+    if detail.samples:
+        rows += _sampled(detail.samples[-1].values)
+        if not report:
+            rows += _outlook(detail)
+    if report:
+        rows += _ended(report)
+    rows.append(("policy", f"{operation.policy or '–'}, {operation.mode or '–'}"))
+    return rows
+
+
+def _sampled(one: Mapping[str, Any]) -> list[tuple[str, str]]:
+    dirty = one.get("dirty_rate")
+    return [
+        ("pass", str(one.get("iteration") or 0)),
+        ("remaining", f"{show_bytes(one['remaining'])} of {show_bytes(one['total'])}"),
+        ("bandwidth", show_rate(one["bandwidth"])),
+        ("dirty rate", "–" if dirty is None else show_rate(dirty)),
+        ("throttle", f"{one['throttle']} %" if one.get("throttle") else "none"),
+    ]
+
+
+def _outlook(detail: JobDetail) -> list[tuple[str, str]]:
+    """What is still to come, beside what is allowed."""
+    one = detail.samples[-1].values
+    limit = None if detail.forecast is None else detail.forecast.values.get("max_downtime_ms")
+    beside = "" if limit is None else f", limit {millis(limit)}"
+    return [
+        ("downtime now", f"{millis(one.get('expected_downtime_ms'))}{beside}"),
+        ("time left", _left(one)),
+    ]
+
+
+def _left(one: Mapping[str, Any]) -> str:
+    if one.get("converging") is False:
+        return "not converging"
+    low, high = one.get("left_low_ms"), one.get("left_high_ms")
+    return span(None if low is None else low / 1000, None if high is None else high / 1000)
+
+
+_REPORT = (
+    ("total_ms", "total"),
+    ("downtime_ms", "downtime, by QEMU"),
+    ("observed_downtime_ms", "blackout, outside"),
+)
+
+
+def _ended(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [(label, millis(report[key])) for key, label in _REPORT if report.get(key) is not None]
+    if report.get("error"):
+        rows.append(("error", str(report["error"])))
+    return rows
+
+
+def rates(samples: Sequence[StoredSample]) -> Lines:
+    """Bandwidth, and how fast the guest writes."""
+    thin = _thinned(samples)
+    known = [one for one in thin if one.values.get("dirty_rate") is not None]
+    return Lines(
+        title="— bandwidth  ··· dirty rate", unit="MiB/s",
+        solid=_points(thin, "bandwidth", MIB),
+        dotted=_points(known, "dirty_rate", MIB) if known else None,
+    )  # fmt: skip
+
+
+def remaining(samples: Sequence[StoredSample], forecast: StoredForecast | None) -> Lines:
+    """What is still to be sent, and between which lines it was forecast to fall."""
+    thin = _thinned(samples)
+    # Pages of zeros are gone within a moment: what is left after that has to be sent.
+    total = thin[0].values["remaining"] / MIB if thin else 0.0
+    ends = None if forecast is None else expected(forecast.values)
+    band = None
+    if ends is not None and thin:
+        band = (((0.0, ends[0]), (total, 0.0)), ((0.0, ends[1]), (total, 0.0)))
+    title = "— remaining" + ("  ··· as forecast" if band else "")
+    return Lines(title=title, unit="MiB", solid=_points(thin, "remaining", MIB), band=band)
+
+
+def expected(values: Mapping[str, Any]) -> tuple[float, float] | None:
+    """When a forecast says that it ends, at the earliest and at the latest, in seconds."""
+    told = (values.get("expected") or {}).get("total_ms")
+    if not told or None in told:
+        return None
+    return float(told[0]) / 1000, float(told[1]) / 1000
+
+
+def _points(samples: Sequence[StoredSample], key: str, unit: int) -> Points:
+    return (
+        tuple(one.at for one in samples), tuple(float(one.values[key]) / unit for one in samples)
+    )  # fmt: skip
+
+
+def _thinned(samples: Sequence[StoredSample]) -> Sequence[StoredSample]:
+    """Not more than a screen can show; the first and the last stay."""
+    step = max(1, len(samples) // _MOST_POINTS)
+    thin = list(samples[::step])
+    if samples and thin[-1] is not samples[-1]:
+        thin.append(samples[-1])
+    return thin
+
+
+def passes(samples: Sequence[StoredSample]) -> Sequence[Pass]:
+    """One for each pass over memory, the last one as it is now."""
+    found: list[Pass] = []
+    first: StoredSample | None = None
+    for one in samples:
+        number = one.values.get("iteration") or 0
+        if number == 0:
+            continue
+        if first is None or number != first.values["iteration"]:
+            first = one
+            found.append(_pass(one, one))
+        else:
+            found[-1] = _pass(first, one)
+    return found
+
+
+def _pass(first: StoredSample, last: StoredSample) -> Pass:
+    one = last.values
+    return Pass(
+        number=one["iteration"], began=first.at, lasted=last.at - first.at,
+        sent=max(0, one["transferred"] - first.values["transferred"]), left=one["remaining"],
+        dirty=one.get("dirty_rate"), bandwidth=one["bandwidth"],
+    )  # fmt: skip
+
+
+def told(event: StoredEvent) -> Told | None:
+    """An event as a line; None if it is not worth one."""
+    values = event.values
+    match event.kind:
+        case "phase-changed":
+            return Told(at=event.at, text=f"phase: {values.get('phase')}", tone="dim")
+        case "decided":
+            if values.get("rule") == "evacuate":
+                return Told(at=event.at, text=f"{values['action']}: {values['reason']}")
+            seen = "" if values.get("acted", True) else " (only watched)"
+            numbers = pairs(values["numbers"])
+            text = f"{values['action']}, because {values['reason']}{seen} {numbers}".rstrip()
+            return Told(at=event.at, text=text, tone="bold")
+        case "checked":
+            found = [f for f in values["findings"] if f["severity"] in ("warning", "blocker")]
+            text = "; ".join(f"{f['where']}: {f['text']}" for f in found)
+            return Told(at=event.at, text=text, tone="warn") if found else None
+        case _:
+            return Told(at=event.at, text=f"{event.kind} {pairs(values)}".rstrip(), tone="dim")
+
+
+def story(detail: JobDetail) -> Sequence[Told]:
+    """All that happened, and what operators asked for."""
+    found = [line for event in detail.events if (line := told(event)) is not None]
+    began = detail.view.operation.began_at
+    for one in detail.requests:
+        answer = "not answered" if one.ok is None else one.answer
+        text = f"{one.asked_by} asked for {one.kind} {pairs(one.arguments)}".rstrip()
+        found.append(Told(at=max(0.0, one.asked_at - began), text=f"{text}: {answer}"))
+    return sorted(found, key=lambda one: one.at)
+
+
+def elapsed(detail: JobDetail, now: float) -> str:
+    """For how long it has been under way."""
+    operation = detail.view.operation
+    return show_seconds(max(0.0, (operation.ended_at or now) - operation.began_at))

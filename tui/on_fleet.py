@@ -1,0 +1,186 @@
+"""What can be done with guests and hosts. Pure."""
+
+from vmckpt.model.guests import GuestState
+from vmckpt.units import show_bytes
+from vmckpt_tui.actions import Action, Answers, Field, Words, option, policy, target
+from vmckpt_tui.scene import Scene, Where
+
+_FLEET = (Where.FLEET,)
+
+
+def _names(scene: Scene) -> str:
+    return ",".join(scene.called(one) for one in scene.guests)
+
+
+def _guests(scene: Scene) -> str | None:
+    return None if scene.guests else "no guest is selected"
+
+
+def _one_guest(scene: Scene) -> str | None:
+    return None if len(scene.guests) == 1 else "select one guest"
+
+
+def _can_move(scene: Scene) -> str | None:
+    if (why := _guests(scene)) is not None:
+        return why
+    for guest in scene.guests:
+        if (job := scene.busy(guest)) is not None:
+            return f"{guest.name} is busy: {job.operation.id}"
+        if scene.protected(guest) is not None:
+            return f"{guest.name} is protected"
+        if guest.state in (GuestState.STANDBY, GuestState.TEST):
+            return f"{guest.name} is a {guest.state}"
+    return None if scene.open_hosts() else "no other host is open"
+
+
+def _migrate(scene: Scene, answers: Answers) -> tuple[Words, ...]:
+    more = ("--to", answers.get("to", ""), *option("--policy", answers, "policy"))
+    return tuple(("migrate", scene.called(one), *more) for one in scene.guests)
+
+
+def _plan(scene: Scene, answers: Answers) -> Words | None:
+    guest = scene.guest
+    if guest is None or not answers.get("to"):
+        return None
+    return ("plan", scene.called(guest), "--to", answers["to"],
+            *option("--policy", answers, "policy"))  # fmt: skip
+
+
+def _can_protect(scene: Scene) -> str | None:
+    return _one_guest(scene) or _can_move(scene)
+
+
+def _protect(scene: Scene, answers: Answers) -> tuple[Words, ...]:
+    return tuple(
+        ("protect", scene.called(one), "--to", answers.get("to", ""),
+         *option("--policy", answers, "policy"))
+        for one in scene.guests
+    )  # fmt: skip
+
+
+def _snapshot(scene: Scene, answers: Answers) -> tuple[Words, ...]:
+    more = (*option("--name", answers, "name"),
+            *(("--no-memory",) if answers.get("memory") == "no" else ()))  # fmt: skip
+    if len(scene.guests) > 1:
+        return (("snapshot", "create", "--group", _names(scene), *more),)
+    return tuple(("snapshot", "create", scene.called(one), *more) for one in scene.guests)
+
+
+def _snapshot_fields(scene: Scene) -> tuple[Field, ...]:
+    name = Field(name="name", label="name", needed=False, hint="else the time")
+    if len(scene.guests) > 1:  # one consistent cut: always with memory
+        return (name,)
+    choices = (("with it", "yes"), ("disks only", "no"))
+    return (name, Field(name="memory", label="memory", choices=choices, value="yes"))
+
+
+def _host(scene: Scene) -> str | None:
+    return None if scene.host is not None else "no host is selected"
+
+
+def _name(scene: Scene) -> str:
+    return "" if scene.host is None else scene.host.name
+
+
+def _on_it(scene: Scene) -> str:
+    here = [one for one in scene.model.fleet.guests if one.host == _name(scene)]
+    active = [one for one in here if one.state.is_active]
+    memory = show_bytes(sum(one.memory for one in active))
+    return f"{len(active)} guests that run ({memory}) and {len(here) - len(active)} that are off"
+
+
+def _evacuate(scene: Scene, answers: Answers) -> tuple[Words, ...]:
+    why = option("--why", answers, "why")
+    return (("evacuate", _name(scene), *option("--policy", answers, "policy"), *why, "--yes"),)
+
+
+def _enter(scene: Scene, answers: Answers) -> tuple[Words, ...]:
+    return (("maintenance", "enter", _name(scene), *option("--why", answers, "why")),)
+
+
+def _closed(scene: Scene) -> str | None:
+    if scene.host is None:
+        return "no host is selected"
+    return None if scene.host.closed is not None else f"{scene.host.name} is in no maintenance"
+
+
+def _open(scene: Scene) -> str | None:
+    if scene.host is None:
+        return "no host is selected"
+    return None if scene.host.closed is None else f"{scene.host.name} is in maintenance already"
+
+
+_WHY = Field(name="why", label="why", needed=False, hint="for whoever wonders")
+
+ON_FLEET = (
+    Action(
+        name="migrate", key="m", label="Migrate", where=_FLEET, fits=_can_move,
+        help="Move the marked guests to another host, one after the other",
+        fields=lambda scene: (target(scene), policy(scene)), look=_plan, run=_migrate,
+    ),
+    Action(
+        name="protect", key="p", label="Protect", where=_FLEET, fits=_can_protect,
+        help="Keep a standby of a guest on another host",
+        fields=lambda scene: (target(scene, "standby on"), policy(scene, "its own")),
+        look=lambda scene, answers: (*_protect(scene, answers)[0], "--dry-run"), run=_protect,
+    ),
+    Action(
+        name="snapshot", key="s", label="Snapshot", where=_FLEET, fits=_guests,
+        help="Take a snapshot of a guest; of several marked ones, as one consistent cut",
+        fields=_snapshot_fields, run=_snapshot,
+    ),
+    Action(
+        name="evacuate", key="e", label="Evacuate", where=_FLEET, of_host=True, fits=_host,
+        help="Move all guests away from the host",
+        fields=lambda scene: (policy(scene), _WHY), run=_evacuate,
+        look=lambda scene, answers: ("evacuate", _name(scene),
+                                     *option("--policy", answers, "policy"), "--dry-run"),
+        costs=lambda scene, _: f"{_name(scene)} has {_on_it(scene)}; all of them move",
+    ),
+    Action(
+        name="explain", key="x", label="Explain", where=_FLEET, fits=_one_guest,
+        help="Which policy a guest gets, and why",
+        look=lambda scene, _: ("policy", "explain", _names(scene)),
+    ),
+    Action(
+        name="repopulate", key="r", label="Repopulate", where=_FLEET, fits=_closed, of_host=True,
+        shown=False,
+        help="Bring back to the host what was moved away from it",
+        look=lambda scene, _: ("repopulate", _name(scene), "--dry-run"),
+        run=lambda scene, _: (("repopulate", _name(scene), "--yes"),),
+    ),
+    Action(
+        name="balance", key="b", label="Balance", where=_FLEET, fits=lambda _: None, shown=False,
+        help="Even out how full hosts are, by moves that pay for themselves",
+        look=lambda *_: ("balance", "--dry-run"), run=lambda *_: (("balance", "--yes"),),
+    ),
+    Action(
+        name="close", key="c", label="Maintenance", where=_FLEET, fits=_open, of_host=True,
+        shown=False,
+        help="Place nothing new on the host", fields=lambda _: (_WHY,), run=_enter,
+    ),
+    Action(
+        name="reopen", key="C", label="Leave maintenance", where=_FLEET, fits=_closed, of_host=True,
+        shown=False,
+        help="The host may take guests again",
+        run=lambda scene, _: (("maintenance", "leave", _name(scene)),),
+    ),
+    Action(
+        name="label", key="l", label="Label", where=_FLEET, fits=_one_guest, shown=False,
+        help="Give a guest a label, by which policies choose it",
+        fields=lambda _: (Field(name="label", label="label", hint="KEY=VALUE, or KEY- takes it"),),
+        run=lambda scene, answers: (("label", _names(scene), answers.get("label", "")),),
+    ),
+    Action(
+        name="prepare", key="P", label="Prepare", where=_FLEET, fits=_one_guest, shown=False,
+        help="Make a guest ready for fast snapshots and replication",
+        look=lambda scene, _: ("prepare", _names(scene), "--dry-run"),
+        run=lambda scene, _: (("prepare", _names(scene), "--yes"),),
+    ),
+    Action(
+        name="examine", key="d", label="Doctor", where=_FLEET, fits=_host, of_host=True,
+        shown=False,
+        help="Examine the host: what is missing, and what mends it",
+        look=lambda scene, _: ("doctor", _name(scene)),
+    ),
+)  # fmt: skip

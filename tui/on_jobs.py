@@ -1,0 +1,155 @@
+"""What can be done with what is under way. Pure."""
+
+from vmckpt.journal.records import WHOLE_HOST
+from vmckpt.model.jobs import JobPhase
+from vmckpt.units import show_bytes
+from vmckpt_tui.actions import Action, Answers, Field, Words
+from vmckpt_tui.scene import Scene, Where, is_move
+
+_ANY = (Where.JOBS, Where.MOVE, Where.DRAIN)
+_MOVE = (Where.JOBS, Where.MOVE)
+_LATE = (JobPhase.POST_COPY, JobPhase.POST_COPY_PAUSED)
+_RATE = Field(name="bandwidth", label="bandwidth", hint="like 200MiB/s, 1gbit, or unlimited")
+_DOWNTIME = Field(name="downtime", label="longest downtime", hint="like 300ms")
+
+
+def _id(scene: Scene) -> str:
+    return "" if scene.job is None else scene.job.operation.id
+
+
+def _active(scene: Scene) -> str | None:
+    if scene.job is None:
+        return "no job is selected"
+    if not scene.job.operation.active:
+        return "it has ended"
+    kind = scene.job.operation.kind
+    if not is_move(scene.job) and kind not in WHOLE_HOST:
+        return f"a {kind} job takes no orders"
+    return None
+
+
+def _moves(scene: Scene) -> str | None:
+    if (why := _active(scene)) is not None:
+        return why
+    return None if is_move(scene.job) else "it is about a whole host"
+
+
+def _phase(scene: Scene) -> str | None:
+    return None if scene.job is None else scene.job.operation.phase
+
+
+def _pre_copy(scene: Scene) -> str | None:
+    return _moves(scene) or ("it is in post-copy already" if _phase(scene) in _LATE else None)
+
+
+def _cancel(scene: Scene) -> str | None:
+    if (why := _active(scene)) is not None:
+        return why
+    late = is_move(scene.job) and _phase(scene) in _LATE
+    return "in post-copy nobody can go back" if late else None
+
+
+def _whole(scene: Scene) -> bool:
+    return scene.job is not None and scene.job.operation.kind in WHOLE_HOST
+
+
+def _resume(scene: Scene) -> str | None:
+    if (why := _active(scene)) is not None:
+        return why
+    if _whole(scene) or _phase(scene) == JobPhase.POST_COPY_PAUSED:
+        return None
+    return "nothing is broken or paused"
+
+
+def _done(scene: Scene) -> str:
+    return "an unknown share" if scene.done is None else f"{scene.done:.0%}"
+
+
+def _cost_of_cancel(scene: Scene, _: Answers) -> str:
+    if _whole(scene):
+        return f"{_done(scene)} is done; nothing new begins, and what is on its way arrives"
+    guest = scene.job.operation.guest if scene.job is not None else ""
+    return f"{_done(scene)} of it is done and would be thrown away; {guest} stays where it is"
+
+
+def _cost_of_postcopy(scene: Scene, _: Answers) -> str:
+    left = "memory" if scene.remaining is None else show_bytes(scene.remaining)
+    return (
+        f"{left} would be fetched over the network while the guest runs at the target;"
+        " from then on it cannot be cancelled, and it needs both hosts to live"
+    )
+
+
+def _cost_of_pause(scene: Scene, _: Answers) -> str | None:
+    if _whole(scene):
+        return None
+    left = "what is left" if scene.remaining is None else show_bytes(scene.remaining)
+    return f"the guest stands still until {left} has been sent"
+
+
+def _word(word: str) -> tuple[tuple[str, ...], ...]:
+    return ((word,),)
+
+
+def _order(word: str, scene: Scene) -> tuple[Words, ...]:
+    return ((word, _id(scene)),)
+
+
+ON_JOBS = (
+    Action(
+        name="open", key="o", label="Open", where=(Where.JOBS,), local=True, shown=False,
+        fits=lambda scene: None if scene.job is not None else "no job is selected",
+        help="Watch the job, or see how it went",
+    ),
+    Action(
+        name="details", key="i", label="Details", where=_ANY, shown=False,
+        fits=lambda scene: None if scene.job is not None else "no job is selected",
+        help="All there is on the job: report, decisions, requests",
+        look=lambda scene, _: ("job", _id(scene)),
+    ),
+    Action(
+        name="copy", key="y", label="Copy", where=_ANY, local=True, shown=False,
+        fits=lambda scene: None if scene.job is not None else "no job is selected",
+        help="Copy all there is on the job as JSON",
+    ),
+    Action(
+        name="bandwidth", key="b", label="Bandwidth", where=_MOVE, fits=_moves,
+        help="Limit how fast a migration sends", fields=lambda _: (_RATE,),
+        run=lambda scene, answers: (
+            ("set", _id(scene), "--bandwidth", answers.get("bandwidth", "")),),
+    ),
+    Action(
+        name="downtime", key="d", label="Downtime", where=_MOVE, fits=_pre_copy,
+        help="The longest pause that QEMU may aim for", fields=lambda _: (_DOWNTIME,),
+        run=lambda scene, answers: (
+            ("set", _id(scene), "--max-downtime", answers.get("downtime", "")),),
+    ),
+    Action(
+        name="postcopy", key="t", label="Post-copy", where=_MOVE, fits=_pre_copy,
+        help="Let the guest go on at the target now", costs=_cost_of_postcopy,
+        run=lambda scene, _: _order("postcopy", scene),
+    ),
+    Action(
+        name="cancel", key="c", label="Cancel", where=_ANY, fits=_cancel,
+        help="Give it up: a guest goes on where it was; of a host nothing new begins",
+        costs=_cost_of_cancel, run=lambda scene, _: _order("cancel", scene),
+    ),
+    Action(
+        name="pause", key="p", label="Pause", where=_ANY,
+        fits=lambda scene: _active(scene) if _whole(scene) else _pre_copy(scene),
+        help="A guest stands still, so that its move can end; of a host nothing new begins",
+        costs=_cost_of_pause, run=lambda scene, _: _order("pause", scene),
+    ),
+    Action(
+        name="resume", key="r", label="Resume", where=_ANY, fits=_resume,
+        help="Go on with what was paused, or with a post-copy whose stream broke",
+        run=lambda scene, _: _order("resume", scene),
+    ),
+    Action(
+        name="recover", key="R", label="Recover", where=(Where.JOBS,),
+        help="Finish or undo what dead controllers left",
+        fits=lambda scene: None if any(one.unattended for one in scene.model.jobs)
+        else "all jobs are attended",
+        look=lambda *_: ("recover", "--dry-run"), run=lambda *_: _word("recover"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,198 @@
+"""What can be done with snapshots. Pure."""
+
+from vmckpt.model.now import SnapshotNow
+from vmckpt.units import show_bytes
+from vmckpt_tui.actions import Action, Answers, Field, Words, option
+from vmckpt_tui.scene import Scene, Where
+
+_HERE = (Where.SNAPSHOTS,)
+_KEPT = tuple(
+    Field(name=name, label=f"keep {name}", needed=False, hint="how many")
+    for name in ("last", "hourly", "daily", "weekly", "monthly")
+)
+
+
+def _some(scene: Scene) -> str | None:
+    return None if any(one.id for one in scene.snapshots) else "no snapshot is selected"
+
+
+def _one(scene: Scene) -> str | None:
+    return _some(scene) or ("select one snapshot" if len(scene.snapshots) > 1 else None)
+
+
+def _first(scene: Scene) -> SnapshotNow:
+    return scene.snapshots[0] if scene.snapshots else SnapshotNow(id="", name="", store="")
+
+
+def _in(scene: Scene) -> Words:
+    return ("--store", _first(scene).store)
+
+
+def _ids(scene: Scene) -> Words:
+    return tuple(one.id for one in scene.snapshots)
+
+
+def _two(scene: Scene) -> str | None:
+    if _some(scene) is not None:
+        return "no snapshot is selected"
+    if len(scene.snapshots) == 2 or (len(scene.snapshots) == 1 and _first(scene).parent):
+        return None
+    return "mark two snapshots, or choose one that follows another"
+
+
+def _diff(scene: Scene, _: Answers) -> Words:
+    if len(scene.snapshots) == 2:
+        older, newer = sorted(scene.snapshots, key=lambda one: one.made_at)
+        return ("snapshot", "diff", older.id, newer.id, *_in(scene))
+    first = _first(scene)
+    return ("snapshot", "diff", first.parent or "", first.id, *_in(scene))
+
+
+def _hosts(scene: Scene) -> Field:
+    names = tuple((one.name, one.name) for one in scene.model.fleet.hosts if one.error is None)
+    return Field(name="on", label="on host", choices=(("where it was taken", ""), *names),
+                 needed=False)  # fmt: skip
+
+
+def _restore(scene: Scene, answers: Answers) -> tuple[Words, ...]:
+    first = _first(scene)
+    what = first.group if answers.get("group") == "yes" and first.group else first.id
+    return (
+        ("snapshot", "restore", what, *option("--on", answers, "on"), "--replace", *_in(scene)),
+    )
+
+
+def _restore_fields(scene: Scene) -> tuple[Field, ...]:
+    if _first(scene).group is None:
+        return (_hosts(scene),)
+    choices = (("this guest", "no"), ("its whole group", "yes"))
+    return (Field(name="group", label="what", choices=choices, value="no"), _hosts(scene))
+
+
+def _cost_of_restore(scene: Scene, _: Answers) -> str:
+    first = _first(scene)
+    later = sum(
+        one.guest_uuid == first.guest_uuid and one.made_at > first.made_at
+        for one in scene.model.snapshots
+    )
+    return (
+        f"{first.guest} is ended if it runs, and its disks ({show_bytes(first.disks)}) are written"
+        f" over: what it did since is lost, but for {later} later snapshots"
+    )
+
+
+def _fork(scene: Scene, answers: Answers) -> tuple[Words, ...]:
+    return (("snapshot", "restore", _first(scene).id, "--as", answers.get("name", ""),
+             *option("--on", answers, "on"), *_in(scene)),)  # fmt: skip
+
+
+def _cost_of_delete(scene: Scene, _: Answers) -> str:
+    found = [one for one in scene.snapshots if one.id]
+    own = show_bytes(sum(one.new for one in found))
+    return (
+        f"{len(found)} snapshots go for good; {own} were new in them, gc frees what no other needs"
+    )
+
+
+def _prune(answers: Answers) -> Words:
+    kept = [
+        word for one in _KEPT for word in option(f"--keep-{one.name}", answers, one.name)
+    ]  # fmt: skip
+    return ("snapshot", "prune", *kept, *option("--schedule", answers, "schedule"))
+
+
+def _prune_fields(scene: Scene) -> tuple[Field, ...]:
+    names = sorted({one.schedule for one in scene.model.snapshots if one.schedule})
+    if not names:
+        return _KEPT
+    choices = tuple((name, name) for name in names)
+    return (Field(name="schedule", label="schedule", choices=choices, value=names[0]), *_KEPT)
+
+
+def _scheduled(scene: Scene) -> str | None:
+    made = any(one.schedule for one in scene.model.snapshots)
+    return None if made else "no snapshot was made by a schedule"
+
+
+def _pinned(scene: Scene, *, wanted: bool) -> str | None:
+    if (why := _one(scene)) is not None:
+        return why
+    if _first(scene).pinned is wanted:
+        return None
+    return "it is not pinned" if wanted else "it is pinned"
+
+
+ON_SNAPSHOTS = (
+    Action(
+        name="create", key="s", label="Snapshot", where=_HERE, fits=_one,
+        help="Take a new snapshot of the same guest",
+        fields=lambda _: (Field(name="name", label="name", needed=False, hint="else the time"),),
+        run=lambda scene, answers: (
+            ("snapshot", "create", _first(scene).guest_uuid, *option("--name", answers, "name"),
+             *_in(scene)),),
+    ),
+    Action(
+        name="restore", key="r", label="Restore", where=_HERE, fits=_one,
+        help="Bring the guest back as it was then", fields=_restore_fields,
+        look=lambda scene, _: ("snapshot", "show", _first(scene).id, *_in(scene)),
+        run=_restore, costs=_cost_of_restore,
+    ),
+    Action(
+        name="fork", key="f", label="Fork", where=_HERE, fits=_one,
+        help="Restore it as another guest, with its network off",
+        fields=lambda scene: (Field(name="name", label="name"), _hosts(scene)), run=_fork,
+    ),
+    Action(
+        name="diff", key="d", label="Diff", where=_HERE, fits=_two, look=_diff,
+        help="What changed between two marked ones, or since the one before",
+    ),
+    Action(
+        name="verify", key="v", label="Verify", where=_HERE, fits=_some,
+        help="Prove that they are whole, down to every chunk",
+        run=lambda scene, _: (("snapshot", "verify", *_ids(scene), "--deep", *_in(scene)),),
+    ),
+    Action(
+        name="boot", key="V", label="Boot", where=_HERE, fits=_one, shown=False,
+        help="Prove it by restoring it beside the guest, without network",
+        run=lambda scene, _: (("snapshot", "verify", *_ids(scene), "--boot", *_in(scene)),),
+    ),
+    Action(
+        name="show", key="x", label="Show", where=_HERE, fits=_one, shown=False,
+        help="All that is known of it",
+        look=lambda scene, _: ("snapshot", "show", _first(scene).id, *_in(scene)),
+    ),
+    Action(
+        name="prune", key="p", label="Prune", where=_HERE, fits=_scheduled,
+        help="Delete what a schedule made and no rule keeps; what goes is shown first",
+        fields=_prune_fields, look=lambda _, answers: (*_prune(answers), "--dry-run"),
+        run=lambda _, answers: ((*_prune(answers), "--yes"),),
+        costs=lambda *_: "what the list below says that goes, goes for good",
+    ),
+    Action(
+        name="schedule", key="w", label="Schedule", where=_HERE, fits=lambda _: None, shown=False,
+        help="What vmckpt run would do now, and when each guest is due",
+        look=lambda *_: ("run", "--dry-run", "--once"),
+    ),
+    Action(
+        name="pin", key="i", label="Pin", where=_HERE, shown=False,
+        fits=lambda scene: _pinned(scene, wanted=False), help="Keep it from being deleted",
+        fields=lambda _: (Field(name="why", label="why", needed=False),),
+        run=lambda scene, answers: (
+            ("snapshot", "pin", _first(scene).id, *option("--why", answers, "why"), *_in(scene)),),
+    ),
+    Action(
+        name="unpin", key="I", label="Unpin", where=_HERE, shown=False,
+        fits=lambda scene: _pinned(scene, wanted=True), help="Let it be deleted again",
+        run=lambda scene, _: (("snapshot", "unpin", _first(scene).id, *_in(scene)),),
+    ),
+    Action(
+        name="delete", key="D", label="Delete", where=_HERE, fits=_some, shown=False,
+        help="Delete the marked ones", costs=_cost_of_delete,
+        run=lambda scene, _: (("snapshot", "delete", *_ids(scene), "--yes", *_in(scene)),),
+    ),
+    Action(
+        name="gc", key="g", label="Collect", where=_HERE, fits=lambda _: None, shown=False,
+        help="Free what no snapshot needs",
+        look=lambda *_: ("snapshot", "gc", "--dry-run"), run=lambda *_: (("snapshot", "gc"),),
+    ),
+)  # fmt: skip

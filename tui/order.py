@@ -1,0 +1,163 @@
+"""The question before something is done: what, with what in it, what comes of it, yes or no."""
+
+import asyncio
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, Label, Select, Static
+
+from vmckpt.model.commands import Commands
+from vmckpt_tui import actions
+from vmckpt_tui.actions import Action, Field, Words, line
+from vmckpt_tui.scene import Scene
+
+_REST = 0.4
+"""Seconds after the last key before it is looked up what would come of it."""
+
+
+class Order(ModalScreen[tuple[Words, ...] | None]):
+    """Ends with the commands to run, or None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "no", "Back"),
+        Binding("ctrl+y", "yes", "Yes", priority=True),
+    ]
+    DEFAULT_CSS = """
+    Order { align: center middle; }
+    Order #box { width: 96%; max-width: 130; height: auto; max-height: 96%; padding: 0 1;
+                 background: $surface; border: round $primary; }
+    Order .field { height: 1; margin: 1 0 0 0; }
+    Order .field Label { width: 18; padding: 0 1 0 0; text-align: right; }
+    Order .field Select, Order .field Input { width: 1fr; }
+    Order #cost { padding: 0 1; color: $text-warning; text-style: bold; }
+    Order #cost.none { display: none; }
+    Order #line { padding: 0 1; color: $text-muted; }
+    Order #told { height: auto; max-height: 1fr; min-height: 1; padding: 0 1;
+                  background: $panel; }
+    Order #told.none { display: none; }
+    Order #keys { height: 1; margin: 1 0 0 0; align-horizontal: right; }
+    Order Button { margin: 0 1; min-width: 12; }
+    Order Button:focus { text-style: bold reverse; }
+    """
+
+    def __init__(self, action: Action, scene: Scene, commands: Commands) -> None:
+        super().__init__()
+        self._action, self._scene, self._commands = action, scene, commands
+        self._fields = action.fields(scene)
+        self._answers = {one.name: one.value for one in self._fields if one.value}
+
+    def compose(self) -> ComposeResult:
+        acts = self._action.run is not None
+        with Vertical(id="box") as box:
+            about = actions.about(self._action, self._scene)
+            box.border_title = Text(f"{self._action.label} {about}".rstrip()[:70])
+            yield Label(self._action.help, markup=False)
+            for one in self._fields:
+                with Horizontal(classes="field"):
+                    yield Label(one.label)
+                    yield _asked(one)
+            yield Static("", id="cost", markup=False)
+            with VerticalScroll(id="told", classes="none"):
+                yield Static("", id="text", markup=False)
+            yield Static("", id="line", markup=False)
+            with Horizontal(id="keys"):
+                yield Button("No, back" if acts else "Back", id="no", compact=True)
+                if acts:
+                    yes = f"Yes, {self._action.label.lower()}"
+                    yield Button(yes, id="yes", variant="primary", compact=True)
+
+    def on_mount(self) -> None:
+        self._tell()
+        self._ask(0.0)
+        if self._fields:
+            self.query_one(f"#field-{self._fields[0].name}").focus()
+        elif self._action.run is None or self._harms():
+            self.query_one("#no").focus()
+        else:
+            self.query_one("#yes").focus()
+
+    def _harms(self) -> bool:
+        return self._action.costs(self._scene, self._answers) is not None
+
+    @on(Input.Changed)
+    @on(Select.Changed)
+    def changed(self, event: Input.Changed | Select.Changed) -> None:
+        """Something was filled in."""
+        event.stop()
+        name = (event.control.id or "").removeprefix("field-")
+        value = event.value if isinstance(event.value, str) else ""
+        if self._answers.get(name, "") == value:
+            return
+        self._answers.pop(name, None)
+        if value:
+            self._answers[name] = value
+        self._tell()
+        self._ask(_REST)
+
+    @on(Input.Submitted)
+    def typed(self, event: Input.Submitted) -> None:
+        """Enter goes on: to the next field, then to yes or no."""
+        event.stop()
+        self.focus_next()
+
+    def _words(self) -> tuple[Words, ...]:
+        if self._action.run is None:
+            look = self._action.look(self._scene, self._answers)
+            return () if look is None else (look,)
+        return self._action.run(self._scene, self._answers)
+
+    def _tell(self) -> None:
+        """The command line, what it costs, and whether something is missing."""
+        gap = actions.missing(self._action, self._scene, self._answers)
+        words = self._words()
+        more = f"  (and {len(words) - 1} more)" if len(words) > 1 else ""
+        shown = gap or (f"$ {line(words[0])}{more}" if words else "")
+        self.query_one("#line", Static).update(shown)
+        cost = self._action.costs(self._scene, self._answers)
+        self.query_one("#cost", Static).update(f"! {cost}")
+        self.query_one("#cost").set_class(cost is None, "none")
+        for button in self.query("#yes").results(Button):
+            button.disabled = gap is not None
+
+    def _ask(self, rest: float) -> None:
+        look = self._action.look(self._scene, self._answers)
+        if look is None or actions.missing(self._action, self._scene, self._answers):
+            return
+        self.query_one("#told").remove_class("none")
+        self.query_one("#text", Static).update(Text(f"asking {line(look)} …", style="dim"))
+        self.run_worker(self._look(look, rest), exclusive=True)
+
+    async def _look(self, words: Words, rest: float) -> None:
+        await asyncio.sleep(rest)
+        width = max(60, self.query_one("#told").size.width - 4)
+        said = await self._commands.ask(words, width)
+        self.query_one("#text", Static).update(Text.from_ansi(said.text.rstrip() or "nothing"))
+
+    @on(Button.Pressed, "#no")
+    def action_no(self) -> None:
+        """Nothing is done."""
+        self.dismiss(None)
+
+    @on(Button.Pressed, "#yes")
+    def action_yes(self) -> None:
+        """It is done, if nothing is missing."""
+        if self._action.run is None:
+            return
+        gap = actions.missing(self._action, self._scene, self._answers)
+        if gap is not None:
+            self.notify(gap, severity="warning")
+            return
+        self.dismiss(self._words())
+
+
+def _asked(one: Field) -> "Select[str] | Input":
+    if one.choices is None:
+        return Input(value=one.value, placeholder=one.hint, id=f"field-{one.name}", compact=True)
+    return Select(
+        one.choices, value=one.value, allow_blank=False, id=f"field-{one.name}", compact=True
+    )  # fmt: skip

@@ -1,0 +1,358 @@
+"""The parts of the dashboard that are lists."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.widget import Widget
+from textual.widgets import Input, Static
+
+from vmckpt.journal.desk import JobView
+from vmckpt.model.commands import Commands
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.now import FleetNow, GuestNow, HostNow
+from vmckpt.policy.types import Policy
+from vmckpt_tui import guard_view, policy_view, view
+from vmckpt_tui.actions import of
+from vmckpt_tui.columns import Column
+from vmckpt_tui.grid import Grid
+from vmckpt_tui.parts import Filter
+from vmckpt_tui.policy_view import Use
+from vmckpt_tui.scene import Model, Scene, Where
+from vmckpt_tui.table import TABLE
+from vmckpt_tui.view import Leaf
+
+_AT_ONCE = 50
+"""Guests that a policy is found for before keys are looked at again."""
+
+
+def bindings(where: Where) -> list[BindingType]:
+    """The keys of one part, from the table."""
+    return [
+        Binding(one.key, f"app.do('{one.name}')", one.label, show=one.shown)
+        for one in of(TABLE, where)
+    ]
+
+
+class Pane(Vertical):
+    """One part. What it shows comes by `show`; what is selected goes by `scene`."""
+
+    name_of: ClassVar[str]
+    where: ClassVar[Where]
+
+    def __init__(self) -> None:
+        super().__init__(id=f"pane-{self.name_of.lower()}")
+        self.model = Model()
+
+    def show(self, model: Model) -> None:
+        """New data."""
+        self.model = model
+        self.fill()
+
+    def fill(self) -> None:
+        """Put what is known into what is seen."""
+
+    def scene(self) -> Scene:
+        return Scene(where=self.where, model=self.model)
+
+    def main(self) -> Widget:
+        """What the keys go to."""
+        return self.query_one(Grid)
+
+    def search(self) -> None:
+        """Type what to look for, if there is a filter."""
+        for one in self.query(Filter):
+            one.open()
+
+    def on_filter_left(self) -> None:
+        self.main().focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        self.fill()
+
+    def typed(self) -> str:
+        return self.query_one(Filter).value
+
+
+class FleetPane(Pane):
+    """Hosts and guests."""
+
+    name_of = "Fleet"
+    where = Where.FLEET
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings(Where.FLEET),
+        Binding("tab", "other", "Hosts/guests", show=False, priority=True),
+        Binding("escape", "all", "All", show=False),
+    ]
+    DEFAULT_CSS = """
+    FleetPane #hosts { height: auto; max-height: 35%; min-height: 3; }
+    FleetPane #of { height: 1; background: $panel; padding: 0 1; color: $text-muted; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._index = view.index(self.model, 0.0)
+        self._host: str | None = None
+
+    def compose(self) -> ComposeResult:
+        hosts: Sequence[Column[HostNow]] = view.host_columns(lambda: self._index)
+        guests: Sequence[Column[GuestNow]] = view.guest_columns(lambda: self._index)
+        yield Grid(hosts, lambda one: one.name, id="hosts", sort=0, empty="no host is known yet")
+        yield Static("", id="of", markup=False)
+        yield Filter(placeholder="name, host, state or label", id="filter")
+        yield Grid(guests, lambda one: f"{one.uuid} {one.host}", id="guests", sort=0,
+                   empty="looking …")  # fmt: skip
+
+    @property
+    def hosts(self) -> "Grid[HostNow]":
+        return self.query_one("#hosts", Grid)
+
+    @property
+    def guests(self) -> "Grid[GuestNow]":
+        return self.query_one("#guests", Grid)
+
+    def main(self) -> Widget:
+        return self.guests
+
+    def show(self, model: Model) -> None:
+        """20,000 guests are only sorted again if they are other ones."""
+        known, self.model = self.model.fleet, model
+        fleet = model.fleet
+        if not known.at or known.hosts is not fleet.hosts or known.guests is not fleet.guests:
+            self.fill()
+            return
+        self._index = view.index(model, time.time(), self._index)
+        self.hosts.refresh()
+        self.guests.refresh()
+
+    def fill(self) -> None:
+        fleet = self.model.fleet
+        self._index = view.index(self.model, time.time(), self._index)
+        self.hosts.show(fleet.hosts)
+        self.hosts.styles.height = min(len(fleet.hosts) + 1, 1 + max(2, self.size.height // 3))
+        chosen = [one for one in fleet.guests if self._host in (None, one.host)]
+        found = view.matching(chosen, self.typed())
+        empty = "no guest has these words" if self.typed() else "no guests"
+        self.guests.show(found, empty=empty if fleet.at else "looking …")
+        self._tell(fleet, len(found))
+
+    def on_resize(self) -> None:
+        self.fill()
+
+    def _tell(self, fleet: FleetNow, shown: int) -> None:
+        on = "" if self._host is None else f" on {self._host} (Esc: all)"
+        few = "" if shown == len(fleet.guests) else f"{shown:,} of "
+        marked = f", {len(self.guests.marked)} marked" if self.guests.marked else ""
+        self.query_one("#of", Static).update(
+            f"{len(fleet.hosts):,} hosts · {few}{len(fleet.guests):,} guests{on}{marked}"
+            " · / filter · Space mark · Tab hosts"
+        )
+
+    def scene(self) -> Scene:
+        host = self.hosts.current
+        if self.hosts.has_focus:
+            return Scene(where=self.where, model=self.model, host=host)
+        guests = self.guests.selected
+        if guests and not self.hosts.has_focus:
+            host = self.model.host(guests[0].host)
+        return Scene(where=self.where, model=self.model, guests=guests, host=host)
+
+    def on_grid_moved(self, event: Grid.Moved) -> None:
+        self._tell(self.model.fleet, len(self.guests.rows))
+
+    def on_grid_chosen(self, event: "Grid.Chosen") -> None:
+        if event.grid is self.hosts and self.hosts.current is not None:
+            self._host = self.hosts.current.name
+            self.fill()
+            self.guests.focus()
+
+    def action_other(self) -> None:
+        (self.guests if self.hosts.has_focus else self.hosts).focus()
+
+    def action_all(self) -> None:
+        """Forget what was chosen."""
+        self._host = None
+        self.guests.unmark()
+        self.query_one(Filter).value = ""
+        self.fill()
+
+
+class JobsPane(Pane):
+    """What runs, and the journal of what has run."""
+
+    name_of = "Jobs"
+    where = Where.JOBS
+    BINDINGS: ClassVar[list[BindingType]] = bindings(Where.JOBS)
+
+    def compose(self) -> ComposeResult:
+        yield Filter(placeholder="guest, host, kind, state or who asked")
+        columns: Sequence[Column[JobView]] = view.job_columns(time.time)
+        yield Grid(columns, lambda one: one.operation.id, empty="no job has run yet")
+
+    def fill(self) -> None:
+        self.query_one(Grid).show(view.jobs_matching(self.model.jobs, self.typed()))
+
+    def scene(self) -> Scene:
+        job: JobView | None = self.query_one(Grid).current
+        sample = None if job is None else job.sample
+        return Scene(
+            where=self.where, model=self.model, job=job,
+            done=None if sample is None else sample.done,
+            remaining=None if sample is None else sample.values.get("remaining"),
+        )  # fmt: skip
+
+
+class GuardPane(Pane):
+    """Protections."""
+
+    name_of = "Replicas"
+    where = Where.GUARD
+    BINDINGS: ClassVar[list[BindingType]] = bindings(Where.GUARD)
+
+    def compose(self) -> ComposeResult:
+        columns: Sequence[Column[Mapping[str, Any]]] = guard_view.guard_columns()
+        yield Grid(columns, lambda one: str(one["job"]),
+                   empty="no guest is protected; choose one in Fleet and press p")  # fmt: skip
+
+    def fill(self) -> None:
+        self.query_one(Grid).show(list(self.model.protections.values()))
+
+    def scene(self) -> Scene:
+        return Scene(where=self.where, model=self.model, entry=self.query_one(Grid).current)
+
+
+class SnapshotsPane(Pane):
+    """The trees of snapshots."""
+
+    name_of = "Snapshots"
+    where = Where.SNAPSHOTS
+    BINDINGS: ClassVar[list[BindingType]] = bindings(Where.SNAPSHOTS)
+
+    def compose(self) -> ComposeResult:
+        yield Filter(placeholder="guest, name or store")
+        columns: Sequence[Column[Leaf]] = view.snapshot_columns(time.time)
+        yield Grid(columns, lambda one: f"{one.snapshot.store} {one.snapshot.id}",
+                   empty="no snapshots; choose a guest in Fleet and press s")  # fmt: skip
+
+    def fill(self) -> None:
+        self.query_one(Grid).show(view.leaves(self.model.snapshots, self.typed()))
+
+    def scene(self) -> Scene:
+        found: Sequence[Leaf] = self.query_one(Grid).selected
+        chosen = tuple(one.snapshot for one in found)
+        return Scene(where=self.where, model=self.model, snapshots=chosen)
+
+
+class PoliciesPane(Pane):
+    """Policies, and how many guests get each; what they say is shown by commands."""
+
+    name_of = "Policies"
+    where = Where.POLICIES
+    BINDINGS: ClassVar[list[BindingType]] = bindings(Where.POLICIES)
+
+    def __init__(self, policies: Sequence[Policy]) -> None:
+        super().__init__()
+        self._policies = policies
+        self._counted: Sequence[GuestNow] | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Grid(policy_view.policy_columns(), lambda one: one.policy.name, sort=0,
+                   empty="no policy can be read; vmckpt policy list tells why")  # fmt: skip
+
+    def fill(self) -> None:
+        guests = self.model.fleet.guests
+        if not self.display or guests is self._counted:
+            return
+        if self._counted is None:
+            self._tell({})
+        self._counted = guests
+        self.run_worker(self._count(guests), exclusive=True)
+
+    async def _count(self, guests: Sequence[GuestNow]) -> None:
+        """A few at a time: keys are answered meanwhile."""
+        hosts = {one.name: one for one in self.model.fleet.hosts}
+        found: Counter[str] = Counter()
+        for at in range(0, len(guests), _AT_ONCE):
+            some = guests[at : at + _AT_ONCE]
+            found.update(policy_view.chosen(self._policies, one, hosts) for one in some)
+            await asyncio.sleep(0.01)
+        self._tell({one.name: found[one.name] for one in self._policies})
+
+    def _tell(self, counts: Mapping[str, int]) -> None:
+        rows = [Use(policy=one, guests=counts.get(one.name)) for one in self._policies]
+        self.query_one(Grid).show(rows)
+
+    def scene(self) -> Scene:
+        use: Use | None = self.query_one(Grid).current
+        name = None if use is None else use.policy.name
+        return Scene(where=self.where, model=self.model, policy=name)
+
+    def on_grid_chosen(self) -> None:
+        self.app.run_worker(self.app.run_action("app.do('show-policy')"))
+
+
+class DoctorPane(Pane):
+    """What is wrong with hosts, and what mends it."""
+
+    name_of = "Doctor"
+    where = Where.DOCTOR
+    BINDINGS: ClassVar[list[BindingType]] = bindings(Where.DOCTOR)
+    DEFAULT_CSS = "DoctorPane #mend { height: auto; max-height: 4; padding: 0 1; }"
+
+    def __init__(self, commands: Commands) -> None:
+        super().__init__()
+        self._commands = commands
+        self._asked = False
+
+    def compose(self) -> ComposeResult:
+        columns: Sequence[Column[Finding]] = view.finding_columns()
+        yield Grid(columns, lambda one: f"{one.where} {one.code} {one.text}", sort=0)
+        yield Static("", id="mend", markup=False)
+
+    def fill(self) -> None:
+        if not self._asked and self.display:
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Examine all hosts."""
+        self._asked = True
+        self.query_one(Grid).show((), empty="examining …")
+        self.run_worker(self._examine(), exclusive=True)
+
+    async def _examine(self) -> None:
+        grid: Grid[Finding] = self.query_one(Grid)
+        said = await self._commands.ask(["doctor", "--json"], 200)
+        await asyncio.sleep(0)
+        found = findings(said.text)
+        if found is None:
+            grid.show((), empty=" ".join(said.text.split()) or "doctor says nothing")
+        else:
+            grid.show(found, empty="no host to examine")
+
+    def on_grid_moved(self) -> None:
+        one: Finding | None = self.query_one(Grid).current
+        mend = "" if one is None or one.mend is None else f"→ {one.mend}"
+        self.query_one("#mend", Static).update(mend)
+
+
+def findings(text: str) -> Sequence[Finding] | None:
+    """What `vmckpt doctor --json` printed; None if that is no such thing."""
+    start, end = text.find("["), text.rfind("]")
+    try:
+        told = json.loads(text[start : end + 1])
+        return [
+            Finding(
+                severity=Severity(one["severity"]), code=one["code"], where=one["where"],
+                text=one["text"], mend=one.get("mend"),
+            )
+            for one in told
+        ]  # fmt: skip
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,155 @@
+"""Small parts that several screens are made of."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.events import Click
+from textual.message import Message
+from textual.widget import Widget
+from textual.widgets import Input, Static
+
+from vmckpt_tui.scene import Model
+
+
+class Head(Horizontal):
+    """The line at the top: the parts of the dashboard, and what is wrong."""
+
+    DEFAULT_CSS = """
+    Head { height: 1; background: $panel; }
+    Head Tab { width: auto; padding: 0 1; }
+    Head Tab.here { background: $primary; text-style: bold; color: $text; }
+    Head #brand { width: auto; padding: 0 1; text-style: bold; color: $accent; }
+    Head #state { width: 1fr; text-align: right; padding: 0 1; color: $text-muted; }
+    """
+
+    def __init__(self, names: Sequence[str], title: str) -> None:
+        super().__init__()
+        self._names, self._title = names, title
+
+    def compose(self) -> ComposeResult:
+        yield Static("vmckpt", id="brand")
+        for number, name in enumerate(self._names, 1):
+            yield Tab(number, name)
+        yield Static(self._title, id="state", markup=False)
+
+    def show(self, here: str, counts: dict[str, str]) -> None:
+        """Which part is shown, and what the others have."""
+        for tab in self.query(Tab):
+            tab.set_class(tab.name_of == here, "here")
+            more = counts.get(tab.name_of, "")
+            tab.update(f"{tab.number} {tab.name_of}{more}")
+
+
+class Tab(Static):
+    """One of the parts, to be clicked."""
+
+    class Wanted(Message):
+        """It was clicked."""
+
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.part = name
+
+    def __init__(self, number: int, name: str) -> None:
+        super().__init__(f"{number} {name}", markup=False)
+        self.number, self.name_of = number, name
+
+    def on_click(self, event: Click) -> None:
+        event.stop()
+        self.post_message(self.Wanted(self.name_of))
+
+
+class Trouble(Static):
+    """What cannot be asked, in a line; away when all is well."""
+
+    DEFAULT_CSS = """
+    Trouble { height: auto; max-height: 3; padding: 0 1; background: $error 20%; display: none; }
+    Trouble.some { display: block; }
+    """
+
+    def show(self, model: Model) -> None:
+        """Everything at once."""
+        lines = [f"✗ {what}: {why}" for what, why in sorted(model.trouble.items())]
+        self.set_class(bool(lines), "some")
+        self.update(Text("\n".join(lines), overflow="ellipsis", no_wrap=True))
+
+
+class Filter(Input):
+    """Typed into, it leaves only what has those words."""
+
+    DEFAULT_CSS = """
+    Filter { height: 1; border: none; padding: 0 1; display: none; background: $surface; }
+    Filter:focus { border: none; }
+    Filter.open { display: block; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave(True)", "Clear"),
+        Binding("enter,down", "leave(False)", "To the list"),
+    ]
+
+    class Left(Message):
+        """Somebody is done with typing."""
+
+    def open(self) -> None:
+        """Show it and type."""
+        self.add_class("open")
+        self.focus()
+
+    def action_leave(self, clear: bool) -> None:
+        if clear:
+            self.value = ""
+        self.set_class(bool(self.value), "open")
+        self.post_message(self.Left())
+
+
+class Facts(Widget):
+    """Names and values, in as many columns as there is room for."""
+
+    DEFAULT_CSS = "Facts { height: auto; padding: 0 1; }"
+    _LEAST = 38
+    """Width of a column."""
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002  # Textual's word
+        super().__init__(id=id)
+        self._rows: Sequence[tuple[str, str]] = ()
+
+    def show(self, rows: Sequence[tuple[str, str]]) -> None:
+        """New values."""
+        if rows != self._rows:
+            again = len(rows) != len(self._rows)
+            self._rows = rows
+            self.refresh(layout=again)
+
+    def render(self) -> Text:
+        """Down the columns, as one reads a list."""
+        width = max(1, self.size.width)
+        columns = max(1, min(3, width // self._LEAST))
+        lines = -(-len(self._rows) // columns)
+        each = width // columns
+        text = Text(no_wrap=True, overflow="ellipsis")
+        for line in range(lines):
+            for name, value in self._rows[line::lines]:
+                start = len(text)
+                text.append(f"{name} ", "dim")
+                text.append(" ".join(value.split()))
+                _pad(text, start, each)
+            text.append("\n")
+        text.rstrip()
+        return text
+
+    def get_content_height(self, container: object, viewport: object, width: int) -> int:
+        columns = max(1, min(3, width // self._LEAST))
+        return -(-len(self._rows) // columns)
+
+
+def _pad(text: Text, start: int, size: int) -> None:
+    """What was written since `start` becomes so wide, with a gap."""
+    part = text[start:]
+    part.truncate(size - 1, overflow="ellipsis", pad=True)
+    text.right_crop(len(text) - start)
+    text.append_text(part)
+    text.append(" ")

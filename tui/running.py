@@ -1,0 +1,88 @@
+"""Commands that were begun from here, and what they say."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vmckpt.model.commands import Begun, Commands, Said
+from vmckpt_tui.actions import Words, line
+
+
+@dataclass(slots=True)
+class Run:
+    """Some commands, one after the other; the first that fails ends it."""
+
+    number: int
+    words: tuple[Words, ...]
+    begun: list[Begun] = field(default_factory=list)
+    said: list[Said] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        more = f" and {len(self.words) - 1} more" if len(self.words) > 1 else ""
+        return f"{line(self.words[0])}{more}"
+
+    @property
+    def over(self) -> bool:
+        if not self.said or self.said[-1].code is None:
+            return False
+        return self.said[-1].code != 0 or len(self.said) == len(self.words)
+
+    @property
+    def code(self) -> int | None:
+        """The last one's exit code, once it is over."""
+        return self.said[-1].code if self.over else None
+
+    @property
+    def text(self) -> str:
+        """All that was said, each command above what it said."""
+        told = []
+        for words, said in zip(self.words, self.said, strict=False):
+            end = "" if said.code is None else f"\n[exit code {said.code}]"
+            told.append(f"$ {line(words)}\n{said.text.rstrip()}{end}")
+        return "\n\n".join(told)
+
+    @property
+    def last_line(self) -> str:
+        """For a short word on how it ended."""
+        lines = [one for one in self.said[-1].text.splitlines() if one.strip()]
+        errors = [one for one in lines if one.startswith("error:")]
+        return (errors or lines or [""])[-1].strip()
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return [one.pid for one in self.begun]
+
+
+class Runs:
+    """All that were begun."""
+
+    def __init__(self, commands: Commands, width: int = 100) -> None:
+        self._commands, self._width = commands, width
+        self.all: list[Run] = []
+
+    @property
+    def active(self) -> Sequence[Run]:
+        return [one for one in self.all if not one.over]
+
+    def begin(self, words: tuple[Words, ...]) -> Run:
+        """Start the first of them. Raises OSError."""
+        run = Run(number=len(self.all) + 1, words=words)
+        self._next(run)
+        self.all.append(run)
+        return run
+
+    def _next(self, run: Run) -> None:
+        begun = self._commands.start(run.words[len(run.begun)], self._width)
+        run.begun.append(begun)
+        run.said.append(Said(text="", code=None))
+
+    def look(self) -> Sequence[Run]:
+        """Read on, and begin what is next; those that have come to their end since."""
+        ended = []
+        for run in self.active:
+            run.said[-1] = run.begun[-1].said()
+            if run.over:
+                ended.append(run)
+            elif run.said[-1].code == 0:
+                self._next(run)
+        return ended

@@ -1,0 +1,57 @@
+"""All actions, and those of policies and of the doctor. Pure."""
+
+from vmckpt_tui.actions import Action, Field
+from vmckpt_tui.on_fleet import ON_FLEET
+from vmckpt_tui.on_guard import ON_GUARD
+from vmckpt_tui.on_jobs import ON_JOBS
+from vmckpt_tui.on_snapshots import ON_SNAPSHOTS
+from vmckpt_tui.scene import Scene, Where
+
+_POLICIES = (Where.POLICIES,)
+_TRACE = Field(name="trace", label="trace", hint="a file that vmckpt migrate --trace wrote")
+_GUEST = Field(name="guest", label="guest", hint="its name")
+
+
+def _policy(scene: Scene) -> str | None:
+    return None if scene.policy else "no policy is selected"
+
+
+def _always(_: Scene) -> None:
+    return None
+
+
+_MORE = (
+    Action(
+        name="show-policy", key="s", label="Show", where=_POLICIES, fits=_policy,
+        help="Every value of a policy, and where it comes from",
+        look=lambda scene, _: ("policy", "show", scene.policy or ""),
+    ),
+    Action(
+        name="explain-guest", key="x", label="Explain", where=_POLICIES, fits=_always,
+        help="Which policy a guest gets, and why not another one", fields=lambda _: (_GUEST,),
+        look=lambda _, answers: ("policy", "explain", answers["guest"])
+        if answers.get("guest") else None,
+    ),
+    Action(
+        name="check-file", key="c", label="Check", where=_POLICIES, fits=_always,
+        help="Say all that is wrong with a policy file",
+        fields=lambda _: (Field(name="file", label="file", hint="like policies/own.yaml"),),
+        look=lambda _, answers: ("policy", "check", answers["file"])
+        if answers.get("file") else None,
+    ),
+    Action(
+        name="replay", key="y", label="Replay", where=_POLICIES, fits=_policy,
+        help="What this policy would have made of a recorded migration",
+        fields=lambda _: (_TRACE,),
+        look=lambda scene, answers: ("policy", "replay", answers["trace"],
+                                     "--policy", scene.policy or "")
+        if answers.get("trace") else None,
+    ),
+    Action(
+        name="look-again", key="r", label="Examine", where=(Where.DOCTOR,), fits=_always,
+        local=True, help="Examine all hosts again",
+    ),
+)  # fmt: skip
+TABLE = (*ON_FLEET, *ON_JOBS, *ON_GUARD, *ON_SNAPSHOTS, *_MORE)
+"""Every action there is."""
+BY_NAME = {one.name: one for one in TABLE}

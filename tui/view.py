@@ -1,0 +1,335 @@
+"""From what is known to what is shown: rows and their words. Pure."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from vmckpt.journal.desk import JobView
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.guests import GuestState
+from vmckpt.model.now import GuestNow, HostNow, SnapshotNow
+from vmckpt.protect import news
+from vmckpt.units import show_bytes, show_seconds
+from vmckpt_tui.columns import Cell, Column
+from vmckpt_tui.scene import Model
+from vmckpt_tui.words import ago, bar, clock
+
+_STATES: Mapping[str, Cell] = {
+    GuestState.RUNNING: ("▶ running", "good"),
+    GuestState.BLOCKED: ("▶ blocked", "good"),
+    GuestState.PAUSED: ("‖ paused", "warn"),
+    GuestState.SHUT_OFF: ("○ off", "dim"),
+    GuestState.CRASHED: ("✗ crashed", "bad"),
+    GuestState.STANDBY: ("◌ standby", "dim"),
+    GuestState.TEST: ("◌ test", "dim"),
+}
+_BAD = ("failed", "lost", "unknown", "postcopy-paused", "unattended")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """What is known of guests and hosts, to be looked up for each line."""
+
+    now: float
+    model: Model
+    """What it was made from."""
+    jobs: Mapping[str, JobView]
+    """Active ones but protections, by the guest's UUID."""
+    standing: Mapping[str, Cell]
+    """Of protected guests, by UUID."""
+    snapshots: Mapping[str, float]
+    """When the last one was made, by UUID."""
+    running: Mapping[str, int]
+    """Guests by host."""
+
+
+def index(model: Model, now: float, before: Index | None = None) -> Index:
+    """Look once at everything; what is of the same fleet and snapshots `before` knows already."""
+    if before is None or model.fleet.guests is not before.model.fleet.guests:
+        running: Mapping[str, int] = Counter(
+            one.host for one in model.fleet.guests if one.state.is_active
+        )
+    else:
+        running = before.running
+    if before is None or model.snapshots is not before.model.snapshots:
+        last = _last(model.snapshots)
+    else:
+        last = before.snapshots
+    standing = {
+        one.operation.guest_uuid or "": ("protected", "")
+        for one in model.active if one.operation.kind == "protect"
+    }  # fmt: skip
+    standing |= {str(one["uuid"]): guarded(one) for one in model.protections.values()}
+    return Index(
+        now=now,
+        model=model,
+        jobs={
+            one.operation.guest_uuid: one
+            for one in model.active
+            if one.operation.guest_uuid and one.operation.kind != "protect"
+        },
+        standing=standing,
+        snapshots=last,
+        running=running,
+    )
+
+
+def _last(snapshots: Sequence[SnapshotNow]) -> Mapping[str, float]:
+    """When the last good one of each guest was made."""
+    last: dict[str, float] = {}
+    for one in snapshots:
+        if one.wrong is None:
+            last[one.guest_uuid] = max(one.made_at, last.get(one.guest_uuid, 0.0))
+    return last
+
+
+def guarded(entry: Mapping[str, object]) -> Cell:
+    """How a protection stands, in a word or two."""
+    seen = news.look(entry)
+    if seen.end is not None:
+        return "✗ ended", "bad"
+    if not seen.ready:
+        return "! not ready", "warn"
+    behind = "" if seen.behind_s is None else f" {show_seconds(seen.behind_s)}"
+    return f"✓{behind}", "good"
+
+
+def matching(guests: Sequence[GuestNow], text: str) -> Sequence[GuestNow]:
+    """Those that have each of the words somewhere: in name, host, state, UUID or labels."""
+    words = text.casefold().split()
+    if not words:
+        return guests
+    return [one for one in guests if all(word in _hay(one) for word in words)]
+
+
+def _hay(guest: GuestNow) -> str:
+    labels = " ".join(f"{key}={value}" for key, value in guest.labels.items())
+    return f"{guest.name}\0{guest.host}\0{guest.state}\0{guest.uuid}\0{labels}".casefold()
+
+
+def host_columns(look: Callable[[], Index]) -> Sequence[Column[HostNow]]:
+    """Of the list of hosts."""
+
+    def used(host: HostNow) -> float:
+        return 1 - host.free / host.memory if host.memory else 0.0
+
+    def state(host: HostNow) -> Cell:
+        if host.error is not None:
+            return f"✗ {host.error}", "bad"
+        if host.closed is not None:
+            return f"! {host.closed}", "warn"
+        return "✓ open", "good"
+
+    def load(host: HostNow) -> Cell:
+        if not host.memory:
+            return "–", "dim"
+        tone = "warn" if used(host) > 0.9 else ""
+        return f"{bar(used(host), 10)} {used(host):4.0%}", tone
+
+    def busy(host: HostNow) -> Cell:
+        if host.busy is None:
+            return "–", "dim"
+        return f"{host.busy:.0%}", "warn" if host.busy > 0.9 else ""
+
+    def known(host: HostNow, text: str) -> Cell:
+        return (text, "") if host.memory else ("–", "dim")
+
+    return (
+        Column(label="host", width=12, grows=2, cell=lambda one: (one.name, ""),
+               order=lambda one: one.name),
+        Column(label="memory used", width=15, cell=load, order=used),
+        Column(label="free", width=8, right=True, order=lambda one: one.free,
+               cell=lambda one: known(one, show_bytes(one.free))),
+        Column(label="of", width=8, right=True, order=lambda one: one.memory, from_width=100,
+               cell=lambda one: known(one, show_bytes(one.memory))),
+        Column(label="CPUs", width=4, right=True, order=lambda one: one.cpus, from_width=100,
+               cell=lambda one: known(one, str(one.cpus))),
+        Column(label="busy", width=4, right=True, order=lambda one: one.busy or 0.0, cell=busy),
+        Column(label="guests", width=6, right=True, order=lambda one: look().running.get(one.name),
+               cell=lambda one: known(one, str(look().running.get(one.name, 0)))),
+        Column(label="state", width=12, grows=3, cell=state,
+               order=lambda one: (one.error or "", one.closed or "")),
+    )  # fmt: skip
+
+
+def guest_columns(look: Callable[[], Index]) -> Sequence[Column[GuestNow]]:
+    """Of the list of guests."""
+
+    def job(guest: GuestNow) -> Cell:
+        found = look().jobs.get(guest.uuid)
+        if found is None:
+            return "", ""
+        done = "" if found.sample is None else f" {found.sample.done:.0%}"
+        tone = "bad" if found.unattended else "bold"
+        return f"{found.operation.id}{done}", tone
+
+    def snapshot(guest: GuestNow) -> Cell:
+        last = look().snapshots.get(guest.uuid)
+        return ("–", "dim") if last is None else (f"{ago(last, look().now)} ago", "")
+
+    return (
+        Column(label="guest", width=14, grows=3, cell=lambda one: (one.name, ""),
+               order=lambda one: one.name),
+        Column(label="state", width=10, order=lambda one: one.state,
+               cell=lambda one: _STATES.get(one.state, (f"? {one.state}", "warn"))),
+        Column(label="host", width=10, grows=1, cell=lambda one: (one.host, ""),
+               order=lambda one: (one.host, one.name)),
+        Column(label="memory", width=8, right=True, order=lambda one: one.memory,
+               cell=lambda one: (show_bytes(one.memory), "")),
+        Column(label="CPUs", width=4, right=True, order=lambda one: one.vcpus, from_width=100,
+               cell=lambda one: (str(one.vcpus), "")),
+        Column(label="standby", width=11, order=lambda one: look().standing.get(one.uuid, ("", "")),
+               cell=lambda one: look().standing.get(one.uuid, ("–", "dim"))),
+        Column(label="snapshot", width=10, order=lambda one: look().snapshots.get(one.uuid, 0.0),
+               cell=snapshot, from_width=100),
+        Column(label="job", width=11, cell=job, order=job),
+        Column(label="labels", width=10, grows=2, from_width=130,
+               cell=lambda one: (" ".join(f"{k}={v}" for k, v in one.labels.items()), "dim")),
+    )  # fmt: skip
+
+
+def job_columns(clock_: Callable[[], float]) -> Sequence[Column[JobView]]:
+    """Of the list of jobs."""
+
+    def state(view: JobView) -> Cell:
+        doing = view.doing
+        if doing in _BAD:
+            return f"✗ {doing}", "bad"
+        if view.operation.active:
+            return f"▶ {doing}", "good"
+        return (f"✓ {doing}", "") if doing == "completed" else (f"· {doing}", "dim")
+
+    def done(view: JobView) -> Cell:
+        if view.sample is None:
+            return "", "dim"
+        return f"{view.sample.done:.0%}", ""
+
+    return (
+        Column(label="job", width=7, cell=lambda one: (one.operation.id, "bold"),
+               order=lambda one: one.operation.id),
+        Column(label="guest", width=10, grows=2, cell=lambda one: (one.operation.guest, ""),
+               order=lambda one: one.operation.guest),
+        Column(label="from → to", width=18, grows=2, cell=lambda one: (one.operation.way, ""),
+               order=lambda one: one.operation.way),
+        Column(label="state", width=14, cell=state, order=lambda one: one.doing),
+        Column(label="done", width=4, right=True, cell=done,
+               order=lambda one: 0.0 if one.sample is None else one.sample.done),
+        Column(label="began", width=12, order=lambda one: -one.operation.began_at,
+               cell=lambda one: (clock(one.operation.began_at, clock_()), "")),
+        Column(label="by", width=10, grows=1, from_width=100,
+               cell=lambda one: (one.operation.asked_by, "dim"),
+               order=lambda one: one.operation.asked_by),
+        Column(label="policy", width=10, grows=1, from_width=120,
+               cell=lambda one: (one.operation.policy or "", "dim")),
+    )  # fmt: skip
+
+
+def jobs_matching(jobs: Sequence[JobView], text: str) -> Sequence[JobView]:
+    """Those that have each of the words in what their line says."""
+    words = text.casefold().split()
+
+    def hay(view: JobView) -> str:
+        one = view.operation
+        told = (one.id, one.kind, one.guest, one.way, view.doing, one.asked_by, one.policy or "")
+        return "\0".join(told).casefold()
+
+    return [one for one in jobs if all(word in hay(one) for word in words)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """A snapshot in the tree of its guest."""
+
+    snapshot: SnapshotNow
+    depth: int
+
+
+def leaves(snapshots: Sequence[SnapshotNow], text: str = "") -> Sequence[Leaf]:
+    """By store and guest, children below their parents; what lost its parent begins anew."""
+    words = text.casefold().split()
+    chosen = [
+        one for one in snapshots
+        if all(word in f"{one.guest} {one.name} {one.id} {one.store}".casefold() for word in words)
+    ]  # fmt: skip
+    there = {(one.store, one.id): one.made_at for one in chosen}
+    below: dict[tuple[str, str | None], list[SnapshotNow]] = {}
+    for one in sorted(chosen, key=lambda one: (one.store, one.guest, one.made_at)):
+        made = there.get((one.store, one.parent or ""), math.inf)
+        # Who says that it follows a later one is not believed: nothing would be above both.
+        parent = one.parent if (made, one.parent or "") < (one.made_at, one.id) else None
+        below.setdefault((one.store, parent), []).append(one)
+    found: list[Leaf] = []
+    # A long line of descent would be too deep for calls inside calls.
+    waiting = [
+        (one, 0) for (_, parent), some in sorted(below.items(), key=lambda x: x[0][0])
+        if parent is None for one in some
+    ][::-1]  # fmt: skip
+    while waiting:
+        one, depth = waiting.pop()
+        found.append(Leaf(snapshot=one, depth=depth))
+        children = below.pop((one.store, one.id), []) if one.id else []
+        # A line without branches stays where it is; only branches go to the right.
+        waiting += [(child, depth + (len(children) > 1)) for child in reversed(children)]
+    return found
+
+
+def snapshot_columns(clock_: Callable[[], float]) -> Sequence[Column[Leaf]]:
+    """Of the tree of snapshots."""
+
+    def name(leaf: Leaf) -> Cell:
+        one = leaf.snapshot
+        mark = "└ " if leaf.depth else ""
+        pin = " ⚲pinned" if one.pinned else ""
+        return f"{'  ' * min(leaf.depth, 6)}{mark}{one.name or one.id or '–'}{pin}", ""
+
+    def state(leaf: Leaf) -> Cell:
+        one = leaf.snapshot
+        if one.wrong is not None:
+            return f"✗ {one.wrong}", "bad"
+        at = one.verified_at
+        told = one.verified if at is None else f"{one.verified} {ago(at, clock_())} ago"
+        if one.verified.startswith("bad"):
+            return f"✗ {told}", "bad"
+        return (told, "dim") if one.verified == "never" else (f"✓ {told}", "good")
+
+    def made(leaf: Leaf) -> Cell:
+        at = leaf.snapshot.made_at
+        return (clock(at, clock_()), "") if at else ("–", "dim")
+
+    return (
+        Column(label="guest", width=10, grows=1, cell=lambda one: (one.snapshot.guest, "")),
+        Column(label="snapshot", width=16, grows=3, cell=name),
+        Column(label="made", width=12, cell=made),
+        Column(label="new", width=8, right=True,
+               cell=lambda one: (show_bytes(one.snapshot.new), "")),
+        Column(label="memory", width=8, right=True, from_width=100,
+               cell=lambda one: (show_bytes(one.snapshot.memory), "")),
+        Column(label="disks", width=8, right=True, from_width=100,
+               cell=lambda one: (show_bytes(one.snapshot.disks), "")),
+        Column(label="schedule", width=9, from_width=120,
+               cell=lambda one: (one.snapshot.schedule or "by hand", "dim")),
+        Column(label="verified", width=14, grows=2, cell=state),
+        Column(label="store", width=8, from_width=90, cell=lambda one: (one.snapshot.store, "dim")),
+    )  # fmt: skip
+
+
+_SEVERITIES: Mapping[str, Cell] = {
+    Severity.OK: ("✓ ok", "good"),
+    Severity.INFO: ("· info", "dim"),
+    Severity.WARNING: ("! warning", "warn"),
+    Severity.BLOCKER: ("✗ blocker", "bad"),
+}
+
+
+def finding_columns() -> Sequence[Column[Finding]]:
+    """Of what doctor found."""
+    return (
+        Column(label="", width=9, cell=lambda one: _SEVERITIES[one.severity],
+               order=lambda one: -list(_SEVERITIES).index(one.severity)),
+        Column(label="where", width=10, grows=1, cell=lambda one: (one.where, ""),
+               order=lambda one: one.where),
+        Column(label="finding", width=20, grows=4, cell=lambda one: (one.text, "")),
+        Column(label="what mends it", width=16, grows=3, from_width=100,
+               cell=lambda one: (one.mend or "", "dim")),
+    )  # fmt: skip

@@ -1,0 +1,90 @@
+"""The facade's part for starting vmckpt's own commands, each as a process that outlives this one.
+
+What the dashboard does is done by the same commands that people type. A migration begun there goes
+on when the dashboard is closed, or the terminal it was in is lost.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO
+
+from vmckpt.model.commands import Begun, Said
+
+PROGRAM = (sys.executable, "-m", "vmckpt.cli.main")
+_MOST = 1 << 20
+"""Of a command's output so many bytes are read, the last ones."""
+
+
+class Processes:
+    """Processes of this machine. `more`: for their environment."""
+
+    def __init__(self, more: Mapping[str, str]) -> None:
+        self._more = more
+
+    async def ask(self, words: Sequence[str], width: int) -> Said:
+        """See Commands."""
+        process = await asyncio.create_subprocess_exec(
+            *PROGRAM, *words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, env=self._environment(width), start_new_session=True,
+        )  # fmt: skip
+        try:
+            out, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)  # what it has started, too
+                await process.wait()
+        return Said(text=_text(out), code=process.returncode)
+
+    def start(self, words: Sequence[str], width: int) -> Begun:
+        """See Commands."""
+        # A file without a name: the command may write on when nobody reads it any more.
+        file = tempfile.TemporaryFile()  # noqa: SIM115  # it is closed with what was begun
+        # A session of its own: Ctrl-C in this terminal, or its end, is not meant for it.
+        process = subprocess.Popen(
+            [*PROGRAM, *words], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+            env=self._environment(width), start_new_session=True,
+        )  # fmt: skip
+        return _Process(tuple(words), process, file)
+
+    def _environment(self, width: int) -> dict[str, str]:
+        return {**os.environ, **self._more, "COLUMNS": str(width), "PYTHONUNBUFFERED": "1"}
+
+
+class _Process:
+    """See Begun."""
+
+    def __init__(
+        self, words: tuple[str, ...], process: subprocess.Popen[bytes], file: IO[bytes]
+    ) -> None:
+        self.words, self.pid = words, process.pid
+        self._process, self._file = process, file
+        self._last: Said | None = None
+
+    def said(self) -> Said:
+        if self._last is not None:
+            return self._last
+        code = self._process.poll()
+        told = Said(text=self._read(), code=code)
+        if code is not None:
+            self._last = told
+            self._file.close()
+        return told
+
+    def _read(self) -> str:
+        size = os.fstat(self._file.fileno()).st_size
+        return _text(os.pread(self._file.fileno(), _MOST, max(0, size - _MOST)))
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")

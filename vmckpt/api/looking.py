@@ -1,0 +1,186 @@
+"""The facade's part for those who look on all the time: the dashboard's only source."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from vmckpt.errors import HypervisorError, JournalError, VmckptError
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.glance import Glancer
+from vmckpt.inventory import Inventory
+from vmckpt.journal import desk, maintenance, place
+from vmckpt.journal.desk import JobDetail, JobView, News
+from vmckpt.model.now import FleetNow, GuestNow, HostNow, SnapshotNow
+
+if TYPE_CHECKING:
+    from vmckpt.journal.store import Journal
+
+T = TypeVar("T")
+_AT_ONCE = 16
+"""Hosts that are asked at the same time."""
+_FIRST, _LATER = 3.0, 0.5
+"""Seconds that hosts are waited for: to connect takes longer than to ask again."""
+_Look = tuple[HostNow, tuple[GuestNow, ...]]
+
+
+class Source(Protocol):
+    """What is looked at. Every call may raise VmckptError and be made again later."""
+
+    title: str
+    """What it is, if it is not the hosts of an inventory: "a simulation"."""
+
+    async def fleet(self) -> FleetNow: ...
+
+    async def jobs(self, ended: int) -> Sequence[JobView]:
+        """All active ones, and of the ended ones so many of the latest."""
+
+    async def job(self, id_: str) -> JobDetail:
+        """One of them, whole."""
+
+    async def news(self, id_: str, event: int, sample: int) -> News:
+        """What came after that event and that sample."""
+
+    async def parts(self, id_: str) -> Sequence[JobView]:
+        """The migrations of a job of a whole host, the first one first."""
+
+    async def protections(self) -> Mapping[str, Mapping[str, Any]]:
+        """How they stand, by job; as api.protecting.stands tells it."""
+
+    async def snapshots(self) -> Sequence[SnapshotNow]:
+        """Of all stores, the oldest first."""
+
+    async def close(self) -> None: ...
+
+
+class Live:
+    """The hosts of an inventory, and the journal."""
+
+    title = ""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._hosts = {name: Hypervisor(host) for name, host in inventory.hosts.items()}
+        self._glancers = {name: Glancer(host) for name, host in self._hosts.items()}
+        self._narrow = asyncio.Semaphore(_AT_ONCE)
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._known: dict[str, _Look] = {}
+        self._opening = asyncio.Lock()
+        self._journal: Journal | None = None
+
+    async def close(self) -> None:
+        for task in self._asking.values():
+            task.cancel()
+        # All at once: one that is silent takes seconds.
+        await asyncio.gather(*(one.__aexit__() for one in self._hosts.values()))
+        if self._journal is not None:
+            await asyncio.to_thread(self._journal.close)
+
+    async def fleet(self) -> FleetNow:
+        """Whoever takes long is shown as it was; it is not waited for."""
+        first = not self._asking
+        for name in self._glancers:
+            if name not in self._asking or self._asking[name].done():
+                self._asking[name] = asyncio.create_task(self._look(name))
+        held, _ = await asyncio.gather(
+            asyncio.to_thread(_held),
+            asyncio.wait(self._asking.values(), timeout=_FIRST if first else _LATER),
+        )
+        found = [self._known.get(name) or (self._silent(name, "no answer yet"), ())
+                 for name in self._glancers]  # fmt: skip
+        hosts = tuple(replace(host, closed=held.get(host.name)) for host, _ in found)
+        guests = tuple(guest for _, told in found for guest in told)
+        return FleetNow(at=time.time(), hosts=hosts, guests=guests)
+
+    async def _look(self, name: str) -> None:
+        async with self._narrow:
+            try:
+                self._known[name] = await self._glancers[name].look()
+            except HypervisorError as exc:
+                self._known[name] = self._silent(name, exc.message), ()
+
+    def _silent(self, name: str, why: str) -> HostNow:
+        return HostNow(name=name, error=why, labels=self._inventory.host(name).labels)
+
+    async def jobs(self, ended: int) -> Sequence[JobView]:
+        return await self._read(lambda journal: _jobs(journal, ended)) if _journal() else ()
+
+    async def job(self, id_: str) -> JobDetail:
+        return await self._read(lambda journal: desk.job(journal, id_))
+
+    async def news(self, id_: str, event: int, sample: int) -> News:
+        return await self._read(lambda journal: desk.news(journal, id_, event, sample))
+
+    async def parts(self, id_: str) -> Sequence[JobView]:
+        return await self._read(lambda journal: desk.parts(journal, id_))
+
+    async def protections(self) -> Mapping[str, Mapping[str, Any]]:
+        from vmckpt.api import protecting  # noqa: PLC0415  # what it needs is loaded at need
+
+        found = await self._read(lambda journal: journal.entrusted()) if _journal() else ()
+        return await protecting.glances(
+            self._inventory, [one for one in found if one.kind == "protect"]
+        )
+
+    async def snapshots(self) -> Sequence[SnapshotNow]:
+        return await asyncio.to_thread(_snapshots, self._inventory)
+
+    async def _read(self, ask: Callable[["Journal"], T]) -> T:
+        """From the journal, which stays open."""
+        async with self._opening:
+            if self._journal is None:
+                self._journal = await asyncio.to_thread(lambda: desk.open_journal(read_only=True))
+        return await asyncio.to_thread(ask, self._journal)
+
+
+def _journal() -> bool:
+    """Whether there is one: before the first job there is none."""
+    return place.there(place.default())
+
+
+def _held() -> Mapping[str, str]:
+    """Why hosts are closed; a journal that cannot be read is told elsewhere."""
+    try:
+        return {name: one.closed for name, one in maintenance.held().items()}
+    except JournalError:
+        return {}
+
+
+def _jobs(journal: "Journal", ended: int) -> Sequence[JobView]:
+    active = desk.jobs(journal, limit=10_000)
+    if not ended:
+        return active
+    late = desk.jobs(journal, everything=True, limit=ended + len(active))
+    return [*active, *(one for one in late if not one.operation.active)]
+
+
+def _snapshots(inventory: Inventory) -> Sequence[SnapshotNow]:
+    # Who keeps no snapshots does not load what they need.
+    from vmckpt.api import snapshots  # noqa: PLC0415
+
+    found: list[SnapshotNow] = []
+    for name in inventory.stores:
+        try:
+            told = snapshots.listing(inventory, name)
+        except VmckptError as exc:
+            found.append(SnapshotNow(id="", name="", store=name, wrong=str(exc)))
+            continue
+        found += [_snapshot(name, one) for one in told]
+    return found
+
+
+def _snapshot(store: str, one: Any) -> SnapshotNow:
+    public = one.public
+    if public is None:
+        return SnapshotNow(id=one.id, name="", store=store, pinned=one.pinned, wrong=one.wrong)
+    last = one.verdict.last
+    return SnapshotNow(
+        id=one.id, name=public.name, store=store, guest=public.guest,
+        guest_uuid=public.guest_uuid, made_at=public.made_at, memory=public.memory,
+        disks=public.disks, new=public.new, parent=public.parent, group=public.group,
+        schedule=public.schedule, pinned=one.pinned,
+        verified="never" if last is None else str(last),
+        verified_at=None if last is None else last.at,
+        wrong=None if one.trusted else "its writer is not trusted here",
+    )  # fmt: skip

@@ -1,0 +1,26 @@
+"""The facade's part for looking at what is not there: made-up hosts, and recorded migrations."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vmckpt.policy import shelf
+from vmckpt.policy.types import Policy
+from vmckpt.sim import fleet
+from vmckpt.sim.replayed import Replayed
+from vmckpt.sim.showing import Showing
+
+
+def simulated(text: str) -> Showing:
+    """Hosts and guests that are made up: "24x300". Raises BadInput."""
+    hosts, guests = fleet.parsed(text)
+    return Showing(hosts, guests)
+
+
+def replayed(path: Path) -> Replayed:
+    """A recorded migration, as it went. Raises BadInput."""
+    return Replayed(path)
+
+
+def policies() -> Sequence[Policy]:
+    """Those that come with vmckpt."""
+    return shelf.survey(shelf.folder(None, None)).policies

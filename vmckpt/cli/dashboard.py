@@ -1,0 +1,115 @@
+"""vmckpt dashboard."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vmckpt import api
+from vmckpt import inventory as inventories
+from vmckpt.cli import output
+from vmckpt.cli.arguments import INVENTORY
+from vmckpt.errors import BadInput, PolicyError
+
+app = typer.Typer(name="dashboard", rich_markup_mode=None)
+_FLEET = "24x300"
+
+
+@app.command()
+def dashboard(
+    fleet: Annotated[
+        str | None,
+        typer.Argument(metavar="[FLEET]", help=f"With --simulate: HOSTSxGUESTS; else {_FLEET}."),
+    ] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Hosts, guests and jobs are made up.")
+    ] = False,
+    replay: Annotated[
+        Path | None, typer.Option(metavar="TRACE", help="Play what migrate --trace has written.")
+    ] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Show it in a browser.")] = False,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="With --serve.")] = 8010,
+    host: Annotated[
+        str, typer.Option(help="With --serve: the address to listen at.")
+    ] = "127.0.0.1",
+    url: Annotated[
+        str | None, typer.Option(help="With --serve: how browsers see it, behind a proxy.")
+    ] = None,
+    inventory: INVENTORY = None,
+) -> None:
+    """Look at hosts, guests and jobs in the terminal, and act on them by keys.
+
+    Everything that runs is shown, wherever it was begun; ? tells all keys. What is begun there is
+    shown first as the command it is, with what would come of it, and goes on when the dashboard is
+    closed. With --read-only (vmckpt --read-only dashboard) nothing can be begun.
+
+    --serve prints an address with a token in it: whoever has that may do what you may do. It
+    listens on this machine alone unless --host says otherwise, and speaks no TLS of its own.
+
+    Examples:
+
+        vmckpt dashboard
+
+        vmckpt dashboard --simulate 1000x20000
+
+        vmckpt dashboard --replay slow-night.jsonl
+
+        vmckpt dashboard --serve --port 8010
+    """
+    if fleet is not None and not simulate:
+        raise BadInput(f"{fleet!r}: hosts are made up with --simulate", mend="add --simulate")
+    if simulate and replay is not None:
+        raise BadInput("--simulate and --replay are two things", mend="say one of them")
+    if inventory is not None:  # what is begun from there is to find it, too
+        os.environ[inventories.VARIABLE] = str(inventory.absolute())
+    if serve:
+        _serve(fleet, replay, simulate=simulate, host=host, port=port, url=url)
+        return
+    if not (sys.stdout.isatty() or "TEXTUAL_DRIVER" in os.environ):
+        raise BadInput("this is no terminal", mend="run it in one; scripts take vmckpt jobs --json")
+    _show(fleet, replay, simulate=simulate)
+
+
+def _serve(
+    fleet: str | None, replay: Path | None, *, simulate: bool, host: str, port: int, url: str | None
+) -> None:
+    from vmckpt_tui import serving  # noqa: PLC0415  # only who serves loads a web server
+
+    if not simulate and replay is None:
+        api.load_inventory()  # what is wrong with it is told here, not in a browser
+    words = ["dashboard"]
+    words += ["--simulate", fleet or _FLEET] if simulate else []
+    words += ["--replay", str(replay.absolute())] if replay is not None else []
+    if host not in ("127.0.0.1", "::1", "localhost"):
+        output.say(f"warning: {host} can be reached from outside; the token goes there in clear")
+    serving.serve(words, host=host, port=port, url=url, say=output.say)
+
+
+def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
+    # The terminal toolkit is loaded by this command alone.
+    from vmckpt_tui import app as shown  # noqa: PLC0415
+
+    if simulate or replay is not None:
+        from vmckpt.api import pretending  # noqa: PLC0415
+
+        made = pretending.replayed(replay) if replay else pretending.simulated(fleet or _FLEET)
+        shelf = pretending.policies()
+        shown.run(shown.Setting(source=made, commands=made, policies=shelf))
+        return
+    from vmckpt.api import launching, looking  # noqa: PLC0415
+
+    known = api.load_inventory()
+    try:
+        shelf = api.readable_policies(known)
+    except PolicyError as exc:
+        output.say(str(exc))
+        shelf = ()
+    place = {} if known.path is None else {inventories.VARIABLE: str(Path(known.path).absolute())}
+    shown.run(
+        shown.Setting(
+            source=looking.Live(known), commands=launching.Processes(place), policies=shelf,
+            read_only=known.read_only,
+        )
+    )  # fmt: skip
