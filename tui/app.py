@@ -107,7 +107,7 @@ class Dashboard(App[None]):
     def compose(self) -> ComposeResult:
         title = self._setting.source.title
         yield Head(_PARTS, f"{title} · ? help" if title else "? help")
-        yield Trouble(markup=False)
+        yield Trouble()
         with ContentSwitcher(initial="pane-fleet"):
             yield FleetPane()
             yield JobsPane()
@@ -301,7 +301,7 @@ class Dashboard(App[None]):
         source, one = self._setting.source, view.operation
         if one.id in self.model.protections:
             self.push_screen(GuardScreen(source, self.model, one.id))
-        elif one.kind in WHOLE_HOST:
+        elif _whole(view):
             self.push_screen(DrainScreen(source, self.model, one.id))
         elif is_move(view):
             self.push_screen(MoveScreen(source, self.model, one.id))
@@ -346,11 +346,15 @@ class Dashboard(App[None]):
     def _open_begun(self, jobs: Sequence[JobView]) -> None:
         """Whoever ordered a job wants to see it, if nothing else was opened meanwhile."""
         for one in jobs:
-            pid = one.operation.controller.pid
-            if pid in self._opens and one.operation.kind in ("migrate", *WHOLE_HOST):
+            pid, part = one.operation.controller.pid, "part_of" in one.operation.detail
+            if pid in self._opens and not part and (is_move(one) or _whole(one)):
                 self._opens.discard(pid)
                 if self.screen is self.screen_stack[0]:
                     self._open_job(one)
+
+
+def _whole(view: JobView) -> bool:
+    return view.operation.kind in WHOLE_HOST
 
 
 def run(setting: Setting) -> None:

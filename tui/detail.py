@@ -168,7 +168,7 @@ class MoveScreen(Detail):
     def _draw(self, detail: JobDetail) -> None:
         one = detail.view.operation
         took = move_view.elapsed(detail, time.time())
-        done = "" if not detail.samples else f" · {detail.samples[-1].done:.0%}"
+        done = f" · {detail.samples[-1].done:.0%}" if detail.samples and one.active else ""
         self.title_is(f"{one.id} {one.guest}: {one.way} · {detail.view.doing}{done} · {took}")
         self.query_one(Facts).show(move_view.facts(detail))
         self.query_one("#rates", Chart).show(move_view.rates(detail.samples))

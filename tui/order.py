@@ -16,6 +16,8 @@ from vmckpt_tui import actions
 from vmckpt_tui.actions import Action, Field, Words, line
 from vmckpt_tui.scene import Scene
 
+_FRAME = 10
+"""Lines of everything but the fields and what is told."""
 _REST = 0.4
 """Seconds after the last key before it is looked up what would come of it."""
 
@@ -37,7 +39,7 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
     Order #cost { padding: 0 1; color: $text-warning; text-style: bold; }
     Order #cost.none { display: none; }
     Order #line { padding: 0 1; color: $text-muted; }
-    Order #told { height: auto; max-height: 1fr; min-height: 1; padding: 0 1;
+    Order #told { height: auto; min-height: 1; padding: 0 1;
                   background: $panel; }
     Order #told.none { display: none; }
     Order #keys { height: 1; margin: 1 0 0 0; align-horizontal: right; }
@@ -80,6 +82,11 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
             self.query_one("#no").focus()
         else:
             self.query_one("#yes").focus()
+
+    def on_resize(self) -> None:
+        """What is told has the lines that are left; the question is always in sight."""
+        rest = round(self.size.height * 0.96) - _FRAME - 2 * len(self._fields)
+        self.query_one("#told").styles.max_height = max(3, rest)
 
     def _harms(self) -> bool:
         return self._action.costs(self._scene, self._answers) is not None

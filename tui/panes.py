@@ -22,7 +22,7 @@ from vmckpt_tui import guard_view, policy_view, view
 from vmckpt_tui.actions import of
 from vmckpt_tui.columns import Column
 from vmckpt_tui.grid import Grid
-from vmckpt_tui.parts import Filter
+from vmckpt_tui.parts import Filter, Line
 from vmckpt_tui.policy_view import Use
 from vmckpt_tui.scene import Model, Scene, Where
 from vmckpt_tui.table import TABLE
@@ -100,12 +100,13 @@ class FleetPane(Pane):
         super().__init__()
         self._index = view.index(self.model, 0.0)
         self._host: str | None = None
+        self._finder = view.Finder()
 
     def compose(self) -> ComposeResult:
         hosts: Sequence[Column[HostNow]] = view.host_columns(lambda: self._index)
         guests: Sequence[Column[GuestNow]] = view.guest_columns(lambda: self._index)
         yield Grid(hosts, lambda one: one.name, id="hosts", sort=0, empty="no host is known yet")
-        yield Static("", id="of", markup=False)
+        yield Line(id="of")
         yield Filter(placeholder="name, host, state or label", id="filter")
         yield Grid(guests, lambda one: f"{one.uuid} {one.host}", id="guests", sort=0,
                    empty="looking …")  # fmt: skip
@@ -137,8 +138,9 @@ class FleetPane(Pane):
         self._index = view.index(self.model, time.time(), self._index)
         self.hosts.show(fleet.hosts)
         self.hosts.styles.height = min(len(fleet.hosts) + 1, 1 + max(2, self.size.height // 3))
-        chosen = [one for one in fleet.guests if self._host in (None, one.host)]
-        found = view.matching(chosen, self.typed())
+        found = self._finder.matching(fleet.guests, self.typed())
+        if self._host is not None:
+            found = [one for one in found if one.host == self._host]
         empty = "no guest has these words" if self.typed() else "no guests"
         self.guests.show(found, empty=empty if fleet.at else "looking …")
         self._tell(fleet, len(found))
@@ -150,7 +152,7 @@ class FleetPane(Pane):
         on = "" if self._host is None else f" on {self._host} (Esc: all)"
         few = "" if shown == len(fleet.guests) else f"{shown:,} of "
         marked = f", {len(self.guests.marked)} marked" if self.guests.marked else ""
-        self.query_one("#of", Static).update(
+        self.query_one("#of", Line).say(
             f"{len(fleet.hosts):,} hosts · {few}{len(fleet.guests):,} guests{on}{marked}"
             " · / filter · Space mark · Tab hosts"
         )

@@ -40,11 +40,24 @@ class Head(Horizontal):
         """Which part is shown, and what the others have."""
         for tab in self.query(Tab):
             tab.set_class(tab.name_of == here, "here")
-            more = counts.get(tab.name_of, "")
-            tab.update(f"{tab.number} {tab.name_of}{more}")
+            tab.say(f"{tab.number} {tab.name_of}{counts.get(tab.name_of, '')}")
 
 
-class Tab(Static):
+class Line(Static):
+    """A text that is laid out again only if it is another one."""
+
+    def __init__(self, text: str = "", *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(text, id=id, markup=False)
+        self._said = text
+
+    def say(self, text: str) -> None:
+        """Show it."""
+        if text != self._said:
+            self._said = text
+            self.update(Text(text, overflow="ellipsis", no_wrap=True))
+
+
+class Tab(Line):
     """One of the parts, to be clicked."""
 
     class Wanted(Message):
@@ -55,7 +68,7 @@ class Tab(Static):
             self.part = name
 
     def __init__(self, number: int, name: str) -> None:
-        super().__init__(f"{number} {name}", markup=False)
+        super().__init__(f"{number} {name}")
         self.number, self.name_of = number, name
 
     def on_click(self, event: Click) -> None:
@@ -63,7 +76,7 @@ class Tab(Static):
         self.post_message(self.Wanted(self.name_of))
 
 
-class Trouble(Static):
+class Trouble(Line):
     """What cannot be asked, in a line; away when all is well."""
 
     DEFAULT_CSS = """
@@ -75,7 +88,7 @@ class Trouble(Static):
         """Everything at once."""
         lines = [f"✗ {what}: {why}" for what, why in sorted(model.trouble.items())]
         self.set_class(bool(lines), "some")
-        self.update(Text("\n".join(lines), overflow="ellipsis", no_wrap=True))
+        self.say("\n".join(lines))
 
 
 class Filter(Input):

@@ -95,12 +95,25 @@ def guarded(entry: Mapping[str, object]) -> Cell:
     return f"✓{behind}", "good"
 
 
-def matching(guests: Sequence[GuestNow], text: str) -> Sequence[GuestNow]:
-    """Those that have each of the words somewhere: in name, host, state, UUID or labels."""
-    words = text.casefold().split()
-    if not words:
-        return guests
-    return [one for one in guests if all(word in _hay(one) for word in words)]
+class Finder:
+    """Finds guests by words. What is looked through is put together once for each fleet: with
+    20,000 guests that takes longer than to look through it."""
+
+    def __init__(self) -> None:
+        self._guests: Sequence[GuestNow] = ()
+        self._hays: Sequence[str] = ()
+
+    def matching(self, guests: Sequence[GuestNow], text: str) -> Sequence[GuestNow]:
+        """Those that have each of the words somewhere: in name, host, state, UUID or labels."""
+        words = text.casefold().split()
+        if not words:
+            return guests
+        if guests is not self._guests:
+            self._guests, self._hays = guests, [_hay(one) for one in guests]
+        return [
+            one for one, hay in zip(guests, self._hays, strict=True)
+            if all(word in hay for word in words)
+        ]  # fmt: skip
 
 
 def _hay(guest: GuestNow) -> str:

@@ -8,6 +8,7 @@ from vmckpt.errors import ReadOnly
 from vmckpt.model.commands import Said
 from vmckpt.model.now import GuestNow
 from vmckpt.policy import shelf
+from vmckpt_tui import order
 from vmckpt_tui.app import Dashboard, Setting
 from vmckpt_tui.grid import Grid
 from vmckpt_tui.order import Order
@@ -108,6 +109,12 @@ def test_every_action_is_tried() -> None:
     assert set(ACTS) == {one.name for one in TABLE if not one.local}
 
 
+@pytest.fixture(autouse=True)
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody types: what would come of it is looked up at once."""
+    monkeypatch.setattr(order, "_REST", 0.0)
+
+
 @pytest.mark.parametrize("name", ACTS)
 async def test_from_the_key_to_the_command(name: str) -> None:
     part, row, answers, look, runs = ACTS[name]
@@ -126,7 +133,7 @@ async def test_from_the_key_to_the_command(name: str) -> None:
             asked = app.screen.query_one(f"#field-{field}")
             assert isinstance(asked, Input | Select)
             asked.value = value
-        await pilot.pause(0.5 if answers else 0.05)
+        await pilot.pause(0.05)
         if look is not None:
             assert " ".join(still.asked[-1]) == look
         if name in HARMFUL:

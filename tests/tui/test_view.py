@@ -56,7 +56,7 @@ def test_hosts_say_what_is_wrong_with_them() -> None:
     ],
 )
 def test_each_word_must_be_somewhere(text: str, names: list[str]) -> None:
-    assert [one.name for one in view.matching(FLEET.guests, text)] == names
+    assert [one.name for one in view.Finder().matching(FLEET.guests, text)] == names
 
 
 def test_snapshots_are_trees_and_whoever_lost_a_parent_is_a_root() -> None:

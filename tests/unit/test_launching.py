@@ -26,7 +26,8 @@ def ended(begun: Begun) -> Said:
 
 
 async def test_what_only_looks_is_waited_for() -> None:
-    said = await Processes({"SAID": "hello"}).ask(["echo $SAID $COLUMNS; echo bad >&2; exit 3"], 77)
+    line = "echo $SAID $VMCKPT_WIDTH; echo bad >&2; exit 3"
+    said = await Processes({"SAID": "hello"}).ask([line], 77)
     assert said == Said(text="hello 77\nbad\n", code=3)
 
 

@@ -54,7 +54,7 @@ class Processes:
         return _Process(tuple(words), process, file)
 
     def _environment(self, width: int) -> dict[str, str]:
-        return {**os.environ, **self._more, "COLUMNS": str(width), "PYTHONUNBUFFERED": "1"}
+        return {**os.environ, **self._more, "VMCKPT_WIDTH": str(width), "PYTHONUNBUFFERED": "1"}
 
 
 class _Process:

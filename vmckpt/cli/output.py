@@ -6,6 +6,7 @@ Names, errors and what hosts say are others' words: what would steer a terminal 
 
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ from vmckpt.model.findings import Finding, Severity
 
 # Into a pipe or a file nothing is wrapped: a line stays a line for grep.
 _PIPED_WIDTH = 200
+WIDTH = "VMCKPT_WIDTH"
 _LONGEST_LINE = 4000
 # Control characters, what turns the direction of writing, other line ends, halves of characters.
 _STEERING = re.compile(
@@ -69,13 +71,16 @@ def _known(text: str, encoding: str) -> str:
 
 def _console(*, stderr: bool) -> Console:
     piped = not (sys.stderr if stderr else sys.stdout).isatty()
+    # Whoever shows it to people, as the dashboard does, says how wide that is.
+    shown = os.environ.get(WIDTH, "")
+    width = int(shown) if shown.isdecimal() and int(shown) else None
     return _Console(
         stderr=stderr,
         highlight=False,
         emoji=False,
         markup=False,
-        soft_wrap=piped,
-        width=_PIPED_WIDTH if piped else None,
+        soft_wrap=piped and width is None,
+        width=width or (_PIPED_WIDTH if piped else None),
     )
 
 

@@ -108,6 +108,7 @@ def _show(made: Plan, source: Host, target: Host) -> None:
     if made.outlook is None:
         return
     table = output.table("mode", ">total", ">downtime", ">sent", "")
+    table.columns[0].min_width = max(len(mode) for mode in Mode)  # the last thing to be left out
     for one in made.outlook.forecasts:
         table.add_row(
             str(one.mode),
