@@ -67,6 +67,8 @@ class Setting:
     commands: Commands
     policies: Sequence[Policy] = ()
     read_only: bool = False
+    here: str = ""
+    """What the journal calls this machine."""
     pace: Pace = Pace()
 
 
@@ -102,6 +104,7 @@ class Dashboard(App[None]):
         self._opens: set[int] = set()
         """Processes whose job is to be shown once it is there."""
         self._footer: tuple[object, ...] = ()
+        self._warned = False
         self._looked_back = -self._setting.pace.past
 
     def compose(self) -> ComposeResult:
@@ -146,12 +149,12 @@ class Dashboard(App[None]):
                     made = keep(await ask())
                 except (VmckptError, OSError) as exc:
                     made, wrong = self.model, str(exc)
+                took = time.monotonic() - began
                 others = {key: why for key, why in self.model.trouble.items() if key != name}
                 made = replace(made, trouble=others if wrong is None else {**others, name: wrong})
                 if made != self.model:
                     self.model = made
                     self._show()
-                took = time.monotonic() - began
                 await asyncio.sleep(max(every, took / self._setting.pace.share))
 
         self.run_worker(loop(), group=name)
@@ -253,6 +256,18 @@ class Dashboard(App[None]):
         if isinstance(pane := self.pane, Pane) and self.screen is self.screen_stack[0]:
             pane.search()
 
+    async def action_quit(self) -> None:
+        """Leave; whoever would be left behind by that is told first."""
+        waiting = self.runs.waiting
+        if waiting and not self._warned:
+            self._warned = True
+            self.notify(
+                f"{waiting} commands wait for their turn and would never begin; q again leaves",
+                severity="warning",
+            )
+            return
+        self.exit()
+
     def action_keys(self) -> None:
         self.push_screen(Help(self.scene()))
 
@@ -312,7 +327,11 @@ class Dashboard(App[None]):
     async def _copy(self, scene: Scene) -> None:
         if scene.job is None:
             return
-        found = await self._setting.source.job(scene.job.operation.id)
+        try:
+            found = await self._setting.source.job(scene.job.operation.id)
+        except (VmckptError, OSError) as exc:
+            self.notify(str(exc), severity="error", markup=False)
+            return
         self.copy_to_clipboard(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
         self.notify(f"{scene.job.operation.id} is copied as JSON")
 
@@ -335,6 +354,7 @@ class Dashboard(App[None]):
             pane.fill()
 
     def _tell_end(self, run: Run) -> None:
+        self._opens.difference_update(run.pids)
         good = run.code == 0
         title = "done" if good else f"exit code {run.code}"
         self.notify(
@@ -346,10 +366,11 @@ class Dashboard(App[None]):
     def _open_begun(self, jobs: Sequence[JobView]) -> None:
         """Whoever ordered a job wants to see it, if nothing else was opened meanwhile."""
         for one in jobs:
-            pid, part = one.operation.controller.pid, "part_of" in one.operation.detail
-            if pid in self._opens and not part and (is_move(one) or _whole(one)):
-                self._opens.discard(pid)
-                if self.screen is self.screen_stack[0]:
+            by, part = one.operation.controller, "part_of" in one.operation.detail
+            mine = by.pid in self._opens and by.host == self._setting.here
+            if mine and not part and (is_move(one) or _whole(one)):
+                self._opens.discard(by.pid)
+                if self.screen is self.screen_stack[0] and not isinstance(self.focused, Filter):
                     self._open_job(one)
 
 

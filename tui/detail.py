@@ -179,7 +179,7 @@ class MoveScreen(Detail):
         lines = move_view.story(detail)
         # Who reads further up is not torn away.
         newest = story.current is None or story.current is story.rows[-1]
-        if len(lines) != len(story.rows):
+        if list(lines) != list(story.rows):
             story.show(lines)
             if newest:
                 story.action_move(1_000_000)
@@ -285,7 +285,7 @@ class GuardScreen(Detail):
 
     async def look(self) -> None:
         """See Detail."""
-        found = (await self.source.protections()).get(self._job)
+        found = self.model.protections.get(self._job)
         if found is None:
             ended = await self.source.job(self._job)
             report = ended.view.operation.report or {}
@@ -293,8 +293,9 @@ class GuardScreen(Detail):
             self.title_is(f"{self._job}: it is over: {why}")
             self._entry = None
             return
-        self._entry = found
-        self._draw(found)
+        if found is not self._entry or not self._beats:
+            self._entry = found
+            self._draw(found)
 
     def _draw(self, entry: Mapping[str, Any]) -> None:
         self.title_is(f"{self._job} {entry['guest']}: {entry['primary']} → {entry['backup']}")

@@ -72,7 +72,9 @@ class Grid(ScrollView, Generic[T], can_focus=True):
         id: str | None = None,  # noqa: A002  # Textual's word
         empty: str = "nothing",
         sort: int | None = None,
+        marks: bool = False,
     ) -> None:
+        """`marks`: several may be chosen; elsewhere an order is for the row under the cursor."""
         super().__init__(id=id)
         self._columns, self._key, self._empty = tuple(columns), key, empty
         self._all: Sequence[T] = ()
@@ -80,6 +82,7 @@ class Grid(ScrollView, Generic[T], can_focus=True):
         self._widths: list[tuple[Column[T], int]] = []
         self._at = 0
         self._sort, self._down = sort, False
+        self._marks = marks
         self.marked: set[str] = set()
 
     @property
@@ -94,15 +97,21 @@ class Grid(ScrollView, Generic[T], can_focus=True):
     @property
     def selected(self) -> tuple[T, ...]:
         """The marked rows, else the one under the cursor."""
-        marked = tuple(one for one in self._rows if self._key(one) in self.marked)
+        if self.marked:
+            found = tuple(one for one in self._rows if self._key(one) in self.marked)
+            if found:
+                return found
         current = self.current
-        return marked or (() if current is None else (current,))
+        return () if current is None else (current,)
 
     def show(self, rows: Sequence[T], *, empty: str | None = None) -> None:
         """New data; the cursor stays with its row."""
         kept = self.current
         self._empty = self._empty if empty is None else empty
         self._all = rows
+        if self.marked:
+            # Whoever is gone, or filtered away, is not acted on when it comes back.
+            self.marked &= {self._key(one) for one in rows}
         self._order(None if kept is None else self._key(kept))
 
     def point_at(self, key: str) -> None:
@@ -213,7 +222,7 @@ class Grid(ScrollView, Generic[T], can_focus=True):
             self.scroll_to(y=self._at - height + 1, animate=False)
 
     def action_mark(self) -> None:
-        if (row := self.current) is not None:
+        if self._marks and (row := self.current) is not None:
             self.marked ^= {self._key(row)}
             self._go(self._at + 1)
             self.refresh()

@@ -54,7 +54,8 @@ def followed(detail: JobDetail, news: News) -> JobDetail:
     """With what is new."""
     return JobDetail(
         view=news.view, forecast=detail.forecast, events=(*detail.events, *news.events),
-        samples=(*detail.samples, *news.samples), requests=detail.requests, steps=detail.steps,
+        samples=(*detail.samples, *news.samples), requests=news.requests or detail.requests,
+        steps=detail.steps,
     )  # fmt: skip
 
 

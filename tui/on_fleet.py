@@ -153,6 +153,7 @@ ON_FLEET = (
         name="balance", key="b", label="Balance", where=_FLEET, fits=lambda _: None, shown=False,
         help="Even out how full hosts are, by moves that pay for themselves",
         look=lambda *_: ("balance", "--dry-run"), run=lambda *_: (("balance", "--yes"),),
+        costs=lambda *_: "all that the list below says moves",
     ),
     Action(
         name="close", key="c", label="Maintenance", where=_FLEET, fits=_open, of_host=True,

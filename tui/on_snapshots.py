@@ -13,7 +13,10 @@ _KEPT = tuple(
 
 
 def _some(scene: Scene) -> str | None:
-    return None if any(one.id for one in scene.snapshots) else "no snapshot is selected"
+    if not all(one.id for one in scene.snapshots) or not scene.snapshots:
+        return "no snapshot is selected"
+    stores = {one.store for one in scene.snapshots}
+    return None if len(stores) == 1 else f"they are in several stores: {', '.join(sorted(stores))}"
 
 
 def _one(scene: Scene) -> str | None:
@@ -33,8 +36,8 @@ def _ids(scene: Scene) -> Words:
 
 
 def _two(scene: Scene) -> str | None:
-    if _some(scene) is not None:
-        return "no snapshot is selected"
+    if (why := _some(scene)) is not None:
+        return why
     if len(scene.snapshots) == 2 or (len(scene.snapshots) == 1 and _first(scene).parent):
         return None
     return "mark two snapshots, or choose one that follows another"
@@ -69,8 +72,19 @@ def _restore_fields(scene: Scene) -> tuple[Field, ...]:
     return (Field(name="group", label="what", choices=choices, value="no"), _hosts(scene))
 
 
-def _cost_of_restore(scene: Scene, _: Answers) -> str:
+def _cost_of_restore(scene: Scene, answers: Answers) -> str:
     first = _first(scene)
+    if answers.get("group") == "yes" and first.group:
+        whole = [
+            one for one in scene.model.snapshots
+            if (one.group, one.store) == (first.group, first.store)
+        ]  # fmt: skip
+        names = ", ".join(sorted(one.guest for one in whole))
+        disks = show_bytes(sum(one.disks for one in whole))
+        return (
+            f"{names} are ended if they run, and their disks ({disks}) are written over: what"
+            " they did since is lost"
+        )
     later = sum(
         one.guest_uuid == first.guest_uuid and one.made_at > first.made_at
         for one in scene.model.snapshots
@@ -94,15 +108,21 @@ def _cost_of_delete(scene: Scene, _: Answers) -> str:
     )
 
 
-def _prune(answers: Answers) -> Words:
+def _prune(scene: Scene, answers: Answers) -> Words:
     kept = [
         word for one in _KEPT for word in option(f"--keep-{one.name}", answers, one.name)
     ]  # fmt: skip
-    return ("snapshot", "prune", *kept, *option("--schedule", answers, "schedule"))
+    return ("snapshot", "prune", *kept, *option("--schedule", answers, "schedule"), *_in(scene))
+
+
+def _made_by_schedule(scene: Scene) -> list[str]:
+    store = _first(scene).store
+    found = {one.schedule for one in scene.model.snapshots if one.store == store and one.schedule}
+    return sorted(found)
 
 
 def _prune_fields(scene: Scene) -> tuple[Field, ...]:
-    names = sorted({one.schedule for one in scene.model.snapshots if one.schedule})
+    names = _made_by_schedule(scene)
     if not names:
         return _KEPT
     choices = tuple((name, name) for name in names)
@@ -110,8 +130,9 @@ def _prune_fields(scene: Scene) -> tuple[Field, ...]:
 
 
 def _scheduled(scene: Scene) -> str | None:
-    made = any(one.schedule for one in scene.model.snapshots)
-    return None if made else "no snapshot was made by a schedule"
+    if (why := _some(scene)) is not None:
+        return why
+    return None if _made_by_schedule(scene) else "no snapshot there was made by a schedule"
 
 
 def _pinned(scene: Scene, *, wanted: bool) -> str | None:
@@ -164,9 +185,10 @@ ON_SNAPSHOTS = (
     Action(
         name="prune", key="p", label="Prune", where=_HERE, fits=_scheduled,
         help="Delete what a schedule made and no rule keeps; what goes is shown first",
-        fields=_prune_fields, look=lambda _, answers: (*_prune(answers), "--dry-run"),
-        run=lambda _, answers: ((*_prune(answers), "--yes"),),
-        costs=lambda *_: "what the list below says that goes, goes for good",
+        fields=_prune_fields,
+        look=lambda scene, answers: (*_prune(scene, answers), "--dry-run"),
+        run=lambda scene, answers: ((*_prune(scene, answers), "--yes"),),
+        costs=lambda *_: "what the list below says goes for good",
     ),
     Action(
         name="schedule", key="w", label="Schedule", where=_HERE, fits=lambda _: None, shown=False,
@@ -191,8 +213,10 @@ ON_SNAPSHOTS = (
         run=lambda scene, _: (("snapshot", "delete", *_ids(scene), "--yes", *_in(scene)),),
     ),
     Action(
-        name="gc", key="g", label="Collect", where=_HERE, fits=lambda _: None, shown=False,
-        help="Free what no snapshot needs",
-        look=lambda *_: ("snapshot", "gc", "--dry-run"), run=lambda *_: (("snapshot", "gc"),),
+        name="gc", key="g", label="Collect", where=_HERE, fits=_some, shown=False,
+        help="Free what no snapshot of the store needs",
+        look=lambda scene, _: ("snapshot", "gc", "--dry-run", *_in(scene)),
+        run=lambda scene, _: (("snapshot", "gc", *_in(scene)),),
+        costs=lambda *_: "what the list below says goes for good",
     ),
 )  # fmt: skip

@@ -52,6 +52,8 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
         self._action, self._scene, self._commands = action, scene, commands
         self._fields = action.fields(scene)
         self._answers = {one.name: one.value for one in self._fields if one.value}
+        self._waits = False
+        """For what would come of it, of something that destroys."""
 
     def compose(self) -> ComposeResult:
         acts = self._action.run is not None
@@ -128,13 +130,21 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
         cost = self._action.costs(self._scene, self._answers)
         self.query_one("#cost", Static).update(f"! {cost}")
         self.query_one("#cost").set_class(cost is None, "none")
+        self._may(gap is None)
+
+    def _may(self, can: bool) -> None:
         for button in self.query("#yes").results(Button):
-            button.disabled = gap is not None
+            button.disabled = not can or self._waits
 
     def _ask(self, rest: float) -> None:
         look = self._action.look(self._scene, self._answers)
-        if look is None or actions.missing(self._action, self._scene, self._answers):
+        gap = actions.missing(self._action, self._scene, self._answers)
+        if look is None or gap is not None:
+            self.workers.cancel_node(self)  # what is being told is of something else by now
+            self.query_one("#told").add_class("none")
             return
+        self._waits = self._harms()
+        self._may(False)
         self.query_one("#told").remove_class("none")
         self.query_one("#text", Static).update(Text(f"asking {line(look)} …", style="dim"))
         self.run_worker(self._look(look, rest), exclusive=True)
@@ -142,13 +152,24 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
     async def _look(self, words: Words, rest: float) -> None:
         await asyncio.sleep(rest)
         width = max(60, self.query_one("#told").size.width - 4)
-        said = await self._commands.ask(words, width)
-        self.query_one("#text", Static).update(Text.from_ansi(said.text.rstrip() or "nothing"))
+        try:
+            said = await self._commands.ask(words, width)
+            text = Text.from_ansi(said.text.rstrip() or "nothing")
+        except OSError as exc:
+            text = Text(f"it cannot be asked: {exc}")
+        self.query_one("#text", Static).update(text)
+        self._waits = False
+        self._may(actions.missing(self._action, self._scene, self._answers) is None)
 
     @on(Button.Pressed, "#no")
     def action_no(self) -> None:
         """Nothing is done."""
-        self.dismiss(None)
+        self._end(None)
+
+    def _end(self, words: tuple[Words, ...] | None) -> None:
+        # A second Enter may be on its way when the first has closed it.
+        if self.app.screen is self:
+            self.dismiss(words)
 
     @on(Button.Pressed, "#yes")
     def action_yes(self) -> None:
@@ -156,10 +177,10 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
         if self._action.run is None:
             return
         gap = actions.missing(self._action, self._scene, self._answers)
-        if gap is not None:
-            self.notify(gap, severity="warning")
+        if gap is not None or self._waits:
+            self.notify(gap or "what would come of it is not known yet", severity="warning")
             return
-        self.dismiss(self._words())
+        self._end(self._words())
 
 
 def _asked(one: Field) -> "Select[str] | Input":

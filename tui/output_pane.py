@@ -14,6 +14,9 @@ from vmckpt_tui.columns import Cell, Column
 from vmckpt_tui.grid import Grid
 from vmckpt_tui.running import Run, Runs
 
+_LINES = 1000
+"""The last ones are shown: to draw all of them anew takes a while."""
+
 
 def _columns() -> Sequence[Column[Run]]:
     def state(run: Run) -> Cell:
@@ -60,7 +63,7 @@ class OutputPane(Vertical):
 
     def _read(self) -> None:
         run: Run | None = self.query_one(Grid).current
-        text = "" if run is None else run.text
+        text = "" if run is None else "\n".join(run.text.splitlines()[-_LINES:])
         if text == self._seen:
             return
         self._seen = text

@@ -108,7 +108,7 @@ class FleetPane(Pane):
         yield Grid(hosts, lambda one: one.name, id="hosts", sort=0, empty="no host is known yet")
         yield Line(id="of")
         yield Filter(placeholder="name, host, state or label", id="filter")
-        yield Grid(guests, lambda one: f"{one.uuid} {one.host}", id="guests", sort=0,
+        yield Grid(guests, lambda one: f"{one.uuid} {one.host}", id="guests", sort=0, marks=True,
                    empty="looking …")  # fmt: skip
 
     @property
@@ -240,7 +240,7 @@ class SnapshotsPane(Pane):
     def compose(self) -> ComposeResult:
         yield Filter(placeholder="guest, name or store")
         columns: Sequence[Column[Leaf]] = view.snapshot_columns(time.time)
-        yield Grid(columns, lambda one: f"{one.snapshot.store} {one.snapshot.id}",
+        yield Grid(columns, lambda one: f"{one.snapshot.store} {one.snapshot.id}", marks=True,
                    empty="no snapshots; choose a guest in Fleet and press s")  # fmt: skip
 
     def fill(self) -> None:
@@ -330,8 +330,11 @@ class DoctorPane(Pane):
 
     async def _examine(self) -> None:
         grid: Grid[Finding] = self.query_one(Grid)
-        said = await self._commands.ask(["doctor", "--json"], 200)
-        await asyncio.sleep(0)
+        try:
+            said = await self._commands.ask(["doctor", "--json"], 200)
+        except OSError as exc:
+            grid.show((), empty=f"it cannot be asked: {exc}")
+            return
         found = findings(said.text)
         if found is None:
             grid.show((), empty=" ".join(said.text.split()) or "doctor says nothing")

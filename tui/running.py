@@ -64,6 +64,11 @@ class Runs:
     def active(self) -> Sequence[Run]:
         return [one for one in self.all if not one.over]
 
+    @property
+    def waiting(self) -> int:
+        """Commands whose turn has not come: without us it never does."""
+        return sum(len(one.words) - len(one.begun) for one in self.active)
+
     def begin(self, words: tuple[Words, ...]) -> Run:
         """Start the first of them. Raises OSError."""
         run = Run(number=len(self.all) + 1, words=words)
@@ -84,5 +89,9 @@ class Runs:
             if run.over:
                 ended.append(run)
             elif run.said[-1].code == 0:
-                self._next(run)
+                try:
+                    self._next(run)
+                except OSError as exc:
+                    run.said.append(Said(text=f"error: it cannot be begun: {exc}", code=1))
+                    ended.append(run)
         return ended

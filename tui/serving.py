@@ -2,6 +2,7 @@
 
 import hmac
 import logging
+import re
 import secrets
 import shlex
 import sys
@@ -10,10 +11,13 @@ from collections.abc import Callable, Sequence
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from textual_serve.server import Server
+from yarl import URL
 
 from vmckpt.api.launching import PROGRAM
+from vmckpt.errors import BadInput
 
 _COOKIE = "vmckpt-token"
+"""And the port: cookies do not tell ports of a host apart."""
 
 
 class Guarded(Server):
@@ -28,6 +32,8 @@ class Guarded(Server):
         super().__init__(command, host=host, port=port, title="vmckpt", public_url=url)
         self.token = secrets.token_urlsafe(24)
         self._say = say
+        # As browsers say it: in small letters, without a port that goes without saying.
+        self._origin = str(URL(url).origin())
 
     def initialize_logging(self) -> None:
         """What it logs goes to stderr as everything else does, and only if it is bad."""
@@ -46,16 +52,18 @@ class Guarded(Server):
     async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse who has no token, and pages of others that use a browser which has it."""
         origin = request.headers.get("Origin")
-        if origin is not None and origin.rstrip("/") != self.public_url:
-            raise web.HTTPForbidden(text="this page may not be used from another one")
-        if self._fits(request.cookies.get(_COOKIE, "")):
+        if origin is not None and origin != self._origin:
+            raise web.HTTPForbidden(text=f"open {self.public_url}, and no other page that shows it")
+        cookie = f"{_COOKIE}-{self.port}"
+        if self._fits(request.query.get("token", "")):
+            # Out of the address at once: addresses are written down in many places.
+            answer = web.HTTPSeeOther("/")
+            secure = self._origin.startswith("https:")
+            answer.set_cookie(cookie, self.token, httponly=True, samesite="Strict", secure=secure)
+            raise answer
+        if self._fits(request.cookies.get(cookie, "")):
             return await handler(request)
-        if not self._fits(request.query.get("token", "")):
-            raise web.HTTPForbidden(text="the address that vmckpt dashboard --serve has printed")
-        # Out of the address at once: addresses are written down in many places.
-        answer = web.HTTPSeeOther("/")
-        answer.set_cookie(_COOKIE, self.token, httponly=True, samesite="Strict")
-        raise answer
+        raise web.HTTPForbidden(text="open the address that vmckpt dashboard --serve has printed")
 
     def _fits(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.token.encode())
@@ -64,7 +72,18 @@ class Guarded(Server):
 def serve(
     words: Sequence[str], *, host: str, port: int, url: str | None, say: Callable[[str], None]
 ) -> None:
-    """Until Ctrl-C. `words`: the command for each browser. Raises OSError: the port is taken."""
+    """Until Ctrl-C. `words`: the command for each browser.
+
+    Raises BadInput: `url` is none for a browser; OSError: the port is taken.
+    """
+    if url is not None and not re.fullmatch(r"https?://[^/\s]+/?", url):
+        raise BadInput(
+            f"{url!r} is no address without a path", mend="write --url https://ops.example"
+        )
+    if url is None and host in ("0.0.0.0", "::"):
+        raise BadInput(
+            f"browsers cannot open {host}", mend="add --url, how they see it: http://ops1:8010"
+        )
     command = shlex.join([*PROGRAM, *words])
     place = f"[{host}]" if ":" in host else host
     server = Guarded(command, host, port, (url or f"http://{place}:{port}").rstrip("/"), say)

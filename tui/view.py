@@ -121,18 +121,25 @@ def _hay(guest: GuestNow) -> str:
     return f"{guest.name}\0{guest.host}\0{guest.state}\0{guest.uuid}\0{labels}".casefold()
 
 
+def _host_state(host: HostNow) -> Cell:
+    if host.error is not None:
+        return f"✗ {host.error}", "bad"
+    if host.closed is not None:
+        return f"! {host.closed}", "warn"
+    return "✓ open", "good"
+
+
+def _busy(host: HostNow) -> Cell:
+    if host.busy is None:
+        return "–", "dim"
+    return f"{host.busy:.0%}", "warn" if host.busy > 0.9 else ""
+
+
 def host_columns(look: Callable[[], Index]) -> Sequence[Column[HostNow]]:
     """Of the list of hosts."""
 
     def used(host: HostNow) -> float:
         return 1 - host.free / host.memory if host.memory else 0.0
-
-    def state(host: HostNow) -> Cell:
-        if host.error is not None:
-            return f"✗ {host.error}", "bad"
-        if host.closed is not None:
-            return f"! {host.closed}", "warn"
-        return "✓ open", "good"
 
     def load(host: HostNow) -> Cell:
         if not host.memory:
@@ -140,10 +147,8 @@ def host_columns(look: Callable[[], Index]) -> Sequence[Column[HostNow]]:
         tone = "warn" if used(host) > 0.9 else ""
         return f"{bar(used(host), 10)} {used(host):4.0%}", tone
 
-    def busy(host: HostNow) -> Cell:
-        if host.busy is None:
-            return "–", "dim"
-        return f"{host.busy:.0%}", "warn" if host.busy > 0.9 else ""
+    def running(host: HostNow) -> int:
+        return look().running.get(host.name, 0)
 
     def known(host: HostNow, text: str) -> Cell:
         return (text, "") if host.memory else ("–", "dim")
@@ -158,10 +163,10 @@ def host_columns(look: Callable[[], Index]) -> Sequence[Column[HostNow]]:
                cell=lambda one: known(one, show_bytes(one.memory))),
         Column(label="CPUs", width=4, right=True, order=lambda one: one.cpus, from_width=100,
                cell=lambda one: known(one, str(one.cpus))),
-        Column(label="busy", width=4, right=True, order=lambda one: one.busy or 0.0, cell=busy),
-        Column(label="guests", width=6, right=True, order=lambda one: look().running.get(one.name),
-               cell=lambda one: known(one, str(look().running.get(one.name, 0)))),
-        Column(label="state", width=12, grows=3, cell=state,
+        Column(label="busy", width=4, right=True, order=lambda one: one.busy or 0.0, cell=_busy),
+        Column(label="guests", width=6, right=True, order=running,
+               cell=lambda one: known(one, str(running(one)))),
+        Column(label="state", width=12, grows=3, cell=_host_state,
                order=lambda one: (one.error or "", one.closed or "")),
     )  # fmt: skip
 

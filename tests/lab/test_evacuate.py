@@ -92,6 +92,7 @@ def test_a_host_is_emptied_and_filled_again(bench: Bench) -> None:
         assert bench.ledgers(name) == WHOLE
 
 
+@pytest.mark.long
 def test_what_cannot_be_done_is_said_before_anything_is_changed(bench: Bench) -> None:
     bench.guest("web1", **SMALL)
     bench.guest("web2", private_disk=True, **SMALL)

@@ -53,6 +53,7 @@ def test_a_transient_guest_stays_transient_and_autostart_moves_along(bench: Benc
     assert bench.inside("beta", "virsh", "list", "--autostart", "--name").split() == ["web2"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.campaign)])
 def test_many_moves_leave_the_ledgers_whole_and_nothing_behind(bench: Bench, rounds: int) -> None:
     bench.guest()

@@ -61,13 +61,14 @@ ACTS: dict[str, tuple[str, str, dict[str, str], str | None, str | None]] = {
     "boot": ("snapshots", "main s-bbb", {}, None, "snapshot verify s-bbb --boot --store main"),
     "show": ("snapshots", "main s-bbb", {}, "snapshot show s-bbb --store main", None),
     "prune": ("snapshots", "main s-bbb", {"last": "3"},
-              "snapshot prune --keep-last 3 --schedule nightly --dry-run",
-              "snapshot prune --keep-last 3 --schedule nightly --yes"),
+              "snapshot prune --keep-last 3 --schedule nightly --store main --dry-run",
+              "snapshot prune --keep-last 3 --schedule nightly --store main --yes"),
     "schedule": ("snapshots", "main s-bbb", {}, "run --dry-run --once", None),
     "pin": ("snapshots", "main s-bbb", {}, None, "snapshot pin s-bbb --store main"),
     "unpin": ("snapshots", "main s-ccc", {}, None, "snapshot unpin s-ccc --store main"),
     "delete": ("snapshots", "main s-bbb", {}, None, "snapshot delete s-bbb --yes --store main"),
-    "gc": ("snapshots", "main s-bbb", {}, "snapshot gc --dry-run", "snapshot gc"),
+    "gc": ("snapshots", "main s-bbb", {}, "snapshot gc --dry-run --store main",
+           "snapshot gc --store main"),
     "show-policy": ("policies", "balanced", {}, "policy show balanced", None),
     "explain-guest": ("policies", "balanced", {"guest": "db1"}, "policy explain db1", None),
     "check-file": ("policies", "balanced", {"file": "a.yaml"}, "policy check a.yaml", None),
@@ -75,8 +76,8 @@ ACTS: dict[str, tuple[str, str, dict[str, str], str | None, str | None]] = {
                "policy replay t.jsonl --policy balanced", None),
 }  # fmt: skip
 HARMFUL = {
-    "evacuate", "postcopy", "cancel", "failover", "switch", "unprotect", "restore", "prune",
-    "delete",
+    "balance", "evacuate", "gc", "postcopy", "cancel", "failover", "switch", "unprotect", "restore",
+    "prune", "delete",
 }  # fmt: skip
 
 
@@ -146,7 +147,12 @@ async def test_from_the_key_to_the_command(name: str) -> None:
             focused = app.screen.focused
             assert focused is not None
             assert focused.id == ("no" if name in HARMFUL else "yes")
-        app.screen.query_one("#yes", Button).press()
+        yes = app.screen.query_one("#yes", Button)
+        for _ in range(100):
+            if not yes.disabled:
+                break
+            await pilot.pause(0.05)
+        yes.press()
         await pilot.pause()
     assert [" ".join(one.words) for one in still.begun] == [runs]
 
@@ -160,7 +166,10 @@ async def test_what_destroys_is_not_done_by_enter_alone(name: str) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         await at_row(app, pilot, part, row)
-        await pilot.press(action.key, "enter")
+        await pilot.press(action.key)
+        await pilot.pause()
+        assert isinstance(app.screen, Order)
+        await pilot.press("enter")
         await pilot.pause()
         assert not isinstance(app.screen, Order) or action.fields(app.screen._scene)
     assert not still.begun

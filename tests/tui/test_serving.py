@@ -63,12 +63,14 @@ async def test_only_who_has_the_token_is_let_in(served: tuple[str, str]) -> None
         async with session.get(f"{url}/?token={token}", allow_redirects=False) as answer:
             assert answer.status == 303
             assert answer.headers["Location"] == "/"
-            cookie = SimpleCookie(answer.headers["Set-Cookie"])["vmckpt-token"]
+            cookie = next(iter(SimpleCookie(answer.headers["Set-Cookie"]).values()))
             assert cookie["httponly"]
             assert cookie["samesite"] == "Strict"
         async with session.get(f"{url}/") as answer:
             assert answer.status == 200
             assert "textual.js" in await answer.text()
+        async with session.get(f"{url}/?token={token}", allow_redirects=False) as answer:
+            assert answer.status == 303  # also whoever has the cookie
         evil = {"Origin": "http://evil.example"}
         async with session.get(f"{url}/ws", headers=evil) as answer:
             assert answer.status == 403

@@ -42,6 +42,7 @@ def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Live, dict[st
     monkeypatch.setenv("VMCKPT_JOURNAL", str(tmp_path / "journal.db"))
     monkeypatch.setattr(looking, "_FIRST", 0.3)
     monkeypatch.setattr(looking, "_LATER", 0.1)
+    monkeypatch.setattr(looking, "_REST", 0.0)
     hosts = {name: Host(name=name, uri="test:///default") for name in ("alpha", "beta")}
     made = Live(Inventory(path=tmp_path / "hosts.yaml", hosts=hosts, observer=None))
     answers = {name: Answers(name) for name in hosts}
@@ -97,4 +98,17 @@ async def test_no_journal_is_no_jobs_and_one_that_comes_later_is_read(
     assert {one.operation.guest for one in found} == {"web1", "beta"}
     assert (await looker.job(first)).view.operation.guest == "web1"
     assert (await looker.news(first, 0, 0)).samples == []
+    await looker.close()
+
+
+async def test_who_was_silent_for_long_is_left_alone_for_a_while(
+    live: tuple[Live, dict[str, Answers]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "_REST", 9.0)
+    looker, answers = live
+    answers["beta"].dead, answers["beta"].late = True, 0.1
+    for _ in range(3):
+        await looker.fleet()
+        await asyncio.sleep(0.01)
+    assert (answers["alpha"].asked, answers["beta"].asked) == (3, 1)
     await looker.close()

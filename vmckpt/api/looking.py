@@ -22,6 +22,8 @@ _AT_ONCE = 16
 """Hosts that are asked at the same time."""
 _FIRST, _LATER = 3.0, 0.5
 """Seconds that hosts are waited for: to connect takes longer than to ask again."""
+_REST, _LONGEST = 9.0, 120.0
+"""So many times as long as it took to ask a host it is left alone, and so many seconds at most."""
 _Look = tuple[HostNow, tuple[GuestNow, ...]]
 
 
@@ -66,6 +68,7 @@ class Live:
         self._narrow = asyncio.Semaphore(_AT_ONCE)
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._known: dict[str, _Look] = {}
+        self._not_before: dict[str, float] = {}
         self._opening = asyncio.Lock()
         self._journal: Journal | None = None
 
@@ -80,13 +83,14 @@ class Live:
     async def fleet(self) -> FleetNow:
         """Whoever takes long is shown as it was; it is not waited for."""
         first = not self._asking
+        now = time.monotonic()
         for name in self._glancers:
-            if name not in self._asking or self._asking[name].done():
+            idle = name not in self._asking or self._asking[name].done()
+            if idle and now >= self._not_before.get(name, now):
                 self._asking[name] = asyncio.create_task(self._look(name))
-        held, _ = await asyncio.gather(
-            asyncio.to_thread(_held),
-            asyncio.wait(self._asking.values(), timeout=_FIRST if first else _LATER),
-        )
+        held = await asyncio.to_thread(_held)
+        if under_way := [one for one in self._asking.values() if not one.done()]:
+            await asyncio.wait(under_way, timeout=_FIRST if first else _LATER)
         found = [self._known.get(name) or (self._silent(name, "no answer yet"), ())
                  for name in self._glancers]  # fmt: skip
         hosts = tuple(replace(host, closed=held.get(host.name)) for host, _ in found)
@@ -95,10 +99,14 @@ class Live:
 
     async def _look(self, name: str) -> None:
         async with self._narrow:
+            began = time.monotonic()
             try:
                 self._known[name] = await self._glancers[name].look()
             except HypervisorError as exc:
                 self._known[name] = self._silent(name, exc.message), ()
+            # Whoever is silent takes long, and one of the places to ask: not again at once.
+            ended = time.monotonic()
+            self._not_before[name] = ended + min(_LONGEST, _REST * (ended - began))
 
     def _silent(self, name: str, why: str) -> HostNow:
         return HostNow(name=name, error=why, labels=self._inventory.host(name).labels)

@@ -99,6 +99,7 @@ def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
         shown.run(shown.Setting(source=made, commands=made, policies=shelf))
         return
     from vmckpt.api import launching, looking  # noqa: PLC0415
+    from vmckpt.journal import identity  # noqa: PLC0415
 
     known = api.load_inventory()
     try:
@@ -110,6 +111,6 @@ def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
     shown.run(
         shown.Setting(
             source=looking.Live(known), commands=launching.Processes(place), policies=shelf,
-            read_only=known.read_only,
+            read_only=known.read_only, here=identity.this_process().host,
         )
     )  # fmt: skip

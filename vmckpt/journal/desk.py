@@ -108,6 +108,8 @@ class News:
     view: JobView
     events: Sequence[StoredEvent]
     samples: Sequence[StoredSample]
+    requests: Sequence[Request] = ()
+    """All of them: an answer comes later."""
 
 
 def open_journal(place: Path | str | None = None, *, read_only: bool = False) -> "Journal":
@@ -216,7 +218,8 @@ def news(journal: "Journal", id_: str, event: int, sample: int) -> News:
     # First the operation: once that has ended, nothing comes after what is read then.
     view = _view(journal, journal.operation(id_, ended=True))
     return News(
-        view=view, events=journal.events(id_, event), samples=journal.samples(id_, sample)
+        view=view, events=journal.events(id_, event), samples=journal.samples(id_, sample),
+        requests=journal.requests(id_),
     )  # fmt: skip
 
 
