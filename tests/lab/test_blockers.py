@@ -27,7 +27,7 @@ def test_a_private_disk_is_seen_not_to_be_the_same(bench: Bench) -> None:
     done = migrate(bench)
     twin.unlink()
 
-    assert (done.code, codes(done)) == (21, ["storage-not-visible"])
+    assert (done.code, codes(done)) == (21, ["storage-not-visible"]), done.err
     assert "Traceback" not in done.err
 
 
@@ -46,7 +46,7 @@ def test_a_link_to_a_private_disk_is_not_taken_for_shared_storage(bench: Bench) 
     twin.write_bytes(b"\0" * (64 << 20))
     done = migrate(bench)
 
-    assert (done.code, codes(done)) == (21, ["storage-not-visible"])
+    assert (done.code, codes(done)) == (21, ["storage-not-visible"]), done.err
 
 
 def test_a_changed_host_key_of_the_target_stops_the_migration(bench: Bench) -> None:
