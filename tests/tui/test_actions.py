@@ -1,6 +1,7 @@
 """Every action of the table, from its key to the command that runs."""
 
 import pytest
+from textual.pilot import Pilot
 from textual.widgets import Button, Input, Select
 
 from tests.tui.still import Still
@@ -88,18 +89,18 @@ def dashboard(still: Still, *, read_only: bool = False) -> Dashboard:
     )  # fmt: skip
 
 
-async def at_row(app: Dashboard, pilot: object, part: str, row: str) -> None:
+async def at_row(app: Dashboard, pilot: Pilot[None], part: str, row: str) -> None:
     """Go there as keys would, and put the cursor on that row."""
-    await pilot.press(PARTS[part])  # type: ignore[attr-defined]
-    await pilot.pause()  # type: ignore[attr-defined]
+    await pilot.press(PARTS[part])
+    await pilot.pause()
     grid = app.pane.main()
     assert isinstance(grid, Grid)
     if row.startswith("host "):
-        await pilot.press("tab")  # type: ignore[attr-defined]
+        await pilot.press("tab")
         grid, row = app.query_one("#hosts", Grid), row.removeprefix("host ")
     named = {one.name: f"{one.uuid} {one.host}" for one in still_guests(app)}
     grid.point_at(named.get(row, row))
-    await pilot.pause()  # type: ignore[attr-defined]
+    await pilot.pause()
 
 
 def still_guests(app: Dashboard) -> tuple[GuestNow, ...]:
