@@ -2,8 +2,9 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +13,11 @@ from vmckpt import inventory as inventories
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY
 from vmckpt.errors import BadInput, PolicyError
+
+if TYPE_CHECKING:
+    from vmckpt.policy.types import Policy
+    from vmckpt.sim.replayed import Replayed
+    from vmckpt.sim.showing import Showing
 
 app = typer.Typer(name="dashboard", rich_markup_mode=None)
 _FLEET = "24x300"
@@ -77,8 +83,11 @@ def _serve(
 ) -> None:
     from vmckpt_tui import serving  # noqa: PLC0415  # only who serves loads a web server
 
-    if not simulate and replay is None:
-        api.load_inventory()  # what is wrong with it is told here, not in a browser
+    # What is wrong with it is told here, not in a browser.
+    if simulate or replay is not None:
+        _made_up(fleet, replay)
+    else:
+        api.load_inventory()
     words = ["dashboard"]
     words += ["--simulate", fleet or _FLEET] if simulate else []
     words += ["--replay", str(replay.absolute())] if replay is not None else []
@@ -87,15 +96,22 @@ def _serve(
     serving.serve(words, host=host, port=port, url=url, say=output.say)
 
 
+def _made_up(
+    fleet: str | None, replay: Path | None
+) -> "tuple[Showing | Replayed, Sequence[Policy]]":
+    """What stands for hosts and commands, and the policies. Raises BadInput."""
+    from vmckpt.api import pretending  # noqa: PLC0415
+
+    made = pretending.replayed(replay) if replay else pretending.simulated(fleet or _FLEET)
+    return made, pretending.policies()
+
+
 def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
     # The terminal toolkit is loaded by this command alone.
     from vmckpt_tui import app as shown  # noqa: PLC0415
 
     if simulate or replay is not None:
-        from vmckpt.api import pretending  # noqa: PLC0415
-
-        made = pretending.replayed(replay) if replay else pretending.simulated(fleet or _FLEET)
-        shelf = pretending.policies()
+        made, shelf = _made_up(fleet, replay)
         shown.run(shown.Setting(source=made, commands=made, policies=shelf))
         return
     from vmckpt.api import launching, looking  # noqa: PLC0415
