@@ -1,12 +1,14 @@
-"""Large tables of lab tests: a few cells are in each run of ./check, an eighth of the others in
+"""Large tables of lab tests: a few cells are in each run of ./check, a twelfth of the others in
 ./check --all, in a slant over rows and columns, and all of them in bench/tables.py.
 """
 
 import pytest
 
 
-def marks(row: int, column: int, *, quick: bool) -> tuple[pytest.MarkDecorator, ...]:
-    """When the cell of a table is tried."""
+def marks(
+    row: int, column: int, *, quick: bool, often: bool = False
+) -> tuple[pytest.MarkDecorator, ...]:
+    """When the cell of a table is tried; `often`: in each ./check --all."""
     if quick:
         return ()
-    return (pytest.mark.long,) if (row + column) % 8 == 0 else (pytest.mark.campaign,)
+    return (pytest.mark.long,) if often or (row + column) % 12 == 0 else (pytest.mark.campaign,)

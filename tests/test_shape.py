@@ -1,8 +1,10 @@
 """The limits of the house that no linter knows."""
 
 import ast
+import re
 import subprocess
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,15 @@ def test_the_core_runs_without_the_dashboard_and_its_library() -> None:
     )
 
     assert seen.stdout == "False False\n"
+
+
+def test_every_lab_test_is_in_one_part_of_check() -> None:
+    text = (ROOT / "check").read_text()
+    ways = text[text.index('if [ "$want" = --all ]; then\n    marks') :].split("\nelse\n")
+    files = sorted(one.name for one in (ROOT / "tests/lab").glob("test_*.py"))
+    for way in ways:
+        letters = [word for part in re.findall(r"\$\(lab ([^)]*)\)", way) for word in part.split()]
+        parts = {
+            file: [one for one in letters if fnmatch(file, f"test_{one}*.py")] for file in files
+        }
+        assert {file: found for file, found in parts.items() if len(found) != 1} == {}

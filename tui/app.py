@@ -16,7 +16,6 @@ from textual.widgets import ContentSwitcher, Footer
 from vmckpt.api.looking import Source
 from vmckpt.errors import VmckptError
 from vmckpt.journal.desk import JobView
-from vmckpt.journal.records import WHOLE_HOST
 from vmckpt.model.commands import Commands
 from vmckpt.policy.types import Policy
 from vmckpt_tui import actions
@@ -37,8 +36,8 @@ from vmckpt_tui.panes import (
 )
 from vmckpt_tui.parts import Filter, Head, Tab, Trouble
 from vmckpt_tui.running import Run, Runs
-from vmckpt_tui.scene import Model, Scene, Where, is_move
-from vmckpt_tui.table import BY_NAME
+from vmckpt_tui.scene import Model, Scene, Where, is_move, is_whole
+from vmckpt_tui.table import BY_NAME, TABLE
 
 T = TypeVar("T")
 _ENDED = 200
@@ -173,6 +172,8 @@ class Dashboard(App[None]):
 
     def _show(self) -> None:
         """New data, where it is seen."""
+        if not self.is_running:
+            return
         model = self.model
         jobs = sum(not one.operation.controller.entrusted for one in model.active)
         guarded = len(model.protections)
@@ -196,7 +197,7 @@ class Dashboard(App[None]):
         """The footer shows what can be done now; it is only drawn again if that has changed."""
         scene = self.scene()
         able = () if scene is None else tuple(
-            actions.fits(one, scene) is None for one in actions.of(tuple(BY_NAME.values()),
+            actions.fits(one, scene) is None for one in actions.of(TABLE,
                                                                    scene.where)
         )  # fmt: skip
         if (self._here, able) != self._footer:
@@ -272,9 +273,13 @@ class Dashboard(App[None]):
         self.push_screen(Help(self.scene()))
 
     def on_grid_moved(self, _: Grid.Moved) -> None:
-        self._keys_again()
+        # Messages still arrive while it closes, when no screen is left.
+        if self.is_running:
+            self._keys_again()
 
     def on_grid_chosen(self, _: Grid.Chosen) -> None:
+        if not self.is_running:
+            return
         if isinstance(self.pane, JobsPane | GuardPane) and self.screen is self.screen_stack[0]:
             self._open(self.scene())
 
@@ -316,7 +321,7 @@ class Dashboard(App[None]):
         source, one = self._setting.source, view.operation
         if one.id in self.model.protections:
             self.push_screen(GuardScreen(source, self.model, one.id))
-        elif _whole(view):
+        elif is_whole(view):
             self.push_screen(DrainScreen(source, self.model, one.id))
         elif is_move(view):
             self.push_screen(MoveScreen(source, self.model, one.id))
@@ -346,7 +351,7 @@ class Dashboard(App[None]):
         self._look_at_runs()
 
     def _look_at_runs(self) -> None:
-        if not self.runs.active:
+        if not (self.runs.active and self.is_running):
             return
         for run in self.runs.look():
             self._tell_end(run)
@@ -368,14 +373,10 @@ class Dashboard(App[None]):
         for one in jobs:
             by, part = one.operation.controller, "part_of" in one.operation.detail
             mine = by.pid in self._opens and by.host == self._setting.here
-            if mine and not part and (is_move(one) or _whole(one)):
+            if mine and not part and (is_move(one) or is_whole(one)):
                 self._opens.discard(by.pid)
                 if self.screen is self.screen_stack[0] and not isinstance(self.focused, Filter):
                     self._open_job(one)
-
-
-def _whole(view: JobView) -> bool:
-    return view.operation.kind in WHOLE_HOST
 
 
 def run(setting: Setting) -> None:

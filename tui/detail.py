@@ -16,11 +16,11 @@ from textual.widgets import Footer, Sparkline, Static
 from vmckpt.api.looking import Source
 from vmckpt.errors import VmckptError
 from vmckpt.journal.desk import JobDetail, JobView
+from vmckpt.journal.turns import Turn, summary, turns
 from vmckpt.units import show_bytes, show_rate, show_seconds
 from vmckpt_tui import drain_view, guard_view, move_view
 from vmckpt_tui.chart import Chart
 from vmckpt_tui.columns import Column
-from vmckpt_tui.drain_view import Turn
 from vmckpt_tui.grid import Grid
 from vmckpt_tui.guard_view import Beat
 from vmckpt_tui.move_view import Pass, Told
@@ -233,7 +233,7 @@ class DrainScreen(Detail):
         detail = await self.source.job(self._job)
         parts = await self.source.parts(self._job)
         self._view, one = detail.view, detail.view.operation
-        self._turns = drain_view.turns(one, parts)
+        self._turns = turns(one, parts)
         self.title_is(f"{one.id} {one.way} · {detail.view.doing}")
         facts = drain_view.facts(one, self._turns, time.time())
         self.query_one("#facts", Static).update("\n".join(facts))
@@ -252,7 +252,7 @@ class DrainScreen(Detail):
             self.app.push_screen(move)
 
     def scene(self) -> Scene:
-        done = drain_view.summary(self._turns).done if self._turns else None
+        done = summary(self._turns).done if self._turns else None
         return Scene(where=self.where, model=self.model, job=self._view, done=done)
 
 
@@ -307,7 +307,7 @@ class GuardScreen(Detail):
         self.query_one("#epoch", Static).update(
             f"an epoch: ─ the guest runs  {legend}\n{guard_view.strip(entry, width)}"
         )
-        beat = guard_view.beat(entry, time.time())
+        beat = guard_view.beat(entry)
         if beat is not None:
             self._beats = [*self._beats, beat][-_BEATS:]
         for name, (label, show) in _SERIES.items():

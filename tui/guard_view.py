@@ -19,20 +19,18 @@ _PARTS = "░▒▓█▚▞▙▟"
 class Beat:
     """One look at a protection."""
 
-    at: float
     pause_s: float
     behind_s: float
     bytes: float
 
 
-def beat(entry: Entry, at: float) -> Beat | None:
+def beat(entry: Entry) -> Beat | None:
     """What of a look is kept for the strip; None: the primary says nothing."""
     ours = said(entry, "primary")
     median = ours.get("median")
     if median is None:
         return None
-    return Beat(at=at, pause_s=median["pause_s"], behind_s=ours.get("rpo_s") or 0.0,
-                bytes=median["bytes"])  # fmt: skip
+    return Beat(pause_s=median["pause_s"], behind_s=ours.get("rpo_s") or 0.0, bytes=median["bytes"])
 
 
 def said(entry: Entry, role: str) -> Mapping[str, Any]:

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vmckpt.journal import wording
 from vmckpt.journal.desk import JobDetail, News
 from vmckpt.journal.records import StoredEvent, StoredForecast, StoredSample
-from vmckpt.units import MIB, show_bytes, show_rate, show_seconds
-from vmckpt_tui.words import millis, pairs, span
+from vmckpt.units import MIB, Seconds, show_bytes, show_rate, show_seconds
+from vmckpt_tui.words import millis
 
 Points = tuple[tuple[float, ...], tuple[float, ...]]
 """Times in seconds, and values."""
@@ -97,10 +98,14 @@ def _outlook(detail: JobDetail) -> list[tuple[str, str]]:
 
 
 def _left(one: Mapping[str, Any]) -> str:
-    if one.get("converging") is False:
-        return "not converging"
-    low, high = one.get("left_low_ms"), one.get("left_high_ms")
-    return span(None if low is None else low / 1000, None if high is None else high / 1000)
+    return wording.left(
+        _seconds(one.get("left_low_ms")), _seconds(one.get("left_high_ms")),
+        converging=one.get("converging"),
+    )  # fmt: skip
+
+
+def _seconds(milliseconds: float | None) -> Seconds | None:
+    return None if milliseconds is None else Seconds(milliseconds / 1000)
 
 
 _REPORT = (
@@ -189,25 +194,17 @@ def _pass(first: StoredSample, last: StoredSample) -> Pass:
     )  # fmt: skip
 
 
+_TONES = {"decided": "bold", "checked": "warn"}
+
+
 def told(event: StoredEvent) -> Told | None:
     """An event as a line; None if it is not worth one."""
-    values = event.values
-    match event.kind:
-        case "phase-changed":
-            return Told(at=event.at, text=f"phase: {values.get('phase')}", tone="dim")
-        case "decided":
-            if values.get("rule") == "evacuate":
-                return Told(at=event.at, text=f"{values['action']}: {values['reason']}")
-            seen = "" if values.get("acted", True) else " (only watched)"
-            numbers = pairs(values["numbers"])
-            text = f"{values['action']}, because {values['reason']}{seen} {numbers}".rstrip()
-            return Told(at=event.at, text=text, tone="bold")
-        case "checked":
-            found = [f for f in values["findings"] if f["severity"] in ("warning", "blocker")]
-            text = "; ".join(f"{f['where']}: {f['text']}" for f in found)
-            return Told(at=event.at, text=text, tone="warn") if found else None
-        case _:
-            return Told(at=event.at, text=f"{event.kind} {pairs(values)}".rstrip(), tone="dim")
+    text = wording.event(event.kind, event.values)
+    tone = "" if event.values.get("rule") == "evacuate" else _TONES.get(event.kind, "dim")
+    # The list is called "decided, and why".
+    if text is None:
+        return None
+    return Told(at=event.at, text=text.removeprefix("decided "), tone=tone)
 
 
 def story(detail: JobDetail) -> Sequence[Told]:
@@ -216,7 +213,7 @@ def story(detail: JobDetail) -> Sequence[Told]:
     began = detail.view.operation.began_at
     for one in detail.requests:
         answer = "not answered" if one.ok is None else one.answer
-        text = f"{one.asked_by} asked for {one.kind} {pairs(one.arguments)}".rstrip()
+        text = f"{one.asked_by} asked for {one.kind} {wording.pairs(one.arguments)}".rstrip()
         found.append(Told(at=max(0.0, one.asked_at - began), text=f"{text}: {answer}"))
     return sorted(found, key=lambda one: one.at)
 

@@ -1,10 +1,9 @@
 """What can be done with what is under way. Pure."""
 
-from vmckpt.journal.records import WHOLE_HOST
 from vmckpt.model.jobs import JobPhase
 from vmckpt.units import show_bytes
 from vmckpt_tui.actions import Action, Answers, Field, Words
-from vmckpt_tui.scene import Scene, Where, is_move
+from vmckpt_tui.scene import Scene, Where, is_move, is_whole
 
 _ANY = (Where.JOBS, Where.MOVE, Where.DRAIN)
 _MOVE = (Where.JOBS, Where.MOVE)
@@ -22,9 +21,8 @@ def _active(scene: Scene) -> str | None:
         return "no job is selected"
     if not scene.job.operation.active:
         return "it has ended"
-    kind = scene.job.operation.kind
-    if not is_move(scene.job) and kind not in WHOLE_HOST:
-        return f"a {kind} job takes no orders"
+    if not is_move(scene.job) and not is_whole(scene.job):
+        return f"a {scene.job.operation.kind} job takes no orders"
     return None
 
 
@@ -49,14 +47,10 @@ def _cancel(scene: Scene) -> str | None:
     return "in post-copy nobody can go back" if late else None
 
 
-def _whole(scene: Scene) -> bool:
-    return scene.job is not None and scene.job.operation.kind in WHOLE_HOST
-
-
 def _resume(scene: Scene) -> str | None:
     if (why := _active(scene)) is not None:
         return why
-    if _whole(scene) or _phase(scene) == JobPhase.POST_COPY_PAUSED:
+    if is_whole(scene.job) or _phase(scene) == JobPhase.POST_COPY_PAUSED:
         return None
     return "nothing is broken or paused"
 
@@ -66,7 +60,7 @@ def _done(scene: Scene) -> str:
 
 
 def _cost_of_cancel(scene: Scene, _: Answers) -> str:
-    if _whole(scene):
+    if is_whole(scene.job):
         return f"{_done(scene)} is done; nothing new begins, and what is on its way arrives"
     guest = scene.job.operation.guest if scene.job is not None else ""
     return f"{_done(scene)} of it is done and would be thrown away; {guest} stays where it is"
@@ -81,7 +75,7 @@ def _cost_of_postcopy(scene: Scene, _: Answers) -> str:
 
 
 def _cost_of_pause(scene: Scene, _: Answers) -> str | None:
-    if _whole(scene):
+    if is_whole(scene.job):
         return None
     left = "what is left" if scene.remaining is None else show_bytes(scene.remaining)
     return f"the guest stands still until {left} has been sent"
@@ -136,7 +130,7 @@ ON_JOBS = (
     ),
     Action(
         name="pause", key="p", label="Pause", where=_ANY,
-        fits=lambda scene: _active(scene) if _whole(scene) else _pre_copy(scene),
+        fits=lambda scene: _active(scene) if is_whole(scene.job) else _pre_copy(scene),
         help="A guest stands still, so that its move can end; of a host nothing new begins",
         costs=_cost_of_pause, run=lambda scene, _: _order("pause", scene),
     ),

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vmckpt.journal.desk import JobView
+from vmckpt.journal.records import WHOLE_HOST
 from vmckpt.model.now import FleetNow, GuestNow, HostNow, SnapshotNow
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][\w.@+-]*", re.ASCII)
@@ -116,3 +117,8 @@ class Scene:
 def is_move(view: JobView | None) -> bool:
     """Whether it is a migration of one guest."""
     return view is not None and view.operation.kind == _MIGRATE
+
+
+def is_whole(view: JobView | None) -> bool:
+    """Whether it is about a host and all its guests."""
+    return view is not None and view.operation.kind in WHOLE_HOST

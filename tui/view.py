@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vmckpt.journal import wording
 from vmckpt.journal.desk import JobView
 from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.guests import GuestState
@@ -13,7 +14,7 @@ from vmckpt.protect import news
 from vmckpt.units import show_bytes, show_seconds
 from vmckpt_tui.columns import Cell, Column
 from vmckpt_tui.scene import Model
-from vmckpt_tui.words import ago, bar, clock
+from vmckpt_tui.words import ago, bar
 
 _STATES: Mapping[str, Cell] = {
     GuestState.RUNNING: ("▶ running", "good"),
@@ -234,7 +235,7 @@ def job_columns(clock_: Callable[[], float]) -> Sequence[Column[JobView]]:
         Column(label="done", width=4, right=True, cell=done,
                order=lambda one: 0.0 if one.sample is None else one.sample.done),
         Column(label="began", width=12, order=lambda one: -one.operation.began_at,
-               cell=lambda one: (clock(one.operation.began_at, clock_()), "")),
+               cell=lambda one: (wording.clock(one.operation.began_at, clock_()), "")),
         Column(label="by", width=10, grows=1, from_width=100,
                cell=lambda one: (one.operation.asked_by, "dim"),
                order=lambda one: one.operation.asked_by),
@@ -313,7 +314,7 @@ def snapshot_columns(clock_: Callable[[], float]) -> Sequence[Column[Leaf]]:
 
     def made(leaf: Leaf) -> Cell:
         at = leaf.snapshot.made_at
-        return (clock(at, clock_()), "") if at else ("–", "dim")
+        return (wording.clock(at, clock_()), "") if at else ("–", "dim")
 
     return (
         Column(label="guest", width=10, grows=1, cell=lambda one: (one.snapshot.guest, "")),

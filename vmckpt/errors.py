@@ -259,3 +259,7 @@ class Cancelled(VmckptError):
     """The operator stopped it."""
 
     exit_code = 130
+
+
+class Dismissed(Cancelled):
+    """It was made ready, and is not wanted any more; nothing was changed."""

@@ -19,6 +19,9 @@ stores:                                   # optional: where snapshots are kept
   far: s3://bucket/vmckpt?endpoint=https://s3.example.com
 lease: postgresql://vmckpt@witness/vmckpt # optional: who may run a protected guest; on no host
 observer: /run/observer.sock              # optional: somebody who watches guests from outside
+webhooks:                                 # optional: whom `vmckpt run` tells what to be paged for
+  - url: https://alerts.example.com/vmckpt
+    secret_file: /etc/vmckpt/webhook.secret
 read_only: false                          # true: for people who may look and not touch
 """
 
@@ -39,6 +42,7 @@ from vmckpt.model import fencing
 from vmckpt.model.fencing import FenceDevice
 from vmckpt.model.hosts import AGENT_STATE, Host, SshAddress
 from vmckpt.model.stores import StorePlace
+from vmckpt.model.webhooks import Webhook
 
 READ_ONLY = "VMCKPT_READ_ONLY"
 VARIABLE = "VMCKPT_INVENTORY"
@@ -70,6 +74,18 @@ def _lease(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("postgresql", "postgres") or not parts.hostname:
         raise ValueError(f"{text!r} is no lease store, like postgresql://user@witness/database")
+    return text
+
+
+def _http(text: str) -> str:
+    # What is wrong is said without the URL: it may hold a secret.
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError("is no URL, like https://alerts.example.com/vmckpt")
     return text
 
 
@@ -146,6 +162,11 @@ class _Fence(_Strict):
     options: dict[str, str] = {}
 
 
+class _Webhook(_Strict):
+    url: Annotated[str, AfterValidator(_http)]
+    secret_file: _Path | None = None
+
+
 class _Host(_Strict):
     uri: _Uri
     peer_uri: _Uri | None = None
@@ -165,6 +186,7 @@ class _File(_Strict):
     ] = {}
     lease: Annotated[str, AfterValidator(_lease)] | None = None
     observer: str | None = None
+    webhooks: list[_Webhook] = []
     read_only: bool = False
 
 
@@ -179,6 +201,7 @@ class Inventory:
     """Where snapshots are kept; they land in the first."""
     lease: str | None = None
     """Where leases on protected guests are kept: a PostgreSQL URL; None: nowhere."""
+    webhooks: tuple[Webhook, ...] = ()
     read_only: bool = False
     """Only looking is allowed."""
 
@@ -258,6 +281,10 @@ def parse(text: str, path: Path) -> Inventory:
             {name: StorePlace(name=name, url=url) for name, url in read.stores.items()}
         ),
         lease=read.lease,
+        webhooks=tuple(
+            Webhook(url=one.url, secret_file=Path(one.secret_file) if one.secret_file else None)
+            for one in read.webhooks
+        ),
         read_only=read_only,
     )
 

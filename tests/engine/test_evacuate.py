@@ -8,6 +8,9 @@ import pytest
 
 from tests.engine.fakes import FakeDesk
 from tests.unit.sights import answers, at, by, seen, vm
+from vmckpt.errors import Cancelled
+from vmckpt.evacuate import course
+from vmckpt.evacuate.ahead import Turn
 from vmckpt.evacuate.course import Blame
 from vmckpt.evacuate.engine import Ended, Moved, Run
 from vmckpt.evacuate.seen import Known, Look, Seen
@@ -38,6 +41,9 @@ class Hosts:
     most: int = 0
     looks: int = 0
     stubborn: bool = False
+    preflight: float = 0.0
+    impossible: set[tuple[str, str]] = field(default_factory=set)
+    dismissed: list[str] = field(default_factory=list)
     after_look: Callable[["Hosts"], None] = lambda _: None
 
     async def look(self) -> Seen:
@@ -51,8 +57,16 @@ class Hosts:
         ]  # fmt: skip
         return seen(answers(*looks), USUAL, self.own)
 
-    async def move(self, known: Known, target: str) -> Moved:
+    async def move(self, known: Known, target: str, turn: Turn) -> Moved:
         name = known.guest.name
+        await asyncio.sleep(self.preflight)
+        if (name, target) in self.impossible:
+            return Moved(good=False, why="preflight says no", final="change it")
+        try:
+            await turn.wait()
+        except Cancelled:
+            self.dismissed.append(name)
+            return Moved(good=False, why="others go first", final="it was cancelled")
         tries = sum(one == name for one, _ in self.moves)
         self.moves.append((name, target))
         self.running += 1
@@ -186,6 +200,51 @@ async def test_stopped_what_is_on_its_way_arrives_and_nothing_new_begins() -> No
     assert all("goes on" in one.mend for one in ended.left)
 
 
+async def test_the_next_ones_are_made_ready_while_others_move() -> None:
+    world = hosts(*(vm(f"w{number}") for number in range(8)), preflight=4.0)
+    ended = await run(world)
+    assert not ended.left
+    # Over one link one after the other, 5 s each; only the first one waits for its preflight.
+    assert ended.took < 8 * 5 + 4 + 3
+
+
+async def test_while_nothing_changes_nobody_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With thousands of guests that is more than a look at who has ended, twice a second."""
+    asked: list[str] = []
+
+    def counted(name: str) -> None:
+        really = getattr(course, name)
+
+        def one(*args: object) -> object:
+            asked.append(name)
+            return really(*args)
+
+        monkeypatch.setattr(course, name, one)
+
+    counted("due")
+    counted("next_ones")
+    ended = await run(hosts(*(vm(f"w{number}") for number in range(5)), preflight=1.0))
+    assert ended.took > 25
+    assert len(asked) <= 2 * 2 * len(ended.arrived)
+
+
+async def test_stopped_who_is_ready_is_told_that_its_turn_does_not_come() -> None:
+    world, stop = hosts(*(vm(f"w{number}") for number in range(6))), asyncio.Event()
+    asyncio.get_running_loop().call_later(3.0, stop.set)
+    ended = await run(world, stop=stop)
+    assert len(world.dismissed) == 2
+    assert {one.tenant.name for one in ended.left} >= set(world.dismissed)
+    assert not {one for one, _ in world.moves} & set(world.dismissed)
+
+
+async def test_who_cannot_move_is_known_before_its_turn_and_keeps_nobody() -> None:
+    bad = {("w3", "beta"), ("w3", "gamma")}
+    world = hosts(*(vm(f"w{number}") for number in range(4)), impossible=bad)
+    ended = await run(world)
+    assert [(one.tenant.name, one.why) for one in ended.left] == [("w3", "preflight says no")]
+    assert world.names["alpha"] == ["w3"]
+
+
 async def test_paused_nothing_new_begins_until_it_goes_on() -> None:
     world = hosts(*(vm(f"w{number}") for number in range(4)))
     desk = FakeDesk([(2.0, RequestKind.PAUSE, {}), (100.0, RequestKind.GO_ON, {})])
@@ -261,6 +320,23 @@ async def test_shut_down_comes_last_and_what_does_not_is_left() -> None:
     ended = await run(stubborn)
     assert [one.why for one in ended.left] == ["it has not shut down in 2 min"]
     assert stubborn.names["alpha"] == ["b"]
+
+
+async def test_paused_nobody_is_shut_down_either() -> None:
+    quiet = by("strategy: shutdown-and-return", name="quiet")
+    desk = FakeDesk([(2.0, RequestKind.PAUSE, {}), (100.0, RequestKind.GO_ON, {})])
+    ended = await run(hosts(vm("a"), vm("b"), own={"b": quiet}), desk=desk)
+    assert ended.shut_down == ("u-b",)
+    assert [ok for _, ok, _ in desk.answers] == [True, True]
+    assert 100 < ended.took < 120
+
+
+async def test_cancelled_while_paused_nobody_is_shut_down() -> None:
+    quiet = by("strategy: shutdown-and-return", name="quiet")
+    desk = FakeDesk([(2.0, RequestKind.PAUSE, {}), (50.0, RequestKind.CANCEL, {})])
+    world = hosts(vm("a"), vm("b"), own={"b": quiet})
+    ended = await run(world, desk=desk)
+    assert (ended.stopped, ended.shut_down, world.names["alpha"]) == (True, (), ["b"])
 
 
 async def test_brought_back_one_after_the_other() -> None:

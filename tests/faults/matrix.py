@@ -22,6 +22,8 @@ class Cell:
     ends: Ends
     quick: bool = False
     """Quick and sure enough for every run."""
+    often: bool = False
+    """For every long run."""
 
     def __str__(self) -> str:
         return f"{self.fault}-{self.moment}"
@@ -115,17 +117,19 @@ _ROWS: dict[Fault, dict[Moment, Ends]] = {
 
 _QUICK = {
     (Fault.CONTROLLER_KILLED, FIRST),
+    (Fault.TARGET_QEMU, FIRST),
+    (Fault.SOURCE_OFF, FIRST),
+}
+_OFTEN = {
     (Fault.CONTROLLER_KILLED, SETUP),
     (Fault.CONTROLLER_KILLED, POST_COPY),
     (Fault.TARGET_LIBVIRTD, FIRST),
-    (Fault.TARGET_QEMU, FIRST),
-    (Fault.SOURCE_OFF, FIRST),
     (Fault.JOURNAL_FULL, FIRST),
     (Fault.TWO_OTHER, FIRST),
 }
 
 MATRIX = tuple(
-    Cell(fault, moment, ends, quick=(fault, moment) in _QUICK)
+    Cell(fault, moment, ends, (fault, moment) in _QUICK, (fault, moment) in _OFTEN)
     for fault, row in _ROWS.items()
     for moment, ends in row.items()
 )

@@ -1,5 +1,6 @@
 """Faults at moments, on real hosts: nothing is lost, never two copies, nothing left over."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -73,8 +74,15 @@ def attempt(bench: Bench, cell: Cell) -> tuple[bool, list[str]]:
     finally:
         injury.clear()
     if wrong and told.end is not None:
-        wrong.append(f"the controller said: {told.end.err.strip()}")
+        print(f"the controller said: {told.end.err.strip()}")  # noqa: T201 – shown if it fails
     return told.hit, wrong
+
+
+def emulator_forgets(bench: Bench) -> bool:
+    """Whether a guest may fall silent by QEMU's fault alone: its kernel lost a write (ADR 5). Then
+    one such attempt is no finding; a second one of the same cell is."""
+    version = re.search(r"version (\d+)", bench.inside("alpha", "qemu-system-x86_64", "--version"))
+    return version is not None and int(version[1]) < 9
 
 
 @pytest.mark.parametrize(
@@ -84,18 +92,28 @@ def attempt(bench: Bench, cell: Cell) -> tuple[bool, list[str]]:
             one,
             id=str(one),
             marks=tables.marks(
-                list(Fault).index(one.fault), list(Moment).index(one.moment), quick=one.quick
+                list(Fault).index(one.fault),
+                list(Moment).index(one.moment),
+                quick=one.quick,
+                often=one.often,
             ),
         )
         for one in MATRIX
     ],
 )
-def test_nothing_is_lost(bench: Bench, cell: Cell) -> None:
+def test_nothing_is_lost(bench: Bench, cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
+    pardoned = not emulator_forgets(bench)
     for _ in range(TRIES):
         hit, wrong = attempt(bench, cell)
-        assert not wrong, "\n".join(wrong)
-        if hit:
-            return
+        mute = [one for one in wrong if one.startswith("no ledger: ")]
+        if mute and wrong == mute and not pardoned:
+            pardoned = True
+            with capsys.disabled():  # seen also where the next attempt is good
+                print(f"\n{cell}: tried again, see ADR 5: {mute[0]}")  # noqa: T201
+        else:
+            assert not wrong, "\n".join(wrong)
+            if hit:
+                return
         guests.remove(bench.plan, GUEST)
     raise AssertionError(f"the fault never came in time for {cell.moment}")
 

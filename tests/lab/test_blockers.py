@@ -143,6 +143,7 @@ BAD_INPUT: list[tuple[tuple[str, ...], int, str]] = [
 ]
 
 
+@pytest.mark.long
 def test_bad_input_gets_one_line_and_its_exit_code(bench: Bench) -> None:
     bench.guest(dirty="8MiB@1MiB/s")
     for args, code, complaint in BAD_INPUT:

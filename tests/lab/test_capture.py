@@ -97,6 +97,7 @@ def test_a_guest_that_was_stopped_for_it_goes_on(bench: Bench) -> None:
     gone(bench)
 
 
+@pytest.mark.long
 def test_shared_memory_is_captured_epoch_by_epoch(bench: Bench) -> None:
     bench.guest(**(IDLE | {"shared_memory": True}))
     got = order("shared", "epochs=4", bench=bench)
@@ -137,7 +138,7 @@ def test_libvirts_own_snapshot_is_the_fallback(bench: Bench) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", ["background", "shared"])
+@pytest.mark.parametrize("way", [pytest.param("background", marks=pytest.mark.campaign), "shared"])
 def test_killed_at_any_call_an_undo_makes_all_well(bench: Bench, way: str) -> None:
     bench.guest(**(IDLE | {"shared_memory": way == "shared"}))
     for number in range(1, 30):

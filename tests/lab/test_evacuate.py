@@ -15,6 +15,14 @@ from vmckpt.units import parse_rate
 SMALL = {"memory": "128MiB", "dirty": "8MiB@1MiB/s", "disk": "16MiB"}
 
 
+@pytest.fixture
+def bench(bench: Bench) -> Iterator[Bench]:
+    """A test that failed leaves no host in maintenance to the next."""
+    yield bench
+    for one in bench.good("maintenance", "list", "--json").json:
+        bench.good("maintenance", "leave", one["host"])
+
+
 @pytest.fixture(scope="module")
 def rack() -> Iterator[Bench]:
     """Three hosts."""
@@ -48,6 +56,7 @@ def shape(bench: Bench, rate: int | None) -> None:
         network.shape(bench.plan, one.name, None if rate is None else parse_rate(f"{rate}mbit"))
 
 
+@pytest.mark.long
 def test_a_host_is_emptied_and_filled_again(bench: Bench) -> None:
     """Two hosts and two guests: the plan, the run, the host that is closed, and the way back."""
     for name in ("web1", "web2", "off1"):
@@ -68,7 +77,8 @@ def test_a_host_is_emptied_and_filled_again(bench: Bench) -> None:
     assert done["outcome"] == "completed"
     assert {one["guest"] for one in done["moved"]} == {"web1", "web2", "off1"}
     assert bench.inside("alpha", "virsh", "list", "--all", "--name").split() == []
-    assert plan["total_ms"][0] / 3 <= done["total_ms"] <= plan["total_ms"][1] * 3
+    # A forecast knows nothing of the other guests of a machine without a core to spare.
+    assert plan["total_ms"][0] / 3 <= done["total_ms"] <= plan["total_ms"][1] * 10
     assert on(bench, "web1", "web2") == {"web1": ["beta"], "web2": ["beta"]}
 
     (held,) = bench.good("maintenance", "list", "--json").json
@@ -181,6 +191,25 @@ def test_interrupted_it_lets_arrive_what_is_on_its_way(three: Bench) -> None:
     assert all(at != ["alpha"] and len(at) == 1 for at in on(three, *names).values())
     back = three.good("repopulate", "alpha", "--yes", "--json").json
     assert {one["guest"] for one in back["moved"]} == set(names)
+
+
+@pytest.mark.long
+def test_one_move_is_cancelled_and_the_others_go_on(three: Bench) -> None:
+    for name in ("web1", "web2", "web3"):
+        three.guest(name, **SMALL)
+    shape(three, 60)
+    running = three.start("evacuate", "alpha", "--yes", "--json")
+    until(lambda: bool(moving(three, ["web1", "web2", "web3"])), limit=60)
+    (name, *_) = moving(three, ["web1", "web2", "web3"])
+    jobs = three.good("jobs", "--guest", name, "--json").json
+    three.good("cancel", jobs[0]["job"])
+    done = finish(running)
+    shape(three, None)
+    assert done.code == 26, done.err
+    assert [one["guest"] for one in done.json["left"]] == [name]
+    assert len(done.json["moved"]) == 2
+    assert on(three, name) == {name: ["alpha"]}
+    assert three.ledgers(name) == WHOLE
 
 
 @pytest.mark.long

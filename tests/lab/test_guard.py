@@ -10,6 +10,7 @@ from tests.lab.test_snapshots import SMALL, ids, kept, left, proofs
 __all__ = ["kept"]
 
 
+@pytest.mark.long
 def test_a_check_that_fails_takes_the_guest_back(kept: Bench) -> None:
     kept.guest(**SMALL)
     before = kept.seen().highest

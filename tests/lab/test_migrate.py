@@ -53,8 +53,8 @@ def test_a_transient_guest_stays_transient_and_autostart_moves_along(bench: Benc
     assert bench.inside("beta", "virsh", "list", "--autostart", "--name").split() == ["web2"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.campaign)])
+@pytest.mark.campaign
+@pytest.mark.parametrize("rounds", [2, 10])
 def test_many_moves_leave_the_ledgers_whole_and_nothing_behind(bench: Bench, rounds: int) -> None:
     bench.guest()
 
@@ -225,6 +225,7 @@ def test_a_bandwidth_limit_is_kept(bench: Bench) -> None:
     assert 10 << 20 < rate < 22 << 20
 
 
+@pytest.mark.long
 def test_final_statistics_are_there_for_others_too(bench: Bench) -> None:
     bench.guest(dirty=CALM)
     report = bench.good("migrate", "web1", "--to", "beta", "--json").json

@@ -45,6 +45,7 @@ def test_low_downtime_gives_up_rather_than_pause_for_long(bench: Bench) -> None:
     assert bench.ledgers() == WHOLE
 
 
+@pytest.mark.long
 def test_low_downtime_keeps_its_word_with_a_calm_guest(bench: Bench) -> None:
     bench.guest(dirty="32MiB@2MiB/s")
     done = migrate(bench, "beta", "--policy", "low-downtime")
@@ -89,6 +90,7 @@ def test_huge_memory_sends_over_several_connections(bench: Bench) -> None:
     assert bench.ledgers() == WHOLE
 
 
+@pytest.mark.long
 def test_wan_carries_a_guest_far_away_encrypted(bench: Bench) -> None:
     bench.guest(memory="192MiB", dirty="32MiB@4MiB/s")
     delay.put(bench.plan, "beta", Seconds(0.04))

@@ -23,6 +23,7 @@ ACTS: tuple[tuple[str, ...], ...] = (
 )
 
 
+@pytest.mark.long
 def test_who_may_only_look_sees_all_and_changes_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_host_that_dies_is_followed_by_its_standby(pair: Bench) -> None:
     assert pair.inside("alpha", "virsh", "list", "--all", "--name").split() == []
 
 
+@pytest.mark.long
 def test_a_planned_switch_loses_nothing(pair: Bench) -> None:
     pair.guest(**GUEST)
     protect(pair, automatic=False)

@@ -167,7 +167,7 @@ def test_a_host_that_nobody_reaches_is_powered_off_before_its_guest_runs_elsewhe
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["fails", "lies"])
+@pytest.mark.parametrize("mode", [pytest.param("fails", marks=pytest.mark.campaign), "lies"])
 def test_a_host_that_may_be_on_keeps_its_guest(pair: Fencing, mode: str) -> None:
     pair.behaves(mode)
     with Lookout(pair.plan) as lookout:

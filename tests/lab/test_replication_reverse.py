@@ -130,7 +130,7 @@ def test_an_image_that_is_gone_is_named_and_copied(pair: Bench) -> None:
     pair.inside("alpha", "rm", f"{first}.aside")
 
 
-@pytest.mark.long
+@pytest.mark.campaign
 def test_an_agent_that_dies_while_it_reads_the_disks_leaves_no_door_open(pair: Bench) -> None:
     pair.guest(**{**GUEST, "disk": "1GiB", "written": "512MiB"})
     begun = pair.start("protect", "web1", "--to", "beta", *PATIENT)

@@ -96,7 +96,10 @@ def goes_on(bench: Bench) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [GUEST, QCOW2], ids=["raw", "qcow2"])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(GUEST, id="raw", marks=pytest.mark.campaign), pytest.param(QCOW2, id="qcow2")],
+)
 def test_a_copy_lives_beside_the_protection_and_leaves_nothing(
     duo: Bench, kind: dict[str, Any]
 ) -> None:
@@ -253,7 +256,7 @@ def test_a_backup_that_is_started_anew_keeps_no_images_of_a_test(duo: Bench) -> 
     assert duo.ledgers() == WHOLE
 
 
-@pytest.mark.long
+@pytest.mark.campaign
 def test_without_room_for_a_copy_nothing_is_begun(duo: Bench) -> None:
     duo.guest(**GUEST)
     protect(duo)

@@ -309,6 +309,16 @@ async def test_whoever_orders_a_migration_gets_to_see_it() -> None:
         raise AssertionError(seen(app))
 
 
+async def test_what_still_arrives_while_it_closes_is_nothing_to_it() -> None:
+    app = dashboard(Still())
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.pause()
+        grid = app.query(Grid).first()
+    assert not app.screen_stack
+    app.on_grid_moved(Grid.Moved(grid))
+    app.on_grid_chosen(Grid.Chosen(grid))
+
+
 async def test_the_doctor_is_asked_once_and_again_on_demand() -> None:
     found = json.dumps([
         {"code": "clock", "severity": "warning", "where": "alpha", "text": "3 s late",

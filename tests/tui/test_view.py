@@ -1,6 +1,7 @@
 """What is shown of what is known."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from tests.tui import still
 from tests.tui.still import DRAIN, ENDED, FLEET, MOVE, NOW, PART, SNAPSHOTS, entry, snapshot
 from vmckpt.journal.desk import JobDetail, News
 from vmckpt.journal.records import Request
+from vmckpt.journal.turns import summary, turns
 from vmckpt.model.now import FleetNow
 from vmckpt_tui import drain_view, guard_view, move_view, view, words
 from vmckpt_tui.scene import Model, Scene, Where
@@ -112,7 +114,7 @@ def test_the_story_has_decisions_with_reasons_and_what_was_asked_for() -> None:
     )  # fmt: skip
     detail = JobDetail(view=MOVE, forecast=None, events=still.EVENTS, samples=(), requests=(asked,))
     told = [one.text for one in move_view.story(detail)]
-    assert told[0] == "phase: setup"
+    assert told[0] == "phase=setup"
     assert "because the last passes got no smaller remaining_mib=900" in told[-1]
     assert told[2] == "eva@desk asked for bandwidth bytes_per_second=1: not answered"
 
@@ -125,16 +127,28 @@ def test_news_are_added() -> None:
 
 
 def test_the_queue_of_moves_has_those_that_wait_behind_those_that_began() -> None:
-    found = drain_view.turns(DRAIN.operation, (PART,))
+    found = turns(DRAIN.operation, (PART,))
     assert [(one.guest, one.state) for one in found] == [("web1", "pre-copy"), ("web2", "waits")]
-    told = drain_view.summary(found)
+    told = summary(found)
     assert (told.arrived, told.moving, told.waiting, told.failed) == (0, 1, 1, 0)
     facts = drain_view.facts(DRAIN.operation, found, NOW)
     assert "0 arrived, 1 on their way, 1 wait" in facts[0]
 
 
+def test_who_is_ready_waits_and_who_was_dismissed_has_not_failed() -> None:
+    ready = replace(PART, operation=replace(PART.operation, state="waiting"))
+    found = turns(DRAIN.operation, (ready,))
+    assert [one.state for one in found] == ["waiting", "waits"]
+    told = summary(found)
+    assert (told.moving, told.waiting, told.failed) == (0, 2, 0)
+    ended = replace(PART.operation, state="ended", outcome="cancelled", ended_at=NOW)
+    for report, failed in (({"dismissed": True}, 0), ({"error": "stopped"}, 1)):
+        part = replace(PART, operation=replace(ended, report=report))
+        assert summary(turns(DRAIN.operation, (part,))).failed == failed
+
+
 def test_hosts_of_an_evacuation_are_bars() -> None:
-    lines = drain_view.loads(FLEET, DRAIN.operation, drain_view.turns(DRAIN.operation, (PART,)))
+    lines = drain_view.loads(FLEET, DRAIN.operation, turns(DRAIN.operation, (PART,)))
     assert [one.split()[0] for one in lines] == ["alpha", "beta", "gamma"]
     assert lines[0].endswith("12 GiB of 64 GiB")
 
@@ -146,7 +160,7 @@ def test_a_protection_tells_parts_and_readiness() -> None:
     names = [name for name, _, _ in guard_view.parts(entry(), 20)]
     assert names == ["stop", "state", "compare"]
     assert len(guard_view.strip(entry(), 60)) == 60
-    beat = guard_view.beat(entry(), NOW)
+    beat = guard_view.beat(entry())
     assert beat is not None
     assert beat.pause_s == 0.012
 
@@ -154,7 +168,7 @@ def test_a_protection_tells_parts_and_readiness() -> None:
 def test_a_silent_primary_is_no_error() -> None:
     silent = entry()
     silent["says"]["alpha"] = {"error": "alpha is silent", "unreachable": True}
-    assert guard_view.beat(silent, NOW) is None
+    assert guard_view.beat(silent) is None
     assert guard_view.strip(silent, 60) == ""
     assert dict(guard_view.rows(silent))["in the way"] == "alpha is silent"
 

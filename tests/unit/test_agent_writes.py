@@ -73,7 +73,7 @@ def test_the_disks_are_read_while_they_are_mirrored(one: World) -> None:
         contents = [next(iter(disk.read_many([(0, 1)]))).content() for disk in disks]
         assert contents == [b"a", b"b"]
         assert one.sizes(stack) == [0, 0]
-    mirroring.progress(one.qemu, mirroring.name_of(0))
+    mirroring.begun(one.qemu, mirroring.name_of(0))
 
 
 def test_begun_again_writes_wait_for_room_again(one: World) -> None:

@@ -197,8 +197,7 @@ async def test_another_python_there_is_one_line_that_says_what_to_do(machine: Ma
 
     assert str(caught.value) == (
         "alpha: no vmckpt-agent there, and ours does not fit: its Python is"
-        f" cpython-39-aarch64-linux-gnu, ours is {installing.OURS}; install vmckpt there by hand:"
-        " pipx install vmckpt"
+        f" cpython-39-aarch64-linux-gnu, ours is {installing.OURS}; {installing.BY_HAND}"
     )
     assert machine.installers == []
 
@@ -213,7 +212,7 @@ async def test_an_installer_that_fails_is_one_line(
 
     assert str(caught.value) == (
         f"alpha: the agent was not installed: {machine.versions}: no room for {1 << 40} MiB; mend"
-        " that, or install vmckpt there by hand: pipx install vmckpt"
+        f" that, or {installing.BY_HAND}"
     )
     assert installed(machine.versions) == []
     assert made.name not in str(list((tmp_path / "state/agents").iterdir()))
@@ -278,10 +277,16 @@ async def test_nothing_is_put_where_nothing_may_be_changed(machine: Machine) -> 
     assert not machine.versions.exists()
 
 
-async def test_looking_whether_there_is_an_agent_installs_none(machine: Machine) -> None:
-    with pytest.raises(RemoteError, match="the first order that needs it installs it"):
-        await agents.present(machine.host)
+async def test_looking_whether_there_may_be_an_agent_installs_none(machine: Machine) -> None:
+    await agents.startable(machine.host)
+    with pytest.raises(RemoteError, match="nothing may be changed there"):
+        await agents.startable(replace(machine.host, read_only=True))
     assert not machine.versions.exists()
 
-    found = await agents.command(machine.host)
-    assert await agents.present(machine.host) == found
+    await agents.command(machine.host)
+    await agents.startable(replace(machine.host, read_only=True))
+    for name in ("python3", "python3.11"):
+        machine.program(name, "echo python .cpython-39-aarch64-linux-gnu.so /usr/bin/python3")
+    machine.versions.rename(machine.versions.with_name("away"))
+    with pytest.raises(RemoteError, match="ours does not fit"):
+        await agents.startable(machine.host)

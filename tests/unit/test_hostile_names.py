@@ -110,7 +110,9 @@ def test_what_a_shell_reads_from_its_input_is_a_constant() -> None:
 def _is_constant(tree: ast.AST, script: ast.expr) -> bool:
     if isinstance(script, ast.Name):
         values = _assigned(tree, script.id)
-        return bool(values) and all(isinstance(one, ast.Constant) for one in values)
+        return bool(values) and all(_is_constant(tree, one) for one in values)
+    if isinstance(script, ast.BinOp) and isinstance(script.op, ast.Add):
+        return _is_constant(tree, script.left) and _is_constant(tree, script.right)
     return isinstance(script, ast.Constant)
 
 

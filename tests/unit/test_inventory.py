@@ -262,3 +262,21 @@ def test_a_mistake_in_a_fence_agent_is_named_without_its_secrets(
     assert "hunter2" not in line
     assert "4711" not in line
     assert "\n" not in line
+
+
+def test_who_is_told_and_a_mistake_in_it_shows_no_secret() -> None:
+    found = inventory.parse(
+        GOOD + "webhooks:\n  - {url: 'https://alerts.example.com/T0K3N', secret_file: /etc/x}\n",
+        PATH,
+    )
+    (hook,) = found.webhooks
+    assert (hook.shown, hook.secret_file) == ("alerts.example.com", Path("/etc/x"))
+    for url in (
+        "htps://alerts.example.com/T0K3N",
+        "alerts/T0K3N",
+        "https://[T0K3N",
+        "https://:1/T0K3N",
+    ):
+        with pytest.raises(InventoryError, match="is no URL") as caught:
+            inventory.parse(GOOD + f"webhooks: [{{url: '{url}'}}]\n", PATH)
+        assert "T0K3N" not in str(caught.value)

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 
@@ -100,13 +99,19 @@ def test_the_list_has_those_that_run_and_with_all_the_others_too(journal: Journa
     assert both[0]["done"] == 0.25
 
 
+def test_the_list_of_one_guest(journal: Journal) -> None:
+    mine = filled(journal)
+    other = journal.begin(replace(WEB1, guest="db1", guest_uuid="u-db1"), asked_by="eve@desk")
+    for guest, ids in (("web1", [mine]), ("db1", [other]), ("u-db1", [other]), ("web", [])):
+        assert [one["job"] for one in json.loads(ran("jobs", "--guest", guest, "--json"))] == ids
+
+
 def test_the_list_fits_into_80_columns(journal: Journal) -> None:
     ids = [filled(journal), dead(journal)]
     journal.begin(replace(WEB1, guest="database-server-7"), asked_by="operator@control-room")
     console = Console(file=StringIO(), width=80)
     views = desk.jobs(journal)
-    began = datetime.fromtimestamp(views[0].operation.began_at, UTC)
-    console.print(jobs.table(views, began))
+    console.print(jobs.table(views, views[0].operation.began_at))
     assert isinstance(console.file, StringIO)
     lines = console.file.getvalue().splitlines()
 

@@ -1,10 +1,15 @@
 """Hosts in maintenance, as the journal keeps them; in SQLite and in PostgreSQL."""
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from vmckpt.errors import BadInput, GuestBusy, JournalError, Unattended
+from vmckpt import inventory
+from vmckpt.api import snapshots
+from vmckpt.errors import BadInput, Blocked, GuestBusy, JournalError, Unattended
 from vmckpt.journal import desk, maintenance
 from vmckpt.journal import place as places
 from vmckpt.journal.records import NewOperation, RequestKind
@@ -12,6 +17,10 @@ from vmckpt.journal.store import Journal
 from vmckpt.lease.types import host_resource
 from vmckpt.migrate import preflight
 from vmckpt.migrate.preflight import Facts
+from vmckpt.model.callers import Caller
+from vmckpt.model.hosts import Host
+from vmckpt.snapshot import restoring
+from vmckpt.snapshot.requests import RestoreRequest
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +36,40 @@ def test_every_controller_sees_it_until_it_is_ended() -> None:
     assert list(maintenance.held()) == ["alpha"]
     assert "new memory" in (maintenance.closed("alpha") or "")
     assert maintenance.closed("beta") is None
+    maintenance.refuse("beta")
+    with pytest.raises(Blocked, match=r"alpha: it is in maintenance .*new memory"):
+        maintenance.refuse("alpha")
     assert maintenance.leave("alpha") == held
     assert maintenance.held() == {}
     with pytest.raises(BadInput, match="not in maintenance"):
         maintenance.leave("alpha")
+
+
+async def test_nothing_is_restored_there_but_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def restore(host: Host, *_: object, **__: object) -> None:
+        asked.append(host.name)
+
+    opened = SimpleNamespace(public=SimpleNamespace(host="alpha"))
+    monkeypatch.setattr(snapshots, "opened_anywhere", lambda *_: opened)
+    monkeypatch.setattr(restoring, "restore", restore)
+    hosts = "".join(f"  {name}: {{uri: 'test:///default'}}\n" for name in ("alpha", "beta"))
+    known = inventory.parse(f"hosts:\n{hosts}", Path("hosts.yaml"))
+    caller = Caller(emit=lambda _: None, warn=print, stop=asyncio.Event())
+    maintenance.enter("alpha", "")
+
+    async def order(**how: Any) -> None:
+        request = RestoreRequest(snapshot="s-1")
+        await snapshots.restore(known, None, request, caller, identity=None, **how)
+
+    with pytest.raises(Blocked, match="alpha: it is in maintenance"):
+        await order(on=None)
+    assert asked == []
+    await order(on="beta")
+    # A guard puts back what has never left.
+    await order(on=None, closed_too=True)
+    assert asked == ["beta", "alpha"]
 
 
 def test_nobody_attends_it_and_nobody_need(place: Path | str) -> None:

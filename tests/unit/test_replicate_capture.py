@@ -140,19 +140,11 @@ def test_one_follows_the_other() -> None:
     assert one.events.count("cont") == 3
 
 
-def test_the_last_one_leaves_the_guest_standing_until_it_is_told_to_go_on() -> None:
+def test_the_last_one_leaves_the_guest_standing() -> None:
     one = World()
     one.capturer.take(goes_on=False)
     assert "cont" not in one.events
     assert (one.qemu.on, one.log.open, one.stands) == (False, False, True)
-    one.capturer.go_on()
-    assert (one.events[-2:], one.stands) == (["cont", "runs"], False)
-
-
-def test_a_guest_that_runs_is_not_told_to() -> None:
-    one = World()
-    one.capturer.go_on()
-    assert one.events == ["runs"]
 
 
 @pytest.mark.parametrize("breaks", ["compare", "output", "result"])

@@ -64,7 +64,7 @@ def agents(monkeypatch: pytest.MonkeyPatch, say: Callable[[int], tuple[Any, Any]
     """What they say, by how often they were asked before."""
     asked = iter(range(10**6))
 
-    async def both(hosts: Mapping[str, Host], _: str) -> dict[str, dict[str, Any]]:
+    async def both(hosts: Mapping[str, Host], *_: object) -> dict[str, dict[str, Any]]:
         told = dict(zip(("alpha", "beta"), say(next(asked)), strict=True))
         return {name: told[name] for name in hosts}
 

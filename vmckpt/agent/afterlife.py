@@ -28,7 +28,8 @@ from vmckpt.units import Seconds
 OUTCOME = "outcome.json"
 _DEFINITION = "definition.json"
 _ENDS = Seconds(5.0)
-_CONNECT = Seconds(1.0)
+_CONNECT = Seconds(3.0)
+_HEARS, _AGAIN = Seconds(10.0), Seconds(0.5)
 
 
 def unprotect(
@@ -112,15 +113,25 @@ def shot(folder: Path) -> str | None:
 
 def _standby_is_told(session: Session, folder: Path) -> bool:
     """Whether the standby is gone, or can never take over."""
-    told = False
-    with suppress(VmckptError, OSError, ValueError):
-        _tell_backup(session, folder, "the guest has ended")
-        told = True
+    told = _hears_in_time(session, folder)
     with suppress(VmckptError, OSError, ValueError):
         if session.lease is not None:
             _release(session, folder)
             told = True
     return told
+
+
+def _hears_in_time(session: Session, folder: Path) -> bool:
+    """Whether the backup has heard that it is over: a busy host may miss the first word, and would
+    wait for ever."""
+    give_up = time.monotonic() + _HEARS
+    while True:
+        with suppress(VmckptError, OSError, ValueError):
+            _tell_backup(session, folder, "the guest has ended")
+            return True
+        if time.monotonic() >= give_up:
+            return False
+        time.sleep(_AGAIN)
 
 
 def give_away(session: Session, tenure: Tenure, process: int) -> None:

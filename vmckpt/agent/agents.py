@@ -49,18 +49,22 @@ async def command(host: Host) -> tuple[str, ...]:
         return (await _installed(remote),)
 
 
-async def present(host: Host) -> tuple[str, ...]:
-    """What starts an agent there now; nothing is changed. Raises RemoteError if there is none."""
+async def startable(host: Host) -> None:
+    """Raises RemoteError if no agent is there and none could be brought; nothing is changed."""
     if host.ssh is None:
-        return _here(host)
+        _here(host)
+        return
     async with Remote(host) as remote:
-        if (found := await _found(remote)) is not None:
-            return found
-        parcel = _parcel(host, await _bundle(host))
-        if await installing.look(remote, parcel) is None:
-            return (parcel.launcher,)
-    raise RemoteError(
-        f"{host.name}: no vmckpt-agent there", mend="the first order that needs it installs it"
+        if await _found(remote) is None:
+            parcel = _parcel(host, await _bundle(host))
+            if await installing.look(remote, parcel) is not None and host.read_only:
+                raise _untouched(host)
+
+
+def _untouched(host: Host) -> RemoteError:
+    return RemoteError(
+        f"{host.name}: no vmckpt-agent there, and nothing may be changed there",
+        mend=installing.BY_HAND,
     )
 
 
@@ -93,10 +97,7 @@ async def _installed(remote: Remote) -> str:
         if python is None:
             return parcel.launcher
         if host.read_only:
-            raise RemoteError(
-                f"{host.name}: no vmckpt-agent there, and nothing may be changed there",
-                mend="install vmckpt there by hand: pipx install vmckpt",
-            )
+            raise _untouched(host)
         try:
             path = await asyncio.to_thread(bundle.archive, made)
             size = Bytes(path.stat().st_size)

@@ -70,7 +70,7 @@ class Mirrors:
         if logserver.running(place) is None:
             return False
         try:
-            mirroring.progress(self._monitor, mirroring.name_of(number))
+            mirroring.begun(self._monitor, mirroring.name_of(number))
         except MirrorEnded:
             return False
         with WriteLog(place) as log:
@@ -88,7 +88,7 @@ class Mirrors:
             if spoiled is not None:
                 logserver.stop(place, socket)
         logserver.start(place, socket, size=size, limit=_LOG_LIMIT)
-        mirroring.begin(self._monitor, node=node, socket=path, job=job, full=False)
+        mirroring.begin(self._monitor, node=node, socket=path, job=job)
 
 
 def place_of(folder: Path, disk: int) -> tuple[LogPlace, Path]:

@@ -19,7 +19,7 @@ async def findings(inventory: Inventory, hosts: Sequence[Host]) -> tuple[Finding
     folders = {
         name: place.url for name, place in inventory.stores.items() if "://" not in place.url
     }
-    asked = await asyncio.gather(*(ready.ask(host, folders, agents.present) for host in hosts))
+    asked = await asyncio.gather(*(ready.ask(host, folders, agents.startable) for host in hosts))
     own = await asyncio.to_thread(_controller, inventory)
     found = [one for host in asked if host is not None for one in snapshots.of_host(host)]
     return (*found, *snapshots.of_controller(own))

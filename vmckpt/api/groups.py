@@ -7,6 +7,7 @@ from vmckpt import api
 from vmckpt.api import snapshots
 from vmckpt.errors import BadInput, NotInStore, StoreError
 from vmckpt.inventory import Inventory
+from vmckpt.journal import maintenance
 from vmckpt.model.callers import Caller
 from vmckpt.snapshot import group, grouping, keeping, restoring_group
 from vmckpt.snapshot.grouping import GroupTaken
@@ -58,6 +59,8 @@ async def restore(
         raise BadInput(f"{said} is for one guest, and {request.snapshot} is a group")
     opened = await asyncio.to_thread(_opened, inventory, store, request.snapshot, identity)
     members = [(inventory.host(on or one.public.host), one) for one in opened]
+    for host in {one.name for one, _ in members}:
+        await asyncio.to_thread(maintenance.refuse, host)
     return await restoring_group.restore(
         request.snapshot, members, request, caller, hosts=inventory.hosts
     )

@@ -216,4 +216,5 @@ class _Guarding:
         return await snapshots.restore(
             self.inventory, self.place.name, request, deaf,
             on=runs[0] if len(runs) == 1 else self.taken.host, identity=self.identity,
+            closed_too=True,
         )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from vmckpt import api
 from vmckpt.api.snapshots import host_of
-from vmckpt.errors import BadInput, Blocked, GuestBusy
+from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, maintenance
 from vmckpt.journal.records import Operation
@@ -25,6 +25,7 @@ from vmckpt.protect.trying import Tested
 from vmckpt.units import Seconds
 
 _AT_ONCE = Seconds(1.0)
+_ANSWERS = Seconds(8.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +59,7 @@ async def protect(
     )  # fmt: skip
     earlier = _earlier(guest.uuid, primary.name) if request.reverse else None
     backup = inventory.host(_to(request, earlier, primary.name))
-    if (closed := await asyncio.to_thread(maintenance.closed, backup.name)) is not None:
-        raise Blocked(
-            f"{backup.name}: {closed}; nothing was changed",
-            mend=f"choose another host, or vmckpt maintenance leave {backup.name}",
-        )
+    await asyncio.to_thread(maintenance.refuse, backup.name)
     subject = Subject(
         guest=guest.name, guest_labels=guest.labels, host_labels=primary.labels,
         memory=guest.memory,
@@ -149,7 +146,8 @@ async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, 
 async def stands(
     inventory: Inventory, operation: Operation, *, at_once: bool = False
 ) -> dict[str, Any]:
-    """How one of them stands. `at_once`: a host that does not take a call in a second is silent.
+    """How one of them stands. `at_once`: a host that does not take a call in a second, or
+    does not answer in eight, is silent.
 
     Raises BadInput: one of its hosts is not in the inventory.
     """
@@ -158,12 +156,11 @@ async def stands(
     if at_once:
         takes = await asyncio.gather(*(_takes_calls(host) for host in hosts.values()))
         silent = {
-            name: {"error": f"{name} is silent", "unreachable": True}
-            for name, yes in zip(hosts, takes, strict=True)
-            if not yes
+            name: asking.silent(name) for name, yes in zip(hosts, takes, strict=True) if not yes
         }
     asked = {name: host for name, host in hosts.items() if name not in silent}
-    told = silent | await asking.both(asked, operation.guest_uuid or "")
+    limit = _ANSWERS if at_once else None
+    told = silent | await asking.both(asked, operation.guest_uuid or "", limit)
     says = {name: told.get(name) for name in hosts}
     ready, why = news.readiness(
         says.get(operation.source or "") or {}, says.get(operation.target or "") or {}

@@ -5,14 +5,16 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 
 from vmckpt import api
 from vmckpt.api import groups, keeping, snapshots
-from vmckpt.errors import JournalError
+from vmckpt.errors import JournalError, LeaseLost
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk
 from vmckpt.journal.records import Operation
 from vmckpt.model.callers import Caller
+from vmckpt.model.webhooks import NOBODY, Wishes
 from vmckpt.policy.schedules import Auto
 from vmckpt.policy.types import Policy
 from vmckpt.recover import engine as recovering
@@ -30,6 +32,8 @@ from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.requests import Taken, TakeRequest
 from vmckpt.store.facts import SCHEDULE
 
+PAGES = "pages"
+"""What a service claims so that of several one alone sends pages."""
 _REMEMBERED = 180 * 86400.0
 """How far back the journal is asked."""
 _FRESH = 300.0
@@ -44,9 +48,10 @@ async def run(
     once: bool,
     stop: asyncio.Event,
     tell: Callable[[Told], None],
+    wishes: Wishes = NOBODY,
 ) -> int:
     """Do what schedules ask for until `stop` is set; how much went wrong. Raises ReadOnly,
-    JournalError, LeaseLost."""
+    JournalError, LeaseLost, BadInput, OSError if the address for metrics cannot be had."""
     inventory.may_act()
 
     def warn(line: str) -> None:
@@ -58,13 +63,39 @@ async def run(
         await recovering.before_acting(inventory, policies, caller)
 
     await mend()
-    setting = _setting(inventory, policies, wanted, identity=identity, tell=tell, mend=mend)
     claims = await asyncio.to_thread(Claims, socket.gethostname(), warn)
-    service = Service(setting, claims, stop)
-    tell(Told(event="started", text=f"started as {claims.job or 'no job'}"))
-    await service.run(once=once)
+    async with AsyncExitStack() as around:
+        around.push_async_callback(claims.end)
+        if wishes != NOBODY:
+            # Only who tells others loads what that needs.
+            from vmckpt.api.monitoring import Monitor  # noqa: PLC0415
+
+            monitor = Monitor(inventory, wishes, warn, lambda: _pages_are_ours(claims))
+            await around.enter_async_context(monitor)
+            tell = _counted(tell, monitor.exporter.told)
+            for line in monitor.told:
+                tell(Told(event="started", text=line))
+        setting = _setting(inventory, policies, wanted, identity=identity, tell=tell, mend=mend)
+        service = Service(setting, claims, stop)
+        tell(Told(event="started", text=f"started as {claims.job or 'no job'}"))
+        await service.run(once=once)
     tell(Told(event="stopped", text="stopped"))
     return service.failures
+
+
+def _counted(tell: Callable[[Told], None], count: Callable[[str], None]) -> Callable[[Told], None]:
+    def both(told: Told) -> None:
+        count(told.event)
+        tell(told)
+
+    return both
+
+
+async def _pages_are_ours(claims: Claims) -> bool:
+    try:
+        return PAGES in await asyncio.to_thread(claims.claim, {PAGES})
+    except LeaseLost:
+        return False
 
 
 async def look(

@@ -9,7 +9,7 @@ from pathlib import Path
 from vmckpt import api
 from vmckpt.errors import BadInput, HostUnreachable
 from vmckpt.inventory import Inventory
-from vmckpt.journal import place
+from vmckpt.journal import maintenance, place
 from vmckpt.model.callers import Caller
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
@@ -88,11 +88,16 @@ async def restore(
     *,
     on: str | None,
     identity: Identity | None,
+    closed_too: bool = False,
 ) -> Restored:
-    """Bring a snapshot back, on the host it was taken on or another; see snapshot.restoring."""
+    """Bring a snapshot back, on the host it was taken on or another; see snapshot.restoring.
+
+    Raises Blocked if that is in maintenance, but with `closed_too`: then the guest is there."""
     inventory.may_act()
     opened = await asyncio.to_thread(opened_anywhere, inventory, store, request.snapshot, identity)
     host = inventory.host(on or opened.public.host)
+    if not closed_too:
+        await asyncio.to_thread(maintenance.refuse, host.name)
     return await restoring.restore(host, opened, request, caller, hosts=inventory.hosts)
 
 

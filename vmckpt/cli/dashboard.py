@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vmckpt.sim.replayed import Replayed
     from vmckpt.sim.showing import Showing
 
-app = typer.Typer(name="dashboard", rich_markup_mode=None)
+app = typer.Typer(name="dashboard", rich_markup_mode=None, add_completion=False)
 _FLEET = "24x300"
 
 

@@ -20,9 +20,9 @@ from vmckpt.evacuate.plan import Plan
 from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.task import Kind, Task
 
-app = typer.Typer(name="evacuate", rich_markup_mode=None)
-repopulate_app = typer.Typer(name="repopulate", rich_markup_mode=None)
-balance_app = typer.Typer(name="balance", rich_markup_mode=None)
+app = typer.Typer(name="evacuate", rich_markup_mode=None, add_completion=False)
+repopulate_app = typer.Typer(name="repopulate", rich_markup_mode=None, add_completion=False)
+balance_app = typer.Typer(name="balance", rich_markup_mode=None, add_completion=False)
 COMMANDS = {"evacuate": app, "repopulate": repopulate_app, "balance": balance_app}
 """By name."""
 _HOST = Annotated[str, typer.Argument(metavar="HOST", help="As hosts.yaml calls it.")]

@@ -18,7 +18,7 @@ from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.outside import Outside
 from vmckpt.units import Seconds, show_seconds
 
-app = typer.Typer(name="guard", rich_markup_mode=None)
+app = typer.Typer(name="guard", rich_markup_mode=None, add_completion=False)
 
 
 @app.command()

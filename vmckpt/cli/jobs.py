@@ -1,8 +1,8 @@
 """vmckpt jobs, job, set, postcopy, cancel and pause: other terminals' operations."""
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from vmckpt import api
 from vmckpt.cli import output, watching
 from vmckpt.cli.arguments import INVENTORY, JSON, rate, seconds
 from vmckpt.errors import BadInput, InventoryError
-from vmckpt.journal import desk
+from vmckpt.journal import desk, wording
 from vmckpt.journal.desk import JobDetail, JobView
 from vmckpt.journal.records import RequestKind
 from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_seconds
@@ -37,6 +37,9 @@ def jobs(
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="Also those that have ended.")
     ] = False,
+    guest: Annotated[
+        str | None, typer.Option(help="Only those of this guest, by its name or UUID.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at the most.")] = 50,
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -46,17 +49,19 @@ def jobs(
     "unattended" is a job whose controller has ended before the job did. The agents of protections
     are asked how far their standby is behind, where their hosts answer at once.
 
-    Example:
+    Examples:
 
         vmckpt jobs --all
+
+        vmckpt jobs --all --guest web1
     """
     with desk.open_journal() as journal:
-        views = desk.jobs(journal, everything=everything, limit=limit)
+        views = desk.jobs(journal, everything=everything, limit=limit, guest=guest)
     entries = protections(views, inventory)
     if json:
         output.print_json([_as_json(view, entries) for view in views])
     elif views:
-        output.out.print(table(views, datetime.now(UTC), entries))
+        output.out.print(table(views, time.time(), entries))
     else:
         output.say("no jobs" if everything else "no job runs; vmckpt jobs --all shows past ones")
 
@@ -105,7 +110,7 @@ def _state(view: JobView, entries: Mapping[str, Mapping[str, Any]]) -> str | Tex
 
 def table(
     views: Sequence[JobView],
-    now: datetime,
+    now: float,
     entries: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Table:
     """The list of jobs; fits into 80 columns. `entries`: what `protections` tells."""
@@ -118,18 +123,10 @@ def table(
             operation.way,
             _state(view, entries),
             "–" if view.sample is None else f"{view.sample.done:.0%}",
-            _when(operation.began_at, now),
+            wording.clock(operation.began_at, now),
             operation.asked_by,
         )
     return shown
-
-
-def _when(time: float, now: datetime) -> str:
-    """A time as a clock on the wall shows it, with the day if that is another one."""
-    local, today = datetime.fromtimestamp(time, UTC).astimezone(), now.astimezone()
-    if local.date() == today.date():
-        return f"{local:%H:%M:%S}"
-    return f"{local:%d %b %H:%M}" if local.year == today.year else f"{local:%Y-%m-%d}"
 
 
 def job(job: JOB, json: JSON = False) -> None:
@@ -144,10 +141,10 @@ def job(job: JOB, json: JSON = False) -> None:
     if json:
         output.print_json(found.as_json())
     else:
-        show(output.out, found, datetime.now(UTC))
+        show(output.out, found, time.time())
 
 
-def show(console: Console, found: JobDetail, now: datetime) -> None:
+def show(console: Console, found: JobDetail, now: float) -> None:
     """A job for people."""
     view, operation = found.view, found.view.operation
     console.print(f"{operation.id} {operation.guest}: {view.doing}, {operation.way}")
@@ -157,34 +154,34 @@ def show(console: Console, found: JobDetail, now: datetime) -> None:
         facts.add_row(name, text)
     console.print(facts)
     for event in found.events:
-        if (line := watching.told(event)) is not None:
+        if (line := wording.event(event.kind, event.values)) is not None:
             console.print(f"at {show_seconds(event.at)}: {line}")
     for request in found.requests:
         answer = "not answered" if request.ok is None else request.answer
-        arguments = _pairs(request.arguments)
+        arguments = wording.pairs(request.arguments)
         asked = f"{request.asked_by} asked for {request.kind} {arguments}".rstrip()
         console.print(f"{asked}: {answer}")
     for warning in (operation.report or {}).get("warnings") or ():
         console.print(f"warning: {warning}")
 
 
-def _facts(found: JobDetail, now: datetime) -> list[tuple[str, str]]:
+def _facts(found: JobDetail, now: float) -> list[tuple[str, str]]:
     operation, controller = found.view.operation, found.view.operation.controller
     by = operation.asked_by + (f" from {operation.asked_from}" if operation.asked_from else "")
-    facts = [("began", _when(operation.began_at, now)), ("asked by", by)]
+    facts = [("began", wording.clock(operation.began_at, now)), ("asked by", by)]
     if operation.active:
         alive = {True: "alive", False: "dead", None: "cannot be seen from here"}
         process = f"process {controller.pid} on {controller.host}"
         facts.append(("controller", f"{process}, {alive[found.view.attended]}"))
     if operation.ended_at is not None:
-        facts.append(("ended", _when(operation.ended_at, now)))
+        facts.append(("ended", wording.clock(operation.ended_at, now)))
     given = (("policy", operation.policy), ("mode", operation.mode))
     facts += [(name, value) for name, value in given if value is not None]
     if found.view.sample is not None:
         facts.append(("done", f"{found.view.sample.done:.0%}"))
     facts += _figures(operation.report or {})
     if found.forecast is not None:
-        facts.append(("forecast", _pairs(found.forecast.values)))
+        facts.append(("forecast", wording.pairs(found.forecast.values)))
     return facts
 
 
@@ -209,10 +206,6 @@ def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if report.get("error"):
         figures.append(("error", str(report["error"])))
     return figures
-
-
-def _pairs(values: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in values.items())
 
 
 def set_(

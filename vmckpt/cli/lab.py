@@ -24,7 +24,7 @@ app = typer.Typer(
 
 app.command()(chaos.chaos)
 
-NAME = Annotated[str, typer.Option("--name", "-n", help="Which lab.")]
+NAME = Annotated[str, typer.Option("--name", "-n", envvar="VMCKPT_LAB", help="Which lab.")]
 HOST = Annotated[str, typer.Argument(help="A host of the lab: alpha, beta, …")]
 GUEST = Annotated[str, typer.Argument(help="A guest of the lab.")]
 

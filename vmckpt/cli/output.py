@@ -95,9 +95,11 @@ _STYLES = {
 }
 
 
-def print_json(value: Any) -> None:
-    """One JSON value on stdout."""
-    sys.stdout.write(as_json(value, indent=2) + "\n")
+def print_json(value: Any, *, line: bool = False) -> None:
+    """One JSON value on stdout; of several, each is a line."""
+    sys.stdout.write(as_json(value, indent=None if line else 2) + "\n")
+    if line:
+        sys.stdout.flush()
 
 
 def as_json(value: Any, *, indent: int | None = None) -> str:

@@ -13,7 +13,7 @@ from vmckpt.cli.snapshot_options import DRY_RUN, YES, sure
 from vmckpt.model.events import Event
 from vmckpt.snapshot.preparing import Readiness
 
-app = typer.Typer(name="prepare", rich_markup_mode=None)
+app = typer.Typer(name="prepare", rich_markup_mode=None, add_completion=False)
 
 
 @app.command()

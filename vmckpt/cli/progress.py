@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vmckpt.cli import output
+from vmckpt.journal import wording
 from vmckpt.model.events import Checked, Copied, Decided, Estimate, Event, PhaseChanged, Sampled
 from vmckpt.model.findings import Severity
 from vmckpt.model.jobs import JobPhase, JobSample
@@ -18,17 +19,8 @@ from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
 _LOG_EVERY = 1.0
 
 
-def show_estimate(estimate: Estimate) -> str:
-    """A range, or the plain truth: "3 to 5 s", "at least 4 s", "not converging"."""
-    if estimate.converging is False:
-        return "not converging"
-    if estimate.low is None:
-        return "not known yet"
-    low = show_seconds(estimate.low)
-    if estimate.high is None:
-        return f"at least {low}"
-    high = show_seconds(estimate.high)
-    return f"about {low}" if low == high else f"{low} to {high}"
+def _left(estimate: Estimate) -> str:
+    return wording.left(estimate.low, estimate.high, converging=estimate.converging)
 
 
 def show_downtime(sample: JobSample) -> str:
@@ -109,7 +101,7 @@ def panel(title: str, phase: str, elapsed: Seconds, last: Sampled | None) -> Gro
     grid = Table.grid(padding=(0, 2))
     grid.add_row("iteration", str(sample.iteration), "remaining", left)
     grid.add_row("bandwidth", show_rate(sample.bandwidth), "dirty rate", dirty)
-    time_left = show_estimate(last.estimate)
+    time_left = _left(last.estimate)
     grid.add_row("expected downtime", show_downtime(sample), "time left", time_left)
     return Group(head, bar, grid)
 
@@ -121,5 +113,5 @@ def line(event: Sampled) -> str:
     return (
         f"{sample.phase} iteration={sample.iteration} remaining={show_bytes(sample.remaining)}"
         f" bandwidth={show_rate(sample.bandwidth)} dirty={dirty}"
-        f" expected-downtime={show_downtime(sample)} left={show_estimate(event.estimate)}"
+        f" expected-downtime={show_downtime(sample)} left={_left(event.estimate)}"
     )

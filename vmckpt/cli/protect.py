@@ -21,10 +21,10 @@ from vmckpt.protect.requests import Protected
 from vmckpt.protect.trying import Tested
 from vmckpt.units import Seconds, parse_seconds, show_bytes, show_seconds
 
-app = typer.Typer(name="protect", rich_markup_mode=None)
-unprotect_app = typer.Typer(name="unprotect", rich_markup_mode=None)
-failover_app = typer.Typer(name="failover", rich_markup_mode=None)
-status_app = typer.Typer(name="status", rich_markup_mode=None)
+app = typer.Typer(name="protect", rich_markup_mode=None, add_completion=False)
+unprotect_app = typer.Typer(name="unprotect", rich_markup_mode=None, add_completion=False)
+failover_app = typer.Typer(name="failover", rich_markup_mode=None, add_completion=False)
+status_app = typer.Typer(name="status", rich_markup_mode=None, add_completion=False)
 
 COMMANDS = {
     "protect": app, "unprotect": unprotect_app, "failover": failover_app, "status": status_app,

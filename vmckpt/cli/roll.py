@@ -17,7 +17,7 @@ from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import BadInput
 from vmckpt.units import Seconds
 
-app = typer.Typer(name="roll", rich_markup_mode=None)
+app = typer.Typer(name="roll", rich_markup_mode=None, add_completion=False)
 
 
 @app.command()

@@ -15,13 +15,22 @@ from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.cli.snapshot_options import DRY_RUN, IDENTITY, identity_of
 from vmckpt.errors import BadInput, StoreError
+from vmckpt.model.webhooks import NOBODY, Address, Wishes
 from vmckpt.policy.types import Policy
 from vmckpt.service.due import Agenda, Row, Scene
 from vmckpt.service.ordering import Wanted
 from vmckpt.service.serving import Told
 from vmckpt.service.tending import Cut, Take
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+def _address(text: str) -> Address:
+    """ "9469", "0.0.0.0:9469" or "[::]:9469"."""
+    address, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise typer.BadParameter(f"{text!r} is no [ADDRESS:]PORT, like 9469 or 0.0.0.0:9469")
+    return Address(host=address.strip("[]") or "127.0.0.1", port=int(port))
 
 
 @app.command()
@@ -32,6 +41,14 @@ def run(
     once: Annotated[
         bool, typer.Option("--once", help="Do what is due now, and end: for cron.")
     ] = False,
+    metrics: Annotated[
+        Address | None,
+        typer.Option(
+            parser=_address,
+            metavar="[ADDRESS:]PORT",
+            help="Tell Prometheus; without an address only this machine is answered.",
+        ),
+    ] = None,
     dry_run: DRY_RUN = False,
     policy: POLICY = None,
     policies: POLICIES = None,
@@ -40,6 +57,9 @@ def run(
     json: JSON = False,
 ) -> None:
     """Take, copy, verify and prune snapshots as the guests' policies say, until it is stopped.
+
+    With --metrics Prometheus is told how hosts, jobs, standbys and snapshots stand. Webhooks of the
+    inventory are told what somebody has to look at. Both go without schedules, too.
 
     It says a line, or with --json an object, for each thing that it did. What fails is tried again
     and stops nothing else. Ctrl-C and SIGTERM end it: a snapshot that is being taken is given up,
@@ -50,6 +70,8 @@ def run(
         vmckpt run
 
         vmckpt run --dry-run
+
+        vmckpt run --metrics 0.0.0.0:9469
 
         vmckpt run web1 --policy ./nightly.yaml --once --json
     """
@@ -64,8 +86,14 @@ def run(
         else:
             _print_agenda(told, scene)
         return
-    _something(everything, wanted)
-    wrong = asyncio.run(_run(known, everything, wanted, say, once=once, identity=identity))
+    if once and metrics is not None:
+        raise typer.BadParameter("--metrics is for a service that stays, --once for one that ends")
+    wishes = Wishes(metrics=metrics, webhooks=bool(known.webhooks) and not once)
+    if wishes == NOBODY:
+        _something(everything, wanted)
+    wrong = asyncio.run(
+        _run(known, everything, wanted, say, once=once, identity=identity, wishes=wishes)
+    )
     if once and wrong:
         raise StoreError(f"{wrong} things went wrong, as told above", mend="run it again")
 
@@ -78,11 +106,12 @@ async def _run(
     *,
     once: bool,
     identity: Any,
+    wishes: Wishes,
 ) -> int:
     stop = stop_on_signals("stopping: what is being taken is given up")
     return await service.run(
         inventory, policies, wanted, identity=identity_of(identity), once=once, stop=stop,
-        tell=say.take,
+        tell=say.take, wishes=wishes,
     )  # fmt: skip
 
 
@@ -107,8 +136,7 @@ class _Teller:
     def take(self, told: Told) -> None:
         """Results on stdout, as they come."""
         if self._json:
-            sys.stdout.write(output.as_json(told.as_json()) + "\n")
-            sys.stdout.flush()
+            output.print_json(told.as_json(), line=True)
             return
         at = datetime.fromtimestamp(told.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         mark = "warning: " if told.event == "warning" else ""

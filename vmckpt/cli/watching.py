@@ -1,12 +1,11 @@
 """vmckpt watch: another terminal's operation, from the journal."""
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Group
@@ -15,9 +14,9 @@ from rich.live import Live
 from vmckpt.cli import output, progress
 from vmckpt.cli.arguments import INVENTORY
 from vmckpt.errors import Unattended
-from vmckpt.journal import desk, forms
+from vmckpt.journal import desk, forms, wording
 from vmckpt.journal.desk import Follower, JobView, News
-from vmckpt.journal.records import StoredEvent, StoredSample
+from vmckpt.journal.records import StoredSample
 from vmckpt.model.events import Sampled
 from vmckpt.units import Seconds, show_seconds
 
@@ -56,7 +55,7 @@ def watch(
             elif json:
                 view = follow(follower, _print_news)
                 end = {"kind": "ended", "outcome": view.operation.outcome, "job": view.as_json()}
-                _print_line(end)
+                output.print_json(end, line=True)
             else:
                 with Window(output.err.is_terminal) as window:
                     view = follow(follower, window.take)
@@ -77,21 +76,22 @@ def _watch_protection(
 
     def take(told: watched.Told) -> None:
         if json:
-            _print_line(told.as_json())
+            output.print_json(told.as_json(), line=True)
         else:
             output.say(f"{told.at:7.1f}s {watched.line(told.look)}")
 
-    why = watched.follow(
-        follower,
-        lambda one: asyncio.run(protecting.stands(known, one, at_once=True)),
-        take,
-        output.say,
-    )
+    # One loop for all looks: who did not answer one is not waited for at its end.
+    with asyncio.Runner() as runner:
+        why = watched.follow(
+            follower,
+            lambda one: runner.run(protecting.stands(known, one, at_once=True)),
+            take,
+            output.say,
+        )
     if json:
         view = follower.look().view
-        _print_line(
-            {"kind": "ended", "outcome": view.operation.outcome, "why": why, "job": view.as_json()}
-        )
+        ending = {"outcome": view.operation.outcome, "why": why, "job": view.as_json()}
+        output.print_json({"kind": "ended", **ending}, line=True)
     else:
         output.out.print(f"{follower.id} {guest}: {why}")
 
@@ -129,25 +129,6 @@ def ended(view: JobView) -> str:
     return f"{line}: {error}" if error else line
 
 
-def told(event: StoredEvent) -> str | None:
-    """An event in a line; None if it is not worth one."""
-    values = event.values
-    match event.kind:
-        case "phase-changed":
-            return f"phase={values.get('phase')}"
-        case "decided":
-            numbers = " ".join(f"{key}={value}" for key, value in values["numbers"].items())
-            if values.get("rule") == "evacuate":
-                return f"{values['action']}: {values['reason']}"
-            return f"decided {values['action']}, because {values['reason']} {numbers}".rstrip()
-        case "checked":
-            warnings = [f for f in values["findings"] if f["severity"] == "warning"]
-            return "; ".join(f"{f['where']}: {f['text']}" for f in warnings) or None
-        case _:
-            pairs = " ".join(f"{key}={value}" for key, value in values.items())
-            return f"{event.kind} {pairs}".rstrip()
-
-
 class Window:
     """Shows news: a panel on a terminal, else a line a second at the most."""
 
@@ -180,7 +161,7 @@ class Window:
         self._view = news.view
         # Who comes late is not shown every sample since the beginning.
         samples = news.samples[-1:] if first or self._live else news.samples
-        lines = [(event.at, told(event)) for event in news.events]
+        lines = [(event.at, wording.event(event.kind, event.values)) for event in news.events]
         lines += [(sample.at, self._sampled(sample)) for sample in samples]
         for at, text in sorted(lines, key=lambda line: line[0]):
             if text is not None:
@@ -207,9 +188,4 @@ def _print_news(news: News) -> None:
     lines = [(event.at, event.as_json()) for event in news.events]
     lines += [(sample.at, {"kind": "sampled", **sample.as_json()}) for sample in news.samples]
     for _, line in sorted(lines, key=lambda line: line[0]):
-        _print_line(line)
-
-
-def _print_line(value: dict[str, Any]) -> None:
-    sys.stdout.write(output.as_json(value) + "\n")
-    sys.stdout.flush()
+        output.print_json(line, line=True)

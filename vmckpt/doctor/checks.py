@@ -206,7 +206,8 @@ def _post_copy(name: str, probe: HostProbe) -> Iterator[Finding]:
             Severity.WARNING,
             name,
             "userfaultfd is for root only: post-copy and snapshots fail unless QEMU runs as root",
-            "run sysctl -w vm.unprivileged_userfaultfd=1 there",
+            "there: echo vm.unprivileged_userfaultfd=1 >/etc/sysctl.d/60-vmckpt.conf"
+            " && sysctl --system",
         )
     else:
         yield _finding("post-copy", Severity.OK, name, "userfaultfd can be used")

@@ -27,7 +27,7 @@ async def ask(
 ) -> HostReady | None:
     """What a host has; `stores`: folders by name. None: it has no ssh address, or no answer.
 
-    `find_agent` raises RemoteError if there is none.
+    `find_agent` raises RemoteError if there is none and none can be brought there.
     """
     if host.ssh is None:
         return None

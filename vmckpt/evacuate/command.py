@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from vmckpt.errors import Cancelled, GuestBusy, HypervisorError, JournalError, VmckptError
 from vmckpt.evacuate import report as reports
 from vmckpt.evacuate import scouting
+from vmckpt.evacuate.ahead import Turn
 from vmckpt.evacuate.course import Blame
 from vmckpt.evacuate.engine import Arrived, Moved, Run
 from vmckpt.evacuate.gather import Hosts
@@ -29,6 +30,7 @@ from vmckpt.migrate import command as moves
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import MigrateRequest, Setting
 from vmckpt.migrate.terms import Wishes
+from vmckpt.migrate.waiting import following
 from vmckpt.model.callers import Caller
 from vmckpt.model.events import Decided, Event, Sampled
 from vmckpt.model.jobs import Outcome
@@ -131,13 +133,15 @@ class Site:
     async def look(self) -> Seen:
         return await scouting.look(self._hosts, self._orders.scope, self._orders.task)
 
-    async def move(self, known: Known, target: str) -> Moved:
+    async def move(self, known: Known, target: str, turn: Turn) -> Moved:
         """See engine.World."""
         try:
+            if known.way is not Way.LIVE:
+                await turn.wait()
             self._recorder.check()
             match known.way:
                 case Way.LIVE:
-                    return await self._migrate(known, target)
+                    return await self._migrate(known, target, turn)
                 case Way.OFFLINE:
                     return await self._define(known, target)
                 case Way.SWITCH:
@@ -154,7 +158,7 @@ class Site:
         finally:
             self._nearing.discard(known.name)
 
-    async def _migrate(self, known: Known, target: str) -> Moved:
+    async def _migrate(self, known: Known, target: str, turn: Turn) -> Moved:
         """An ordinary migration, which is a part of this job."""
         orders, scope, name = self._orders, self._orders.scope, known.name
         setting = Setting(
@@ -169,20 +173,29 @@ class Site:
             wishes=Wishes() if check is None else Wishes(mode=Mode(check.mode)),
         )  # fmt: skip
 
-        began, first = time.monotonic(), True
+        first = True
+
+        async def own_turn() -> None:
+            await turn.wait()
+            self._recorder.check()  # it may be long after the first look
 
         def hear(event: Event) -> None:
             nonlocal first
             if not isinstance(event, Sampled):
                 return
-            if first:  # that long the next one will take before it needs the link
-                first, self._setup = False, max(SETUP, Seconds(time.monotonic() - began))
+            if first and turn.at is not None:
+                # That long the next one will take before it needs the link.
+                now = asyncio.get_running_loop().time()
+                first, self._setup = False, Seconds(max(SETUP, now - turn.at))
             high = event.estimate.high
             if high is not None:
                 (self._nearing.add if high <= self._setup else self._nearing.discard)(name)
 
-        listener = Caller(emit=hear, warn=orders.caller.warn, stop=orders.abort)
-        async with self._hosts.logins(known.host, target) as logins:
+        async with (
+            following(orders.abort) as stop,
+            self._hosts.logins(known.host, target) as logins,
+        ):
+            listener = Caller(emit=hear, warn=orders.caller.warn, stop=stop, turn=own_turn)
             found = await moves.migrate(setting, request, listener, logins)
         return reports.judged(await self._resolved(found), known.guest.name)
 

@@ -143,7 +143,7 @@ def failed(course: Course, guest: str, failure: Failed, patience: Patience) -> C
     after = replace(course, running=_without(course, guest), failed=known, records=records)
     if len(tries) >= patience.tries:
         why = f"tried {len(tries)} times, last to {failure.target}: {failure.why}"
-        mend = f"see vmckpt jobs --guest {guest}; it runs where it was"
+        mend = f"see vmckpt jobs --all --guest {guest}; it runs where it was"
         return replace(after, left=(*after.left, Left(tenant=move.tenant, why=why, mend=mend)))
     return replace(after, waiting=(*after.waiting, move))
 
@@ -258,19 +258,41 @@ def due(
     """Who begins now. `changed`: as in schedule.start."""
     if course.paused:
         return []
-    seating = Seating(closed(course, fleet, now).places, fleet.tenants, terms.rules)
-    for one in course.running:
-        seating.sit(one.move.tenant, seating.index[one.move.target])
-    links_ = schedule.links_of(fleet)
-    ready = _one_for_each_on_trial(course, [
-        one for one in schedule.ordered(course.waiting, terms.windows.order, links_)
-        if now >= again(one, course.failed.get(one.name, ()), terms.patience)
-    ])  # fmt: skip
+    seating, links_ = _seated(course, fleet, terms, now), schedule.links_of(fleet)
+    ready = _ready(course, fleet, terms, now)
     begun = schedule.start(seating, ready, course.running, links_, terms.windows, changed=changed)
     if begun or course.running or len(ready) < len(course.waiting):
         return begun
     aside = schedule.detour(seating, ready)
     return [] if aside is None else [aside]
+
+
+def next_ones(course: Course, fleet: Fleet, terms: Terms, now: float) -> list[Move]:
+    """Who may begin as soon as the links are free for it, in the order in which they are asked;
+    their targets have room for each alone."""
+    seating = _seated(course, fleet, terms, now)
+    return [
+        one for one in _ready(course, fleet, terms, now)
+        if seating.against(one.tenant, seating.index[one.target]) is None
+    ]  # fmt: skip
+
+
+def _seated(course: Course, fleet: Fleet, terms: Terms, now: float) -> Seating:
+    """All hosts with their guests, and with those that are on their way there."""
+    seating = Seating(closed(course, fleet, now).places, fleet.tenants, terms.rules)
+    for one in course.running:
+        seating.sit(one.move.tenant, seating.index[one.move.target])
+    return seating
+
+
+def _ready(course: Course, fleet: Fleet, terms: Terms, now: float) -> list[Move]:
+    """Whose wait is over, in order."""
+    found = [
+        one for one in course.waiting
+        if now >= again(one, course.failed.get(one.name, ()), terms.patience)
+    ]  # fmt: skip
+    links_ = schedule.links_of(fleet)
+    return _one_for_each_on_trial(course, schedule.ordered(found, terms.windows.order, links_))
 
 
 def _one_for_each_on_trial(course: Course, ready: Sequence[Move]) -> list[Move]:

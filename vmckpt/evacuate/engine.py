@@ -2,13 +2,14 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from vmckpt.evacuate import course as courses
 from vmckpt.evacuate import plan as plans
 from vmckpt.evacuate import seen as sights
+from vmckpt.evacuate.ahead import Ahead, Turn
 from vmckpt.evacuate.course import Blame, Course, Failed, Terms
 from vmckpt.evacuate.fleet import Fleet, Tenant
 from vmckpt.evacuate.links import Move
@@ -51,8 +52,8 @@ class World(Protocol):
     async def look(self) -> Seen:
         """What is true now. Raises VmckptError only for what looking again does not mend."""
 
-    async def move(self, known: Known, target: str) -> Moved:
-        """Move a guest; returns however it ends."""
+    async def move(self, known: Known, target: str, turn: Turn) -> Moved:
+        """Make a move ready, and carry it out when its turn comes; returns however it ends."""
 
     def nearing(self) -> Container[str]:
         """Guests on their way that are expected to arrive within seconds, by name."""
@@ -100,6 +101,9 @@ class Run:
         self._seen: Seen | None = None
         self._plan: Plan | None = None
         self._moves: dict[asyncio.Task[Moved], Move] = {}
+        self._ahead = Ahead(self._start)
+        self._next: Sequence[Move] = ()
+        """Who is worth being made ready, in order."""
         self._arrived: list[Arrived] = []
         self._shut: list[str] = []
         self._foreign: set[str] = set()
@@ -115,15 +119,21 @@ class Run:
             await self._replan()
             while True:
                 self._hear()
+                if self._take():
+                    await self._replan()
+                    continue
                 self._begin()
+                self._make_ready()
                 if self._over:
                     break
                 await self._wait()
+            await self._ahead.dismiss()
             await self._shut_down()
         finally:
             # A migration that is broken off here is in the journal, for recovery.
             for one in self._moves:
                 one.cancel()
+            self._ahead.cancel()
         return self._ended()
 
     @property
@@ -182,26 +192,46 @@ class Run:
         self._course = courses.nearing(self._course, self._world.nearing())
         if self._course is self._asked and _now() < self._asked_until:
             return  # nothing is other than when nobody could begin
-        for move in courses.due(self._course, self._fleet(self._seen), self._terms, _now()):
-            known = self._seen.known[move.name]
+        fleet = self._fleet(self._seen)
+        for move in courses.due(self._course, fleet, self._terms, _now()):
             self._course = courses.begins(self._course, [move])
-            work = asyncio.create_task(self._world.move(known, move.target), name=move.name)
-            self._moves[work] = move
+            self._moves[self._ahead.begin(move)] = move
             self._tell(f"{move.name} → {move.target}", "begins", "evacuate")
+        self._next = courses.next_ones(self._course, fleet, self._terms, _now())
         wakes = courses.wakes(self._course, _now(), self._terms.patience)
         self._asked = self._course
         self._asked_until = Seconds(math.inf) if wakes is None else Seconds(wakes)
+
+    def _start(self, move: Move, turn: Turn) -> asyncio.Task[Moved]:
+        assert self._seen is not None
+        known = self._seen.known[move.name]
+        return asyncio.create_task(self._world.move(known, move.target, turn), name=move.name)
+
+    def _make_ready(self) -> None:
+        """Who is next; while it is paused those that are ready stay so."""
+        if self._stop.is_set():
+            self._ahead.look(())
+        elif not self._course.paused:
+            self._ahead.look(self._next)
+
+    def _take(self) -> bool:
+        """Take what has ended into account; whether those that wait are to be planned anew."""
+        ended = [one for one in self._moves if one.done()]
+        good = [self._end(self._moves.pop(one), one.result()) for one in ended]
+        for move, work in self._ahead.ended():
+            # Who fails before its turn has had it.
+            self._course = courses.begins(self._course, [move])
+            good.append(self._end(move, work.result()))
+        last = not self._course.waiting or self._course.hoping
+        return bool(good) and bool(last or not all(good))
 
     async def _wait(self) -> None:
         """Until something has changed, or somebody is to be listened to."""
         if not self._moves:
             await self._idle()
             return
-        done, _ = await asyncio.wait(self._moves, timeout=POLL, return_when=asyncio.FIRST_COMPLETED)
-        good = [self._end(self._moves.pop(one), one.result()) for one in done]
-        last = not self._course.waiting or self._course.hoping
-        if good and (last or not all(good)):
-            await self._replan()
+        works = self._ahead.works | set(self._moves)
+        await asyncio.wait(works, timeout=POLL, return_when=asyncio.FIRST_COMPLETED)
 
     async def _idle(self) -> None:
         """Nobody moves: until somebody may be tried again, or a look may show something new."""
@@ -211,6 +241,8 @@ class Run:
         while not self._stop.is_set() and (_now() < until or self._course.paused):
             await asyncio.sleep(POLL)
             self._hear()
+            if any(one.done() for one in self._ahead.works):
+                return
         if self._stop.is_set():
             return
         await self._replan()
@@ -259,6 +291,11 @@ class Run:
         if self._seen is None or self._stop.is_set():
             return
         names = sorted(self._task.to_shut_down(self._seen))
+        while names and self._course.paused:
+            await asyncio.sleep(POLL)
+            self._hear()
+            if self._stop.is_set():
+                return
 
         async def one(name: str) -> None:
             known = self._seen.known[name] if self._seen is not None else None

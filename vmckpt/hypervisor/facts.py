@@ -32,7 +32,7 @@ def _read(connection: libvirt.virConnect) -> HostFacts:
         qemu_version=parse.version(connection.getVersion()),
         cpus=parse.count(connection.getInfo()[2], "the number of CPUs"),
         memory=_kib(memory["total"]),
-        memory_free=_kib(memory["free"] + memory.get("buffers", 0) + memory.get("cached", 0)),
+        memory_free=_kib(parse.free(memory)),
         machines=machines,
         accelerators=accelerators,
         networks=frozenset(networks),

@@ -32,14 +32,13 @@ class Glancer:
 
     def _read(self, connection: libvirt.virConnect) -> tuple[HostNow, tuple[GuestNow, ...]]:
         memory = connection.getMemoryStats(libvirt.VIR_NODE_MEMORY_STATS_ALL_CELLS)
-        free = memory["free"] + memory.get("buffers", 0) + memory.get("cached", 0)
         host = self._hypervisor.host
         now = HostNow(
             name=host.name,
             cpus=parse.count(connection.getInfo()[2], "the number of CPUs"),
             busy=self._busy(connection),
             memory=Bytes(parse.count(memory["total"], "memory") * 1024),
-            free=Bytes(parse.count(free, "memory") * 1024),
+            free=Bytes(parse.count(parse.free(memory), "memory") * 1024),
             labels=host.labels,
         )
         found = self._guests(connection.listAllDomains())

@@ -98,6 +98,11 @@ def count(value: Any, what: str) -> int:
     return value
 
 
+def free(memory: Mapping[str, int]) -> int:
+    """Of a host's memory statistics, what is free or held by caches that can be dropped."""
+    return memory["free"] + memory.get("buffers", 0) + memory.get("cached", 0)
+
+
 def text(value: Any, what: str) -> str:
     """A text that must be there. Raises ValueError."""
     if not isinstance(value, str) or len(value) > _MOST_XML:

@@ -16,6 +16,7 @@ from vmckpt.journal.records import (
     Operation,
     Request,
     RequestKind,
+    State,
     StoredEvent,
     StoredForecast,
     StoredSample,
@@ -66,6 +67,8 @@ class JobView:
             return operation.outcome or operation.state
         if self.unattended:
             return "unattended"
+        if operation.state == State.WAITING:
+            return str(operation.state)
         return operation.phase or operation.state
 
     def as_json(self) -> dict[str, Any]:
@@ -120,9 +123,12 @@ def open_journal(place: Path | str | None = None, *, read_only: bool = False) ->
     return Journal(place, read_only=read_only or looks_only())
 
 
-def jobs(journal: "Journal", *, everything: bool = False, limit: int = 50) -> list[JobView]:
-    """Active jobs, or also those that have ended; the latest first."""
-    return _views(journal, journal.operations(active=None if everything else True, limit=limit))
+def jobs(
+    journal: "Journal", *, everything: bool = False, limit: int = 50, guest: str | None = None
+) -> list[JobView]:
+    """Active jobs, or also those that have ended, of one guest or all; the latest first."""
+    active = None if everything else True
+    return _views(journal, journal.operations(active=active, limit=limit, guest=guest))
 
 
 def job(journal: "Journal", name: str) -> JobDetail:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vmckpt.errors import BadInput, JournalError
+from vmckpt.errors import BadInput, Blocked, JournalError
 from vmckpt.journal import desk, identity, place
 from vmckpt.journal.records import MAINTENANCE, NewOperation, Operation
 from vmckpt.model.jobs import Outcome
@@ -69,6 +69,15 @@ def closed(host: str) -> str | None:
     except JournalError:
         return None
     return None if found is None else found.closed
+
+
+def refuse(host: str) -> None:
+    """Raise Blocked if nothing is placed on a host."""
+    if (why := closed(host)) is not None:
+        raise Blocked(
+            f"{host}: {why}; nothing was changed",
+            mend=f"choose another host, or vmckpt maintenance leave {host}",
+        )
 
 
 def enter(host: str, why: str) -> tuple[Held, bool]:

@@ -18,6 +18,8 @@ from vmckpt.journal.records import (
 )
 
 _MOST = 100_000
+_LIKELY = 200
+"""Among the latest so many is the one that a mistyped name meant."""
 _IN = 500
 """Names in one question: SQLite takes a thousand values at the most."""
 
@@ -63,19 +65,30 @@ class Reader:
         chosen = lookup.choose(name, found, ended=ended)
         if chosen is not None:
             return chosen
-        names = {one.id for one in self.operations()} | {
-            one.guest for one in self.operations(active=True)
+        names = {one.id for one in self.operations(limit=_LIKELY)} | {
+            one.guest for one in self.operations(active=True, limit=_LIKELY)
         }
         raise lookup.unknown(name, sorted(names))
 
-    def operations(self, *, active: bool | None = None, limit: int = 200) -> list[Operation]:
-        """The latest first; all, or only those that have or have not ended."""
+    def operations(
+        self, *, active: bool | None = None, limit: int = _MOST, guest: str | None = None
+    ) -> list[Operation]:
+        """The latest first; all, or only those that have or have not ended; of all guests, or one
+        by its name or UUID."""
         table = schema.operations
         chosen = select(table).order_by(table.c.began_at.desc()).limit(limit)
+        if guest is not None:
+            chosen = chosen.where(or_(table.c.guest == guest, table.c.guest_uuid == guest))
         if active is not None:
             ended = table.c.ended_at
             chosen = chosen.where(ended.is_(None) if active else ended.is_not(None))
         return self._read(chosen, rows.operation)
+
+    def ended(self, since: float) -> list[Operation]:
+        """Those that ended then or later, the first one first."""
+        table = schema.operations
+        chosen = select(table).where(table.c.ended_at >= since).order_by(table.c.ended_at)
+        return self._read(chosen.limit(_MOST), rows.operation)
 
     def recent(self, guest_uuid: str, since: float) -> list[Operation]:
         """Operations on a guest that began after a time, the latest first."""
@@ -147,6 +160,19 @@ class Reader:
             )
         return found
 
+    def last_events(self, ids: Sequence[str]) -> dict[str, int]:
+        """The number of the last event of each of these operations that has any."""
+        table = schema.events
+        found: dict[str, int] = {}
+        for some in (ids[at : at + _IN] for at in range(0, len(ids), _IN)):
+            chosen = (
+                select(table.c.operation, func.max(table.c.seq).label("seq"))
+                .where(table.c.operation.in_(some))
+                .group_by(table.c.operation)
+            )
+            found |= dict(self._read(chosen, lambda row: (row["operation"], row["seq"])))
+        return found
+
     def forecast(self, id_: str) -> StoredForecast | None:
         """The last one that was made."""
         return next(iter(self._read(_last(schema.forecasts, id_), rows.stored_forecast)), None)
@@ -158,12 +184,12 @@ class Reader:
     def abandoned(self) -> list[Operation]:
         """Active operations that nobody attends, the oldest first."""
         now = self.now()
-        found = self.operations(active=True, limit=_MOST)
+        found = self.operations(active=True)
         return [one for one in reversed(found) if leasing.abandoned(one, now)]
 
     def entrusted(self) -> list[Operation]:
         """Active operations that agents go on with by themselves, the oldest first."""
-        found = self.operations(active=True, limit=_MOST)
+        found = self.operations(active=True)
         return [one for one in reversed(found) if one.controller.entrusted]
 
     def open_requests(self, id_: str) -> list[Request]:

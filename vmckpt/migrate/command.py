@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from vmckpt.errors import Cancelled, GuestBusy
+from vmckpt.errors import Cancelled, Dismissed, GuestBusy
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import desk
 from vmckpt.journal import recorder as journal
@@ -20,10 +20,14 @@ from vmckpt.migrate.planning import Plan
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import MigrateRequest, Setting
 from vmckpt.migrate.trace import Tracer
-from vmckpt.migrate.waiting import stoppable
+from vmckpt.migrate.waiting import served, stoppable
 from vmckpt.model.callers import Caller
 from vmckpt.model.events import Checked, Event, PhaseChanged
 from vmckpt.model.jobs import JobPhase, Outcome
+from vmckpt.units import Seconds
+
+_FRESH = Seconds(30.0)
+"""So long what preflight has seen is taken for true; libvirt looks at most of it again."""
 
 
 async def plan(setting: Setting, request: MigrateRequest, caller: Caller) -> Plan:
@@ -99,7 +103,7 @@ class _Move:
         self._here, self._there = hosts
         self._remotes = remotes
         self._listener = caller.emit
-        self._stop = caller.stop
+        self._stop, self._turn = caller.stop, caller.turn
         self._recorder: Recorder | None = None
         self._tracer = Tracer(request.trace) if request.trace is not None else None
         self._early: list[Event] = []
@@ -165,6 +169,7 @@ class _Move:
             recorder.take(event)
         desk_ = JournalDesk(recorder)
         try:
+            plan = await self._in_turn(plan, recorder, desk_)
             around = self._around(desk_)
             return await Attempts(around, recorder, self.plan).run(self.not_begun(plan), plan)
         except BaseException as exc:
@@ -172,6 +177,19 @@ class _Move:
             if not desk_.busy:
                 recorder.finish(_how(exc), _said(exc))
             raise
+
+    async def _in_turn(self, plan: Plan, recorder: Recorder, desk_: JournalDesk) -> Plan:
+        """Wait for its turn; what was looked at long before that is looked at again."""
+        guest = plan.facts.guest
+        if self._turn is None or plan.blocked or guest is None:
+            return plan
+        looked = asyncio.get_running_loop().time()
+        recorder.update(state="waiting", guest=guest.name)
+        await served(self._turn(), self._stop, desk_)
+        if asyncio.get_running_loop().time() - looked >= _FRESH:
+            plan = await served(self.plan(), self._stop, desk_)
+        recorder.update(state="running")
+        return plan
 
     def _around(self, desk_: JournalDesk) -> Around:
         return Around(
@@ -204,5 +222,6 @@ def _how(exc: BaseException) -> Outcome:
     return Outcome.BLOCKED if isinstance(exc, GuestBusy) else Outcome.FAILED
 
 
-def _said(exc: BaseException) -> dict[str, str]:
-    return {"error": str(exc) or type(exc).__name__}
+def _said(exc: BaseException) -> dict[str, Any]:
+    said = {"error": str(exc) or type(exc).__name__}
+    return {**said, "dismissed": True} if isinstance(exc, Dismissed) else said

@@ -1,7 +1,8 @@
 """Waiting for work that may be stopped, here or from another terminal."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from vmckpt.errors import Cancelled
@@ -10,6 +11,22 @@ from vmckpt.migrate.wishes import Desk
 
 T = TypeVar("T")
 _EVERY = 0.2
+
+
+@asynccontextmanager
+async def following(all_: asyncio.Event) -> AsyncIterator[asyncio.Event]:
+    """A stop of its own for one of several: set with the one for all, and sets nobody else's."""
+    stop = asyncio.Event()
+
+    async def follow() -> None:
+        await all_.wait()
+        stop.set()
+
+    task = asyncio.create_task(follow())
+    try:
+        yield stop
+    finally:
+        task.cancel()
 
 
 async def stoppable(work: Coroutine[object, object, T], stop: asyncio.Event) -> T:
@@ -24,6 +41,7 @@ async def stoppable(work: Coroutine[object, object, T], stop: asyncio.Event) -> 
         await asyncio.wait([working])
         raise Cancelled("stopped before anything was changed")
     finally:
+        working.cancel()
         stopping.cancel()
 
 

@@ -96,7 +96,7 @@ class HostProbe:
     """Network interfaces and bridges."""
     kvm_device: bool
     post_copy_by_root_only: bool
-    """False: any user may use userfaultfd."""
+    """QEMU, as the user that it runs as there, may not use userfaultfd."""
     userfaultfd: bool
     memory_backing_dir: str
     memory_backing_kind: str

@@ -9,6 +9,7 @@ from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.errors import RemoteError, VmckptError
 from vmckpt.model.events import Event
 from vmckpt.model.hosts import Host
+from vmckpt.units import Seconds
 
 
 def _nobody(_: Event) -> None:
@@ -31,14 +32,28 @@ async def status(host: Host, guest: str) -> dict[str, Any]:
         return {"error": str(exc), "unreachable": unreachable, "silent": silent}
 
 
-async def both(hosts: Mapping[str, Host], guest: str) -> dict[str, dict[str, Any]]:
-    """What all hosts say of a guest's protection, by name; only those that know of one."""
-    told = await asyncio.gather(*(status(host, guest) for host in hosts.values()))
-    return {
-        name: one
-        for name, one in zip(hosts, told, strict=True)
-        if one.get("role") or "error" in one
-    }
+async def both(
+    hosts: Mapping[str, Host], guest: str, limit: Seconds | None = None
+) -> dict[str, dict[str, Any]]:
+    """What all hosts say of a guest's protection, by name; only those that know of one.
+
+    `limit`: who has said nothing by then is silent; a link that is cut in the middle of a question
+    would else be waited for until ssh gives it up.
+    """
+    asked = {name: asyncio.create_task(status(host, guest)) for name, host in hosts.items()}
+    try:
+        if asked:
+            await asyncio.wait(asked.values(), timeout=limit)
+        told = {name: one.result() if one.done() else silent(name) for name, one in asked.items()}
+    finally:
+        for one in asked.values():
+            one.cancel()
+    return {name: one for name, one in told.items() if one.get("role") or "error" in one}
+
+
+def silent(name: str) -> dict[str, Any]:
+    """What is known of a host that says nothing."""
+    return {"error": f"{name} is silent", "unreachable": True}
 
 
 def kept_in(host: Host, guest: str) -> str:

@@ -19,7 +19,7 @@ from vmckpt.units import Bytes, Seconds
 OURS = machinery.EXTENSION_SUFFIXES[0].strip(".").removesuffix(".so")
 """Python, its version, and the processor, as compiled modules are named for them."""
 LAUNCHER = "bin/vmckpt-agent"
-_BY_HAND = "install vmckpt there by hand: pipx install vmckpt"
+BY_HAND = "install it there by hand: docs/hosts.md, The agent"
 _SILENCE = Seconds(360.0)
 """How long a host may need for one step: it tries the agent and waits for its disk."""
 _PIECE = 1 << 18
@@ -72,12 +72,12 @@ async def look(remote: Remote, parcel: Parcel) -> str | None:
             return path
     host = remote.host.name
     if not pythons:
-        raise RemoteError(f"{host}: no vmckpt-agent and no python3 there", mend=_BY_HAND)
+        raise RemoteError(f"{host}: no vmckpt-agent and no python3 there", mend=BY_HAND)
     theirs = pythons[0][0].strip(".").removesuffix(".so")
     raise RemoteError(
         f"{host}: no vmckpt-agent there, and ours does not fit: its Python is {theirs}, ours is"
         f" {OURS}",
-        mend=_BY_HAND,
+        mend=BY_HAND,
     )
 
 
@@ -101,7 +101,7 @@ async def install(remote: Remote, parcel: Parcel, python: str, archive: Path) ->
         raise RemoteError(
             f"{remote.host.name}: the agent was not installed:"
             f" {last_line(answer.err, f'status {answer.status}')}",
-            mend=f"mend that, or {_BY_HAND}",
+            mend=f"mend that, or {BY_HAND}",
         )
 
 

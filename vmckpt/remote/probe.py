@@ -23,15 +23,29 @@ CERTIFICATES = (
     "/etc/pki/qemu/client-cert.pem",
 )
 
+# QEMU fetches missing pages by userfaultfd: by the system call, so the device, which is root's,
+# does not count. Which user it runs as: Debian's own choice is libvirt-qemu, and a line of its own
+# in qemu.conf says otherwise.
+_MAY_FAULT = r"""
+value() { sed -n "s/^ *$1 *= *\"\{0,1\}\([^\" ]*\).*/\1/p" /etc/libvirt/qemu.conf 2>/dev/null; }
+may_fault() {
+    [ "$(cat /proc/sys/vm/unprivileged_userfaultfd 2>/dev/null)" = 1 ] && return 0
+    case $(value user) in
+    root | 0 | +0) [ -r /proc/sys/vm/unprivileged_userfaultfd ] && return 0 ;;
+    esac
+    return 1
+}
+"""
 # Not echo: that of dash makes a line break of a backslash and an n.
-_SCRIPT = r"""
+_SCRIPT = (
+    _MAY_FAULT
+    + r"""
 say() { printf '%s\n' "$1"; }
 say "clock $(date +%s.%N)"
 for link in /sys/class/net/*; do say "link ${link##*/}"; done
 [ -e /dev/kvm ] && say "kvm yes"
-[ -e /dev/userfaultfd ] && say "uffd device"
-[ -r /proc/sys/vm/unprivileged_userfaultfd ] && \
-    say "uffd $(cat /proc/sys/vm/unprivileged_userfaultfd)"
+{ [ -e /dev/userfaultfd ] || [ -r /proc/sys/vm/unprivileged_userfaultfd ]; } && say "uffd there"
+may_fault && say "uffd usable"
 backing=$(sed -n 's/^ *memory_backing_dir *= *"\(.*\)".*/\1/p' /etc/libvirt/qemu.conf 2>/dev/null)
 backing=${backing:-/var/lib/libvirt/qemu/ram}
 say "backing $backing"
@@ -44,6 +58,7 @@ for path in "$@"; do
     esac
 done
 """
+)
 
 
 async def look(remote: Remote, storage: Iterable[str]) -> HostProbe:
@@ -66,7 +81,6 @@ def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
     if not all(re.fullmatch("[0-9]{1,18}", size) for size, _ in room):
         raise _nonsense(host, "\n".join(size for size, _ in room))
     pems = [value.split(" ", 1) for value in found.get("pem", []) if " " in value]
-    unprivileged = [value for value in found.get("uffd", []) if value.isdigit()]
     return HostProbe(
         # The script reads the clock first, so the host's time is that of the question.
         clock_skew=Seconds(float(clock) - asked),
@@ -74,7 +88,7 @@ def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
         links=frozenset(found.get("link", [])),
         kvm_device="kvm" in found,
         userfaultfd="uffd" in found,
-        post_copy_by_root_only="device" not in found.get("uffd", []) and unprivileged == ["0"],
+        post_copy_by_root_only="usable" not in found.get("uffd", []),
         memory_backing_dir=_first(found, "backing"),
         memory_backing_kind=_first(found, "backing-kind") or "missing",
         storage_free={path: Bytes(int(size)) for size, path in room},
@@ -198,19 +212,15 @@ async def kvm_boots(remote: Remote) -> bool | None:
     return None if answer.status == 3 else answer.status == 0
 
 
-# QEMU fetches missing pages by userfaultfd. Which user it runs as: Debian's own choice is
-# libvirt-qemu, and a line of its own in qemu.conf says otherwise.
-_POST_COPY = r"""
-value() { sed -n "s/^ *$1 *= *\"\{0,1\}\([^\" ]*\).*/\1/p" /etc/libvirt/qemu.conf 2>/dev/null; }
+_POST_COPY = (
+    _MAY_FAULT
+    + r"""
 at=$(value memory_backing_dir); at=${at:-/var/lib/libvirt/qemu/ram}
 while [ ! -e "$at" ] && [ "$at" != / ]; do at=$(dirname "$at"); done
 stat -f -c %T "$at" 2>/dev/null || echo unknown
-[ "$(cat /proc/sys/vm/unprivileged_userfaultfd 2>/dev/null)" = 1 ] && exit 0
-case $(value user) in
-root | 0 | +0) [ -r /proc/sys/vm/unprivileged_userfaultfd ] && exit 0 ;;
-esac
-exit 1
+may_fault
 """
+)
 
 
 async def post_copy(target: Remote) -> tuple[str | None, str]:

@@ -106,12 +106,6 @@ class Capturer:
             phases={b[0]: Seconds(b[1] - a[1]) for a, b in pairwise(marks)},
         )  # fmt: skip
 
-    def go_on(self) -> None:
-        """Let a guest that stands still after an epoch go on. Raises HypervisorError."""
-        if self._monitor.run_state() in settings.STOPPED:
-            self._monitor.tell("cont", {})
-        self._still(False)
-
     def _open_logs(self, on: bool) -> None:
         for log in self._logs:
             log.set_open(on)

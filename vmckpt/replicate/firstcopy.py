@@ -74,4 +74,4 @@ class FirstCopy:
 
     def _mirrors_ready(self) -> bool:
         names = [mirroring.name_of(number) for number in range(len(self.logs))]
-        return all(mirroring.progress(self.monitor, name).ready for name in names)
+        return all(mirroring.begun(self.monitor, name) for name in names)

@@ -6,14 +6,13 @@ libvirt knows nothing of it: a `virsh save` ends the guest, and the mirror with 
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vmckpt.checkpoint.settings import Commands
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.monitor import Refused
-from vmckpt.units import Bytes, BytesPerSecond, Seconds
+from vmckpt.units import Seconds
 
 MARK = "vmckpt-mirror-"
 """How our jobs' names begin."""
@@ -27,36 +26,15 @@ class MirrorEnded(HypervisorError):
     """A disk's writes do not come to its log any more; the guest itself is unharmed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a mirror is."""
-
-    ready: bool
-    """Whether the log has all of the disk; without `full` as soon as the job has really begun.
-    What the guest writes comes to it before that, too."""
-    done: Bytes
-    whole: Bytes
-    """What it is to copy in all, which grows while the guest writes."""
-
-
 def name_of(disk: int) -> str:
     """The name of the job, and of the node that it writes to, for one of the guest's disks."""
     return f"{MARK}{disk}"
 
 
-def begin(
-    monitor: Commands,
-    *,
-    node: str,
-    socket: Path,
-    job: str,
-    full: bool,
-    speed: BytesPerSecond = BytesPerSecond(0),
-) -> None:
-    """Mirror a disk into the log served at `socket`; fine if that job is there already.
+def begin(monitor: Commands, *, node: str, socket: Path, job: str) -> None:
+    """Mirror what is written to a disk from now on into the log served at `socket`.
 
-    `full`: all of the disk comes too, at `speed` (0: as fast as it can), beside what the guest
-    writes; else only what it writes from now on. Raises HypervisorError; nothing is left then.
+    Fine if that job is there already. Raises HypervisorError; nothing is left then.
     """
     if len(job) > _LONGEST_NAME:
         raise ValueError(f"{job} is too long for the name of a node")
@@ -69,15 +47,13 @@ def begin(
         "discard": "unmap", "detect-zeroes": "unmap",
     }  # fmt: skip
     monitor.tell("blockdev-add", target)
-    order: dict[str, object] = {
+    order = {
         "job-id": job, "device": node, "target": job, "filter-node-name": _filter(job),
-        "sync": "full" if full else "none", "copy-mode": "write-blocking",
+        "sync": "none", "copy-mode": "write-blocking",
         # Neither harms the guest. With "report" a write that did not come to the log is to be seen
         # up to 100 ms later only, when its epoch may be sealed; with "stop" at once.
         "on-target-error": "stop", "on-source-error": "stop", "auto-dismiss": False,
     }  # fmt: skip
-    if speed:
-        order["speed"] = speed
     try:
         monitor.tell("blockdev-mirror", order)
     except HypervisorError:
@@ -85,10 +61,11 @@ def begin(
         raise
 
 
-def progress(monitor: Commands, job: str) -> Progress:
-    """How far it is. Asked after `stop` it says that all until then came to the log.
+def begun(monitor: Commands, job: str) -> bool:
+    """Whether the job has really begun; what is written comes to the log before that, too.
 
-    Raises MirrorEnded if something did not, or the job is gone, and HypervisorError.
+    Asked after `stop` it says that all until then came to the log: it raises MirrorEnded if
+    something did not, or the job is gone. Raises HypervisorError.
     """
     found = _job(monitor, job)
     why = _why_over(found)
@@ -98,12 +75,7 @@ def progress(monitor: Commands, job: str) -> Progress:
             f" the mirror {job} has ended: {why}",
             host=monitor.host,
         )
-    return Progress(ready=found["ready"], done=Bytes(found["offset"]), whole=Bytes(found["len"]))
-
-
-def set_speed(monitor: Commands, job: str, speed: BytesPerSecond) -> None:
-    """Copy the disk at this rate (0: as fast as it can); the guest's own writes are not held."""
-    monitor.tell("block-job-set-speed", {"device": job, "speed": speed})
+    return bool(found["ready"])
 
 
 def left(monitor: Commands) -> tuple[str, ...]:

@@ -211,7 +211,7 @@ class Primary:
     def _check_disks(self) -> None:
         """Everything that was written until the epoch's end is in the logs. Raises MirrorEnded."""
         for number, log in enumerate(self._parts.logs):
-            mirroring.progress(self._parts.monitor, mirroring.name_of(number))
+            mirroring.begun(self._parts.monitor, mirroring.name_of(number))
             if (why := log.failed()) is not None:
                 raise mirroring.MirrorEnded(f"a disk's log failed: {why}", host=self._session.host)
 

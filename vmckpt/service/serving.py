@@ -279,8 +279,6 @@ class Service:
         self._setting.hands.stop.set()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._claims is not None:
-            await self._claims.end()
 
     # Telling
 

@@ -1,0 +1,55 @@
+"""A protected guest that somebody has ended: who is told, and what is put back."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.replicas import session
+from vmckpt.agent import afterlife, writes
+from vmckpt.errors import RemoteError
+from vmckpt.units import Seconds
+
+SESSION = session(disks=())
+
+
+class Backup:
+    """Hears a word at that try; None: never."""
+
+    def __init__(self, hears_at: int | None) -> None:
+        self.hears_at, self.tries = hears_at, 0
+
+    def tell(self, *_: object) -> None:
+        self.tries += 1
+        if self.hears_at is None or self.tries < self.hears_at:
+            raise RemoteError("no answer")
+
+
+def ended(backup: Backup, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done about a guest that was ended by somebody's wish."""
+    done: list[str] = []
+    monkeypatch.setattr(writes, "end_all", lambda *_: None)
+    monkeypatch.setattr(afterlife, "_tell_backup", backup.tell)
+    monkeypatch.setattr(afterlife, "define", lambda _: done.append("defined"))
+    monkeypatch.setattr(afterlife, "forget", lambda *_: done.append("forgotten"))
+    monkeypatch.setattr(afterlife, "_HEARS", Seconds(0.2))
+    monkeypatch.setattr(afterlife, "_AGAIN", Seconds(0.01))
+
+    afterlife.guest_ended(SESSION, folder, wished=True)
+    return done
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_busy_backup_is_told_again(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup = Backup(at)
+    assert ended(backup, tmp_path, monkeypatch) == ["defined", "forgotten"]
+    assert backup.tries == at
+
+
+def test_while_nobody_knows_of_it_nothing_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup = Backup(None)
+    assert ended(backup, tmp_path, monkeypatch) == []
+    assert backup.tries > 2

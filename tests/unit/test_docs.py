@@ -1,0 +1,81 @@
+"""What README and docs tell people to type is what the program takes."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from vmckpt.cli import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("vagrant/*.md")])
+_LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def lines(page: Path) -> Iterator[tuple[int, str]]:
+    """Commands in blocks of code, put together where they are continued."""
+    fenced, held, began = False, "", 0
+    for number, line in enumerate(page.read_text().split("\n"), start=1):
+        if line.startswith("```"):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            began = began if held else number
+            held += line.strip()
+            if held.endswith("\\"):
+                held = held[:-1]
+                continue
+            yield began, held
+            held = ""
+
+
+def commands() -> Iterator[Any]:
+    for page in PAGES:
+        for number, line in lines(page):
+            for one in line.partition("#")[0].split(";"):
+                words = one.strip().removeprefix("$ ").removeprefix(".venv/bin/")
+                # A synopsis has brackets; a pipe ends what is ours.
+                if words.startswith("vmckpt ") and not re.search(r"\[|…|\s\|\s\w+ \w", words):
+                    yield pytest.param(words, id=f"{page.name}:{number}")
+
+
+def taken(words: list[str]) -> None:
+    """Raises what the program would say of it; nothing is run."""
+    command: Any = typer.main.get_command(main.app)
+    context = command.make_context("vmckpt", list(words))
+    while hasattr(command, "resolve_command"):
+        name, command, rest = command.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
+        context = command.make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize("line", list(commands()))
+def test_the_program_takes_what_the_docs_tell(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    words = shlex.split(line, comments=True)
+    words = words[: next((n for n, one in enumerate(words) if one in ("|", ">", "&&")), len(words))]
+    taken(words[1:])
+
+
+def test_what_the_program_does_not_know_is_found() -> None:
+    with pytest.raises(Exception, match="No such option"):
+        taken(["migrate", "web1", "--to", "beta", "--bandwith", "1gbit"])
+    with pytest.raises(Exception, match="No such command"):
+        taken(["snapshot", "tkae"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in _LINK.findall(page.read_text()):
+        if "://" in target:
+            continue
+        there = (page.parent / target).resolve()
+        assert there.exists(), f"{page.name}: {target}"
+        if anchor and there.suffix == ".md":
+            heads = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
+            known = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in heads}
+            assert anchor[1:] in known, f"{page.name}: {target}{anchor}"

@@ -1,0 +1,88 @@
+"""vmckpt events: what all operations tell, from the journal."""
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from vmckpt.cli import output
+from vmckpt.cli.arguments import seconds
+from vmckpt.journal import desk, wording
+from vmckpt.journal.following import Follower, Happening
+from vmckpt.units import Seconds
+
+_LOOK_EVERY = 0.5
+_BACK = Seconds(3600.0)
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def events(
+    about: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WHAT...]", help="Only of these guests, hosts or jobs; else all."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what happens, until Ctrl-C.")
+    ] = False,
+    since: Annotated[
+        Seconds | None,
+        typer.Option(
+            parser=seconds, metavar="TIME",
+            help="How far back, like 15min; else 1h, and with --follow from now on.",
+        ),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Show what operations began, told and ended, of all controllers of this journal.
+
+    Everything is there: migrations with each decision and its reason, snapshots, protections,
+    evacuations, the service. With --json a line is an object with "at", "event" ("began", "ended",
+    "decided", "phase-changed", ...), "job", "kind", "guest", "source", "target" and "values".
+
+    Examples:
+
+        vmckpt events --since 30min
+
+        vmckpt events --follow --json
+
+        vmckpt events web1 --follow
+    """
+    with desk.open_journal() as journal:
+        back = since or (None if follow else _BACK)
+        follower = Follower(journal, None if back is None else journal.now() - back)
+        try:
+            while True:
+                for one in follower.look():
+                    if not about or concerns(one, about):
+                        _show(one, json=json)
+                if not follow or output.out.quiet:  # quiet: nobody reads it any more
+                    return
+                sys.stdout.flush()
+                time.sleep(_LOOK_EVERY)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+def concerns(one: Happening, about: Sequence[str]) -> bool:
+    """Whether it is about one of these guests, hosts or jobs."""
+    operation = one.operation
+    named = (
+        operation.id, operation.guest, operation.guest_uuid, operation.source, operation.target,
+        operation.detail.get("part_of"),
+    )  # fmt: skip
+    return any(word in named for word in about)
+
+
+def _show(one: Happening, *, json: bool) -> None:
+    if json:
+        output.print_json(one.as_json(), line=True)
+    elif (text := one.text) is not None:
+        operation = one.operation
+        line = f"{wording.clock(one.at, time.time())} {operation.id} {operation.guest}: {text}"
+        output.out.print(output.in_one_line(line), soft_wrap=True)

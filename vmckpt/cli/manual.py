@@ -1,0 +1,103 @@
+"""vmckpt manual: pages for man, made from what --help shows."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import vmckpt
+from vmckpt.cli import output
+from vmckpt.errors import BadInput
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def manual(
+    folder: Annotated[
+        Path, typer.Option("--to", metavar="DIR", help="A folder man1, of a MANPATH; it is made.")
+    ],
+) -> None:
+    """Write a manual page for every command, from the same text as --help.
+
+    Examples:
+
+        vmckpt manual --to ~/.local/share/man/man1
+
+        vmckpt manual --to /usr/local/share/man/man1
+    """
+    # The page of all commands needs all of them: they are loaded here alone.
+    from vmckpt.cli import main  # noqa: PLC0415
+
+    found = pages("vmckpt", typer.main.get_command(main.app))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in found.items():
+            (folder / name).write_text(text)
+    except OSError as exc:
+        raise BadInput(f"{exc.filename or folder}: {exc.strerror}") from None
+    output.say(f"{len(found)} pages are in {folder}; man vmckpt shows the first")
+
+
+def pages(path: str, command: Any, parent: Any = None) -> Mapping[str, str]:
+    """The page of a command and those of what is below it, by file name."""
+    context = command.context_class(command, info_name=path.rpartition(" ")[2], parent=parent)
+    found = {f"{path.replace(' ', '-')}.1": _page(path, command, context)}
+    for name in _below(command, context):
+        found |= pages(f"{path} {name}", command.get_command(context, name), context)
+    return found
+
+
+def _below(command: Any, context: Any) -> list[str]:
+    return list(command.list_commands(context)) if hasattr(command, "list_commands") else []
+
+
+def _page(path: str, command: Any, context: Any) -> str:
+    name, short = path.replace(" ", "-"), command.get_short_help_str(200).rstrip(".")
+    usage = " ".join(command.collect_usage_pieces(context))
+    told = [
+        f'.TH "{name.upper()}" 1 "" "vmckpt {vmckpt.__version__}" "vmckpt"',
+        ".SH NAME", f"{_roff(name)} \\- {_roff(short)}",
+        ".SH SYNOPSIS", f".B {_roff(path)}",
+        _roff(usage.replace("[[", "[").replace("]]", "]")),
+        *_described(command.help or short),
+    ]  # fmt: skip
+    told += _options(command, context)
+    if below := _below(command, context):
+        told.append(".SH COMMANDS")
+        for sub in below:
+            text = command.get_command(context, sub).get_short_help_str(200)
+            told += [".TP", f".BR {_roff(f'{name}-{sub}')} (1)", _roff(text)]
+    above = name.rpartition("-")[0] or "vmckpt-doctor"
+    return "\n".join([*told, ".SH SEE ALSO", f".BR {_roff(above)} (1)"]) + "\n"
+
+
+def _options(command: Any, context: Any) -> list[str]:
+    records = [one.get_help_record(context) for one in command.get_params(context)]
+    told = []
+    for words, text in filter(None, records):
+        # "GUEST <str>": its type says nothing new.
+        told += [".TP", f".B {_roff(words.partition(' <')[0])}", _roff(text or "")]
+    return [".SH OPTIONS", *told] if told else []
+
+
+def _described(text: str) -> list[str]:
+    """The paragraphs of a command's help; what is indented is to be typed."""
+    told = [".SH DESCRIPTION"]
+    for part in re.split(r"\n\s*\n", text.strip()):
+        lines = part.split("\n")
+        if part.strip() in ("Example:", "Examples:"):
+            told.append(".SH EXAMPLES")
+        elif all(line.startswith("    ") for line in lines):
+            told += [".PP", ".RS 4", ".nf", *(_roff(line.strip()) for line in lines), ".fi", ".RE"]
+        else:
+            told += [".PP", _roff(" ".join(line.strip() for line in lines))]
+    return told
+
+
+def _roff(text: str) -> str:
+    """A text as troff takes it."""
+    plain = text.replace("\\", "\\e").replace("-", "\\-")
+    return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line for line in plain.split("\n"))

@@ -1,0 +1,106 @@
+"""Follows all operations of a journal at once: what begins, what is told, what ends."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vmckpt.journal import wording
+from vmckpt.journal.records import Operation, StoredEvent, utc
+
+if TYPE_CHECKING:
+    from vmckpt.journal.store import Journal
+
+BEGAN, ENDED = "began", "ended"
+_LATE = 60.0
+"""Seconds by which somebody's transaction may be seen later than it says: PostgreSQL's `now()` is
+the time at which one began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening:
+    """Something that an operation told, or its beginning or end."""
+
+    at: float
+    """Seconds since 1970."""
+    kind: str
+    """"began", "ended", or the kind of an event: "decided", "phase-changed", …"""
+    operation: Operation
+    """As it was when this was seen."""
+    values: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        one = self.operation
+        return {
+            "at": utc(self.at), "event": self.kind, "job": one.id, "kind": one.kind,
+            "guest": one.guest, "guest_uuid": one.guest_uuid, "source": one.source,
+            "target": one.target, "policy": one.policy, "values": dict(self.values),
+        }  # fmt: skip
+
+    @property
+    def text(self) -> str | None:
+        """In words; None if it is not worth a line."""
+        one = self.operation
+        if self.kind == BEGAN:
+            return f"{one.kind} began, asked by {one.asked_by}"
+        if self.kind == ENDED:
+            error = self.values["error"]
+            return f"{one.kind} ended: {self.values['outcome']}" + (f": {error}" if error else "")
+        return wording.event(self.kind, self.values)
+
+
+class Follower:
+    """Each `look` brings what is new since the one before. Its methods are for a thread."""
+
+    def __init__(self, journal: "Journal", since: float | None = None) -> None:
+        """From that time on, by the journal's clock; None: from now on."""
+        self._journal = journal
+        self._from = journal.now() if since is None else since
+        self._first = True
+        self._told: dict[str, int] = {}
+        """The last event told of each active operation."""
+        self._ended: dict[str, float] = {}
+
+    def look(self) -> list[Happening]:
+        """The oldest first. Raises JournalError; then nothing is lost for the next look."""
+        journal, now = self._journal, self._journal.now()
+        # Operations before their events: of one that has ended nothing comes after that.
+        found = {one.id: one for one in journal.operations(active=True)}
+        # One that ended between the two questions counts as ended.
+        found |= {one.id: one for one in journal.ended(self._from - _LATE)}
+        new = [one for one in found.values() if one.id not in self._ended]
+        last = journal.last_events([one.id for one in new])
+        told: list[Happening] = []
+        for one in new:
+            after = self._told.get(one.id, 0)
+            events = journal.events(one.id, after) if last.get(one.id, 0) > after else []
+            told += self._of(one, events)
+            last[one.id] = max(after, events[-1].seq if events else 0)
+        self._remember(new, last, now)
+        return sorted(told, key=lambda one: one.at)
+
+    def _of(self, one: Operation, events: list[StoredEvent]) -> list[Happening]:
+        """What is new of one of them."""
+        told = [] if one.id in self._told else [_happened(one, one.began_at, BEGAN, {})]
+        told += [_happened(one, one.began_at + e.at, e.kind, e.values) for e in events]
+        if one.ended_at is not None:
+            error = (one.report or {}).get("error")
+            told.append(
+                _happened(one, one.ended_at, ENDED, {"outcome": one.outcome, "error": error})
+            )
+        # What is seen at the first look may be older than what was asked for.
+        return [each for each in told if not self._first or each.at >= self._from]
+
+    def _remember(self, seen: list[Operation], last: Mapping[str, int], now: float) -> None:
+        for one in seen:
+            if one.ended_at is None:
+                self._told[one.id] = last[one.id]
+            else:
+                self._told.pop(one.id, None)
+                self._ended[one.id] = one.ended_at
+        self._first, self._from = False, now
+        self._ended = {id_: at for id_, at in self._ended.items() if at >= now - 2 * _LATE}
+
+
+def _happened(one: Operation, at: float, kind: str, values: Mapping[str, Any]) -> Happening:
+    return Happening(at=at, kind=kind, operation=one, values=values)

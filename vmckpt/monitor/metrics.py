@@ -1,0 +1,129 @@
+"""Counts what operations tell, and shows that and how everything stands to Prometheus."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, start_http_server
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+import vmckpt
+from vmckpt.journal.following import ENDED, Happening
+from vmckpt.model.jobs import Outcome
+from vmckpt.model.webhooks import Address
+from vmckpt.monitor import standing
+from vmckpt.monitor.standing import Standing
+
+_DOWNTIMES = (0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30)
+_DURATIONS = (1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 7200)
+_PASSES = (1, 2, 3, 5, 8, 13, 20, 30, 50)
+_RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+
+
+class Exporter(Collector):
+    """What `/metrics` says. Counts begin at nothing with the process, as is the custom."""
+
+    def __init__(self) -> None:
+        self.now = Standing()
+        """Replaced whole: threads read it."""
+        self.registry = mine = CollectorRegistry()
+        Info("vmckpt_build", "The program.", registry=mine).info({"version": vmckpt.__version__})
+        self._ended = Counter(
+            "vmckpt_operations", "Operations that ended.", ["kind", "outcome"], registry=mine
+        )
+        self._decided = Counter(
+            "vmckpt_decisions", "What was decided about migrations.", ["action", "rule"],
+            registry=mine,
+        )  # fmt: skip
+        self._took = Histogram(
+            "vmckpt_operation_duration_seconds", "How long operations took that completed.",
+            ["kind"], buckets=_DURATIONS, registry=mine,
+        )  # fmt: skip
+        self._downtime = Histogram(
+            "vmckpt_migration_downtime_seconds",
+            "Downtime of completed migrations: as QEMU counts it, and seen from outside.",
+            ["seen_by"], buckets=_DOWNTIMES, registry=mine,
+        )  # fmt: skip
+        self._passes = Histogram(
+            "vmckpt_migration_iterations", "Passes over memory of completed migrations.",
+            buckets=_PASSES, registry=mine,
+        )  # fmt: skip
+        self._sent = Counter(
+            "vmckpt_migration_transferred_bytes", "What migrations sent.", registry=mine
+        )
+        self._ratio = Histogram(
+            "vmckpt_forecast_ratio", "What was measured, as a share of the forecast's middle.",
+            ["of"], buckets=_RATIOS, registry=mine,
+        )  # fmt: skip
+        self._forecasts = Counter(
+            "vmckpt_forecasts", "Forecasts that were held against what was measured.",
+            ["of", "covered"], registry=mine,
+        )  # fmt: skip
+        self._service = Counter(
+            "vmckpt_service_events", "What the service of snapshots told.", ["event"],
+            registry=mine,
+        )  # fmt: skip
+        mine.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """See Collector."""
+        return standing.families(self.now)
+
+    def told(self, event: str) -> None:
+        """Count what the service said."""
+        self._service.labels(event).inc()
+
+    def take(self, one: Happening) -> None:
+        """Count something that happened."""
+        if one.kind == "decided" and one.operation.kind == "migrate":
+            rule = str(one.values.get("rule") or "")
+            self._decided.labels(str(one.values.get("action")), rule).inc()
+        if one.kind != ENDED:
+            return
+        operation, outcome = one.operation, str(one.values["outcome"])
+        self._ended.labels(operation.kind, outcome).inc()
+        completed = outcome == Outcome.COMPLETED
+        if completed:
+            self._took.labels(operation.kind).observe(max(0.0, one.at - operation.began_at))
+        if operation.kind == "migrate":
+            self._move(operation.report or {}, completed=completed)
+
+    def _move(self, report: Mapping[str, Any], *, completed: bool) -> None:
+        self._sent.inc(report.get("bytes_transferred") or 0)
+        if completed:
+            for key, seen_by in (("downtime_ms", "qemu"), ("observed_downtime_ms", "outside")):
+                if report.get(key) is not None:
+                    self._downtime.labels(seen_by).observe(report[key] / 1000)
+            if report.get("iterations"):
+                self._passes.observe(report["iterations"])
+        score = (report.get("forecast") or {}).get("score") or {}
+        for of in ("total", "downtime", "sent"):
+            mark = score.get(of)
+            if mark is None:
+                continue
+            self._forecasts.labels(of, str(bool(mark["covered"])).lower()).inc()
+            middle = sum(mark["expected"]) / 2 if None not in mark["expected"] else 0.0
+            if middle:
+                self._ratio.labels(of).observe(mark["measured"] / middle)
+
+
+class Served:
+    """The endpoint, until `close`."""
+
+    def __init__(self, exporter: Exporter, address: Address) -> None:
+        """Raises OSError if the address cannot be had. Port 0: any that is free."""
+        self._host = address.host
+        self._server, self._thread = start_http_server(
+            address.port, address.host, exporter.registry
+        )
+
+    @property
+    def address(self) -> str:
+        """For a URL."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{host}:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

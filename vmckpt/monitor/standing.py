@@ -1,0 +1,249 @@
+"""How everything stands at one time, as gauges of Prometheus and as what an operator is paged for.
+Pure.
+
+Names and units are after Prometheus's conventions: seconds, bytes, ratios from 0 to 1, and the time
+of something as seconds since 1970.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from vmckpt.journal.desk import JobView
+from vmckpt.journal.turns import Turn, summary
+from vmckpt.model.now import FleetNow, SnapshotNow
+from vmckpt.protect import news
+
+_PREFIX = "vmckpt"
+Labels = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What is known. What was never looked at is None."""
+
+    fleet: FleetNow | None = None
+    jobs: Sequence[JobView] | None = None
+    """Active ones."""
+    turns: Mapping[str, Sequence[Turn]] = field(default_factory=lambda: MappingProxyType({}))
+    """The moves of those that are about a whole host, by job."""
+    protections: Mapping[str, Mapping[str, Any]] | None = None
+    snapshots: Sequence[SnapshotNow] | None = None
+    looked: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """When each of these was last looked at without an error; seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Something that somebody has to look at."""
+
+    text: str
+    mend: str
+    job: str | None = None
+    guest: str | None = None
+    host: str | None = None
+
+
+def families(now: Standing) -> Iterator[Metric]:
+    """All gauges."""
+    yield _family(
+        "last_look_timestamp_seconds", "When this was last looked at without an error.",
+        ("what",), (((what,), at) for what, at in now.looked.items()),
+    )  # fmt: skip
+    if now.fleet is not None:
+        yield from _hosts(now.fleet)
+    if now.jobs is not None:
+        yield from _jobs(now.jobs)
+        yield from _moves(now.jobs)
+    yield _evacuations(now)
+    if now.protections is not None:
+        yield from _protections(now.protections)
+    if now.snapshots is not None:
+        yield from _snapshots(now.snapshots)
+
+
+def _family(
+    name: str, text: str, labels: Labels, values: Iterable[tuple[Labels, float | None]]
+) -> Metric:
+    """One gauge; what has no value is left out."""
+    family = GaugeMetricFamily(f"{_PREFIX}_{name}", text, labels=labels)
+    for told, value in values:
+        if value is not None:
+            family.add_metric(told, float(value))
+    return family
+
+
+def _hosts(fleet: FleetNow) -> Iterator[Metric]:
+    hosts = fleet.hosts
+    up = [one for one in hosts if one.error is None]
+    yield _family("host_up", "Whether the host's libvirt answers.", ("host",),
+                  (((one.name,), one.error is None) for one in hosts))  # fmt: skip
+    yield _family("host_maintenance", "Whether the host is in maintenance.", ("host",),
+                  (((one.name,), one.closed is not None) for one in hosts))  # fmt: skip
+    yield _family("host_memory_bytes", "The host's memory.", ("host",),
+                  (((one.name,), one.memory) for one in up))  # fmt: skip
+    yield _family("host_memory_available_bytes", "Memory that is free or can be dropped.",
+                  ("host",), (((one.name,), one.free) for one in up))  # fmt: skip
+    counted = Counter((one.host, str(one.state)) for one in fleet.guests)
+    yield _family("host_guests", "Guests on the host by their state.", ("host", "state"),
+                  counted.items())  # fmt: skip
+
+
+def _jobs(jobs: Sequence[JobView]) -> Iterator[Metric]:
+    counted = Counter(
+        (one.operation.kind, "unattended" if one.unattended else str(one.operation.state))
+        for one in jobs
+    )
+    yield _family("jobs", "Active jobs; unattended: their controller is gone.", ("kind", "state"),
+                  counted.items())  # fmt: skip
+
+
+_SAMPLED = (
+    ("remaining", "remaining_bytes", "What a running migration still has to send."),
+    ("dirty_rate", "dirty_bytes_per_second", "How fast the guest of a running migration writes."),
+    ("bandwidth", "bandwidth_bytes_per_second", "How fast a running migration sends."),
+    ("iteration", "iteration", "The pass over memory that a running migration is in."),
+    ("done", "done_ratio", "How much of a running migration is done."),
+)
+
+
+def _moves(jobs: Sequence[JobView]) -> Iterator[Metric]:
+    found = [
+        (_labels(one), one.sample.values)
+        for one in jobs if one.sample is not None and one.operation.kind == "migrate"
+    ]  # fmt: skip
+    labels = ("job", "guest", "source", "target")
+    for key, name, text in _SAMPLED:
+        values = [(told, sample.get(key)) for told, sample in found]
+        yield _family(f"migration_{name}", text, labels, values)
+    throttled = [(told, (sample.get("throttle") or 0) / 100) for told, sample in found]
+    yield _family("migration_throttle_ratio", "CPU time that auto-converge takes from the guest.",
+                  labels, throttled)  # fmt: skip
+
+
+def _labels(view: JobView) -> Labels:
+    one = view.operation
+    return one.id, one.guest, one.source or "", one.target or ""
+
+
+def _evacuations(now: Standing) -> Metric:
+    rows: list[tuple[Labels, float | None]] = []
+    for view in now.jobs or ():
+        one = view.operation
+        if one.id in now.turns:
+            told = summary(now.turns[one.id])
+            counted = {
+                "arrived": told.arrived, "moving": told.moving, "waiting": told.waiting,
+                "failed": told.failed,
+            }  # fmt: skip
+            rows += [
+                ((one.id, one.kind, one.source or "", state), count)
+                for state, count in counted.items()
+            ]
+    return _family("evacuation_guests", "Guests that a running evacuation, repopulation or"
+                   " balancing moves.", ("job", "kind", "host", "state"), rows)  # fmt: skip
+
+
+_PROTECTED = (
+    ("behind_s", "behind_seconds", "What would be lost now (RPO)."),
+    ("pause_s", "pause_seconds", "Median pause of the guest per epoch."),
+    ("interval_s", "interval_seconds", "Time between two epochs."),
+    ("output_delay_s", "output_delay_seconds", "How long the guest's output is held."),
+    ("packets_lost", "packets_lost", "Packets of the guest that were lost since it is protected."),
+)
+
+
+def _protections(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    found = [
+        ((str(one["guest"]), str(one["primary"]), str(one["backup"])), news.look(one))
+        for one in entries.values()
+    ]
+    labels = ("guest", "primary", "backup")
+    yield _family("protection_ready", "Whether the standby can take over.", labels,
+                  ((told, look.ready) for told, look in found))  # fmt: skip
+    for key, name, text in _PROTECTED:
+        values = [(told, look.as_json()[key]) for told, look in found]
+        yield _family(f"protection_{name}", text, labels, values)
+
+
+def _snapshots(snapshots: Sequence[SnapshotNow]) -> Iterator[Metric]:
+    silent = {one.store for one in snapshots if not one.id}
+    known = [one for one in snapshots if one.id]
+    stores = sorted({one.store for one in snapshots})
+    yield _family("store_up", "Whether the store answers.", ("store",),
+                  (((one,), one not in silent) for one in stores))  # fmt: skip
+    counted = Counter((one.store,) for one in known)
+    yield _family("snapshots", "Snapshots in the store.", ("store",), counted.items())
+    damaged = Counter((one.store,) for one in known if _damaged(one))
+    yield _family(
+        "snapshots_damaged", "Snapshots that cannot be read, or that a check found damaged.",
+        ("store",), (((one,), damaged[one,]) for one in stores if one not in silent),
+    )  # fmt: skip
+    labels = ("guest", "store")
+    yield _family("snapshot_newest_timestamp_seconds", "When the guest's newest snapshot was made.",
+                  labels, _newest(known, lambda one: one.made_at))  # fmt: skip
+    proved = [one for one in known if one.verified_at is not None and not _damaged(one)]
+    yield _family(
+        "snapshot_verified_timestamp_seconds",
+        "When a snapshot of the guest was last found good.",
+        labels, _newest(proved, lambda one: one.verified_at or 0.0),
+    )  # fmt: skip
+
+
+def _damaged(one: SnapshotNow) -> bool:
+    return bool(one.id) and (one.wrong is not None or one.verified.startswith("bad"))
+
+
+def _newest(
+    snapshots: Sequence[SnapshotNow], when: Any
+) -> Iterable[tuple[Labels, float | None]]:  # fmt: skip
+    newest: dict[Labels, float | None] = {}
+    for one in snapshots:
+        if one.guest:
+            key = (one.guest, one.store)
+            newest[key] = max(newest.get(key) or 0.0, when(one))
+    return newest.items()
+
+
+def troubles(now: Standing) -> Mapping[str, Trouble]:
+    """What somebody has to look at, by a name that stays the same while it lasts."""
+    found: dict[str, Trouble] = {}
+    for host in () if now.fleet is None else now.fleet.hosts:
+        if host.error is not None and host.closed is None:
+            found[f"host {host.name}"] = Trouble(
+                text=f"host {host.name} does not answer: {host.error}",
+                mend=f"vmckpt doctor {host.name}", host=host.name,
+            )  # fmt: skip
+    for view in now.jobs or ():
+        if view.unattended:
+            one = view.operation
+            found[f"job {one.id}"] = Trouble(
+                text=f"nobody attends {one.id} ({one.kind} of {one.guest}) any more",
+                mend="vmckpt recover", job=one.id, guest=one.guest,
+            )  # fmt: skip
+    for job, entry in (now.protections or {}).items():
+        look = news.look(entry)
+        if not look.ready:
+            found[f"protection {job}"] = Trouble(
+                text=f"the standby of {entry['guest']} on {entry['backup']} cannot take over:"
+                f" {look.ready_why}",
+                mend="vmckpt status", job=job, guest=str(entry["guest"]), host=str(entry["backup"]),
+            )  # fmt: skip
+    for snapshot in now.snapshots or ():
+        found |= _wrong_in_store(snapshot)
+    return found
+
+
+def _wrong_in_store(one: SnapshotNow) -> dict[str, Trouble]:
+    if not one.id:
+        text, mend = f"store {one.store} does not answer: {one.wrong}", "vmckpt snapshot list"
+        return {f"store {one.store}": Trouble(text=text, mend=mend)}
+    if not _damaged(one):
+        return {}
+    text = f"snapshot {one.id} of {one.guest} in {one.store}: {one.wrong or one.verified}"
+    mend = f"vmckpt snapshot verify {one.id}, then vmckpt snapshot verify --repair"
+    return {f"snapshot {one.store} {one.id}": Trouble(text=text, mend=mend, guest=one.guest)}

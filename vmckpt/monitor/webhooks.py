@@ -1,0 +1,127 @@
+"""Posts pages to webhooks: signed, in their order, again and again until one is taken."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+from tenacity import (
+    AsyncRetrying,
+    RetryError,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_exponential_jitter,
+)
+
+from vmckpt.errors import BadInput
+from vmckpt.model.webhooks import Webhook
+from vmckpt.monitor.paging import Page
+
+log = logging.getLogger(__name__)
+
+SIGNATURE = "X-Vmckpt-Signature"
+_PATIENCE = 3600.0
+_LONGEST_WAIT = 60.0
+_ANSWER = aiohttp.ClientTimeout(total=10.0)
+_MOST = 1000
+
+
+class _Refused(Exception):
+    """It answered, and did not take it."""
+
+
+class Poster:
+    """Posts to one webhook, from `start` to `close`."""
+
+    def __init__(self, hook: Webhook, warn: Callable[[str], None]) -> None:
+        """Raises BadInput if its secret cannot be read."""
+        self._hook, self._warn = hook, warn
+        self._secret = _secret(hook.secret_file)
+        self._waiting: asyncio.Queue[Page] = asyncio.Queue(_MOST)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"webhook {self._hook.url}")
+
+    def post(self, page: Page) -> None:
+        """Have it sent; it does not wait. What nobody has taken for long makes room."""
+        while self._waiting.full():
+            lost = self._waiting.get_nowait()
+            self._warn(f"webhook {self._hook.shown}: gave up {lost.trouble.text}")
+        self._waiting.put_nowait(page)
+
+    async def close(self, limit: float = 5.0) -> None:
+        """Give what is waiting a moment, then end."""
+        if self._task is None:
+            return
+        try:
+            async with asyncio.timeout(limit):
+                await self._waiting.join()
+        except TimeoutError:
+            self._warn(f"webhook {self._hook.shown}: {self._waiting.qsize() + 1} were not taken")
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        async with aiohttp.ClientSession(timeout=_ANSWER) as session:
+            while True:
+                page = await self._waiting.get()
+                try:
+                    await self._deliver(session, page)
+                finally:
+                    self._waiting.task_done()
+
+    async def _deliver(self, session: aiohttp.ClientSession, page: Page) -> None:
+        body = json.dumps(page.as_json()).encode()
+        trying = AsyncRetrying(
+            retry=retry_if_exception_type((aiohttp.ClientError, TimeoutError, _Refused)),
+            wait=wait_exponential_jitter(1.0, _LONGEST_WAIT),
+            stop=stop_after_delay(_PATIENCE),
+        )
+        said = False
+        try:
+            async for attempt in trying:
+                with attempt:
+                    if attempt.retry_state.attempt_number > 1 and not said:
+                        said = True
+                        self._warn(
+                            f"webhook {self._hook.shown} does not take it; it is tried again"
+                        )
+                    await self._post(session, body)
+        except RetryError as exc:
+            why = exc.last_attempt.exception()
+            self._warn(f"webhook {self._hook.shown}: gave up {page.trouble.text}: {why}")
+
+    async def _post(self, session: aiohttp.ClientSession, body: bytes) -> None:
+        headers = {"Content-Type": "application/json"}
+        if self._secret is not None:
+            headers[SIGNATURE] = signature(self._secret, body)
+        async with session.post(
+            self._hook.url, data=body, headers=headers, allow_redirects=False
+        ) as answer:
+            if not 200 <= answer.status < 300:
+                raise _Refused(f"it answered {answer.status}")
+
+
+def signature(secret: bytes, body: bytes) -> str:
+    """HMAC-SHA256 of the body, as "sha256=" and hex digits."""
+    return "sha256=" + hmac.new(secret, body, hashlib.sha256).hexdigest()
+
+
+def _secret(file: Path | None) -> bytes | None:
+    if file is None:
+        return None
+    try:
+        found = file.read_bytes().strip()
+    except OSError as exc:
+        raise BadInput(
+            f"the secret of a webhook cannot be read: {file}: {exc.strerror}",
+            mend="write one line of random text into it, readable by the service alone",
+        ) from None
+    if not found:
+        raise BadInput(f"{file}: the secret of a webhook is empty")
+    return found
