@@ -1,8 +1,10 @@
-"""Large tables of lab tests: a few cells are in each run of ./check, a twelfth of the others in
+"""Large tables of lab tests: a few cells are in each run of ./check, one in 24 of the others in
 ./check --all, in a slant over rows and columns, and all of them in bench/tables.py.
 """
 
 import pytest
+
+_PART = 24
 
 
 def marks(
@@ -11,4 +13,4 @@ def marks(
     """When the cell of a table is tried; `often`: in each ./check --all."""
     if quick:
         return ()
-    return (pytest.mark.long,) if often or (row + column) % 12 == 0 else (pytest.mark.campaign,)
+    return (pytest.mark.long,) if often or (row + column) % _PART == 0 else (pytest.mark.campaign,)

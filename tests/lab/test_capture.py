@@ -157,7 +157,7 @@ def test_killed_at_any_call_an_undo_makes_all_well(bench: Bench, way: str) -> No
 @pytest.mark.parametrize(
     ("way", "kill"),
     [("background", "7"), ("background", "8+"),
-     *(pytest.param(way, f"{n}+", marks=pytest.mark.long if n % 2 else pytest.mark.campaign)
+     *(pytest.param(way, f"{n}+", marks=pytest.mark.long if n % 4 == 1 else pytest.mark.campaign)
        for way in ("background", "shared") for n in range(5, 16))],
 )  # fmt: skip
 def test_killed_at_any_call_the_keeper_makes_all_well(bench: Bench, way: str, kill: str) -> None:

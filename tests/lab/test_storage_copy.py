@@ -92,8 +92,8 @@ def digest(path: Path) -> str:
     [
         (False, "qcow2"),
         (True, "raw"),
-        pytest.param(False, "raw", marks=pytest.mark.long),
-        pytest.param(True, "qcow2", marks=pytest.mark.long),
+        pytest.param(False, "raw", marks=pytest.mark.campaign),
+        pytest.param(True, "qcow2", marks=pytest.mark.campaign),
     ],
     ids=["thin-qcow2", "full-raw", "thin-raw", "full-qcow2"],
 )

@@ -19,11 +19,11 @@ import pytest
 from tests.unit.bundles import BARE, drafts, ended, installed, small, started, versions
 from tests.unit.test_hostile_ssh import KEY, Sshd, sshd
 from vmckpt import __version__
-from vmckpt.agent import agents, bundle
+from vmckpt.agent import agents, bundle, main
 from vmckpt.errors import RemoteError
 from vmckpt.model.hosts import Host, SshAddress
 from vmckpt.remote import installing
-from vmckpt.units import Bytes, show_bytes
+from vmckpt.units import Bytes, Seconds, show_bytes
 
 __all__ = ["sshd", "versions"]
 
@@ -104,6 +104,34 @@ def use(monkeypatch: pytest.MonkeyPatch, made: bundle.Bundle) -> bundle.Bundle:
     monkeypatch.setattr(bundle, "current", cache(lambda: made))
     monkeypatch.setattr(bundle, "MODULES", ("vmckpt",))
     return made
+
+
+async def test_an_agent_that_was_found_is_not_looked_for_before_each_order(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+
+    async def command(host: Host) -> tuple[str, ...]:
+        looked.append(host.name)
+        return ("/there",)
+
+    monkeypatch.setattr(agents, "command", command)
+    other = replace(machine.host, name="beta")
+    assert [await agents.known(one) for one in (machine.host, other, machine.host)] == [
+        ("/there",)
+    ] * 3
+    assert looked == ["alpha", "beta"]
+
+    monkeypatch.setattr(agents, "_FRESH", Seconds(0.0))
+    await agents.known(other)
+    assert looked == ["alpha", "beta", "beta"]
+
+
+@pytest.mark.parametrize("kind", main.ORDERS)
+def test_each_order_can_be_read_and_carried_out(kind: str) -> None:
+    reads, does = (main.named(one) for one in main.ORDERS[kind])
+    assert callable(reads.from_json)
+    assert callable(does)
 
 
 async def test_an_agent_is_brought_to_a_host_once_and_that_is_told(

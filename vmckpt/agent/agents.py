@@ -4,6 +4,7 @@ import asyncio
 import logging
 import shutil
 import sys
+import time
 from pathlib import PurePosixPath
 from weakref import WeakKeyDictionary
 
@@ -14,7 +15,7 @@ from vmckpt.model.hosts import Host
 from vmckpt.remote import installing
 from vmckpt.remote.installing import Parcel
 from vmckpt.remote.ssh import Remote
-from vmckpt.units import Bytes, show_bytes
+from vmckpt.units import Bytes, Seconds, show_bytes
 
 LIBVIRT = "qemu:///system"
 """As an agent finds it, on its own host."""
@@ -28,12 +29,26 @@ log.setLevel(logging.INFO)
 _FIND = r"""
 if path=$(command -v vmckpt-agent) && [ "$("$path" --version </dev/null 2>/dev/null)" = "$2" ]
 then echo "$path"; exit 0; fi
-say='import vmckpt.agent.main; print(vmckpt.__version__)'
+say="import vmckpt.agent.main, $3; print(vmckpt.__version__)"
 [ -x "$1" ] && [ "$("$1" -c "$say" </dev/null 2>/dev/null)" = "$2" ] && echo "$1"
 """
 _installing: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]]
 _installing = WeakKeyDictionary()
 """By host: many orders at once bring it there once."""
+_FRESH = Seconds(60.0)
+_known: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[float, tuple[str, ...]]]]
+_known = WeakKeyDictionary()
+"""By host: what was found, and when."""
+
+
+async def known(host: Host) -> tuple[str, ...]:
+    """As `command`, which takes half a second there: not asked again for a minute."""
+    found = _known.setdefault(asyncio.get_running_loop(), {})
+    at, words = found.get(host.name, (-_FRESH, ()))
+    if time.monotonic() - at >= _FRESH:
+        words = await command(host)
+        found[host.name] = (time.monotonic(), words)
+    return words
 
 
 async def command(host: Host) -> tuple[str, ...]:
@@ -79,7 +94,8 @@ def _here(host: Host) -> tuple[str, ...]:
 
 
 async def _found(remote: Remote) -> tuple[str, ...] | None:
-    told = await remote.run(["sh", "-s", "--", sys.executable, __version__], text=_FIND)
+    words = [sys.executable, __version__, ", ".join(bundle.MODULES)]
+    told = await remote.run(["sh", "-s", "--", *words], text=_FIND)
     path = told.out.strip()
     if told.status != 0 or not path.startswith("/"):
         return None

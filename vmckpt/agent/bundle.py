@@ -26,8 +26,11 @@ from vmckpt.remote.installing import LAUNCHER, OURS
 from vmckpt.units import Bytes
 
 MODULES = (
-    "vmckpt.agent.main", "vmckpt.agent.replica", "vmckpt.checkpoint.keeper",
-    "vmckpt.checkpoint.outputs_keeper", "vmckpt.replicate.guard", "vmckpt.store.s3",
+    "vmckpt.agent.main", "vmckpt.agent.create", "vmckpt.agent.discard", "vmckpt.agent.lazy",
+    "vmckpt.agent.lines", "vmckpt.agent.putback", "vmckpt.agent.replica", "vmckpt.agent.replicas",
+    "vmckpt.agent.restore", "vmckpt.agent.serving", "vmckpt.agent.unrestore",
+    "vmckpt.checkpoint.keeper", "vmckpt.checkpoint.outputs_keeper", "vmckpt.replicate.guard",
+    "vmckpt.store.s3",
 )  # fmt: skip
 """What is started on hosts, and what it imports late."""
 DISTRIBUTIONS = (

@@ -13,28 +13,9 @@ if sys.argv[1:] == ["--version"] and (
 
 import logging
 import signal
-from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
-from vmckpt.agent import (
-    create,
-    discard,
-    lazy,
-    lines,
-    putback,
-    restore,
-    serving,
-    unrestore,
-)
-from vmckpt.agent.afterwards import DiscardOrder, FinishOrder
-from vmckpt.agent.lines import LineOrder
-from vmckpt.agent.orders import (
-    CreateOrder,
-    PutBackOrder,
-    ReplicaOrder,
-    RestoreOrder,
-    UnrestoreOrder,
-)
 from vmckpt.agent.talk import Talk, error_as_json
 from vmckpt.errors import BadInput, VmckptError
 
@@ -68,41 +49,38 @@ def main() -> None:
     talk.tell(done=done)
 
 
-def _replica(order: ReplicaOrder, talk: Talk) -> dict[str, Any]:
-    # Only those about protections pay for what these need.
-    from vmckpt.agent import replicas  # noqa: PLC0415
-
-    return replicas.carry_out(order, talk)
-
-
-_Parse = Callable[[Mapping[str, Any]], Any]
-_Do = Callable[[Any, Talk], dict[str, Any]]
-_ORDERS: Mapping[str, tuple[_Parse, _Do]] = {
-    "create": (CreateOrder.from_json, create.create),
-    "discard": (DiscardOrder.from_json, discard.discard),
-    "finish-lazy": (FinishOrder.from_json, lazy.finish),
-    "line": (LineOrder.from_json, lines.move),
-    "put-back": (PutBackOrder.from_json, lambda order, _: putback.put_back(order)),
-    "replica": (ReplicaOrder.from_json, _replica),
-    "restore": (RestoreOrder.from_json, restore.restore),
-    "restore-lazy": (RestoreOrder.from_json, lazy.restore_lazily),
-    "serve": (RestoreOrder.from_json, serving.serve),
-    "unrestore": (UnrestoreOrder.from_json, lambda order, _: unrestore.unrestore(order)),
+ORDERS = {
+    "create": ("orders:CreateOrder", "create:create"),
+    "discard": ("afterwards:DiscardOrder", "discard:discard"),
+    "finish-lazy": ("afterwards:FinishOrder", "lazy:finish"),
+    "line": ("lines:LineOrder", "lines:move"),
+    "put-back": ("orders:PutBackOrder", "putback:put_back"),
+    "replica": ("orders:ReplicaOrder", "replicas:carry_out"),
+    "restore": ("orders:RestoreOrder", "restore:restore"),
+    "restore-lazy": ("orders:RestoreOrder", "lazy:restore_lazily"),
+    "serve": ("orders:RestoreOrder", "serving:serve"),
+    "unrestore": ("orders:UnrestoreOrder", "unrestore:unrestore"),
 }
-"""How each is read and carried out."""
+"""How each is read and carried out. An order pays only for the modules that it needs."""
+
+
+def named(name: str) -> Any:
+    """What is meant by a module and a name in it."""
+    module, _, what = name.partition(":")
+    return getattr(import_module(f"vmckpt.agent.{module}"), what)
 
 
 def _carry_out(talk: Talk) -> dict[str, Any]:
     try:
         told = talk.order()
         kind = str(told.get("do"))
-        if kind not in _ORDERS:
+        if kind not in ORDERS:
             raise BadInput(f"an order that is not known: {kind!r}", mend="update vmckpt there")
-        parse, do = _ORDERS[kind]
-        order = parse(told)
+        parse, do = (named(name) for name in ORDERS[kind])
+        order = parse.from_json(told)
     except (ValueError, TypeError, KeyError, AttributeError, EOFError) as exc:
         raise BadInput(f"no order that can be read: {exc}") from exc
-    return do(order, talk)
+    return dict(do(order, talk))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from typing import Any
 
 from vmckpt.agent import spool
 from vmckpt.agent.orders import PutBackOrder
+from vmckpt.agent.talk import Talk
 from vmckpt.checkpoint import background, copies, disk_capture, image, keeper, outputs
 from vmckpt.checkpoint.disk_capture import DiskUndo
 from vmckpt.checkpoint.outputs import HoldUndo
@@ -23,7 +24,7 @@ from vmckpt.units import Seconds
 _PATIENCE = Seconds(keeper.LASTS + 60.0)
 
 
-def put_back(order: PutBackOrder) -> dict[str, Any]:
+def put_back(order: PutBackOrder, _: Talk | None = None) -> dict[str, Any]:
     """Undo what taking a snapshot set; may be repeated. Raises VmckptError.
 
     The guest comes first: it goes on also if the store does not answer. Then StoreError is raised,

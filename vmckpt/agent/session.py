@@ -34,7 +34,7 @@ async def carried_out(
     Raises what the agent tells, and RemoteError if it ended without a word: then nobody knows how
     far it came.
     """
-    async with Program(host, await agents.command(host)) as agent:
+    async with Program(host, await agents.known(host)) as agent:
         await agent.tell(order)
         stopping = asyncio.create_task(_pass_on(stop, agent))
         try:

@@ -9,6 +9,7 @@ from typing import Any
 from vmckpt.agent import images, leftover, spool
 from vmckpt.agent.leftover import Seat, Seen, Spot, Verdict
 from vmckpt.agent.orders import UnrestoreOrder
+from vmckpt.agent.talk import Talk
 from vmckpt.errors import GuestBusy, HypervisorError
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.monitor import Monitor
@@ -19,7 +20,7 @@ _TURN = Seconds(0.5)
 _PIDS = Path("/run/libvirt/qemu")
 
 
-def unrestore(order: UnrestoreOrder) -> dict[str, Any]:
+def unrestore(order: UnrestoreOrder, _: Talk | None = None) -> dict[str, Any]:
     """Finish or undo a restore; may be repeated. Raises VmckptError.
 
     "verdict" says which, "why" what is in the way of both, "did" what was done or, `dry`, would be.

@@ -61,7 +61,7 @@ class Glancer:
         now = time.monotonic()
         for domain in domains:
             with suppress(libvirt.libvirtError):  # it went away while we were reading
-                uuid, state = domain.UUIDString(), domain.state()[0]
+                uuid, state = domain.UUIDString(), guests.state_of(domain)[0]
                 last = self._known.get(uuid)
                 if last is None or last[0] != state or now - last[1] > _STALE:
                     last = (state, now, guests.described(domain))

@@ -1,5 +1,6 @@
 """Guests of a host: list, describe, define and end."""
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -9,6 +10,7 @@ from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import parse
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.guests import OUTGOING, Guest, GuestState, Presence
+from vmckpt.units import Seconds
 
 _JOBS = {
     libvirt.VIR_DOMAIN_JOB_OPERATION_START: "start",
@@ -32,6 +34,10 @@ _HELD = (
     # QEMU was started to receive, and has not received all.
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP),
 )
+# Not by libvirt's order: as the agents of protections do it for each epoch.
+_STOPPED_BY_QEMU = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_UNKNOWN)
+_EPOCH_PAUSE = Seconds(0.07)
+_LOOKS = 5
 UNKNOWN_JOB = "unknown"
 _MIGRATIONS = ("incoming migration", OUTGOING)
 
@@ -178,15 +184,27 @@ def _lookup(connection: libvirt.virConnect, name: str) -> libvirt.virDomain | No
 
 def described(domain: libvirt.virDomain) -> Guest:
     """One guest. Raises libvirtError if it is gone."""
-    state, reason = domain.state()
     return parse.guest(
         domain.XMLDesc(),
-        state=(state, reason),
+        state=state_of(domain),
         persistent=bool(domain.isPersistent()),
         autostart=bool(domain.autostart()),
         snapshots=domain.snapshotNum(),
         job=_job(domain),
     )
+
+
+def state_of(domain: libvirt.virDomain) -> tuple[int, int]:
+    """libvirt's state and reason. Raises libvirtError if it is gone.
+
+    A protected guest stands still for some milliseconds of each epoch: that is no pause to be told.
+    """
+    for _ in range(_LOOKS):
+        state, reason = domain.state()
+        if (state, reason) != _STOPPED_BY_QEMU:
+            return state, reason
+        time.sleep(_EPOCH_PAUSE)
+    return _STOPPED_BY_QEMU
 
 
 def _job(domain: libvirt.virDomain) -> str | None:
