@@ -89,7 +89,7 @@ class Hosts:
     def nearing(self) -> frozenset[str]:
         return frozenset()
 
-    async def shut_down(self, known: Known) -> str | None:
+    async def stop(self, known: Known) -> str | None:
         await asyncio.sleep(3)
         if self.stubborn:
             return "it has not shut down in 2 min"
@@ -320,6 +320,14 @@ async def test_shut_down_comes_last_and_what_does_not_is_left() -> None:
     ended = await run(stubborn)
     assert [one.why for one in ended.left] == ["it has not shut down in 2 min"]
     assert stubborn.names["alpha"] == ["b"]
+
+
+async def test_who_is_to_be_suspended_is_told_of_in_these_words() -> None:
+    told: list[str] = []
+    kept = by("strategy: suspend-to-snapshot", name="kept")
+    ended = await run(hosts(vm("a"), vm("b"), own={"b": kept}), told=told)
+    assert ended.shut_down == ("u-b",)
+    assert told[-2:] == ["b: suspends, as its policy has it", "b: is saved"]
 
 
 async def test_paused_nobody_is_shut_down_either() -> None:

@@ -248,6 +248,31 @@ def test_paused_from_another_terminal_and_shut_down_by_policy(three: Bench) -> N
 
 
 @pytest.mark.long
+def test_a_guest_is_kept_as_it_stands_until_its_host_is_back(three: Bench) -> None:
+    three.guest("web1", **SMALL)
+    folder = three.plan.folder / "policies"
+    folder.mkdir(exist_ok=True)
+    kept = folder / "kept.yaml"
+    kept.write_text(
+        "version: vmckpt/v1\nname: kept\nselect: {guests: [web1]}\n"
+        "evacuate: {strategy: suspend-to-snapshot}\n"
+    )
+    try:
+        done = three.good("evacuate", "alpha", "--yes", "--json", "--policies", str(folder)).json
+    finally:
+        kept.unlink()
+    assert done["shut_down"] == done["suspended"] != []
+    assert (done["moved"], done["left"]) == ([], [])
+    assert three.where() == []
+    assert "Managed save:   yes" in three.inside("alpha", "virsh", "dominfo", "web1")
+    before = three.seen().highest
+    assert three.good("repopulate", "alpha", "--yes", "--json").json["started"] == ["web1"]
+    until(lambda: three.seen().highest > before)
+    assert on(three, "web1") == {"web1": ["alpha"]}
+    assert three.ledgers() == WHOLE
+
+
+@pytest.mark.long
 def test_host_after_host(three: Bench) -> None:
     """Each is emptied, does what it is told, and gets its guests back."""
     three.guest("web1", "alpha", **SMALL)

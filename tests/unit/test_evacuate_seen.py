@@ -188,7 +188,26 @@ def test_a_policy_leaves_a_guest_or_shuts_it_down() -> None:
     going, left = placed(told, own=own)
     assert going == {"c": "beta"}
     assert left == {"a": "its policy fixed leaves it where it is"}
-    assert EMPTY.to_shut_down(seen(told, own=own)) == {"b"}
+    assert EMPTY.to_stop(seen(told, own=own)) == {"b"}
+
+
+def test_who_is_to_be_shut_down_and_has_a_job_is_left_and_named() -> None:
+    told = answers(at("alpha", vm("a", job="backup")), at("beta"))
+    own = {"a": by("strategy: shutdown-and-return", name="lab")}
+    assert placed(told, own=own) == ({}, {"a": "a job holds it: backup"})
+
+
+def test_who_is_to_be_suspended_stays_if_it_cannot_be_saved() -> None:
+    kept = by("strategy: suspend-to-snapshot", name="kept")
+    told = answers(
+        at("alpha", vm("a"), vm("b", host_devices=("hostdev pci",)), vm("c", snapshots=1)),
+        at("beta"),
+    )
+    own = dict.fromkeys("abc", kept)
+    going, left = placed(told, own=own)
+    assert not going
+    assert left == {"b": "it holds a device of its host: hostdev pci"}
+    assert EMPTY.to_stop(seen(told, own=own)) == {"a", "c"}
 
 
 def test_one_that_arrives_is_counted_on_both_hosts_and_is_nobodys_twice() -> None:

@@ -44,6 +44,8 @@ def show_plan(plan: Plan, console: Console) -> None:
         _moves(plan, console)
     for tenant in plan.shut_down:
         console.print(f"{tenant.name}: is shut down and started again by vmckpt repopulate {host}")
+    for tenant in plan.suspended:
+        console.print(f"{tenant.name}: is saved there and goes on by vmckpt repopulate {host}")
     if plan.course.loads:
         _hosts(plan, console)
     for name, why in sorted(plan.silent.items()):
@@ -51,7 +53,7 @@ def show_plan(plan: Plan, console: Console) -> None:
     for one in plan.left:
         console.print(output.styled("bold", f"stays: {one.tenant.name}:"), one.why)
         console.print(f"        → {one.mend}")
-    if not plan.going and not plan.left and not plan.shut_down:
+    if not (plan.going or plan.left or plan.shut_down or plan.suspended):
         text = {
             Kind.EVACUATE: f"{host} is empty", Kind.BALANCE: "no move would pay for itself",
         }.get(plan.task.kind, f"{host} has all that was moved away and still runs")  # fmt: skip
@@ -106,7 +108,8 @@ def show_report(report: Report) -> None:
             )
         output.out.print(table)
     for uuid in report.shut_down:
-        output.out.print(f"shut down: {uuid}; vmckpt repopulate {report.task.host} starts it")
+        how = "suspended" if uuid in report.suspended else "shut down"
+        output.out.print(f"{how}: {uuid}; vmckpt repopulate {report.task.host} starts it")
     for name in report.started:
         output.out.print(f"started: {name}")
     for left in report.ended.left:

@@ -42,7 +42,7 @@ MOVE = "move"
 """The step of a guest that is off, or protected, and goes to another host."""
 _SHOWN = ("guest", "from", "to", "begins_ms", "ends_ms")
 SHUT_DOWN = "shut-down"
-"""The step of a guest that is asked to shut down."""
+"""The step of a guest that is asked to shut down, or suspended."""
 Resolve = Callable[[str], Awaitable[Outcome | None]]
 """What a job came to whose end nobody knew; None: that cannot be told yet."""
 
@@ -99,26 +99,30 @@ async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: R
     run = Run(site, task, terms, caller.stop, tell=tell, desk=JournalDesk(recorder))
     ended = await run.through(plan)
     started = () if ended.stopped else await site.start_again()
-    earlier, shut = await asyncio.to_thread(_in_journal, recorder.id)
+    earlier, shut, saved = await asyncio.to_thread(_in_journal, recorder.id)
     told = Report(
         task=task, job=recorder.id, ended=ended, earlier=earlier,
-        shut_down=shut or ended.shut_down, started=started,
+        shut_down=shut or ended.shut_down, suspended=saved, started=started,
     )  # fmt: skip
     recorder.finish(told.outcome, told.as_json())
     return told
 
 
-def _in_journal(job: str | None) -> tuple[tuple[Arrived, ...], tuple[str, ...]]:
-    """Who was moved by this job, by whichever controller, and who was asked to shut down."""
+def _in_journal(
+    job: str | None,
+) -> tuple[tuple[Arrived, ...], tuple[str, ...], frozenset[str]]:
+    """Who was moved by this job, by whichever controller, who was to stop, and be saved."""
     if job is None:
-        return (), ()
+        return (), (), frozenset()
     with desk.open_journal() as opened:
         parts = opened.parts(job, opened.operation(job, ended=True).began_at)
         steps = opened.steps(job)
     moved = [one for part in parts if (one := reports.arrived_of(part)) is not None]
     moved += [reports.stepped(one.intent) for one in steps if one.name == MOVE]
-    shut = dict.fromkeys(str(one.intent["uuid"]) for one in steps if one.name == SHUT_DOWN)
-    return tuple(moved), tuple(shut)
+    stops = [one.intent for one in steps if one.name == SHUT_DOWN]
+    shut = dict.fromkeys(str(one["uuid"]) for one in stops)
+    saved = frozenset(str(one["uuid"]) for one in stops if one.get("saved"))
+    return tuple(moved), tuple(shut), saved
 
 
 class Site:
@@ -240,15 +244,19 @@ class Site:
         outcome = await self._orders.resolve(found.job)
         return found if outcome is None else replace(found, outcome=outcome)
 
-    async def shut_down(self, known: Known) -> str | None:
+    async def stop(self, known: Known) -> str | None:
         """See engine.World."""
-        host = self._orders.scope.inventory.host(known.host)
+        host, uuid = self._orders.scope.inventory.host(known.host), known.guest.uuid
         limit = known.policy.evacuation.shutdown
         try:
             # Whoever brings guests back must know whom to start, whatever becomes of us.
-            await asyncio.to_thread(self._recorder.intend, SHUT_DOWN, {"uuid": known.guest.uuid})
+            intent = {"uuid": uuid, "saved": known.suspends}
+            await asyncio.to_thread(self._recorder.intend, SHUT_DOWN, intent)
             async with Hypervisor(host) as hypervisor:
-                await switching.shut_down(hypervisor, known.guest.uuid, limit)
+                if known.suspends:
+                    await switching.suspend(hypervisor, uuid)
+                else:
+                    await switching.shut_down(hypervisor, uuid, limit)
         except VmckptError as exc:
             return exc.message
         return None

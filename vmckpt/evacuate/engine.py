@@ -58,8 +58,8 @@ class World(Protocol):
     def nearing(self) -> Container[str]:
         """Guests on their way that are expected to arrive within seconds, by name."""
 
-    async def shut_down(self, known: Known) -> str | None:
-        """Why a guest did not shut down; None: it did."""
+    async def stop(self, known: Known) -> str | None:
+        """Shut a guest down, or suspend it; why that did not come about, None: it did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class Run:
                     break
                 await self._wait()
             await self._ahead.dismiss()
-            await self._shut_down()
+            await self._stop_others()
         finally:
             # A migration that is broken off here is in the journal, for recovery.
             for one in self._moves:
@@ -286,11 +286,11 @@ class Run:
         pause = "" if moved.downtime is None else f", downtime {show_seconds(moved.downtime)}"
         return f"moved in {show_seconds(moved.took)}{pause}; {done} of {of}"
 
-    async def _shut_down(self) -> None:
-        """Who is to be shut down goes last: that is the shortest time without it."""
+    async def _stop_others(self) -> None:
+        """Who is not to run meanwhile goes last: that is the shortest time without it."""
         if self._seen is None or self._stop.is_set():
             return
-        names = sorted(self._task.to_shut_down(self._seen))
+        names = sorted(self._task.to_stop(self._seen))
         while names and self._course.paused:
             await asyncio.sleep(POLL)
             self._hear()
@@ -300,11 +300,12 @@ class Run:
         async def one(name: str) -> None:
             known = self._seen.known[name] if self._seen is not None else None
             assert known is not None
-            self._tell(name, "shuts down, as its policy has it", "evacuate")
-            why = await self._world.shut_down(known)
+            verb, done = ("suspends", "saved") if known.suspends else ("shuts down", "shut off")
+            self._tell(name, f"{verb}, as its policy has it", "evacuate")
+            why = await self._world.stop(known)
             if why is None:
                 self._shut.append(known.guest.uuid)
-                self._tell(name, "is shut off", "evacuate")
+                self._tell(name, f"is {done}", "evacuate")
                 return
             left = Left(tenant=_tenant(self._seen, name), why=why, mend="shut it down by hand")
             self._course = replace(self._course, left=(*self._course.left, left))
@@ -322,7 +323,7 @@ class Run:
         ]
         left = (*course.left, *course.hoping, *waiting)
         if self._seen is not None:  # not who was only to make room for another one
-            wanted = self._task.asked(self._seen) | self._task.to_shut_down(self._seen)
+            wanted = self._task.asked(self._seen) | self._task.to_stop(self._seen)
             left = tuple(one for one in left if one.tenant.name in wanted)
         return Ended(
             arrived=tuple(self._arrived), shut_down=tuple(self._shut), left=left,

@@ -48,6 +48,8 @@ class Plan:
     going: tuple[Going, ...]
     left: tuple[Left, ...]
     shut_down: tuple[Tenant, ...]
+    suspended: tuple[Tenant, ...]
+    """Their memory is saved on the host."""
     checks: Checks
     course: Outlook
     """As it goes in the middle of what is expected."""
@@ -70,6 +72,7 @@ class Plan:
                 {"guest": one.tenant.name, "why": one.why, "mend": one.mend} for one in self.left
             ],
             "shut_down": [one.name for one in self.shut_down],
+            "suspended": [one.name for one in self.suspended],
             "hosts": [_load(one) for one in self.course.loads],
             "total_ms": [_ms(self.total.low), _ms(self.total.high)],
             "silent": dict(self.silent),
@@ -164,11 +167,13 @@ def made(task: Task, seen: Seen, found: placement.Placement, checks: Checks, ter
         for world in (expected(fleet, found.going, checks, share) for share in (0.0, None, 1.0))
     ]
     stuck = {one.name for one in plays[1].stuck}
-    shut = task.to_shut_down(seen)
+    stops = [one for one in fleet.tenants if one.name in task.to_stop(seen)]
+    saved = {one.name for one in stops if seen.known[one.name].suspends}
     return Plan(
         task=task, going=tuple(one for one in found.going if one.tenant.name not in stuck),
         left=(*found.left, *(_never(one) for one in found.going if one.tenant.name in stuck)),
-        shut_down=tuple(one for one in fleet.tenants if one.name in shut),
+        shut_down=tuple(one for one in stops if one.name not in saved),
+        suspended=tuple(one for one in stops if one.name in saved),
         checks=checks, course=plays[1],
         total=Range(min(one.total for one in plays), max(one.total for one in plays)),
         silent=seen.silent,

@@ -28,6 +28,8 @@ class Report:
     """Moved by a controller before."""
     shut_down: tuple[str, ...] = ()
     """UUIDs, those of earlier controllers with them."""
+    suspended: frozenset[str] = frozenset()
+    """Those of them whose memory was saved."""
     started: tuple[str, ...] = ()
     """Names of guests that were started again."""
 
@@ -57,7 +59,8 @@ class Report:
                 }
                 for one in self.arrived
             ],
-            "shut_down": list(self.shut_down), "started": list(self.started),
+            "shut_down": list(self.shut_down), "suspended": sorted(self.suspended),
+            "started": list(self.started),
             "left": [
                 {"guest": one.tenant.name, "on": one.tenant.host, "why": one.why,
                  "mend": one.mend}

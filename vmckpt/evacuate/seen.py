@@ -98,6 +98,11 @@ class Known:
     policy: Policy
     way: Way = Way.LIVE
 
+    @property
+    def suspends(self) -> bool:
+        """Whether it is saved where it is, if it stops."""
+        return self.policy.evacuation.strategy is Strategy.SUSPEND
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
@@ -212,7 +217,9 @@ def _stays(guest: Guest, look: Look, answers: Answers, policy: Policy, way: Way)
         return ON_ITS_WAY
     if guest.job is not None:
         return f"a job holds it: {guest.job}"
-    return None if policy.evacuation.strategy is Strategy.SHUT_DOWN else _fixed(guest)
+    if policy.evacuation.strategy is Strategy.SHUT_DOWN:
+        return None
+    return _tied(guest) if policy.evacuation.strategy is Strategy.SUSPEND else _fixed(guest)
 
 
 def _unswitchable(guest: Guest, look: Look, answers: Answers) -> str | None:
@@ -232,12 +239,19 @@ def _unswitchable(guest: Guest, look: Look, answers: Answers) -> str | None:
 
 def _fixed(guest: Guest) -> str | None:
     """What of a guest itself forbids to move it; preflight would say so of any target."""
-    if guest.host_devices:
-        return f"it holds a device of its host: {guest.host_devices[0]}"
+    if (why := _tied(guest)) is not None:
+        return why
     if guest.snapshots:
         return f"libvirt moves no guest with snapshots; it has {guest.snapshots}"
     if guest.state not in _RUNS:
         return f"it is {guest.state}"
+    return None
+
+
+def _tied(guest: Guest) -> str | None:
+    """What of a guest neither moves nor can be saved."""
+    if guest.host_devices:
+        return f"it holds a device of its host: {guest.host_devices[0]}"
     return None
 
 

@@ -8,8 +8,8 @@ from typing import Any, Self
 from vmckpt.evacuate.course import Patience, Terms
 from vmckpt.evacuate.fleet import Fleet, Rules, Tenant, Weights
 from vmckpt.evacuate.schedule import Windows
-from vmckpt.evacuate.seen import Seen, Way
-from vmckpt.policy.evacuation import Evacuation, Strategy
+from vmckpt.evacuate.seen import Known, Seen, Way
+from vmckpt.policy.evacuation import Evacuation
 from vmckpt.units import Bytes
 
 FLEET = "all hosts"
@@ -47,29 +47,17 @@ class Task:
                 name for name, one in seen.known.items()
                 if one.host != goes.get(one.guest.uuid, one.host)
             )  # fmt: skip
-        return frozenset(
-            one.name for one in seen.fleet.tenants
-            if one.host == self.host and not self.shuts_down(seen, one.name)
-        )  # fmt: skip
+        there = {one.name for one in seen.fleet.tenants if one.host == self.host}
+        return frozenset(there - self.to_stop(seen))
 
-    def to_shut_down(self, seen: Seen) -> frozenset[str]:
-        """Who is to be shut down instead."""
+    def to_stop(self, seen: Seen) -> frozenset[str]:
+        """Who is to be shut down or suspended instead."""
         if self.kind is not Kind.EVACUATE:
             return frozenset()
         return frozenset(
             one.name for one in seen.fleet.tenants
-            if one.host == self.host and one.stays is None and self.shuts_down(seen, one.name)
+            if one.host == self.host and one.stays is None and _stops(seen.known.get(one.name))
         )  # fmt: skip
-
-    @staticmethod
-    def shuts_down(seen: Seen, name: str) -> bool:
-        """Whether a guest's policy has it shut down."""
-        known = seen.known.get(name)
-        return (
-            known is not None
-            and known.way is Way.LIVE
-            and known.policy.evacuation.strategy is Strategy.SHUT_DOWN
-        )
 
     def fleet(self, seen: Seen) -> Fleet:
         """As a placement for this task is to see it."""
@@ -109,6 +97,11 @@ class Task:
             start=frozenset(map(str, told["start"])),
             policy=told["policy"],
         )  # fmt: skip
+
+
+def _stops(known: Known | None) -> bool:
+    """Whether a guest's policy has it shut down or suspended."""
+    return known is not None and known.way is Way.LIVE and known.policy.evacuation.strategy.stops
 
 
 def _both(wanted: frozenset[str], only: frozenset[str] | None) -> frozenset[str]:

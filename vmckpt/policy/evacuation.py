@@ -12,8 +12,15 @@ class Strategy(StrEnum):
     MIGRATE = "migrate"
     SHUT_DOWN = "shutdown-and-return"
     """It is shut down, and started again when the host is back."""
+    SUSPEND = "suspend-to-snapshot"
+    """Its memory is saved on its host, and it goes on there when the host is back."""
     LEAVE = "leave"
     """It stays where it is, and the host is not empty then."""
+
+    @property
+    def stops(self) -> bool:
+        """The guest does not run meanwhile."""
+        return self in (Strategy.SHUT_DOWN, Strategy.SUSPEND)
 
 
 class Order(StrEnum):

@@ -102,8 +102,8 @@ class Emptying:
         return {
             "job": self.id, "kind": "evacuate", "host": self.host,
             "outcome": str(outcome if self.left else Outcome.COMPLETED), "moved": self.moved,
-            "shut_down": [], "started": [], "left": self.left, "stopped": self.stopped,
-            "total_ms": round((at - self.began) * 1000, 1),
+            "shut_down": [], "suspended": [], "started": [], "left": self.left,
+            "stopped": self.stopped, "total_ms": round((at - self.began) * 1000, 1),
         }  # fmt: skip
 
     def detail_of(self, view: JobView) -> JobDetail:
