@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from vmckpt import api
-from vmckpt.api import evacuating
+from vmckpt.api import evacuating, pretending
 from vmckpt.api.evacuating import Emptying
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES
-from vmckpt.cli.evacuate_show import Story, show_plan, show_report
+from vmckpt.cli.evacuate_show import Story, show_plan, show_plays, show_report
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import BadInput, Blocked, Cancelled, SomeLeft
 from vmckpt.evacuate.plan import Plan
@@ -48,6 +48,10 @@ def evacuate(
     why: Annotated[str, typer.Option(help="For whoever wonders why it is closed.")] = "",
     dry_run: _DRY = False,
     yes: _YES = False,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Plan for hosts that a file describes; none is asked."),
+    ] = None,
     policies: POLICIES = None,
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -70,11 +74,18 @@ def evacuate(
         vmckpt evacuate alpha --yes --why "new memory"
 
         vmckpt evacuate alpha --to beta,gamma --policy must-finish --yes --json
+
+        vmckpt evacuate h01 --fleet fleet.yaml --dry-run
     """
     hosts = None if to is None else frozenset(one.strip() for one in to.split(",") if one.strip())
     if hosts is not None and not hosts:
         raise typer.BadParameter("--to names no host")
     order = Task(kind=Kind.EVACUATE, host=host, to=hosts, policy=policy)
+    if fleet is not None:
+        if not dry_run:
+            raise BadInput("a fleet of a file can only be planned for", mend="add --dry-run")
+        _imagine(order, fleet, policies, json=json)
+        return
     _ask(order, _Wishes(dry_run, yes, partly, why, json), inventory, policies)
 
 
@@ -127,6 +138,16 @@ def balance(
     """
     order = Task(kind=Kind.BALANCE, policy=policy)
     _ask(order, _Wishes(dry_run, yes, True, "", json), inventory, policies)
+
+
+def _imagine(order: Task, fleet: Path, policies: Path | None, *, json: bool) -> None:
+    found = pretending.emptied(fleet, order, policies)
+    if json:
+        output.print_json(found.as_json())
+    else:
+        show_plan(found.plan, output.out)
+        show_plays(found)
+    _refuse(found.plan, order, partly=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from vmckpt.api import pretending
+from vmckpt.api.pretending import Imagined
 from vmckpt.cli import output
 from vmckpt.evacuate.plan import Plan
 from vmckpt.evacuate.report import Report
@@ -95,6 +97,16 @@ def _hosts(plan: Plan, console: Console) -> None:
             show_bytes(one.after), f"{one.cpus_before:g}", f"{one.cpus_after:g}",
         )  # fmt: skip
     console.print(table)
+
+
+def show_plays(found: Imagined) -> None:
+    """How a plan on paper went when it was played."""
+    if found.plan.going:
+        output.out.print(
+            f"played {found.plays} times, durations off by up to {pretending.LUCK.off:.0%} and"
+            f" {pretending.LUCK.fails:.0%} of the moves failing: {found.total.show(show_seconds)},"
+            f" {found.arrived} of {len(found.plan.going)} arrived each time"
+        )
 
 
 def show_report(report: Report) -> None:

@@ -1,0 +1,97 @@
+"""Fleets that a file describes, and plans for them."""
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from vmckpt.api import pretending
+from vmckpt.cli import main
+from vmckpt.errors import BadInput
+from vmckpt.evacuate.task import Kind, Task
+from vmckpt.sim import described
+from vmckpt.units import GIB
+
+PAGE = Path(__file__).parents[2] / "docs/evacuation.md"
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "fleet.yaml"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def test_what_the_page_shows_can_be_read(tmp_path: Path) -> None:
+    shown = PAGE.read_text().partition("    hosts:\n")[2].partition("\n\n")[0]
+    fleet = described.load(written(tmp_path, "hosts:\n" + textwrap.dedent(shown)), 4.0)
+    assert [one.name for one in fleet.places][::20] == ["h01", "h21", "spare"]
+    assert (fleet.places[0].memory, fleet.places[0].cpus) == (512 * GIB, 256)
+    assert fleet.places[0].link == 25_000_000_000 / 8
+    homes = [one.host for one in fleet.tenants]
+    assert (homes.count("h01"), homes.count("h10"), homes.count("h11")) == (21, 20, 0)
+    assert fleet.tenants[-1].stays == "it holds a GPU"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("hosts: []", "must not be empty"),
+        ("hosts: [{name: h1, memory: 1GiB}]", "cpus is missing"),
+        ("hosts: [{name: h1, memory: big, cpus: 1}]", "big"),
+        ('hosts: [{name: "h[9-1]", memory: 1GiB, cpus: 1}]', "names nobody"),
+        ('hosts: [{name: "h[1", memory: 1GiB, cpus: 1}]', "write it like"),
+        ("hosts: [{name: h1, memory: 1GiB, cpus: 1, lnk: 1gbit}]", "lnk"),
+        (
+            "hosts: [{name: h1, memory: 1GiB, cpus: 1}, {name: h1, memory: 1GiB, cpus: 1}]",
+            "host 'h1' is there twice",
+        ),
+        (
+            "hosts: [{name: h1, memory: 1GiB, cpus: 1}]\n"
+            "guests: [{name: a, host: h2, memory: 1GiB}]",
+            "no host 'h2'; known are h1",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, why: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(BadInput) as caught:
+        described.load(path, 1.0)
+    assert str(path) in str(caught.value)
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+RACK = """
+    hosts:
+    - {name: "h[1-4]", memory: 64GiB, cpus: 32, link: 10gbit}
+    guests:
+    - {name: "a[1-6]", host: h1, memory: 8GiB, vcpus: 2, dirty: 20MiB/s}
+    - {name: fixed, host: h1, memory: 1GiB, stays: it holds a GPU}
+"""
+
+
+def test_a_plan_is_made_and_played(tmp_path: Path) -> None:
+    order = Task(kind=Kind.EVACUATE, host="h1")
+    found = pretending.emptied(written(tmp_path, RACK), order, None)
+    assert {one.tenant.name for one in found.plan.going} == {f"a{n}" for n in range(1, 7)}
+    assert [(one.tenant.name, one.why) for one in found.plan.left] == [("fixed", "it holds a GPU")]
+    assert found.arrived == 6
+    # 48 GiB over 10 Gbit/s, some of it twice; off by a third, and an attempt that fails.
+    assert 30 < found.total.low < found.total.high < 120
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(written(tmp_path, RACK))
+    assert main.run(["evacuate", "h1", "--fleet", path]) == 2
+    assert "add --dry-run" in capsys.readouterr().err
+    assert main.run(["evacuate", "h9", "--fleet", path, "--dry-run"]) == 2
+    assert "no host 'h9'; known are h1, h2" in capsys.readouterr().err
+    assert main.run(["evacuate", "h1", "--fleet", path, "--dry-run"]) == 21
+    said = capsys.readouterr()
+    assert "played 10 times, durations off by up to 30% and 2% of the moves failing" in said.out
+    assert "6 of 6 arrived each time" in said.out
+    assert "fixed: it holds a GPU" in said.err
+    assert main.run(["evacuate", "h1", "--fleet", path, "--dry-run", "--json"]) == 21
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["moves"]) == told["played"]["arrived"] == 6

@@ -1,0 +1,129 @@
+"""A fleet that a file describes: to plan for hosts that are not there, or not to be touched.
+
+hosts:
+- {name: "h[01-40]", memory: 512GiB, cpus: 64, link: 25gbit, labels: {rack: r1}}
+guests:                                  # dealt out to the hosts named, in turn
+- {name: "web[1-200]", host: "h[01-10]", memory: 8GiB, vcpus: 4, dirty: 50MiB/s, apart: [web]}
+- {name: db1, host: h01, memory: 64GiB, needs: {rack: r1}, stays: it holds a GPU}
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from vmckpt import yamlfile
+from vmckpt.errors import BadInput
+from vmckpt.evacuate.fleet import Fleet, Needs, Place, Tenant
+from vmckpt.evacuate.seen import OVERHEAD
+from vmckpt.policy.values import Size
+from vmckpt.units import Bytes, BytesPerSecond, parse_rate
+
+_MOST = 100_000
+_SPAN = re.compile(r"(.*)\[(\d{1,6})-(\d{1,6})\](.*)")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """ "h[08-10]" is h08, h09 and h10."""
+    found = _SPAN.fullmatch(text)
+    if found is None:
+        if not text.strip() or not text.isprintable() or set(text) & set("[]"):
+            raise ValueError(f"{text!r} is no name; write it like h1 or h[01-40]")
+        return (text,)
+    before, first, last, after = found.groups()
+    if not 0 <= int(last) - int(first) < _MOST:
+        raise ValueError(f"{text!r} names nobody, or too many")
+    numbers = range(int(first), int(last) + 1)
+    return tuple(f"{before}{one:0{len(first)}}{after}" for one in numbers)
+
+
+def _rate(text: object) -> BytesPerSecond:
+    return parse_rate(str(text))
+
+
+_Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+_Rate = Annotated[BytesPerSecond, BeforeValidator(_rate)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Hosts(_Strict):
+    name: _Names
+    memory: Size
+    cpus: Annotated[int, Field(ge=1)]
+    link: _Rate = BytesPerSecond(1_250_000_000)
+    labels: dict[str, str] = {}
+    closed: str | None = None
+    """Why nothing is placed there."""
+
+
+class _Guests(_Strict):
+    name: _Names
+    host: _Names
+    memory: Size
+    vcpus: Annotated[int, Field(ge=1)] = 1
+    dirty: _Rate = BytesPerSecond(0)
+    apart: list[str] = []
+    needs: dict[str, str] = {}
+    priority: int = 0
+    stays: str | None = None
+    """Why it cannot be moved."""
+
+
+class _File(_Strict):
+    hosts: Annotated[list[_Hosts], Field(min_length=1)]
+    guests: list[_Guests] = []
+
+
+def load(path: Path, overcommit: float) -> Fleet:
+    """Read a fleet. `overcommit`: vCPUs that a host's CPU may be counted with. Raises BadInput."""
+    reading = yamlfile.examine(yamlfile.read(path, BadInput, "fleet"), _File)
+    if reading.value is None:
+        raise BadInput(yamlfile.first(reading.problems, path))
+    hosts = [made for one in reading.value.hosts for made in _places(one, overcommit)]
+    known = {one.name for one in hosts}
+    guests = [made for one in reading.value.guests for made in _tenants(one, path, known)]
+    for what, names in (("host", [one.name for one in hosts]), ("guest", [x.name for x in guests])):
+        _once(path, what, names)
+    return Fleet(tuple(hosts), tuple(guests))
+
+
+def _places(entry: _Hosts, overcommit: float) -> Sequence[Place]:
+    return [
+        Place(
+            name=name, memory=entry.memory, cpus=entry.cpus * overcommit, link=entry.link,
+            labels=MappingProxyType(entry.labels), closed=entry.closed,
+        )
+        for name in entry.name
+    ]  # fmt: skip
+
+
+def _tenants(entry: _Guests, path: Path, hosts: set[str]) -> Sequence[Tenant]:
+    for host in entry.host:
+        if host not in hosts:
+            raise BadInput(f"{path}: no host {host!r}{yamlfile.likely(host, hosts)}")
+    return [
+        Tenant(
+            name=name, host=entry.host[number % len(entry.host)],
+            memory=Bytes(entry.memory + OVERHEAD), size=entry.memory, cpus=float(entry.vcpus),
+            dirty=entry.dirty, apart=frozenset(entry.apart), priority=entry.priority,
+            needs=Needs(labels=_pairs(entry.needs)), stays=entry.stays,
+        )
+        for number, name in enumerate(entry.name)
+    ]  # fmt: skip
+
+
+def _pairs(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset(labels.items())
+
+
+def _once(path: Path, what: str, names: Sequence[str]) -> None:
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    if twice:
+        raise BadInput(f"{path}: {what} {twice[0]!r} is there twice", mend="give it another name")
