@@ -12,7 +12,7 @@ from vmckpt.evacuate.ahead import Turn
 from vmckpt.evacuate.course import Blame
 from vmckpt.evacuate.engine import Arrived, Moved, Run
 from vmckpt.evacuate.gather import Hosts
-from vmckpt.evacuate.links import SETUP
+from vmckpt.evacuate.nearing import Nearing
 from vmckpt.evacuate.plan import NO_CHECKS, Checks, Plan
 from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.scouting import Scope
@@ -131,8 +131,7 @@ class Site:
     def __init__(self, orders: Orders, hosts: Hosts, recorder: Recorder, checks: Checks) -> None:
         self._orders, self._hosts, self._recorder = orders, hosts, recorder
         self._checks = checks
-        self._nearing: set[str] = set()
-        self._setup = SETUP
+        self._nearing = Nearing()
 
     async def look(self) -> Seen:
         return await scouting.look(self._hosts, self._orders.scope, self._orders.task)
@@ -160,7 +159,7 @@ class Site:
         except VmckptError as exc:
             return Moved(good=False, why=exc.message)
         finally:
-            self._nearing.discard(known.name)
+            self._nearing.ended(known.name)
 
     async def _migrate(self, known: Known, target: str, turn: Turn) -> Moved:
         """An ordinary migration, which is a part of this job."""
@@ -177,23 +176,14 @@ class Site:
             wishes=Wishes() if check is None else Wishes(mode=Mode(check.mode)),
         )  # fmt: skip
 
-        first = True
-
         async def own_turn() -> None:
             await turn.wait()
             self._recorder.check()  # it may be long after the first look
+            self._nearing.begins(name, None if check is None else check.total, _now())
 
         def hear(event: Event) -> None:
-            nonlocal first
-            if not isinstance(event, Sampled):
-                return
-            if first and turn.at is not None:
-                # That long the next one will take before it needs the link.
-                now = asyncio.get_running_loop().time()
-                first, self._setup = False, Seconds(max(SETUP, now - turn.at))
-            high = event.estimate.high
-            if high is not None:
-                (self._nearing.add if high <= self._setup else self._nearing.discard)(name)
+            if isinstance(event, Sampled):
+                self._nearing.measured(name, event.estimate, _now())
 
         async with (
             following(orders.abort) as stop,
@@ -235,7 +225,7 @@ class Site:
 
     def nearing(self) -> Container[str]:
         """See engine.World."""
-        return frozenset(self._nearing)
+        return self._nearing.names(_now())
 
     async def _resolved(self, found: MigrationReport) -> MigrationReport:
         """Recovery may know how it ended where the migration itself could not."""
@@ -276,3 +266,7 @@ class Site:
                 if name is not None:
                     started.append(name)
         return tuple(started)
+
+
+def _now() -> Seconds:
+    return Seconds(asyncio.get_running_loop().time())
