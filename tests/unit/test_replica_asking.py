@@ -1,6 +1,7 @@
 """What is told of a protection whose agent does not answer."""
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from tests.unit.replicas import session
 from tests.unit.staging import in_memory
 from vmckpt.agent import afterlife, replicas
 from vmckpt.agent.orders import ReplicaOrder
+from vmckpt.checkpoint import userfault
 from vmckpt.replicate import guard
+from vmckpt.replicate.control import Control
 
 
 @pytest.fixture
@@ -36,6 +39,26 @@ def test_an_agent_that_is_gone_is_told_with_its_last_words(folder: Path) -> None
     assert (told["agent"], told["runs"]) == (False, False)
     assert told["says"].endswith(": StageFull: no room: make some")
     assert "outcome" not in told
+
+
+def test_an_agent_that_is_just_started_again_is_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(userfault, "find_process", lambda _: 1)
+    again: list[Control] = []
+
+    def starts() -> None:
+        again.append(Control(folder, lambda _: {"epoch": 7}))
+        again[0].__enter__()
+
+    later = threading.Timer(0.3, starts)
+    later.start()
+    try:
+        told = asked()
+    finally:
+        later.join()
+        again[0].__exit__()
+    assert (told["agent"], told["epoch"]) == (True, 7)
 
 
 def test_a_guest_that_its_guard_has_ended_is_told_so_though_its_agent_died_before(

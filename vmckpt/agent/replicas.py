@@ -34,6 +34,7 @@ from vmckpt.replicate.guardpage import GuardPage, process_of
 from vmckpt.units import Seconds
 
 _STARTS = Seconds(30.0)
+_STARTS_AGAIN = Seconds(2.0)
 _ENDS = Seconds(30.0)
 _TURN = 0.05
 
@@ -172,12 +173,26 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
     if standing.may_have_run(folder):
         told["ran"] = True
     question = {} if order.wish is None else {"wish": order.wish}
+    # One that fails is started again by its guard, and answers a second later.
+    patience = _STARTS_AGAIN if told["runs"] and "outcome" not in told else Seconds(0.0)
     try:
-        return {**told, **control.ask(folder, question), "agent": True}
+        return {**told, **_heard(folder, question, patience), "agent": True}
     except RemoteError as exc:
         if order.wish is not None and "outcome" not in told:
             raise
         return {**told, "agent": False, "says": f"{exc.message}{_why(order)}"}
+
+
+def _heard(folder: Path, question: dict[str, Any], patience: Seconds) -> dict[str, Any]:
+    """What an agent answers, perhaps not at once. Raises RemoteError."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return control.ask(folder, question)
+        except RemoteError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(_TURN)
 
 
 def _end(order: ReplicaOrder) -> dict[str, Any]:
