@@ -138,10 +138,14 @@ def test_libvirts_own_snapshot_is_the_fallback(bench: Bench) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", [pytest.param("background", marks=pytest.mark.campaign), "shared"])
-def test_killed_at_any_call_an_undo_makes_all_well(bench: Bench, way: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "every"),
+    [("shared", 4), *(pytest.param(way, 1, marks=pytest.mark.campaign)
+                      for way in ("background", "shared"))],
+)  # fmt: skip
+def test_killed_at_any_call_an_undo_makes_all_well(bench: Bench, way: str, every: int) -> None:
     bench.guest(**(IDLE | {"shared_memory": way == "shared"}))
-    for number in range(1, 30):
+    for number in range(1, 30, every):
         for kill in (f"{number}", f"{number}+"):
             if order(way, f"kill={kill}", "alone", bench=bench) is None:
                 facts = bench.inside("alpha", "sh", "-c", f"cat {FOLDER}.undo 2>/dev/null || true")

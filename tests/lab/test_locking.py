@@ -40,12 +40,18 @@ def stage(session_lab: Bench) -> Iterator[Stage]:
     made.clear()
 
 
+WAITED_FOR = (Asked.REBOOT, Asked.SHUTDOWN, Asked.UNDEFINE)
+"""A minute each: the lab's guests do not hear their power button."""
+
+
 def tried() -> Iterator[object]:
     """All cells, row by row, and after each row what was under way is let go on to its end."""
     for row, under in enumerate(Under):
         cells = [cell for cell in CELLS if cell.under is under]
         for cell in cells:
             marks = tables.marks(row, list(Asked).index(cell.asked), quick=cell.quick)
+            if cell.asked in WAITED_FOR and not cell.quick:
+                marks = (pytest.mark.campaign,)
             yield pytest.param(under, cell, id=str(cell), marks=marks)
         marks = () if any(cell.quick for cell in cells) else (pytest.mark.long,)
         yield pytest.param(

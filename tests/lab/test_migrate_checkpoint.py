@@ -95,7 +95,8 @@ def test_a_guest_that_pre_copy_never_ends_with_goes_over_and_comes_back(pair: Be
     assert stored(pair, "alpha") == ["web1"]
 
 
-@pytest.mark.parametrize("form", [pytest.param("raw", marks=pytest.mark.campaign), "qcow2"])
+@pytest.mark.campaign
+@pytest.mark.parametrize("form", ["raw", "qcow2"])
 def test_a_disk_that_both_hosts_see_stays_where_it_is(pair: Bench, form: str) -> None:
     guest = pair.guest(**GUEST, disk_format=form)
     done = migrate(pair, "beta", *CHECKPOINT)

@@ -83,7 +83,10 @@ def test_mode_postcopy_switches_after_the_first_pass(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     "seconds",
-    [pytest.param(s, marks=pytest.mark.long) for s in (1.0, 10.0, 60.0)],
+    [
+        *(pytest.param(s, marks=pytest.mark.long) for s in (1.0, 10.0)),
+        pytest.param(60.0, marks=pytest.mark.campaign),
+    ],
     ids=lambda s: f"{s:g}s",
 )
 def test_a_link_cut_in_post_copy_is_survived(bench: Bench, seconds: float) -> None:

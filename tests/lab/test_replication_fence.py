@@ -206,7 +206,7 @@ def test_a_controller_that_is_killed_in_between_is_followed_by_the_next(pair: Fe
         assert lookout.two_copies() == []
 
 
-@pytest.mark.long
+@pytest.mark.campaign
 def test_a_host_that_answers_is_powered_off_only_if_that_is_asked_for(pair: Fencing) -> None:
     found = pair.run("doctor", "alpha", "--json").json
     (fence,) = [one for one in found if one["code"] == "fence"]

@@ -22,6 +22,7 @@ from tests.lab.protecting import (
     left,
     ours,
     protect,
+    say_logs,
     signalled,
     tidied,
 )
@@ -113,6 +114,7 @@ def small(bench: Bench, folder: str, *, mib: int) -> Iterator[SmallDisk]:
     try:
         yield disk
     finally:
+        say_logs(bench)
         disk.free()
         bench.run("unprotect", "web1")
         disk.unmount()
@@ -201,6 +203,7 @@ def test_without_the_lease_store_the_guest_ends_with_its_lease_and_runs_once_it_
     assert pair.ledgers() == WHOLE
 
 
+@pytest.mark.campaign
 def test_a_lease_store_that_is_away_for_less_than_a_lease_is_not_noticed(pair: Bench) -> None:
     pair.guest(**GUEST)
     # To stop and start a database takes seconds, too, on a busy machine.

@@ -120,7 +120,7 @@ def test_a_last_copy_goes_when_nobody_wants_it(kept: Bench) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("word", ["capture", "store"])
+@pytest.mark.parametrize("word", ["capture", pytest.param("store", marks=pytest.mark.campaign)])
 def test_a_killed_controller_leaves_a_copy_that_can_be_used(kept: Bench, word: str) -> None:
     kept.guest(**{**SMALL, "memory": "512MiB", "dirty": "300MiB@20MiB/s"}, shared_memory=True)
     taken(kept, "--way", "shared")
