@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests import schemas
 from vmckpt import inventory
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
@@ -128,6 +129,8 @@ def finish(process: subprocess.Popen[str], *, limit: float = 120.0) -> Done:
         process.send_signal(signal.SIGABRT)  # so that every thread says where it is
         out, err = process.communicate()
         raise AssertionError(f"no end in {limit:g} s; it said last:\n{err[-20000:]}") from None
+    words = list(process.args) if isinstance(process.args, list) else []
+    schemas.held_text([str(one) for one in words[len(VMCKPT) :]], out)
     return Done(process.returncode, out, err)
 
 

@@ -21,7 +21,7 @@ from vmckpt.journal import place
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
 
-_ALONE = ("dashboard", "events", "guard", "manual", "prepare", "run")
+_ALONE = ("dashboard", "events", "guard", "manual", "prepare", "run", "schema")
 """Commands with a module of their own, of the same name."""
 _PROTECTION = ("protect", "unprotect", "failover", "status")
 

@@ -1,0 +1,18 @@
+from typing import Any
+
+import pytest
+
+from tests import schemas
+from vmckpt.cli import output
+
+
+@pytest.fixture(autouse=True)
+def _what_is_printed_as_json_has_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of commands that run in this process; Bench looks at those that do not."""
+    write = output.print_json
+
+    def checked(value: Any, *, line: bool = False) -> None:
+        schemas.held(schemas.running(), value)
+        write(value, line=line)
+
+    monkeypatch.setattr(output, "print_json", checked)
