@@ -23,11 +23,13 @@ def held(name: str, value: Any) -> None:
     """Raises AssertionError if that command's schema does not allow it."""
     if name in ("", "schema"):
         return
+    text = json.dumps(value)
     if folder := os.environ.get(SAMPLES):
         with Path(folder, name.replace(" ", "_")).open("a") as file:
-            file.write(json.dumps(value) + "\n")
+            file.write(text + "\n")
         return
-    wrong = jsonschema.exceptions.best_match(_validator(name).iter_errors(value))
+    errors = _validator(name).iter_errors(json.loads(text))  # as whoever reads it has it
+    wrong = jsonschema.exceptions.best_match(errors)
     assert wrong is None, f"vmckpt {name} --json, {wrong.json_path}: {wrong.message}"
 
 
