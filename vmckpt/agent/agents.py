@@ -29,7 +29,10 @@ log.setLevel(logging.INFO)
 _FIND = r"""
 if path=$(command -v vmckpt-agent) && [ "$("$path" --version </dev/null 2>/dev/null)" = "$2" ]
 then echo "$path"; exit 0; fi
-say="import vmckpt.agent.main, $3; print(vmckpt.__version__)"
+say='from importlib import import_module as get
+from vmckpt.agent import bundle
+for name in bundle.MODULES: get(name)
+print(bundle.vmckpt.__version__)'
 [ -x "$1" ] && [ "$("$1" -c "$say" </dev/null 2>/dev/null)" = "$2" ] && echo "$1"
 """
 _installing: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]]
@@ -94,8 +97,7 @@ def _here(host: Host) -> tuple[str, ...]:
 
 
 async def _found(remote: Remote) -> tuple[str, ...] | None:
-    words = [sys.executable, __version__, ", ".join(bundle.MODULES)]
-    told = await remote.run(["sh", "-s", "--", *words], text=_FIND)
+    told = await remote.run(["sh", "-s", "--", sys.executable, __version__], text=_FIND)
     path = told.out.strip()
     if told.status != 0 or not path.startswith("/"):
         return None
