@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vmckpt import api
-from vmckpt.api import evacuating, pretending
+from vmckpt.api import evacuating, imagining
 from vmckpt.api.evacuating import Emptying
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES
@@ -141,7 +141,7 @@ def balance(
 
 
 def _imagine(order: Task, fleet: Path, policies: Path | None, *, json: bool) -> None:
-    found = pretending.emptied(fleet, order, policies)
+    found = imagining.emptied(fleet, order, policies)
     if json:
         output.print_json(found.as_json())
     else:

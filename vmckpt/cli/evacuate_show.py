@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from vmckpt.api import pretending
-from vmckpt.api.pretending import Imagined
+from vmckpt.api import imagining
+from vmckpt.api.imagining import Imagined
 from vmckpt.cli import output
 from vmckpt.evacuate.plan import Plan
 from vmckpt.evacuate.report import Report
@@ -103,8 +103,8 @@ def show_plays(found: Imagined) -> None:
     """How a plan on paper went when it was played."""
     if found.plan.going:
         output.out.print(
-            f"played {found.plays} times, durations off by up to {pretending.LUCK.off:.0%} and"
-            f" {pretending.LUCK.fails:.0%} of the moves failing: {found.total.show(show_seconds)},"
+            f"played {found.plays} times, durations off by up to {imagining.LUCK.off:.0%} and"
+            f" {imagining.LUCK.fails:.0%} of the moves failing: {found.total.show(show_seconds)},"
             f" {found.arrived} of {len(found.plan.going)} arrived each time"
         )
 

@@ -20,8 +20,6 @@ class Turn:
         self._told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.ready = False
         """All that can be done before it is done."""
-        self.at: float | None = None
-        """When it came, by the loop's clock."""
 
     async def wait(self) -> None:
         """Raises Dismissed if it does not come."""
@@ -31,7 +29,6 @@ class Turn:
 
     def come(self) -> None:
         if not self._told.done():
-            self.at = asyncio.get_running_loop().time()
             self._told.set_result(True)
 
     def refuse(self) -> None:

@@ -146,12 +146,7 @@ class Reader:
         table = schema.samples
         found: dict[str, StoredSample] = {}
         for some in (ids[at : at + _IN] for at in range(0, len(ids), _IN)):
-            last = (
-                select(table.c.operation, func.max(table.c.seq).label("seq"))
-                .where(table.c.operation.in_(some))
-                .group_by(table.c.operation)
-                .subquery()
-            )
+            last = _numbers(table, some).subquery()
             chosen = select(table).join(
                 last, and_(table.c.operation == last.c.operation, table.c.seq == last.c.seq)
             )
@@ -165,12 +160,8 @@ class Reader:
         table = schema.events
         found: dict[str, int] = {}
         for some in (ids[at : at + _IN] for at in range(0, len(ids), _IN)):
-            chosen = (
-                select(table.c.operation, func.max(table.c.seq).label("seq"))
-                .where(table.c.operation.in_(some))
-                .group_by(table.c.operation)
-            )
-            found |= dict(self._read(chosen, lambda row: (row["operation"], row["seq"])))
+            numbers = _numbers(table, some)
+            found |= dict(self._read(numbers, lambda row: (row["operation"], row["seq"])))
         return found
 
     def forecast(self, id_: str) -> StoredForecast | None:
@@ -220,3 +211,12 @@ def _after(table: Table, id_: str, after: int) -> Select[Any]:
 
 def _last(table: Table, id_: str) -> Select[Any]:
     return select(table).where(table.c.operation == id_).order_by(table.c.seq.desc()).limit(1)
+
+
+def _numbers(table: Table, ids: Sequence[str]) -> Select[Any]:
+    """The number of the last row of each of these operations that has any."""
+    return (
+        select(table.c.operation, func.max(table.c.seq).label("seq"))
+        .where(table.c.operation.in_(ids))
+        .group_by(table.c.operation)
+    )
