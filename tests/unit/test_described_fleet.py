@@ -87,6 +87,8 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "add --dry-run" in capsys.readouterr().err
     assert main.run(["evacuate", "h9", "--fleet", path, "--dry-run"]) == 2
     assert "no host 'h9'; known are h1, h2" in capsys.readouterr().err
+    assert main.run(["evacuate", "h1", "--to", "h2,h1", "--fleet", path, "--dry-run"]) == 2
+    assert "h1 is to be emptied; name other hosts with --to" in capsys.readouterr().err
     assert main.run(["evacuate", "h1", "--fleet", path, "--dry-run"]) == 21
     said = capsys.readouterr()
     assert "played 10 times, durations off by up to 30% and 2% of the moves failing" in said.out

@@ -30,8 +30,6 @@ class Emptying:
             inventory.host(task.host)
         for name in task.to or ():
             inventory.host(name)
-        if task.to is not None and task.host in task.to:
-            raise BadInput(f"{task.host} is to be emptied", mend="name other hosts with --to")
         self._inventory, self._policies = inventory, policies
         self._scope = Scope(inventory=inventory, policies=tuple(policies))
         self._hosts = Hosts(self._scope.hosts)

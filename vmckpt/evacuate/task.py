@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
+from vmckpt.errors import BadInput
 from vmckpt.evacuate.course import Patience, Terms
 from vmckpt.evacuate.fleet import Fleet, Rules, Tenant, Weights
 from vmckpt.evacuate.schedule import Windows
@@ -26,7 +27,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """An order."""
+    """An order. Raises BadInput if a host is to take its own guests."""
 
     kind: Kind
     host: str = FLEET
@@ -38,6 +39,10 @@ class Task:
     """To be started again there, by UUID."""
     policy: str | None = None
     """By name, for every guest and for the run; None: each its own."""
+
+    def __post_init__(self) -> None:
+        if self.host in (self.to or ()):
+            raise BadInput(f"{self.host} is to be emptied", mend="name other hosts with --to")
 
     def asked(self, seen: Seen) -> frozenset[str]:
         """Who is still to move, by the names of `seen`."""
