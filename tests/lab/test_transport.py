@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -59,22 +60,36 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "zero-copy alone": (ZERO, "only available for parallel migration"),
     "zero-copy, tls": (ZERO | TLS, "only available for parallel migration"),
     "zero-copy, tls, two connections": (ZERO | TLS | TWO, "non-TLS"),
-    "mt, two connections": (MT | TWO, "not compatible with compress"),
+    # QEMU's words, and those of a libvirt that knows it itself.
+    "mt, two connections": (MT | TWO, "not compatible with compress|with parallel migration"),
     "post-copy, stopped": ({"post_copy": True} | STOPPED, "not supported with non-live"),
     "a cache of no power of two": (XBZRLE | {"xbzrle_cache": 3 * MIB}, "power of two"),
 }
+
+NOT_YET = "Postcopy is not yet compatible with multifd"
 
 
 def named(wishes: dict[str, Any], to: str) -> dict[str, Any]:
     return {key: to if value == "HOST" else value for key, value in wishes.items()}
 
 
+def qemu(bench: Bench) -> tuple[int, ...]:
+    """The first two numbers of its version."""
+    told = bench.inside("alpha", "qemu-system-x86_64", "--version").split()[3]
+    return tuple(int(part) for part in told.split(".")[:2])
+
+
 @pytest.mark.long
 def test_each_way_to_travel_leaves_the_ledgers_whole(bench: Bench) -> None:
     bench.guest(memory="192MiB", dirty="32MiB@10MiB/s", disk="16MiB")
     for what, wishes in RUNS.items():
-        to = other(bench.where()[0])
+        at = bench.where()[0]
+        to = other(at)
         moved = move(bench, to, **named(wishes, to))
+        if "connections" in wishes and "post_copy" in wishes and qemu(bench) == (10, 0):
+            assert NOT_YET in moved.explained
+            assert (what, bench.where()) == (what, [at])
+            continue
         assert (what, moved.explained) == (what, "")
         assert (what, bench.where()) == (what, [to])
         assert (what, bench.ledgers()) == (what, WHOLE)
@@ -101,7 +116,7 @@ def test_what_does_not_go_together_is_refused_and_the_guest_stays(bench: Bench) 
     for what, (wishes, words) in REFUSED.items():
         moved = move(bench, **named(wishes, "beta"))
         assert moved.error is not None, what
-        assert words in moved.error.message, what
+        assert re.search(words, moved.error.message), (what, moved.error.message)
         assert (what, bench.where()) == (what, ["alpha"])
     assert bench.ledgers() == WHOLE
 
@@ -135,19 +150,20 @@ def test_zero_copy_runs_or_says_that_it_may_not_lock_memory(bench: Bench) -> Non
 
 @pytest.mark.long
 def test_the_trap_post_copy_over_two_connections_ends_the_guest(bench: Bench) -> None:
-    """Before QEMU 10.1 nothing refuses it, libvirt calls it a success, and the guest is gone."""
-    version = bench.inside("alpha", "qemu-system-x86_64", "--version").split()[3]
+    """QEMU 7.2 does not refuse it, libvirt calls it a success, and the guest is gone."""
     bench.guest(memory="192MiB", dirty="64MiB@30MiB/s", disk="16MiB")
     moved = move(
         bench, switch_in_pass=2, post_copy=True, connections=2, bandwidth=parse_rate("40MiB/s")
     )
     time.sleep(1)
 
-    if tuple(int(part) for part in version.split(".")[:2]) < (10, 1):
-        assert moved.good
+    if moved.good and qemu(bench) < (10, 1):
         assert bench.where() == []
-    else:
-        assert bench.ledgers() == WHOLE
+        return
+    if not moved.good:
+        assert NOT_YET in moved.explained
+        assert bench.where() == ["alpha"]
+    assert bench.ledgers() == WHOLE
 
 
 def test_a_wrong_name_is_refused_and_named(bench: Bench) -> None:

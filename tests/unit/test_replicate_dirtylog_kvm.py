@@ -2,6 +2,7 @@
 
 import os
 import statistics
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -41,6 +42,16 @@ def _why_not() -> str | None:
 
 WHY_NOT = _why_not()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+
+def _leaves_colo() -> bool:
+    """QEMU 10.0 and 10.1 complete a migration where others go on with checkpoints."""
+    told = subprocess.run([QEMU, "--version"], capture_output=True, text=True, check=True).stdout
+    return told.split()[3].startswith(("10.0.", "10.1."))
+
+
+LEAVES_COLO = _leaves_colo()
+comes_to_colo = pytest.mark.skipif(LEAVES_COLO, reason="this QEMU has no COLO")
 
 
 class Held:
@@ -107,6 +118,7 @@ def rig() -> Iterator[Rig]:
         yield Rig(stack.enter_context(Scratch()), stack)
 
 
+@comes_to_colo
 def test_the_copy_equals_the_guests_memory_at_each_checkpoint(rig: Rig) -> None:
     rig.take_over(rig.log.begin(rig.before))
     assert rig.equal()
@@ -129,6 +141,7 @@ def test_the_copy_equals_the_guests_memory_at_each_checkpoint(rig: Rig) -> None:
     assert rig.held.still[-1] is False
 
 
+@comes_to_colo
 def test_a_pause_is_short(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     rig.held.looks = False
     rig.log.begin(rig.before)
@@ -163,6 +176,7 @@ def _times(guest: Scratch, kind: str) -> list[float]:
     return [one["seconds"] + one["microseconds"] / 1e6 for one in stamps]
 
 
+@comes_to_colo
 def test_another_qemu_goes_on_from_an_epoch(rig: Rig) -> None:
     rig.take_over(rig.log.begin(rig.before))
     time.sleep(APART)
@@ -188,6 +202,7 @@ def test_another_qemu_goes_on_from_an_epoch(rig: Rig) -> None:
         assert int(pages.max()) - int(pages.min()) <= 1
 
 
+@comes_to_colo
 def test_the_first_pass_is_an_epoch_from_which_another_qemu_goes_on(rig: Rig) -> None:
     epoch = rig.log.begin(rig.before)
     rig.take_over(epoch)
@@ -200,6 +215,7 @@ def test_the_first_pass_is_an_epoch_from_which_another_qemu_goes_on(rig: Rig) ->
         assert standby.goes_on()
 
 
+@comes_to_colo
 def test_device_state_is_that_of_the_way_that_compares(rig: Rig) -> None:
     rig.log.begin(rig.before)
     ours = rig.log.take().state
@@ -238,7 +254,11 @@ def test_a_host_with_such_a_qemu_is_found_to_have_a_dirty_log(tmp_path: Path) ->
     found = choosing.choose(
         tmp_path, qemu="this", accelerator="kvm", guarded=True, trying=choosing.tryout
     )
-    assert found.finder is choosing.Finder.DIRTY_LOG, found.why
+    if LEAVES_COLO:
+        assert found.finder is choosing.Finder.COMPARE
+        assert "does not come to COLO: its migration is completed" in found.why
+    else:
+        assert found.finder is choosing.Finder.DIRTY_LOG, found.why
 
 
 class _Nothing:
@@ -246,6 +266,7 @@ class _Nothing:
         return
 
 
+@comes_to_colo
 def test_a_guest_that_stands_still_after_the_last_epoch_goes_on_when_told(rig: Rig) -> None:
     rig.log.begin(rig.before)
     rig.log.take(goes_on=False)
@@ -259,6 +280,7 @@ def test_a_guest_that_stands_still_after_the_last_epoch_goes_on_when_told(rig: R
 
 
 @pytest.mark.parametrize("when", ["running", "still"])
+@comes_to_colo
 def test_somebody_else_puts_all_back_after_the_agent_died(rig: Rig, when: str) -> None:
     rig.log.begin(rig.before)
     rig.log.take(goes_on=when == "running")
@@ -271,6 +293,7 @@ def test_somebody_else_puts_all_back_after_the_agent_died(rig: Rig, when: str) -
     _is_as_before(rig)
 
 
+@comes_to_colo
 def test_a_guest_that_somebody_paused_stays_paused_in_the_end(rig: Rig) -> None:
     rig.log.begin(rig.before)
     rig.log.take()
@@ -284,6 +307,7 @@ def test_a_guest_that_somebody_paused_stays_paused_in_the_end(rig: Rig) -> None:
     _is_as_before(rig)
 
 
+@comes_to_colo
 def test_in_the_end_the_guest_runs_and_can_be_migrated_and_protected_again(rig: Rig) -> None:
     for _ in range(2):
         rig.take_over(rig.log.begin(rig.before))
@@ -320,6 +344,7 @@ def test_a_qemu_that_never_comes_to_colo_is_refused_and_the_guest_runs(rig: Rig)
     _is_as_before(rig)
 
 
+@comes_to_colo
 def test_a_qemu_that_dies_is_an_error_and_no_wait(rig: Rig) -> None:
     rig.log.begin(rig.before)
     rig.guest._process.kill()

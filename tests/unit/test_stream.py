@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.streams import NAMES, SHORT, Collected, parsed, recorded
 from vmckpt.checkpoint import devices
-from vmckpt.checkpoint.head import PAGE, Head, RamBlock, parse_head
+from vmckpt.checkpoint.head import PAGE, SWITCHOVER_START, Head, RamBlock, parse_head
 from vmckpt.checkpoint.stream import StreamParser, StreamWriter, starts_as_zeros, zero_pages
 from vmckpt.errors import StreamDamaged
 
@@ -34,6 +34,15 @@ def test_a_recorded_stream_is_read_whole(name: str) -> None:
         assert len(seen) == (0 if block in left_out else sizes[block] // PAGE), block
     assert got.memory["pc.bios"][-16:-8] == b"\xea\x5b\xe0\x00\xf0\x30\x36\x2f"
     assert {"timer", "cpu", "globalstate"} <= {one.name for one in devices.sections(got.tail_bytes)}
+
+
+def test_the_command_of_a_machine_of_qemu_10_is_passed_over() -> None:
+    name = "plain-10.0"
+    data = recorded(name)
+    body = parse_head(data)[1]
+    assert data.index(SWITCHOVER_START, body)
+
+    assert SWITCHOVER_START not in parsed(data).tail_bytes
 
 
 def test_without_shared_memory_a_stream_tells_addresses() -> None:
@@ -147,6 +156,7 @@ WRONG = {
     "filled": (made(section(record(0, 0x02, b"\x03rom\x07"))), "zero page filled with 0x07"),
     "section": (made(struct.pack(">BI", 2, 9) + section()), "more of section 9, which never"),
     "another": (made(b"\x01\0\0\0\x09"), "a section of type 0x01 between memory and devices"),
+    "command": (made(b"\x08\0\x04\0\0"), "a command 00040000, which is not known here"),
     "footer": (made(struct.pack(">BIQ", 2, 3, 0x10) + b"\x7e\0\0\0\x04"), "section 3 should end"),
     "iterable": (HEAD.written().replace(b"\x03ram", b"\x05block"), "state of 'block' that comes"),
 }

@@ -22,6 +22,9 @@ FLAGS = PAGE - 1
 
 # The one command that may come before memory: it says that COLO is on, and holds nothing.
 _ENABLE_COLO = struct.pack(">BHH", COMMAND, 8, 0)
+# Machines of QEMU 10 and newer say so when the guest stands still, before the last of its memory;
+# only assigned devices listen to it.
+SWITCHOVER_START = struct.pack(">BHH", COMMAND, 11, 0)
 _CAPABILITIES = "configuration/capabilities"
 IGNORE_SHARED = "x-ignore-shared"
 # Longer than any head: hundreds of blocks with names of 255 bytes.

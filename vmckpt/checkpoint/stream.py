@@ -2,7 +2,8 @@
 
 The layout is in QEMU's docs/devel/migration: sections, each with its number; memory as addresses
 with flags in their low bits, each followed by a page or by the one byte of a zero page. The tail
-(device state and description) is kept as it came. QEMU 7.2 to 10 write the same.
+(device state and description) is kept as it came. QEMU 7.2 to 10 write the same, but for one
+command of machines of QEMU 10.
 """
 
 import re
@@ -143,6 +144,8 @@ class StreamParser:
         if kind in (heads.FULL, heads.EOF):
             self._step = self._after_memory(kind)
             return 0
+        if kind == heads.COMMAND:
+            return self._command(view)
         if kind not in (PART, heads.END):
             raise damaged(self._offset, f"a section of type {kind:#04x} between memory and devices")
         if len(view) < 5:
@@ -152,6 +155,15 @@ class StreamParser:
             raise damaged(self._offset, f"more of section {number}, which never began")
         self._step = self._memory
         return 5
+
+    def _command(self, view: memoryview) -> int:
+        """The one that may come in the middle of memory. Written anew, the stream is without it."""
+        told = bytes(view[: len(heads.SWITCHOVER_START)])
+        if not heads.SWITCHOVER_START.startswith(told):
+            raise damaged(self._offset, f"a command {told[1:].hex()}, which is not known here")
+        if told != heads.SWITCHOVER_START:
+            raise NeedMore
+        return len(told)
 
     def _after_memory(self, kind: int) -> Callable[[memoryview], int]:
         """What takes the rest, which begins with a section of this kind. For other streams that
