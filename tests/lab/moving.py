@@ -78,7 +78,7 @@ def move(
                         await mover.abort()
             error = moving.exception()
             assert error is None or isinstance(error, HypervisorError)
-            assert switched or switch_in_pass is None
+            assert switched or switch_in_pass is None or error is not None
             return Moved(
                 error=error,
                 explained="" if error is None
