@@ -14,6 +14,7 @@ from vmckpt.evacuate.fleet import Fleet, Rules
 from vmckpt.evacuate.links import Move
 from vmckpt.evacuate.schedule import Windows
 from vmckpt.sim.moves import Luck, Sim
+from vmckpt.units import BytesPerSecond
 
 TERMS = Terms(rules=Rules(keep_free=0.0))
 OFF = host("a", closed="it is emptied")
@@ -105,6 +106,45 @@ def test_a_guest_that_fails_everywhere_is_no_fault_of_the_hosts() -> None:
     assert course.records == {}
 
 
+def test_nobody_makes_room_for_one_that_has_failed_once_only() -> None:
+    group = frozenset({"g"})
+    made = fleet(
+        [OFF, host("b"), host("c")], guest("x", "a", apart=group), guest("z", "b", apart=group)
+    )
+    once = lost(begun(made, "x"), "x")
+    assert once.failed["x"][0].target == "c"
+    asked = frozenset({"x"})
+    after = courses.planned(once, made, TERMS.rules, 1.0, asked=asked)
+    assert waiting(after) == {"x": "c"}
+    twice = lost(courses.begins(after, after.waiting), "x")
+    after = courses.planned(twice, made, TERMS.rules, 100.0, asked=asked)
+    assert waiting(after) == {"x": "b", "z": "c"}
+
+
+def test_streams_that_leave_some_of_the_link_teach_to_send_two_at_once() -> None:
+    link = BytesPerSecond(100_000_000)
+    made = fleet(
+        [host(name, link=link) for name in ("b", "c")] + [host("a", closed="emptied", link=link)],
+        *(guest(f"g{number}", "a", 1) for number in range(4)),
+    )
+    one, *others = sorted(waiting(begun(made)))
+    course = begun(made)
+    course = courses.begins(course, [first for first in course.waiting if first.name == one])
+    assert courses.due(course, made, TERMS, 0.0) == []
+    slow = courses.succeeded(course, one, BytesPerSecond(40_000_000))
+    two = courses.due(slow, made, TERMS, 0.0)
+    assert len(two) == 2
+    # What two carry beside each other tells nothing of one alone; and it is kept for the next plan.
+    both = courses.begins(slow, two)
+    after = courses.succeeded(both, two[0].name, BytesPerSecond(9_000_000))
+    assert after.carried == {"a": 40_000_000}
+    asked = frozenset(set(others) - {one.name for one in two})
+    again = courses.planned(after, made, TERMS.rules, 0.0, asked=asked)
+    assert [one.tenant.most for one in again.waiting] == [40_000_000]
+    full = courses.succeeded(course, one, BytesPerSecond(96_000_000))
+    assert len(courses.due(full, made, TERMS, 0.0)) == 1
+
+
 def test_paused_nothing_begins_and_what_is_on_its_way_goes_on() -> None:
     made = fleet([OFF, host("b")], guest("x", "a"), guest("y", "a"))
     course = replace(begun(made, "x"), paused=True)
@@ -144,6 +184,7 @@ def in_order(sim: Sim) -> None:
 
 @given(st.integers(0, 10**6), st.integers(3, 12), st.floats(0.2, 0.6), st.floats(0.0, 0.3))
 @example(3825, 3, 0.5, 0.0)
+@example(527, 3, 0.2265625, 0.25)
 @settings(max_examples=40, deadline=None)
 def test_whatever_goes_wrong_everybody_runs_once_and_is_accounted_for(
     seed: int, hosts: int, full: float, fails: float
@@ -162,7 +203,9 @@ def test_whatever_goes_wrong_everybody_runs_once_and_is_accounted_for(
     # Who was to make room for another one, and could not, had left before.
     twice = [one.name for one in sim.moved if one.name in asked]
     assert {name for name in left & asked if where[name] != "h0"} <= set(twice)
-    assert len(twice) == len(set(twice))
+    # Nobody is moved again but for one that has failed twice where there was room for both.
+    often = any(len(failures) > 1 for failures in sim.course.failed.values())
+    assert often or len(twice) == len(set(twice))
     if luck.broken:
         assert all(one.target != "h1" for one in sim.moved)
 

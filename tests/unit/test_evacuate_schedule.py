@@ -26,6 +26,11 @@ def move(name: str, source: str, target: str, memory: float = 4, **more: object)
     return Move(tenant=guest(name, source, memory, **more), source=source, target=target)
 
 
+def slowed(one: Move, most: int) -> Move:
+    """Its stream carries no more."""
+    return replace(one, tenant=replace(one.tenant, most=BytesPerSecond(most)))
+
+
 def sending(*moves: Move) -> list[Under]:
     """Through with their setup."""
     _, after = advance([begin(one) for one in moves], LINKS)
@@ -63,10 +68,25 @@ def test_a_full_link_is_not_shared_and_one_with_room_is() -> None:
 
 def test_streams_that_cannot_fill_a_link_go_side_by_side() -> None:
     slow = BytesPerSecond(GBIT // 3)
-    running = [begin(replace(move("x", "a", "b", 4), most=slow))]
-    other = replace(move("y", "a", "c"), most=slow)
+    running = [begin(slowed(move("x", "a", "b", 4), slow))]
+    other = slowed(move("y", "a", "c"), slow)
     assert pays(other, running, LINKS)
     assert shares(sending(running[0].move, other), LINKS) == {"x": slow, "y": slow}
+
+
+@pytest.mark.parametrize(("dirty", "worth"), [(0.0, True), (0.2, True), (0.3, False)])
+def test_what_one_stream_leaves_of_a_link_is_used_if_both_are_served(
+    dirty: float, worth: bool
+) -> None:
+    """Half of the link for each: less than one has alone, and together much more."""
+    slow = round(0.7 * GBIT)
+    running = [begin(slowed(move("x", "a", "b", dirty=round(dirty * GBIT)), slow))]
+    assert pays(slowed(move("y", "a", "c"), slow), running, LINKS) is worth
+    assert not pays(
+        slowed(move("y", "a", "c"), round(0.85 * GBIT)),
+        [begin(slowed(move("x", "a", "b"), round(0.85 * GBIT)))],
+        LINKS,
+    )
 
 
 def test_the_next_one_begins_while_the_last_one_ends() -> None:

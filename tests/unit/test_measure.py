@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -12,7 +13,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.migrate import experience
 from vmckpt.migrate.forecast import Facts, forecast
 from vmckpt.migrate.gather import Remotes
-from vmckpt.migrate.measure import measure, worth
+from vmckpt.migrate.measure import Links, measure, worth
 from vmckpt.model.measured import DirtyPoint, LinkSeen, MemorySeen
 from vmckpt.model.orders import Mode
 from vmckpt.remote import measure as remote
@@ -111,6 +112,33 @@ async def test_everything_that_can_be_measured_is() -> None:
     assert len(known.dirty) == 2
     assert known.basis[0] == "100 MiB of 256 MiB in use, by 16384 of its pages"
     assert forecast(known, policy(), Mode.PRECOPY, GUEST).converges is True
+
+
+async def test_several_plans_measure_a_network_once_and_never_two_at_a_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_once: list[set[str]] = []
+    busy: set[str] = set()
+
+    async def link(source: str, target: str, _: str) -> LinkSeen:
+        assert not busy & {source, target}
+        busy.update((source, target))
+        at_once.append(set(busy))
+        await asyncio.sleep(0.01)
+        busy.difference_update((source, target))
+        return LINK
+
+    monkeypatch.setattr(remote, "link", link)
+    hosts = {name: replace(HOST, name=name) for name in "abcd"}
+    links = Links()
+
+    async def between(source: str, target: str) -> None:
+        logins = cast("Remotes", (source, target))
+        assert await links.between(hosts[source], hosts[target], logins) == (LINK, None)
+
+    await asyncio.gather(*(between(*pair) for pair in ("ab", "ac", "ab", "ba", "cd", "ac")))
+    assert len(at_once) == 4
+    assert {"a", "b", "c", "d"} in at_once
 
 
 async def test_where_pages_cannot_be_seen_others_are_asked(world: World) -> None:

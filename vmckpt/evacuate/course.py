@@ -5,6 +5,7 @@ a host that fails one guest after the other is left out for a while, then tried 
 """
 
 import math
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -16,7 +17,7 @@ from vmckpt.evacuate.links import Move, Under
 from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.schedule import Windows
 from vmckpt.evacuate.seating import Seating
-from vmckpt.units import Seconds
+from vmckpt.units import BytesPerSecond, Seconds
 
 _ELSEWHERE = 0.1
 """Of the wait, where another host is tried: not at once, it may have been the network."""
@@ -90,6 +91,8 @@ class Course:
     """By guest."""
     records: Mapping[str, Record] = field(default_factory=lambda: MappingProxyType({}))
     """By target."""
+    carried: Mapping[str, BytesPerSecond] = field(default_factory=lambda: MappingProxyType({}))
+    """The most that a stream of a source carried which had its links for itself."""
     paused: bool = False
 
     @property
@@ -104,8 +107,21 @@ def begins(course: Course, moves: Iterable[Move]) -> Course:
     names = {one.name for one in begun}
     return replace(
         course, waiting=tuple(one for one in course.waiting if one.name not in names),
-        running=(*course.running, *(links.begin(one) for one in begun)),
+        running=_beside((*course.running, *(links.begin(one) for one in begun))),
     )  # fmt: skip
+
+
+def _beside(running: Sequence[Under]) -> tuple[Under, ...]:
+    """With those marked that share a link."""
+    busy = [one for one in running if not one.ending]
+    sources = Counter(one.move.source for one in busy)
+    targets = Counter(one.move.target for one in busy)
+    return tuple(
+        replace(one, shared=True)
+        if not one.ending and (sources[one.move.source] > 1 or targets[one.move.target] > 1)
+        else one
+        for one in running
+    )
 
 
 def nearing(course: Course, guests: Container[str]) -> Course:
@@ -121,14 +137,29 @@ def nearing(course: Course, guests: Container[str]) -> Course:
     )  # fmt: skip
 
 
-def succeeded(course: Course, guest: str) -> Course:
-    """Its move has ended well."""
-    move = _under(course, guest)
-    records = {**course.records, move.target: Record()}
-    return replace(
-        course, running=_without(course, guest), done=(*course.done, move),
+def succeeded(course: Course, guest: str, carried: BytesPerSecond | None = None) -> Course:
+    """Its move has ended well. `carried`: what its stream did, if that is known."""
+    under = next(one for one in course.running if one.move.name == guest)
+    records = {**course.records, under.move.target: Record()}
+    after = replace(
+        course, running=_without(course, guest), done=(*course.done, under.move),
         records=MappingProxyType(records),
     )  # fmt: skip
+    if carried is None or under.shared:
+        return after
+    source = under.move.source
+    most = BytesPerSecond(max(carried, course.carried.get(source, 0)))
+    after = replace(after, carried=MappingProxyType({**course.carried, source: most}))
+    return replace(
+        after, waiting=tuple(_as_carried(after, one) for one in after.waiting),
+        running=tuple(replace(one, move=_as_carried(after, one.move)) for one in after.running),
+    )  # fmt: skip
+
+
+def _as_carried(course: Course, move: Move) -> Move:
+    """What streams were seen to carry counts more than what was forecast."""
+    most = course.carried.get(move.source)
+    return move if most is None else replace(move, tenant=replace(move.tenant, most=most))
 
 
 def failed(course: Course, guest: str, failure: Failed, patience: Patience) -> Course:
@@ -219,17 +250,38 @@ def planned(
     )  # fmt: skip
     over = {one.tenant.name for one in course.left}
     leaving = [
-        _elsewhere(one, course.failed.get(one.name, ()), usable) for one in fleet.tenants
+        one for one in fleet.tenants
         if one.name in asked and one.name not in busy and one.name not in over
     ]  # fmt: skip
-    found = placement.place(replace(usable, tenants=fleet.tenants + coming), leaving, rules)
+    found = _placed(course, replace(usable, tenants=fleet.tenants + coming), leaving, rules)
     moves = tuple(
-        Move(tenant=_as_it_is(fleet, one.tenant), source=one.tenant.host, target=one.target)
+        _as_carried(
+            course,
+            Move(tenant=_as_it_is(fleet, one.tenant), source=one.tenant.host, target=one.target),
+        )
         for one in found.going if one.tenant.name not in busy
     )  # fmt: skip
     if course.running or moves or _comes_back(course, now) is not None:
         return replace(course, waiting=moves, hoping=found.left)
     return replace(course, waiting=moves, left=(*course.left, *found.left), hoping=())
+
+
+def _placed(
+    course: Course, fleet: Fleet, leaving: Sequence[Tenant], rules: Rules
+) -> placement.Placement:
+    """Who has failed once on a host is tried there again before another one makes room for it."""
+    failed_ = {one.name: course.failed.get(one.name, ()) for one in leaving}
+    apart = [_elsewhere(one, failed_[one.name], fleet) for one in leaving]
+    found = placement.place(fleet, apart, rules)
+    often = any(len(failures) > 1 for failures in failed_.values())
+    if often or not any(one.displaced for one in found.going) or apart == leaving:
+        return found
+    again_ = placement.place(fleet, leaving, rules)
+    return min(found, again_, key=_upset)
+
+
+def _upset(one: placement.Placement) -> tuple[int, int]:
+    return len(one.left), sum(going.displaced for going in one.going)
 
 
 def _elsewhere(tenant: Tenant, failures: Sequence[Failed], fleet: Fleet) -> Tenant:

@@ -21,7 +21,7 @@ from vmckpt.journal.records import Request, RequestKind
 from vmckpt.migrate.wishes import Desk
 from vmckpt.model.events import Decided
 from vmckpt.model.jobs import Decision
-from vmckpt.units import Seconds, show_seconds
+from vmckpt.units import BytesPerSecond, Seconds, show_seconds
 
 POLL = Seconds(0.5)
 """How often other terminals are listened to."""
@@ -44,6 +44,8 @@ class Moved:
     job: str | None = None
     took: Seconds = Seconds(0.0)
     downtime: Seconds | None = None
+    carried: BytesPerSecond | None = None
+    """What its stream did; None: it was too short to tell."""
 
 
 class World(Protocol):
@@ -259,7 +261,7 @@ class Run:
         assert self._seen is not None
         known = self._seen.known.get(move.name)
         if moved.good:
-            self._course = courses.succeeded(self._course, move.name)
+            self._course = courses.succeeded(self._course, move.name, moved.carried)
             self._seen = sights.moved(self._seen, move.name, move.target)
             self._stuck = 0
             uuid = move.name if known is None else known.guest.uuid

@@ -49,6 +49,8 @@ class Tenant:
     size: Bytes = Bytes(0)
     """What has to travel; 0: as much as its memory."""
     dirty: BytesPerSecond = BytesPerSecond(0)
+    most: BytesPerSecond | None = None
+    """Its stream carries no more, however wide the network is; None: not known."""
 
     @property
     def travels(self) -> Bytes:

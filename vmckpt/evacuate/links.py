@@ -13,6 +13,7 @@ from vmckpt.units import BytesPerSecond, Seconds
 SETUP = Seconds(1.5)
 """Looking, listening and the switchover, whatever the size."""
 _KEEPS = 0.95
+_MUCH_MORE = 1.25
 _ROOM = 2.0
 """Times its dirty rate that a guest must get to be slowed down for another."""
 _LEAST_GAIN = 0.1
@@ -26,8 +27,6 @@ class Move:
     tenant: Tenant
     source: str
     target: str
-    most: BytesPerSecond | None = None
-    """One stream carries no more, however wide the network is."""
 
     @property
     def name(self) -> str:
@@ -45,6 +44,8 @@ class Under:
     """Bytes."""
     ending: bool = False
     """What is left takes no longer than the setup of another, which may begin now."""
+    shared: bool = False
+    """Another one used its links, too."""
 
 
 def begin(move: Move) -> Under:
@@ -58,7 +59,7 @@ def shares(running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> dic
     ends = {
         move.name: ((">", move.source), ("<", move.target), ("=", move.name)) for move in sending
     }
-    own = {move.name: float("inf") if move.most is None else float(move.most) for move in sending}
+    own = {move.name: _most(move) for move in sending}
     users: dict[tuple[str, str], set[str]] = {}
     for name, both in ends.items():
         for end in both:
@@ -134,12 +135,13 @@ def _ends(move: Move) -> set[tuple[str, str]]:
 
 def pays(candidate: Move, running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> bool:
     """Whether to begin now is better than to wait: those beside it keep what they have of the
-    network, or are about to end; or it gets as much as it ever could, and they enough.
+    network, or are about to end; or they get enough, and it gets as much as it ever could, or all
+    together much more than before.
 
     A link that is full carries no more for being shared, and a guest that writes much and gets
     little of it sends the same pages over and over. (Measured with bench/evacuation.py against the
     order in which everything starts at once: half the time.) But a narrow link at the other end
-    that is idle meanwhile is time lost.
+    that is idle meanwhile, or one that a single stream does not fill, is time lost.
     """
     busy = [replace(one, setup=Seconds(0.0)) for one in running if not one.ending]
     beside = [
@@ -156,12 +158,16 @@ def pays(candidate: Move, running: Sequence[Under], links: Mapping[str, BytesPer
     if all(after[name] >= _KEEPS * before[name] for name in beside):
         return True
     dirty = {one.move.name: one.move.tenant.dirty for one in busy}
-    return after[candidate.name] >= _KEEPS * alone(candidate, links) and all(
-        after[name] >= _ROOM * dirty[name] for name in beside
-    )
+    if any(after[name] < _ROOM * dirty[name] for name in beside):
+        return False
+    more = sum(after.values()) >= _MUCH_MORE * sum(before.values())
+    return more or after[candidate.name] >= _KEEPS * alone(candidate, links)
 
 
 def alone(move: Move, links: Mapping[str, BytesPerSecond]) -> float:
     """Bytes per second that it gets with nobody beside it."""
-    most = min(links[move.source], links[move.target])
-    return float(most if move.most is None else min(most, move.most))
+    return min(links[move.source], links[move.target], _most(move))
+
+
+def _most(move: Move) -> float:
+    return float("inf") if move.tenant.most is None else float(move.tenant.most)

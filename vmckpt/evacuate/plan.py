@@ -32,7 +32,9 @@ class Checked:
     sent: Range | None = None
     """Bytes."""
     bandwidth: Range | None = None
-    """Bytes per second."""
+    """Bytes per second that its stream is expected to carry."""
+    link: BytesPerSecond | None = None
+    """What the network between them was seen to carry."""
 
 
 Checks = Mapping[tuple[str, str], Checked]
@@ -123,13 +125,14 @@ def without(fleet: Fleet, checks: Checks) -> Fleet:
 
 
 def expected(fleet: Fleet, going: Sequence[Going], checks: Checks, share: float | None) -> Fleet:
-    """With what each move is forecast to send, and what the links were seen to carry.
+    """With what each move is forecast to send, and what links and streams carry.
 
     `share`: 0: as quick as it may be, 1: as slow; None: in the middle. Pages that are sent again
     are in the forecast already.
     """
     at = 0.5 if share is None else share
     sizes: dict[str, Bytes] = {}
+    most: dict[str, BytesPerSecond] = {}
     speeds: dict[str, list[float]] = {}
     for one in going:
         found = checks.get((one.tenant.name, one.target))
@@ -138,8 +141,11 @@ def expected(fleet: Fleet, going: Sequence[Going], checks: Checks, share: float 
         if found.sent is not None and found.sent.high != float("inf"):
             sizes[one.tenant.name] = Bytes(max(1, round(found.sent.at(at))))
         if found.bandwidth is not None and found.bandwidth.low > 0:
+            stream = BytesPerSecond(max(1, round(found.bandwidth.at(1 - at))))
+            if found.link is not None:
+                most[one.tenant.name] = stream
             for host in (one.tenant.host, one.target):
-                speeds.setdefault(host, []).append(found.bandwidth.at(1 - at))
+                speeds.setdefault(host, []).append(found.link or stream)
     return Fleet(
         tuple(
             replace(one, link=BytesPerSecond(max(1, round(max(speeds[one.name])))))
@@ -147,7 +153,7 @@ def expected(fleet: Fleet, going: Sequence[Going], checks: Checks, share: float 
             for one in fleet.places
         ),
         tuple(
-            replace(one, size=sizes[one.name]) if one.name in sizes else one
+            replace(one, size=sizes.get(one.name, one.size), most=most.get(one.name, one.most))
             for one in fleet.tenants
         ),
     )  # fmt: skip

@@ -17,6 +17,7 @@ from vmckpt.evacuate.task import Kind, Task, terms
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance
 from vmckpt.migrate import command, preflight
+from vmckpt.migrate.measure import Links
 from vmckpt.migrate.planning import Plan as MovePlan
 from vmckpt.migrate.requests import MigrateRequest, Setting
 from vmckpt.model.callers import Caller
@@ -125,7 +126,7 @@ async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
             f"{task.host} does not answer: {seen.silent[task.host]}", host=task.host,
             mend=f"run vmckpt doctor {task.host}",
         )  # fmt: skip
-    limits, looking = scope.terms(task), _Looking()
+    limits, looking = scope.terms(task), _Looking(hosts)
     asked, fleet = task.asked(seen), task.fleet(seen)
     found = plans.placed(fleet, asked, limits)
     for _ in range(_ROUNDS):
@@ -170,8 +171,9 @@ def _looked_at(found: Placement, checks: Checks) -> Placement:
 class _Looking:
     """What preflight and the forecasts have said so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: Hosts) -> None:
         self.found: dict[tuple[str, str], Checked] = {}
+        self._hosts, self._links = hosts, Links()
         self._narrow = asyncio.Semaphore(_AT_ONCE)
 
     async def look(
@@ -185,7 +187,7 @@ class _Looking:
             nonlocal done, told
             known = seen.known[move.tenant.name]
             async with self._narrow:
-                self.found[move.tenant.name, move.target] = await checked(
+                self.found[move.tenant.name, move.target] = await self._checked(
                     scope, known, move.target, caller
                 )
             done += 1
@@ -195,38 +197,43 @@ class _Looking:
 
         await asyncio.gather(*(one(move) for move in going))
 
+    async def _checked(
+        self, scope: Scope, known: sights.Known, target: str, caller: Caller
+    ) -> Checked:
+        """One move, looked at as `vmckpt plan` does; where no memory travels there is no
+        forecast."""
+        if known.way is not Way.LIVE:
+            return Checked(policy=known.policy.name, mode=str(known.way))
+        hosts = scope.inventory
+        setting = Setting(
+            source=hosts.host(known.host), target=hosts.host(target), policies=scope.once(),
+            outside=None,
+        )  # fmt: skip
+        # A host that is filled again is taken out of maintenance before the first move.
+        request = MigrateRequest(
+            guest=known.guest.uuid, to=target, policy=known.policy.name, closed_too=True
+        )
+        silent = Caller(emit=lambda _: None, warn=caller.warn, stop=caller.stop)
+        try:
+            async with self._hosts.logins(known.host, target) as open_:
+                made = await command.plan(setting, request, silent, open_=open_, links=self._links)
+        except HypervisorError as exc:
+            refused = Finding(
+                code="error", severity=Severity.BLOCKER, where=target, text=exc.message,
+                mend=exc.mend,
+            )  # fmt: skip
+            return Checked(policy=known.policy.name, mode="", blockers=(refused,))
+        return _checked(made, known.policy.name)
+
 
 def _looked(text: str, now: float) -> Decided:
     return Decided(decision=Decision(at=Seconds(now), action="looked at", reason=text))
 
 
-async def checked(scope: Scope, known: sights.Known, target: str, caller: Caller) -> Checked:
-    """One move, looked at as `vmckpt plan` does; where no memory travels there is no forecast."""
-    if known.way is not Way.LIVE:
-        return Checked(policy=known.policy.name, mode=str(known.way))
-    hosts = scope.inventory
-    setting = Setting(
-        source=hosts.host(known.host), target=hosts.host(target), policies=scope.once(),
-        outside=None,
-    )  # fmt: skip
-    # A host that is filled again is taken out of maintenance before the first move.
-    request = MigrateRequest(
-        guest=known.guest.uuid, to=target, policy=known.policy.name, closed_too=True
-    )
-    silent = Caller(emit=lambda _: None, warn=caller.warn, stop=caller.stop)
-    try:
-        made = await command.plan(setting, request, silent)
-    except HypervisorError as exc:
-        refused = Finding(
-            code="error", severity=Severity.BLOCKER, where=target, text=exc.message, mend=exc.mend
-        )
-        return Checked(policy=known.policy.name, mode="", blockers=(refused,))
-    return _checked(made, known.policy.name)
-
-
 def _checked(made: MovePlan, policy: str) -> Checked:
     found = [one for one in made.findings if one.code != preflight.IN_MAINTENANCE]
     forecast = None if made.outlook is None else made.outlook.of(made.mode)
+    link = None if made.outlook is None else made.outlook.facts.link
     return Checked(
         policy=policy, mode=str(made.mode), blockers=preflight.blockers(tuple(found)),
         warnings=tuple(one for one in found if one.severity is Severity.WARNING),
@@ -234,4 +241,5 @@ def _checked(made: MovePlan, policy: str) -> Checked:
         downtime=None if forecast is None else forecast.downtime,
         sent=None if forecast is None else forecast.sent,
         bandwidth=None if made.outlook is None else made.outlook.facts.bandwidth,
+        link=None if link is None else link.rate,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from vmckpt.migrate import planning, reporting
 from vmckpt.migrate.attempt import Around
 from vmckpt.migrate.attempts import Attempts
 from vmckpt.migrate.gather import Remotes, logins
+from vmckpt.migrate.measure import Links
 from vmckpt.migrate.planning import Plan
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import MigrateRequest, Setting
@@ -30,17 +31,23 @@ _FRESH = Seconds(30.0)
 """So long what preflight has seen is taken for true; libvirt looks at most of it again."""
 
 
-async def plan(setting: Setting, request: MigrateRequest, caller: Caller) -> Plan:
+async def plan(
+    setting: Setting, request: MigrateRequest, caller: Caller, *,
+    open_: Remotes | None = None, links: Links | None = None,
+) -> Plan:  # fmt: skip
     """Everything that is decided before a start, with a forecast for every mode; changes nothing.
+
+    `open_`: as in `migrate`; `links`: what several plans are to measure only once.
 
     Raises Cancelled if it was stopped.
     """
     async with (
         Hypervisor(setting.source) as here,
         Hypervisor(setting.target) as there,
-        logins(here, there) as remotes,
+        logins(here, there, open_) as remotes,
     ):
-        return await _Move(setting, request, caller, (here, there), remotes).plan(every_mode=True)
+        move = _Move(setting, request, caller, (here, there), remotes)
+        return await move.plan(every_mode=True, links=links)
 
 
 async def migrate(
@@ -123,7 +130,7 @@ class _Move:
         if self._tracer is not None:
             self._tracer.close()
 
-    def _ahead(self, every_mode: bool) -> planning.Ahead | None:
+    def _ahead(self, every_mode: bool, links: Links | None) -> planning.Ahead | None:
         """How to look ahead; a dry run only checks."""
         if self._request.dry_run and not every_mode:
             return None
@@ -135,10 +142,11 @@ class _Move:
 
         request = self._request
         return planning.Ahead(
-            past=past, probe=request.probe, every_mode=every_mode, closed_too=request.closed_too
-        )
+            past=past, probe=request.probe, every_mode=every_mode,
+            closed_too=request.closed_too, links=links,
+        )  # fmt: skip
 
-    async def plan(self, *, every_mode: bool = False) -> Plan:
+    async def plan(self, *, every_mode: bool = False, links: Links | None = None) -> Plan:
         """Everything that is decided before a start."""
         self._emit(PhaseChanged(phase=JobPhase.PREFLIGHT))
         made = await stoppable(
@@ -150,7 +158,7 @@ class _Move:
                 forced=self._request.policy,
                 wishes=self._request.wishes,
                 remotes=self._remotes,
-                ahead=self._ahead(every_mode),
+                ahead=self._ahead(every_mode, links),
             ),
             self._stop,
         )

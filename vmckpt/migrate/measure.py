@@ -5,7 +5,9 @@ another story, it is looked at once more, no longer than the first pass would la
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -47,6 +49,28 @@ class _Memory:
     """Its pages could be looked at, so they can be again."""
 
 
+class Links:
+    """What the networks between hosts carry: each pair is measured once, and no host takes part in
+    two measurements at a time, of which each would see half."""
+
+    def __init__(self) -> None:
+        self._pairs: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._hosts: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._seen: dict[tuple[str, str], tuple[LinkSeen | None, str | None]] = {}
+
+    async def between(
+        self, source: Host, target: Host, remotes: Remotes | None
+    ) -> tuple[LinkSeen | None, str | None]:
+        """What it carries, or why that is not known."""
+        pair = source.name, target.name
+        async with self._pairs[pair], AsyncExitStack() as held:
+            if pair not in self._seen:
+                for name in sorted({*pair}):  # in one order: nobody waits for who waits for him
+                    await held.enter_async_context(self._hosts[name])
+                self._seen[pair] = await _try(_link(remotes, target), _LINK_LIMIT)
+        return self._seen[pair]
+
+
 async def measure(
     source: Hypervisor,
     target: Hypervisor,
@@ -56,14 +80,17 @@ async def measure(
     *,
     probe: Seconds,
     remotes: Remotes | None,
+    links: Links | None = None,
 ) -> Facts:
     """What could be found out; what could not is a wider range, with the reason in `basis`.
 
     `probe` is how long the guest's writing may be looked at; 0: not at all. `past` are moves
-    between these hosts, the latest first; `remotes` logins to both, None if there are none.
+    between these hosts, the latest first; `remotes` logins to both, None if there are none;
+    `links` what others have measured meanwhile.
     """
     (link, link_error), memory = await asyncio.gather(
-        _try(_link(remotes, target.host), _LINK_LIMIT), _memory(source, guest, remotes, probe)
+        (links or Links()).between(source.host, target.host, remotes),
+        _memory(source, guest, remotes, probe),
     )
     how = policy.transport
     carried = experience.bandwidth(

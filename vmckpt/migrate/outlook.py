@@ -12,7 +12,7 @@ from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.engine import Ending
 from vmckpt.migrate.forecast import Facts, Forecast, forecast
 from vmckpt.migrate.gather import Remotes
-from vmckpt.migrate.measure import measure
+from vmckpt.migrate.measure import Links, measure
 from vmckpt.migrate.track import UNKNOWN
 from vmckpt.model.guests import Guest
 from vmckpt.model.jobs import Outcome
@@ -59,9 +59,10 @@ async def look(
     remotes: Remotes | None,
     post_copy: bool,
     every_mode: bool,
+    links: Links | None = None,
 ) -> Outlook:
     """Measure for about `probe`, then forecast: the mode that is set, or all that are possible."""
-    facts = await measure(*hosts, guest, policy, past, probe=probe, remotes=remotes)
+    facts = await measure(*hosts, guest, policy, past, probe=probe, remotes=remotes, links=links)
     if every_mode or policy.mode is Mode.AUTO:
         modes = [mode for mode in _ALL if post_copy or not mode.may_switch_early]
     else:

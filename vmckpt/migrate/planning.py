@@ -13,6 +13,7 @@ from vmckpt.migrate import disks, preflight, terms, transport_checks
 from vmckpt.migrate import outlook as outlooks
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.gather import Remotes, gather
+from vmckpt.migrate.measure import Links
 from vmckpt.migrate.outlook import Outlook
 from vmckpt.migrate.preflight import Facts
 from vmckpt.migrate.terms import Wishes
@@ -80,6 +81,8 @@ class Ahead:
     """Also the modes that the policy does not use."""
     closed_too: bool = False
     """Also to a target that is in maintenance."""
+    links: Links | None = None
+    """What is known of networks by others' looks; None: nothing."""
 
 
 async def _look_ahead(
@@ -103,6 +106,7 @@ async def _look_ahead(
         remotes=remotes,
         post_copy=post_copy,
         every_mode=ahead.every_mode,
+        links=ahead.links,
     )
 
 
