@@ -161,6 +161,11 @@ def test_a_compression_that_libvirt_here_lacks_is_named(
             {"zero_copy": True},
             "alpha: zero-copy: libvirtd may not let QEMU lock the guest's memory",
         ),
+        (
+            "job 'migration out' failed: Unable to write to socket: Broken pipe",
+            {"tls_name": "beta"},
+            "Broken pipe; run vmckpt doctor alpha beta: one may not accept the other's",
+        ),
         ("something about TLS", {}, "something about TLS"),
     ],
 )

@@ -117,6 +117,9 @@ def explained(error: HypervisorError, order: MoveOrder, target: Host) -> Hypervi
             f" the other's QEMU certificate (the name asked for was {order.tls_name!r}){why}"
         )
         return _renamed(error, text, doctor)
+    if order.tls_name is not None and "Unable to write to socket: " in said:
+        # A target that refuses the source's certificate may hang up before anybody says why.
+        return _renamed(error, said, f"{doctor}: one may not accept the other's certificate")
     if order.zero_copy and "locked memory" in said:
         text = f"{error.host}: zero-copy: libvirtd may not let QEMU lock the guest's memory"
         return _renamed(error, text, "let libvirtd have CAP_SYS_RESOURCE, or go without zero-copy")
