@@ -35,7 +35,7 @@ def virsh(bench: Bench, name: str, source: str, target: str) -> None:
         ["virsh", "-c", f"qemu+tcp://{bench.plan.host(source).address}/system", "migrate",
          "--live", "--p2p", "--persistent", "--undefinesource", "--unsafe", "--abort-on-error",
          name, f"qemu+tcp://{there}/system", "--migrateuri", f"tcp://{there}"],
-        check=True, stdout=subprocess.DEVNULL,
+        check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,  # at a terminal it asks
     )  # fmt: skip
 
 

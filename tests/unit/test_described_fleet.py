@@ -93,6 +93,8 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = capsys.readouterr()
     assert "played 10 times, durations off by up to 30% and 2% of the moves failing" in said.out
     assert "6 of 6 arrived each time" in said.out
+    assert all(len(line) <= 80 for line in said.out.splitlines() if line.startswith("a"))
+    assert "a1, a4 → h2: " in said.out
     assert "fixed: it holds a GPU" in said.err
     assert main.run(["evacuate", "h1", "--fleet", path, "--dry-run", "--json"]) == 21
     told = json.loads(capsys.readouterr().out)

@@ -31,6 +31,21 @@ def test_nothing_is_said_of_a_guest_that_can_move() -> None:
     assert preflight.storage_proven(FACTS)
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        replace(FACTS, target="alpha"),
+        replace(FACTS, target_facts=None, target_error="beta: no answer"),
+    ],
+)
+def test_of_a_move_that_cannot_be_there_are_no_doubts_beside_that(facts: Facts) -> None:
+    doubts = replace(facts, same_file={}, target_links=None, ssh_errors=("beta: no login",))
+    (only,) = preflight.check(doubts)
+    assert only.code in ("same-host", "host-down")
+    held = replace(doubts, guest=replace(GUEST, job="backup"))
+    assert {one.code for one in preflight.check(held)} == {only.code, "job-in-progress"}
+
+
 CASES = [
     ("host-down", replace(FACTS, target_facts=None, target_error="beta: no answer")),
     ("host-down", replace(FACTS, guest=None, source_facts=None, source_error="alpha: no answer")),

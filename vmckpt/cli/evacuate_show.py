@@ -15,6 +15,9 @@ from vmckpt.evacuate.task import Kind
 from vmckpt.model.events import Decided, Event
 from vmckpt.units import show_bytes, show_seconds
 
+_NAMED = 8
+"""So many guests are named that go somewhere for one reason."""
+
 
 class Story:
     """What happens, a line each, on stderr."""
@@ -67,7 +70,7 @@ def show_plan(plan: Plan, console: Console) -> None:
 
 def _moves(plan: Plan, console: Console) -> None:
     begins = {one.move.name: one.begins for one in plan.course.steps}
-    table = output.table("guest", "to", ">size", "how", ">begins", ">takes", ">downtime", "why")
+    table = output.table("guest", "to", ">size", "how", ">begins", ">takes", ">downtime")
     going = sorted(plan.going, key=lambda one: begins.get(one.tenant.name, 0.0))
     for one in going:
         found, begin = plan.check(one), begins.get(one.tenant.name)
@@ -78,9 +81,15 @@ def _moves(plan: Plan, console: Console) -> None:
         table.add_row(
             one.tenant.name, one.target, show_bytes(one.tenant.travels),
             "–" if found is None else found.mode,
-            "–" if begin is None else f"+{show_seconds(begin)}", takes, pause, one.why,
+            "–" if begin is None else f"+{show_seconds(begin)}", takes, pause,
         )  # fmt: skip
     console.print(table)
+    reasons: dict[str, list[str]] = {}
+    for one in going:
+        reasons.setdefault(f"→ {one.target}: {one.why}", []).append(one.tenant.name)
+    for why, names in reasons.items():
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        console.print(f"{', '.join(names[:_NAMED])}{more} {why}")
     for one in going:
         found = plan.check(one)
         for warning in found.warnings if found is not None else ():

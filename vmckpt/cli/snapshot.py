@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from vmckpt import api
 from vmckpt.api import snapshots
@@ -64,7 +63,10 @@ def list_(
     if json:
         output.print_json([_as_json(one) for one in found])
         return
-    table = Table("snapshot", "name", "guest", "made", "host", "memory", "disks", "new", "")
+    table = output.table(
+        "snapshot", "name", "guest", "made", ">memory", ">disks", ">new", "host, notes"
+    )
+    table.columns[0].no_wrap = table.columns[3].no_wrap = True
     for one in found:
         table.add_row(*_row(one))
     output.out.print(table)
@@ -73,18 +75,19 @@ def list_(
 def _row(one: Listed) -> tuple[str, ...]:
     told = one.public
     if told is None:
-        return (one.id, "", "", "", "", "", "", "", one.wrong or "")
+        return (one.id, "", "", "", "", "", "", one.wrong or "")
     notes = [
+        told.host,
         "pinned" if one.pinned else "",
         "" if one.trusted else "writer not trusted",
         "" if told.data_key_id else "not encrypted",
         "" if one.group is None else f"group {one.group}",
         "" if one.verdict.good is None else "verified" if one.verdict.good else "DAMAGED",
     ]
-    made = datetime.fromtimestamp(told.made_at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    made = datetime.fromtimestamp(told.made_at, UTC).strftime("%Y-%m-%d %H:%M")
     sizes = (show_bytes(Bytes(size)) for size in (told.memory, told.disks, told.new))
     return (
-        one.id, told.name, told.guest, made, told.host, *sizes,
+        one.id, told.name, told.guest, made, *sizes,
         ", ".join(note for note in notes if note),
     )  # fmt: skip
 

@@ -159,7 +159,7 @@ def start(
     try:
         asyncio.run(_launch(lab, on, domain_xml(lab, guest, booted)))
         observer_client.ask(lab.observer_socket, op="watch", guest=name, address=guest.address)
-        _wait_until_heard(lab, name)
+        _wait_until_heard(lab, on, name)
     except BaseException:
         remove(lab, name)
         raise
@@ -217,12 +217,14 @@ async def _launch(lab: LabPlan, on: str, xml: str) -> None:
         await hypervisor_guests.define_and_start(hypervisor, xml)
 
 
-def _wait_until_heard(lab: LabPlan, name: str, *, limit: float = 40.0) -> None:
+def _wait_until_heard(lab: LabPlan, on: str, name: str, *, limit: float = 60.0) -> None:
     give_up = time.monotonic() + limit
     while observer_client.status(lab.observer_socket, name).heard < 5:
         if time.monotonic() > give_up:
             raise LabError(
-                f"guest {name} does not answer; see its console in the host's log folder"
+                f"guest {name} was not heard of within {limit:.0f} s and is removed",
+                mend=f"see {lab.host(on).root}/log/{name}.console; try again once the machine is"
+                " less busy",
             )
         time.sleep(0.05)
 

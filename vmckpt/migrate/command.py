@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from vmckpt.errors import Cancelled, Dismissed, GuestBusy
+from vmckpt.errors import BadInput, Cancelled, Dismissed, GuestBusy
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import desk
 from vmckpt.journal import recorder as journal
@@ -227,7 +227,8 @@ def _how(exc: BaseException) -> Outcome:
     """How an operation ended that raised this before libvirt had the order."""
     if isinstance(exc, Cancelled):
         return Outcome.CANCELLED
-    return Outcome.BLOCKED if isinstance(exc, GuestBusy) else Outcome.FAILED
+    refused = isinstance(exc, GuestBusy | BadInput)
+    return Outcome.BLOCKED if refused else Outcome.FAILED
 
 
 def _said(exc: BaseException) -> dict[str, Any]:

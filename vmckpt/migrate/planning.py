@@ -134,6 +134,8 @@ async def make(
         return Plan(facts=facts, findings=preflight.check(facts))
     chosen = select.choose(policies, _subject(facts.guest, source), forced)
     policy = terms.bent(chosen.policy, wishes)
+    if preflight.cannot_be(facts):
+        return Plan(facts=facts, findings=preflight.check(facts), chosen=chosen, policy=policy)
     by_epochs = policy.mode is Mode.CHECKPOINT
     tls = None if by_epochs else _tls(policy, source, target, tls_facts)
     copies = await _copies(policy, facts, source, target, remotes)

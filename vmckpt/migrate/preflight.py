@@ -53,9 +53,12 @@ class Facts:
 
 
 def check(facts: Facts) -> tuple[Finding, ...]:
-    """Every finding, blockers first."""
+    """Every finding, blockers first; of a move that cannot be at all, no doubts beside it."""
     found = [*_hosts(facts)]
-    if facts.guest is not None:
+    if cannot_be(facts):
+        found = [one for one in found if one.severity is Severity.BLOCKER]
+        found += blockers(tuple(_guest(facts, facts.guest))) if facts.guest is not None else ()
+    elif facts.guest is not None:
         found += _guest(facts, facts.guest)
         found += _emulated(facts, facts.guest)
         found += _storage(facts, facts.guest)
@@ -63,6 +66,11 @@ def check(facts: Facts) -> tuple[Finding, ...]:
         found += _target(facts, facts.guest)
         found += _way(facts)
     return ordered(found)
+
+
+def cannot_be(facts: Facts) -> bool:
+    """Whether it ends nowhere, or a host does not answer: what is not known then says nothing."""
+    return facts.source == facts.target or facts.target_error is not None
 
 
 def ordered(found: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -149,8 +157,8 @@ def _guest(facts: Facts, guest: Guest) -> Iterator[Finding]:
             "job-in-progress",
             guest.name,
             f"a job holds it: {guest.job}",
-            f"wait for it, or end it on {facts.source} (virsh domjobabort {guest.name}, or virsh"
-            " blockjob --abort for a block job)",
+            "wait for it; vmckpt recover ends what a lost vmckpt began, and what others did is"
+            f" ended on {facts.source} (virsh domjobabort {guest.name}, or virsh blockjob --abort)",
         )
     if guest.snapshots:
         yield _blocker(
