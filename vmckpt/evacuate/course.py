@@ -139,7 +139,7 @@ def nearing(course: Course, guests: Container[str]) -> Course:
 
 def succeeded(course: Course, guest: str, carried: BytesPerSecond | None = None) -> Course:
     """Its move has ended well. `carried`: what its stream did, if that is known."""
-    under = next(one for one in course.running if one.move.name == guest)
+    under = _under(course, guest)
     records = {**course.records, under.move.target: Record()}
     after = replace(
         course, running=_without(course, guest), done=(*course.done, under.move),
@@ -164,7 +164,7 @@ def _as_carried(course: Course, move: Move) -> Move:
 
 def failed(course: Course, guest: str, failure: Failed, patience: Patience) -> Course:
     """Its move has ended badly: it waits for another try, or is left where it is."""
-    move = _under(course, guest)
+    move = _under(course, guest).move
     tries = (*course.failed.get(guest, ()), failure)
     known = MappingProxyType({**course.failed, guest: tries})
     records = course.records
@@ -181,7 +181,7 @@ def failed(course: Course, guest: str, failure: Failed, patience: Patience) -> C
 
 def given_up(course: Course, guest: str, why: str, mend: str) -> Course:
     """Its move has ended so that it is not tried again."""
-    left = Left(tenant=_under(course, guest).tenant, why=why, mend=mend)
+    left = Left(tenant=_under(course, guest).move.tenant, why=why, mend=mend)
     return replace(course, running=_without(course, guest), left=(*course.left, left))
 
 
@@ -206,8 +206,8 @@ def _blamed(record: Record, at: float, patience: Patience) -> Record:
     return Record(failures=failures, outs=record.outs + 1, out_until=until)
 
 
-def _under(course: Course, guest: str) -> Move:
-    return next(one.move for one in course.running if one.move.name == guest)
+def _under(course: Course, guest: str) -> Under:
+    return next(one for one in course.running if one.move.name == guest)
 
 
 def _without(course: Course, guest: str) -> tuple[Under, ...]:

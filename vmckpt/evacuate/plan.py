@@ -154,6 +154,7 @@ def expected(fleet: Fleet, going: Sequence[Going], checks: Checks, share: float 
         ),
         tuple(
             replace(one, size=sizes.get(one.name, one.size), most=most.get(one.name, one.most))
+            if one.name in sizes or one.name in most else one
             for one in fleet.tenants
         ),
     )  # fmt: skip

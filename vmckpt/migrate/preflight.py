@@ -55,11 +55,11 @@ class Facts:
 def check(facts: Facts) -> tuple[Finding, ...]:
     """Every finding, blockers first; of a move that cannot be at all, no doubts beside it."""
     found = [*_hosts(facts)]
-    if cannot_be(facts):
-        found = [one for one in found if one.severity is Severity.BLOCKER]
-        found += blockers(tuple(_guest(facts, facts.guest))) if facts.guest is not None else ()
-    elif facts.guest is not None:
+    if facts.guest is not None:
         found += _guest(facts, facts.guest)
+    if cannot_be(facts):
+        return blockers(tuple(found))
+    if facts.guest is not None:
         found += _emulated(facts, facts.guest)
         found += _storage(facts, facts.guest)
         found += _networks(facts, facts.guest)
