@@ -82,3 +82,17 @@ def test_systemd_finds_the_unit_good(words: tuple[str, ...], tmp_path: Path) -> 
     )
     mine = [line for line in done.stderr.splitlines() if "vmckpt.service" in line]
     assert (done.returncode, mine) == (0, []), done.stdout[-3000:] + done.stderr
+
+
+def pinned(name: str) -> dict[str, str]:
+    """Each package of a lock file with its version and hashes."""
+    text = (PACKAGING.parent / name).read_text().replace("\\\n", "")
+    lines = [line for line in text.splitlines() if "==" in line]
+    return {line.partition("==")[0]: line for line in lines}
+
+
+def test_who_only_runs_it_gets_the_versions_that_are_tested() -> None:
+    tested, run = pinned("requirements.lock"), pinned("requirements-run.lock")
+
+    assert {"textual", "libvirt-python", "setuptools"} <= run.keys()
+    assert run.items() <= tested.items()

@@ -34,7 +34,7 @@ tar -c -C "$source_dir" --exclude ./.venv --exclude ./.tools --exclude ./.backpo
 [ ! -d /opt/vmckpt/.venv ] || mv /opt/vmckpt/.venv /opt/vmckpt.new/
 rm -rf /opt/vmckpt
 mv /opt/vmckpt.new /opt/vmckpt
-[ -n "$rehearsal" ] || (cd /opt/vmckpt && install_python)
+[ -n "$rehearsal" ] || (cd /opt/vmckpt && install_python requirements-run.lock)
 ln -sf /opt/vmckpt/.venv/bin/vmckpt /usr/local/bin/vmckpt
 
 # The hosts, as vmckpt and its lab know them.
