@@ -91,6 +91,7 @@ class Dashboard(App[None]):
     ]  # fmt: skip
     CSS = """
     .narrow #brand, .narrow #state, .middle #state { display: none; }
+    Head.-tight #state { display: block; }
     ContentSwitcher { height: 1fr; }
     """
 
@@ -107,8 +108,7 @@ class Dashboard(App[None]):
         self._looked_back = -self._setting.pace.past
 
     def compose(self) -> ComposeResult:
-        title = self._setting.source.title
-        yield Head(_PARTS, f"{title} · ? help" if title else "? help")
+        yield Head(_PARTS, self._setting.source.title)
         yield Trouble()
         with ContentSwitcher(initial="pane-fleet"):
             yield FleetPane()

@@ -7,7 +7,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
-from textual.events import Click
+from textual.events import Click, Resize
 from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Input, Static
@@ -26,21 +26,44 @@ class Head(Horizontal):
     Head #state { width: 1fr; text-align: right; padding: 0 1; color: $text-muted; }
     """
 
+    _HELP = "? help"
+
     def __init__(self, names: Sequence[str], title: str) -> None:
         super().__init__()
         self._names, self._title = names, title
+        self._here, self._counts = "", dict[str, str]()
 
     def compose(self) -> ComposeResult:
         yield Static("vmckpt", id="brand")
         for number, name in enumerate(self._names, 1):
             yield Tab(number, name)
-        yield Static(self._title, id="state", markup=False)
+        yield Line(self._titled(), id="state")
+
+    def _titled(self) -> str:
+        return f"{self._title} · {self._HELP}" if self._title else self._HELP
 
     def show(self, here: str, counts: dict[str, str]) -> None:
         """Which part is shown, and what the others have."""
-        for tab in self.query(Tab):
-            tab.set_class(tab.name_of == here, "here")
-            tab.say(f"{tab.number} {tab.name_of}{counts.get(tab.name_of, '')}")
+        self._here, self._counts = here, counts
+        self._fit(self.size.width)
+
+    def on_resize(self, event: Resize) -> None:
+        # What is said while it is laid out is not laid out again.
+        self.call_after_refresh(self._fit, event.size.width)
+
+    def _fit(self, width: int) -> None:
+        """Where not all names have room, parts that are not shown have their number alone."""
+        tabs = [*self.query(Tab)]
+        texts = {
+            tab: f"{tab.number} {tab.name_of}{self._counts.get(tab.name_of, '')}" for tab in tabs
+        }
+        tight = 0 < width < sum(len(text) + 2 for text in texts.values())  # 0: not laid out yet
+        self.set_class(tight, "-tight")
+        for tab, text in texts.items():
+            here = tab.name_of == self._here
+            tab.set_class(here, "here")
+            tab.say(text if here or not tight else str(tab.number))
+        self.query_one("#state", Line).say(self._HELP if tight else self._titled())
 
 
 class Line(Static):

@@ -355,3 +355,15 @@ async def test_policies_tell_how_many_guests_get_each() -> None:
         found = {one.policy.name: one.guests for one in app.pane.query_one(Grid).rows}
         assert sum(found.values()) == len(still.FLEET.guests)
         assert found["balanced"] == len(still.FLEET.guests)
+
+
+async def test_a_narrow_terminal_says_where_one_is_and_where_help_is() -> None:
+    app = dashboard(Still())
+    async with app.run_test(size=(56, 20)) as pilot:
+        await pilot.press("2")
+        await until(pilot, "2 Jobs", "? help")
+        head = seen(app).splitlines()[0]
+        assert "7" in head
+        assert "Policies" not in head
+        await pilot.resize_terminal(100, 20)
+        await until(pilot, "5 Policies", "7 Output")
