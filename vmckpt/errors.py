@@ -38,6 +38,9 @@
 An error is one line: what, where, and what to do. `mend` is the last part.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class VmckptError(Exception):
     """Base of all errors raised on purpose."""
@@ -263,3 +266,14 @@ class Cancelled(VmckptError):
 
 class Dismissed(Cancelled):
     """It was made ready, and is not wanted any more; nothing was changed."""
+
+
+def meant(word: str, known: Iterable[str], otherwise: str) -> str:
+    """The mend for a name that nothing has: those that are nearly it, or what else to do."""
+    close = difflib.get_close_matches(word, [*known], n=3)
+    return f"did you mean {' or '.join(close)}?" if close else otherwise
+
+
+def at_host(host: str, why: str) -> str:
+    """What is wrong there; many errors of hosts begin with its name already."""
+    return why if why.startswith(f"{host}: ") else f"{host}: {why}"

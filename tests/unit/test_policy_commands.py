@@ -148,7 +148,7 @@ def test_explain_takes_a_policy_by_name_or_by_file_and_a_guest_by_uuid(run: Run)
 def test_explain_of_an_unknown_guest_names_the_likely_one(run: Run) -> None:
     code, _, complaint = run("explain", "wbe1")
 
-    assert (code, complaint) == (2, "error: no guest 'wbe1'; did you mean web1?\n")
+    assert (code, complaint) == (2, "error: no guest 'wbe1' on alpha; did you mean web1?\n")
 
 
 def test_policies_of_the_folder_named_go_before_those_beside_the_inventory(

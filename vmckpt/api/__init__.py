@@ -4,7 +4,6 @@ Commands take an inventory, report by a stream of events (`model.events`) and re
 """
 
 import asyncio
-import difflib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,8 @@ from vmckpt.errors import (
     InventoryError,
     JournalError,
     VmckptError,
+    at_host,
+    meant,
 )
 from vmckpt.hypervisor import facts as host_facts
 from vmckpt.hypervisor import guests as hypervisor_guests
@@ -358,13 +359,16 @@ async def _find(inventory: Inventory, name: str, to: str) -> Host:
     if holder is not None and (states[holder].is_active or not errors):
         return inventory.host(holder)
     if errors:
-        silent = ", ".join(f"{host} ({error})" for host, error in errors.items())
+        silent = "; ".join(at_host(*one) for one in errors.items())
         raise HostUnreachable(
             f"no host that answers runs guest {name}; not asked: {silent}",
             host=next(iter(errors)),
             mend="mend the host, or name the source with --from",
         )
-    known = sorted({guest.name for _, guest in found})
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else "run vmckpt guests"
-    raise BadInput(f"no guest {name!r} on {', '.join(inventory.hosts)}", mend=hint)
+    raise no_guest(inventory, name, found)
+
+
+def no_guest(inventory: Inventory, name: str, found: Sequence[tuple[Host, Guest]]) -> BadInput:
+    """The error for a guest that no host knows, with those that are called nearly so."""
+    hint = meant(name, {guest.name for _, guest in found}, "run vmckpt guests")
+    return BadInput(f"no guest {name!r} on {', '.join(inventory.hosts)}", mend=hint)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vmckpt import api
-from vmckpt.errors import BadInput, HostUnreachable
+from vmckpt.errors import BadInput, HostUnreachable, at_host
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance, place
 from vmckpt.model.callers import Caller
@@ -75,9 +75,10 @@ def host_of(inventory: Inventory, guest: str, told: FoundGuests) -> Host:
     if errors:
         name, why = next(iter(errors.items()))
         raise HostUnreachable(
-            f"no host that answers runs guest {guest}; not asked: {name} ({why})", host=name
+            f"no host that answers runs guest {guest}; not asked: {at_host(name, why)}",
+            host=name,
         )
-    raise BadInput(f"no guest {guest!r} on {', '.join(inventory.hosts)}", mend="run vmckpt guests")
+    raise api.no_guest(inventory, guest, found)
 
 
 async def restore(

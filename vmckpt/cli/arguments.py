@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from vmckpt import units
+from vmckpt.cli import completing
 from vmckpt.units import BytesPerSecond, Seconds
 
 
@@ -33,6 +34,21 @@ def probe_time(text: str) -> Seconds:
     return Seconds(0.0) if text == "off" else seconds(text)
 
 
+GUEST = Annotated[
+    str, typer.Argument(help="Name or UUID of the guest.", autocompletion=completing.guests)
+]
+HOST = Annotated[
+    str,
+    typer.Argument(metavar="HOST", help="As hosts.yaml calls it.", autocompletion=completing.hosts),
+]
+JOB = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB",
+        help="Its id, the beginning of it, or its guest.",
+        autocompletion=completing.jobs,
+    ),
+]
 INVENTORY = Annotated[
     Path | None,
     typer.Option(

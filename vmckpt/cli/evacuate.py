@@ -12,10 +12,10 @@ from vmckpt import api
 from vmckpt.api import evacuating, imagining
 from vmckpt.api.evacuating import Emptying
 from vmckpt.cli import output
-from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES
+from vmckpt.cli.arguments import HOST, INVENTORY, JSON, POLICIES
 from vmckpt.cli.evacuate_show import Story, show_plan, show_plays, show_report
 from vmckpt.cli.signals import stop_on_signals
-from vmckpt.errors import BadInput, Blocked, Cancelled, SomeLeft
+from vmckpt.errors import BadInput, Blocked, SomeLeft
 from vmckpt.evacuate.plan import Plan
 from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.task import Kind, Task
@@ -25,7 +25,6 @@ repopulate_app = typer.Typer(name="repopulate", rich_markup_mode=None, add_compl
 balance_app = typer.Typer(name="balance", rich_markup_mode=None, add_completion=False)
 COMMANDS = {"evacuate": app, "repopulate": repopulate_app, "balance": balance_app}
 """By name."""
-_HOST = Annotated[str, typer.Argument(metavar="HOST", help="As hosts.yaml calls it.")]
 _POLICY = Annotated[
     str | None,
     typer.Option(metavar="NAME|FILE", help="For all guests; else each one's own, or maintenance."),
@@ -39,7 +38,7 @@ _PARTLY = Annotated[
 
 @app.command()
 def evacuate(
-    host: _HOST,
+    host: HOST,
     to: Annotated[
         str | None, typer.Option(metavar="A,B", help="Only to these hosts; else to any.")
     ] = None,
@@ -91,7 +90,7 @@ def evacuate(
 
 @repopulate_app.command()
 def repopulate(
-    host: _HOST,
+    host: HOST,
     policy: _POLICY = None,
     partly: _PARTLY = False,
     dry_run: _DRY = False,
@@ -211,8 +210,10 @@ async def _run(
             return None
         _refuse(plan, order, partly=wishes.partly)
         if not wishes.yes and not await asyncio.to_thread(_agreed, order):
-            raise Cancelled("nothing was changed")
-        return await emptying.carry_out(plan, wishes.why, abort)
+            output.say("nothing was changed")
+            raise typer.Exit(130)
+        with story.going(f"{order.kind} {order.host}"):
+            return await emptying.carry_out(plan, wishes.why, abort)
 
 
 def _refuse(plan: Plan, order: Task, *, partly: bool) -> None:

@@ -1,35 +1,73 @@
 """Plans and reports of whole hosts, for people."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 
 from vmckpt.api import imagining
 from vmckpt.api.imagining import Imagined
-from vmckpt.cli import output
+from vmckpt.cli import moving, output
+from vmckpt.cli.moving import Row
+from vmckpt.errors import at_host
 from vmckpt.evacuate.plan import Plan
 from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.task import Kind
-from vmckpt.model.events import Decided, Event
-from vmckpt.units import show_bytes, show_seconds
+from vmckpt.model.events import Decided, Event, OnItsWay, Sampled
+from vmckpt.units import Seconds, show_bytes, show_seconds
 
 _NAMED = 8
 """So many guests are named that go somewhere for one reason."""
 
 
 class Story:
-    """What happens, a line each, on stderr."""
+    """What happens, a line each, on stderr; on a terminal also how far each guest is."""
 
     def __init__(self) -> None:
         self._began: float | None = None
+        self._rows: dict[str, Row] = {}
+        self._logged = -math.inf
+        self._live: Live | None = None
 
     def take(self, event: Event) -> None:
-        if isinstance(event, Decided):
-            self._began = time.monotonic() if self._began is None else self._began
-            at = show_seconds(time.monotonic() - self._began)
-            output.say(f"{at:>8} {event.decision.action}: {event.decision.reason}")
+        now = time.monotonic()
+        self._began = now if self._began is None else self._began
+        match event:
+            case Decided():
+                at = show_seconds(now - self._began)
+                output.say(f"{at:>8} {event.decision.action}: {event.decision.reason}")
+                self._logged = now  # who has just read something waits for the next line
+            case OnItsWay(sampled=None):
+                self._rows.pop(event.guest, None)
+            case OnItsWay(sampled=Sampled() as sampled):
+                self._rows[event.guest] = Row(event.guest, event.target, sampled)
+                if self._live is None and now - self._logged >= moving.LOG_EVERY:
+                    self._logged = now
+                    at = show_seconds(now - self._began)
+                    output.say(f"{at:>8} {moving.line(list(self._rows.values()))}")
+            case _:
+                pass  # what a single move tells is in its own job
+
+    @contextmanager
+    def going(self, title: str) -> Iterator[None]:
+        """While moves are made."""
+        if not output.err.is_terminal:
+            yield
+            return
+        self._live = Live(
+            get_renderable=lambda: self._panel(title), console=output.err, refresh_per_second=4,
+            transient=True, redirect_stdout=output.out.is_terminal,
+        )  # fmt: skip
+        with self._live:
+            yield
+
+    def _panel(self, title: str) -> Group:
+        elapsed = Seconds(0.0 if self._began is None else time.monotonic() - self._began)
+        rows = list(self._rows.values())
+        return moving.panel(title, f"{len(rows)} on their way", elapsed, rows)
 
     @contextmanager
     def looking(self, what: str) -> Iterator[None]:
@@ -54,7 +92,7 @@ def show_plan(plan: Plan, console: Console) -> None:
     if plan.course.loads:
         _hosts(plan, console)
     for name, why in sorted(plan.silent.items()):
-        console.print(f"not used: {name}: {why}")
+        console.print(f"not used: {at_host(name, why)}")
     for one in plan.left:
         console.print(output.styled("bold", f"stays: {one.tenant.name}:"), one.why)
         console.print(f"        → {one.mend}")
@@ -143,4 +181,6 @@ def show_report(report: Report) -> None:
             f" vmckpt repopulate {report.task.host} brings them back"
         )
     else:
-        output.out.print(f"{len(report.ended.arrived)} moved in {took}")
+        open_again = report.task.kind is Kind.REPOPULATE
+        more = f"; {report.task.host} takes guests again" if open_again else ""
+        output.out.print(f"{len(report.ended.arrived)} moved in {took}{more}")

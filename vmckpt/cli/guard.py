@@ -10,7 +10,7 @@ import typer
 from vmckpt import api
 from vmckpt.api import guarding
 from vmckpt.cli import output
-from vmckpt.cli.arguments import INVENTORY, JSON, seconds
+from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, seconds
 from vmckpt.cli.snapshot_options import IDENTITY, STORE, Ticker, identity_of
 from vmckpt.errors import BadInput, Cancelled, HookFailed, VmckptError, WentBack
 from vmckpt.snapshot.guarding import CHECK_FOR, Ending, Guarded, GuardRequest
@@ -23,7 +23,7 @@ app = typer.Typer(name="guard", rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def guard(
-    guest: Annotated[str, typer.Argument(help="Its name or UUID.")],
+    guest: GUEST,
     command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="What may harm it.")],
     check: Annotated[
         str | None, typer.Option(metavar="CMD", help="Ends with 0 if all is well; run by a shell.")

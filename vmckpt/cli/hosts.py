@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from vmckpt import api
-from vmckpt.cli import output
-from vmckpt.cli.arguments import INVENTORY, JSON
+from vmckpt.cli import completing, output
+from vmckpt.cli.arguments import GUEST, INVENTORY, JSON
 from vmckpt.errors import Blocked, HostUnreachable
 from vmckpt.model.findings import Severity
 from vmckpt.model.guests import Guest
@@ -97,7 +97,7 @@ def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
 
 
 def label(
-    guest: Annotated[str, typer.Argument(help="Name or UUID of the guest.")],
+    guest: GUEST,
     labels: Annotated[
         list[str], typer.Argument(metavar="KEY=VALUE|KEY-", help="To set, or to take away.")
     ],
@@ -146,7 +146,8 @@ def _guest_json(host: Host, guest: Guest) -> dict[str, Any]:
 
 def doctor(
     hosts: Annotated[
-        list[str] | None, typer.Argument(help="Hosts to examine; all if none.")
+        list[str] | None,
+        typer.Argument(help="Hosts to examine; all if none.", autocompletion=completing.hosts),
     ] = None,
     inventory: INVENTORY = None,
     json: JSON = False,

@@ -14,16 +14,12 @@ from rich.text import Text
 
 from vmckpt import api
 from vmckpt.cli import output, watching
-from vmckpt.cli.arguments import INVENTORY, JSON, rate, seconds
+from vmckpt.cli.arguments import INVENTORY, JOB, JSON, rate, seconds
 from vmckpt.errors import BadInput, InventoryError
 from vmckpt.journal import desk, wording
 from vmckpt.journal.desk import JobDetail, JobView
 from vmckpt.journal.records import RequestKind
 from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_seconds
-
-JOB = Annotated[
-    str, typer.Argument(metavar="JOB", help="Its id, the beginning of it, or its guest.")
-]
 
 
 def add_to(app: typer.Typer) -> None:

@@ -1,5 +1,6 @@
 """vmckpt maintenance: which hosts take no guests."""
 
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +10,13 @@ import typer
 from vmckpt import api
 from vmckpt.api import evacuating
 from vmckpt.cli import output
-from vmckpt.cli.arguments import INVENTORY, JSON
+from vmckpt.cli.arguments import HOST, INVENTORY, JSON
+from vmckpt.journal import wording
 
 app = typer.Typer(
     name="maintenance", no_args_is_help=True, rich_markup_mode=None,
     help="Which hosts are in maintenance: nothing new is placed on them.",
 )  # fmt: skip
-_HOST = Annotated[str, typer.Argument(metavar="HOST", help="As hosts.yaml calls it.")]
 
 
 @app.command("list")
@@ -39,15 +40,16 @@ def list_(json: JSON = False) -> None:
     if not found:
         output.say("no host is in maintenance")
         return
+    now = time.time()
     table = output.table("host", "since", "asked by", "why")
     for one in found:
-        table.add_row(one.host, _when(one.since), one.asked_by, one.why or "–")
+        table.add_row(one.host, wording.clock(one.since, now), one.asked_by, one.why or "–")
     output.out.print(table)
 
 
 @app.command()
 def enter(
-    host: _HOST,
+    host: HOST,
     why: Annotated[str, typer.Option(help="For whoever wonders.")] = "",
     inventory: INVENTORY = None,
 ) -> None:
@@ -63,7 +65,7 @@ def enter(
 
 
 @app.command()
-def leave(host: _HOST, inventory: INVENTORY = None) -> None:
+def leave(host: HOST, inventory: INVENTORY = None) -> None:
     """The host may take guests again; nobody is moved (vmckpt repopulate brings them back).
 
     Example:

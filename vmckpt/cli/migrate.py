@@ -9,11 +9,12 @@ import typer
 from rich.table import Table
 
 from vmckpt import api
-from vmckpt.cli import endings, output
-from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY, PROBE, rate, seconds
+from vmckpt.cli import completing, endings, output
+from vmckpt.cli.arguments import GUEST, INVENTORY, JOB, JSON, POLICIES, POLICY, PROBE, rate, seconds
 from vmckpt.cli.progress import Progress
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import BadInput
+from vmckpt.journal import wording
 from vmckpt.migrate import report as reports
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.terms import Wishes
@@ -25,10 +26,17 @@ from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_rate, sh
 
 
 def migrate(
-    guest: Annotated[str, typer.Argument(help="Name or UUID of the guest.")],
-    to: Annotated[str, typer.Option("--to", help="Host to move it to.")],
+    guest: GUEST,
+    to: Annotated[
+        str, typer.Option("--to", help="Host to move it to.", autocompletion=completing.hosts)
+    ],
     from_: Annotated[
-        str | None, typer.Option("--from", help="Host it is on; found by itself if left out.")
+        str | None,
+        typer.Option(
+            "--from",
+            help="Host it is on; found by itself if left out.",
+            autocompletion=completing.hosts,
+        ),
     ] = None,
     policy: POLICY = None,
     policies: POLICIES = None,
@@ -122,9 +130,7 @@ async def _run(
 
 
 def resume(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="Its id, the beginning of it, or its guest.")
-    ],
+    job: JOB,
     policies: POLICIES = None,
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -186,9 +192,8 @@ def _show(report: MigrationReport) -> None:
     _figures(report)
     _passes(report)
     for one in report.decisions:
-        numbers = " ".join(f"{key}={value}" for key, value in one.numbers.items())
-        at = show_seconds(one.at - report.began)
-        output.out.print(f"at {at}: {one.action}, because {one.reason} {numbers}")
+        at, numbers = show_seconds(one.at - report.began), wording.numbers(one.numbers)
+        output.out.print(f"at {at}: {one.action}, because {one.reason} {numbers}".rstrip())
     for image in report.left_behind:
         output.out.print(f"left on {report.source}: {image}; remove it once all is well")
     for warning in report.warnings:

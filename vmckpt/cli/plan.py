@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from vmckpt import api
-from vmckpt.cli import output
-from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY, PROBE
+from vmckpt.cli import completing, output
+from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, POLICY, PROBE
 from vmckpt.cli.progress import Progress
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import Blocked
@@ -28,9 +28,13 @@ _LOOK = Seconds(10.0)
 
 
 def plan(
-    guest: Annotated[str, typer.Argument(help="Name or UUID of the guest.")],
-    to: Annotated[str, typer.Option("--to", help="Host it would move to.")],
-    from_: Annotated[str | None, typer.Option("--from", help="Host it is on.")] = None,
+    guest: GUEST,
+    to: Annotated[
+        str, typer.Option("--to", help="Host it would move to.", autocompletion=completing.hosts)
+    ],
+    from_: Annotated[
+        str | None, typer.Option("--from", help="Host it is on.", autocompletion=completing.hosts)
+    ] = None,
     policy: POLICY = None,
     policies: POLICIES = None,
     mode: Annotated[Mode | None, typer.Option(help="Instead of the policy's.")] = None,
@@ -122,9 +126,11 @@ def _show(made: Plan, source: Host, target: Host) -> None:
     for planned in chosen.planned if chosen is not None else ():
         at = show_seconds(planned.at)
         output.out.print(f"after {at} or so: {planned.action}, because {planned.reason}")
-    output.out.print(f"the guest: {forecast.curve_in_words(made.outlook.facts)}")
+    curve = forecast.curve_in_words(made.outlook.facts)
+    output.out.print(f"the guest: {curve}")
     for line in made.outlook.facts.basis:
-        output.out.print(f"based on: {line}")
+        if not line.startswith(curve):
+            output.out.print(f"based on: {line}")
 
 
 def _range(span: Range | None, show: Callable[[float], str]) -> str:

@@ -1,7 +1,6 @@
 """vmckpt policy: what policies there are, which one a guest gets, and whether a file is right."""
 
 import asyncio
-import difflib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +9,8 @@ import typer
 from vmckpt import api
 from vmckpt import inventory as inventories
 from vmckpt.cli import output
-from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES
-from vmckpt.errors import BadInput, HostUnreachable, PolicyError
+from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES
+from vmckpt.errors import HostUnreachable, PolicyError, at_host
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
 from vmckpt.policy import explain as explanations
@@ -135,7 +134,7 @@ def check(
 
 @app.command()
 def explain(
-    guest: Annotated[str, typer.Argument(help="Name or UUID of a guest.")],
+    guest: GUEST,
     policy: Annotated[
         str | None, typer.Option("--policy", "-p", help="As if this one were asked for.")
     ] = None,
@@ -188,19 +187,19 @@ def _folder(policies: Path | None, inventory: Path | None) -> Path | None:
 
 def _find(name: str, inventory: Path | None) -> tuple[Host, Guest]:
     """A guest and the host it is on, rather one where it is active."""
-    found, errors = asyncio.run(api.guests(api.load_inventory(inventory)))
+    known = api.load_inventory(inventory)
+    found, errors = asyncio.run(api.guests(known))
     called = [(host, guest) for host, guest in found if name in (guest.name, guest.uuid)]
     if called:
         return max(called, key=lambda one: one[1].state.is_active)
     if errors:
+        silent = "; ".join(at_host(*one) for one in errors.items())
         raise HostUnreachable(
-            f"no host that answers knows guest {name}; not asked: {'; '.join(errors.values())}",
+            f"no host that answers knows guest {name}; not asked: {silent}",
             host=next(iter(errors)),
             mend="run vmckpt doctor",
         )
-    close = difflib.get_close_matches(name, [guest.name for _, guest in found], n=1)
-    hint = f"did you mean {close[0]}?" if close else "run vmckpt guests"
-    raise BadInput(f"no guest {name!r}", mend=hint)
+    raise api.no_guest(known, name, found)
 
 
 def _choice(host: Host, guest: Guest, chosen: Chosen) -> dict[str, Any]:

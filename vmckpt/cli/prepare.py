@@ -1,14 +1,13 @@
 """vmckpt prepare."""
 
 import asyncio
-from typing import Annotated
 
 import typer
 
 from vmckpt import api
 from vmckpt.api import preparing
 from vmckpt.cli import output
-from vmckpt.cli.arguments import INVENTORY, JSON
+from vmckpt.cli.arguments import GUEST, INVENTORY, JSON
 from vmckpt.cli.snapshot_options import DRY_RUN, YES, sure
 from vmckpt.model.events import Event
 from vmckpt.snapshot.preparing import Readiness
@@ -18,7 +17,7 @@ app = typer.Typer(name="prepare", rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def prepare(
-    guest: Annotated[str, typer.Argument(help="Its name or UUID.")],
+    guest: GUEST,
     dry_run: DRY_RUN = False,
     yes: YES = False,
     inventory: INVENTORY = None,

@@ -11,7 +11,16 @@ from rich.text import Text
 
 from vmckpt.cli import output
 from vmckpt.journal import wording
-from vmckpt.model.events import Checked, Copied, Decided, Estimate, Event, PhaseChanged, Sampled
+from vmckpt.model.events import (
+    Checked,
+    Copied,
+    Decided,
+    Estimate,
+    Event,
+    OnItsWay,
+    PhaseChanged,
+    Sampled,
+)
 from vmckpt.model.findings import Severity
 from vmckpt.model.jobs import JobPhase, JobSample
 from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
@@ -68,8 +77,8 @@ class Progress:
             case Checked():
                 found = [f for f in event.findings if f.severity is Severity.WARNING]
                 output.findings(output.err, found if self._warnings else [])
-            case Copied():
-                pass  # a snapshot's; it has a progress of its own
+            case Copied() | OnItsWay():
+                pass  # of a snapshot and of whole hosts; they have a progress of their own
             case Decided():
                 self._log(f"decided action={event.decision.action} ({event.decision.reason})")
             case Sampled():

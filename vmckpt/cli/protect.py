@@ -9,8 +9,8 @@ import typer
 from vmckpt import api
 from vmckpt.api import protecting
 from vmckpt.api.protecting import Request
-from vmckpt.cli import output, protect_trial
-from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY, seconds
+from vmckpt.cli import completing, output, protect_trial
+from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, POLICY, seconds
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import BadInput, Blocked
 from vmckpt.model.findings import Severity
@@ -35,8 +35,11 @@ _AUTO = "auto"
 
 @app.command()
 def protect(
-    guest: Annotated[str, typer.Argument(help="Its name or UUID.")],
-    to: Annotated[str | None, typer.Option("--to", help="Host of the standby.")] = None,
+    guest: GUEST,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", help="Host of the standby.", autocompletion=completing.hosts),
+    ] = None,
     reverse: Annotated[
         bool,
         typer.Option("--reverse", help="After a failover: back to where it was, by differences."),
@@ -171,7 +174,7 @@ def _show(done: Protected) -> None:
 
 @unprotect_app.command()
 def unprotect(
-    guest: Annotated[str, typer.Argument(help="Its name or UUID.")],
+    guest: GUEST,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
@@ -197,7 +200,7 @@ async def _unprotect(inventory: api.Inventory, guest: str) -> Ended:
 
 @failover_app.command()
 def failover(
-    guest: Annotated[str, typer.Argument(help="Its name or UUID.")],
+    guest: GUEST,
     planned: Annotated[
         bool, typer.Option("--planned", help="Both hosts are well: switch without loss.")
     ] = False,
@@ -280,7 +283,10 @@ def _show_ended(ended: Ended, what: str, *, json: bool) -> None:
 
 @status_app.command()
 def status(
-    guest: Annotated[str | None, typer.Argument(help="Its name or UUID; else all.")] = None,
+    guest: Annotated[
+        str | None,
+        typer.Argument(help="Its name or UUID; else all.", autocompletion=completing.guests),
+    ] = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 from vmckpt import api
 from vmckpt.api import evacuating, rolling
 from vmckpt.api.rolling import Rolled, Wishes
-from vmckpt.cli import output
+from vmckpt.cli import completing, output
 from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, seconds
 from vmckpt.cli.evacuate_show import Story, show_plan, show_report
 from vmckpt.cli.signals import stop_on_signals
@@ -22,7 +22,10 @@ app = typer.Typer(name="roll", rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def roll(
-    hosts: Annotated[list[str], typer.Argument(metavar="HOST...", help="In this order.")],
+    hosts: Annotated[
+        list[str],
+        typer.Argument(metavar="HOST...", help="In this order.", autocompletion=completing.hosts),
+    ],
     run: Annotated[
         str, typer.Option(metavar="CMD", help="By a shell on each host once it is empty.")
     ],
@@ -80,9 +83,11 @@ async def _run(
     )  # fmt: skip
     known = api.load_inventory(inventory)
     shelf, _ = api.load_policies(known, folder, None)
-    caller = api.Caller(emit=Story().take, warn=output.say, stop=stop)
+    story = Story()
+    caller = api.Caller(emit=story.take, warn=output.say, stop=stop)
     await evacuating.put_in_order(known, shelf, caller)
-    return await rolling.roll(
-        known, shelf, hosts, wishes, caller, abort=abort,
-        show=lambda plan: show_plan(plan, output.err if json else output.out),
-    )  # fmt: skip
+    with story.going(f"roll {', '.join(hosts)}"):
+        return await rolling.roll(
+            known, shelf, hosts, wishes, caller, abort=abort,
+            show=lambda plan: show_plan(plan, output.err if json else output.out),
+        )  # fmt: skip

@@ -7,7 +7,7 @@ import typer
 
 from vmckpt import api
 from vmckpt.api import groups, snapshots
-from vmckpt.cli import output
+from vmckpt.cli import completing, output
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.cli.snapshot_options import IDENTITY, STORE, Ticker, identity_of
@@ -26,7 +26,12 @@ def add_to(app: typer.Typer) -> None:
 
 def restore(
     snapshot: Annotated[str, typer.Argument(help="Its id, or its name; or the id of a group.")],
-    on: Annotated[str | None, typer.Option(metavar="HOST", help="Else where it was taken.")] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST", help="Else where it was taken.", autocompletion=completing.hosts
+        ),
+    ] = None,
     as_: Annotated[
         str | None, typer.Option("--as", metavar="NAME", help="As another guest: a fork.")
     ] = None,

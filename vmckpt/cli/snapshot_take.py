@@ -8,7 +8,7 @@ import typer
 from vmckpt import api
 from vmckpt.agent.choosing import Way
 from vmckpt.api import groups, snapshots
-from vmckpt.cli import output
+from vmckpt.cli import completing, output
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.cli.snapshot_options import STORE, Ticker
@@ -24,7 +24,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def create(
-    guest: Annotated[str | None, typer.Argument(help="Its name or UUID.")] = None,
+    guest: Annotated[
+        str | None, typer.Argument(help="Its name or UUID.", autocompletion=completing.guests)
+    ] = None,
     name: Annotated[str | None, typer.Option(help="What it is called; else the time.")] = None,
     memory: Annotated[
         bool, typer.Option("--memory/--no-memory", help="Its memory, too, or its disks only.")

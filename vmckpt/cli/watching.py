@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated
@@ -11,12 +11,12 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
-from vmckpt.cli import output, progress
-from vmckpt.cli.arguments import INVENTORY
+from vmckpt.cli import moving, output, progress
+from vmckpt.cli.arguments import INVENTORY, JOB
 from vmckpt.errors import Unattended
 from vmckpt.journal import desk, forms, wording
 from vmckpt.journal.desk import Follower, JobView, News
-from vmckpt.journal.records import StoredSample
+from vmckpt.journal.records import WHOLE_HOST, Operation, StoredSample
 from vmckpt.model.events import Sampled
 from vmckpt.units import Seconds, show_seconds
 
@@ -26,9 +26,7 @@ _PROTECT = "protect"
 
 
 def watch(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="Its id, the beginning of it, or its guest.")
-    ],
+    job: JOB,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object a line, from the beginning on.")
     ] = False,
@@ -135,6 +133,7 @@ class Window:
     def __init__(self, terminal: bool) -> None:
         self._live: Live | None = None
         self._view: JobView | None = None
+        self._parts: Sequence[JobView] = ()
         self._last: Sampled | None = None
         self._logged = -_LOG_EVERY
         if terminal:
@@ -159,10 +158,12 @@ class Window:
     def take(self, news: News) -> None:
         first = self._view is None
         self._view = news.view
+        self._parts = news.parts
         # Who comes late is not shown every sample since the beginning.
         samples = news.samples[-1:] if first or self._live else news.samples
         lines = [(event.at, wording.event(event.kind, event.values)) for event in news.events]
         lines += [(sample.at, self._sampled(sample)) for sample in samples]
+        lines += self._moving(news.view.operation)
         for at, text in sorted(lines, key=lambda line: line[0]):
             if text is not None:
                 output.say(f"{at:7.1f}s {text}")
@@ -175,12 +176,27 @@ class Window:
         self._logged = sample.at
         return progress.line(self._last)
 
+    def _moving(self, operation: Operation) -> list[tuple[Seconds, str | None]]:
+        """A line on the guests of a whole host, if it is time for one."""
+        at, rows = Seconds(time.time() - operation.began_at), moving.rows_of(self._parts)
+        if not rows or self._live is not None or at - self._logged < moving.LOG_EVERY:
+            return []
+        self._logged = at
+        return [(at, f"{self._there(operation)}; {moving.line(rows)}")]
+
+    def _there(self, operation: Operation) -> str:
+        return f"{moving.there(self._parts)} of {len(operation.detail.get('moves', ()))} there"
+
     def _panel(self) -> Group:
         if self._view is None:
             return Group()
         operation = self._view.operation
-        title = f"{operation.id} {operation.guest} → {operation.target or '?'}"
         elapsed = Seconds((operation.ended_at or time.time()) - operation.began_at)
+        if operation.kind in WHOLE_HOST:
+            title = f"{operation.id} {operation.way}"
+            rows = moving.rows_of(self._parts)
+            return moving.panel(title, self._there(operation), elapsed, rows)
+        title = f"{operation.id} {operation.guest} → {operation.target or '?'}"
         return progress.panel(title, self._view.doing, elapsed, self._last)
 
 

@@ -32,7 +32,7 @@ from vmckpt.migrate.requests import MigrateRequest, Setting
 from vmckpt.migrate.terms import Wishes
 from vmckpt.migrate.waiting import following
 from vmckpt.model.callers import Caller
-from vmckpt.model.events import Decided, Event, Sampled
+from vmckpt.model.events import Decided, Event, OnItsWay, Sampled
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.orders import Mode
 from vmckpt.protect import ending, protections
@@ -181,16 +181,23 @@ class Site:
             self._recorder.check()  # it may be long after the first look
             self._nearing.begins(name, None if check is None else check.total, _now())
 
+        def tell(event: Sampled | None) -> None:
+            orders.caller.emit(OnItsWay(guest=name, target=target, sampled=event))
+
         def hear(event: Event) -> None:
             if isinstance(event, Sampled):
                 self._nearing.measured(name, event.estimate, _now())
+                tell(event)
 
         async with (
             following(orders.abort) as stop,
             self._hosts.logins(known.host, target) as logins,
         ):
             listener = Caller(emit=hear, warn=orders.caller.warn, stop=stop, turn=own_turn)
-            found = await moves.migrate(setting, request, listener, logins)
+            try:
+                found = await moves.migrate(setting, request, listener, logins)
+            finally:
+                tell(None)
         return reports.judged(await self._resolved(found), known.guest.name)
 
     async def _define(self, known: Known, target: str) -> Moved:

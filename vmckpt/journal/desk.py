@@ -113,6 +113,8 @@ class News:
     samples: Sequence[StoredSample]
     requests: Sequence[Request] = ()
     """All of them: an answer comes later."""
+    parts: Sequence[JobView] = ()
+    """The migrations of a job of a whole host."""
 
 
 def open_journal(place: Path | str | None = None, *, read_only: bool = False) -> "Journal":
@@ -226,6 +228,7 @@ def news(journal: "Journal", id_: str, event: int, sample: int) -> News:
     return News(
         view=view, events=journal.events(id_, event), samples=journal.samples(id_, sample),
         requests=journal.requests(id_),
+        parts=parts(journal, id_) if view.operation.kind in WHOLE_HOST else (),
     )  # fmt: skip
 
 

@@ -1,10 +1,9 @@
 """Which operation an operator means. Pure."""
 
-import difflib
 from collections.abc import Sequence
 from typing import TypeVar
 
-from vmckpt.errors import BadInput
+from vmckpt.errors import BadInput, meant
 from vmckpt.journal.records import MAINTENANCE, Operation
 
 T = TypeVar("T")
@@ -47,9 +46,7 @@ def choose(name: str, found: Sequence[Operation], *, ended: bool = False) -> Ope
 
 def unknown(name: str, names: Sequence[str]) -> BadInput:
     """The error for a name that nothing has, with those that are nearly it."""
-    close = difflib.get_close_matches(name, names, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else "run vmckpt jobs --all"
-    return BadInput(f"no job {name!r}", mend=hint)
+    return BadInput(f"no job {name!r}", mend=meant(name, names, "run vmckpt jobs --all"))
 
 
 def _listed(found: Sequence[Operation], most: int = 4) -> str:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from vmckpt.units import Seconds, show_seconds
+from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
 
 
 def event(kind: str, values: Mapping[str, Any]) -> str | None:
@@ -16,10 +16,8 @@ def event(kind: str, values: Mapping[str, Any]) -> str | None:
             if values.get("rule") == "evacuate":
                 return f"{values['action']}: {values['reason']}"
             seen = "" if values.get("acted", True) else " (only watched)"
-            numbers = pairs(values["numbers"])
-            return (
-                f"decided {values['action']}, because {values['reason']}{seen} {numbers}".rstrip()
-            )
+            shown = numbers(values["numbers"])
+            return f"decided {values['action']}, because {values['reason']}{seen} {shown}".rstrip()
         case "checked":
             found = [f for f in values["findings"] if f["severity"] in ("warning", "blocker")]
             return "; ".join(f"{f['where']}: {f['text']}" for f in found) or None
@@ -30,6 +28,15 @@ def event(kind: str, values: Mapping[str, Any]) -> str | None:
 def pairs(values: Mapping[str, Any]) -> str:
     """Numbers of a decision, arguments of a request."""
     return " ".join(f"{key}={value}" for key, value in values.items())
+
+
+_SHOWN = {"remaining": show_bytes, "bandwidth": show_rate, "dirty_rate": show_rate}
+
+
+def numbers(values: Mapping[str, Any]) -> str:
+    """What a decision was made from, as far as it was known."""
+    known = {key: value for key, value in values.items() if value is not None}
+    return pairs({key: _SHOWN.get(key, str)(value) for key, value in known.items()})
 
 
 def left(low: Seconds | None, high: Seconds | None, *, converging: bool | None) -> str:

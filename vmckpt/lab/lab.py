@@ -196,6 +196,7 @@ def running_inventory() -> Path | None:
     if len(found) > 1:
         names_ = ", ".join(path.parent.name for path in found)
         raise BadInput(
-            f"several labs are up ({names_})", mend=f"choose with --inventory {found[0]}"
+            f"several labs are up ({names_})",
+            mend=f"choose with --inventory or VMCKPT_INVENTORY, like {LABS}/NAME/hosts.yaml",
         )
     return found[0] if found else None

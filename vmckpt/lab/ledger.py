@@ -109,6 +109,8 @@ def _disk(seen: View, checked: wire.Message, records: Records | None) -> Entry:
         f"{checked.records_checked} records checked by the guest and {records.whole} in the image,"
         f" {wrong} wrong, the last is {records.highest}"
     )
+    if records.highest < seen.highest:
+        text += f", but numbers up to {seen.highest} were told outside"
     whole = wrong == 0 and checked.records_checked > 0 and records.highest >= seen.highest
     return Entry(name="disk", whole=whole, text=text)
 

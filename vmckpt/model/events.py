@@ -57,4 +57,14 @@ class Copied:
     """Of that, what the snapshot before did not have."""
 
 
-Event = PhaseChanged | Checked | Sampled | Decided | Copied
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnItsWay:
+    """A guest that a job of a whole host moves."""
+
+    guest: str
+    target: str
+    sampled: Sampled | None
+    """How far its migration is; None: it has ended, however it did."""
+
+
+Event = PhaseChanged | Checked | Sampled | Decided | Copied | OnItsWay

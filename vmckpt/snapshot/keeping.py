@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from vmckpt.errors import BadInput, KeyRefused, NotInStore, StoreDamaged, StoreNewer
+from vmckpt.errors import BadInput, KeyRefused, NotInStore, StoreDamaged, StoreNewer, meant
 from vmckpt.model.events import Copied
 from vmckpt.store import manifest, publics, wraps
 from vmckpt.store.facts import Public
@@ -80,10 +80,11 @@ def find(store: Store, word: str) -> str:
         rest = f" and {more} more" if more > 0 else ""
         raise BadInput(f"{word!r} may be {shown}{rest}", mend="name one by its id")
     unread = sum(one is None for one in known.values())
+    called = [one.name for one in known.values() if one is not None and one.name is not None]
     beside = f"; of {unread} the name cannot be read" if unread else ""
     raise NotInStore(
         f"{store.backend.where} has no snapshot {word!r}{beside}",
-        mend="vmckpt snapshot list shows them",
+        mend=meant(word, called, "vmckpt snapshot list shows them"),
     )
 
 

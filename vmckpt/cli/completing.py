@@ -1,0 +1,64 @@
+"""What a shell completes that only hosts.yaml, the hosts or the journal know.
+
+Whoever presses TAB wants names soon or none: what is wrong is said by the command itself.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import wraps
+
+import typer
+
+from vmckpt import api
+from vmckpt.errors import VmckptError
+from vmckpt.inventory import Inventory
+from vmckpt.journal import desk
+
+_SOON = 2.0
+"""Seconds; a host that does not answer by then has no guests to be completed."""
+_LATEST = 200
+Complete = Callable[[typer.Context, str], list[str]]
+
+
+def _quietly(names: Callable[[typer.Context], Iterable[str]]) -> Complete:
+    """Those that begin as what was typed; none if they cannot be told."""
+
+    @wraps(names)
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        try:
+            return sorted({one for one in names(ctx) if one.startswith(incomplete)})
+        except (VmckptError, OSError, TimeoutError):
+            return []
+
+    del complete.__wrapped__  # typer looks at the parameters
+    return complete
+
+
+def _inventory(ctx: typer.Context) -> Inventory:
+    return api.load_inventory(ctx.params.get("inventory"))
+
+
+@_quietly
+def hosts(ctx: typer.Context) -> Iterable[str]:
+    """Hosts of hosts.yaml."""
+    return _inventory(ctx).hosts
+
+
+@_quietly
+def guests(ctx: typer.Context) -> Iterable[str]:
+    """Guests of the hosts that answer at once."""
+
+    async def ask() -> list[str]:
+        async with asyncio.timeout(_SOON):
+            found, _ = await api.guests(_inventory(ctx))
+        return [guest.name for _, guest in found]
+
+    return asyncio.run(ask())
+
+
+@_quietly
+def jobs(_: typer.Context) -> Iterable[str]:
+    """Jobs, and guests that have one."""
+    with desk.open_journal() as journal:
+        found = desk.jobs(journal, everything=True, limit=_LATEST)
+    return [name for one in found for name in (one.operation.id, one.operation.guest)]
