@@ -279,13 +279,18 @@ def test_host_after_host(three: Bench) -> None:
     three.guest("web2", "beta", **SMALL)
     mark = three.plan.folder / "rolled"
     order = f"hostname >> {mark}"
-    done = three.good("roll", "alpha", "beta", "--run", order, "--yes", "--json").json
+    around = ("--before", f"echo before >> {mark}", "--after", f"echo after >> {mark}")
+    done = three.good("roll", "alpha", "beta", "--run", order, *around, "--yes", "--json").json
     assert [one["host"] for one in done] == ["alpha", "beta"]
     assert on(three, "web1", "web2") == {"web1": ["alpha"], "web2": ["beta"]}
-    assert mark.read_text().split() == ["alpha", "beta"]
+    said = ["before", "alpha", "after", "before", "beta", "after"]
+    assert mark.read_text().split() == said
     assert three.good("maintenance", "list", "--json").json == []
     for name in ("web1", "web2"):
         assert three.ledgers(name) == WHOLE
+    refused = three.run("roll", "alpha", "--before", "exit 3", "--run", order, "--yes")
+    assert (refused.code, mark.read_text().split()) == (24, said)
+    assert three.good("maintenance", "list", "--json").json == []
     failed = three.run("roll", "alpha", "beta", "--run", "echo no room >&2; exit 3", "--yes")
     assert failed.code == 24
     assert "no room" in failed.err

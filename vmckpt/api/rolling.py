@@ -32,7 +32,11 @@ class Wishes:
     """What is done to each host."""
 
     command: str
-    """By a shell of the host; it may reboot it."""
+    """By a shell of the host, once it is empty; it may reboot it."""
+    before: str | None
+    """The same before its first guest leaves; it must not reboot it."""
+    after: str | None
+    """The same once its guests are back."""
     policy: str | None
     limit: Seconds
     """How long the command may take."""
@@ -100,43 +104,54 @@ async def _one(
                 )
             return await emptying.carry_out(plan, wishes.why, abort)
 
+    if wishes.before is not None:
+        caller.warn(f"{host.name}: running: {wishes.before}")
+        await _run(host, wishes.before, wishes.limit, "nothing was moved")
     emptied = await through(Task(kind=Kind.EVACUATE, host=host.name, policy=wishes.policy))
     if emptied.ended.left:
         first = emptied.ended.left[0]
         raise SomeLeft(f"{host.name}: {first.tenant.name} is left: {first.why}", mend=first.mend)
     caller.warn(f"{host.name}: empty; running: {wishes.command}")
-    await _run(host, wishes)
+    empty = f"it is empty and in maintenance; mend it, then vmckpt repopulate {host.name}"
+    await _run(host, wishes.command, wishes.limit, empty, may_go=True)
     caller.warn(f"{host.name}: waiting until it is well")
     await _well(inventory, host, wishes.healthy_in, caller.stop)
     try:
         back = evacuating.back_to(host.name, wishes.policy)
     except BadInput:  # nobody was there
         evacuating.leave(inventory, host.name)
-        return Rolled(host=host.name, emptied=emptied, filled=None)
-    return Rolled(host=host.name, emptied=emptied, filled=await through(back))
+        filled = None
+    else:
+        filled = await through(back)
+    if wishes.after is not None:
+        caller.warn(f"{host.name}: running: {wishes.after}")
+        await _run(host, wishes.after, wishes.limit, "it takes guests again, and has its own back")
+    return Rolled(host=host.name, emptied=emptied, filled=filled)
 
 
-async def _run(host: Host, wishes: Wishes) -> None:
-    """A command whose connection breaks may have rebooted the host: whether it is well is seen
-    after. One that says no stops everything."""
+async def _run(
+    host: Host, command: str, limit: Seconds, stands: str, *, may_go: bool = False
+) -> None:
+    """One that says no stops everything. `stands`: how the host is then.
+
+    With `may_go` a command whose connection breaks may have rebooted the host: whether it is well
+    is seen after.
+    """
     loop = asyncio.get_running_loop()
     async with Remote(host) as remote:
         await remote.run(["true"])  # that there is no connection at all is another matter
         began = loop.time()
         try:
-            answer = await remote.run(
-                ["sh", "-c", _WHATEVER, "sh", wishes.command], limit=wishes.limit
-            )
+            answer = await remote.run(["sh", "-c", _WHATEVER, "sh", command], limit=limit)
         except RemoteError:
-            if loop.time() - began >= wishes.limit:
+            if not may_go or loop.time() - began >= limit:
                 raise
             return
-    if answer.status not in (0, _BROKEN):
+    if answer.status not in ((0, _BROKEN) if may_go else (0,)):
         raise HookFailed(
             f"{host.name}: the command ended with {answer.status}:"
             f" {last_line(answer.err or answer.out, 'it said nothing')}",
-            mend=f"{host.name} is empty and in maintenance; mend it, then vmckpt repopulate"
-            f" {host.name}",
+            mend=stands,
         )
 
 

@@ -29,8 +29,14 @@ def roll(
     run: Annotated[
         str, typer.Option(metavar="CMD", help="By a shell on each host once it is empty.")
     ],
+    before: Annotated[
+        str | None, typer.Option(metavar="CMD", help="The same before its first guest leaves.")
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="CMD", help="The same once its guests are back.")
+    ] = None,
     limit: Annotated[
-        Seconds, typer.Option(parser=seconds, metavar="TIME", help="CMD may take that long.")
+        Seconds, typer.Option(parser=seconds, metavar="TIME", help="Each CMD may take that long.")
     ] = "30m",  # type: ignore[assignment]
     healthy_in: Annotated[
         Seconds,
@@ -47,7 +53,8 @@ def roll(
 ) -> None:
     """Host after host: empty it, run a command on it, wait until it is well, bring guests back.
 
-    The command may reboot the host (that breaks the connection, which is no error). Well is what
+    The command may reboot the host (that breaks the connection, which is no error; --before and
+    --after must not, and whichever says no ends it all). Well is what
     vmckpt doctor has nothing against. The first host that goes wrong is the last one, and stays in
     maintenance; those before it are done. Begun again, hosts that are empty already are not emptied
     again, but the command runs there once more.
@@ -57,12 +64,18 @@ def roll(
         vmckpt roll alpha beta --run "apt-get -y dist-upgrade && systemctl reboot"
 
         vmckpt roll alpha --run /usr/local/sbin/new-firmware --healthy-in 30m --yes
+
+        vmckpt roll alpha --before "silence alpha" --run "systemctl reboot" --after "speak alpha"
     """
     if not yes and not sys.stdin.isatty():
         raise BadInput("nobody is there to say yes", mend="add --yes")
     if not yes:
-        typer.confirm(f"{', then '.join(hosts)}: {run}?", err=True, abort=True)
-    wishes = Wishes(command=run, policy=policy, limit=limit, healthy_in=healthy_in, why=why)
+        commands = ", then ".join(one for one in (before, run, after) if one)
+        typer.confirm(f"{', then '.join(hosts)}: {commands}?", err=True, abort=True)
+    wishes = Wishes(
+        command=run, before=before, after=after, policy=policy, limit=limit,
+        healthy_in=healthy_in, why=why,
+    )  # fmt: skip
     done = asyncio.run(_run(hosts, wishes, inventory, policies, json=json))
     if json:
         output.print_json([one.as_json() for one in done])
