@@ -273,6 +273,29 @@ def test_a_guest_is_kept_as_it_stands_until_its_host_is_back(three: Bench) -> No
 
 
 @pytest.mark.long
+def test_a_standby_is_to_wait_elsewhere(three: Bench) -> None:
+    """Its guest runs on where it is, and is protected by another host on the same terms."""
+    three.guest("web1", "alpha", **SMALL, shared_memory=True, private_disk=True)
+    how = ("--interval", "300ms", "--failover", "manual")
+    three.good("protect", "web1", "--to", "beta", *how)
+    plan = three.good("evacuate", "beta", "--dry-run", "--json").json
+    assert [(one["guest"], one["to"], one["mode"]) for one in plan["moves"]] == [
+        ("web1 on beta", "gamma", "protect anew")
+    ]
+    done = three.good("evacuate", "beta", "--yes", "--json").json
+    assert [(one["to"], one["standby"]) for one in done["moved"]] == [("gamma", True)]
+    assert (done["left"], done["unprotected"]) == ([], [])
+    assert on(three, "web1") == {"web1": ["alpha", "gamma"]}  # the standby has a process, too
+    (kept,) = three.good("status", "--json").json
+    assert (kept["backup"], kept["phase"]) == ("gamma", "protecting")
+    refused = three.run("repopulate", "beta", "--yes")
+    assert "no guest was moved away" in refused.err  # nobody is migrated for having a standby
+    three.good("maintenance", "leave", "beta")
+    three.good("unprotect", "web1")
+    assert three.ledgers() == WHOLE
+
+
+@pytest.mark.long
 def test_host_after_host(three: Bench) -> None:
     """Each is emptied, does what it is told, and gets its guests back."""
     three.guest("web1", "alpha", **SMALL)

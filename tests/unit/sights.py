@@ -50,10 +50,13 @@ def answers(*looks: Look, **more: Any) -> Answers:
     return Answers(looks=looks, **(usual | more))
 
 
-def seen(told: Answers, policy: Policy | None = None, own: Mapping[str, Policy] = {}) -> Seen:
+def seen(
+    told: Answers, policy: Policy | None = None, own: Mapping[str, Policy] = {},
+    emptied: str | None = None,
+) -> Seen:  # fmt: skip
     """`own`: policies of guests, by name."""
     usual = policy or by()
     policies = {
         guest.uuid: own.get(guest.name, usual) for one in told.looks for guest in one.guests
     }
-    return sights.seen(told, policies, usual.evacuation)
+    return sights.seen(told, policies, usual.evacuation, emptied)

@@ -95,3 +95,13 @@ def test_who_was_moved_by_an_earlier_controller_is_told_once() -> None:
         ("web0", "u-0"), ("web1", "u-1"),
     ]  # fmt: skip
     assert json["left"] == [{"guest": "web2", "on": "alpha", "why": "no room", "mend": "make some"}]
+
+
+def test_a_guest_elsewhere_that_has_lost_its_standby_is_no_good_end() -> None:
+    ended = Ended(arrived=(), shut_down=(), left=(), stopped=False, took=Seconds(9.0))
+    task = Task(kind=Kind.EVACUATE, host="alpha")
+    intent = {"guest": "db", "uuid": "u-9", "from": "alpha", "to": "gamma"}
+    told = Report(task=task, job="e-1", ended=ended, bare=(reports.stepped(intent),))
+
+    assert told.outcome is Outcome.FAILED
+    assert told.as_json()["unprotected"] == [{"guest": "db", "guest_uuid": "u-9", "to": "gamma"}]

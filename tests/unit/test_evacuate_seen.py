@@ -27,7 +27,7 @@ def placed(
     own: Mapping[str, Policy] = MappingProxyType({}),
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Where each guest goes, and why the others stay."""
-    found = seen(told, policy, own)
+    found = seen(told, policy, own, task.host if task.kind is Kind.EVACUATE else None)
     run = (policy or by()).evacuation
     made = plans.placed(task.fleet(found), task.asked(found), terms(run, task.kind))
     return (
@@ -106,9 +106,25 @@ def test_a_protected_guest_goes_to_its_standby_which_has_its_memory_already() ->
     going, left = placed(lost)
     assert not going
     assert "p-1" in left["a"]
-    # The standby of a guest that runs elsewhere is named, and not moved.
-    there = Task(kind=Kind.EVACUATE, host="beta")
-    assert list(placed(told, there)[1]) == ["a on beta"]
+
+
+def test_a_standby_that_waits_there_is_to_wait_elsewhere_but_not_with_its_guest() -> None:
+    a = vm("a", memory=Bytes(2 * GIB))
+    who = {"u-a": Protected(primary="alpha", backup="beta", job="p-1")}
+    empty = Task(kind=Kind.EVACUATE, host="beta")
+    hosts = (at("alpha", a), at("beta", replace(a, state=GuestState.STANDBY)))
+    blind = {("beta", "gamma"): {"/srv/a.raw": False}}  # it gets images of its own
+    told = answers(*hosts, at("gamma"), protected=who, same=blind)
+    assert placed(told, empty) == ({"a on beta": "gamma"}, {})
+    assert seen(told, emptied="beta").known["a on beta"].way is Way.ANEW
+    nowhere = answers(*hosts, at("gamma", free=1 * GIB), protected=who)
+    assert placed(nowhere, empty)[0] == {}
+    # Nobody takes it away from there for another host's sake, or against its policy.
+    assert seen(told, emptied="alpha").known.keys() == {"a"}
+    assert list(placed(told, empty, by("strategy: leave"))[1]) == ["a on beta"]
+    # What is left of an earlier protection is no business of this one.
+    stale = answers(*hosts, at("gamma"), protected={"u-a": replace(who["u-a"], backup="gamma")})
+    assert list(placed(stale, empty)[1]) == ["a on beta"]
 
 
 def test_a_disk_that_the_other_host_does_not_see_keeps_a_guest() -> None:

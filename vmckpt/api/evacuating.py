@@ -94,13 +94,18 @@ def back_to(host: str, policy: str | None) -> Task:
             )
         if one.began_at >= since and one.report is not None:
             last.append(one.report)
-    guests = {str(move["guest_uuid"]) for told in last for move in _list(told, "moved")}
+    guests = {
+        str(move["guest_uuid"]) for told in last for move in _list(told, "moved")
+        if not move.get("standby")  # its guest was elsewhere all the time
+    }  # fmt: skip
     start = {str(uuid) for told in last for uuid in _list(told, "shut_down")}
     if not guests and not start:
+        closed = host in maintenance.held()
         raise BadInput(
             f"no guest was moved away from {host} by vmckpt evacuate",
-            mend="move guests there with vmckpt migrate GUEST --to " + host,
-        )
+            mend=f"vmckpt maintenance leave {host} ends its maintenance"
+            if closed else f"move guests there with vmckpt migrate GUEST --to {host}",
+        )  # fmt: skip
     return Task(
         kind=Kind.REPOPULATE, host=host, goes=frozenset((one, host) for one in guests),
         start=frozenset(start), policy=policy,

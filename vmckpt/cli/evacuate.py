@@ -178,6 +178,12 @@ def _ask(order: Task, wishes: _Wishes, inventory: Path | None, folder: Path | No
             order.kind, "not moved"
         )
         raise SomeLeft(f"{names}{more}: {where}", mend=left[0].mend)
+    if report.bare:
+        first = report.bare[0]
+        raise SomeLeft(
+            f"{first.guest} runs elsewhere, and has no standby any more",
+            mend=f"vmckpt protect {first.guest} --to {first.target}",
+        )
 
 
 async def _run(

@@ -171,6 +171,9 @@ def show_report(report: Report) -> None:
         output.out.print(f"{how}: {uuid}; vmckpt repopulate {report.task.host} starts it")
     for name in report.started:
         output.out.print(f"started: {name}")
+    for one in report.bare:
+        output.out.print(output.styled("bold", f"{one.guest} has no standby any more"))
+        output.out.print(f"        → vmckpt protect {one.guest} --to {one.target}")
     for left in report.ended.left:
         output.out.print(output.styled("bold", f"left: {left.tenant.name}:"), left.why)
         output.out.print(f"        → {left.mend}")

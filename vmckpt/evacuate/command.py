@@ -27,6 +27,7 @@ from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
 from vmckpt.lease.types import host_resource
 from vmckpt.migrate import command as moves
+from vmckpt.migrate import preflight
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import MigrateRequest, Setting
 from vmckpt.migrate.terms import Wishes
@@ -35,12 +36,14 @@ from vmckpt.model.callers import Caller
 from vmckpt.model.events import Decided, Event, OnItsWay, Sampled
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.orders import Mode
-from vmckpt.protect import ending, protections
+from vmckpt.protect import anew, ending, protections
 from vmckpt.units import Seconds
 
 MOVE = "move"
 """The step of a guest that is off, or protected, and goes to another host."""
 _SHOWN = ("guest", "from", "to", "begins_ms", "ends_ms")
+STANDBY = "standby"
+"""The step of a standby that is to wait on another host."""
 SHUT_DOWN = "shut-down"
 """The step of a guest that is asked to shut down, or suspended."""
 Resolve = Callable[[str], Awaitable[Outcome | None]]
@@ -99,10 +102,10 @@ async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: R
     run = Run(site, task, terms, caller.stop, tell=tell, desk=JournalDesk(recorder))
     ended = await run.through(plan)
     started = () if ended.stopped else await site.start_again()
-    earlier, shut, saved = await asyncio.to_thread(_in_journal, recorder.id)
+    earlier, shut, saved, bare = await asyncio.to_thread(_in_journal, recorder.id)
     told = Report(
         task=task, job=recorder.id, ended=ended, earlier=earlier,
-        shut_down=shut or ended.shut_down, suspended=saved, started=started,
+        shut_down=shut or ended.shut_down, suspended=saved, started=started, bare=bare,
     )  # fmt: skip
     recorder.finish(told.outcome, told.as_json())
     return told
@@ -110,10 +113,11 @@ async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: R
 
 def _in_journal(
     job: str | None,
-) -> tuple[tuple[Arrived, ...], tuple[str, ...], frozenset[str]]:
-    """Who was moved by this job, by whichever controller, who was to stop, and be saved."""
+) -> tuple[tuple[Arrived, ...], tuple[str, ...], frozenset[str], tuple[Arrived, ...]]:
+    """Who was moved by this job, by whichever controller, who was to stop, and be saved, and who
+    was to have another standby and has none."""
     if job is None:
-        return (), (), frozenset()
+        return (), (), frozenset(), ()
     with desk.open_journal() as opened:
         parts = opened.parts(job, opened.operation(job, ended=True).began_at)
         steps = opened.steps(job)
@@ -122,7 +126,10 @@ def _in_journal(
     stops = [one.intent for one in steps if one.name == SHUT_DOWN]
     shut = dict.fromkeys(str(one["uuid"]) for one in stops)
     saved = frozenset(str(one["uuid"]) for one in stops if one.get("saved"))
-    return tuple(moved), tuple(shut), saved
+    protected = {one.guest_uuid for one in protections.active()}
+    standbys = [reports.stepped(one.intent) for one in steps if one.name == STANDBY]
+    bare = tuple(one for one in standbys if one.uuid not in protected)
+    return tuple(moved), tuple(shut), saved, bare
 
 
 class Site:
@@ -149,6 +156,8 @@ class Site:
                     return await self._define(known, target)
                 case Way.SWITCH:
                     return await self._switch(known, target)
+                case Way.ANEW:
+                    return await self._protect(known, target)
         except Cancelled as exc:
             return Moved(good=False, why=exc.message, final="it was cancelled")
         except (GuestBusy, JournalError) as exc:
@@ -210,12 +219,24 @@ class Site:
             await switching.move_offline(source, known.guest.uuid, there)
         return Moved(good=True, took=Seconds(time.monotonic() - began))
 
-    async def _note(self, known: Known, target: str) -> None:
+    async def _note(self, known: Known, target: str, step: str = MOVE) -> None:
         """What is no job of its own is a step of this one: who brings guests back must know it."""
         intent = {
             "guest": known.guest.name, "uuid": known.guest.uuid, "from": known.host, "to": target
         }  # fmt: skip
-        await asyncio.to_thread(self._recorder.intend, MOVE, intent)
+        await asyncio.to_thread(self._recorder.intend, step, intent)
+
+    async def _protect(self, known: Known, target: str) -> Moved:
+        """Another standby for a guest that runs elsewhere; what is against it is seen before."""
+        orders, began = self._orders, time.monotonic()
+        another = await asyncio.to_thread(scouting.another, orders.scope, known, target)
+        async with following(orders.abort) as stop:
+            caller = Caller(emit=lambda _: None, warn=orders.caller.warn, stop=stop)
+            if against := preflight.blockers(tuple(await anew.check(another, caller))):
+                return Moved(good=False, why=against[0].text)
+            await self._note(known, target, STANDBY)
+            done = await anew.move(another, caller)
+        return Moved(good=True, job=done.job, took=Seconds(time.monotonic() - began))
 
     async def _switch(self, known: Known, target: str) -> Moved:
         """A protected guest goes on as its standby, without loss, and has none after that."""

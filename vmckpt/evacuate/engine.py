@@ -15,7 +15,7 @@ from vmckpt.evacuate.fleet import Fleet, Tenant
 from vmckpt.evacuate.links import Move
 from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.plan import Plan
-from vmckpt.evacuate.seen import ON_ITS_WAY, Known, Seen
+from vmckpt.evacuate.seen import ON_ITS_WAY, Known, Seen, Way
 from vmckpt.evacuate.task import Task
 from vmckpt.journal.records import Request, RequestKind
 from vmckpt.migrate.wishes import Desk
@@ -75,6 +75,8 @@ class Arrived:
     job: str | None
     took: Seconds
     downtime: Seconds | None
+    standby: bool = False
+    """It was not the guest itself, which runs elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +271,7 @@ class Run:
                 Arrived(
                     guest=move.name, uuid=uuid, source=move.source, target=move.target,
                     job=moved.job, took=moved.took, downtime=moved.downtime,
+                    standby=known is not None and known.way is Way.ANEW,
                 )
             )  # fmt: skip
             self._tell(f"{move.name} → {move.target}", self._arrived_text(moved), "evacuate")

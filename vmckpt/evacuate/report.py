@@ -32,6 +32,8 @@ class Report:
     """Those of them whose memory was saved."""
     started: tuple[str, ...] = ()
     """Names of guests that were started again."""
+    bare: tuple[Arrived, ...] = ()
+    """Guests elsewhere whose standby was to wait on another host, and that have none now."""
 
     @property
     def arrived(self) -> tuple[Arrived, ...]:
@@ -42,7 +44,7 @@ class Report:
 
     @property
     def outcome(self) -> Outcome:
-        if not self.ended.left:
+        if not (self.ended.left or self.bare):
             return Outcome.COMPLETED
         return Outcome.CANCELLED if self.ended.stopped else Outcome.FAILED
 
@@ -56,11 +58,15 @@ class Report:
                     "guest": one.guest, "guest_uuid": one.uuid, "from": one.source,
                     "to": one.target, "job": one.job, "took_ms": _ms(one.took),
                     "downtime_ms": None if one.downtime is None else _ms(one.downtime),
+                    "standby": one.standby,
                 }
                 for one in self.arrived
             ],
             "shut_down": list(self.shut_down), "suspended": sorted(self.suspended),
             "started": list(self.started),
+            "unprotected": [
+                {"guest": one.guest, "guest_uuid": one.uuid, "to": one.target} for one in self.bare
+            ],
             "left": [
                 {"guest": one.tenant.name, "on": one.tenant.host, "why": one.why,
                  "mend": one.mend}

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vmckpt.errors import HypervisorError, PolicyError
+from vmckpt.errors import HypervisorError, PolicyError, VmckptError
 from vmckpt.evacuate import balance
 from vmckpt.evacuate import plan as plans
 from vmckpt.evacuate import seen as sights
@@ -29,7 +29,8 @@ from vmckpt.model.jobs import Decision
 from vmckpt.policy import select
 from vmckpt.policy.select import Subject
 from vmckpt.policy.types import OnFailure, Policy
-from vmckpt.protect import protections
+from vmckpt.protect import anew, protections
+from vmckpt.protect.anew import Anew
 from vmckpt.units import Seconds
 
 DEFAULT = "maintenance"
@@ -94,7 +95,8 @@ async def look(hosts: Hosts, scope: Scope, task: Task) -> Seen:
         guest.uuid: _policy(scope, task, one.host, guest, strict=one.host.name in sources)
         for one in answers.looks for guest in one.guests
     }  # fmt: skip
-    return sights.seen(answers, policies, run)
+    emptied = task.host if task.kind is Kind.EVACUATE else None
+    return sights.seen(answers, policies, run, emptied)
 
 
 def _policy(scope: Scope, task: Task, host: Host, guest: Guest, *, strict: bool) -> Policy:
@@ -202,9 +204,11 @@ class _Looking:
     ) -> Checked:
         """One move, looked at as `vmckpt plan` does; where no memory travels there is no
         forecast."""
+        hosts = scope.inventory
+        if known.way is Way.ANEW:
+            return await _standing(scope, known, target, caller)
         if known.way is not Way.LIVE:
             return Checked(policy=known.policy.name, mode=str(known.way))
-        hosts = scope.inventory
         setting = Setting(
             source=hosts.host(known.host), target=hosts.host(target), policies=scope.once(),
             outside=None,
@@ -218,12 +222,36 @@ class _Looking:
             async with self._hosts.logins(known.host, target) as open_:
                 made = await command.plan(setting, request, silent, open_=open_, links=self._links)
         except HypervisorError as exc:
-            refused = Finding(
-                code="error", severity=Severity.BLOCKER, where=target, text=exc.message,
-                mend=exc.mend,
-            )  # fmt: skip
-            return Checked(policy=known.policy.name, mode="", blockers=(refused,))
+            return _refused(known, target, exc)
         return _checked(made, known.policy.name)
+
+
+def another(scope: Scope, known: sights.Known, target: str) -> Anew:
+    """What gives the guest of a standby another one. Raises BadInput: it is not protected."""
+    hosts = scope.inventory
+    return Anew(
+        known=protections.of(hosts, known.guest.uuid), backup=hosts.host(target),
+        lease=hosts.lease, usual=known.policy.protection,
+    )  # fmt: skip
+
+
+async def _standing(scope: Scope, known: sights.Known, target: str, caller: Caller) -> Checked:
+    """Whether the guest of a standby may have another one there."""
+    try:
+        found = await anew.check(another(scope, known, target), caller)
+    except VmckptError as exc:
+        return _refused(known, target, exc)
+    return Checked(
+        policy=known.policy.name, mode=str(known.way), blockers=preflight.blockers(tuple(found)),
+        warnings=tuple(one for one in found if one.severity is Severity.WARNING),
+    )  # fmt: skip
+
+
+def _refused(known: sights.Known, target: str, error: VmckptError) -> Checked:
+    refused = Finding(
+        code="error", severity=Severity.BLOCKER, where=target, text=error.message, mend=error.mend
+    )
+    return Checked(policy=known.policy.name, mode="", blockers=(refused,))
 
 
 def _looked(text: str, now: float) -> Decided:

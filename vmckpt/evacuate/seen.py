@@ -34,6 +34,8 @@ class Way(StrEnum):
     """It is off: its definition moves."""
     SWITCH = "switch"
     """It is protected: its standby takes over, by plan."""
+    ANEW = "protect anew"
+    """It is a standby: its guest, which runs elsewhere, gets another one."""
 
 
 ON_ITS_WAY = "it is on its way already"
@@ -147,8 +149,11 @@ def names(looks: Sequence[Look]) -> dict[tuple[str, str], str]:
     }  # fmt: skip
 
 
-def seen(answers: Answers, policies: Mapping[str, Policy], run: Evacuation) -> Seen:
-    """The fleet. `policies`: of each guest by UUID; `run`: the terms of emptying.
+def seen(
+    answers: Answers, policies: Mapping[str, Policy], run: Evacuation, emptied: str | None = None
+) -> Seen:
+    """The fleet. `policies`: of each guest by UUID; `run`: the terms of emptying; `emptied`: the
+    host whose standbys are to wait elsewhere, too.
 
     A guest that two hosts have running is taken from neither: it is on its way.
     """
@@ -168,15 +173,15 @@ def seen(answers: Answers, policies: Mapping[str, Policy], run: Evacuation) -> S
             if standing or arriving:
                 name = f"{name} on {look.host.name}"
             policy = policies[guest.uuid]
-            way = _way(guest, answers, off=off)
-            stays = _stays(guest, look, answers, policy, way)
+            goes = look.host.name == emptied and _is_standby(guest, look, answers, policy)
+            way = Way.ANEW if goes else _way(guest, answers, off=off)
+            stays = None if goes else _stays(guest, look, answers, policy, way)
             if running[guest.uuid] > 1:
                 stays = ON_ITS_WAY
-            tenants.append(_tenant(name, guest, look, policy, answers, stays=stays))
-            if not standing and not arriving:
-                known[name] = Known(
-                    name=name, guest=guest, host=look.host.name, policy=policy, way=way
-                )
+            one = Known(name=name, guest=guest, host=look.host.name, policy=policy, way=way)
+            tenants.append(_tenant(one, answers, stays))
+            if goes or not (standing or arriving):
+                known[name] = one
     return Seen(
         fleet=Fleet(tuple(_place(one, answers, run) for one in answers.looks), tuple(tenants)),
         known=MappingProxyType(known),
@@ -201,6 +206,17 @@ def _way(guest: Guest, answers: Answers, *, off: bool) -> Way:
     if off:
         return Way.OFFLINE
     return Way.SWITCH if guest.uuid in answers.protected else Way.LIVE
+
+
+def _is_standby(guest: Guest, look: Look, answers: Answers, policy: Policy) -> bool:
+    """Whether it waits there for a guest that may have another standby instead."""
+    protected = answers.protected.get(guest.uuid)
+    return (
+        guest.state is GuestState.STANDBY
+        and protected is not None
+        and protected.backup == look.host.name
+        and policy.evacuation.strategy is not Strategy.LEAVE
+    )
 
 
 def _stays(guest: Guest, look: Look, answers: Answers, policy: Policy, way: Way) -> str | None:
@@ -255,23 +271,23 @@ def _tied(guest: Guest) -> str | None:
     return None
 
 
-def _tenant(
-    name: str, guest: Guest, look: Look, policy: Policy, answers: Answers, *, stays: str | None
-) -> Tenant:
-    wants, way = policy.evacuation, _way(guest, answers, off=guest.state is GuestState.SHUT_OFF)
+def _tenant(one: Known, answers: Answers, stays: str | None) -> Tenant:
+    guest, wants = one.guest, one.policy.evacuation
     groups = {f"{key}={guest.labels[key]}" for key in wants.apart if key in guest.labels}
     made = Tenant(
-        name=name, host=look.host.name, memory=Bytes(guest.memory + OVERHEAD),
-        cpus=float(guest.vcpus), needs=_needs(guest, look.host.name, policy, answers),
+        name=one.name, host=one.host, memory=Bytes(guest.memory + OVERHEAD),
+        cpus=float(guest.vcpus), needs=_needs(guest, one.host, one.policy, answers),
         apart=frozenset(groups), priority=wants.priority, stays=stays,
         prefers=frozenset(wants.prefers), size=guest.memory,
     )  # fmt: skip
-    match way:
+    match one.way:
         case Way.OFFLINE:
             return replace(made, memory=Bytes(0), cpus=0.0, size=_SMALL)
         case Way.SWITCH if stays is None:
             backup = answers.protected[guest.uuid].backup
             return replace(made, needs=Needs(only=frozenset({backup})), size=_SMALL)
+        case Way.ANEW:  # it gets images of its own
+            return replace(made, needs=replace(made.needs, storage=frozenset()))
         case _:
             return made
 

@@ -1,7 +1,9 @@
 """How a guest is protected by a standby, as a policy says it. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any, Self
 
 from vmckpt.units import Seconds
 
@@ -31,3 +33,12 @@ class Protection:
     lease: Seconds = Seconds(5.0)
     """How long a renewal of the lease is good: a database or an agent that is started anew within
     that harms nothing, and a failover takes that much longer."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Times in seconds."""
+        return {**asdict(self), "failover": str(self.failover)}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
+        """Raises TypeError, ValueError for what is none."""
+        return cls(**{**told, "failover": Failover(told["failover"])})

@@ -83,7 +83,8 @@ async def protect(
         return plan
     new = NewOperation(
         kind="protect", guest=guest.name, guest_uuid=guest.uuid, source=setting.primary.name,
-        target=setting.backup.name, detail={"automatic": request.automatic},
+        target=setting.backup.name,
+        detail={"automatic": request.automatic, "terms": request.terms.as_json()},
     )  # fmt: skip
     async with recorded(new, guest.uuid, caller.warn) as recorder:
         beginning = Beginning(
