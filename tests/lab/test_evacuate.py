@@ -322,3 +322,21 @@ def test_host_after_host(three: Bench) -> None:
     assert three.where("web1") != ["alpha"]
     three.good("repopulate", "alpha", "--yes")
     assert on(three, "web1", "web2") == {"web1": ["alpha"], "web2": ["beta"]}
+
+
+@pytest.mark.long
+def test_a_host_that_goes_down_and_comes_back_is_filled_again(three: Bench) -> None:
+    """Its command ends with the host, as a reboot does."""
+    three.guest("web1", "alpha", **SMALL)
+    mark = three.plan.folder / "going-down"
+    rolling = three.start("roll", "alpha", "--run", f"touch {mark}; sleep 600", "--yes", "--json")
+    until(mark.exists, limit=60)
+    host.power_off(three.plan.host("alpha"))
+    time.sleep(3)
+    assert rolling.poll() is None
+    lab.heal(three.plan, "alpha")
+    done = finish(rolling, limit=180)
+    assert done.code == 0, done.err
+    assert on(three, "web1") == {"web1": ["alpha"]}
+    assert three.ledgers() == WHOLE
+    assert three.good("maintenance", "list", "--json").json == []

@@ -2,11 +2,12 @@
 
 Windows slide: nobody waits for a batch. A move begins when its source, its target and all together
 have one free place, its target has room beside all that is on its way there, and beginning now ends
-sooner than waiting.
+sooner than waiting. While one of a host's moves ends, one more may begin its setup there: else the
+network would lie idle for that long.
 """
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vmckpt.evacuate.fleet import Fleet
@@ -22,7 +23,9 @@ class Windows:
     """How many may be on their way at once."""
 
     per_source: int = 2
+    """Of each host, and one more while one of them ends."""
     per_target: int = 2
+    """The same."""
     total: int = 16
     order: Order = Order.LONGEST
 
@@ -39,14 +42,14 @@ def start(
     """
     under = list(running)
     begun: list[Move] = []
-    sources = Counter(one.move.source for one in under)
-    targets = Counter(one.move.target for one in under)
+    sources = _Places(windows.per_source, [(one.move.source, one.ending) for one in under])
+    targets = _Places(windows.per_target, [(one.move.target, one.ending) for one in under])
     for move in ordered(waiting, windows.order, links):
         if len(under) >= windows.total:
             break
         if changed is not None and move.source not in changed and move.target not in changed:
             continue
-        if sources[move.source] >= windows.per_source or targets[move.target] >= windows.per_target:
+        if not (sources.free(move.source) and targets.free(move.target)):
             continue
         at = seating.index[move.target]
         if seating.against(move.tenant, at) is not None or not pays(move, under, links):
@@ -54,9 +57,28 @@ def start(
         seating.sit(move.tenant, at)
         under.append(begin(move))
         begun.append(move)
-        sources[move.source] += 1
-        targets[move.target] += 1
+        sources.take(move.source)
+        targets.take(move.target)
     return begun
+
+
+class _Places:
+    """How many moves each host may have at once."""
+
+    def __init__(self, most: int, taken: Iterable[tuple[str, bool]]) -> None:
+        """`taken`: hosts, and whether the move is about to end."""
+        self._most = most
+        self._all, self._busy = Counter[str](), Counter[str]()
+        for host, ending in taken:
+            self._all[host] += 1
+            self._busy[host] += not ending
+
+    def free(self, host: str) -> bool:
+        return self._busy[host] < self._most and self._all[host] <= self._most
+
+    def take(self, host: str) -> None:
+        self._all[host] += 1
+        self._busy[host] += 1
 
 
 def ordered(
