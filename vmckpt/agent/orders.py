@@ -207,6 +207,8 @@ class ReplicaOrder:
     """To look at what was there before: path and format of each, by disk."""
     users: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Images of other guests with their guest and format."""
+    files: Sequence[str] = ()
+    """To look for room: files that must be there, too."""
 
     def as_json(self) -> dict[str, Any]:
         """With the lease's password: for the host, and for no log or journal."""

@@ -98,8 +98,10 @@ def _room(folder: Path) -> int:
 
 
 def _rooms(order: ReplicaOrder) -> dict[str, Any]:
-    """What is free on the backup: for memory and epochs, and for images."""
-    return {"memory": _room(ROOT), "images": _room(Path(order.state))}
+    """What is free on the backup, for memory and epochs and for images; and which files of a guest
+    it lacks."""
+    missing = [one for one in order.files if not Path(one).exists()]
+    return {"memory": _room(ROOT), "images": _room(Path(order.state)), "missing": missing}
 
 
 def _before(order: ReplicaOrder) -> dict[str, Any]:

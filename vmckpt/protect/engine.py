@@ -132,11 +132,17 @@ async def seen(
     taking: Taking = _NONE,
 ) -> Seen:  # fmt: skip
     """What preflight wants to know. Raises VmckptError."""
+    # Neither is copied, and its QEMU does not start without them.
+    fixed = [one["source"] for one in looked["disks"]
+             if one["read_only"] and one["source"] and one["kind"] == "file"]  # fmt: skip
+    files = [*guest.boot_files, *fixed]
     async with Hypervisor(setting.primary) as one, Hypervisor(setting.backup) as other:
         ours, theirs, room = await asyncio.gather(
             facts.host_facts(one),
             facts.host_facts(other),
-            asking.order(setting.backup, guest.uuid, "room", state=_folder(setting, request)),
+            asking.order(
+                setting.backup, guest.uuid, "room", state=_folder(setting, request), files=files
+            ),
         )
     taken = any(guest.name == one.name or guest.uuid == one.uuid for one in theirs.guests)
     devices = [node.tag for node in ET.fromstring(looked["xml"]).findall("devices/*")]
@@ -148,7 +154,7 @@ async def seen(
             Bytes(int(looked["room"])), Bytes(int(room["memory"])),
         ),
         has_lease=setting.lease is not None, automatic=request.automatic,
-        max_pause=request.terms.max_pause,
+        max_pause=request.terms.max_pause, missing=tuple(room["missing"]),
     )  # fmt: skip
 
 

@@ -43,6 +43,8 @@ class Seen:
     has_lease: bool
     automatic: bool
     max_pause: Seconds
+    missing: tuple[str, ...] = ()
+    """Files of the guest that are not copied, and that the backup lacks."""
 
 
 def check(seen: Seen) -> list[Finding]:
@@ -68,6 +70,12 @@ def _place(seen: Seen) -> Iterator[Finding]:
         yield _blocker(
             "name-taken", seen.backup, f"{seen.backup} has a guest {seen.guest} already",
             f"undefine it there: virsh undefine {seen.guest}",
+        )  # fmt: skip
+    for path in seen.missing:
+        yield _blocker(
+            "file-missing", seen.backup,
+            f"{path} is not there: the guest begins or reads from it, and it is not copied",
+            f"copy it to {seen.backup}, to the same place",
         )  # fmt: skip
     yield from _same_qemu(seen)
 
