@@ -11,7 +11,6 @@ from rich.text import Text
 from vmckpt.journal import forms, wording
 from vmckpt.journal.desk import JobView
 from vmckpt.model.events import Sampled
-from vmckpt.model.jobs import Outcome
 from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
 
 LOG_EVERY = 10.0
@@ -41,11 +40,6 @@ def rows_of(parts: Iterable[JobView]) -> list[Row]:
         for one in parts
         if one.operation.active and one.sample is not None
     ]
-
-
-def there(parts: Iterable[JobView]) -> int:
-    """How many of them have arrived."""
-    return sum(one.operation.outcome == Outcome.COMPLETED for one in parts)
 
 
 def panel(title: str, doing: str, elapsed: Seconds, rows: list[Row]) -> Group:

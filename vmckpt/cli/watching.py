@@ -14,7 +14,7 @@ from rich.live import Live
 from vmckpt.cli import moving, output, progress
 from vmckpt.cli.arguments import INVENTORY, JOB
 from vmckpt.errors import Unattended
-from vmckpt.journal import desk, forms, wording
+from vmckpt.journal import desk, forms, turns, wording
 from vmckpt.journal.desk import Follower, JobView, News
 from vmckpt.journal.records import WHOLE_HOST, Operation, StoredSample
 from vmckpt.model.events import Sampled
@@ -185,7 +185,8 @@ class Window:
         return [(at, f"{self._there(operation)}; {moving.line(rows)}")]
 
     def _there(self, operation: Operation) -> str:
-        return f"{moving.there(self._parts)} of {len(operation.detail.get('moves', ()))} there"
+        found = turns.turns(operation, self._parts)
+        return f"{turns.summary(found).arrived} of {len(found)} there"
 
     def _panel(self) -> Group:
         if self._view is None:
