@@ -15,9 +15,9 @@ class Qmp:
 
     guest, host, uri, name = "none", "here", "none", "guestless"
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, limit: float = 20.0) -> None:
         self._socket = connected
-        self._socket.settimeout(20.0)
+        self._socket.settimeout(limit)
         self._lines = self._socket.makefile("rb")
 
     def close(self) -> None:
@@ -52,17 +52,20 @@ class Qmp:
 
 
 @contextmanager
-def qemu(*options: str, files: Sequence[int] = ()) -> Iterator[Qmp]:
-    """One with so many options, and files that it finds by their numbers."""
+def qemu(
+    *options: str, files: Sequence[int] = (), under: Sequence[str] = (), limit: float = 20.0
+) -> Iterator[Qmp]:
+    """One with so many options, and files that it finds by their numbers; `under`: a program that
+    runs it; `limit`: seconds that it may take for an answer."""
     ours, theirs = socket.socketpair()
     with ExitStack() as undo:
-        qmp = Qmp(ours)
+        qmp = Qmp(ours, limit)
         undo.callback(qmp.close)
         with theirs:
             process = subprocess.Popen(
                 [
-                    "qemu-system-x86_64", "-machine", "none", "-accel", "tcg", "-nodefaults",
-                    "-display", "none", "-mon", "chardev=qmp,mode=control",
+                    *under, "qemu-system-x86_64", "-machine", "none", "-accel", "tcg",
+                    "-nodefaults", "-display", "none", "-mon", "chardev=qmp,mode=control",
                     "-chardev", f"socket,id=qmp,fd={theirs.fileno()}", *options,
                 ],
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno(), *files],

@@ -1,12 +1,16 @@
 """The mirror into a write log, by a QEMU that has no guest and no libvirt."""
 
 import os
+import re
 import signal
+import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -224,3 +228,122 @@ def test_a_mirror_ends_while_its_writes_wait(rig: Rig) -> None:
         guest.flush()
 
     assert rig.image.read_bytes()[: 12 * MIB] == b"x" * (12 * MIB)
+
+
+class Monitor:
+    """Says what it is told to say of the job, and takes down what is asked for."""
+
+    guest, host, uri, name = "none", "here", "none", "web1"
+
+    def __init__(self, *jobs: dict[str, Any] | None, state: str = "running") -> None:
+        """`jobs`: one look after the other; the last one stays."""
+        self._jobs, self._state = list(jobs), state
+        self.did: list[str] = []
+
+    def ask(self, command: str, **_: object) -> Any:
+        if command != "query-block-jobs":
+            return []
+        found = self._jobs.pop(0) if len(self._jobs) > 1 else self._jobs[0]
+        return [] if found is None else [{"device": JOB, "io-status": "ok", **found}]
+
+    def tell(
+        self, command: str, arguments: dict[str, object], *, files: tuple[int, ...] = ()
+    ) -> Any:
+        how = "" if "force" not in arguments else " by force" if arguments["force"] else " gently"
+        self.did.append(command + how)
+
+    def human(self, line: str) -> str:
+        raise AssertionError(line)
+
+    def run_state(self) -> str:
+        return self._state
+
+    def paused_by_somebody(self) -> bool:
+        return False
+
+
+READY = {"status": "ready", "ready": True}
+FORCED = ["stop", "block-job-cancel by force", "cont"]
+
+
+@pytest.mark.parametrize(
+    ("looks", "state", "did"),
+    [
+        pytest.param([READY, READY, None], "running", ["block-job-cancel gently"], id="works"),
+        pytest.param(
+            [{"status": "running", "ready": False}, READY, READY, None], "running",
+            ["block-job-cancel gently"], id="is waited for until it is ready",
+        ),
+        pytest.param([READY | {"io-status": "failed"}, None], "running", FORCED, id="fails"),
+        pytest.param(
+            [READY | {"io-status": "failed"}, None], "paused", ["block-job-cancel by force"],
+            id="the guest stands still",
+        ),
+        pytest.param(
+            [READY, {"status": "concluded", "ready": True}, None], "running",
+            ["block-job-cancel gently", "job-dismiss"], id="is dismissed",
+        ),
+        pytest.param([{"status": "aborting", "ready": True}, None], "running", [], id="ends"),
+    ],
+)  # fmt: skip
+def test_nothing_is_broken_off_while_the_guest_writes(
+    looks: list[dict[str, Any] | None], state: str, did: list[str]
+) -> None:
+    monitor = Monitor(*looks, state=state)
+    mirroring.end(monitor, JOB)
+
+    assert monitor.did == did
+
+
+def test_one_that_does_not_end_gently_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirroring, "_GENTLY", 0.05)
+    monkeypatch.setattr(mirroring, "_PATIENCE", 0.2)
+    monitor = Monitor(READY)
+    with pytest.raises(HypervisorError, match="does not end"):
+        mirroring.end(monitor, JOB)
+
+    assert monitor.did[:4] == ["block-job-cancel gently", *FORCED]
+
+
+@pytest.mark.long
+def test_mirrors_that_end_while_the_guest_writes_leave_qemus_heap_alone(tmp_path: Path) -> None:
+    """By valgrind: QEMU frees what writes under way still use if a mirror is broken off."""
+    log, socket, guest = tmp_path / "valgrind", tmp_path / "log.sock", tmp_path / "guest.sock"
+    (tmp_path / "disk.raw").write_bytes(bytes(64 * MIB))
+    node = f"driver=file,node-name=disk,filename={tmp_path / 'disk.raw'}"
+    with ExitStack() as undo:
+        serves = ["nbdkit", "-f", "-U", str(socket), "memory", "64M"]
+        undo.enter_context(running(serves))
+        qmp = undo.enter_context(
+            qemu("-blockdev", node, under=("valgrind", f"--log-file={log}"), limit=120.0)
+        )
+        address = {"type": "unix", "data": {"path": str(guest)}}
+        qmp.tell("nbd-server-start", {"addr": address})
+        export = {"type": "nbd", "id": "guest", "node-name": "disk", "writable": True}
+        qmp.tell("block-export-add", export)
+        # Each write has a block of its own: valgrind knows a freed one for a while.
+        writes = ["qemu-img", "bench", "-w", "-d", "8", "-s", "4096", "-S", "69632", "-c",
+                  "2000000000", "-f", "raw", f"nbd+unix:///disk?socket={guest}"]  # fmt: skip
+        busy = undo.enter_context(running(writes))
+        until(socket.exists)
+        give_up = time.monotonic() + 40.0
+        while time.monotonic() < give_up:
+            mirroring.begin(qmp, node="disk", socket=socket, job=JOB)
+            until(lambda: mirroring.begun(qmp, JOB))
+            time.sleep(0.3)
+            mirroring.end(qmp, JOB)
+        assert busy.poll() is None
+    told = log.read_text()
+
+    assert "Memcheck" in told
+    assert re.findall(r"inside a block of size [\d,]+ free'd", told) == []
+
+
+@contextmanager
+def running(words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

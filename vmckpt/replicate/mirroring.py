@@ -19,6 +19,8 @@ MARK = "vmckpt-mirror-"
 _TOP = "-top"
 _LONGEST_NAME = 31 - len(_TOP)
 _PATIENCE = Seconds(10.0)
+_GENTLY = Seconds(2.0)
+"""So long one that works is waited for, until it is ready and then until it has ended."""
 _TURN = 0.005
 
 
@@ -91,28 +93,47 @@ def end(monitor: Commands, job: str) -> None:
 
     The log must not hold writes back meanwhile. Raises HypervisorError.
     """
-    give_up = time.monotonic() + _PATIENCE
+    began = time.monotonic()
+    asked = False
     while (found := _job(monitor, job)) is not None:
-        if found["status"] == "concluded":
-            with suppress(Refused):
-                monitor.tell("job-dismiss", {"id": job})
-        elif found["status"] not in ("aborting", "pending", "null"):
-            _cancel(monitor, job)
-        if time.monotonic() > give_up:
+        waited = time.monotonic() - began
+        if waited > _PATIENCE:
             raise HypervisorError(
                 f"{monitor.name} on {monitor.host}: the mirror {job} does not end"
                 f" ({found['status']})",
                 host=monitor.host,
             )
+        if found["status"] == "concluded":
+            with suppress(Refused):
+                monitor.tell("job-dismiss", {"id": job})
+        elif found["status"] not in ("aborting", "pending", "null"):
+            if waited > _GENTLY or _why_over(found) is not None:
+                _break_off(monitor, job)
+            elif found["ready"] and not asked:
+                asked = True
+                _cancel(monitor, job, force=False)
         time.sleep(_TURN)
     if any(node["node-name"] == job for node in _nodes(monitor)):
         monitor.tell("blockdev-del", {"node-name": job})
 
 
-def _cancel(monitor: Commands, job: str) -> None:
-    # Without force it would first wait for all that is under way. It may end by itself meanwhile.
-    with suppress(Refused):
-        monitor.tell("block-job-cancel", {"device": job, "force": True})
+def _break_off(monitor: Commands, job: str) -> None:
+    """Of one that fails, or never was ready. The guest stands still for it: QEMU (7.2, mirror.c)
+    frees what writes that are under way then still write to, and its heap is damaged."""
+    runs = monitor.run_state() == "running"
+    if runs:
+        monitor.tell("stop", {})
+    try:
+        _cancel(monitor, job, force=True)
+    finally:
+        if runs:
+            monitor.tell("cont", {})
+
+
+def _cancel(monitor: Commands, job: str, *, force: bool) -> None:
+    """Without force one that is ready waits for the writes that are under way, before it ends."""
+    with suppress(Refused):  # it may end by itself meanwhile
+        monitor.tell("block-job-cancel", {"device": job, "force": force})
 
 
 def _filter(job: str) -> str:
