@@ -62,7 +62,9 @@ class Head(Horizontal):
         for tab, text in texts.items():
             here = tab.name_of == self._here
             tab.set_class(here, "here")
-            tab.say(text if here or not tight else str(tab.number))
+            tab.say(
+                text if here or not tight else f"{tab.number}{self._counts.get(tab.name_of, '')}"
+            )
         self.query_one("#state", Line).say(self._HELP if tight else self._titled())
 
 

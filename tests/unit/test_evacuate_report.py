@@ -11,6 +11,7 @@ from vmckpt.evacuate.engine import Arrived, Ended
 from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.task import Kind, Task
+from vmckpt.journal.records import Controller, Operation
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.jobs import JobTotals, Outcome
@@ -97,11 +98,58 @@ def test_who_was_moved_by_an_earlier_controller_is_told_once() -> None:
     assert json["left"] == [{"guest": "web2", "on": "alpha", "why": "no room", "mend": "make some"}]
 
 
+INTENT = {
+    "guest": "db", "uuid": "u-9", "from": "alpha", "to": "gamma",
+    "command": "vmckpt protect db --to gamma",
+}  # fmt: skip
+
+
+def protection(target: str, phase: str | None = "protecting") -> Operation:
+    return Operation(
+        id="p-1", kind="protect", guest="db", guest_uuid="u-9", source="beta", target=target,
+        policy=None, mode=None, state="running", phase=phase, outcome=None, asked_by="eve@desk",
+        asked_from=None, controller=Controller(host="beta", boot="", pid=1, started=0),
+        began_at=0.0, ended_at=None, detail={}, report=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("active", "mend"),
+    [
+        pytest.param([protection("gamma")], None, id="it waits there"),
+        pytest.param([protection("delta")], None, id="somebody has protected it elsewhere"),
+        pytest.param([], "vmckpt protect db --to gamma", id="it has none"),
+        pytest.param(
+            [protection("alpha")], "vmckpt unprotect db, then vmckpt protect db --to gamma",
+            id="its end came half-way",
+        ),
+        pytest.param(
+            [protection("gamma", "starting")],
+            "vmckpt unprotect db, then vmckpt protect db --to gamma",
+            id="its beginning came half-way",
+        ),
+    ],
+)  # fmt: skip
+def test_who_was_to_have_another_standby_has_one_or_is_told_of(
+    active: list[Operation], mend: str | None
+) -> None:
+    earlier = {**INTENT, "to": "beta", "command": "another"}
+    wait, bare = reports.standbys([earlier, INTENT], active)
+
+    assert [one.mend for one in bare] == ([] if mend is None else [mend])
+    assert [(one.guest, one.target, one.standby) for one in wait] == (
+        [("db", "gamma", True)] if mend is None else []
+    )
+
+
 def test_a_guest_elsewhere_that_has_lost_its_standby_is_no_good_end() -> None:
     ended = Ended(arrived=(), shut_down=(), left=(), stopped=False, took=Seconds(9.0))
     task = Task(kind=Kind.EVACUATE, host="alpha")
-    intent = {"guest": "db", "uuid": "u-9", "from": "alpha", "to": "gamma"}
-    told = Report(task=task, job="e-1", ended=ended, bare=(reports.stepped(intent),))
+    _, bare = reports.standbys([INTENT], [])
+    told = Report(task=task, job="e-1", ended=ended, bare=bare)
 
     assert told.outcome is Outcome.FAILED
-    assert told.as_json()["unprotected"] == [{"guest": "db", "guest_uuid": "u-9", "to": "gamma"}]
+    assert told.as_json()["unprotected"] == [
+        {"guest": "db", "guest_uuid": "u-9", "mend": INTENT["command"]}
+    ]
+    assert not told.comes_back

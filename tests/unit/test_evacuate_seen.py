@@ -117,8 +117,13 @@ def test_a_standby_that_waits_there_is_to_wait_elsewhere_but_not_with_its_guest(
     told = answers(*hosts, at("gamma"), protected=who, same=blind)
     assert placed(told, empty) == ({"a on beta": "gamma"}, {})
     assert seen(told, emptied="beta").known["a on beta"].way is Way.ANEW
-    nowhere = answers(*hosts, at("gamma", free=1 * GIB), protected=who)
-    assert placed(nowhere, empty)[0] == {}
+    nowhere = seen(answers(*hosts, protected=who), emptied="beta")
+    made = plans.placed(
+        empty.fleet(nowhere), empty.asked(nowhere), terms(by().evacuation, empty.kind)
+    )
+    (left,) = plans.worded(made.left, nowhere)
+    assert "the standby of a, which runs elsewhere" in left.why
+    assert left.mend == "vmckpt unprotect a gives it up"
     # Nobody takes it away from there for another host's sake, or against its policy.
     assert seen(told, emptied="alpha").known.keys() == {"a"}
     assert list(placed(told, empty, by("strategy: leave"))[1]) == ["a on beta"]

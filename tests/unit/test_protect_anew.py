@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vmckpt import inventory
-from vmckpt.errors import BadInput
+from vmckpt.errors import BadInput, Blocked, RemoteError, VmckptError
 from vmckpt.journal.records import Controller, Operation
 from vmckpt.model.callers import Caller
 from vmckpt.model.findings import Finding, Severity
@@ -16,7 +16,7 @@ from vmckpt.protect import anew, ending, engine
 from vmckpt.protect.anew import Anew
 from vmckpt.protect.ending import Ended, Known
 from vmckpt.protect.requests import Protected, ProtectRequest
-from vmckpt.units import Seconds
+from vmckpt.units import MIB, Bytes, Seconds
 
 HOSTS = inventory.parse(
     "hosts:\n"
@@ -39,39 +39,38 @@ def wanted(operation: Operation = OPERATION) -> Anew:
         session="s",
     )  # fmt: skip
     return Anew(known=known, backup=HOSTS.host("gamma"), lease="postgresql://db",
-                usual=Protection(slowdown=0.3))  # fmt: skip
+                usual=Protection(slowdown=0.3), memory=Bytes(MIB))  # fmt: skip
 
 
 def test_it_is_protected_on_the_terms_that_it_was() -> None:
     asked = wanted().request
-    assert (asked.guest, asked.to, asked.terms) == ("u-1", "gamma", TERMS)
+    assert (asked.guest, asked.to, asked.terms) == ("web1", "gamma", TERMS)
     old = replace(OPERATION, detail={"automatic": True})  # of a version that kept less
     assert wanted(old).request.terms == Protection(slowdown=0.3, failover=Failover.AUTOMATIC)
     assert Protection.from_json(Protection().as_json()) == Protection()
 
 
-def blocker(code: str, where: str) -> Finding:
-    return Finding(code=code, severity=Severity.BLOCKER, where=where, text="no", mend=None)
-
-
-async def test_what_the_present_standby_holds_on_the_guests_host_is_nothing_against_it(
+async def test_what_the_present_standby_holds_is_free_by_then(
     monkeypatch: pytest.MonkeyPatch, deaf: Caller
 ) -> None:
-    against = [blocker("memory-short", "gamma"), blocker("qemu-version", "alpha")]
-    found = (blocker("memory-short", "alpha"), blocker("tmpfs-short", "alpha"), *against)
+    against = Finding(
+        code="qemu-version", severity=Severity.BLOCKER, where="gamma", text="no", mend=None
+    )
 
     async def looked(_: object, request: ProtectRequest, *__: object) -> Protected:
-        assert request.dry_run
-        return protected(found)
+        assert (request.dry_run, request.held) == (True, MIB)
+        return protected((against,))
 
     monkeypatch.setattr(engine, "protect", looked)
+    found = await anew.check(wanted(), deaf)
 
-    assert await anew.check(wanted(), deaf) == against
+    assert found[0] == against
+    assert [one.code for one in found[1:]] == ["no-standby"]  # a warning: until it is copied
 
 
-def protected(findings: tuple[Finding, ...] = ()) -> Protected:
+def protected(findings: tuple[Finding, ...] = (), job: str | None = "p-2") -> Protected:
     return Protected(
-        guest="web1", primary="alpha", backup="gamma", session="", job="p-2", automatic=True,
+        guest="web1", primary="alpha", backup="gamma", session="", job=job, automatic=True,
         findings=findings, took=Seconds(1.0), status=None,
     )  # fmt: skip
 
@@ -104,3 +103,53 @@ async def test_the_next_one_begins_where_the_guest_still_runs(
         with pytest.raises(BadInput, match="runs on beta since a failover"):
             await anew.move(wanted(), deaf)
         assert done == ["unprotect"]
+
+
+async def test_what_fails_once_the_old_one_has_ended_is_tried_again_and_then_said(
+    monkeypatch: pytest.MonkeyPatch, deaf: Caller
+) -> None:
+    monkeypatch.setattr(anew, "_AGAIN", 0.0)
+    no = Finding(
+        code="memory-short", severity=Severity.BLOCKER, where="alpha", text="no room", mend=None
+    )
+    answers: list[Protected | VmckptError] = [
+        RemoteError("gamma: no answer"), protected((no,), None), protected(),
+    ]  # fmt: skip
+    said: list[str] = []
+
+    async def unprotect(*_: object) -> Ended:
+        return Ended(guest="web1", runs_on="alpha", why="asked for", took=Seconds(1.0))
+
+    async def protect(*_: object) -> Protected:
+        answer = answers.pop(0)
+        if isinstance(answer, VmckptError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(ending, "unprotect", unprotect)
+    monkeypatch.setattr(engine, "protect", protect)
+    caller = replace(deaf, warn=said.append)
+
+    assert (await anew.move(wanted(), caller)).job == "p-2"
+    assert said == [
+        "web1 has no standby for now: gamma: no answer; once more",
+        "web1 has no standby for now: alpha: no room; once more",
+    ]
+    answers[:] = [protected((no,), None)] * 3
+    with pytest.raises(Blocked, match="alpha: no room"):
+        await anew.move(wanted(), caller)
+
+
+def test_a_first_copy_that_does_not_get_on_is_given_up() -> None:
+    clock = iter([0.0, 0.0, 100.0, 219.0, 221.0])
+    told = anew.progressing(lambda: next(clock))
+    for left in (9, 8, 8):
+        told({"phase": "copying", "pages_left": left})
+    with pytest.raises(VmckptError, match=r"not got on for .*: no room"):
+        told({"phase": "copying", "pages_left": 8, "says": "no room"})
+
+
+def test_the_same_by_hand_is_a_command() -> None:
+    assert wanted().words == (
+        "vmckpt protect web1 --to gamma --failover automatic --interval 100ms"
+    )

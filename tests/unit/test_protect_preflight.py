@@ -63,7 +63,7 @@ BLOCKERS: list[tuple[str, str, Seen, str]] = [
       for kind in ("hostdev", "filesystem", "vsock", "shmem", "redirdev", "tpm")),
 ]  # fmt: skip
 WARNINGS = [
-    ("disk-read-only", disk(read_only=True, source="/iso/cd.iso"), "/iso/cd.iso"),
+    ("disk-read-only", disk(read_only=True, kind="block", source="/dev/sr0"), "/dev/sr0"),
     ("output-not-held", with_device("serial"), "serial"),
     ("output-not-held", with_device("graphics"), "graphics"),
     ("output-not-held", with_device("channel"), "channel"),

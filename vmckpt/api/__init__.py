@@ -51,6 +51,7 @@ from vmckpt.policy import select, shelf
 from vmckpt.policy.types import Policy
 from vmckpt.recover import engine as recovering
 from vmckpt.recover.engine import Recovered
+from vmckpt.units import Seconds
 
 __all__ = ["Caller", "Inventory", "MigrateRequest"]
 
@@ -90,15 +91,21 @@ async def hosts(inventory: Inventory) -> list[HostView]:
     return list(await asyncio.gather(*(one(host) for host in inventory.hosts.values())))
 
 
-async def guests(inventory: Inventory) -> tuple[list[tuple[Host, Guest]], Mapping[str, str]]:
-    """All guests of all hosts that answer, and the errors of those that do not."""
+async def guests(
+    inventory: Inventory, within: Seconds | None = None
+) -> tuple[list[tuple[Host, Guest]], Mapping[str, str]]:
+    """All guests of all hosts that answer, `within` that time if it is given, and the errors of
+    those that do not."""
 
     async def one(host: Host) -> list[Guest] | str:
         async with Hypervisor(host) as hypervisor:
             try:
-                return await hypervisor_guests.all_guests(hypervisor)
+                async with asyncio.timeout(within):
+                    return await hypervisor_guests.all_guests(hypervisor)
             except HypervisorError as exc:
                 return exc.message
+            except TimeoutError:
+                return "it does not answer at once"
 
     everyone = list(inventory.hosts.values())
     answers = await asyncio.gather(*(one(host) for host in everyone))

@@ -92,7 +92,7 @@ async def _one(
     inventory: Inventory, policies: Sequence[Policy], host: Host, wishes: Wishes, caller: Caller,
     *, show: Show, abort: asyncio.Event,
 ) -> Rolled:  # fmt: skip
-    async def through(task: Task) -> Report:
+    async def through(task: Task, before: str | None = None) -> Report:
         async with Emptying(inventory, policies, task, caller) as emptying:
             plan = await emptying.plan()
             show(plan)
@@ -102,18 +102,19 @@ async def _one(
                     f"{host.name}: {first.tenant.name} has no place to go to: {first.why}",
                     mend=first.mend,
                 )
-            return await emptying.carry_out(plan, wishes.why, abort)
+            if before is not None:
+                caller.warn(f"{host.name}: running: {before}")
+                await _run(host, "--before", before, wishes.limit, "nothing was moved")
+            done = await emptying.carry_out(plan, wishes.why, abort)
+            _complete(host, done)
+            return done
 
-    if wishes.before is not None:
-        caller.warn(f"{host.name}: running: {wishes.before}")
-        await _run(host, wishes.before, wishes.limit, "nothing was moved")
-    emptied = await through(Task(kind=Kind.EVACUATE, host=host.name, policy=wishes.policy))
-    if emptied.ended.left:
-        first = emptied.ended.left[0]
-        raise SomeLeft(f"{host.name}: {first.tenant.name} is left: {first.why}", mend=first.mend)
+    emptied = await through(
+        Task(kind=Kind.EVACUATE, host=host.name, policy=wishes.policy), wishes.before
+    )
     caller.warn(f"{host.name}: empty; running: {wishes.command}")
     empty = f"it is empty and in maintenance; mend it, then vmckpt repopulate {host.name}"
-    await _run(host, wishes.command, wishes.limit, empty, may_go=True)
+    await _run(host, "the command", wishes.command, wishes.limit, empty, may_go=True)
     caller.warn(f"{host.name}: waiting until it is well")
     await _well(inventory, host, wishes.healthy_in, caller.stop)
     try:
@@ -125,17 +126,28 @@ async def _one(
         filled = await through(back)
     if wishes.after is not None:
         caller.warn(f"{host.name}: running: {wishes.after}")
-        await _run(host, wishes.after, wishes.limit, "it takes guests again, and has its own back")
+        back_again = "it takes guests again, and has its own back"
+        await _run(host, "--after", wishes.after, wishes.limit, back_again)
     return Rolled(host=host.name, emptied=emptied, filled=filled)
 
 
+def _complete(host: Host, done: Report) -> None:
+    """Raises SomeLeft if not all went as it should: the next host may be where that matters."""
+    if done.ended.left:
+        first = done.ended.left[0]
+        raise SomeLeft(f"{host.name}: {first.tenant.name} is left: {first.why}", mend=first.mend)
+    if done.bare:
+        lost = done.bare[0]
+        raise SomeLeft(f"{host.name}: {lost.guest} has no standby any more", mend=lost.mend)
+
+
 async def _run(
-    host: Host, command: str, limit: Seconds, stands: str, *, may_go: bool = False
+    host: Host, name: str, command: str, limit: Seconds, stands: str, *, may_go: bool = False
 ) -> None:
     """One that says no stops everything. `stands`: how the host is then.
 
     With `may_go` a command whose connection breaks may have rebooted the host: whether it is well
-    is seen after.
+    is seen after. Raises HookFailed; RemoteError if there is no connection to begin with.
     """
     loop = asyncio.get_running_loop()
     async with Remote(host) as remote:
@@ -143,13 +155,13 @@ async def _run(
         began = loop.time()
         try:
             answer = await remote.run(["sh", "-c", _WHATEVER, "sh", command], limit=limit)
-        except RemoteError:
-            if not may_go or loop.time() - began >= limit:
-                raise
-            return
+        except RemoteError as exc:
+            if may_go and loop.time() - began < limit:
+                return
+            raise HookFailed(f"{host.name}: {name}: {exc.message}", mend=stands) from exc
     if answer.status not in ((0, _BROKEN) if may_go else (0,)):
         raise HookFailed(
-            f"{host.name}: the command ended with {answer.status}:"
+            f"{host.name}: {name} ended with {answer.status}:"
             f" {last_line(answer.err or answer.out, 'it said nothing')}",
             mend=stands,
         )

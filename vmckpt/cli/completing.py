@@ -13,10 +13,11 @@ from vmckpt import api
 from vmckpt.errors import VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk
+from vmckpt.units import Seconds
 
-_SOON = 2.0
-"""Seconds; a host that does not answer by then has no guests to be completed."""
-_LATEST = 200
+_SOON = Seconds(1.5)
+"""A host that does not answer by then has no guests to be completed."""
+_LATEST = 50
 Complete = Callable[[typer.Context, str], list[str]]
 
 
@@ -47,18 +48,14 @@ def hosts(ctx: typer.Context) -> Iterable[str]:
 @_quietly
 def guests(ctx: typer.Context) -> Iterable[str]:
     """Guests of the hosts that answer at once."""
-
-    async def ask() -> list[str]:
-        async with asyncio.timeout(_SOON):
-            found, _ = await api.guests(_inventory(ctx))
-        return [guest.name for _, guest in found]
-
-    return asyncio.run(ask())
+    found, _ = asyncio.run(api.guests(_inventory(ctx), _SOON))
+    return [guest.name for _, guest in found]
 
 
 @_quietly
 def jobs(_: typer.Context) -> Iterable[str]:
-    """Jobs, and guests that have one."""
-    with desk.open_journal() as journal:
-        found = desk.jobs(journal, everything=True, limit=_LATEST)
+    """Jobs that run, else the latest ones; and their guests."""
+    with desk.open_journal(read_only=True) as journal:
+        found = desk.jobs(journal, limit=_LATEST)
+        found = found or desk.jobs(journal, everything=True, limit=_LATEST)
     return [name for one in found for name in (one.operation.id, one.operation.guest)]

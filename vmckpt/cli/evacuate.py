@@ -64,7 +64,8 @@ def evacuate(
     does not ask for it. Ctrl-C: nothing new begins and what is on its way arrives; twice: that goes
     back, too. A killed one goes on with vmckpt recover.
 
-    Ends with 0 if all have left, 26 if some are left, 21 if it was not begun.
+    Ends with 0 if all have left, 26 if some are left or a guest elsewhere has lost its standby, 21
+    if it was not begun.
 
     Examples:
 
@@ -181,8 +182,7 @@ def _ask(order: Task, wishes: _Wishes, inventory: Path | None, folder: Path | No
     if report.bare:
         first = report.bare[0]
         raise SomeLeft(
-            f"{first.guest} runs elsewhere, and has no standby any more",
-            mend=f"vmckpt protect {first.guest} --to {first.target}",
+            f"{first.guest}, which ran elsewhere, has no standby any more", mend=first.mend
         )
 
 

@@ -59,7 +59,7 @@ class Story:
             return
         self._live = Live(
             get_renderable=lambda: self._panel(title), console=output.err, refresh_per_second=4,
-            transient=True, redirect_stdout=output.out.is_terminal,
+            transient=True,
         )  # fmt: skip
         with self._live:
             yield
@@ -171,18 +171,19 @@ def show_report(report: Report) -> None:
         output.out.print(f"{how}: {uuid}; vmckpt repopulate {report.task.host} starts it")
     for name in report.started:
         output.out.print(f"started: {name}")
-    for one in report.bare:
-        output.out.print(output.styled("bold", f"{one.guest} has no standby any more"))
-        output.out.print(f"        → vmckpt protect {one.guest} --to {one.target}")
+    for lost in report.bare:
+        output.out.print(output.styled("bold", f"{lost.guest} has no standby any more"))
+        output.out.print(f"        → {lost.mend}")
     for left in report.ended.left:
         output.out.print(output.styled("bold", f"left: {left.tenant.name}:"), left.why)
         output.out.print(f"        → {left.mend}")
     took = show_seconds(report.ended.took)
     if report.task.kind is Kind.EVACUATE and not report.ended.left:
-        output.out.print(
-            f"{report.task.host} is empty after {took}, and in maintenance;"
-            f" vmckpt repopulate {report.task.host} brings them back"
-        )
+        host = report.task.host
+        then = f"repopulate {host} brings them back"
+        if not report.comes_back:
+            then = f"maintenance leave {host} ends that"
+        output.out.print(f"{host} is empty after {took}, and in maintenance; vmckpt {then}")
     else:
         open_again = report.task.kind is Kind.REPOPULATE
         more = f"; {report.task.host} takes guests again" if open_again else ""

@@ -53,11 +53,11 @@ def roll(
 ) -> None:
     """Host after host: empty it, run a command on it, wait until it is well, bring guests back.
 
-    The command may reboot the host (that breaks the connection, which is no error; --before and
-    --after must not, and whichever says no ends it all). Well is what
-    vmckpt doctor has nothing against. The first host that goes wrong is the last one, and stays in
-    maintenance; those before it are done. Begun again, hosts that are empty already are not emptied
-    again, but the command runs there once more.
+    The command may reboot the host (that breaks the connection, which is no error); --before and
+    --after must not. Well is what vmckpt doctor has nothing against. The first host that goes wrong
+    is the last one, and stays in maintenance if it was to be emptied; those before it are done.
+    Begun again, hosts that are empty already are not emptied again, but commands run there once
+    more.
 
     Examples:
 
@@ -102,5 +102,8 @@ async def _run(
     with story.going(f"roll {', '.join(hosts)}"):
         return await rolling.roll(
             known, shelf, hosts, wishes, caller, abort=abort,
-            show=lambda plan: show_plan(plan, output.err if json else output.out),
+            # What is shown besides on a terminal would erase what another console has written.
+            show=lambda plan: show_plan(
+                plan, output.err if json or output.err.is_terminal else output.out
+            ),
         )  # fmt: skip

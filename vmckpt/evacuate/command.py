@@ -5,7 +5,13 @@ import time
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, replace
 
-from vmckpt.errors import Cancelled, GuestBusy, HypervisorError, JournalError, VmckptError
+from vmckpt.errors import (
+    Cancelled,
+    GuestBusy,
+    HypervisorError,
+    JournalError,
+    VmckptError,
+)
 from vmckpt.evacuate import report as reports
 from vmckpt.evacuate import scouting
 from vmckpt.evacuate.ahead import Turn
@@ -14,7 +20,7 @@ from vmckpt.evacuate.engine import Arrived, Moved, Run
 from vmckpt.evacuate.gather import Hosts
 from vmckpt.evacuate.nearing import Nearing
 from vmckpt.evacuate.plan import NO_CHECKS, Checks, Plan
-from vmckpt.evacuate.report import Report
+from vmckpt.evacuate.report import Bare, Report
 from vmckpt.evacuate.scouting import Scope
 from vmckpt.evacuate.seen import Known, Seen, Way
 from vmckpt.evacuate.task import Task
@@ -102,34 +108,43 @@ async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: R
     run = Run(site, task, terms, caller.stop, tell=tell, desk=JournalDesk(recorder))
     ended = await run.through(plan)
     started = () if ended.stopped else await site.start_again()
-    earlier, shut, saved, bare = await asyncio.to_thread(_in_journal, recorder.id)
+    noted = await asyncio.to_thread(_in_journal, recorder.id)
     told = Report(
-        task=task, job=recorder.id, ended=ended, earlier=earlier,
-        shut_down=shut or ended.shut_down, suspended=saved, started=started, bare=bare,
+        task=task, job=recorder.id, ended=ended, earlier=noted.moved,
+        shut_down=noted.shut or ended.shut_down, suspended=noted.saved, started=started,
+        bare=noted.bare,
     )  # fmt: skip
     recorder.finish(told.outcome, told.as_json())
     return told
 
 
-def _in_journal(
-    job: str | None,
-) -> tuple[tuple[Arrived, ...], tuple[str, ...], frozenset[str], tuple[Arrived, ...]]:
-    """Who was moved by this job, by whichever controller, who was to stop, and be saved, and who
-    was to have another standby and has none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Noted:
+    """What the journal has of a job, by whichever controller."""
+
+    moved: tuple[Arrived, ...] = ()
+    shut: tuple[str, ...] = ()
+    """UUIDs of guests that were to stop."""
+    saved: frozenset[str] = frozenset()
+    """Those of them that were to be saved."""
+    bare: tuple[Bare, ...] = ()
+
+
+def _in_journal(job: str | None) -> _Noted:
     if job is None:
-        return (), (), frozenset(), ()
+        return _Noted()
     with desk.open_journal() as opened:
         parts = opened.parts(job, opened.operation(job, ended=True).began_at)
         steps = opened.steps(job)
     moved = [one for part in parts if (one := reports.arrived_of(part)) is not None]
     moved += [reports.stepped(one.intent) for one in steps if one.name == MOVE]
     stops = [one.intent for one in steps if one.name == SHUT_DOWN]
-    shut = dict.fromkeys(str(one["uuid"]) for one in stops)
-    saved = frozenset(str(one["uuid"]) for one in stops if one.get("saved"))
-    protected = {one.guest_uuid for one in protections.active()}
-    standbys = [reports.stepped(one.intent) for one in steps if one.name == STANDBY]
-    bare = tuple(one for one in standbys if one.uuid not in protected)
-    return tuple(moved), tuple(shut), saved, bare
+    again = [one.intent for one in steps if one.name == STANDBY]
+    wait, bare = reports.standbys(again, protections.active() if again else ())
+    return _Noted(
+        moved=(*moved, *wait), shut=tuple(dict.fromkeys(str(one["uuid"]) for one in stops)),
+        saved=frozenset(str(one["uuid"]) for one in stops if one.get("saved")), bare=bare,
+    )  # fmt: skip
 
 
 class Site:
@@ -219,23 +234,40 @@ class Site:
             await switching.move_offline(source, known.guest.uuid, there)
         return Moved(good=True, took=Seconds(time.monotonic() - began))
 
-    async def _note(self, known: Known, target: str, step: str = MOVE) -> None:
+    async def _note(self, known: Known, target: str, step: str = MOVE, **more: str) -> None:
         """What is no job of its own is a step of this one: who brings guests back must know it."""
         intent = {
-            "guest": known.guest.name, "uuid": known.guest.uuid, "from": known.host, "to": target
+            "guest": known.guest.name, "uuid": known.guest.uuid, "from": known.host, "to": target,
+            **more,
         }  # fmt: skip
         await asyncio.to_thread(self._recorder.intend, step, intent)
 
     async def _protect(self, known: Known, target: str) -> Moved:
-        """Another standby for a guest that runs elsewhere; what is against it is seen before."""
+        """Another standby for a guest that runs elsewhere; what is against it is seen before.
+
+        The target is to blame only for what is told of it: both others have their own troubles."""
         orders, began = self._orders, time.monotonic()
         another = await asyncio.to_thread(scouting.another, orders.scope, known, target)
-        async with following(orders.abort) as stop:
-            caller = Caller(emit=lambda _: None, warn=orders.caller.warn, stop=stop)
-            if against := preflight.blockers(tuple(await anew.check(another, caller))):
-                return Moved(good=False, why=against[0].text)
-            await self._note(known, target, STANDBY)
-            done = await anew.move(another, caller)
+        final = ""
+        try:
+            async with following(orders.abort) as stop:
+                caller = Caller(emit=lambda _: None, warn=orders.caller.warn, stop=stop)
+                if against := preflight.blockers(tuple(await anew.check(another, caller))):
+                    blame = Blame.TARGET if against[0].where == target else Blame.GUEST
+                    return Moved(
+                        good=False, why=f"{against[0].where}: {against[0].text}", blame=blame
+                    )
+                await self._note(known, target, STANDBY, command=another.words)
+                final = another.words
+                done = await anew.move(another, caller)
+        except VmckptError as exc:
+            if final:  # its standby may be gone: what is tried again would not find it
+                orders.caller.warn(f"{another.guest} may have no standby now: {exc.message}")
+            theirs = exc.message.startswith(f"{target}: ") or (
+                isinstance(exc, HypervisorError) and exc.host == target
+            )
+            blame = Blame.TARGET if theirs else Blame.GUEST
+            return Moved(good=False, why=exc.message, blame=blame, final=final)
         return Moved(good=True, job=done.job, took=Seconds(time.monotonic() - began))
 
     async def _switch(self, known: Known, target: str) -> Moved:

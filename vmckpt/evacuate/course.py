@@ -125,13 +125,15 @@ def _beside(running: Sequence[Under]) -> tuple[Under, ...]:
 
 
 def nearing(course: Course, guests: Container[str]) -> Course:
-    """These are about to end: what they leave of their links others may begin to use."""
-    if all(one.ending or one.move.name not in guests for one in course.running):
+    """These, and no others, are about to end: what they leave of their links others may begin to
+    use. One that has been taken for such, and does not converge, is none any more."""
+    if all(one.ending is (one.move.name in guests) for one in course.running):
         return course
     return replace(
         course,
         running=tuple(
-            replace(one, setup=Seconds(0.0), ending=True) if one.move.name in guests else one
+            replace(one, setup=Seconds(0.0), ending=True) if one.move.name in guests
+            else replace(one, ending=False)
             for one in course.running
         ),
     )  # fmt: skip

@@ -329,7 +329,7 @@ class Run:
         left = (*course.left, *course.hoping, *waiting)
         if self._seen is not None:  # not who was only to make room for another one
             wanted = self._task.asked(self._seen) | self._task.to_stop(self._seen)
-            left = tuple(one for one in left if one.tenant.name in wanted)
+            left = plans.worded((one for one in left if one.tenant.name in wanted), self._seen)
         return Ended(
             arrived=tuple(self._arrived), shut_down=tuple(self._shut), left=left,
             stopped=self._stop.is_set(),

@@ -1,6 +1,6 @@
 """A plan before anybody moves: for people to say yes to. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +11,7 @@ from vmckpt.evacuate.fleet import Fleet, Tenant
 from vmckpt.evacuate.links import Move
 from vmckpt.evacuate.outlook import Load, Outlook
 from vmckpt.evacuate.placement import Going, Left
-from vmckpt.evacuate.seen import Seen
+from vmckpt.evacuate.seen import Seen, Way
 from vmckpt.evacuate.task import Task
 from vmckpt.migrate.forecast import Range
 from vmckpt.model.findings import Finding
@@ -200,3 +200,19 @@ def _moves(fleet: Fleet, going: Sequence[Going]) -> list[Move]:
         Move(tenant=tenants[one.tenant.name], source=one.tenant.host, target=one.target)
         for one in going
     ]
+
+
+def worded(left: Iterable[Left], seen: Seen) -> tuple[Left, ...]:
+    """Of standbys it is said whose they are, and what gives them up."""
+
+    def one(found: Left) -> Left:
+        known = seen.known.get(found.tenant.name)
+        if known is None or known.way is not Way.ANEW:
+            return found
+        guest = known.guest.name
+        why = f"the standby of {guest}, which runs elsewhere; no other host can have it"
+        return replace(
+            found, why=f"{why}: {found.why}", mend=f"vmckpt unprotect {guest} gives it up"
+        )
+
+    return tuple(one(found) for found in left)

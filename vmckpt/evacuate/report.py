@@ -1,6 +1,6 @@
 """What became of emptying a host, for people and for scripts. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,21 @@ from vmckpt.journal.records import Operation
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.model.findings import Severity
 from vmckpt.model.jobs import Outcome
+from vmckpt.protect.steps import READY
 from vmckpt.units import Seconds
 
 _GUEST = (Outcome.NOT_CONVERGED, Outcome.TIMED_OUT)
 _TARGET = (Outcome.FAILED, Outcome.BLOCKED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bare:
+    """A guest that runs elsewhere, whose standby was to wait on another host, and that has none."""
+
+    guest: str
+    uuid: str
+    mend: str
+    """The command that protects it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +43,7 @@ class Report:
     """Those of them whose memory was saved."""
     started: tuple[str, ...] = ()
     """Names of guests that were started again."""
-    bare: tuple[Arrived, ...] = ()
-    """Guests elsewhere whose standby was to wait on another host, and that have none now."""
+    bare: tuple[Bare, ...] = ()
 
     @property
     def arrived(self) -> tuple[Arrived, ...]:
@@ -41,6 +51,11 @@ class Report:
         mine = {(one.uuid, one.target) for one in self.ended.arrived}
         before = [one for one in self.earlier if (one.uuid, one.target) not in mine]
         return (*before, *self.ended.arrived)
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether there is anybody whom repopulate would bring back."""
+        return bool(self.shut_down) or any(not one.standby for one in self.arrived)
 
     @property
     def outcome(self) -> Outcome:
@@ -65,7 +80,8 @@ class Report:
             "shut_down": list(self.shut_down), "suspended": sorted(self.suspended),
             "started": list(self.started),
             "unprotected": [
-                {"guest": one.guest, "guest_uuid": one.uuid, "to": one.target} for one in self.bare
+                {"guest": one.guest, "guest_uuid": one.uuid, "mend": one.mend}
+                for one in self.bare
             ],
             "left": [
                 {"guest": one.tenant.name, "on": one.tenant.host, "why": one.why,
@@ -124,9 +140,29 @@ def arrived_of(operation: Operation) -> Arrived | None:
     )  # fmt: skip
 
 
-def stepped(intent: Mapping[str, Any]) -> Arrived:
+def stepped(intent: Mapping[str, Any], *, standby: bool = False) -> Arrived:
     """A guest that was moved by a step of the job itself."""
     return Arrived(
         guest=str(intent["guest"]), uuid=str(intent["uuid"]), source=str(intent["from"]),
-        target=str(intent["to"]), job=None, took=Seconds(0.0), downtime=None,
+        target=str(intent["to"]), job=None, took=Seconds(0.0), downtime=None, standby=standby,
     )  # fmt: skip
+
+
+def standbys(
+    intents: Iterable[Mapping[str, Any]], protections: Sequence[Operation]
+) -> tuple[tuple[Arrived, ...], tuple[Bare, ...]]:
+    """Which of the standbys that were to wait elsewhere do, and whose guests have none.
+
+    `protections`: all that are active. One that is not ready, or still of the host that is emptied,
+    is none: it ended half-way.
+    """
+    wait, bare = [], []
+    for uuid, intent in {str(one["uuid"]): one for one in intents}.items():  # the last try's
+        active = [one for one in protections if one.guest_uuid == uuid]
+        if any(one.target != intent["from"] and one.phase == READY for one in active):
+            wait.append(stepped(intent, standby=True))
+            continue
+        guest, command = str(intent["guest"]), str(intent["command"])
+        mend = f"vmckpt unprotect {guest}, then {command}" if active else command
+        bare.append(Bare(guest=guest, uuid=uuid, mend=mend))
+    return tuple(wait), tuple(bare)

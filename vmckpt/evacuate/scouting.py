@@ -137,7 +137,9 @@ async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
             break
         await looking.look(scope, task, seen, fresh, caller)
         found = plans.placed(plans.without(fleet, looking.found), asked, limits)
-    return plans.made(task, seen, _looked_at(found, looking.found), looking.found, limits)
+    looked = _looked_at(found, looking.found)
+    looked = replace(looked, left=plans.worded(looked.left, seen))
+    return plans.made(task, seen, looked, looking.found, limits)
 
 
 async def balanced(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
@@ -231,14 +233,14 @@ def another(scope: Scope, known: sights.Known, target: str) -> Anew:
     hosts = scope.inventory
     return Anew(
         known=protections.of(hosts, known.guest.uuid), backup=hosts.host(target),
-        lease=hosts.lease, usual=known.policy.protection,
+        lease=hosts.lease, usual=known.policy.protection, memory=known.guest.memory,
     )  # fmt: skip
 
 
 async def _standing(scope: Scope, known: sights.Known, target: str, caller: Caller) -> Checked:
     """Whether the guest of a standby may have another one there."""
     try:
-        found = await anew.check(another(scope, known, target), caller)
+        found = await anew.check(await asyncio.to_thread(another, scope, known, target), caller)
     except VmckptError as exc:
         return _refused(known, target, exc)
     return Checked(

@@ -39,6 +39,8 @@ class Way(StrEnum):
 
 
 ON_ITS_WAY = "it is on its way already"
+_LAST = -1_000_000
+"""The priority of standbys: nobody who runs waits for one."""
 _SMALL = Bytes(1 * MIB)
 """What travels where no memory does."""
 _RUNS = (GuestState.RUNNING, GuestState.BLOCKED)
@@ -286,8 +288,9 @@ def _tenant(one: Known, answers: Answers, stays: str | None) -> Tenant:
         case Way.SWITCH if stays is None:
             backup = answers.protected[guest.uuid].backup
             return replace(made, needs=Needs(only=frozenset({backup})), size=_SMALL)
-        case Way.ANEW:  # it gets images of its own
-            return replace(made, needs=replace(made.needs, storage=frozenset()))
+        case Way.ANEW:  # it gets images of its own, after all that runs has left
+            needs = replace(made.needs, storage=frozenset())
+            return replace(made, needs=needs, priority=_LAST)
         case _:
             return made
 

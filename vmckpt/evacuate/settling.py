@@ -33,9 +33,11 @@ async def settle(case: Unattended, policies: Sequence[Policy], resolve: Resolve)
     async with Hosts(scope.hosts) as hosts:
         told = await command.carry_out(orders, hosts, None, case.recorder)
     left = [f"{one.tenant.name}: {one.why}" for one in told.ended.left]
+    bare = [f"{one.guest} has no standby any more: {one.mend}" for one in told.bare]
     return Settled(
-        truth=f"{doing} was gone on with: {len(told.arrived)} moved in all, {len(left)} left",
+        truth=f"{doing} was gone on with: {len(told.arrived)} moved in all, {len(left)} left"
+        + (f", {len(bare)} without a standby" if bare else ""),
         outcome=told.outcome, did=tuple(f"moved {one.guest} to {one.target}"
                                         for one in told.ended.arrived),
-        warnings=tuple(left),
+        warnings=(*left, *bare),
     )  # fmt: skip

@@ -4,20 +4,29 @@ A guest has one standby at a time, so the old one ends before the new one begins
 copy is there, nothing could take over.
 """
 
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
-from vmckpt.errors import BadInput
+from vmckpt.errors import BadInput, Blocked, Cancelled, VmckptError
 from vmckpt.model.callers import Caller
-from vmckpt.model.findings import Finding
+from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.hosts import Host
 from vmckpt.policy.protection import Failover, Protection
 from vmckpt.protect import ending, engine
 from vmckpt.protect.ending import Known
 from vmckpt.protect.engine import Setting
 from vmckpt.protect.requests import Protected, ProtectRequest
+from vmckpt.units import Bytes, Seconds, show_seconds
 
-_HELD = ("memory-short", "tmpfs-short")
-"""What the present standby's copies hold on the guest's own host is free for the next one's."""
+_TRIES = 3
+_AGAIN = Seconds(5.0)
+STANDS_STILL = Seconds(120.0)
+"""A first copy that does not get on for so long is given up: nobody is there to press Ctrl-C."""
+_MOVES = ("phase", "pages_left", "disks_compared_bytes", "disks_sent_bytes", "disks_ready")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,30 +38,50 @@ class Anew:
     lease: str | None
     """Where the inventory keeps leases."""
     usual: Protection
-    """By the guest's policy, for a protection whose own terms are not in the journal."""
+    """For a protection whose own terms are not in the journal, or cannot be read."""
+    memory: Bytes
+    """The guest's: as much is held for the present standby on the guest's own host."""
+
+    @property
+    def guest(self) -> str:
+        return self.known.operation.guest
 
     @property
     def setting(self) -> Setting:
         return Setting(primary=self.known.primary, backup=self.backup, lease=self.lease)
 
     @property
-    def request(self) -> ProtectRequest:
-        """On the terms that it is protected on now. Its images go where the new host has them."""
+    def terms(self) -> Protection:
+        """On which it is protected now."""
         told = self.known.operation.detail
+        with suppress(KeyError, TypeError, ValueError):
+            return Protection.from_json(told["terms"])
         automatic = Failover.AUTOMATIC if told.get("automatic") else Failover.MANUAL
-        terms = replace(self.usual, failover=automatic)
-        if (kept := told.get("terms")) is not None:
-            terms = Protection.from_json(kept)
-        return ProtectRequest(guest=self.known.uuid, to=self.backup.name, terms=terms)
+        return replace(self.usual, failover=automatic)
+
+    @property
+    def request(self) -> ProtectRequest:
+        """Its images go where the new host has them."""
+        return ProtectRequest(guest=self.guest, to=self.backup.name, terms=self.terms)
+
+    @property
+    def words(self) -> str:
+        """The command that does the same by hand."""
+        terms = self.terms
+        every = "auto" if terms.interval is None else show_seconds(terms.interval).replace(" ", "")
+        how = f"--failover {terms.failover} --interval {every}"
+        return f"vmckpt protect {self.guest} --to {self.backup.name} {how}"
 
 
 async def check(anew: Anew, caller: Caller) -> list[Finding]:
     """What speaks against it; changes nothing. Raises VmckptError."""
-    found = await engine.protect(
-        anew.setting, replace(anew.request, dry_run=True), caller, _nothing
-    )
-    here = anew.known.primary.name
-    return [one for one in found.findings if one.code not in _HELD or one.where != here]
+    request = replace(anew.request, dry_run=True, held=anew.memory)
+    found = await engine.protect(anew.setting, request, caller, lambda _: None)
+    bare = Finding(
+        code="no-standby", severity=Severity.WARNING, where=anew.guest,
+        text=f"{anew.guest} has no standby until its memory and disks are copied there", mend=None,
+    )  # fmt: skip
+    return [*found.findings, bare]
 
 
 async def move(anew: Anew, caller: Caller) -> Protected:
@@ -64,10 +93,43 @@ async def move(anew: Anew, caller: Caller) -> Protected:
     if ended.runs_on != anew.known.primary.name:
         raise BadInput(
             f"{ended.guest} runs on {ended.runs_on} since a failover, without a standby",
-            mend=f"vmckpt protect {ended.guest} --to {anew.backup.name}",
+            mend=f"vmckpt protect {ended.guest} --to HOST",
         )
-    return await engine.protect(anew.setting, anew.request, caller, _nothing)
+    for left in reversed(range(_TRIES)):
+        try:
+            return await _begun(anew, caller)
+        except Cancelled:
+            raise
+        except VmckptError as exc:
+            if not left or caller.stop.is_set():
+                raise
+            caller.warn(f"{anew.guest} has no standby for now: {exc.message}; once more")
+            await asyncio.sleep(_AGAIN)
+    raise AssertionError("the last try returns or raises")
 
 
-def _nothing(_: dict[str, object]) -> None:
-    """How far the first copy is, nobody asks."""
+async def _begun(anew: Anew, caller: Caller) -> Protected:
+    done = await engine.protect(anew.setting, anew.request, caller, progressing(time.monotonic))
+    if done.job is None:
+        against = [one for one in done.findings if one.severity is Severity.BLOCKER]
+        raise Blocked(f"{against[0].where}: {against[0].text}", mend=against[0].mend)
+    return done
+
+
+def progressing(clock: Callable[[], float]) -> engine.Told:
+    """Raises VmckptError once a first copy has not got on for STANDS_STILL."""
+    last: tuple[Any, ...] = ()
+    since = clock()
+
+    def told(status: dict[str, Any]) -> None:
+        nonlocal last, since
+        here = tuple(status.get(name) for name in _MOVES)
+        if here != last:
+            last, since = here, clock()
+        elif clock() - since > STANDS_STILL:
+            why = status.get("says") or f"it is {status.get('phase')}"
+            raise VmckptError(
+                f"the first copy has not got on for {show_seconds(STANDS_STILL)}: {why}"
+            )
+
+    return told

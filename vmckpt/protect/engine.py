@@ -31,7 +31,7 @@ from vmckpt.protect import asking, preflight, reversing
 from vmckpt.protect.preflight import Seen
 from vmckpt.protect.requests import Protected, ProtectRequest
 from vmckpt.protect.reversing import Before, Earlier, Taking
-from vmckpt.protect.steps import Step
+from vmckpt.protect.steps import READY, Step
 from vmckpt.replicate import standby_xml
 from vmckpt.replicate.facts import Disk, Lease, Session, Terms
 from vmckpt.replicate.taking import Image
@@ -40,7 +40,6 @@ from vmckpt.units import Bytes, Seconds
 _TURN = 0.2
 _PATIENCE = 15.0
 """So long an agent that died is started again by its guard."""
-_READY = "protecting"
 _MARGIN = 0.2
 """Of the lease's lifetime: the holder ends that much earlier, and others begin that much later."""
 _NONE, _NOTHING = Taking(), MappingProxyType(dict[str, str]())
@@ -92,7 +91,7 @@ async def protect(
             desk=JournalDesk(recorder),
         )  # fmt: skip
         status = await beginning.run(told)
-        recorder.update(phase=_READY)
+        recorder.update(phase=READY)
         recorder.entrust(setting.primary.name)
         took = Seconds(time.monotonic() - began)
         return replace(plan, session=beginning.session, job=recorder.id, took=took, status=status)
@@ -146,12 +145,13 @@ async def seen(
         )
     taken = any(guest.name == one.name or guest.uuid == one.uuid for one in theirs.guests)
     devices = [node.tag for node in ET.fromstring(looked["xml"]).findall("devices/*")]
+    ours = replace(ours, memory_free=Bytes(ours.memory_free + request.held))
     return Seen(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name,
         qemu=str(looked["qemu"]), memory=looked["memory"], disks=looked["disks"],
         devices=devices, primary_facts=ours, backup_facts=theirs, name_taken=taken,
         taken=taking.images, room=Bytes(int(room["images"])), shared_room=(
-            Bytes(int(looked["room"])), Bytes(int(room["memory"])),
+            Bytes(int(looked["room"]) + request.held), Bytes(int(room["memory"])),
         ),
         has_lease=setting.lease is not None, automatic=request.automatic,
         max_pause=request.terms.max_pause, missing=tuple(room["missing"]),
@@ -295,7 +295,7 @@ class Beginning:
             if self._caller.stop.is_set():
                 raise Cancelled("stopped: the guest is not protected")
             status = await asking.status(self._setting.primary, self._guest.uuid)
-            if status.get("phase") == _READY:
+            if status.get("phase") == READY:
                 return status
             answers = time.monotonic() if status.get("agent") else answers
             if "outcome" in status or time.monotonic() - answers > _PATIENCE:

@@ -128,7 +128,8 @@ def _disks(seen: Seen) -> Iterator[Finding]:
     for disk in seen.disks:
         where = f"{seen.guest}'s {disk['name']}"
         if disk["read_only"] or disk["source"] is None:
-            if disk["source"] is not None:
+            # Of a file it is known whether it is there.
+            if disk["source"] is not None and disk["kind"] != "file":
                 yield _warning("disk-read-only", seen.guest,
                                f"{where} is read-only and is not copied: the backup needs"
                                f" {disk['source']}, too")  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 from vmckpt.model.findings import Finding
 from vmckpt.policy.protection import Failover, Protection
 from vmckpt.protect.reversing import Earlier
-from vmckpt.units import BytesPerSecond, Seconds
+from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,8 @@ class ProtectRequest:
     earlier: Earlier | None = None
     """What is known of those."""
     move: Move | None = None
+    held: Bytes = Bytes(0)
+    """Memory on the guest's own host that is free by the time it begins."""
 
     @property
     def automatic(self) -> bool:

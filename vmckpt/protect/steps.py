@@ -2,6 +2,9 @@
 
 from enum import StrEnum
 
+READY = "protecting"
+"""The phase of a protection whose standby could take over."""
+
 
 class Step(StrEnum):
     """What protecting a guest does to two hosts."""
