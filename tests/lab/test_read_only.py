@@ -29,13 +29,14 @@ def test_who_may_only_look_sees_all_and_changes_nothing(
 ) -> None:
     bench.guest()
     bench.good("migrate", "web1", "--to", "beta", "--probe", "off")
-    monkeypatch.setenv("VMCKPT_READ_ONLY", "1")
-    for args in LOOKS:
-        done = bench.run(*args)
-        assert done.code in (0, 21), (args, done.err)  # doctor may find something
-        assert "read-only" not in done.err + done.out
-    for args in ACTS:
-        assert bench.run(*args).code == 5, args
+    with monkeypatch.context() as changed:  # what cleans up behind us may act
+        changed.setenv("VMCKPT_READ_ONLY", "1")
+        for args in LOOKS:
+            done = bench.run(*args)
+            assert done.code in (0, 21), (args, done.err)  # doctor may find something
+            assert "read-only" not in done.err + done.out
+        for args in ACTS:
+            assert bench.run(*args).code == 5, args
 
     assert bench.where() == ["beta"]
 

@@ -110,7 +110,10 @@ def test_a_blocker_says_in_one_line_what_to_do(seen: Seen) -> None:
 def test_blockers_come_first_and_all_are_told() -> None:
     seen = replace(
         FINE, has_lease=False, name_taken=True, devices=["serial", "tpm"],
-        disks=[{**DISK, "read_only": True, "kind": "block"}, {**DISK, "name": "vdb", "format": "luks"}],
+        disks=[
+            {**DISK, "read_only": True, "kind": "block"},
+            {**DISK, "name": "vdb", "format": "luks"},
+        ],
     )  # fmt: skip
     found = check(seen)
     count = len(blockers(found))

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
+
 from vmckpt import inventory
 from vmckpt.errors import BadInput, LabError, VmckptError
 from vmckpt.hypervisor import guests as hypervisor_guests
@@ -18,6 +20,7 @@ from vmckpt.lab.lab import Say, silent
 from vmckpt.lab.plan import GUEST_BRIDGE, LabPlan, check_name
 from vmckpt.lab.shell import run
 from vmckpt.model.guests import Guest
+from vmckpt.model.hosts import Host
 from vmckpt.units import MIB, Bytes, BytesPerSecond, parse_bytes, parse_rate
 
 # A byte that a disk can be filled with, to be looked for elsewhere.
@@ -230,7 +233,10 @@ def _wait_until_heard(lab: LabPlan, on: str, name: str, *, limit: float = 60.0) 
 
 
 def remove(lab: LabPlan, name: str) -> None:
-    """End a guest on every host that is up, with its disks; fine if it is not there."""
+    """End a guest on every host that is up, with its disks; fine if it is not there.
+
+    Raises VmckptError, and keeps its disks, if a host that is up cannot be made to.
+    """
     with suppress(LabError):
         observer_client.ask(lab.observer_socket, op="forget", guest=name)
     asyncio.run(_remove_everywhere(lab, name))
@@ -243,25 +249,43 @@ def remove(lab: LabPlan, name: str) -> None:
 
 async def _remove_everywhere(lab: LabPlan, name: str) -> None:
     known = inventory.load(lab.inventory)
-    for lab_host in lab.hosts:
-        if host.is_up(lab_host):
-            with suppress(VmckptError):
-                async with Hypervisor(known.host(lab_host.name)) as hypervisor:
-                    await hypervisor_guests.remove(hypervisor, name)
+    up = [known.host(one.name) for one in lab.hosts if host.is_up(one)]
+    ends = await asyncio.gather(*(_remove(one, name) for one in up), return_exceptions=True)
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
+
+
+# A busy machine may let a login time out, or QEMU take longer to end than libvirt waits.
+_again = retry(
+    retry=retry_if_exception_type(VmckptError), stop=stop_after_attempt(3), wait=wait_fixed(1),
+    reraise=True,
+)  # fmt: skip
+
+
+@_again
+async def _remove(known: Host, name: str) -> None:
+    async with Hypervisor(known) as hypervisor:
+        await hypervisor_guests.remove(hypervisor, name)
 
 
 async def whereabouts(lab: LabPlan, name: str) -> list[str]:
-    """The hosts on which a QEMU process of that guest exists."""
+    """The hosts on which a QEMU process of that guest exists; one that cannot be asked has none."""
     known = inventory.load(lab.inventory)
     found = []
     for lab_host in lab.hosts:
         if host.is_up(lab_host):
             with suppress(VmckptError):
-                async with Hypervisor(known.host(lab_host.name)) as hypervisor:
-                    guest = await hypervisor_guests.find_guest(hypervisor, name)
-                    if guest is not None and guest.state.is_active:
-                        found.append(lab_host.name)
+                if await _is_active(known.host(lab_host.name), name):
+                    found.append(lab_host.name)
     return found
+
+
+@_again
+async def _is_active(known: Host, name: str) -> bool:
+    async with Hypervisor(known) as hypervisor:
+        guest = await hypervisor_guests.find_guest(hypervisor, name)
+        return guest is not None and guest.state.is_active
 
 
 def disk_seen_from(lab: LabPlan, guest: LabGuest, on: str) -> Path:
