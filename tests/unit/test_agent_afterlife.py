@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.replicas import session
+from tests.unit.backing import following
+from tests.unit.replicas import SHORT, session
 from vmckpt.agent import afterlife, writes
 from vmckpt.errors import RemoteError
+from vmckpt.replicate.link import Cut
+from vmckpt.replicate.standstill import Standstill
 from vmckpt.units import Seconds
 
 SESSION = session(disks=())
@@ -53,3 +56,16 @@ def test_while_nobody_knows_of_it_nothing_is_put_back(
     backup = Backup(None)
     assert ended(backup, tmp_path, monkeypatch) == []
     assert backup.tries > 2
+
+
+def test_a_backup_that_only_breathes_has_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    with following(monkeypatch) as one:
+        one.standstill = Standstill(SHORT)
+        one.begin()
+        us = session(disks=(), port=one.ends.server.getsockname()[1])
+        monkeypatch.setattr(afterlife, "_CONNECT", Seconds(0.5))
+        with one.standstill.held(), pytest.raises(Cut):  # its heartbeats go on
+            afterlife._tell_backup(us, one.ends.primary, "the guest has ended")
+        monkeypatch.setattr(afterlife, "_CONNECT", SHORT)
+        afterlife._tell_backup(us, one.ends.primary, "the guest has ended")
+        assert one.came() is None

@@ -222,6 +222,7 @@ def test_the_primary_ends_it(one: Following) -> None:
     line, _ = one.hello()
     commit(line, ONE)
     line.send(End(why="the protection has ended"))
+    line.expect(End, SHORT)  # else nobody knows whether it was heard
     assert one.came() is None
 
 

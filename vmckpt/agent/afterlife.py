@@ -22,7 +22,7 @@ from vmckpt.replicate import buffers, guard, link
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.tenure import Tenure
-from vmckpt.replicate.wire import End, Hello
+from vmckpt.replicate.wire import End, Hello, Welcome
 from vmckpt.units import Seconds
 
 OUTCOME = "outcome.json"
@@ -212,5 +212,7 @@ def _tell_backup(session: Session, folder: Path, why: str) -> None:
     ours = token(folder) if session.lease is not None else 1
     with Line(made, lambda: ours, takes=lambda told: told <= ours) as line:
         line.send(Hello(session=session.session, captured=1))
+        line.expect(Welcome, _CONNECT)
         line.send(End(why=why))
-        line.receive(_CONNECT)
+        # Whoever hangs up while a heartbeat is on its way takes along what was not read yet.
+        line.expect(End, _CONNECT)

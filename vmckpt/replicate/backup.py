@@ -213,6 +213,8 @@ class Backup:
                 self._handed_over = message.why == "switched"
                 if not self._handed_over:
                     self._over = message.why
+                    with suppress(Cut):
+                        line.send(message)  # it was heard
             case _:
                 raise ValueError(f"the primary sends {type(message).__name__}")
 

@@ -174,7 +174,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The protection has ended: the backup removes its standby."""
+    """The protection has ended: the backup says so, too, and removes its standby."""
 
     kind: ClassVar[int] = 12
     why: str
