@@ -289,3 +289,6 @@ def test_where_preflight_says_no_nobody_is_placed() -> None:
     no = plans.Checked(policy="mine", mode="", blockers=(blocker,))
     made = plans.placed(plans.without(fleet, {("a", "beta"): no}), EMPTY.asked(found), Terms())
     assert [one.target for one in made.going] == ["gamma"]
+    nowhere = {("a", target): no for target in ("beta", "gamma")}
+    made = plans.placed(plans.without(fleet, nowhere), EMPTY.asked(found), Terms())
+    assert [one.why for one in made.left] == ["beta: no; gamma: no"]

@@ -15,7 +15,7 @@ from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.agent.replica_backup import PORT
 from vmckpt.agent.talk import Talk
 from vmckpt.checkpoint import guestmemory, outputs, settings, userfault
-from vmckpt.checkpoint.settings import IGNORE_SHARED
+from vmckpt.checkpoint.settings import IGNORE_SHARED, Undo
 from vmckpt.errors import (
     BadInput,
     CannotCapture,
@@ -37,6 +37,8 @@ _STARTS = Seconds(30.0)
 _STARTS_AGAIN = Seconds(2.0)
 _ENDS = Seconds(30.0)
 _TURN = 0.05
+_EPOCH = Seconds(5.0)
+"""So long the end of an epoch is waited for."""
 
 
 def carry_out(order: ReplicaOrder, talk: Talk) -> dict[str, Any]:
@@ -75,7 +77,7 @@ def _look(order: ReplicaOrder) -> dict[str, Any]:
             raise CannotCapture(f"{monitor.name} has no QEMU process on {order.host}")
         files = guestmemory.files(monitor, process)
         held = outputs.look(monitor)
-        undo = settings.look(monitor, want=IGNORE_SHARED, runs=True, folder=None)
+        undo = _settings(order, monitor)
         described = monitor.described()
         known = monitor.on_domain("looking at its disks", blocks.nodes)
         disks = blocks.read_facts(described, known)
@@ -87,6 +89,19 @@ def _look(order: ReplicaOrder) -> dict[str, Any]:
             "definition": stored[0] if stored else "", "autostart": bool(stored and stored[1]),
             "qemu": monitor.qemu_version(), "disks": [asdict(disk) for disk in disks],
         }  # fmt: skip
+
+
+def _settings(order: ReplicaOrder, monitor: Monitor) -> Undo:
+    """QEMU's, between two epochs if the guest is protected already. Raises CannotCapture."""
+    protected = Session.read(folder_of(order.guest)) is not None
+    give_up = time.monotonic() + (_EPOCH if protected else 0.0)
+    while True:
+        try:
+            return settings.look(monitor, want=IGNORE_SHARED, runs=True, folder=None)
+        except CannotCapture:
+            if time.monotonic() >= give_up:
+                raise
+        time.sleep(_TURN)
 
 
 def _room(folder: Path) -> int:

@@ -288,7 +288,9 @@ def _upset(one: placement.Placement) -> tuple[int, int]:
 
 def _elsewhere(tenant: Tenant, failures: Sequence[Failed], fleet: Fleet) -> Tenant:
     """Not again to where it failed, as long as there is another host."""
-    bad = {one.target for one in failures if one.blame is Blame.TARGET}
+    bad = {
+        (one.target, "it failed there") for one in failures if one.blame is Blame.TARGET
+    }  # fmt: skip
     if not bad:
         return tenant
     needs = replace(tenant.needs, never=tenant.needs.never | bad)

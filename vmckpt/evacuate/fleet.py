@@ -23,8 +23,8 @@ class Needs:
     """That the host must carry."""
     only: frozenset[str] | None = None
     """Hosts it is pinned to; None: all."""
-    never: frozenset[str] = frozenset()
-    """Hosts it must not be on: that of its own standby, say."""
+    never: frozenset[tuple[str, str]] = frozenset()
+    """Hosts it must not be on, and why: its own standby is there, say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,10 +112,10 @@ def _load(one: Load) -> dict[str, Any]:
 
 def without(fleet: Fleet, checks: Checks) -> Fleet:
     """Nobody is placed where preflight forbids it."""
-    never: dict[str, set[str]] = {}
+    never: dict[str, set[tuple[str, str]]] = {}
     for (guest, target), found in checks.items():
         if found.blockers:
-            never.setdefault(guest, set()).add(target)
+            never.setdefault(guest, set()).add((target, found.blockers[0].text))
     tenants = tuple(
         replace(one, needs=replace(one.needs, never=one.needs.never | never[one.name]))
         if one.name in never else one

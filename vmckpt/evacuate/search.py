@@ -27,7 +27,7 @@ class _Search:
         # A host that somebody comes from, or names, is like no other.
         named = {one.host for one in order}
         for one in order:
-            named |= one.needs.never | (one.needs.only or frozenset())
+            named |= {at for at, _ in one.needs.never} | (one.needs.only or frozenset())
         self._named = [one.name if one.name in named else "" for one in seating.places]
         self._at: list[int] = []
         self._least = np.inf

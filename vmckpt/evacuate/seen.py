@@ -297,9 +297,10 @@ def _tenant(one: Known, answers: Answers, stays: str | None) -> Tenant:
 
 def _needs(guest: Guest, host: str, policy: Policy, answers: Answers) -> Needs:
     taken = frozenset(
-        look.host.name for look in answers.looks if look.host.name != host
-        and any(guest.name == one.name or guest.uuid == one.uuid for one in look.guests
-                if one.state.is_active or one.uuid != guest.uuid)
+        (look.host.name, f"{'' if one.uuid == guest.uuid else 'another '}{guest.name} is there")
+        for look in answers.looks if look.host.name != host for one in look.guests
+        if (one.uuid == guest.uuid and one.state.is_active)
+        or (one.uuid != guest.uuid and one.name == guest.name)
     )  # fmt: skip
     off = guest.state is GuestState.SHUT_OFF
     # What is off is not copied, whatever its policy says of running guests.
