@@ -287,7 +287,7 @@ def test_a_standby_is_to_wait_elsewhere(three: Bench) -> None:
     assert (done["left"], done["unprotected"]) == ([], [])
     assert on(three, "web1") == {"web1": ["alpha"]}
     (kept,) = three.good("status", "--json").json
-    assert (kept["backup"], kept["phase"]) == ("gamma", "protecting")
+    assert (kept["backup"], kept["says"]["alpha"]["phase"]) == ("gamma", "protecting")
     refused = three.run("repopulate", "beta", "--yes")
     assert "no guest was moved away" in refused.err  # nobody is migrated for having a standby
     three.good("maintenance", "leave", "beta")
