@@ -19,7 +19,7 @@ from vmckpt.journal.records import RequestKind
 from vmckpt.model.events import Decided
 from vmckpt.model.guests import OUTGOING, Guest
 from vmckpt.policy.types import Policy
-from vmckpt.units import GIB, Seconds
+from vmckpt.units import GIB, BytesPerSecond, Seconds
 
 pytestmark = pytest.mark.looptime(end=3000)
 ORDER = Task(kind=Kind.EVACUATE, host="alpha")
@@ -88,6 +88,9 @@ class Hosts:
 
     def nearing(self) -> frozenset[str]:
         return frozenset()
+
+    def streams(self) -> dict[str, BytesPerSecond]:
+        return {}
 
     async def stop(self, known: Known) -> str | None:
         await asyncio.sleep(3)

@@ -131,18 +131,24 @@ def test_streams_that_leave_some_of_the_link_teach_to_send_two_at_once() -> None
     course = begun(made)
     course = courses.begins(course, [first for first in course.waiting if first.name == one])
     assert courses.due(course, made, TERMS, 0.0) == []
-    slow = courses.succeeded(course, one, BytesPerSecond(40_000_000))
-    two = courses.due(slow, made, TERMS, 0.0)
+    slow = courses.carrying(course, {one: BytesPerSecond(40_000_000)})
+    beside = courses.due(slow, made, TERMS, 0.0)
+    assert len(beside) == 1  # the first one is on its way yet
+    after = courses.succeeded(slow, one)
+    two = courses.due(after, made, TERMS, 0.0)
     assert len(two) == 2
     # What two carry beside each other tells nothing of one alone; and it is kept for the next plan.
-    both = courses.begins(slow, two)
-    after = courses.succeeded(both, two[0].name, BytesPerSecond(9_000_000))
+    both = courses.begins(after, two)
+    after = courses.carrying(both, {two[0].name: BytesPerSecond(90_000_000)})
+    assert after is both
     assert after.carried == {"a": 40_000_000}
     asked = frozenset(set(others) - {one.name for one in two})
     again = courses.planned(after, made, TERMS.rules, 0.0, asked=asked)
     assert [one.tenant.most for one in again.waiting] == [40_000_000]
-    full = courses.succeeded(course, one, BytesPerSecond(96_000_000))
-    assert len(courses.due(full, made, TERMS, 0.0)) == 1
+    full = courses.carrying(slow, {one: BytesPerSecond(96_000_000)})
+    assert courses.due(full, made, TERMS, 0.0) == []
+    assert courses.carrying(full, {one: BytesPerSecond(97_000_000)}) is full
+    assert len(courses.due(courses.succeeded(full, one), made, TERMS, 0.0)) == 1
 
 
 def test_paused_nothing_begins_and_what_is_on_its_way_goes_on() -> None:

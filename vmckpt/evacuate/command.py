@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass, replace
 
 from vmckpt.errors import (
@@ -23,6 +23,7 @@ from vmckpt.evacuate.plan import NO_CHECKS, Checks, Plan
 from vmckpt.evacuate.report import Bare, Report
 from vmckpt.evacuate.scouting import Scope
 from vmckpt.evacuate.seen import Known, Seen, Way
+from vmckpt.evacuate.streams import Streams
 from vmckpt.evacuate.task import Task
 from vmckpt.hypervisor import switching
 from vmckpt.hypervisor.connection import Hypervisor
@@ -43,7 +44,7 @@ from vmckpt.model.events import Decided, Event, OnItsWay, Sampled
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.orders import Mode
 from vmckpt.protect import anew, ending, protections
-from vmckpt.units import Seconds
+from vmckpt.units import BytesPerSecond, Seconds
 
 MOVE = "move"
 """The step of a guest that is off, or protected, and goes to another host."""
@@ -153,7 +154,7 @@ class Site:
     def __init__(self, orders: Orders, hosts: Hosts, recorder: Recorder, checks: Checks) -> None:
         self._orders, self._hosts, self._recorder = orders, hosts, recorder
         self._checks = checks
-        self._nearing = Nearing()
+        self._nearing, self._streams = Nearing(), Streams()
 
     async def look(self) -> Seen:
         return await scouting.look(self._hosts, self._orders.scope, self._orders.task)
@@ -184,6 +185,7 @@ class Site:
             return Moved(good=False, why=exc.message)
         finally:
             self._nearing.ended(known.name)
+            self._streams.ended(known.name)
 
     async def _migrate(self, known: Known, target: str, turn: Turn) -> Moved:
         """An ordinary migration, which is a part of this job."""
@@ -211,6 +213,7 @@ class Site:
         def hear(event: Event) -> None:
             if isinstance(event, Sampled):
                 self._nearing.measured(name, event.estimate, _now())
+                self._streams.heard(name, event.sample)
                 tell(event)
 
         async with (
@@ -286,6 +289,10 @@ class Site:
     def nearing(self) -> Container[str]:
         """See engine.World."""
         return self._nearing.names(_now())
+
+    def streams(self) -> Mapping[str, BytesPerSecond]:
+        """See engine.World."""
+        return self._streams.carry()
 
     async def _resolved(self, found: MigrationReport) -> MigrationReport:
         """Recovery may know how it ended where the migration itself could not."""

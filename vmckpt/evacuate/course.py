@@ -21,6 +21,8 @@ from vmckpt.units import BytesPerSecond, Seconds
 
 _ELSEWHERE = 0.1
 """Of the wait, where another host is tried: not at once, it may have been the network."""
+_MORE = 1.1
+"""A stream that does so many times what was known is news."""
 
 
 class Blame(StrEnum):
@@ -139,19 +141,26 @@ def nearing(course: Course, guests: Container[str]) -> Course:
     )  # fmt: skip
 
 
-def succeeded(course: Course, guest: str, carried: BytesPerSecond | None = None) -> Course:
-    """Its move has ended well. `carried`: what its stream did, if that is known."""
+def succeeded(course: Course, guest: str) -> Course:
+    """Its move has ended well."""
     under = _under(course, guest)
     records = {**course.records, under.move.target: Record()}
-    after = replace(
+    return replace(
         course, running=_without(course, guest), done=(*course.done, under.move),
         records=MappingProxyType(records),
     )  # fmt: skip
-    if carried is None or under.shared:
-        return after
-    source = under.move.source
-    most = BytesPerSecond(max(carried, course.carried.get(source, 0)))
-    after = replace(after, carried=MappingProxyType({**course.carried, source: most}))
+
+
+def carrying(course: Course, streams: Mapping[str, BytesPerSecond]) -> Course:
+    """What streams do, by guest: one that has its links for itself tells what others will."""
+    known = dict(course.carried)
+    for one in course.running:
+        seen = streams.get(one.move.name, 0)
+        if not one.shared and seen > _MORE * known.get(one.move.source, 0):
+            known[one.move.source] = BytesPerSecond(seen)
+    if known == course.carried:
+        return course
+    after = replace(course, carried=MappingProxyType(known))
     return replace(
         after, waiting=tuple(_as_carried(after, one) for one in after.waiting),
         running=tuple(replace(one, move=_as_carried(after, one.move)) for one in after.running),
@@ -288,9 +297,7 @@ def _upset(one: placement.Placement) -> tuple[int, int]:
 
 def _elsewhere(tenant: Tenant, failures: Sequence[Failed], fleet: Fleet) -> Tenant:
     """Not again to where it failed, as long as there is another host."""
-    bad = {
-        (one.target, "it failed there") for one in failures if one.blame is Blame.TARGET
-    }  # fmt: skip
+    bad = {(one.target, "it failed there") for one in failures if one.blame is Blame.TARGET}
     if not bad:
         return tenant
     needs = replace(tenant.needs, never=tenant.needs.never | bad)

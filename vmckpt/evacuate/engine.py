@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -44,8 +44,6 @@ class Moved:
     job: str | None = None
     took: Seconds = Seconds(0.0)
     downtime: Seconds | None = None
-    carried: BytesPerSecond | None = None
-    """What its stream did; None: it was too short to tell."""
 
 
 class World(Protocol):
@@ -59,6 +57,10 @@ class World(Protocol):
 
     def nearing(self) -> Container[str]:
         """Guests on their way that are expected to arrive within seconds, by name."""
+
+    def streams(self) -> Mapping[str, BytesPerSecond]:
+        """What those of guests on their way carry so far, by name; without those that have told
+        nothing yet."""
 
     async def stop(self, known: Known) -> str | None:
         """Shut a guest down, or suspend it; why that did not come about, None: it did."""
@@ -193,6 +195,7 @@ class Run:
     def _begin(self) -> None:
         if self._stop.is_set() or self._seen is None:
             return
+        self._course = courses.carrying(self._course, self._world.streams())
         self._course = courses.nearing(self._course, self._world.nearing())
         if self._course is self._asked and _now() < self._asked_until:
             return  # nothing is other than when nobody could begin
@@ -263,7 +266,7 @@ class Run:
         assert self._seen is not None
         known = self._seen.known.get(move.name)
         if moved.good:
-            self._course = courses.succeeded(self._course, move.name, moved.carried)
+            self._course = courses.succeeded(self._course, move.name)
             self._seen = sights.moved(self._seen, move.name, move.target)
             self._stuck = 0
             uuid = move.name if known is None else known.guest.uuid

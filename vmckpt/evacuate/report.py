@@ -103,7 +103,6 @@ def judged(report: MigrationReport, job_hint: str) -> Moved:
     if outcome is Outcome.COMPLETED:
         return Moved(
             good=True, job=report.job, took=report.total, downtime=downtime,
-            carried=report.carried,
         )  # fmt: skip
     if outcome in _TARGET:
         return Moved(good=False, why=why, blame=Blame.TARGET, job=report.job)

@@ -5,12 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vmckpt.model.findings import Finding
-from vmckpt.model.jobs import Decision, JobPhase, JobSample, JobTotals, Outcome
+from vmckpt.model.jobs import Decision, JobSample, JobTotals, Outcome
 from vmckpt.model.orders import Driver, Mode
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
-
-_TELLING = Seconds(1.0)
-"""QEMU tells what it has sent ten times a second, and libvirt is asked less often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +68,6 @@ class MigrationReport:
         if self.totals is not None:
             return self.totals.iterations
         return max((sample.iteration for sample in self.samples), default=0)
-
-    @property
-    def carried(self) -> BytesPerSecond | None:
-        """What its stream did while the guest ran on the source; None: that was too short."""
-        moving = [one for one in self.samples if one.phase is JobPhase.PRE_COPY and one.iteration]
-        if not moving or (lasted := moving[-1].at - moving[0].at) < _TELLING:
-            return None
-        sent = moving[-1].transferred - moving[0].transferred
-        return BytesPerSecond(round(sent / lasted)) if sent > 0 else None
 
     @property
     def transferred(self) -> Bytes:
