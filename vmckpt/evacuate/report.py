@@ -101,9 +101,7 @@ def judged(report: MigrationReport, job_hint: str) -> Moved:
     outcome, why = report.outcome, _why(report)
     downtime = None if report.totals is None else report.totals.downtime
     if outcome is Outcome.COMPLETED:
-        return Moved(
-            good=True, job=report.job, took=report.total, downtime=downtime,
-        )  # fmt: skip
+        return Moved(good=True, job=report.job, took=report.total, downtime=downtime)
     if outcome in _TARGET:
         return Moved(good=False, why=why, blame=Blame.TARGET, job=report.job)
     if outcome in _GUEST:

@@ -174,8 +174,8 @@ def lacks(needs: Needs, place: Place) -> str | None:
     """What a host lacks for a guest, however empty it is; None: nothing."""
     if needs.only is not None and place.name not in needs.only:
         return f"it is pinned to {', '.join(sorted(needs.only))}"
-    if (why := dict(needs.never).get(place.name)) is not None:
-        return why
+    if against := [why for at, why in needs.never if at == place.name]:
+        return min(against)  # the same one in every run
     if needs.cpu is not None and needs.cpu not in place.offers:
         return f"no CPU {needs.cpu}"
     if needs.machine is not None and needs.machine not in place.machines:

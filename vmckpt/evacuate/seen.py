@@ -41,6 +41,8 @@ class Way(StrEnum):
 ON_ITS_WAY = "it is on its way already"
 _LAST = -1_000_000
 """The priority of standbys: nobody who runs waits for one."""
+# Without names: what many guests need alike is looked for once.
+_ITSELF, _NAMESAKE = "the guest or its standby is there", "another guest of that name is there"
 _SMALL = Bytes(1 * MIB)
 """What travels where no memory does."""
 _RUNS = (GuestState.RUNNING, GuestState.BLOCKED)
@@ -297,7 +299,7 @@ def _tenant(one: Known, answers: Answers, stays: str | None) -> Tenant:
 
 def _needs(guest: Guest, host: str, policy: Policy, answers: Answers) -> Needs:
     taken = frozenset(
-        (look.host.name, f"{'' if one.uuid == guest.uuid else 'another '}{guest.name} is there")
+        (look.host.name, _ITSELF if one.uuid == guest.uuid else _NAMESAKE)
         for look in answers.looks if look.host.name != host for one in look.guests
         if (one.uuid == guest.uuid and one.state.is_active)
         or (one.uuid != guest.uuid and one.name == guest.name)

@@ -26,7 +26,7 @@ class Streams:
         self._last.pop(name, None)
 
     def carry(self) -> dict[str, BytesPerSecond]:
-        """In the middle of what they have done so far; without those that are too young to tell."""
+        """On average so far; without those that are too young to tell."""
         found = {}
         for name, last in self._last.items():
             first = self._first[name]
