@@ -120,8 +120,19 @@ def stored(bench: Bench, name: str) -> list[str]:
 
 def agent(bench: Bench, name: str) -> int:
     """The agent's process, as seen from outside of the lab host."""
-    (found,) = processes(bench, name, b"vmckpt.agent.replica")
-    return found
+    found = processes(bench, name, b"vmckpt.agent.replica")
+    # A program that it starts has its command line for a moment.
+    (one,) = [process for process in found if _parent(process) not in (None, *found)]
+    return one
+
+
+def _parent(process: int) -> int | None:
+    """None: it is gone."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[1])
 
 
 def processes(bench: Bench, name: str, word: bytes) -> list[int]:

@@ -17,6 +17,7 @@ from vmckpt.replicate import memory as memories
 from vmckpt.replicate.capture import Epoch
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.finder import CompareFinder
+from vmckpt.replicate.leave import Leave
 from vmckpt.replicate.link import Cut, Line
 from vmckpt.replicate.memory import Memory
 from vmckpt.replicate.parts import Parts
@@ -241,6 +242,7 @@ class World:
         self.qemu.mirror(mirroring.name_of(0))
         self.held, self.tenure = Held(self.events), Tenure(self.events)
         self.wishes, self.status = Wishes(), PrimaryStatus()
+        self.leave = Leave(needed=terms.needs_leave)
         self.same_devices = True
         self.switch: Callable[[Line], None] = self._switch
         seen = Memory(self.memory.files, folder, stack)
@@ -249,8 +251,8 @@ class World:
         self.parts: dict[str, Any] = {
             "monitor": self.qemu, "memory": seen, "finder": finder, "capturer": self.capturer,
             "logs": [self.disk.log], "buffers": self.held, "tenure": self.tenure,
-            "wishes": self.wishes, "status": self.status, "begun": True, "held": False,
-            "disks": self._disks,
+            "wishes": self.wishes, "leave": self.leave, "status": self.status, "begun": True,
+            "held": False, "disks": self._disks,
             "whole": False, "mirrors": Mirrors(self.qemu, self.events),
             "alone": lambda on: self.events.append("alone" if on else "not alone"),
             "switching": lambda: self.events.append("switching"),

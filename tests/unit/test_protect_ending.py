@@ -24,20 +24,29 @@ from vmckpt.model.callers import Caller
 from vmckpt.model.fencing import Fenced, FenceDevice
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
-from vmckpt.protect import asking, ending, fencing
+from vmckpt.protect import asking, ending, fencing, leaving
 from vmckpt.protect.ending import Known
 from vmckpt.units import Seconds
 
 ALPHA = Host(name="alpha", uri="qemu+tcp://alpha/system")
 BETA = Host(name="beta", uri="qemu+tcp://beta/system")
 KNOWN = Known(
-    operation=cast("Operation", SimpleNamespace(id="7", guest="web1", guest_uuid="u-1")),
+    operation=cast(
+        "Operation", SimpleNamespace(id="7", guest="web1", guest_uuid="u-1", detail={})
+    ),
     primary=ALPHA, backup=BETA, lease="postgresql://witness/vmckpt", session="5e55",
 )  # fmt: skip
 NO_LEASE = replace(KNOWN, lease=None)
 FENCED = Fenced(host="alpha", agent="fence_fake", at=1.0, took=Seconds(2.0))
 HAS_FENCE = replace(
     NO_LEASE, primary=replace(ALPHA, fence=FenceDevice(agent="fence_fake", options={}))
+)  # fmt: skip
+WATCHED = replace(
+    HAS_FENCE,
+    operation=cast(
+        "Operation",
+        SimpleNamespace(id="7", guest="web1", guest_uuid="u-1", detail={"automatic": True}),
+    ),
 )  # fmt: skip
 RUNS_THERE = {"role": "backup", "outcome": "failed-over", "why": "a person asked"}
 
@@ -54,6 +63,8 @@ class World:
         self.after: dict[str, Any] | None = None
         """What the backup says once it has a wish."""
         self.cannot_be_fenced: FencingFailed | None = None
+        self.alone = False
+        """The journal says that the guest had leave to go on without its standby."""
         self.did: list[str] = []
         self.warned: list[str] = []
         self.finished: list[tuple[Outcome, Mapping[str, Any]]] = []
@@ -96,6 +107,14 @@ class World:
         self.silent.add(host.name)
         return FENCED
 
+    async def had_leave(self, job: str) -> tuple[int, ...]:
+        assert job == "7"
+        return (3,) if self.alone else ()
+
+    async def note(self, recorder: Recorder, job: str, why: str) -> None:
+        del recorder, job
+        self.did.append(f"noted: {why}")
+
     def revoke(self, *_: object, **__: object) -> None:
         self.did.append("lease given back")
 
@@ -107,6 +126,8 @@ def one(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(asking, "status", made.status)
     monkeypatch.setattr(ending, "attended", made.attended)
     monkeypatch.setattr(fencing, "fence", made.fence)
+    monkeypatch.setattr(leaving, "alone", made.had_leave)
+    monkeypatch.setattr(leaving, "note", made.note)
     monkeypatch.setattr(witness, "revoke", made.revoke)
     monkeypatch.setattr(ending, "_TURN", 0.001)
     return made
@@ -292,3 +313,54 @@ async def test_a_person_s_word_is_enough_also_where_there_is_a_fence_agent(one: 
     one.silent, one.after = {"alpha"}, RUNS_THERE
     await ending.failover(HAS_FENCE, one.caller, dead=True)
     assert "alpha fenced" not in one.did
+
+
+async def test_a_guest_that_had_leave_is_not_failed_over_however_silent_its_host(
+    one: World,
+) -> None:
+    one.silent, one.after, one.alone = {"alpha"}, RUNS_THERE, True
+    with pytest.raises(GuestBusy, match="had leave to go on there without beta"):
+        await ending.failover(WATCHED, one.caller)
+    assert one.did == []
+    assert (await ending.failover(WATCHED, one.caller, dead=True)).runs_on == "beta"
+
+
+async def test_leave_that_was_given_since_a_host_was_looked_at_counts(one: World) -> None:
+    one.silent, one.after = {"alpha"}, RUNS_THERE
+    case = await ending.seen(WATCHED)
+    assert not case.alone
+    one.alone = True
+    with pytest.raises(GuestBusy, match="had leave to go on"):
+        await ending.failover(WATCHED, one.caller, case=case)
+    assert one.did == []
+    one.alone = False
+    assert (await ending.failover(WATCHED, one.caller, case=case)).fenced == FENCED
+
+
+async def test_a_guest_whose_host_says_that_it_is_gone_needs_neither_word_nor_fence(
+    one: World,
+) -> None:
+    one.says["alpha"] = {"role": None, "runs": False}
+    one.after = {**RUNS_THERE, "why": "a person said so; with epoch 7"}
+    done = await ending.failover(NO_LEASE, one.caller)
+    assert one.did == ["beta failover", "alpha end", "beta end"]
+    assert done.why == "alpha says that it does not run there; with epoch 7"
+
+
+async def test_a_watched_guest_is_unprotected_though_its_backup_is_dead(one: World) -> None:
+    one.silent = {"beta"}
+    await ending.unprotect(WATCHED, one.caller)
+    # In this order: a standby that is left there is never failed over to.
+    assert one.did == ["noted: it is unprotected", "alpha end"]
+    assert one.finished == []
+    assert "run vmckpt unprotect again" in one.warned[-1]
+
+
+async def test_a_watched_guest_that_may_run_on_a_silent_backup_is_not_unprotected(
+    one: World,
+) -> None:
+    one.silent = {"beta"}
+    one.says["alpha"] = {"role": "primary", "runs": False}
+    with pytest.raises(RemoteError, match="beta"):
+        await ending.unprotect(WATCHED, one.caller)
+    assert one.did == []

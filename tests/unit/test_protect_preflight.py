@@ -18,7 +18,7 @@ FINE = Seen(
     guest="web1", primary="alpha", backup="beta", qemu="7.2.22", memory=[256 * MIB], disks=[DISK],
     devices=["disk", "interface"], primary_facts=host_facts("a"), backup_facts=host_facts("b"),
     name_taken=False, taken=(), room=Bytes(1 << 30), shared_room=(Bytes(8 << 30), Bytes(8 << 30)),
-    has_lease=True, automatic=True, max_pause=Seconds(0.5),
+    has_lease=True, fence=None, automatic=True, max_pause=Seconds(0.5),
 )  # fmt: skip
 
 
@@ -69,6 +69,11 @@ WARNINGS = [
     ("output-not-held", with_device("channel"), "channel"),
     ("by-hand", replace(FINE, automatic=False), "only a person"),
     ("by-hand", replace(FINE, has_lease=False, automatic=False), "vmckpt failover"),
+    (
+        "watched",
+        replace(FINE, has_lease=False, fence="fence_ipmilan"),
+        "vmckpt run, which powers alpha off first by fence_ipmilan",
+    ),
 ]
 
 

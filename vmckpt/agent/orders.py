@@ -195,6 +195,8 @@ class ReplicaOrder:
     peer: str = ""
     """The other agent's certificate."""
     wish: str | None = None
+    leave: str = ""
+    """With a wish to go on alone: the name that it was asked for under."""
     owner: str | None = None
     """To end: only a protection of this session; None: any."""
     standby_gone: bool = False

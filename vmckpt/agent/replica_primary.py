@@ -27,6 +27,7 @@ from vmckpt.replicate.capture import Capturer
 from vmckpt.replicate.control import Control
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.finder import CompareFinder
+from vmckpt.replicate.leave import Leave
 from vmckpt.replicate.memory import Memory
 from vmckpt.replicate.parts import Parts
 from vmckpt.replicate.primary import Primary, Switched
@@ -64,6 +65,7 @@ class _Agent:
         self._session, self._folder = session, folder
         self._wishes, self._process = wishes, process
         self._status = PrimaryStatus()
+        self._leave = Leave(needed=session.needs_leave)
         self._endings = Endings(session.guest, uri=session.uri)
         self._undo = Undo.from_json(session.undo)
         self._page = guarded.begin(session, folder, process)
@@ -157,7 +159,8 @@ class _Agent:
         )
         return Parts(
             monitor=monitor, memory=memory, finder=finder, capturer=capturer, logs=logs,
-            buffers=filters, tenure=tenure, wishes=self._wishes, status=self._status,
+            buffers=filters, tenure=tenure, wishes=self._wishes,
+            leave=self._leave, status=self._status,
             mirrors=mirrors, disks=mirrors.disks, begun=begun, held=held,
             whole=held and not begun and not tenure.acquired,
             alone=self._alone, switching=self._switching,
@@ -197,12 +200,16 @@ class _Agent:
         wish, session = told.get("wish"), self._session
         if wish in (Wish.END, Wish.PLANNED):
             self._wishes.add(Wish(str(wish)))
+        elif wish == Wish.ALONE:
+            if not self._leave.give(str(told.get("leave"))):
+                return {"error": "it does not wait for that any more"}
         elif wish is not None:
             return {"error": f"the primary cannot {wish}"}
         return {
             "guest": session.guest, "name": session.name, "host": session.host,
             "peer": session.peer, "session": session.session, "process": os.getpid(),
-            "wished": self._wishes.has(Wish.PLANNED), **self._status.as_json(),
+            "wished": self._wishes.has(Wish.PLANNED), "wants_leave": self._leave.wanted,
+            **self._status.as_json(),
         }  # fmt: skip
 
 

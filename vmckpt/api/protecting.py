@@ -19,9 +19,10 @@ from vmckpt.policy.types import Policy
 from vmckpt.protect import asking, ending, engine, news, protections, reversing, trying
 from vmckpt.protect.ending import Ended
 from vmckpt.protect.engine import Setting, Told
-from vmckpt.protect.requests import Protected, ProtectRequest
+from vmckpt.protect.requests import Judge, Protected, ProtectRequest
 from vmckpt.protect.reversing import Earlier
 from vmckpt.protect.trying import Tested
+from vmckpt.service import claims
 from vmckpt.units import Seconds
 
 _AT_ONCE = Seconds(1.0)
@@ -140,7 +141,22 @@ async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, 
     found = [one for one in protections.active() if guest in (None, one.guest, one.guest_uuid)]
     if guest is not None and not found:
         raise BadInput(f"{guest} is not protected", mend="run vmckpt status")
-    return await asyncio.gather(*(stands(inventory, one) for one in found))
+    told = await asyncio.gather(*(stands(inventory, one) for one in found))
+    if any(one["judge"] == Judge.WATCH for one in told):
+        kept = await asyncio.to_thread(_watch_is_kept)
+        told = [
+            {**one, "watch_is_kept": kept} if one["judge"] == Judge.WATCH else one for one in told
+        ]
+    return told
+
+
+def _watch_is_kept() -> bool:
+    """Whether a service runs that could."""
+    with desk.open_journal(read_only=True) as journal:
+        return any(
+            one.operation.kind == claims.KIND and one.attended is not False
+            for one in desk.jobs(journal)
+        )
 
 
 async def stands(
@@ -169,6 +185,7 @@ async def stands(
         "guest": operation.guest, "uuid": operation.guest_uuid, "job": operation.id,
         "primary": operation.source, "backup": operation.target,
         "automatic": bool(operation.detail.get("automatic")),
+        "judge": operation.detail.get("judge"),
         "standby": {"ready": ready, "why": why},
         "says": says,
     }  # fmt: skip

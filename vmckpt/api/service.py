@@ -4,11 +4,12 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from vmckpt import api
 from vmckpt.api import groups, keeping, snapshots
+from vmckpt.api.vigil import Vigil
 from vmckpt.errors import JournalError, LeaseLost
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk
@@ -32,8 +33,8 @@ from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.requests import Taken, TakeRequest
 from vmckpt.store.facts import SCHEDULE
 
-PAGES = "pages"
-"""What a service claims so that of several one alone sends pages."""
+PAGES, VIGIL = "pages", "vigil"
+"""What a service claims so that of several one alone sends pages, or keeps watch."""
 _REMEMBERED = 180 * 86400.0
 """How far back the journal is asked."""
 _FRESH = 300.0
@@ -70,11 +71,14 @@ async def run(
             # Only who tells others loads what that needs.
             from vmckpt.api.monitoring import Monitor  # noqa: PLC0415
 
-            monitor = Monitor(inventory, wishes, warn, lambda: _pages_are_ours(claims))
+            monitor = Monitor(inventory, wishes, warn, lambda: _is_ours(PAGES, claims))
             await around.enter_async_context(monitor)
             tell = _counted(tell, monitor.exporter.told)
             for line in monitor.told:
                 tell(Told(event="started", text=line))
+        if keeps_watch(inventory) and not once:
+            vigil = Vigil(inventory, lambda: _is_ours(VIGIL, claims), tell)
+            await around.enter_async_context(_vigil(vigil))
         setting = _setting(inventory, policies, wanted, identity=identity, tell=tell, mend=mend)
         service = Service(setting, claims, stop)
         tell(Told(event="started", text=f"started as {claims.job or 'no job'}"))
@@ -91,11 +95,27 @@ def _counted(tell: Callable[[Told], None], count: Callable[[str], None]) -> Call
     return both
 
 
-async def _pages_are_ours(claims: Claims) -> bool:
+async def _is_ours(what: str, claims: Claims) -> bool:
     try:
-        return PAGES in await asyncio.to_thread(claims.claim, {PAGES})
+        return what in await asyncio.to_thread(claims.claim, {what}) and claims.holds
     except LeaseLost:
         return False
+
+
+def keeps_watch(inventory: Inventory) -> bool:
+    """Whether a service that stays has to: some host has a fence agent."""
+    return any(host.fence is not None for host in inventory.hosts.values())
+
+
+@asynccontextmanager
+async def _vigil(vigil: Vigil) -> AsyncIterator[None]:
+    """It is kept as long as the block lasts; what it was at is seen through."""
+    task = asyncio.create_task(vigil.keep(), name="vigil")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def look(

@@ -17,7 +17,7 @@ from vmckpt.model.findings import Severity
 from vmckpt.policy.protection import Failover
 from vmckpt.policy.types import Policy
 from vmckpt.protect.ending import Ended
-from vmckpt.protect.requests import Protected
+from vmckpt.protect.requests import Judge, Protected
 from vmckpt.protect.trying import Tested
 from vmckpt.units import Seconds, parse_seconds, show_bytes, show_seconds
 
@@ -31,6 +31,10 @@ COMMANDS = {
 }  # fmt: skip
 """By name."""
 _AUTO = "auto"
+_JUDGES: dict[str, str] = {
+    Judge.LEASE: "automatic, by the lease", Judge.WATCH: "automatic, by vmckpt run",
+    Judge.PERSON: "by a person",
+}  # fmt: skip
 
 
 @app.command()
@@ -70,7 +74,9 @@ def protect(
     last epoch, and nobody has seen anything that it does not remember.
 
     --failover automatic needs a lease store in the inventory, and is the leave to stop a guest
-    whose host has lost the lease. With manual, vmckpt failover is a person's word.
+    whose host has lost the lease. Without one it needs a fence agent for the guest's host, and
+    vmckpt run on another machine: the leave to power that host off, with all that runs there.
+    With manual, vmckpt failover is a person's word.
 
     How is said by the guest's policy, in its section protect; options here go before it.
 
@@ -316,7 +322,7 @@ def status(
 def _show_status(one: dict[str, Any]) -> None:
     ours = one["says"].get(one["primary"]) or {}
     theirs = one["says"].get(one["backup"]) or {}
-    who = "automatic" if one["automatic"] else "manual"
+    who = _JUDGES.get(one.get("judge") or "", "automatic" if one["automatic"] else "by a person")
     output.out.print(
         output.styled("bold", f"{one['guest']}:"),
         f"{ours.get('phase') or ours.get('outcome') or ours.get('error') or 'unknown'},"
@@ -324,6 +330,8 @@ def _show_status(one: dict[str, Any]) -> None:
     )
     rows = output.table("", "")
     rows.show_header = False
+    if one.get("watch_is_kept") is False:
+        rows.add_row("in the way", "nobody keeps watch: start vmckpt run on another machine")
     for label, value in _rows(ours, theirs, one["standby"]):
         rows.add_row(label, value)
     output.out.print(rows)

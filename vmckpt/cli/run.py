@@ -59,7 +59,9 @@ def run(
     """Take, copy, verify and prune snapshots as the guests' policies say, until it is stopped.
 
     With --metrics Prometheus is told how hosts, jobs, standbys and snapshots stand. Webhooks of the
-    inventory are told what somebody has to look at. Both go without schedules, too.
+    inventory are told what somebody has to look at. Where hosts have fence agents it keeps watch
+    over guests that are protected with --failover automatic and without a lease store: a host that
+    is silent is powered off, and its guests run on their standbys. None of this needs schedules.
 
     It says a line, or with --json an object, for each thing that it did. What fails is tried again
     and stops nothing else. Ctrl-C and SIGTERM end it: a snapshot that is being taken is given up,
@@ -89,7 +91,7 @@ def run(
     if once and metrics is not None:
         raise typer.BadParameter("--metrics is for a service that stays, --once for one that ends")
     wishes = Wishes(metrics=metrics, webhooks=bool(known.webhooks) and not once)
-    if wishes == NOBODY:
+    if wishes == NOBODY and (once or not service.keeps_watch(known)):
         _something(everything, wanted)
     wrong = asyncio.run(
         _run(known, everything, wanted, say, once=once, identity=identity, wishes=wishes)

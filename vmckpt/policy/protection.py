@@ -12,7 +12,8 @@ class Failover(StrEnum):
     """Who decides that a guest's host is dead."""
 
     AUTOMATIC = "automatic"
-    """The lease; the leave to stop a guest whose host has lost it."""
+    """The lease; the leave to stop a guest whose host has lost it. Without a lease store whoever
+    keeps watch; the leave to power that host off."""
     MANUAL = "manual"
     """A person."""
 
@@ -32,7 +33,8 @@ class Protection:
     failover: Failover = Failover.MANUAL
     lease: Seconds = Seconds(5.0)
     """How long a renewal of the lease is good: a database or an agent that is started anew within
-    that harms nothing, and a failover takes that much longer."""
+    that harms nothing, and a failover takes that much longer. Without a lease store, how long a
+    host is silent before it is powered off."""
 
     def as_json(self) -> dict[str, Any]:
         """Times in seconds."""

@@ -57,7 +57,7 @@ class ProtectForm(Section):
     )
     failover: FailoverWord = Field(
         Failover.MANUAL,
-        description="Who decides that the host is dead; automatic is the leave to stop the guest.",
+        description="Who decides that the host is dead; automatic may stop the guest or its host.",
     )
     lease: Annotated[Seconds, BeforeValidator(_lease), WithJsonSchema(_SCHEMA)] = Field(
         _DEFAULT.lease, description="How long a renewal of the lease is good."

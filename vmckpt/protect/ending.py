@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vmckpt.errors import GuestBusy, OutcomeUnknown, RemoteError, VmckptError
@@ -16,7 +16,7 @@ from vmckpt.model.callers import Caller
 from vmckpt.model.fencing import Fenced
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
-from vmckpt.protect import asking, fencing, proof
+from vmckpt.protect import asking, fencing, leaving, proof
 from vmckpt.protect.proof import Case, Proof
 from vmckpt.units import Seconds, show_seconds
 
@@ -56,6 +56,11 @@ class Known:
     def uuid(self) -> str:
         return self.operation.guest_uuid or ""
 
+    @property
+    def watched(self) -> bool:
+        """It is failed over by whoever keeps watch: there is no lease store, but leave to."""
+        return self.lease is None and bool(self.operation.detail.get("automatic"))
+
 
 @contextmanager
 def attended(known: Known, caller: Caller) -> Iterator[Recorder]:
@@ -83,6 +88,8 @@ async def unprotect(known: Known, caller: Caller) -> Ended:
             await tidy(known)
             done = PutBack((), standby_gone=True)
         else:
+            if known.watched:  # a standby that stays behind is nobody's
+                await leaving.note(recorder, known.operation.id, "it is unprotected")
             done = await put_back(known)
         for line in done.did:
             caller.warn(line)
@@ -107,7 +114,8 @@ async def put_back(known: Known) -> PutBack:
     """End both sides of a protection whose guest runs on the primary.
 
     The standby goes first: once it is gone nothing can take over. Where its host is silent the
-    primary sees to that with the lease store. Raises VmckptError.
+    primary sees to that with the lease store, or whoever keeps watch has seen to it. Raises
+    VmckptError.
     """
     did, gone = [], True
     try:
@@ -117,7 +125,7 @@ async def put_back(known: Known) -> PutBack:
         )  # fmt: skip
         did += [f"{known.backup.name}: {line}" for line in told["did"]]
     except RemoteError as exc:
-        if known.lease is None:
+        if known.lease is None and not known.watched:
             raise
         gone = False
         did.append(f"{known.backup.name}: its standby is left there: {exc.message}")
@@ -136,12 +144,18 @@ async def where(known: Known) -> Host:
     try:
         backup = await asking.order(known.backup, known.uuid, "ask")
     except RemoteError:
-        if known.lease is None:
+        if known.lease is None and not await _runs_on_primary(known):
             raise
         return known.primary
     if backup.get("outcome") == "failed-over":
         return known.backup
     return known.primary
+
+
+async def _runs_on_primary(known: Known) -> bool:
+    """Whether it must be there: who keeps watch lets a standby run only once it is there no more,
+    and nothing can start it there again."""
+    return known.watched and bool((await asking.status(known.primary, known.uuid)).get("runs"))
 
 
 async def give_back(known: Known) -> None:
@@ -168,37 +182,51 @@ async def planned(known: Known, caller: Caller) -> Ended:
 
 
 async def failover(
-    known: Known, caller: Caller, *, dead: bool = False, fence: bool = False
-) -> Ended:
+    known: Known, caller: Caller, *, dead: bool = False, fence: bool = False,
+    case: Case | None = None,
+) -> Ended:  # fmt: skip
     """Let the guest run on the backup because the primary is dead.
 
     `dead`: a person says so. `fence`: it is made so, whatever it answers; without a lease store
-    also if it is silent and has a fence agent. With a lease store the lease decides.
+    also if it is silent and has a fence agent. With a lease store the lease decides. `case`: how it
+    stood a moment ago, by `seen`; whatever it decides is made sure of, or is known to last.
 
     Raises GuestBusy, BadInput, FencingFailed, OutcomeUnknown, VmckptError.
     """
     began = time.monotonic()
     with attended(known, caller) as recorder:
-        ours = await asking.status(known.primary, known.uuid)
-        theirs = await asking.status(known.backup, known.uuid)
-        case = Case(
-            guest=known.operation.guest, primary=known.primary.name, backup=known.backup.name,
-            ours=ours, theirs=theirs, has_lease=known.lease is not None,
-            has_fence=known.primary.fence is not None, word=dead, fence=fence,
-        )  # fmt: skip
+        if case is None:
+            case = await seen(known, dead=dead, fence=fence)
+        elif known.watched:  # only now nobody else gives leave
+            case = replace(case, alone=bool(await leaving.alone(known.operation.id)))
         why, fenced = proof.decide(case), None
+        age = case.theirs.get("epoch_age_s")
+        if why in (Proof.FENCE, Proof.GONE) and age is not None:
+            caller.warn(
+                f"{case.guest} will go on from what it was {show_seconds(age)} ago; what it did"
+                " since is lost"
+            )
         if why is Proof.FENCE:
-            if (age := theirs.get("epoch_age_s")) is not None:
-                caller.warn(
-                    f"{case.guest} will go on from what it was {show_seconds(age)} ago; what it did"
-                    " since is lost"
-                )
             fenced = await fencing.fence(known.primary, recorder, caller)
         if why is not Proof.RUNS:
             await asking.order(known.backup, known.uuid, "ask", wish="failover")
         found = await _until_runs(known, caller)
         took = Seconds(time.monotonic() - began)
-        return await _failed_over(known, recorder, found, took, fenced=fenced)
+        sure = f"{case.primary} says that it does not run there" if why is Proof.GONE else None
+        return await _failed_over(known, recorder, found, took, fenced=fenced, sure=sure)
+
+
+async def seen(known: Known, *, dead: bool = False, fence: bool = False) -> Case:
+    """How it stands. Raises JournalError."""
+    # The backup last: what it has heard of the primary is newer than what we have.
+    ours = await asking.status(known.primary, known.uuid)
+    theirs = await asking.status(known.backup, known.uuid)
+    alone = await leaving.alone(known.operation.id) if known.watched else ()
+    return Case(
+        guest=known.operation.guest, primary=known.primary.name, backup=known.backup.name,
+        ours=ours, theirs=theirs, has_lease=known.lease is not None,
+        has_fence=known.primary.fence is not None, word=dead, fence=fence, alone=bool(alone),
+    )  # fmt: skip
 
 
 async def _until_runs(known: Known, caller: Caller) -> Mapping[str, Any]:
@@ -222,17 +250,19 @@ async def _until_runs(known: Known, caller: Caller) -> Mapping[str, Any]:
 
 async def _failed_over(
     known: Known, recorder: Recorder, told: Mapping[str, Any], took: Seconds, *,
-    fenced: Fenced | None = None,
+    fenced: Fenced | None = None, sure: str | None = None,
 ) -> Ended:  # fmt: skip
-    """The guest runs on the backup: what is left of the protection goes."""
+    """The guest runs on the backup: what is left of the protection goes. `sure`: what made sure
+    that it runs nowhere else, if that was not what the backup says."""
     guest, why = known.operation.guest, str(told.get("why"))
     await tidy(known, off=fenced is not None)
     report: dict[str, Any] = {"failed_over": known.backup.name, "why": why}
     if fenced is not None:
-        # The backup takes whoever asks for a person who knows.
-        rest = "".join(why.partition(";")[1:])
-        report["why"] = why = f"{fenced.host} is off, says {fenced.agent}{rest}"
+        sure = f"{fenced.host} is off, says {fenced.agent}"
         report["fenced"] = fenced.as_json()
+    if sure is not None:
+        # The backup takes whoever asks for a person who knows.
+        report["why"] = why = sure + "".join(why.partition(";")[1:])
     recorder.finish(Outcome.COMPLETED, report)
     return Ended(guest=guest, runs_on=known.backup.name, why=why, took=took, fenced=fenced)
 

@@ -29,7 +29,7 @@ from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
 from vmckpt.protect import asking, preflight, reversing
 from vmckpt.protect.preflight import Seen
-from vmckpt.protect.requests import Protected, ProtectRequest
+from vmckpt.protect.requests import Judge, Protected, ProtectRequest
 from vmckpt.protect.reversing import Before, Earlier, Taking
 from vmckpt.protect.steps import READY, Step
 from vmckpt.replicate import standby_xml
@@ -83,7 +83,10 @@ async def protect(
     new = NewOperation(
         kind="protect", guest=guest.name, guest_uuid=guest.uuid, source=setting.primary.name,
         target=setting.backup.name,
-        detail={"automatic": request.automatic, "terms": request.terms.as_json()},
+        detail={
+            "automatic": request.automatic, "judge": _judge(setting, request),
+            "terms": request.terms.as_json(),
+        },
     )  # fmt: skip
     async with recorded(new, guest.uuid, caller.warn) as recorder:
         beginning = Beginning(
@@ -95,6 +98,12 @@ async def protect(
         recorder.entrust(setting.primary.name)
         took = Seconds(time.monotonic() - began)
         return replace(plan, session=beginning.session, job=recorder.id, took=took, status=status)
+
+
+def _judge(setting: Setting, request: ProtectRequest) -> str:
+    if not request.automatic:
+        return str(Judge.PERSON)
+    return str(Judge.WATCH if setting.lease is None else Judge.LEASE)
 
 
 async def _taking(
@@ -154,6 +163,7 @@ async def seen(
             Bytes(int(looked["room"]) + request.held), Bytes(int(room["memory"])),
         ),
         has_lease=setting.lease is not None, automatic=request.automatic,
+        fence=None if setting.primary.fence is None else setting.primary.fence.agent,
         max_pause=request.terms.max_pause, missing=tuple(room["missing"]),
     )  # fmt: skip
 

@@ -41,6 +41,8 @@ class Seen:
     shared_room: tuple[Bytes, Bytes]
     """Free on the tmpfs of primary and backup."""
     has_lease: bool
+    fence: str | None
+    """The primary's fence agent."""
     automatic: bool
     max_pause: Seconds
     missing: tuple[str, ...] = ()
@@ -181,12 +183,18 @@ def _devices(seen: Seen) -> Iterator[Finding]:
 
 
 def _decision(seen: Seen) -> Iterator[Finding]:
-    if seen.automatic and not seen.has_lease:
+    if seen.automatic and not seen.has_lease and seen.fence is None:
         yield _blocker(
             "no-lease", seen.guest,
-            "without a lease store nobody can know that a silent host is dead",
-            "add lease: postgresql://user@witness/database to the inventory, or use"
-            " --failover manual",
+            "without a lease store or a fence agent nobody can know that a silent host is dead",
+            "add lease: postgresql://user@witness/database to the inventory, or fence: to"
+            f" {seen.primary}, or use --failover manual",
+        )  # fmt: skip
+    elif seen.automatic and not seen.has_lease:
+        yield _warning(
+            "watched", seen.guest,
+            f"a failover waits for vmckpt run, which powers {seen.primary} off first by"
+            f" {seen.fence}: keep it running, on neither host",
         )  # fmt: skip
     if not seen.automatic:
         yield _warning("by-hand", seen.guest, "only a person decides a failover: vmckpt failover")

@@ -11,7 +11,7 @@ from typing import Any
 from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.units import Seconds
 
-_LIVES = Seconds(3.0)
+LIVES = Seconds(3.0)
 """An agent beats ten times a second: who was heard that lately is not dead."""
 _READY = "protecting"
 
@@ -27,6 +27,8 @@ class Proof(StrEnum):
     """A person says that the host is off."""
     FENCE = "fence"
     """The host is powered off first."""
+    GONE = "gone"
+    """Its host says that no QEMU of it is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +48,21 @@ class Case:
     """A person says that the host is off."""
     fence: bool
     """A person wants it powered off, even if it answers."""
+    alone: bool = False
+    """The primary had leave to go on without its standby, and may have."""
 
     @property
     def silent(self) -> bool:
         """Nothing has come from the primary, neither to us nor to the backup."""
         heard = self.theirs.get("silent_s")
-        return bool(self.ours.get("silent")) and (heard is None or heard > _LIVES)
+        return bool(self.ours.get("silent")) and (heard is None or heard > LIVES)
+
+    @property
+    def gone(self) -> bool:
+        """The primary's host answers, and the guest does not run there: its QEMU died, or the host
+        was started anew. What somebody has ended on purpose is not gone."""
+        told = self.ours
+        return told.get("runs") is False and told.get("outcome") != "ended"
 
 
 def decide(case: Case) -> Proof:
@@ -72,6 +83,9 @@ def decide(case: Case) -> Proof:
         return Proof.LEASE
     if case.word:
         return Proof.WORD
+    if case.gone and not case.alone:
+        _must_be_ready(case, f"{case.guest} runs nowhere")
+        return Proof.GONE
     if not case.has_fence:
         raise BadInput(
             f"{case.primary} is silent, and without a lease store nobody but you can"
@@ -93,11 +107,12 @@ def _fence(case: Case) -> Proof:
             f"{case.primary} has no fence agent in the inventory",
             mend=f"add fence: {{agent: ..., options: {{...}}}} to {case.primary}",
         )
-    if not case.theirs.get("ready"):
-        why = case.theirs.get("error") or case.theirs.get("says") or "it says nothing"
+    _must_be_ready(case, f"{case.primary} is not fenced")
+    if case.alone:
         raise GuestBusy(
-            f"{case.primary} is not fenced: the standby on {case.backup} is not ready: {why}",
-            mend="see vmckpt status",
+            f"{case.primary} is not fenced: {case.guest} had leave to go on there without"
+            f" {case.backup}, whose standby is behind it",
+            mend=f"wait until {case.primary} answers; or switch it off and add --host-is-off",
         )
     phase = case.ours.get("phase", _READY)
     if case.ours.get("runs") and phase != _READY:
@@ -107,6 +122,14 @@ def _fence(case: Case) -> Proof:
             mend=f"mend {case.backup} or the link first; the standby is brought up by itself",
         )
     return Proof.FENCE
+
+
+def _must_be_ready(case: Case, now: str) -> None:
+    if not case.theirs.get("ready"):
+        why = case.theirs.get("error") or case.theirs.get("says") or "it says nothing"
+        raise GuestBusy(
+            f"{now}: the standby on {case.backup} is not ready: {why}", mend="see vmckpt status"
+        )
 
 
 def _heard(case: Case) -> str:

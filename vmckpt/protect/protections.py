@@ -23,7 +23,11 @@ def of(inventory: Inventory, guest: str) -> Known:
     found = [one for one in active() if guest in (one.guest, one.guest_uuid)]
     if not found:
         raise BadInput(f"{guest} is not protected", mend="vmckpt status shows who is")
-    operation = found[0]
+    return known(inventory, found[0])
+
+
+def known(inventory: Inventory, operation: Operation) -> Known:
+    """One of them, with its hosts. Raises InventoryError, JournalError."""
     with desk.open_journal() as journal:
         steps = journal.steps(operation.id)
     begun = next((step for step in steps if step.name == Step.PROTECT), None)

@@ -2,12 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 from vmckpt.model.findings import Finding
 from vmckpt.policy.protection import Failover, Protection
 from vmckpt.protect.reversing import Earlier
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
+
+
+class Judge(StrEnum):
+    """Who finds out that a guest's host is dead."""
+
+    LEASE = "lease"
+    """The backup, by the lease store."""
+    WATCH = "watch"
+    """Who keeps watch, by a fence agent."""
+    PERSON = "person"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

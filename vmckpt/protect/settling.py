@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.unattended import Unattended
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
-from vmckpt.protect import asking, ending
+from vmckpt.protect import asking, ending, leaving
 from vmckpt.protect.ending import Known
 from vmckpt.protect.steps import Step
 
@@ -30,6 +31,8 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
     found = truth(known, ours, theirs)
     if case.dry:
         return found
+    if case.recorder is not None and (name := ours.get("wants_leave")):
+        return await _let_alone(known, case.recorder, str(name))
     if found.outcome is None:
         if case.recorder is not None:
             case.recorder.entrust(known.primary.name)
@@ -39,6 +42,18 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
         return case.ended(found, failed_over=known.backup.name)
     await ending.put_back(known)
     return case.ended(found)
+
+
+async def _let_alone(known: Known, recorder: Recorder, name: str) -> Settled:
+    """Its output waits for a backup that is away, and nobody keeps watch. Raises VmckptError."""
+    guest, backup = known.operation.guest, known.backup.name
+    await leaving.note(recorder, known.operation.id, f"{backup} was away")
+    await leaving.give(known.primary, known.uuid, name)
+    recorder.entrust(known.primary.name)
+    return Settled(
+        truth=f"what {guest} sends waited for {backup}, which is away", outcome=None,
+        goes_on=True, settle="it has leave to go on alone now; keep vmckpt run running",
+    )  # fmt: skip
 
 
 def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Settled:

@@ -16,3 +16,6 @@ class Step(StrEnum):
     """The standby has had its first epoch; {}."""
     FENCE = "fence"
     """The primary's host is powered off; {"host", "agent", "action"}."""
+    ALONE = "alone"
+    """The primary has leave to go on without its standby, which nothing may run any more; open
+    until the standby is whole again; {"why"}."""

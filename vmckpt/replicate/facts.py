@@ -105,6 +105,11 @@ class Session:
     """It is a migration: it ends with the switch, before which nobody may take over."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def needs_leave(self) -> bool:
+        """Only the controller can know that no standby is made to run: it powers hosts off."""
+        return self.terms.automatic and self.lease is None and not self.moves
+
     def write(self, folder: Path) -> None:
         """Raises OSError."""
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)

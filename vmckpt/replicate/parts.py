@@ -11,6 +11,7 @@ from vmckpt.replicate.capture import Capturer
 from vmckpt.replicate.diskcompare import Readable
 from vmckpt.replicate.diskepochs import WriteLog
 from vmckpt.replicate.finder import CompareFinder
+from vmckpt.replicate.leave import Leave
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.memory import Memory
 from vmckpt.replicate.status import PrimaryStatus
@@ -40,6 +41,8 @@ class Parts:
     buffers: Buffers
     tenure: Tenure
     wishes: Wishes
+    leave: Leave
+    """To go on without the backup."""
     status: PrimaryStatus
     mirrors: Mirrors
     disks: Callable[[], AbstractContextManager[Sequence[Readable]]]

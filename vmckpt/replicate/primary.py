@@ -133,12 +133,16 @@ class Primary:
         """Without the backup; never before it is written down that the standby is worth nothing."""
         parts = self._parts
         self._valid = False
+        if not parts.leave.has():
+            parts.status.say(f"output waits until a controller lets the guest go on alone: {why}")
+            return
         try:
             parts.tenure.invalidate()
         except VmckptError as exc:
             parts.status.say(f"output waits: that the standby is behind cannot be noted: {exc}")
             return
         parts.alone(True)
+        parts.leave.over()
         self._let_out()
         parts.mirrors.end()
         self._whole = self._begun = False
@@ -203,6 +207,7 @@ class Primary:
         self._again = Seconds(min(2 * self._again, _RARELY))
         self._parts.tenure.invalidate()
         self._parts.alone(True)
+        self._parts.leave.over()
         self._let_out()
         if not self._begun:
             self._parts.mirrors.begin_again()
@@ -260,6 +265,7 @@ class Primary:
             if not self._valid:
                 parts.tenure.validate()
                 self._whole = self._valid = True
+            parts.leave.over()
             parts.tenure.check()
             parts.buffers.release()
         parts.status.phase(Phase.PROTECTING)
@@ -290,8 +296,11 @@ class Primary:
         self._look_at_devices = now + _DEVICES
         if parts.devices():
             return
-        self._go_alone("a device was plugged in or out: unprotect the guest, protect it again")
+        why = "a device was plugged in or out: unprotect the guest, protect it again"
+        self._go_alone(why)
         while not parts.wishes.wait(_AGAIN):
+            if self._held:  # it may not yet
+                self._go_alone(why)
             parts.monitor.run_state()
 
     def _is_full(self) -> bool:

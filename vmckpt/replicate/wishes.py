@@ -18,6 +18,8 @@ class Wish(StrEnum):
     TEST = "test"
     """Run a copy of the standby beside it."""
     END_TEST = "end-test"
+    ALONE = "alone"
+    """Go on without the backup, which will never run the guest; see leave."""
 
 
 class Wishes:

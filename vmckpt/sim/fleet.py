@@ -18,6 +18,7 @@ from vmckpt.migrate.actions import Action, Slow, Switch
 from vmckpt.model.guests import GuestState
 from vmckpt.model.now import FleetNow, GuestNow, HostNow, SnapshotNow
 from vmckpt.model.orders import AutoConverge, Mode
+from vmckpt.protect.requests import Judge
 from vmckpt.units import GIB, MIB, Bytes, Seconds
 
 WHO = "ops@desk1"
@@ -312,6 +313,7 @@ def stands(one: Guarded, now: float) -> dict[str, Any]:
     return {
         "guest": one.guest.name, "uuid": one.guest.uuid, "job": one.job,
         "primary": one.guest.host, "backup": one.backup, "automatic": one.automatic,
+        "judge": Judge.LEASE if one.automatic else Judge.PERSON,
         "standby": {"ready": not copying, "why": says},
         "says": {one.guest.host: ours, one.backup: theirs},
     }  # fmt: skip

@@ -1,0 +1,146 @@
+"""The facade's part for protections without a lease store: a service keeps watch over them."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+
+from vmckpt.errors import GuestBusy, VmckptError
+from vmckpt.inventory import Inventory
+from vmckpt.journal.records import Operation
+from vmckpt.model.callers import Caller
+from vmckpt.policy.protection import Protection
+from vmckpt.protect import ending, leaving, protections, vigil
+from vmckpt.protect.ending import Known
+from vmckpt.protect.proof import Case
+from vmckpt.protect.steps import READY
+from vmckpt.protect.vigil import Decision, Do
+from vmckpt.service.serving import Told
+from vmckpt.units import Seconds
+
+_LOOK = Seconds(3.0)
+_EACH = Seconds(0.5)
+"""A look logs in on two hosts: of many protections each is looked at less often."""
+_AGAIN = Seconds(30.0)
+"""After something failed: a fence agent that says no is not asked all the time."""
+
+
+@dataclass(slots=True)
+class Vigil:
+    """Keeps watch, again and again, until its task is cancelled."""
+
+    inventory: Inventory
+    ours: Callable[[], Awaitable[bool]]
+    """Whether no other service keeps watch."""
+    tell: Callable[[Told], None]
+    _looks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _acting: set[asyncio.Task[None]] = field(default_factory=set)
+    _not_before: dict[str, float] = field(default_factory=dict)
+    _said: dict[str, str] = field(default_factory=dict)
+    _hosts: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    """One failover at a time for each host: it is powered off once, and found off by the next."""
+
+    async def keep(self) -> None:
+        """Look at all protections that nobody else decides about."""
+        try:
+            while True:
+                watched = await self._watched()
+                for one in watched:
+                    self._begin(one)
+                await asyncio.sleep(max(_LOOK, _EACH * len(watched)))
+        finally:
+            for task in self._looks.values():
+                task.cancel()
+            await asyncio.gather(*self._looks.values(), *self._acting, return_exceptions=True)
+
+    async def _watched(self) -> list[Known]:
+        try:
+            if not await self.ours():
+                return []
+            found = await asyncio.to_thread(self._known)
+        except Exception as exc:  # noqa: BLE001 - the next look may find it mended
+            why = str(exc) if isinstance(exc, VmckptError) else repr(exc)
+            self._say("journal", f"nobody keeps watch over protected guests: {why}")
+            return []
+        self._said.pop("journal", None)
+        there = {one.operation.id for one in found}
+        self._said = {key: text for key, text in self._said.items() if key in there}
+        return found
+
+    def _known(self) -> list[Known]:
+        there = set(self.inventory.hosts)
+        found = [
+            protections.known(self.inventory, one) for one in protections.active()
+            if _is_ready(one) and {one.source, one.target} <= there
+        ]  # fmt: skip
+        return [one for one in found if one.watched]
+
+    def _begin(self, known: Known) -> None:
+        job = known.operation.id
+        before = self._looks.get(job)
+        if before is not None and not before.done():
+            return
+        if time.monotonic() >= self._not_before.get(job, 0.0):
+            self._looks[job] = asyncio.create_task(self._look(known), name=f"watch {job}")
+
+    async def _look(self, known: Known) -> None:
+        job, guest = known.operation.id, known.operation.guest
+        try:
+            case = await ending.seen(known)
+            decision = vigil.decide(case, patience=_patience(known.operation))
+            if decision.do in (Do.WAIT, Do.FAIL_OVER):
+                self._say(job, f"{guest}: {decision.why}" if decision.why else "")
+            if decision.do is not Do.WAIT:
+                await self._see_through(self._act(known, case, decision))
+        except GuestBusy as exc:  # somebody is at it; or it is not to be done, and that is why
+            self._say(job, f"{guest}: {exc}")
+        # Whatever is wrong with one, the others are watched over.
+        except Exception as exc:  # noqa: BLE001
+            self._not_before[job] = time.monotonic() + _AGAIN
+            self._said[job] = ""
+            why = str(exc) if isinstance(exc, VmckptError) else repr(exc)
+            self._say(job, f"{guest}: {why}; again in {_AGAIN:g} s")
+
+    async def _see_through(self, work: Coroutine[None, None, None]) -> None:
+        """Also if the service is stopped meanwhile: a host that was powered off for its guest must
+        not be all that was done."""
+        acting = asyncio.create_task(work)
+        self._acting.add(acting)
+        acting.add_done_callback(self._acting.discard)
+        await asyncio.shield(acting)
+
+    async def _act(self, known: Known, case: Case, decision: Decision) -> None:
+        job, guest = known.operation.id, known.operation.guest
+        caller = Caller(emit=lambda _: None, warn=self._warn, stop=asyncio.Event())
+        if decision.do is Do.FAIL_OVER:
+            async with self._hosts[known.primary.name]:
+                done = await ending.failover(known, caller, case=case)
+            text = f"{guest} failed over to {done.runs_on}: {done.why}"
+            self.tell(Told(event="failed over", text=text, values=done.as_json()))
+            return
+        with ending.attended(known, caller) as recorder:
+            if decision.do is Do.STANDS:
+                await leaving.stands(recorder, job)
+            else:
+                await leaving.note(recorder, job, decision.why)
+                await leaving.give(known.primary, known.uuid, str(case.ours["wants_leave"]))
+        self.tell(Told(event=str(decision.do), text=f"{guest}: {decision.why}"))
+
+    def _say(self, key: str, text: str) -> None:
+        """Once, as long as it is so."""
+        if text and self._said.get(key) != text:
+            self._warn(text)
+        self._said[key] = text
+
+    def _warn(self, line: str) -> None:
+        self.tell(Told(event="warning", text=line))
+
+
+def _is_ready(operation: Operation) -> bool:
+    """Its standby was ready once: before that the command that began it sees to it."""
+    return operation.phase == READY
+
+
+def _patience(operation: Operation) -> Seconds:
+    return Protection.from_json(operation.detail["terms"]).lease
