@@ -71,12 +71,11 @@ def rows(entry: Entry) -> Sequence[tuple[str, str]]:
     """How it stands, line by line."""
     seen, ours = news.look(entry), said(entry, "primary")
     ready = "✓ ready" if seen.ready else "! not ready"
-    who = "automatic" if entry.get("automatic") else "by a person"
     found = [
         ("guest", f"{entry['guest']}, {entry['primary']} → {entry['backup']}"),
         ("phase", seen.phase if seen.epoch is None else f"{seen.phase}, epoch {seen.epoch}"),
         ("standby", f"{ready}: {seen.ready_why}"),
-        ("failover", who),
+        ("failover", news.judge(entry)),
     ]
     if seen.in_the_way is not None:
         found.append(("in the way", seen.in_the_way))

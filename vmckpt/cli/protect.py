@@ -16,8 +16,9 @@ from vmckpt.errors import BadInput, Blocked
 from vmckpt.model.findings import Severity
 from vmckpt.policy.protection import Failover
 from vmckpt.policy.types import Policy
+from vmckpt.protect import news
 from vmckpt.protect.ending import Ended
-from vmckpt.protect.requests import Judge, Protected
+from vmckpt.protect.requests import Protected
 from vmckpt.protect.trying import Tested
 from vmckpt.units import Seconds, parse_seconds, show_bytes, show_seconds
 
@@ -31,10 +32,6 @@ COMMANDS = {
 }  # fmt: skip
 """By name."""
 _AUTO = "auto"
-_JUDGES: dict[str, str] = {
-    Judge.LEASE: "automatic, by the lease", Judge.WATCH: "automatic, by vmckpt run",
-    Judge.PERSON: "by a person",
-}  # fmt: skip
 
 
 @app.command()
@@ -322,7 +319,7 @@ def status(
 def _show_status(one: dict[str, Any]) -> None:
     ours = one["says"].get(one["primary"]) or {}
     theirs = one["says"].get(one["backup"]) or {}
-    who = _JUDGES.get(one.get("judge") or "", "automatic" if one["automatic"] else "by a person")
+    who = news.judge(one)
     output.out.print(
         output.styled("bold", f"{one['guest']}:"),
         f"{ours.get('phase') or ours.get('outcome') or ours.get('error') or 'unknown'},"

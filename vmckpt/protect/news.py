@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from vmckpt.protect.requests import Judge
 from vmckpt.units import Seconds
 
 SUMMARY_EVERY = Seconds(10.0)
@@ -13,6 +14,10 @@ _A_LOT = 0.25
 """Of an interval: a change by so much is told at once."""
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 _UNKNOWN = "unknown"
+_JUDGES: Mapping[str, str] = {
+    Judge.LEASE: "automatic, by the lease", Judge.WATCH: "automatic, by vmckpt run",
+    Judge.PERSON: "by a person",
+}  # fmt: skip
 
 
 class Because(StrEnum):
@@ -92,6 +97,13 @@ def readiness(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[bool,
     if theirs.get("runs") is False:
         return False, "its QEMU is gone: unprotect the guest, protect it again"
     return bool(theirs.get("ready")), str(theirs.get("says") or "it says nothing")
+
+
+def judge(entry: Mapping[str, Any]) -> str:
+    """Who finds out that the guest's host is dead."""
+    return _JUDGES.get(
+        entry.get("judge") or "", "automatic" if entry.get("automatic") else "by a person"
+    )
 
 
 def _in_the_way(ours: Mapping[str, Any]) -> str | None:
