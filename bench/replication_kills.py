@@ -1,6 +1,6 @@
 """Failovers at random moments, over and over: nothing that was seen may be forgotten.
 
-    sudo .venv/bin/python -m bench.replication_kills 200 [--seed 1] [--json FILE]
+    sudo .venv/bin/python -m bench.replication_kills 200 [--seed 1] [--json FILE [--more]]
 
 Each turn a guest at work is protected, left alone for a random time, and then one thing happens
 to its host: power off, all cables out, its agent or QEMU killed, its agent or libvirtd stopped
@@ -8,6 +8,8 @@ to its host: power off, all cables out, its agent or QEMU killed, its agent or l
 QEMU of it may be left on the other, and its three ledgers must be whole: memory, disk, and what it
 told the outside, which knows if a number was told twice or forgotten. Printed is what was lost
 (RPO) and for how long the guest was silent. The first fault ends it, and leaves the lab as it is.
+With --more it goes on after the turns that the file has: a campaign takes hours, and may be had in
+parts.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import signal
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -28,9 +31,9 @@ from bench.snapshot_live import Hands
 from vmckpt.lab import guests, host, lab, ledger, network
 from vmckpt.lab.plan import LabPlan
 
-_INTERVAL = "200ms"
+_INTERVAL_MS = 200
 _FROZEN = 10.0
-_TTL = "2s"
+_TTL_S = 2
 _SETTLES = 3.0
 
 
@@ -77,7 +80,7 @@ def turn(hands: Hands, seed: int) -> dict[str, Any]:
     what = chance.choice(sorted(INJURIES))
     guests.start(plan, GUEST, "alpha", memory="160MiB", dirty="32MiB@10MiB/s", disk="32MiB",
                  shared_memory=True)  # fmt: skip
-    words = ("--interval", _INTERVAL, "--failover", "automatic", "--ttl", _TTL)
+    words = ("--interval", f"{_INTERVAL_MS}ms", "--failover", "automatic", "--ttl", f"{_TTL_S}s")
     hands.vmckpt("protect", GUEST, "--to", "beta", "--json", *words)
     time.sleep(chance.uniform(0.3, 4.0))
     died = time.monotonic()
@@ -126,29 +129,41 @@ def main() -> None:
     parser.add_argument("turns", type=int)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--more", action="store_true", help="Keep the turns that the file has.")
     chosen = parser.parse_args()
+    found: list[dict[str, Any]] = []
+    if chosen.more and chosen.json is not None and chosen.json.exists():
+        found = json.loads(chosen.json.read_text())["turns"]
+    first = max((one["seed"] + 1 for one in found), default=chosen.seed)
     name = f"bk{os.getpid()}"
     plan = lab.up(name, with_witness=True)
     hands = Hands(plan, plan.folder / "identity")
-    found: list[dict[str, Any]] = []
-    for number in range(chosen.turns):
+    for seed in range(first, first + chosen.turns):
         try:
-            found.append(turn(hands, chosen.seed + number))
+            found.append(turn(hands, seed))
         except Fault as exc:
             sys.stdout.write(f"FAULT {exc}\nthe lab is left: vmckpt lab down --name {name}\n")
             sys.exit(1)
-        sys.stdout.write(f"{number + 1}: {json.dumps(found[-1])}\n")
+        sys.stdout.write(f"{len(found)}: {json.dumps(found[-1])}\n")
         sys.stdout.flush()
+        if chosen.json is not None:
+            told = {"summary": summary(found), "turns": found}
+            chosen.json.write_text(json.dumps(told, indent=1) + "\n")
     lab.down(name)
+    sys.stdout.write(json.dumps(summary(found)) + "\n")
+
+
+def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """What came of all turns; a fault would have ended them."""
     behind = [one["behind_s"] for one in found if one["behind_s"] is not None]
-    summary = {
-        "turns": len(found), "seed": chosen.seed, "failovers": len(behind),
+    return {
+        "turns": len(found), "seed": found[0]["seed"], "interval_ms": _INTERVAL_MS,
+        "lease_s": _TTL_S, "failovers": len(behind), "faults": 0,
         "behind_median_s": statistics.median(behind) if behind else None,
         "behind_worst_s": max(behind, default=None),
+        "behind_over_two_intervals": sum(1e3 * one > 2 * _INTERVAL_MS for one in behind),
+        "by_injury": dict(sorted(Counter(one["what"] for one in found).items())),
     }  # fmt: skip
-    sys.stdout.write(json.dumps(summary) + "\n")
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps({"summary": summary, "turns": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
