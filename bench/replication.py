@@ -1,7 +1,7 @@
 """Continuous replication of a guest at work: what an epoch costs, and how fast a failover is.
 
     sudo .venv/bin/python -m bench.replication [--minutes 10] [--turns 5]
-        [--only pause,curve,loaded,failover] [--json bench/results/replication.json]
+        [--only pause,curve,loaded,failover,moves] [--json bench/results/replication.json]
 
 A lab of two hosts and a witness, a guest of 256 MiB that writes 20 MiB/s to memory, and to its
 disk and network all the time, under TCG on the cores that the agents work on, too.
@@ -12,6 +12,8 @@ several intervals, against what it did right before. *loaded* leaves the choice 
 to the lease while a program that does nothing else keeps each core busy: nobody may take over, and
 nobody may be stopped. *failover* cuts the primary's power, over and
 over: from the decision to a guest that runs, and from the cut to its first datagram outside.
+*moves* has the guest moved by epochs (`migrate --mode checkpoint`) and by an ordinary pre-copy in
+turn, there and back: the downtime that the run itself tells, and the longest silence outside.
 """
 
 import argparse
@@ -29,7 +31,7 @@ from bench.snapshot_live import Hands, Work
 from vmckpt.lab import guests, host, lab, ledger, network, observer_client
 from vmckpt.lab.plan import LabPlan
 
-PHASES = ("pause", "curve", "loaded", "failover")
+PHASES = ("pause", "curve", "loaded", "failover", "moves")
 INTERVALS = (50, 100, 250, 500, 1000)
 GUEST = "web1"
 _BEFORE = 10.0
@@ -195,6 +197,37 @@ def failover(hands: Hands, turns: int) -> dict[str, Any]:
             "silent_worst_s": max(silent)}  # fmt: skip
 
 
+def moves(hands: Hands, turns: int) -> dict[str, Any]:
+    """There and back, by epochs and by pre-copy in turn; the first of each is nobody's figure."""
+    plan, other = hands.plan, {"alpha": "beta", "beta": "alpha"}
+    start(plan)
+    place = "alpha"
+    found: dict[str, list[dict[str, Any]]] = {"checkpoint": [], "precopy": []}
+    for turn in range(turns + 1):
+        for mode, rows in found.items():
+            place = other[place]
+            began = time.monotonic()
+            words = ("migrate", GUEST, "--to", place, "--mode", mode, "--tls", "off", "--json")
+            told = hands.vmckpt(*words)
+            seen = observer_client.status(
+                plan.observer_socket, GUEST, since=began, until=time.monotonic()
+            )
+            row = {
+                "downtime_ms": told["downtime_ms"], "silent_ms": 1e3 * seen.blackout,
+                "total_ms": told["total_ms"], "sent_bytes": told["bytes_transferred"],
+            }  # fmt: skip
+            if turn:
+                rows.append(row)
+            print(f"  {mode}: {row}", flush=True)
+            time.sleep(2.0)
+    whole = hands.gone(GUEST)
+    medians = {
+        mode: {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+        for mode, rows in found.items()
+    }
+    return {"medians": medians, "turns": found, "ledgers_whole": whole}
+
+
 def first_after(plan: LabPlan, died: float) -> float:
     """When the guest is heard again, by the observer's clock, which is ours."""
     while time.monotonic() < died + _WITHIN:
@@ -230,6 +263,7 @@ def main(words: Sequence[str] | None = None) -> None:
             "curve": lambda: curve(hands, chosen.turns),
             "loaded": lambda: loaded(hands, chosen.minutes),
             "failover": lambda: failover(hands, chosen.turns),
+            "moves": lambda: moves(hands, chosen.turns),
         }
         for step in chosen.only.split(","):
             print(step, flush=True)
