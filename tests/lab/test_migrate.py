@@ -266,6 +266,25 @@ def test_a_target_that_dies_on_the_way_leaves_the_guest_where_it_was(bench: Benc
     assert bench.ledgers() == WHOLE
 
 
+def test_a_target_that_died_with_the_controller_is_not_waited_for(bench: Bench) -> None:
+    """What it has is not all of the guest: it runs nowhere, ever."""
+    bench.guest(**BUSY)
+    network.shape(bench.plan, "alpha", SLOW)
+    process = bench.start("migrate", "web1", "--to", "beta", "--mode", "precopy")
+    first_line(process, "iteration=1")
+    process.kill()
+    bench.good("lab", "kill", "beta", "--name", bench.plan.name)
+    finish(process)
+    until(lambda: "None" in bench.inside("alpha", "virsh", "domjobinfo", "web1"), limit=90)
+    (found,) = bench.good("recover", "--json").json
+
+    assert found["outcome"] == "failed"
+    assert "never had all of it" in found["truth"]
+    assert bench.good("jobs", "--json").json == []
+    assert bench.where() == ["alpha"]
+    assert bench.ledgers() == WHOLE
+
+
 @pytest.mark.campaign
 @pytest.mark.long
 def test_moves_over_slow_and_fast_links_by_all_kinds_of_guests(bench: Bench) -> None:

@@ -31,6 +31,7 @@ def decided(
     paused: bool = False,
     elsewhere: Sequence[str] = (),
     may_have_run: bool = False,
+    sent_all: bool = True,
 ) -> Verdict:
     source, target = PRESENCES[here], PRESENCES[there]
     return judge(
@@ -40,6 +41,7 @@ def decided(
         paused_by_us=paused,
         elsewhere=elsewhere,
         may_have_run=may_have_run,
+        sent_all=sent_all,
     )
 
 
@@ -63,6 +65,8 @@ def table() -> str:
     silent = decided(Seen.SILENT, Seen.RUNS)
     lines.append(_row(Seen.SILENT, "anything", silent))
     lines.append(_row("stands for the migration", Seen.SILENT, decided(Seen.HELD, Seen.SILENT)))
+    never = decided(Seen.RUNS, Seen.SILENT, sent_all=False)
+    lines.append(_row("runs, and never sent all of it", Seen.SILENT, never))
     lines.append(_row("anything else", Seen.SILENT, decided(Seen.RUNS, Seen.SILENT)))
     lines.append(_row("any other two answers", "", ODD))
     return "\n".join(lines) + "\n"

@@ -188,6 +188,17 @@ class Site:
             self._streams.ended(known.name)
 
     async def _migrate(self, known: Known, target: str, turn: Turn) -> Moved:
+        """What a controller that died has left of the guest is settled, if that can be done by now:
+        at the beginning its target may still have been silent, or libvirt at it."""
+        try:
+            return await self._migrate_once(known, target, turn)
+        except GuestBusy:
+            job = await asyncio.to_thread(desk.interrupted, known.guest.uuid)
+            if job is None or await self._orders.resolve(job) is None:
+                raise
+            return await self._migrate_once(known, target, turn)
+
+    async def _migrate_once(self, known: Known, target: str, turn: Turn) -> Moved:
         """An ordinary migration, which is a part of this job."""
         orders, scope, name = self._orders, self._orders.scope, known.name
         setting = Setting(

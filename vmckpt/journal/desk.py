@@ -191,6 +191,15 @@ def attended(journal: "Journal", operation: Operation) -> bool | None:
     return rules.attended(None, operation.alive_until, journal.now())
 
 
+def interrupted(guest_uuid: str) -> str | None:
+    """The job of a guest that its controller has left; None: there is none. Raises JournalError."""
+    if place.default() == place.NONE:
+        return None
+    with open_journal() as journal:
+        found = (one.id for one in journal.abandoned() if one.guest_uuid == guest_uuid)
+        return next(found, None)
+
+
 def refuse_entrusted(guest: str) -> None:
     """Raise GuestBusy if agents on hosts have a guest (a name or UUID) in their hands: it stands
     still many times a second, and whatever else is seen of it then means nothing."""

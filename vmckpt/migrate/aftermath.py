@@ -75,6 +75,12 @@ def seen(presence: Presence) -> Seen:
 
 NEVER = Verdict(truth="it had not begun to move", outcome=Outcome.FAILED, acts=(Act.UNDO,))
 _STAYED = Verdict(truth="it never left the source", outcome=Outcome.FAILED, acts=(Act.UNDO,))
+_NEVER_SENT = Verdict(
+    truth="it runs on the source, and the target, which does not answer, never had all of it",
+    outcome=Outcome.FAILED,
+    acts=(Act.UNDO,),
+    if_it_stays=True,
+)
 _TWO = Verdict(
     truth="both hosts have a copy that may run",
     outcome=None,
@@ -133,18 +139,22 @@ def judge(
     paused_by_us: bool,
     elsewhere: Sequence[str] = (),
     may_have_run: bool = False,
+    sent_all: bool = True,
 ) -> Verdict:
     """What is true and what to do.
 
     `ordered`: the journal has the intent to give libvirt the order. `paused_by_us`: the journal has
     the intent to pause the guest for the migration. `elsewhere`: other hosts that have a process of
     the guest, because somebody moved it on by hand. `may_have_run`: the target had all of the
-    guest, and nothing proves that it did not run it before its process went away.
+    guest, and nothing proves that it did not run it before its process went away. `sent_all`: of a
+    guest that runs on the source, QEMU there does not deny that it has sent all of it.
     """
     here, there = seen(source), seen(target)
     if here is Seen.PAUSED and paused_by_us:
         here = Seen.HELD
     if Seen.SILENT in (here, there):
+        if here is Seen.RUNS and not (ordered and sent_all):
+            return _NEVER_SENT if ordered else NEVER
         return _one_silent(here, there)
     if not ordered:
         # Whatever happens to the guest now is somebody else's doing.

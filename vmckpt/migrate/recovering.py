@@ -200,7 +200,7 @@ class Recovery:
             if verdict.if_it_stays or not verdict.known:
                 wait = PATIENCE
             moves = verdict.outcome is None and verdict.known
-            if silent or moves or _now() - since >= wait:
+            if (silent and not verdict.known) or moves or _now() - since >= wait:
                 return verdict
             if _now() - began > 3 * PATIENCE:
                 return aftermath.ODD
@@ -210,6 +210,8 @@ class Recovery:
         """One look at both hosts, and whether one of them was silent."""
         ordered = self.left.order is not None
         source, target = await self.presences()
+        # What lacks even a page runs nowhere. QEMU is asked only where that matters.
+        asks = source.runs and not (source.migrating or target.reachable)
         verdict = aftermath.judge(
             source,
             target,
@@ -217,6 +219,7 @@ class Recovery:
             paused_by_us=self.left.open(Step.PAUSE) is not None,
             elsewhere=await self._elsewhere() if ordered else (),
             may_have_run=await self._may_have_run(source, target),
+            sent_all=not asks or await leftovers.handed_over(self.here, self.uuid),
         )
         return verdict, not (source.reachable and target.reachable)
 
