@@ -26,15 +26,15 @@ from vmckpt.units import Seconds
 
 HOSTS = {name: Host(name=name, uri=f"qemu+tcp://{name}/system") for name in ("alpha", "beta")}
 TERMS = Protection(failover=Failover.AUTOMATIC).as_json()
-RUNS = replace(CASE, ours=WELL, theirs=HEARS)
-DEAD = replace(CASE, theirs=READY)
+RUNS = replace(CASE, ours=WELL, theirs=HEARS, watched=True)
+DEAD = replace(CASE, theirs=READY, watched=True)
 WANTS = replace(RUNS, ours={**WELL, "wants_leave": "17", "says": "output waits: no answer"})
 
 
 def operation(guest: str, **changes: Any) -> Operation:
     told = {
         "id": f"job-{guest}", "guest": guest, "guest_uuid": f"u-{guest}", "phase": "protecting",
-        "source": "alpha", "target": "beta", "detail": {"automatic": True, "terms": TERMS},
+        "source": "alpha", "target": "beta", "detail": {"judge": "watch", "terms": TERMS},
     }  # fmt: skip
     return cast("Operation", SimpleNamespace(**{**told, **changes}))
 
@@ -60,7 +60,7 @@ class World:
         self.guests[guest] = case
         self.operations.append(operation(guest, **changes))
 
-    def active(self) -> list[Operation]:
+    def unattended(self) -> list[Operation]:
         if self.broken is not None:
             raise JournalError(self.broken)
         return self.operations
@@ -117,7 +117,7 @@ class World:
 def one(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     made.slow.set()
-    monkeypatch.setattr(protections, "active", made.active)
+    monkeypatch.setattr(protections, "unattended", made.unattended)
     monkeypatch.setattr(protections, "known", made.known)
     for room, names in ((ending, ("seen", "failover", "attended")),
                         (leaving, ("note", "give", "stands"))):  # fmt: skip
@@ -136,6 +136,7 @@ async def kept(world: World) -> AsyncIterator[None]:
         yield
     finally:
         task.cancel()
+        asyncio.get_running_loop().call_later(0.1, world.slow.set)
         await asyncio.gather(task, return_exceptions=True)
 
 
@@ -167,8 +168,8 @@ async def test_a_guest_that_is_well_is_looked_at_again_and_nothing_is_said(one: 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"phase": "copying"},  # the command that began it is there
-        {"detail": {"automatic": False, "terms": TERMS}},
+        {"detail": {"judge": "lease", "terms": TERMS}},
+        {"detail": {"judge": "person", "terms": TERMS}},
         {"target": "gamma"},  # not in the inventory
     ],
 )
@@ -180,18 +181,34 @@ async def test_only_guests_that_somebody_must_watch_are_looked_at(
     async with kept(one):
         await looks(one, 3)
     assert set(one.looked) == {"web1"}
+    missing = [text for text in one.texts if "nobody keeps watch over web2" in text]
+    assert len(missing) == ("target" in changes)
 
 
-async def test_with_a_lease_the_agents_decide_and_without_the_claim_another_service(
-    one: World,
-) -> None:
+async def test_without_the_claim_another_service_keeps_watch(one: World) -> None:
     one.add("web1", DEAD)
-    one.lease = "postgresql://witness/vmckpt"
+    one.ours = False
     async with kept(one):
         await asyncio.sleep(0.05)
-        one.lease, one.ours = None, False
-        await asyncio.sleep(0.05)
     assert one.looked == []
+
+
+async def test_a_host_that_answers_again_before_its_turn_is_left_alone(one: World) -> None:
+    """Its other guest's failover has taken a while."""
+    one.add("web1", DEAD)
+    one.add("web2", DEAD)
+    one.slow.clear()
+    async with kept(one):
+        await until(one, "failover")
+        await comes_true(lambda: len(one.looked) == 2)
+        await asyncio.sleep(0.02)  # the other one waits for its turn
+        first = one.did[0].removeprefix("failover ")
+        (second,) = {"web1", "web2"} - {first}
+        one.guests[second] = RUNS
+        one.slow.set()
+        await until(one, f"{first} runs")
+        await looks(one, 3)
+    assert one.did == [f"failover {first}", f"{first} runs"]
 
 
 async def test_a_dead_host_s_guests_are_failed_over_one_after_the_other(one: World) -> None:
@@ -252,7 +269,6 @@ async def test_what_was_begun_is_seen_through_when_the_service_ends(one: World) 
     one.slow.clear()
     async with kept(one):
         await until(one, "failover web1")
-        asyncio.get_running_loop().call_later(0.1, one.slow.set)
     assert one.did == ["failover web1", "web1 runs"]
 
 

@@ -13,6 +13,7 @@ from vmckpt.errors import (
     BadInput,
     FencingFailed,
     GuestBusy,
+    HypervisorError,
     OutcomeUnknown,
     RemoteError,
     VmckptError,
@@ -45,7 +46,7 @@ WATCHED = replace(
     HAS_FENCE,
     operation=cast(
         "Operation",
-        SimpleNamespace(id="7", guest="web1", guest_uuid="u-1", detail={"automatic": True}),
+        SimpleNamespace(id="7", guest="web1", guest_uuid="u-1", detail={"judge": "watch"}),
     ),
 )  # fmt: skip
 RUNS_THERE = {"role": "backup", "outcome": "failed-over", "why": "a person asked"}
@@ -63,6 +64,8 @@ class World:
         self.after: dict[str, Any] | None = None
         """What the backup says once it has a wish."""
         self.cannot_be_fenced: FencingFailed | None = None
+        self.holds = True
+        """The journal has answered lately."""
         self.alone = False
         """The journal says that the guest had leave to go on without its standby."""
         self.did: list[str] = []
@@ -85,6 +88,9 @@ class World:
             return {"did": [f"{what}ed"]}
         return self.says[host.name]
 
+    async def ask(self, host: Host, guest: str, **more: Any) -> dict[str, Any]:
+        return await self.order(host, guest, "ask", **more)
+
     async def status(self, host: Host, guest: str) -> dict[str, Any]:
         try:
             return await self.order(host, guest, "ask")
@@ -97,7 +103,9 @@ class World:
     @contextmanager
     def attended(self, known: Known, caller: Caller) -> Iterator[Recorder]:
         del known, caller
-        yield cast("Recorder", SimpleNamespace(finish=self.finish))
+        check = lambda: None  # noqa: E731
+        holds = self.holds
+        yield cast("Recorder", SimpleNamespace(finish=self.finish, check=check, holds=holds))
 
     async def fence(self, host: Host, recorder: Recorder, caller: Caller) -> Fenced:
         del recorder, caller
@@ -123,6 +131,7 @@ class World:
 def one(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     monkeypatch.setattr(asking, "order", made.order)
+    monkeypatch.setattr(asking, "ask", made.ask)
     monkeypatch.setattr(asking, "status", made.status)
     monkeypatch.setattr(ending, "attended", made.attended)
     monkeypatch.setattr(fencing, "fence", made.fence)
@@ -340,7 +349,7 @@ async def test_leave_that_was_given_since_a_host_was_looked_at_counts(one: World
 async def test_a_guest_whose_host_says_that_it_is_gone_needs_neither_word_nor_fence(
     one: World,
 ) -> None:
-    one.says["alpha"] = {"role": None, "runs": False}
+    one.says["alpha"] = {"role": "primary", "runs": False, "outcome": "died"}
     one.after = {**RUNS_THERE, "why": "a person said so; with epoch 7"}
     done = await ending.failover(NO_LEASE, one.caller)
     assert one.did == ["beta failover", "alpha end", "beta end"]
@@ -363,4 +372,19 @@ async def test_a_watched_guest_that_may_run_on_a_silent_backup_is_not_unprotecte
     one.says["alpha"] = {"role": "primary", "runs": False}
     with pytest.raises(RemoteError, match="beta"):
         await ending.unprotect(WATCHED, one.caller)
+    assert one.did == []
+
+
+async def test_who_lost_the_journal_while_a_host_was_fenced_runs_nothing(one: World) -> None:
+    """Another controller may have taken over meanwhile, and given leave."""
+    one.silent, one.after, one.holds = {"alpha"}, RUNS_THERE, False
+    with pytest.raises(HypervisorError, match="the journal has not answered"):
+        await ending.failover(WATCHED, one.caller)
+    assert one.did == ["alpha fenced"]
+
+
+async def test_a_guest_that_waits_for_leave_is_not_switched(one: World) -> None:
+    one.says["alpha"]["wants_leave"] = "17"
+    with pytest.raises(GuestBusy, match="its standby is not ready"):
+        await ending.planned(WATCHED, one.caller)
     assert one.did == []

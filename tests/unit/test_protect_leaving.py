@@ -37,7 +37,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def kept(place: Path) -> Iterator[Recorder]:
     new = NewOperation(
         kind="protect", guest="web1", guest_uuid="u-1", source="alpha", target="beta",
-        detail={"automatic": True},
+        detail={"judge": "watch"},
     )  # fmt: skip
     with recorder.begin(new, print, place=place) as made:
         made.acquire("guest/u-1")
@@ -71,8 +71,8 @@ class Agents:
         self.deaf = False
         self.given: list[str] = []
 
-    async def order(self, host: Host, guest: str, what: str, **more: Any) -> dict[str, Any]:
-        assert (host, guest, what) == (ALPHA, "u-1", "ask")
+    async def ask(self, host: Host, guest: str, **more: Any) -> dict[str, Any]:
+        assert (host, guest) == (ALPHA, "u-1")
         with Journal(self.place) as journal:  # by then the journal has it
             steps = journal.steps(job(self.kept))
         noted = [one.state for one in steps if one.name == Step.ALONE]
@@ -89,7 +89,7 @@ class Agents:
 @pytest.fixture
 def agents(kept: Recorder, place: Path, monkeypatch: pytest.MonkeyPatch) -> Agents:
     made = Agents(kept, place)
-    monkeypatch.setattr(asking, "order", made.order)
+    monkeypatch.setattr(asking, "ask", made.ask)
     monkeypatch.setattr(asking, "both", made.both)
     return made
 
@@ -108,7 +108,8 @@ async def test_recover_gives_it_where_nobody_keeps_watch(
             recorder=recorder, caller=caller, adopt=False,
         )  # fmt: skip
 
-    await settling.settle(case(None), ())
+    told = await settling.settle(case(None), ())
+    assert (told.goes_on, told.settle) == (True, "vmckpt recover lets it go on alone")
     assert agents.given == []
     agents.deaf = True
     with pytest.raises(RemoteError):

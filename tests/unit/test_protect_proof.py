@@ -14,6 +14,9 @@ HANGS = {"role": "primary", "agent": False, "runs": True, "says": "no agent answ
 ODD = {"role": None}
 ANEW = {"role": None, "runs": False}
 DIED = {"role": "primary", "runs": False, "outcome": "died", "why": "its QEMU died"}
+DIED_ALONE = {**DIED, "alone": True}
+SWITCHED = {"role": "primary", "runs": False, "outcome": "switched"}
+ENDING = {"role": "primary", "runs": False, "agent": True, "phase": "protecting"}
 ENDED = {"role": "primary", "runs": False, "outcome": "ended"}
 DEAD = {"error": "alpha: ssh to alpha:22: no answer in 8 s", "unreachable": True, "silent": True}
 REFUSES = {"error": "alpha: ssh login was refused", "unreachable": True, "silent": False}
@@ -48,9 +51,12 @@ def case(**changes: Any) -> Case:
         (case(ours=WELL, theirs=HEARS, fence=True), Proof.FENCE),
         (case(ours=REFUSES, fence=True), Proof.FENCE),
         (case(ours=ANEW, fence=True), Proof.FENCE),
-        (case(ours=ANEW), Proof.GONE),
+        (case(ours=ANEW, watched=True), Proof.GONE),
         (case(ours=DIED), Proof.GONE),
+        (case(ours=SWITCHED), Proof.GONE),
         (case(ours=DIED, has_fence=False), Proof.GONE),
+        (case(ours=DIED_ALONE, watched=True), Proof.GONE),
+        (case(ours=DIED_ALONE, word=True), Proof.WORD),
         (case(ours=DIED, word=True), Proof.WORD),
         (case(ours=DIED, has_lease=True), Proof.LEASE),
         (case(alone=True, word=True), Proof.WORD),
@@ -79,10 +85,17 @@ def test_what_makes_sure_of_it(seen: Case, why: Proof) -> None:
         (case(ours=REFUSES), BadInput, "is not silent .*login was refused.*not fenced unasked"),
         (case(ours=ODD), BadInput, "is not silent .its agent answers.*add --fence"),
         (case(ours=ENDED), BadInput, "is not silent .its agent answers.*add --fence"),
-        (case(ours=ANEW, theirs=EMPTY), GuestBusy, "web1 runs nowhere: the standby on beta is not"),
+        (case(ours=ENDING, watched=True), BadInput, "is not silent"),
+        (case(ours=ANEW), BadInput, "is not silent .its agent answers.*add --fence"),
+        (case(ours=DIED_ALONE), BadInput, "is not silent .its agent answers.*add --fence"),
+        (case(ours=DIED, theirs=EMPTY), GuestBusy, "web1 runs nowhere: the standby on beta is not"),
         (case(alone=True), GuestBusy, "had leave to go on there without beta.*--host-is-off"),
         (case(alone=True, fence=True), GuestBusy, "had leave to go on there without beta"),
-        (case(ours=ANEW, alone=True), BadInput, "is not silent"),
+        (
+            case(ours=ANEW, watched=True, alone=True),
+            GuestBusy,
+            "runs nowhere, and had leave to go on without beta.*--host-is-off",
+        ),
         (case(theirs=HEARS), BadInput, "is not silent .beta still hears of it"),
         (
             case(theirs=EMPTY),
@@ -102,7 +115,7 @@ def test_else_it_is_refused(seen: Case, kind: type[VmckptError], told: str) -> N
 
 
 def test_nobody_is_powered_off_unasked_unless_all_are_silent_and_the_standby_is_ready() -> None:
-    for ours in (WELL, HANGS, ODD, ANEW, DIED, ENDED, DEAD, REFUSES):
+    for ours in (WELL, HANGS, ODD, ANEW, DIED, ENDING, ENDED, DEAD, REFUSES):
         for theirs in (READY, HEARS, EMPTY, OVER, GONE):
             for lease in (False, True):
                 for word in (False, True):

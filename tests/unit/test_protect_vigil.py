@@ -12,6 +12,7 @@ from tests.unit.test_protect_proof import (
     DIED,
     EMPTY,
     ENDED,
+    ENDING,
     GONE,
     HANGS,
     HEARS,
@@ -38,7 +39,7 @@ AFTER = 9.0
 
 
 def case(**changes: Any) -> Case:
-    return replace(CASE, **{"theirs": HEARS, **changes})
+    return replace(CASE, **{"theirs": HEARS, "watched": True, **changes})
 
 
 def silent(seconds: float) -> dict[str, Any]:
@@ -78,9 +79,11 @@ def silent(seconds: float) -> dict[str, Any]:
         (case(ours=ANEW, theirs=silent(0.6)), Do.FAIL_OVER, "does not run on alpha any more"),
         (case(ours=DIED, theirs=EMPTY), Do.WAIT, "not ready"),
         (case(ours=ENDED, theirs=silent(AFTER)), Do.WAIT, ""),
+        (case(ours=ENDING, theirs=silent(AFTER)), Do.WAIT, ""),
         (case(theirs=OVER), Do.FAIL_OVER, "it runs on beta"),
         (case(ours=DIED, theirs=OVER), Do.FAIL_OVER, "it runs on beta"),
         (case(ours=WELL, theirs=OVER), Do.WAIT, "alpha and beta both say that it runs there"),
+        (case(ours=WANTS, theirs=OVER), Do.WAIT, "alpha and beta both say that it runs there"),
     ],
 )
 def test_each_case_is_decided_and_said(seen: Case, do: Do, why: str) -> None:
@@ -98,7 +101,7 @@ def test_whatever_is_failed_over_unasked_is_made_sure_of() -> None:
     """Its proof is one that needs no person, and no guest that had leave is forgotten."""
     seen = [
         case(ours=ours, theirs=theirs, alone=alone, has_fence=fence)
-        for ours in (WELL, HANGS, ODD, ANEW, DIED, ENDED, DEAD, REFUSES, WANTS, ALONE, COPIES)
+        for ours in (WELL, HANGS, ODD, ANEW, DIED, ENDING, ENDED, DEAD, WANTS, ALONE, COPIES)
         for theirs in (READY, HEARS, EMPTY, OVER, GONE, silent(0.1), silent(60.0))
         for alone in (False, True)
         for fence in (False, True)

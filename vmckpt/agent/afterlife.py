@@ -25,7 +25,7 @@ from vmckpt.replicate.tenure import Tenure
 from vmckpt.replicate.wire import End, Hello, Welcome
 from vmckpt.units import Seconds
 
-OUTCOME = "outcome.json"
+OUTCOME, ALONE = "outcome.json", "alone"
 _DEFINITION = "definition.json"
 _ENDS = Seconds(5.0)
 _CONNECT = Seconds(3.0)
@@ -159,6 +159,11 @@ def switched(session: Session, folder: Path) -> None:
     (folder / guard.OVER).touch()
     writes.end_all(session, folder, None)
     outcome(folder, "switched", f"the guest runs on {session.peer}")
+
+
+def is_alone(folder: Path) -> bool:
+    """Whether the guest went on without its standby, and that was not whole again since."""
+    return (folder / ALONE).exists()
 
 
 def forget(session: Session, folder: Path) -> None:

@@ -41,7 +41,7 @@ log = logging.getLogger("vmckpt.replica")
 _ASIDE = 64 * MIB >> 12
 """Pages of an epoch that are kept to send differences of."""
 _TELLS = Seconds(2.0)
-_ALONE, _SWITCHING, _DEVICES = "alone", "switching", "devices"
+_SWITCHING, _DEVICES = "switching", "devices"
 
 
 def run_primary(session: Session, folder: Path, wishes: Wishes) -> None:
@@ -141,7 +141,7 @@ class _Agent:
         begun = mirrors.begin()
         logs = [stack.enter_context(one) for one in mirrors.logs()]
         filters = Buffers(monitor, session.cards, folder, session.owner)
-        held = buffers.there(monitor, session.cards) and not (folder / _ALONE).exists()
+        held = buffers.there(monitor, session.cards) and not afterlife.is_alone(folder)
         if held:
             filters.attach()
         else:
@@ -179,9 +179,9 @@ class _Agent:
 
     def _alone(self, on: bool) -> None:
         if on:
-            (self._folder / _ALONE).touch()
+            (self._folder / afterlife.ALONE).touch()
         else:
-            (self._folder / _ALONE).unlink(missing_ok=True)
+            (self._folder / afterlife.ALONE).unlink(missing_ok=True)
 
     def _switching(self) -> None:
         (self._folder / _SWITCHING).touch()

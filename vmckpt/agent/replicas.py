@@ -189,6 +189,8 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
         told["given"] = noted
     if standing.may_have_run(folder):
         told["ran"] = True
+    if afterlife.is_alone(folder):
+        told["alone"] = True
     question = {} if order.wish is None else {"wish": order.wish, "leave": order.leave}
     # One that fails is started again by its guard, and answers a second later.
     patience = _STARTS_AGAIN if told["runs"] and "outcome" not in told else Seconds(0.0)

@@ -151,10 +151,12 @@ async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, 
 
 
 def _watch_is_kept() -> bool:
-    """Whether a service runs that could."""
+    """Whether a service runs that does."""
     with desk.open_journal(read_only=True) as journal:
         return any(
-            one.operation.kind == claims.KIND and one.attended is not False
+            one.operation.kind == claims.KIND
+            and one.operation.detail.get(claims.WATCHES)
+            and one.attended is not False
             for one in desk.jobs(journal)
         )
 

@@ -64,7 +64,8 @@ async def run(
         await recovering.before_acting(inventory, policies, caller)
 
     await mend()
-    claims = await asyncio.to_thread(Claims, socket.gethostname(), warn)
+    watches = keeps_watch(inventory) and not once
+    claims = await asyncio.to_thread(Claims, socket.gethostname(), warn, watches=watches)
     async with AsyncExitStack() as around:
         around.push_async_callback(claims.end)
         if wishes != NOBODY:
@@ -76,9 +77,9 @@ async def run(
             tell = _counted(tell, monitor.exporter.told)
             for line in monitor.told:
                 tell(Told(event="started", text=line))
-        if keeps_watch(inventory) and not once:
+        if watches:
             vigil = Vigil(inventory, lambda: _is_ours(VIGIL, claims), tell)
-            await around.enter_async_context(_vigil(vigil))
+            await around.enter_async_context(_vigil(vigil, stop))
         setting = _setting(inventory, policies, wanted, identity=identity, tell=tell, mend=mend)
         service = Service(setting, claims, stop)
         tell(Told(event="started", text=f"started as {claims.job or 'no job'}"))
@@ -108,9 +109,11 @@ def keeps_watch(inventory: Inventory) -> bool:
 
 
 @asynccontextmanager
-async def _vigil(vigil: Vigil) -> AsyncIterator[None]:
-    """It is kept as long as the block lasts; what it was at is seen through."""
+async def _vigil(vigil: Vigil, stop: asyncio.Event) -> AsyncIterator[None]:
+    """It is kept as long as the block lasts; what it was at is seen through. A service whose watch
+    ends by a fault of ours ends, and is started again by whoever sees to that."""
     task = asyncio.create_task(vigil.keep(), name="vigil")
+    task.add_done_callback(lambda ended: None if ended.cancelled() else stop.set())
     try:
         yield
     finally:

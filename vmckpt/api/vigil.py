@@ -14,7 +14,7 @@ from vmckpt.policy.protection import Protection
 from vmckpt.protect import ending, leaving, protections, vigil
 from vmckpt.protect.ending import Known
 from vmckpt.protect.proof import Case
-from vmckpt.protect.steps import READY
+from vmckpt.protect.requests import Judge
 from vmckpt.protect.vigil import Decision, Do
 from vmckpt.service.serving import Told
 from vmckpt.units import Seconds
@@ -58,23 +58,19 @@ class Vigil:
         try:
             if not await self.ours():
                 return []
-            found = await asyncio.to_thread(self._known)
+            found = await asyncio.to_thread(_unattended, self.inventory)
         except Exception as exc:  # noqa: BLE001 - the next look may find it mended
             why = str(exc) if isinstance(exc, VmckptError) else repr(exc)
             self._say("journal", f"nobody keeps watch over protected guests: {why}")
             return []
         self._said.pop("journal", None)
-        there = {one.operation.id for one in found}
-        self._said = {key: text for key, text in self._said.items() if key in there}
-        return found
-
-    def _known(self) -> list[Known]:
-        there = set(self.inventory.hosts)
-        found = [
-            protections.known(self.inventory, one) for one in protections.active()
-            if _is_ready(one) and {one.source, one.target} <= there
-        ]  # fmt: skip
-        return [one for one in found if one.watched]
+        self._said = {key: text for key, text in self._said.items() if key in found}
+        for job, (operation, known) in found.items():
+            if known is None:
+                hosts = f"{operation.source} and {operation.target}"
+                self._say(job, f"nobody keeps watch over {operation.guest}: not both of {hosts} are"
+                               " in hosts.yaml")  # fmt: skip
+        return [known for _, known in found.values() if known is not None]
 
     def _begin(self, known: Known) -> None:
         job = known.operation.id
@@ -88,7 +84,7 @@ class Vigil:
         job, guest = known.operation.id, known.operation.guest
         try:
             case = await ending.seen(known)
-            decision = vigil.decide(case, patience=_patience(known.operation))
+            decision = _decided(known, case)
             if decision.do in (Do.WAIT, Do.FAIL_OVER):
                 self._say(job, f"{guest}: {decision.why}" if decision.why else "")
             if decision.do is not Do.WAIT:
@@ -114,17 +110,28 @@ class Vigil:
         job, guest = known.operation.id, known.operation.guest
         caller = Caller(emit=lambda _: None, warn=self._warn, stop=asyncio.Event())
         if decision.do is Do.FAIL_OVER:
-            async with self._hosts[known.primary.name]:
+            host = self._hosts[known.primary.name]
+            waits = host.locked()
+            async with host:
+                if waits:  # it may answer again by now
+                    case = await ending.seen(known)
+                    if _decided(known, case).do is not Do.FAIL_OVER:
+                        return
                 done = await ending.failover(known, caller, case=case)
             text = f"{guest} failed over to {done.runs_on}: {done.why}"
             self.tell(Told(event="failed over", text=text, values=done.as_json()))
             return
         with ending.attended(known, caller) as recorder:
+            # Only now nobody else gives leave, or takes the standby for whole.
+            case = await ending.seen(known)
+            decision = _decided(known, case)
             if decision.do is Do.STANDS:
                 await leaving.stands(recorder, job)
-            else:
+            elif decision.do is Do.LET_ALONE:
                 await leaving.note(recorder, job, decision.why)
                 await leaving.give(known.primary, known.uuid, str(case.ours["wants_leave"]))
+            else:
+                return
         self.tell(Told(event=str(decision.do), text=f"{guest}: {decision.why}"))
 
     def _say(self, key: str, text: str) -> None:
@@ -137,10 +144,16 @@ class Vigil:
         self.tell(Told(event="warning", text=line))
 
 
-def _is_ready(operation: Operation) -> bool:
-    """Its standby was ready once: before that the command that began it sees to it."""
-    return operation.phase == READY
+def _unattended(inventory: Inventory) -> dict[str, tuple[Operation, Known | None]]:
+    """Protections that somebody must watch, by job; None: one of its hosts is not known."""
+    found: dict[str, tuple[Operation, Known | None]] = {}
+    for one in protections.unattended():
+        if one.detail.get("judge") == Judge.WATCH:
+            there = {one.source, one.target} <= set(inventory.hosts)
+            found[one.id] = one, protections.known(inventory, one) if there else None
+    return found
 
 
-def _patience(operation: Operation) -> Seconds:
-    return Protection.from_json(operation.detail["terms"]).lease
+def _decided(known: Known, case: Case) -> Decision:
+    terms = Protection.from_json(known.operation.detail["terms"])
+    return vigil.decide(case, patience=terms.lease)

@@ -18,6 +18,7 @@ _LEAVING = (
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER),
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_UNKNOWN),
 )
+_NEVER_SENT = ("none", "failed", "cancelled")
 
 
 States = tuple[tuple[int, int], ...]
@@ -49,6 +50,21 @@ async def handed_over(hypervisor: Hypervisor, uuid: str) -> bool:
         return await hypervisor.ask("asking QEMU about the stream", read)
     except HypervisorError:
         return True
+
+
+async def never_sent(hypervisor: Hypervisor, uuid: str) -> bool:
+    """Whether QEMU says that it has not sent all of the guest away; False if it cannot be asked.
+    Of a QEMU that is younger than a migration it means nothing."""
+
+    def read(connection: libvirt.virConnect) -> bool:
+        guest = connection.lookupByUUIDString(uuid)
+        answer = libvirt_qemu.qemuMonitorCommand(guest, '{"execute": "query-migrate"}', 0)
+        return json.loads(answer)["return"].get("status", "none") in _NEVER_SENT
+
+    try:
+        return await hypervisor.ask("asking QEMU about the stream", read)
+    except HypervisorError:
+        return False
 
 
 async def end_arriving(hypervisor: Hypervisor, uuid: str) -> None:

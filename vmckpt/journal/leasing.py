@@ -96,7 +96,9 @@ def take_over(
         outcome = "is gone" if found is None else f"has ended: {found.outcome}"
         raise GuestBusy(f"{operation.id} {outcome}; there is nothing to take over")
     time = connection.execute(select(now)).scalar_one()
-    free = found.controller.entrusted or abandoned(found, time)
+    # What this very process has left, and could not write down that it did.
+    forgotten = found.controller == by and (found.alive_until or time) < time
+    free = found.controller.entrusted or abandoned(found, time) or forgotten
     if found.controller != operation.controller or not free:
         controller = found.controller
         raise GuestBusy(

@@ -15,7 +15,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation, StepState, StoredStep
 from vmckpt.journal.steps import JournalDesk
-from vmckpt.migrate import aftermath, attempt, disks, terms
+from vmckpt.migrate import aftermath, attempt, disks, terms, unsent
 from vmckpt.migrate import report as reports
 from vmckpt.migrate.aftermath import Act, Verdict
 from vmckpt.migrate.attempts import OPEN
@@ -210,7 +210,7 @@ class Recovery:
         """One look at both hosts, and whether one of them was silent."""
         ordered = self.left.order is not None
         source, target = await self.presences()
-        # What lacks even a page runs nowhere. QEMU is asked only where that matters.
+        began = self.left.operation.began_at
         asks = source.runs and not (source.migrating or target.reachable)
         verdict = aftermath.judge(
             source,
@@ -219,7 +219,8 @@ class Recovery:
             paused_by_us=self.left.open(Step.PAUSE) is not None,
             elsewhere=await self._elsewhere() if ordered else (),
             may_have_run=await self._may_have_run(source, target),
-            sent_all=not asks or await leftovers.handed_over(self.here, self.uuid),
+            sent_all=not asks
+            or not await unsent.never_sent(self.here, self.uuid, self.remotes, since=began),
         )
         return verdict, not (source.reachable and target.reachable)
 

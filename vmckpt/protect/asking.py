@@ -11,6 +11,9 @@ from vmckpt.model.events import Event
 from vmckpt.model.hosts import Host
 from vmckpt.units import Seconds
 
+_ANSWERS = Seconds(20.0)
+"""More than a login and a busy host's agent ever take."""
+
 
 def _nobody(_: Event) -> None:
     pass
@@ -22,10 +25,27 @@ async def order(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any
     return await session.carried_out(host, told.as_json(), _nobody, asyncio.Event())
 
 
-async def status(host: Host, guest: str) -> dict[str, Any]:
-    """What the agent there says; {"error", "silent"} if the host cannot be asked."""
+async def ask(host: Host, guest: str, **more: Any) -> dict[str, Any]:
+    """Ask an agent, or wish something of it, which it answers at once.
+
+    Raises VmckptError, also if it has not answered in time: a host that dies in the middle of a
+    question would else be waited for until TCP gives it up, a quarter of an hour later.
+    """
+    asked = asyncio.create_task(order(host, guest, "ask", **more))
     try:
-        return await order(host, guest, "ask")
+        await asyncio.wait([asked], timeout=_ANSWERS)
+        if not asked.done():
+            raise RemoteError(f"{host.name} has not answered for {_ANSWERS:g} s")
+        return asked.result()
+    finally:
+        asked.cancel()  # its connection is left to end by itself
+
+
+async def status(host: Host, guest: str) -> dict[str, Any]:
+    """What the agent there says; {"error", "silent"} if the host cannot be asked. Silent is who
+    does not even take a call."""
+    try:
+        return await ask(host, guest)
     except VmckptError as exc:
         unreachable = isinstance(exc, RemoteError)
         silent = isinstance(exc, RemoteError) and exc.silent

@@ -11,6 +11,7 @@ from vmckpt.errors import GuestBusy, OutcomeUnknown, RemoteError, VmckptError
 from vmckpt.journal import desk, takeover
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation
+from vmckpt.journal.steps import JournalDesk
 from vmckpt.lease import witness
 from vmckpt.model.callers import Caller
 from vmckpt.model.fencing import Fenced
@@ -18,6 +19,7 @@ from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
 from vmckpt.protect import asking, fencing, leaving, proof
 from vmckpt.protect.proof import Case, Proof
+from vmckpt.protect.requests import Judge
 from vmckpt.units import Seconds, show_seconds
 
 _TURN = 0.05
@@ -59,7 +61,7 @@ class Known:
     @property
     def watched(self) -> bool:
         """It is failed over by whoever keeps watch: there is no lease store, but leave to."""
-        return self.lease is None and bool(self.operation.detail.get("automatic"))
+        return self.operation.detail.get("judge") == Judge.WATCH
 
 
 @contextmanager
@@ -142,7 +144,7 @@ async def where(known: Known) -> Host:
     """Where the guest runs by what the agents say. A silent backup with a lease is the primary's
     to find out about. Raises VmckptError if nobody can know."""
     try:
-        backup = await asking.order(known.backup, known.uuid, "ask")
+        backup = await asking.ask(known.backup, known.uuid)
     except RemoteError:
         if known.lease is None and not await _runs_on_primary(known):
             raise
@@ -171,12 +173,12 @@ async def planned(known: Known, caller: Caller) -> Ended:
     began = time.monotonic()
     with attended(known, caller) as recorder:
         told = await asking.status(known.primary, known.uuid)
-        if told.get("phase") != "protecting":
+        if told.get("phase") != "protecting" or told.get("wants_leave"):
             raise GuestBusy(
                 f"{known.operation.guest}: its standby is not ready: {_said(told)}",
                 mend="wait until it is: vmckpt status",
             )
-        await asking.order(known.primary, known.uuid, "ask", wish="planned")
+        await asking.ask(known.primary, known.uuid, wish="planned")
         found = await _until_runs(known, caller)
         return await _failed_over(known, recorder, found, Seconds(time.monotonic() - began))
 
@@ -191,7 +193,7 @@ async def failover(
     also if it is silent and has a fence agent. With a lease store the lease decides. `case`: how it
     stood a moment ago, by `seen`; whatever it decides is made sure of, or is known to last.
 
-    Raises GuestBusy, BadInput, FencingFailed, OutcomeUnknown, VmckptError.
+    Raises GuestBusy, BadInput, FencingFailed, LeaseLost, OutcomeUnknown, VmckptError.
     """
     began = time.monotonic()
     with attended(known, caller) as recorder:
@@ -208,8 +210,10 @@ async def failover(
             )
         if why is Proof.FENCE:
             fenced = await fencing.fence(known.primary, recorder, caller)
+        if known.watched:  # it took a while; who has taken over may have given leave
+            JournalDesk(recorder).check()
         if why is not Proof.RUNS:
-            await asking.order(known.backup, known.uuid, "ask", wish="failover")
+            await asking.ask(known.backup, known.uuid, wish="failover")
         found = await _until_runs(known, caller)
         took = Seconds(time.monotonic() - began)
         sure = f"{case.primary} says that it does not run there" if why is Proof.GONE else None
@@ -218,13 +222,16 @@ async def failover(
 
 async def seen(known: Known, *, dead: bool = False, fence: bool = False) -> Case:
     """How it stands. Raises JournalError."""
-    # The backup last: what it has heard of the primary is newer than what we have.
-    ours = await asking.status(known.primary, known.uuid)
-    theirs = await asking.status(known.backup, known.uuid)
+    ours, theirs = await asyncio.gather(
+        asking.status(known.primary, known.uuid), asking.status(known.backup, known.uuid)
+    )
+    if "error" in ours and "error" not in theirs:
+        # Meanwhile the backup may have heard of it.
+        theirs = await asking.status(known.backup, known.uuid)
     alone = await leaving.alone(known.operation.id) if known.watched else ()
     return Case(
         guest=known.operation.guest, primary=known.primary.name, backup=known.backup.name,
-        ours=ours, theirs=theirs, has_lease=known.lease is not None,
+        ours=ours, theirs=theirs, has_lease=known.lease is not None, watched=known.watched,
         has_fence=known.primary.fence is not None, word=dead, fence=fence, alone=bool(alone),
     )  # fmt: skip
 

@@ -307,6 +307,11 @@ class Beginning:
             status = await asking.status(self._setting.primary, self._guest.uuid)
             if status.get("phase") == READY:
                 return status
+            if status.get("wants_leave"):
+                raise VmckptError(
+                    f"{self._setting.backup.name} is away, before its standby was ready:"
+                    f" {status.get('says')}"
+                )
             answers = time.monotonic() if status.get("agent") else answers
             if "outcome" in status or time.monotonic() - answers > _PATIENCE:
                 raise VmckptError(

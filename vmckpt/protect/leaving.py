@@ -32,7 +32,7 @@ async def note(recorder: Recorder, job: str, why: str) -> None:
 
 async def give(primary: Host, guest: str, name: str) -> None:
     """Once it is noted: under the name that the primary asked for. Raises VmckptError."""
-    await asking.order(primary, guest, "ask", wish="alone", leave=name)
+    await asking.ask(primary, guest, wish="alone", leave=name)
 
 
 async def stands(recorder: Recorder, job: str) -> None:

@@ -48,6 +48,8 @@ class Case:
     """A person says that the host is off."""
     fence: bool
     """A person wants it powered off, even if it answers."""
+    watched: bool = False
+    """Somebody keeps watch, and the journal knows of leave."""
     alone: bool = False
     """The primary had leave to go on without its standby, and may have."""
 
@@ -59,10 +61,15 @@ class Case:
 
     @property
     def gone(self) -> bool:
-        """The primary's host answers, and the guest does not run there: its QEMU died, or the host
-        was started anew. What somebody has ended on purpose is not gone."""
+        """The primary's host answers, and the guest runs there no more: its QEMU died, or stood for
+        a switch. Of a host that was started anew the journal must know that the guest had not gone
+        on alone before. A guest that is just ending may be one that somebody shuts down."""
         told = self.ours
-        return told.get("runs") is False and told.get("outcome") != "ended"
+        if told.get("runs") is not False:
+            return False
+        if told.get("outcome") in ("died", "switched"):
+            return self.watched or not told.get("alone")
+        return self.watched and "role" in told and told["role"] is None
 
 
 def decide(case: Case) -> Proof:
@@ -83,9 +90,8 @@ def decide(case: Case) -> Proof:
         return Proof.LEASE
     if case.word:
         return Proof.WORD
-    if case.gone and not case.alone:
-        _must_be_ready(case, f"{case.guest} runs nowhere")
-        return Proof.GONE
+    if case.gone:
+        return _gone(case)
     if not case.has_fence:
         raise BadInput(
             f"{case.primary} is silent, and without a lease store nobody but you can"
@@ -98,6 +104,18 @@ def decide(case: Case) -> Proof:
             mend="add --fence to have it powered off, with all that runs there",
         )
     return _fence(case)
+
+
+def _gone(case: Case) -> Proof:
+    _must_be_ready(case, f"{case.guest} runs nowhere")
+    if case.alone:
+        raise GuestBusy(
+            f"{case.guest} runs nowhere, and had leave to go on without {case.backup}: the standby"
+            " there is behind it",
+            mend=f"add --host-is-off to go on from what {case.backup} has; vmckpt unprotect"
+            f" {case.guest} gives that up",
+        )
+    return Proof.GONE
 
 
 def _fence(case: Case) -> Proof:

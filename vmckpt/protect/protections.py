@@ -18,6 +18,14 @@ def active() -> list[Operation]:
         return [one for one in journal.operations(active=True) if one.kind == KIND]
 
 
+def unattended() -> list[Operation]:
+    """Those that no command is at: agents go on with them. Raises JournalError."""
+    if place.default() == place.NONE:
+        return []
+    with desk.open_journal() as journal:
+        return [one for one in (*journal.entrusted(), *journal.abandoned()) if one.kind == KIND]
+
+
 def of(inventory: Inventory, guest: str) -> Known:
     """That of a guest, by name or UUID. Raises BadInput if it has none."""
     found = [one for one in active() if guest in (one.guest, one.guest_uuid)]

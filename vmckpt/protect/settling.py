@@ -10,7 +10,7 @@ from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
 from vmckpt.protect import asking, ending, leaving
 from vmckpt.protect.ending import Known
-from vmckpt.protect.steps import Step
+from vmckpt.protect.steps import READY, Step
 
 
 async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
@@ -29,12 +29,15 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
     told = await asking.both({one.name: one for one in (known.primary, known.backup)}, known.uuid)
     ours, theirs = told.get(known.primary.name, {}), told.get(known.backup.name, {})
     found = truth(known, ours, theirs)
+    name = ours.get("wants_leave")
+    if name and found.outcome is None:
+        return await _let_alone(known, case.recorder, str(name))
     if case.dry:
         return found
-    if case.recorder is not None and (name := ours.get("wants_leave")):
-        return await _let_alone(known, case.recorder, str(name))
     if found.outcome is None:
         if case.recorder is not None:
+            if ours.get("phase") == READY:  # who began it may have died before
+                case.recorder.update(phase=READY)
             case.recorder.entrust(known.primary.name)
         return found
     if theirs.get("outcome") == "failed-over":
@@ -44,9 +47,15 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
     return case.ended(found)
 
 
-async def _let_alone(known: Known, recorder: Recorder, name: str) -> Settled:
-    """Its output waits for a backup that is away, and nobody keeps watch. Raises VmckptError."""
+async def _let_alone(known: Known, recorder: Recorder | None, name: str) -> Settled:
+    """Its output waits for a backup that is away, and nobody keeps watch. Without a recorder it is
+    only said. Raises VmckptError."""
     guest, backup = known.operation.guest, known.backup.name
+    if recorder is None:
+        return Settled(
+            truth=f"what {guest} sends waits for {backup}, which is away", outcome=None,
+            goes_on=True, settle="vmckpt recover lets it go on alone",
+        )  # fmt: skip
     await leaving.note(recorder, known.operation.id, f"{backup} was away")
     await leaving.give(known.primary, known.uuid, name)
     recorder.entrust(known.primary.name)

@@ -37,13 +37,13 @@ def decide(case: Case, *, patience: Seconds) -> Decision:
     """`patience`: the silence after which a host is given up; nobody is, sooner than heartbeats
     that were lost are told from a dead host."""
     ours, theirs = case.ours, case.theirs
-    if ours.get("wants_leave"):
-        said = str(ours.get("says") or "").partition(": ")[2]
-        return Decision(do=Do.LET_ALONE, why=f"it goes on without {case.backup}: {said}")
     if theirs.get("outcome") == "failed-over":
         if ours.get("runs"):
             return _wait(f"{case.primary} and {case.backup} both say that it runs there")
         return Decision(do=Do.FAIL_OVER, why=f"it runs on {case.backup}")
+    if ours.get("wants_leave"):
+        said = str(ours.get("says") or "").partition(": ")[2]
+        return Decision(do=Do.LET_ALONE, why=f"it goes on without {case.backup}: {said}")
     if case.alone:
         if ours.get("phase") == READY and theirs.get("connected"):
             return Decision(do=Do.STANDS, why=f"its standby on {case.backup} is whole again")

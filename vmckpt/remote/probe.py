@@ -115,6 +115,15 @@ def _first(found: dict[str, list[str]], key: str) -> str:
     return found.get(key, [""])[0]
 
 
+async def uptime(remote: Remote) -> Seconds:
+    """Since when the host is up. Raises RemoteError."""
+    answer = await remote.run(["cat", "/proc/uptime"])
+    try:
+        return Seconds(float(answer.out.split()[0]))
+    except (ValueError, IndexError):
+        raise _nonsense(remote.host.name, answer.out) from None
+
+
 async def links(remote: Remote) -> frozenset[str]:
     """Bridges and interfaces of a host. Raises RemoteError."""
     said = await remote.run(["ls", "-1", "/sys/class/net"])

@@ -142,11 +142,11 @@ class Primary:
             parts.status.say(f"output waits: that the standby is behind cannot be noted: {exc}")
             return
         parts.alone(True)
-        parts.leave.over()
         self._let_out()
         parts.mirrors.end()
         self._whole = self._begun = False
         parts.status.alone(why)
+        parts.leave.over()  # only now nobody takes the standby for one that is whole
 
     def _let_out(self) -> None:
         """Output is held no more: no standby may ever go on from before it."""
@@ -298,7 +298,9 @@ class Primary:
             return
         why = "a device was plugged in or out: unprotect the guest, protect it again"
         self._go_alone(why)
-        while not parts.wishes.wait(_AGAIN):
+        while not parts.wishes.has(Wish.END):
+            parts.wishes.drop(Wish.PLANNED)  # its standby is no switch's target
+            parts.wishes.wait(_AGAIN)
             if self._held:  # it may not yet
                 self._go_alone(why)
             parts.monitor.run_state()

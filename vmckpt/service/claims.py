@@ -13,16 +13,16 @@ from vmckpt.journal import recorder as journal
 from vmckpt.journal.records import NewOperation, RequestKind
 from vmckpt.model.jobs import Outcome
 
-KIND = "run"
+KIND, WATCHES = "run", "watches"
 _AGAIN = 20.0
 
 
 class Claims:
     """The leases of one service; a context manager. Its methods are for a thread."""
 
-    def __init__(self, host: str, warn: Callable[[str], None]) -> None:
-        """Begins the operation. Raises JournalError."""
-        new = NewOperation(kind=KIND, guest="schedules", source=host)
+    def __init__(self, host: str, warn: Callable[[str], None], *, watches: bool = False) -> None:
+        """Begins the operation. `watches`: over protected guests, too. Raises JournalError."""
+        new = NewOperation(kind=KIND, guest="schedules", source=host, detail={WATCHES: watches})
         self._recorder = journal.begin(new, warn)
         self._warn = warn
         self._mine: set[str] = set()
