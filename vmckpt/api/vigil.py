@@ -122,14 +122,12 @@ class Vigil:
             self.tell(Told(event="failed over", text=text, values=done.as_json()))
             return
         with ending.attended(known, caller) as recorder:
-            # Only now nobody else gives leave, or takes the standby for whole.
-            case = await ending.seen(known)
-            decision = _decided(known, case)
-            if decision.do is Do.STANDS:
-                await leaving.stands(recorder, job)
-            elif decision.do is Do.LET_ALONE:
+            if decision.do is Do.LET_ALONE:
                 await leaving.note(recorder, job, decision.why)
                 await leaving.give(known.primary, known.uuid, str(case.ours["wants_leave"]))
+            elif _decided(known, await ending.seen(known)).do is Do.STANDS:
+                # Only now nobody else gives leave meanwhile.
+                await leaving.stands(recorder, job)
             else:
                 return
         self.tell(Told(event=str(decision.do), text=f"{guest}: {decision.why}"))
