@@ -120,4 +120,4 @@ async def test_recover_gives_it_where_nobody_keeps_watch(
     found = await settling.settle(case(kept), ())
     assert agents.given == ["alone 17"]
     assert (found.outcome, found.goes_on) == (None, True)
-    assert found.truth == "what web1 sends waited for beta, which is away"
+    assert found.truth == "what web1 sent waited for beta, which is away; it goes on alone now"

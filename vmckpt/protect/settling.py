@@ -60,8 +60,8 @@ async def _let_alone(known: Known, recorder: Recorder | None, name: str) -> Sett
     await leaving.give(known.primary, known.uuid, name)
     recorder.entrust(known.primary.name)
     return Settled(
-        truth=f"what {guest} sends waited for {backup}, which is away", outcome=None,
-        goes_on=True, settle="it has leave to go on alone now; keep vmckpt run running",
+        truth=f"what {guest} sent waited for {backup}, which is away; it goes on alone now",
+        outcome=None, goes_on=True, settle="keep vmckpt run running, and it need not wait",
     )  # fmt: skip
 
 
