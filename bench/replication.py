@@ -1,19 +1,20 @@
 """Continuous replication of a guest at work: what an epoch costs, and how fast a failover is.
 
     sudo .venv/bin/python -m bench.replication [--minutes 10] [--turns 5]
-        [--only pause,curve,loaded,failover,moves] [--json bench/results/replication.json]
+        [--only pause,bare,curve,loaded,failover,moves] [--json bench/results/replication.json]
 
 A lab of two hosts and a witness, a guest of 256 MiB that writes 20 MiB/s to memory, and to its
 disk and network all the time, under TCG on the cores that the agents work on, too.
 
 *pause* keeps the guest protected with 100 ms between epochs for some minutes: how long it stands
-still and with what, and whether the agents' memory grows. *curve* is what the guest gets done, for
-several intervals, against what it did right before. *loaded* leaves the choice to failover
-to the lease while a program that does nothing else keeps each core busy: nobody may take over, and
-nobody may be stopped. *failover* cuts the primary's power, over and
-over: from the decision to a guest that runs, and from the cut to its first datagram outside.
-*moves* has the guest moved by epochs (`migrate --mode checkpoint`) and by an ordinary pre-copy in
-turn, there and back: the downtime that the run itself tells, and the longest silence outside.
+still and with what, and whether the agents' memory grows. *bare* takes epochs of a guest that is
+not protected, with the comparison of memory and without, in turns. *curve* is what the guest gets
+done, for several intervals, against what it did right before. *loaded* leaves the choice to
+failover to the lease while a program that does nothing else keeps each core busy: nobody may take
+over, and nobody may be stopped. *failover* cuts the primary's power, over and over: from the
+decision to a guest that runs, and from the cut to its first datagram outside. *moves* has the guest
+moved by epochs (`migrate --mode checkpoint`) and by an ordinary pre-copy in turn, there and back:
+the downtime that the run itself tells, and the longest silence outside.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from bench.snapshot_live import Hands, Work
 from vmckpt.lab import guests, host, lab, ledger, network, observer_client
 from vmckpt.lab.plan import LabPlan
 
-PHASES = ("pause", "curve", "loaded", "failover", "moves")
+PHASES = ("pause", "bare", "curve", "loaded", "failover", "moves")
 INTERVALS = (50, 100, 250, 500, 1000)
 GUEST = "web1"
 _BEFORE = 10.0
@@ -78,6 +79,14 @@ def pause(hands: Hands, minutes: float) -> dict[str, Any]:
     hands.vmckpt("unprotect", GUEST)
     whole = hands.gone(GUEST)
     return {"ready_s": ready["took"], "looks": looks, "ledgers_whole": whole}
+
+
+def bare(hands: Hands) -> dict[str, Any]:
+    """The pause of an epoch with and without the comparison of memory, on the host itself."""
+    start(hands.plan)
+    words = (GUEST, "/dev/shm/vmckpt-bench-bare", "100")
+    found = dict(hands.inside(*words, program="bench.replication_inside"))
+    return {**found, "ledgers_whole": hands.gone(GUEST)}
 
 
 def rss(plan: LabPlan) -> dict[str, float]:
@@ -260,6 +269,7 @@ def main(words: Sequence[str] | None = None) -> None:
         hands = Hands(plan, plan.folder / "identity")
         steps: dict[str, Callable[[], dict[str, Any]]] = {
             "pause": lambda: pause(hands, chosen.minutes),
+            "bare": lambda: bare(hands),
             "curve": lambda: curve(hands, chosen.turns),
             "loaded": lambda: loaded(hands, chosen.minutes),
             "failover": lambda: failover(hands, chosen.turns),

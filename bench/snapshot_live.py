@@ -49,12 +49,12 @@ class Hands:
             raise Failed(f"vmckpt {' '.join(words)}: {done.stderr[-500:]}")
         return json.loads(done.stdout) if "--json" in words else None
 
-    def inside(self, *words: str) -> Any:
-        """`snapshot_inside` on the host."""
-        program = [sys.executable, "-m", "bench.snapshot_inside", *words]
+    def inside(self, *words: str, program: str = "bench.snapshot_inside") -> Any:
+        """A part of a bench on the host itself; its JSON."""
         entered = host.enter(
-            self.plan.host(HOST), "sh", "-c", 'cd "$0" && exec "$@"', str(ROOT), *program
-        )
+            self.plan.host(HOST), "sh", "-c", 'cd "$0" && exec "$@"', str(ROOT),
+            sys.executable, "-m", program, *words,
+        )  # fmt: skip
         done = subprocess.run(entered, check=False, capture_output=True, text=True)
         if done.returncode != 0:
             raise Failed(f"{' '.join(words)}: {done.stderr[-500:]}")

@@ -1,0 +1,87 @@
+"""The replication bench's part beside QEMU, inside a lab host; what it found is told as JSON.
+
+    python -m bench.replication_inside GUEST FOLDER TURNS
+
+Epochs of a guest that is not protected, 100 ms apart, with all that an epoch does but its disks'
+logs: in turns with the comparison of memory beside it, as without QEMU's dirty log, and with
+nothing in its place. What the guest sends is let out at once.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from vmckpt.checkpoint import guestmemory, outputs, settings, userfault
+from vmckpt.checkpoint.settings import IGNORE_SHARED
+from vmckpt.hypervisor import pulling
+from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.replicate.buffers import Buffers
+from vmckpt.replicate.capture import Capturer
+from vmckpt.replicate.finder import Changed, CompareFinder
+from vmckpt.replicate.memory import Memory
+
+_APART = 0.1
+
+
+class _Nothing:
+    """Finds no change, at once."""
+
+    def prepare(self) -> None:
+        pass
+
+    def begin(self) -> "Future[list[Changed]]":
+        found: Future[list[Changed]] = Future()
+        found.set_result([])
+        return found
+
+    def settle(self, found: Sequence[Changed]) -> None:
+        pass
+
+
+def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
+    """Pauses in milliseconds, by what finds changed pages, and what they are made of."""
+    folder.mkdir()
+    found: dict[str, list[dict[str, float]]] = {"compare": [], "none": []}
+    told = subprocess.run(["virsh", "domuuid", guest], check=True, capture_output=True, text=True)
+    uuid = told.stdout.strip()
+    with Monitor(uuid, host=os.uname().nodename) as monitor, ExitStack() as stack:
+        undo = settings.look(monitor, want=IGNORE_SHARED, runs=True, folder=None)
+        settings.set_bandwidth(monitor, settings.NO_LIMIT)
+        stack.callback(settings.break_off, monitor, undo)
+        process = userfault.find_process(uuid)
+        assert process is not None
+        memory = Memory(guestmemory.files(monitor, process), folder, stack)
+        compares = stack.enter_context(CompareFinder(memory.live, memory.last, most=16384))
+        owner = pulling.owner("qemu:///system", "")
+        buffers = Buffers(monitor, outputs.look(monitor).cards, folder, owner)
+        buffers.add()
+        stack.callback(buffers.remove)
+        for turn in range(turns):
+            for name, finder in (("compare", compares), ("none", _Nothing())):
+                capturer = Capturer(
+                    monitor, undo, finder=finder, output=buffers, logs=(), still=lambda _: None
+                )
+                began = time.monotonic()
+                epoch = capturer.take()
+                buffers.release()
+                finder.settle(epoch.changed)
+                if turn:  # the first comparison copies all
+                    phases = {key: 1e3 * took for key, took in epoch.phases.items()}
+                    found[name].append({"pause": 1e3 * epoch.pause, **phases})
+                time.sleep(max(0.0, began + _APART - time.monotonic()))
+    return {
+        name: {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+        for name, rows in found.items()
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(pauses(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))) + "\n")
