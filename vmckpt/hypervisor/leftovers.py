@@ -18,8 +18,6 @@ _LEAVING = (
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER),
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_UNKNOWN),
 )
-_NEVER_SENT = ("none", "failed", "cancelled")
-
 
 States = tuple[tuple[int, int], ...]
 
@@ -40,31 +38,27 @@ def _standing(
 
 async def handed_over(hypervisor: Hypervisor, uuid: str) -> bool:
     """Whether QEMU has sent all of the guest away; True also if it cannot be asked."""
-
-    def read(connection: libvirt.virConnect) -> bool:
-        guest = connection.lookupByUUIDString(uuid)
-        answer = libvirt_qemu.qemuMonitorCommand(guest, '{"execute": "query-migrate"}', 0)
-        return bool(json.loads(answer)["return"].get("status") == "completed")
-
-    try:
-        return await hypervisor.ask("asking QEMU about the stream", read)
-    except HypervisorError:
-        return True
+    return await _stream(hypervisor, uuid) in ("completed", None)
 
 
 async def never_sent(hypervisor: Hypervisor, uuid: str) -> bool:
     """Whether QEMU says that it has not sent all of the guest away; False if it cannot be asked.
     Of a QEMU that is younger than a migration it means nothing."""
+    return await _stream(hypervisor, uuid) in ("none", "failed", "cancelled")
 
-    def read(connection: libvirt.virConnect) -> bool:
+
+async def _stream(hypervisor: Hypervisor, uuid: str) -> str | None:
+    """How far QEMU's last migration came, in its words; None: it cannot be asked."""
+
+    def read(connection: libvirt.virConnect) -> str:
         guest = connection.lookupByUUIDString(uuid)
         answer = libvirt_qemu.qemuMonitorCommand(guest, '{"execute": "query-migrate"}', 0)
-        return json.loads(answer)["return"].get("status", "none") in _NEVER_SENT
+        return str(json.loads(answer)["return"].get("status", "none"))
 
     try:
         return await hypervisor.ask("asking QEMU about the stream", read)
     except HypervisorError:
-        return False
+        return None
 
 
 async def end_arriving(hypervisor: Hypervisor, uuid: str) -> None:
