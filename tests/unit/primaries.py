@@ -211,10 +211,13 @@ class Tenure:
         self.line: Line | None = None
         self.lost = False
         self.unreachable = False
+        self.busy = 0
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
+        self.busy += 1
         yield
+        self.busy -= 1
 
     def check(self) -> None:
         if self.lost:

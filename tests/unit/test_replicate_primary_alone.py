@@ -116,3 +116,19 @@ def test_when_an_epoch_was_captured_is_told_however_long_sending_it_took(
         one.epochs(2)
     late = [seal.taken - at for seal, at in zip(one.peer.seals, captured, strict=False)]
     assert max(late) < 0.2
+
+
+def test_whoever_hangs_between_two_epochs_is_told_from_one_who_waits(one: World) -> None:
+    """Its output is held then: a lease that is renewed all the same would keep the standby away."""
+    at_work: list[bool] = []
+    run_state = one.qemu.run_state
+
+    def asked() -> str:
+        at_work.append(one.tenure.busy > 0)
+        return run_state()
+
+    one.qemu.run_state = asked  # type: ignore[method-assign]
+    with one.run():
+        one.epochs(3)
+        assert at_work
+        assert all(at_work)

@@ -164,7 +164,8 @@ class Primary:
             raise Cut("the backup is of another session")
         parts.tenure.line = line
         self._agree(welcome.committed)
-        self._check_devices()
+        if not self._same_devices():
+            self._wait_alone()
         parts.status.phase(Phase.COPYING)
         if welcome.committed == 0:
             self._begin_anew()
@@ -276,9 +277,12 @@ class Primary:
         parts = self._parts
         while not parts.wishes.any:
             left = self._due - time.monotonic()
-            if (left <= 0 or self._is_full()) and self._may_be_stopped():
-                return True
-            self._check_devices()
+            with parts.tenure.at_work():  # what hangs here holds output as an epoch that hangs
+                if (left <= 0 or self._is_full()) and self._may_be_stopped():
+                    return True
+                same = self._same_devices()
+            if not same:
+                self._wait_alone()
             found = line.receive(Seconds(min(max(left, _TURN), _TURN)))
             if isinstance(found, Refused | End):
                 raise Cut(f"the backup will not go on: {found.why}")
@@ -288,14 +292,18 @@ class Primary:
                 parts.status.heard(json.loads(found.note or b"{}"))
         return False
 
-    def _check_devices(self) -> None:
-        """Now and then. One that was plugged in or out makes the standby another machine."""
-        parts, now = self._parts, time.monotonic()
+    def _same_devices(self) -> bool:
+        """Looked at now and then. One that was plugged in or out makes the standby another
+        machine."""
+        now = time.monotonic()
         if now < self._look_at_devices:
-            return
+            return True
         self._look_at_devices = now + _DEVICES
-        if parts.devices():
-            return
+        return self._parts.devices()
+
+    def _wait_alone(self) -> None:
+        """Until it is unprotected: nobody can go on from its standby."""
+        parts = self._parts
         why = "a device was plugged in or out: unprotect the guest, protect it again"
         self._go_alone(why)
         while not parts.wishes.has(Wish.END):

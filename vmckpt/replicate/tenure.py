@@ -106,11 +106,12 @@ class Tenure:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """While QEMU is told something: if that hangs, so does the guest for everybody outside."""
-        self._busy = time.monotonic()
+        before = self._busy
+        self._busy = time.monotonic() if before is None else before
         try:
             yield
         finally:
-            self._busy = None
+            self._busy = before
 
     def check(self) -> None:
         """Right before something gets out that others see. Raises LeaseLost."""
