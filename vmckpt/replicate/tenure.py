@@ -176,15 +176,19 @@ class Tenure:
         while not self._over.wait(BEAT):
             self._page.beat()
             line = self.line
-            if line is not None:
+            # The backup asks for the lease only of one that is silent.
+            if line is not None and not self._hangs():
                 with suppress(Cut):
                     line.send(Beat(sent=time.time(), note=json.dumps(self._note()).encode()))
+
+    def _hangs(self) -> bool:
+        busy = self._busy
+        return busy is not None and time.monotonic() - busy > HUNG
 
     def _keep(self) -> None:
         every = _WITHOUT_LEASE if self._lease is None else self._lease.terms.every
         while not self._over.wait(every):
-            busy = self._busy
-            if busy is not None and time.monotonic() - busy > HUNG:
+            if self._hangs():
                 continue
             if not self._lives():
                 return  # nobody is to be kept from running it
