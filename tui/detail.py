@@ -233,7 +233,7 @@ class DrainScreen(Detail):
         detail = await self.source.job(self._job)
         parts = await self.source.parts(self._job)
         self._view, one = detail.view, detail.view.operation
-        self._turns = turns(one, parts)
+        self._turns = turns(one, parts, detail.steps)
         self.title_is(f"{one.id} {one.way} · {detail.view.doing}")
         facts = drain_view.facts(one, self._turns, time.time())
         self.query_one("#facts", Static).update("\n".join(facts))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vmckpt.journal.records import Operation
-from vmckpt.journal.turns import Turn, summary
+from vmckpt.journal.turns import COMPLETED, WAITS, Turn, summary
 from vmckpt.model.now import FleetNow
 from vmckpt.units import show_bytes, show_seconds
 from vmckpt_tui.columns import Cell, Column
@@ -47,11 +47,11 @@ def turn_columns() -> Sequence[Column[Turn]]:
     """Of the queue of moves."""
 
     def state(turn: Turn) -> Cell:
-        if turn.view is None:
+        if turn.state == WAITS:
             return "○ waits", "dim"
-        if turn.state == "completed":
+        if turn.state == COMPLETED:
             return "✓ arrived", "good"
-        if turn.view.operation.active:
+        if turn.active:
             return f"▶ {turn.state}", "bold"
         return f"✗ {turn.state}", "bad"
 

@@ -93,6 +93,9 @@ def test_a_host_is_emptied_and_filled_again(bench: Bench) -> None:
         done["job"]
     }
 
+    (step,) = bench.good("job", done["job"], "--json").json["steps"]
+    assert (step["name"], step["intent"]["guest"], step["state"]) == ("move", "off1", "done")
+
     back = bench.good("repopulate", "alpha", "--yes", "--json").json
     assert {one["guest"] for one in back["moved"]} == {"web1", "web2", "off1"}
     assert on(bench, "web1", "web2") == {"web1": ["alpha"], "web2": ["alpha"]}

@@ -8,7 +8,8 @@ import pytest
 from tests.tui import still
 from tests.tui.still import DRAIN, ENDED, FLEET, MOVE, NOW, PART, SNAPSHOTS, entry, snapshot
 from vmckpt.journal.desk import JobDetail, News
-from vmckpt.journal.records import Request
+from vmckpt.journal.records import Request, StepState, StoredStep
+from vmckpt.journal.turns import MOVE as BY_STEP
 from vmckpt.journal.turns import summary, turns
 from vmckpt.model.now import FleetNow
 from vmckpt_tui import drain_view, guard_view, move_view, view, words
@@ -127,7 +128,7 @@ def test_news_are_added() -> None:
 
 
 def test_the_queue_of_moves_has_those_that_wait_behind_those_that_began() -> None:
-    found = turns(DRAIN.operation, (PART,))
+    found = turns(DRAIN.operation, (PART,), ())
     assert [(one.guest, one.state) for one in found] == [("web1", "pre-copy"), ("web2", "waits")]
     told = summary(found)
     assert (told.arrived, told.moving, told.waiting, told.failed) == (0, 1, 1, 0)
@@ -137,18 +138,52 @@ def test_the_queue_of_moves_has_those_that_wait_behind_those_that_began() -> Non
 
 def test_who_is_ready_waits_and_who_was_dismissed_has_not_failed() -> None:
     ready = replace(PART, operation=replace(PART.operation, state="waiting"))
-    found = turns(DRAIN.operation, (ready,))
+    found = turns(DRAIN.operation, (ready,), ())
     assert [one.state for one in found] == ["waiting", "waits"]
     told = summary(found)
     assert (told.moving, told.waiting, told.failed) == (0, 2, 0)
     ended = replace(PART.operation, state="ended", outcome="cancelled", ended_at=NOW)
     for report, failed in (({"dismissed": True}, 0), ({"error": "stopped"}, 1)):
         part = replace(PART, operation=replace(ended, report=report))
-        assert summary(turns(DRAIN.operation, (part,))).failed == failed
+        assert summary(turns(DRAIN.operation, (part,), ())).failed == failed
+
+
+def step(state: StepState, target: str, at: float) -> StoredStep:
+    intent = {"guest": "web2", "uuid": "u-2", "from": "alpha", "to": target}
+    return StoredStep(seq=round(at), name=BY_STEP, intent=intent, state=state, result=None,
+                      began_at=NOW + at, ended_at=None)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("states", "shown", "counts"),
+    [
+        ([StepState.INTENDED], "▶ under way", (0, 2, 0, 0)),
+        ([StepState.DONE], "✓ arrived", (1, 1, 0, 0)),
+        ([StepState.FAILED], "✗ failed", (0, 1, 0, 1)),
+        ([StepState.FAILED, StepState.DONE], "✓ arrived", (1, 1, 0, 0)),
+    ],
+)
+def test_a_move_that_is_no_migration_is_shown_as_its_last_step_has_it(
+    states: list[StepState], shown: str, counts: tuple[int, ...]
+) -> None:
+    steps = [step(state, f"host{at}", at) for at, state in enumerate(states)]
+    found = turns(DRAIN.operation, (PART,), steps)
+    assert [one.guest for one in found] == ["web1", "web2"]
+    moved = found[1]
+    assert (moved.tries, moved.target) == (len(states), f"host{len(states) - 1}")
+    assert cells(drain_view.turn_columns(), moved)[2] == shown
+    told = summary(found)
+    assert (told.arrived, told.moving, told.waiting, told.failed) == counts
+
+
+def test_a_step_whose_job_has_ended_was_broken_off() -> None:
+    over = replace(DRAIN.operation, state="ended", outcome="failed", ended_at=NOW)
+    (_, moved) = turns(over, (PART,), [step(StepState.INTENDED, "beta", 1)])
+    assert (moved.state, moved.active) == ("broken off", False)
 
 
 def test_hosts_of_an_evacuation_are_bars() -> None:
-    lines = drain_view.loads(FLEET, DRAIN.operation, turns(DRAIN.operation, (PART,)))
+    lines = drain_view.loads(FLEET, DRAIN.operation, turns(DRAIN.operation, (PART,), ()))
     assert [one.split()[0] for one in lines] == ["alpha", "beta", "gamma"]
     assert lines[0].endswith("12 GiB of 64 GiB")
 

@@ -153,3 +153,15 @@ def test_a_guest_elsewhere_that_has_lost_its_standby_is_no_good_end() -> None:
         {"guest": "db", "guest_uuid": "u-9", "mend": INTENT["command"]}
     ]
     assert not told.comes_back
+
+
+def test_a_guest_that_a_step_moved_is_where_the_last_one_went_unless_it_was_left() -> None:
+    intents = [
+        {"guest": "off1", "called": "off1", "uuid": "u-1", "from": "alpha", "to": "beta"},
+        {"guest": "off2", "called": "off2", "uuid": "u-2", "from": "alpha", "to": "beta"},
+        {"guest": "off1", "called": "off1", "uuid": "u-1", "from": "alpha", "to": "gamma"},
+        {"guest": "old", "uuid": "u-3", "from": "alpha", "to": "gamma"},
+    ]
+    found = reports.stepped(intents, {"off2"})
+    assert [(one.guest, one.target) for one in found] == [("off1", "gamma"), ("old", "gamma")]
+    assert not reports.stepped(intents[3:], {"old"})

@@ -23,7 +23,7 @@ Key = tuple[str, frozenset[tuple[str, str]]]
 SILENT = SnapshotNow(id="", name="", store="far", wrong="no route to it")
 NOW_STANDING = Standing(
     fleet=FLEET, jobs=(MOVE, DRAIN, PROTECT), protections={"p-9abc": entry()},
-    turns={"e-4b7x": turns(DRAIN.operation, (PART,))}, snapshots=(*SNAPSHOTS, SILENT),
+    turns={"e-4b7x": turns(DRAIN.operation, (PART,), ())}, snapshots=(*SNAPSHOTS, SILENT),
     looked={"hosts": NOW},
 )  # fmt: skip
 REPORT: Mapping[str, Any] = {

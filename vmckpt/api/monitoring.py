@@ -133,12 +133,11 @@ class Monitor:
         whole: Sequence[JobView] = [
             one for one in self.exporter.now.jobs or () if one.operation.kind in WHOLE_HOST
         ]
-        moves = {
-            one.operation.id: turns.turns(
-                one.operation, await self._source.parts(one.operation.id)
-            )
-            for one in whole
-        }  # fmt: skip
+        moves = {}
+        for one in whole:
+            id_ = one.operation.id
+            parts, steps = await self._source.parts(id_), (await self._source.job(id_)).steps
+            moves[id_] = turns.turns(one.operation, parts, steps)
         self.exporter.now = replace(self.exporter.now, turns=moves)
 
     async def _look_into_stores(self) -> None:

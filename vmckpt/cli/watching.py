@@ -16,7 +16,7 @@ from vmckpt.cli.arguments import INVENTORY, JOB
 from vmckpt.errors import Unattended
 from vmckpt.journal import desk, forms, turns, wording
 from vmckpt.journal.desk import Follower, JobView, News
-from vmckpt.journal.records import WHOLE_HOST, Operation, StoredSample
+from vmckpt.journal.records import WHOLE_HOST, Operation, StoredSample, StoredStep
 from vmckpt.model.events import Sampled
 from vmckpt.units import Seconds, show_seconds
 
@@ -134,6 +134,7 @@ class Window:
         self._live: Live | None = None
         self._view: JobView | None = None
         self._parts: Sequence[JobView] = ()
+        self._steps: Sequence[StoredStep] = ()
         self._last: Sampled | None = None
         self._logged = -_LOG_EVERY
         if terminal:
@@ -158,7 +159,7 @@ class Window:
     def take(self, news: News) -> None:
         first = self._view is None
         self._view = news.view
-        self._parts = news.parts
+        self._parts, self._steps = news.parts, news.steps
         # Who comes late is not shown every sample since the beginning.
         samples = news.samples[-1:] if first or self._live else news.samples
         lines = [(event.at, wording.event(event.kind, event.values)) for event in news.events]
@@ -185,7 +186,7 @@ class Window:
         return [(at, f"{self._there(operation)}; {moving.line(rows)}")]
 
     def _there(self, operation: Operation) -> str:
-        found = turns.turns(operation, self._parts)
+        found = turns.turns(operation, self._parts, self._steps)
         return f"{turns.summary(found).arrived} of {len(found)} there"
 
     def _panel(self) -> Group:

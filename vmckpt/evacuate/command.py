@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
 from vmckpt.errors import (
@@ -10,6 +11,7 @@ from vmckpt.errors import (
     GuestBusy,
     HypervisorError,
     JournalError,
+    LeaseLost,
     VmckptError,
 )
 from vmckpt.evacuate import report as reports
@@ -30,8 +32,9 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import desk
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.recorder import Recorder
-from vmckpt.journal.records import NewOperation
+from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.journal.steps import JournalDesk
+from vmckpt.journal.turns import MOVE, STANDBY
 from vmckpt.lease.types import host_resource
 from vmckpt.migrate import command as moves
 from vmckpt.migrate import preflight
@@ -46,11 +49,7 @@ from vmckpt.model.orders import Mode
 from vmckpt.protect import anew, ending, protections
 from vmckpt.units import BytesPerSecond, Seconds
 
-MOVE = "move"
-"""The step of a guest that is off, or protected, and goes to another host."""
 _SHOWN = ("guest", "from", "to", "begins_ms", "ends_ms")
-STANDBY = "standby"
-"""The step of a standby that is to wait on another host."""
 SHUT_DOWN = "shut-down"
 """The step of a guest that is asked to shut down, or suspended."""
 Resolve = Callable[[str], Awaitable[Outcome | None]]
@@ -109,7 +108,8 @@ async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: R
     run = Run(site, task, terms, caller.stop, tell=tell, desk=JournalDesk(recorder))
     ended = await run.through(plan)
     started = () if ended.stopped else await site.start_again()
-    noted = await asyncio.to_thread(_in_journal, recorder.id)
+    stay = frozenset(one.tenant.name for one in ended.left)
+    noted = await asyncio.to_thread(_in_journal, recorder.id, stay)
     told = Report(
         task=task, job=recorder.id, ended=ended, earlier=noted.moved,
         shut_down=noted.shut or ended.shut_down, suspended=noted.saved, started=started,
@@ -131,14 +131,15 @@ class _Noted:
     bare: tuple[Bare, ...] = ()
 
 
-def _in_journal(job: str | None) -> _Noted:
+def _in_journal(job: str | None, stay: frozenset[str]) -> _Noted:
+    """`stay`: who was left where it was."""
     if job is None:
         return _Noted()
     with desk.open_journal() as opened:
         parts = opened.parts(job, opened.operation(job, ended=True).began_at)
         steps = opened.steps(job)
     moved = [one for part in parts if (one := reports.arrived_of(part)) is not None]
-    moved += [reports.stepped(one.intent) for one in steps if one.name == MOVE]
+    moved += reports.stepped((one.intent for one in steps if one.name == MOVE), stay)
     stops = [one.intent for one in steps if one.name == SHUT_DOWN]
     again = [one.intent for one in steps if one.name == STANDBY]
     wait, bare = reports.standbys(again, protections.active() if again else ())
@@ -241,20 +242,34 @@ class Site:
     async def _define(self, known: Known, target: str) -> Moved:
         """A guest that is off is in no danger: what is true is looked at again before each try."""
         hosts = self._orders.scope.inventory
-        await self._note(known, target)
         began = time.monotonic()
-        async with Hypervisor(hosts.host(known.host)) as source:
+        async with self._step(known, target), Hypervisor(hosts.host(known.host)) as source:
             there = hosts.host(target).uri_for_peers
             await switching.move_offline(source, known.guest.uuid, there)
         return Moved(good=True, took=Seconds(time.monotonic() - began))
 
-    async def _note(self, known: Known, target: str, step: str = MOVE, **more: str) -> None:
-        """What is no job of its own is a step of this one: who brings guests back must know it."""
+    @asynccontextmanager
+    async def _step(
+        self, known: Known, target: str, step: str = MOVE, **more: str
+    ) -> AsyncIterator[None]:
+        """What is no job of its own is a step of this one: who brings guests back must know it, and
+        who looks on what came of it."""
         intent = {
             "guest": known.guest.name, "uuid": known.guest.uuid, "from": known.host, "to": target,
-            **more,
+            "called": known.name, **more,
         }  # fmt: skip
-        await asyncio.to_thread(self._recorder.intend, step, intent)
+        number = await asyncio.to_thread(self._recorder.intend, step, intent)
+        try:
+            yield
+        except VmckptError:
+            await self._conclude(number, StepState.FAILED)
+            raise
+        await self._conclude(number, StepState.DONE)
+
+    async def _conclude(self, number: int, state: StepState) -> None:
+        """For who looks on: whether it was done the hosts know better."""
+        with suppress(JournalError, LeaseLost):
+            await asyncio.to_thread(self._recorder.conclude, number, state)
 
     async def _protect(self, known: Known, target: str) -> Moved:
         """Another standby for a guest that runs elsewhere; what is against it is seen before.
@@ -271,9 +286,9 @@ class Site:
                     return Moved(
                         good=False, why=f"{against[0].where}: {against[0].text}", blame=blame
                     )
-                await self._note(known, target, STANDBY, command=another.words)
-                final = another.words
-                done = await anew.move(another, caller)
+                async with self._step(known, target, STANDBY, command=another.words):
+                    final = another.words
+                    done = await anew.move(another, caller)
         except VmckptError as exc:
             if final:  # its standby may be gone: what is tried again would not find it
                 orders.caller.warn(f"{another.guest} may have no standby now: {exc.message}")
@@ -287,10 +302,10 @@ class Site:
     async def _switch(self, known: Known, target: str) -> Moved:
         """A protected guest goes on as its standby, without loss, and has none after that."""
         caller = self._orders.caller
-        await self._note(known, target)
-        ended = await ending.planned(
-            protections.of(self._orders.scope.inventory, known.guest.uuid), caller
-        )
+        async with self._step(known, target):
+            ended = await ending.planned(
+                protections.of(self._orders.scope.inventory, known.guest.uuid), caller
+            )
         caller.warn(
             f"{known.name} has no standby any more; vmckpt protect {known.name} --reverse makes"
             " one once its old host is back"

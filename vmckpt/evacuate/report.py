@@ -1,6 +1,6 @@
 """What became of emptying a host, for people and for scripts. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,8 +137,14 @@ def arrived_of(operation: Operation) -> Arrived | None:
     )  # fmt: skip
 
 
-def stepped(intent: Mapping[str, Any], *, standby: bool = False) -> Arrived:
-    """A guest that was moved by a step of the job itself."""
+def stepped(intents: Iterable[Mapping[str, Any]], stay: Container[str]) -> list[Arrived]:
+    """Guests that were moved by a step of the job itself, each to where it was tried last.
+    `stay`: who was left where it was, by the names of the plan."""
+    last = {str(one["uuid"]): one for one in intents}
+    return [_stepped(one) for one in last.values() if one.get("called", one["guest"]) not in stay]
+
+
+def _stepped(intent: Mapping[str, Any], *, standby: bool = False) -> Arrived:
     return Arrived(
         guest=str(intent["guest"]), uuid=str(intent["uuid"]), source=str(intent["from"]),
         target=str(intent["to"]), job=None, took=Seconds(0.0), downtime=None, standby=standby,
@@ -157,7 +163,7 @@ def standbys(
     for uuid, intent in {str(one["uuid"]): one for one in intents}.items():  # the last try's
         active = [one for one in protections if one.guest_uuid == uuid]
         if any(one.target != intent["from"] and one.phase == READY for one in active):
-            wait.append(stepped(intent, standby=True))
+            wait.append(_stepped(intent, standby=True))
             continue
         guest, command = str(intent["guest"]), str(intent["command"])
         mend = f"vmckpt unprotect {guest}, then {command}" if active else command

@@ -115,6 +115,8 @@ class News:
     """All of them: an answer comes later."""
     parts: Sequence[JobView] = ()
     """The migrations of a job of a whole host."""
+    steps: Sequence[StoredStep] = ()
+    """What that job itself has done."""
 
 
 def open_journal(place: Path | str | None = None, *, read_only: bool = False) -> "Journal":
@@ -234,10 +236,11 @@ def news(journal: "Journal", id_: str, event: int, sample: int) -> News:
     """What came after that event and that sample. Raises BadInput if there is no such job."""
     # First the operation: once that has ended, nothing comes after what is read then.
     view = _view(journal, journal.operation(id_, ended=True))
+    whole = view.operation.kind in WHOLE_HOST
     return News(
         view=view, events=journal.events(id_, event), samples=journal.samples(id_, sample),
-        requests=journal.requests(id_),
-        parts=parts(journal, id_) if view.operation.kind in WHOLE_HOST else (),
+        requests=journal.requests(id_), parts=parts(journal, id_) if whole else (),
+        steps=journal.steps(id_) if whole else (),
     )  # fmt: skip
 
 

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.journal.desk import JobView
-from vmckpt.journal.records import Operation, State
+from vmckpt.journal.records import Operation, State, StepState, StoredStep
+
+MOVE = "move"
+"""The step of a guest that is off, or protected, and goes to another host: no job of its own."""
+STANDBY = "standby"
+"""The step of a standby that is to wait on another host."""
+COMPLETED, WAITS = "completed", "waits"
+_Attempt = tuple[float, str, JobView | StoredStep]
+"""When it began, and whose it is."""
+_STEPS = {StepState.DONE: COMPLETED, StepState.INTENDED: "under way"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,40 +27,64 @@ class Turn:
     begins: float | None
     """As planned, in seconds from the beginning; None: it was not planned."""
     ends: float | None
-    view: JobView | None
+    state: str = WAITS
+    active: bool = False
+    view: JobView | None = None
     """Its last attempt; None: it waits, or it is no migration."""
-    tries: int
-
-    @property
-    def state(self) -> str:
-        return "waits" if self.view is None else self.view.doing
+    tries: int = 0
 
 
-def turns(operation: Operation, parts: Sequence[JobView]) -> Sequence[Turn]:
-    """All moves in their order: as they were begun, then as they are planned."""
-    tries: dict[str, list[JobView]] = {}
-    for one in parts:
-        if (one.operation.report or {}).get("dismissed"):
-            continue  # it never had its turn
-        tries.setdefault(one.operation.guest, []).append(one)
+def turns(
+    operation: Operation, parts: Sequence[JobView], steps: Sequence[StoredStep]
+) -> Sequence[Turn]:
+    """All moves in their order: as they were begun, then as they are planned. `parts`: migrations,
+    `steps`: what the job itself has done."""
+    begun: list[_Attempt] = [
+        (one.operation.began_at, one.operation.guest, one)
+        for one in parts
+        if not (one.operation.report or {}).get("dismissed")  # else it never had its turn
+    ]
+    moved: list[_Attempt] = [
+        (one.began_at, str(one.intent.get("called") or one.intent["guest"]), one)
+        for one in steps if one.name in (MOVE, STANDBY)
+    ]  # fmt: skip
+    tries: dict[str, list[JobView | StoredStep]] = {}
+    for _, guest, attempt in sorted(begun + moved, key=lambda one: one[0]):
+        tries.setdefault(guest, []).append(attempt)
     planned: Mapping[str, Mapping[str, Any]] = {
         str(one["guest"]): one for one in operation.detail.get("moves") or ()
     }
-    found = []
-    for guest, views in tries.items():
-        last, plan = views[-1].operation, planned.get(guest, {})
-        found.append(
-            Turn(guest=guest, source=last.source or "", target=last.target or "",
-                 begins=_seconds(plan.get("begins_ms")), ends=_seconds(plan.get("ends_ms")),
-                 view=views[-1], tries=len(views))
-        )  # fmt: skip
+    found = [
+        _turn(guest, attempts, planned.get(guest, {}), operation)
+        for guest, attempts in tries.items()
+    ]
     waiting = [
         Turn(guest=guest, source=str(one["from"]), target=str(one["to"]),
-             begins=_seconds(one.get("begins_ms")), ends=_seconds(one.get("ends_ms")), view=None,
-             tries=0)
+             begins=_seconds(one.get("begins_ms")), ends=_seconds(one.get("ends_ms")))
         for guest, one in planned.items() if guest not in tries
     ]  # fmt: skip
     return [*found, *sorted(waiting, key=lambda one: (one.begins is None, one.begins or 0.0))]
+
+
+def _turn(
+    guest: str, attempts: Sequence[JobView | StoredStep], plan: Mapping[str, Any],
+    operation: Operation,
+) -> Turn:  # fmt: skip
+    """As its last attempt has it."""
+    last = attempts[-1]
+    begins, ends = _seconds(plan.get("begins_ms")), _seconds(plan.get("ends_ms"))
+    if isinstance(last, JobView):
+        one = last.operation
+        return Turn(
+            guest=guest, source=one.source or "", target=one.target or "", begins=begins,
+            ends=ends, state=last.doing, active=one.active, view=last, tries=len(attempts),
+        )  # fmt: skip
+    under = last.state is StepState.INTENDED
+    return Turn(
+        guest=guest, source=str(last.intent["from"]), target=str(last.intent["to"]),
+        begins=begins, ends=ends, active=under and operation.active, tries=len(attempts),
+        state="broken off" if under and not operation.active else _STEPS.get(last.state, "failed"),
+    )  # fmt: skip
 
 
 def _seconds(value: float | None) -> float | None:
@@ -75,10 +108,9 @@ class Summary:
 
 def summary(found: Sequence[Turn]) -> Summary:
     """Count the moves."""
-    arrived = sum(one.state == "completed" for one in found)
-    active = sum(one.view is not None and one.view.operation.active for one in found)
-    ready = sum(one.state == State.WAITING for one in found)
-    moving, waiting = active - ready, ready + sum(one.view is None for one in found)
+    arrived = sum(one.state == COMPLETED for one in found)
+    waiting = sum(one.state in (WAITS, State.WAITING) for one in found)
+    moving = sum(one.active and one.state != State.WAITING for one in found)
     return Summary(
         arrived=arrived, moving=moving, waiting=waiting,
         failed=len(found) - arrived - moving - waiting,
