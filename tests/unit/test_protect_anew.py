@@ -64,8 +64,10 @@ async def test_what_the_present_standby_holds_is_free_by_then(
     monkeypatch.setattr(engine, "protect", looked)
     found = await anew.check(wanted(), deaf)
 
-    assert found[0] == against
-    assert [one.code for one in found[1:]] == ["no-standby"]  # a warning: until it is copied
+    assert found.findings[0] == against
+    assert [one.code for one in found.findings[1:]] == [
+        "no-standby"
+    ]  # a warning: until it is copied
 
 
 def protected(findings: tuple[Finding, ...] = (), job: str | None = "p-2") -> Protected:

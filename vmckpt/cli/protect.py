@@ -167,6 +167,11 @@ def _disks(status: dict[str, Any]) -> str:
 def _show(done: Protected) -> None:
     output.findings(output.out, done.findings)
     if done.status is None:
+        if all(one.severity is not Severity.BLOCKER for one in done.findings):
+            output.out.print(
+                f"{done.guest} on {done.primary} can be protected by {done.backup}: its memory and"
+                f" {show_bytes(done.disks_bytes)} of disks are copied first; nothing was begun"
+            )
         return
     who = "without asking anybody" if done.automatic else "when somebody says so"
     output.out.print(

@@ -281,7 +281,7 @@ class Site:
         try:
             async with following(orders.abort) as stop:
                 caller = Caller(emit=lambda _: None, warn=orders.caller.warn, stop=stop)
-                if against := preflight.blockers(tuple(await anew.check(another, caller))):
+                if against := preflight.blockers((await anew.check(another, caller)).findings):
                     blame = Blame.TARGET if against[0].where == target else Blame.GUEST
                     return Moved(
                         good=False, why=f"{against[0].where}: {against[0].text}", blame=blame

@@ -14,8 +14,9 @@ from vmckpt.evacuate.placement import Going, Left
 from vmckpt.evacuate.seen import Seen, Way
 from vmckpt.evacuate.task import Task
 from vmckpt.migrate.forecast import Range
-from vmckpt.model.findings import Finding
-from vmckpt.units import Bytes, BytesPerSecond
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.images import Room
+from vmckpt.units import Bytes, BytesPerSecond, show_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,8 @@ class Checked:
     """Bytes per second that its stream is expected to carry."""
     link: BytesPerSecond | None = None
     """What the network between them was seen to carry."""
+    rooms: tuple[Room, ...] = ()
+    """What its images take there."""
 
 
 Checks = Mapping[tuple[str, str], Checked]
@@ -122,6 +125,38 @@ def without(fleet: Fleet, checks: Checks) -> Fleet:
         for one in fleet.tenants
     )  # fmt: skip
     return replace(fleet, tenants=tenants)
+
+
+def crowded(going: Sequence[Going], checks: Checks) -> Checks:
+    """Moves whose images have room on the target alone, and none beside those of the moves before
+    them, with that against them."""
+    taken: dict[tuple[str, str], int] = {}
+    found = {}
+    for one in going:
+        at = (one.tenant.name, one.target)
+        check = checks.get(at)
+        if check is None or check.blockers:
+            continue
+        short = [
+            room for room in check.rooms
+            if taken.get((one.target, room.device), 0) + room.needed > room.free
+        ]  # fmt: skip
+        if short:
+            found[at] = replace(check, blockers=(_no_room(one.target, short[0]),))
+            continue
+        for room in check.rooms:
+            key = (one.target, room.device)
+            taken[key] = taken.get(key, 0) + room.needed
+    return MappingProxyType(found)
+
+
+def _no_room(target: str, room: Room) -> Finding:
+    return Finding(
+        code="disk-room", severity=Severity.BLOCKER, where=target,
+        text=f"{show_bytes(room.needed)} needed in {room.folder}, {show_bytes(room.free)} free,"
+        " which the images of other guests take that go there",
+        mend="free room there, or choose another folder",
+    )  # fmt: skip
 
 
 def expected(fleet: Fleet, going: Sequence[Going], checks: Checks, share: float | None) -> Fleet:

@@ -17,6 +17,7 @@ from vmckpt.evacuate.task import Kind, Task, terms
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance
 from vmckpt.migrate import command, preflight
+from vmckpt.migrate.forecast import Range
 from vmckpt.migrate.measure import Links
 from vmckpt.migrate.planning import Plan as MovePlan
 from vmckpt.migrate.requests import MigrateRequest, Setting
@@ -133,10 +134,13 @@ async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
     found = plans.placed(fleet, asked, limits)
     for _ in range(_ROUNDS):
         fresh = [one for one in found.going if (one.tenant.name, one.target) not in looking.found]
-        if not fresh:
-            break
         await looking.look(scope, task, seen, fresh, caller)
+        crowded = plans.crowded(found.going, looking.found)
+        looking.found.update(crowded)
+        if not fresh and not crowded:
+            break
         found = plans.placed(plans.without(fleet, looking.found), asked, limits)
+    looking.found.update(plans.crowded(found.going, looking.found))
     looked = _looked_at(found, looking.found)
     looked = replace(looked, left=plans.worded(looked.left, seen))
     return plans.made(task, seen, looked, looking.found, limits)
@@ -243,9 +247,11 @@ async def _standing(scope: Scope, known: sights.Known, target: str, caller: Call
         found = await anew.check(await asyncio.to_thread(another, scope, known, target), caller)
     except VmckptError as exc:
         return _refused(known, target, exc)
+    memory, findings = known.guest.memory, found.findings
     return Checked(
-        policy=known.policy.name, mode=str(known.way), blockers=preflight.blockers(tuple(found)),
-        warnings=tuple(one for one in found if one.severity is Severity.WARNING),
+        policy=known.policy.name, mode=str(known.way), blockers=preflight.blockers(findings),
+        warnings=tuple(one for one in findings if one.severity is Severity.WARNING),
+        sent=Range(memory, memory + found.disks_bytes),
     )  # fmt: skip
 
 
@@ -272,4 +278,5 @@ def _checked(made: MovePlan, policy: str) -> Checked:
         sent=None if forecast is None else forecast.sent,
         bandwidth=None if made.outlook is None else made.outlook.facts.bandwidth,
         link=None if link is None else link.rate,
+        rooms=made.copies.rooms,
     )  # fmt: skip

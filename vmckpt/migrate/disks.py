@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 
 from vmckpt.errors import RemoteError
 from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.images import CopyPlan, DiskCopy, Drive, Image, Made, Place, Wish
+from vmckpt.model.images import CopyPlan, DiskCopy, Drive, Image, Made, Place, Room, Wish
 from vmckpt.remote import images as remote_images
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, Bytes, show_bytes
@@ -66,9 +66,11 @@ def plan(
     findings += _twins(target, copies)
     for copy in copies:
         findings += _place(target, copy, places.get(copy.path))
-    findings += _room(target, copies, places)
+    rooms = tuple(_rooms(copies, places))
+    findings += _room(target, rooms)
     return CopyPlan(
         copies=tuple(copies),
+        rooms=rooms,
         findings=tuple(findings),
         rest_shared=all(_shared(drive, same_file) for drive in drives if drive not in chosen),
     )
@@ -215,29 +217,34 @@ def _place(target: str, copy: DiskCopy, place: Place | None) -> Iterator[Finding
         )  # fmt: skip
 
 
-def _room(
-    target: str, copies: Sequence[DiskCopy], places: Mapping[str, Place]
-) -> Iterator[Finding]:
-    """Room on each file system, for all its images together."""
+def _rooms(copies: Sequence[DiskCopy], places: Mapping[str, Place]) -> Iterator[Room]:
+    """For each file system, all its images together."""
     by_device: dict[str, list[DiskCopy]] = {}
     for copy in copies:
         if copy.path in places:
             by_device.setdefault(places[copy.path].device, []).append(copy)
-    for group in by_device.values():
-        free = places[group[0].path].free
-        needed, grown = sum(copy.needed for copy in group), sum(copy.size for copy in group)
-        folder = str(PurePosixPath(group[0].path).parent)
-        if needed > free:
+    for device, group in by_device.items():
+        yield Room(
+            device=device, folder=str(PurePosixPath(group[0].path).parent),
+            free=places[group[0].path].free,
+            needed=Bytes(sum(copy.needed for copy in group)),
+            grown=Bytes(sum(copy.size for copy in group)),
+        )  # fmt: skip
+
+
+def _room(target: str, rooms: Sequence[Room]) -> Iterator[Finding]:
+    for room in rooms:
+        if room.needed > room.free:
             yield _blocker(
                 "disk-room", target,
-                f"{show_bytes(needed)} needed in {folder}, {show_bytes(free)} free",
+                f"{show_bytes(room.needed)} needed in {room.folder}, {show_bytes(room.free)} free",
                 "free room there, or choose another folder",
             )  # fmt: skip
-        elif grown > free:
+        elif room.grown > room.free:
             yield Finding(
                 code="disk-overcommitted", severity=Severity.WARNING, where=target,
-                text=f"the copies in {folder} can grow to {show_bytes(grown)},"
-                f" {show_bytes(free)} free",
+                text=f"the copies in {room.folder} can grow to {show_bytes(room.grown)},"
+                f" {show_bytes(room.free)} free",
                 mend="watch the room there",
             )  # fmt: skip
 

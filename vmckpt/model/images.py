@@ -85,6 +85,21 @@ class DiskCopy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What copies take of one file system on the target."""
+
+    device: str
+    """Its number there."""
+    folder: str
+    """Of one of them."""
+    free: Bytes
+    needed: Bytes
+    """At first."""
+    grown: Bytes
+    """Once everything is written that may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyPlan:
     """Which disks are copied, and everything against it."""
 
@@ -92,6 +107,7 @@ class CopyPlan:
     findings: tuple[Finding, ...] = ()
     rest_shared: bool = True
     """Every disk that is written to and not copied was seen to be the same on both hosts."""
+    rooms: tuple[Room, ...] = ()
 
     @property
     def size(self) -> Bytes:

@@ -73,15 +73,15 @@ class Anew:
         return f"vmckpt protect {self.guest} --to {self.backup.name} {how}"
 
 
-async def check(anew: Anew, caller: Caller) -> list[Finding]:
-    """What speaks against it; changes nothing. Raises VmckptError."""
+async def check(anew: Anew, caller: Caller) -> Protected:
+    """What would be, and what speaks against it; changes nothing. Raises VmckptError."""
     request = replace(anew.request, dry_run=True, held=anew.memory)
     found = await engine.protect(anew.setting, request, caller, lambda _: None)
     bare = Finding(
         code="no-standby", severity=Severity.WARNING, where=anew.guest,
         text=f"{anew.guest} has no standby until its memory and disks are copied there", mend=None,
     )  # fmt: skip
-    return [*found.findings, bare]
+    return replace(found, findings=(*found.findings, bare))
 
 
 async def move(anew: Anew, caller: Caller) -> Protected:

@@ -6,7 +6,7 @@ They go on by themselves; the controller waits until the standby is ready and le
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -76,7 +76,7 @@ async def protect(
     plan = Protected(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name, session="",
         job=None, automatic=request.automatic, findings=tuple(found), took=Seconds(0.0),
-        status=None,
+        status=None, disks_bytes=_copied(looked, taking.images),
     )  # fmt: skip
     if request.dry_run or any(one.severity is Severity.BLOCKER for one in found):
         return plan
@@ -133,6 +133,11 @@ async def _taking(
 def _replicated(looked: dict[str, Any]) -> list[dict[str, Any]]:
     """A guest's disks that its standby gets copies of."""
     return [disk for disk in looked["disks"] if not disk["read_only"] and disk["source"]]
+
+
+def _copied(looked: dict[str, Any], taken: Collection[str]) -> Bytes:
+    new = [disk for disk in _replicated(looked) if disk["name"] not in taken]
+    return Bytes(sum(int(disk["size"] or 0) for disk in new))
 
 
 async def seen(

@@ -70,6 +70,8 @@ class Protected:
     took: Seconds
     status: dict[str, Any] | None
     """The primary's, once the standby was ready; None: nothing was begun."""
+    disks_bytes: Bytes = Bytes(0)
+    """Of the disks that are copied, as the guest sees them; what is zero is not sent."""
 
     def as_json(self) -> dict[str, Any]:
         told = asdict(self)
