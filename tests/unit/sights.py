@@ -41,8 +41,11 @@ def at(name: str, *guests: Guest, free: int = 8 * GIB, **more: Any) -> Look:
 def answers(*looks: Look, **more: Any) -> Answers:
     """Everything is shared and every CPU fits, unless said otherwise."""
     everywhere: dict[tuple[str, str], dict[str, bool]] = {
-        (one.host.name, other.host.name): {} for one in looks for other in looks
-    }
+        (one.host.name, other.host.name): {
+            file: True for guest in one.guests for file in sights.files(guest)
+        }
+        for one in looks for other in looks
+    }  # fmt: skip
     kinds = frozenset(sights.cpu(guest) for one in looks for guest in one.guests)
     usual: dict[str, Any] = {
         "same": everywhere, "fits": {one.host.name: kinds for one in looks},
@@ -57,6 +60,7 @@ def seen(
     """`own`: policies of guests, by name."""
     usual = policy or by()
     policies = {
-        guest.uuid: own.get(guest.name, usual) for one in told.looks for guest in one.guests
-    }
+        (one.host.name, guest.uuid): own.get(guest.name, usual)
+        for one in told.looks for guest in one.guests
+    }  # fmt: skip
     return sights.seen(told, policies, usual.evacuation, emptied)

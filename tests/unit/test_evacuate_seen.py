@@ -292,3 +292,47 @@ def test_where_preflight_says_no_nobody_is_placed() -> None:
     nowhere = {("a", target): no for target in ("beta", "gamma")}
     made = plans.placed(plans.without(fleet, nowhere), EMPTY.asked(found), Terms())
     assert [one.why for one in made.left] == ["beta: no; gamma: no"]
+
+
+@pytest.mark.parametrize("state", [GuestState.CRASHED, GuestState.UNKNOWN])
+def test_a_guest_of_which_something_is_left_keeps_its_host_from_being_empty(
+    state: GuestState,
+) -> None:
+    going, left = placed(answers(at("alpha", vm("a", state=state)), at("beta")))
+    assert not going
+    assert list(left) == ["a on alpha"]
+
+
+def test_a_guest_that_is_off_and_defined_twice_stays_and_it_is_said_why() -> None:
+    off = vm("a", state=GuestState.SHUT_OFF)
+    told = answers(at("alpha", off), at("beta", off), at("gamma"))
+    assert placed(told) == ({}, {"a on alpha": "it is off, and defined on another host, too"})
+
+
+DEVICE = replace(vm("a").disks[0], kind="block", source="/dev/vg0/a")
+
+
+@pytest.mark.parametrize(
+    ("guest", "same", "why"),
+    [
+        (replace(vm("a"), disks=(DEVICE,)), {}, "its disk vda (block)"),
+        (replace(vm("a"), snapshots=2), {"/srv/a.raw": True}, "snapshots; it has 2"),
+        (vm("a"), {}, "no storage alpha:/srv/a.raw (must be seen)"),
+    ],
+)
+def test_a_guest_that_is_off_goes_only_where_its_disks_are_surely_seen(
+    guest: Guest, same: dict[str, bool], why: str
+) -> None:
+    off = replace(guest, state=GuestState.SHUT_OFF)
+    told = answers(at("alpha", off), at("beta"), same={("alpha", "beta"): same})
+    going, left = placed(told)
+    assert not going
+    assert why in left["a"]
+    on_network = replace(off, snapshots=0, disks=(replace(DEVICE, kind="network"),))
+    assert placed(answers(at("alpha", on_network), at("beta")))[0] == {"a": "beta"}
+
+
+def test_a_guest_that_is_not_defined_is_not_shut_down_for_a_while() -> None:
+    told = answers(at("alpha", vm("a", persistent=False)), at("beta"))
+    _, left = placed(told, policy=by("strategy: shutdown-and-return"))
+    assert left["a"] == "it is not defined on its host: once stopped it would be gone"

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from vmckpt.errors import BadInput
+from vmckpt.errors import BadInput, Blocked, GuestBusy
 from vmckpt.evacuate import command, scouting
 from vmckpt.evacuate.command import Orders
 from vmckpt.evacuate.gather import Hosts
@@ -14,6 +15,7 @@ from vmckpt.evacuate.task import FLEET, Kind, Task
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, maintenance
 from vmckpt.journal.maintenance import Held
+from vmckpt.journal.records import MAINTENANCE
 from vmckpt.model.callers import Caller
 from vmckpt.model.jobs import Outcome
 from vmckpt.policy.types import Policy
@@ -55,9 +57,9 @@ class Emptying:
         is taken out of that.
         """
         self._inventory.may_act()
-        task = plan.task
+        task, new = plan.task, False
         if task.kind is Kind.EVACUATE:
-            await asyncio.to_thread(maintenance.enter, task.host, why)
+            _, new = await asyncio.to_thread(maintenance.enter, task.host, why)
         elif task.host in await asyncio.to_thread(maintenance.held):
             await asyncio.to_thread(maintenance.leave, task.host)
         deaf = Caller(emit=lambda _: None, warn=self._caller.warn, stop=asyncio.Event())
@@ -69,7 +71,12 @@ class Emptying:
         orders = Orders(
             scope=self._scope, task=task, caller=self._caller, abort=abort, resolve=resolve
         )
-        return await command.begin(orders, self._hosts, plan)
+        try:
+            return await command.begin(orders, self._hosts, plan)
+        except (GuestBusy, Blocked):  # nothing was begun
+            if new:
+                await asyncio.to_thread(maintenance.leave, task.host)
+            raise
 
 
 async def put_in_order(inventory: Inventory, policies: Sequence[Policy], caller: Caller) -> None:
@@ -85,20 +92,24 @@ def back_to(host: str, policy: str | None) -> Task:
     """
     with desk.open_journal() as journal:
         found = journal.on_host([str(Kind.EVACUATE)], host)
-    last: list[Mapping[str, object]] = []
-    since = _since(host, [one.began_at for one in found])
+        closings = journal.on_host([MAINTENANCE], host)
+    # A maintenance is entered a moment before the job begins, and may have been left since.
+    since = max((one.began_at for one in closings), default=0.0)
+    guests, start, called = set[str](), set[str](), dict[str, str]()
     for one in found:
         if one.active:
             raise BadInput(
                 f"{one.id} is still emptying {host}", mend="wait for it, or run vmckpt recover"
             )
-        if one.began_at >= since and one.report is not None:
-            last.append(one.report)
-    guests = {
-        str(move["guest_uuid"]) for told in last for move in _list(told, "moved")
-        if not move.get("standby")  # its guest was elsewhere all the time
-    }  # fmt: skip
-    start = {str(uuid) for told in last for uuid in _list(told, "shut_down")}
+        if one.began_at < since:
+            continue
+        noted = command.noted(one.id, {str(left["guest"]) for left in _list(one.report, "left")})
+        # Not who only made room, nor whose standby went: the guest was elsewhere all the time.
+        guests |= {
+            moved.uuid for moved in noted.moved if moved.source == host and not moved.standby
+        }
+        start |= set(noted.shut)
+        called |= noted.called
     if not guests and not start:
         closed = host in maintenance.held()
         raise BadInput(
@@ -108,22 +119,13 @@ def back_to(host: str, policy: str | None) -> Task:
         )  # fmt: skip
     return Task(
         kind=Kind.REPOPULATE, host=host, goes=frozenset((one, host) for one in guests),
-        start=frozenset(start), policy=policy,
+        called=frozenset(called.items()), start=frozenset(start), policy=policy,
     )  # fmt: skip
 
 
-def _list(told: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
-    found = told.get(key)
-    return list(found) if isinstance(found, list) else []
-
-
-def _since(host: str, began: Sequence[float]) -> float:
-    """When the host's maintenance began; without one, its last emptying."""
-    now = maintenance.held().get(host)
-    if now is not None:
-        # It is entered a moment before the job begins.
-        return now.since
-    return max(began, default=0.0)
+def _list(told: Mapping[str, Any] | None, key: str) -> Sequence[Mapping[str, Any]]:
+    found = (told or {}).get(key)
+    return found if isinstance(found, list) else []
 
 
 def maintained() -> Sequence[Held]:

@@ -103,6 +103,8 @@ async def _one(
                     mend=first.mend,
                 )
             if before is not None:
+                if caller.stop.is_set():
+                    raise Cancelled(f"stopped; {host.name} is untouched")
                 caller.warn(f"{host.name}: running: {before}")
                 await _run(host, "--before", before, wishes.limit, "nothing was moved")
             done = await emptying.carry_out(plan, wishes.why, abort)
@@ -112,6 +114,8 @@ async def _one(
     emptied = await through(
         Task(kind=Kind.EVACUATE, host=host.name, policy=wishes.policy), wishes.before
     )
+    if caller.stop.is_set():
+        raise Cancelled(f"stopped; {host.name} is empty, in maintenance, and nothing was run there")
     caller.warn(f"{host.name}: empty; running: {wishes.command}")
     empty = f"it is empty and in maintenance; mend it, then vmckpt repopulate {host.name}"
     await _run(host, "the command", wishes.command, wishes.limit, empty, may_go=True)
@@ -125,6 +129,8 @@ async def _one(
     else:
         filled = await through(back)
     if wishes.after is not None:
+        if caller.stop.is_set():
+            raise Cancelled(f"stopped; {host.name} has its guests back, and --after was not run")
         caller.warn(f"{host.name}: running: {wishes.after}")
         back_again = "it takes guests again, and has its own back"
         await _run(host, "--after", wishes.after, wishes.limit, back_again)

@@ -19,6 +19,7 @@ from vmckpt.errors import BadInput, Blocked, SomeLeft
 from vmckpt.evacuate.plan import Plan
 from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.task import Kind, Task
+from vmckpt.policy.types import Policy
 
 app = typer.Typer(name="evacuate", rich_markup_mode=None, add_completion=False)
 repopulate_app = typer.Typer(name="repopulate", rich_markup_mode=None, add_completion=False)
@@ -195,10 +196,7 @@ async def _run(
         "what is on its way goes back", abort,
     )  # fmt: skip
     known = api.load_inventory(inventory)
-    shelf, forced = api.load_policies(known, folder, order.policy)
-    if forced is not None and order.policy != forced:  # a file: the others are needed, too
-        rest = api.load_policies(known, folder)[0]
-        shelf = (*shelf, *(one for one in rest if one.name != forced))
+    shelf, forced = with_policy(known, folder, order.policy)
     order = replace(order, policy=forced)
     story = Story()
     caller = api.Caller(emit=story.take, warn=output.say, stop=stop)
@@ -220,6 +218,17 @@ async def _run(
             raise typer.Exit(130)
         with story.going(f"{order.kind} {order.host}"):
             return await emptying.carry_out(plan, wishes.why, abort)
+
+
+def with_policy(
+    known: api.Inventory, folder: Path | None, policy: str | None
+) -> tuple[tuple[Policy, ...], str | None]:
+    """All policies, that of a file among them, and the name of the one asked for."""
+    shelf, forced = api.load_policies(known, folder, policy)
+    if forced is not None and policy != forced:  # a file: the others are needed, too
+        rest = api.load_policies(known, folder)[0]
+        shelf = (*shelf, *(one for one in rest if one.name != forced))
+    return tuple(shelf), forced
 
 
 def _refuse(plan: Plan, order: Task, *, partly: bool) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from vmckpt.api import evacuating, rolling
 from vmckpt.api.rolling import Rolled, Wishes
 from vmckpt.cli import completing, output
 from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, seconds
+from vmckpt.cli.evacuate import with_policy
 from vmckpt.cli.evacuate_show import Story, show_plan, show_report
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import BadInput
@@ -95,7 +97,8 @@ async def _run(
         "what is on its way goes back", abort,
     )  # fmt: skip
     known = api.load_inventory(inventory)
-    shelf, _ = api.load_policies(known, folder, None)
+    shelf, forced = with_policy(known, folder, wishes.policy)
+    wishes = replace(wishes, policy=forced)
     story = Story()
     caller = api.Caller(emit=story.take, warn=output.say, stop=stop)
     await evacuating.put_in_order(known, shelf, caller)

@@ -4,9 +4,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from vmckpt.errors import (
+    Blocked,
     Cancelled,
     GuestBusy,
     HypervisorError,
@@ -21,6 +23,7 @@ from vmckpt.evacuate.course import Blame
 from vmckpt.evacuate.engine import Arrived, Moved, Run
 from vmckpt.evacuate.gather import Hosts
 from vmckpt.evacuate.nearing import Nearing
+from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.plan import NO_CHECKS, Checks, Plan
 from vmckpt.evacuate.report import Bare, Report
 from vmckpt.evacuate.scouting import Scope
@@ -69,7 +72,8 @@ class Orders:
 
 
 async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
-    """Carry out a plan. Raises GuestBusy if somebody is at that host already, JournalError."""
+    """Carry out a plan. Raises GuestBusy if somebody is at that host already, Blocked if it is
+    silent: nothing was done. JournalError."""
     task, caller = orders.task, orders.caller
     told = plan.as_json()
     new = NewOperation(
@@ -86,9 +90,8 @@ async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
     try:
         await asyncio.to_thread(recorder.acquire, host_resource(task.host))
         return await carry_out(orders, hosts, plan, recorder)
-    except (GuestBusy, Cancelled) as exc:
-        busy = isinstance(exc, GuestBusy)
-        outcome = Outcome.BLOCKED if busy else Outcome.CANCELLED
+    except (GuestBusy, Blocked, Cancelled) as exc:
+        outcome = Outcome.CANCELLED if isinstance(exc, Cancelled) else Outcome.BLOCKED
         recorder.finish(outcome, {"error": str(exc)})
         raise
     finally:
@@ -107,43 +110,50 @@ async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: R
     terms = orders.scope.terms(task)
     run = Run(site, task, terms, caller.stop, tell=tell, desk=JournalDesk(recorder))
     ended = await run.through(plan)
-    started = () if ended.stopped else await site.start_again()
-    stay = frozenset(one.tenant.name for one in ended.left)
-    noted = await asyncio.to_thread(_in_journal, recorder.id, stay)
+    started, off = await site.start_again(stopped=ended.stopped)
+    ended = replace(ended, left=(*ended.left, *off))
+    stay = {one.tenant.name for one in ended.left}
+    found = Noted() if recorder.id is None else await asyncio.to_thread(noted, recorder.id, stay)
     told = Report(
-        task=task, job=recorder.id, ended=ended, earlier=noted.moved,
-        shut_down=noted.shut or ended.shut_down, suspended=noted.saved, started=started,
-        bare=noted.bare,
+        task=task, job=recorder.id, ended=ended, earlier=found.moved,
+        shut_down=found.shut or ended.shut_down, suspended=found.saved, started=started,
+        bare=found.bare,
     )  # fmt: skip
     recorder.finish(told.outcome, told.as_json())
     return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Noted:
+class Noted:
     """What the journal has of a job, by whichever controller."""
 
     moved: tuple[Arrived, ...] = ()
     shut: tuple[str, ...] = ()
-    """UUIDs of guests that were to stop."""
+    """UUIDs of guests that were stopped, or may have been."""
     saved: frozenset[str] = frozenset()
-    """Those of them that were to be saved."""
+    """Those of them that were saved."""
     bare: tuple[Bare, ...] = ()
+    called: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Names of those that were moved or stopped, by UUID."""
 
 
-def _in_journal(job: str | None, stay: frozenset[str]) -> _Noted:
-    """`stay`: who was left where it was."""
-    if job is None:
-        return _Noted()
+def noted(job: str, stay: Container[str]) -> Noted:
+    """`stay`: who was left where it was. Raises BadInput: no such job; JournalError."""
     with desk.open_journal() as opened:
         parts = opened.parts(job, opened.operation(job, ended=True).began_at)
         steps = opened.steps(job)
-    moved = [one for part in parts if (one := reports.arrived_of(part)) is not None]
+    moved = [one for part in parts if (one := reports.arrived_of(part, stay)) is not None]
     moved += reports.stepped((one.intent for one in steps if one.name == MOVE), stay)
-    stops = [one.intent for one in steps if one.name == SHUT_DOWN]
+    stops = [
+        one.intent for one in steps
+        if one.name == SHUT_DOWN and one.state is not StepState.FAILED
+    ]  # fmt: skip
     again = [one.intent for one in steps if one.name == STANDBY]
     wait, bare = reports.standbys(again, protections.active() if again else ())
-    return _Noted(
+    called = {one.uuid: one.guest for one in moved}
+    called |= {str(one["uuid"]): str(one["guest"]) for one in stops if "guest" in one}
+    return Noted(
+        called=MappingProxyType(called),
         moved=(*moved, *wait), shut=tuple(dict.fromkeys(str(one["uuid"]) for one in stops)),
         saved=frozenset(str(one["uuid"]) for one in stops if one.get("saved")), bare=bare,
     )  # fmt: skip
@@ -208,6 +218,8 @@ class Site:
         )  # fmt: skip
         # What the plan has measured need not be measured again: others wait for the link.
         check = self._checks.get((name, target))
+        if check is not None and check.mode not in set(Mode):
+            check = None  # it was off, or protected, when the plan was made
         request = MigrateRequest(
             guest=known.guest.uuid, to=target, from_=known.host, policy=known.policy.name,
             part_of=self._recorder.id, probe=None if check is None else Seconds(0.0),
@@ -259,6 +271,12 @@ class Site:
             "called": known.name, **more,
         }  # fmt: skip
         number = await asyncio.to_thread(self._recorder.intend, step, intent)
+        async with self._concluded(number):
+            yield
+
+    @asynccontextmanager
+    async def _concluded(self, number: int) -> AsyncIterator[None]:
+        """What came of a step is written down; whoever is killed within leaves it open."""
         try:
             yield
         except VmckptError:
@@ -302,9 +320,11 @@ class Site:
     async def _switch(self, known: Known, target: str) -> Moved:
         """A protected guest goes on as its standby, without loss, and has none after that."""
         caller = self._orders.caller
-        async with self._step(known, target):
+        # Who is told to stop lets it arrive.
+        async with following(self._orders.abort) as stop, self._step(known, target):
             ended = await ending.planned(
-                protections.of(self._orders.scope.inventory, known.guest.uuid), caller
+                protections.of(self._orders.scope.inventory, known.guest.uuid),
+                replace(caller, stop=stop),
             )
         caller.warn(
             f"{known.name} has no standby any more; vmckpt protect {known.name} --reverse makes"
@@ -333,9 +353,9 @@ class Site:
         limit = known.policy.evacuation.shutdown
         try:
             # Whoever brings guests back must know whom to start, whatever becomes of us.
-            intent = {"uuid": uuid, "saved": known.suspends}
-            await asyncio.to_thread(self._recorder.intend, SHUT_DOWN, intent)
-            async with Hypervisor(host) as hypervisor:
+            intent = {"uuid": uuid, "guest": known.guest.name, "saved": known.suspends}
+            number = await asyncio.to_thread(self._recorder.intend, SHUT_DOWN, intent)
+            async with self._concluded(number), Hypervisor(host) as hypervisor:
                 if known.suspends:
                     await switching.suspend(hypervisor, uuid)
                 else:
@@ -344,21 +364,25 @@ class Site:
             return exc.message
         return None
 
-    async def start_again(self) -> tuple[str, ...]:
-        """Guests that were shut down before; whoever does not start is told of."""
-        task, started = self._orders.task, []
-        if not task.start:
-            return ()
-        async with Hypervisor(self._orders.scope.inventory.host(task.host)) as hypervisor:
-            for uuid in sorted(task.start):
+    async def start_again(self, *, stopped: bool) -> tuple[tuple[str, ...], tuple[Left, ...]]:
+        """Guests that were shut down before, and who of them is not started. `stopped`: nobody
+        is."""
+        task, started, off = self._orders.task, [], []
+        host, called = self._orders.scope.inventory, dict(self._orders.task.called)
+        for uuid in sorted(task.start):
+            why: str | None = "it was stopped before that"
+            if not stopped:
                 try:
-                    name = await switching.start(hypervisor, uuid)
+                    async with Hypervisor(host.host(task.host)) as hypervisor:
+                        name = await switching.start(hypervisor, uuid)
+                    why = None
                 except HypervisorError as exc:
-                    self._orders.caller.warn(f"guest {uuid} was not started: {exc.message}")
-                    continue
-                if name is not None:
-                    started.append(name)
-        return tuple(started)
+                    why = exc.message
+                else:
+                    started += [] if name is None else [name]
+            if why is not None:
+                off.append(reports.off(called.get(uuid, uuid), task.host, why))
+        return tuple(started), tuple(off)
 
 
 def _now() -> Seconds:

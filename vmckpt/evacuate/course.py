@@ -264,11 +264,16 @@ def planned(
         one for one in fleet.tenants
         if one.name in asked and one.name not in busy and one.name not in over
     ]  # fmt: skip
-    found = _placed(course, replace(usable, tenants=fleet.tenants + coming), leaving, rules)
+    # Who was given up makes no room for others, either.
+    own = {
+        one.name: replace(one, stays=one.stays or "it was given up") if one.name in over else one
+        for one in fleet.tenants
+    }  # fmt: skip
+    found = _placed(course, replace(usable, tenants=(*own.values(), *coming)), leaving, rules)
     moves = tuple(
         _as_carried(
             course,
-            Move(tenant=_as_it_is(fleet, one.tenant), source=one.tenant.host, target=one.target),
+            Move(tenant=own[one.tenant.name], source=one.tenant.host, target=one.target),
         )
         for one in found.going if one.tenant.name not in busy
     )  # fmt: skip
@@ -308,10 +313,6 @@ def _elsewhere(tenant: Tenant, failures: Sequence[Failed], fleet: Fleet) -> Tena
     ):
         return tenant
     return replace(tenant, needs=needs)
-
-
-def _as_it_is(fleet: Fleet, tenant: Tenant) -> Tenant:
-    return next((one for one in fleet.tenants if one.name == tenant.name), tenant)
 
 
 def due(

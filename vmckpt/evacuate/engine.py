@@ -3,9 +3,11 @@
 import asyncio
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from vmckpt.errors import Blocked, Cancelled
 from vmckpt.evacuate import course as courses
 from vmckpt.evacuate import plan as plans
 from vmckpt.evacuate import seen as sights
@@ -105,6 +107,8 @@ class Run:
         self._desk = desk
         self._course = Course()
         self._seen: Seen | None = None
+        self._known: dict[str, Known] = {}
+        """Who was begun with, by name; the last look may show a guest otherwise."""
         self._plan: Plan | None = None
         self._moves: dict[asyncio.Task[Moved], Move] = {}
         self._ahead = Ahead(self._start)
@@ -122,7 +126,7 @@ class Run:
         """To its end. `plan`: what it begins with, if that was just made."""
         self._plan = plan
         try:
-            await self._replan()
+            await self._look_first()
             while True:
                 self._hear()
                 if self._take():
@@ -168,17 +172,32 @@ class Run:
             self._desk.answer(request, ok=ok, text=text)
         self._tell(str(self._task.kind), text, "operator")
 
+    async def _look_first(self) -> None:
+        """Of a host that says nothing nobody knows whether it is empty. Raises Blocked."""
+        for _ in range(_LOOKS):
+            await self._replan()
+            if self._seen is not None:
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), _SILENT)
+                raise Cancelled(f"stopped: {self._task.host} does not answer; nobody was moved")
+        raise Blocked(
+            f"{self._task.host} does not answer any more; nobody was moved",
+            mend=f"run vmckpt doctor {self._task.host}",
+        )
+
     async def _replan(self) -> None:
         """New targets for all that wait, by what is true now."""
         seen = await self._world.look()
-        if self._seen is not None and self._task.host in seen.silent:
+        if self._task.host in seen.silent:
             return  # nothing is known of the guests there: what was planned stands
         self._seen = seen
         asked, ours = self._task.asked(seen), {one.name for one in self._moves.values()}
+        given_up = {one.tenant.name for one in self._course.left}
         # Who moves on somebody else's account is waited for.
         self._foreign = {
             one.name for one in seen.fleet.tenants
-            if one.name in asked and one.stays == ON_ITS_WAY and one.name not in ours
+            if one.name in asked and one.stays == ON_ITS_WAY and one.name not in ours | given_up
         }  # fmt: skip
         self._course = courses.planned(
             self._course, self._fleet(seen), self._terms.rules, _now(), asked=asked - self._foreign
@@ -211,7 +230,7 @@ class Run:
 
     def _start(self, move: Move, turn: Turn) -> asyncio.Task[Moved]:
         assert self._seen is not None
-        known = self._seen.known[move.name]
+        known = self._known[move.name] = self._seen.known[move.name]
         return asyncio.create_task(self._world.move(known, move.target, turn), name=move.name)
 
     def _make_ready(self) -> None:
@@ -264,17 +283,16 @@ class Run:
     def _end(self, move: Move, moved: Moved) -> bool:
         """Take what came of a move into account; whether it was good."""
         assert self._seen is not None
-        known = self._seen.known.get(move.name)
+        known = self._known[move.name]
         if moved.good:
             self._course = courses.succeeded(self._course, move.name)
             self._seen = sights.moved(self._seen, move.name, move.target)
             self._stuck = 0
-            uuid = move.name if known is None else known.guest.uuid
             self._arrived.append(
                 Arrived(
-                    guest=move.name, uuid=uuid, source=move.source, target=move.target,
+                    guest=move.name, uuid=known.guest.uuid, source=move.source, target=move.target,
                     job=moved.job, took=moved.took, downtime=moved.downtime,
-                    standby=known is not None and known.way is Way.ANEW,
+                    standby=known.way is Way.ANEW,
                 )
             )  # fmt: skip
             self._tell(f"{move.name} → {move.target}", self._arrived_text(moved), "evacuate")
@@ -325,19 +343,30 @@ class Run:
 
     def _ended(self) -> Ended:
         course = self._course
-        waiting = [
-            Left(tenant=one.tenant, why="it was stopped before its turn", mend=_again(self._task))
-            for one in course.waiting
-        ]
-        left = (*course.left, *course.hoping, *waiting)
+        left: tuple[Left, ...] = (*course.left, *course.hoping, *self._stopped_before())
         if self._seen is not None:  # not who was only to make room for another one
             wanted = self._task.asked(self._seen) | self._task.to_stop(self._seen)
             left = plans.worded((one for one in left if one.tenant.name in wanted), self._seen)
+            left += self._task.unseen(self._seen)
         return Ended(
             arrived=tuple(self._arrived), shut_down=tuple(self._shut), left=left,
             stopped=self._stop.is_set(),
             took=Seconds(_now() - self._began),
         )  # fmt: skip
+
+    def _stopped_before(self) -> list[Left]:
+        """Whose turn has not come: all of them, however they were to leave."""
+        mend = _again(self._task)
+        late = [(one.tenant, "it was stopped before its turn") for one in self._course.waiting]
+        if self._stop.is_set() and self._seen is not None:
+            late += [(_tenant(self._seen, name), ON_ITS_WAY) for name in sorted(self._foreign)]
+            told = {one.tenant.name for one in self._course.left}
+            late += [
+                (_tenant(self._seen, name), "it was stopped before it was shut down or suspended")
+                for name in sorted(self._task.to_stop(self._seen) - told)
+                if self._seen.known[name].guest.uuid not in self._shut
+            ]  # fmt: skip
+        return [Left(tenant=tenant, why=why, mend=mend) for tenant, why in late]
 
 
 def _again(task: Task) -> str:

@@ -6,13 +6,15 @@ from typing import Any
 
 from vmckpt.evacuate.course import Blame
 from vmckpt.evacuate.engine import Arrived, Ended, Moved
+from vmckpt.evacuate.fleet import Tenant
+from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.task import Task
 from vmckpt.journal.records import Operation
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.model.findings import Severity
 from vmckpt.model.jobs import Outcome
 from vmckpt.protect.steps import READY
-from vmckpt.units import Seconds
+from vmckpt.units import Bytes, Seconds
 
 _GUEST = (Outcome.NOT_CONVERGED, Outcome.TIMED_OUT)
 _TARGET = (Outcome.FAILED, Outcome.BLOCKED)
@@ -122,15 +124,24 @@ def _why(report: MigrationReport) -> str:
     return report.error or (report.warnings[-1] if report.warnings else str(report.outcome))
 
 
-def arrived_of(operation: Operation) -> Arrived | None:
-    """A part of the job that moved a guest; None: it moved nobody."""
-    if operation.outcome != Outcome.COMPLETED or operation.guest_uuid is None:
+def off(guest: str, host: str, why: str) -> Left:
+    """A guest that was to be started again."""
+    tenant = Tenant(name=guest, host=host, memory=Bytes(0), cpus=0.0)
+    return Left(tenant=tenant, why=f"not started: {why}", mend=f"start {guest} on {host}")
+
+
+def arrived_of(operation: Operation, stay: Container[str]) -> Arrived | None:
+    """A part of the job that moved a guest; None: it moved nobody. `stay`: who was left, by name;
+    one whose end nobody knew, and who is not among them, has gone."""
+    uuid, outcome = operation.guest_uuid, operation.outcome
+    gone = outcome == Outcome.UNKNOWN and operation.guest not in stay and uuid not in stay
+    if uuid is None or not (gone or outcome == Outcome.COMPLETED):
         return None
     told: Mapping[str, Any] = operation.report or {}
     downtime = told.get("downtime_ms")
     ended = operation.ended_at or operation.began_at
     return Arrived(
-        guest=operation.guest, uuid=operation.guest_uuid, source=operation.source or "",
+        guest=operation.guest, uuid=uuid, source=operation.source or "",
         target=operation.target or "", job=operation.id,
         took=Seconds(float(told.get("total_ms") or (ended - operation.began_at) * 1000) / 1000),
         downtime=None if downtime is None else Seconds(float(downtime) / 1000),

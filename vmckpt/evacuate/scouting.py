@@ -93,7 +93,9 @@ async def look(hosts: Hosts, scope: Scope, task: Task) -> Seen:
         protected,
     )
     policies = {
-        guest.uuid: _policy(scope, task, one.host, guest, strict=one.host.name in sources)
+        (one.host.name, guest.uuid): _policy(
+            scope, task, one.host, guest, strict=one.host.name in sources
+        )
         for one in answers.looks for guest in one.guests
     }  # fmt: skip
     emptied = task.host if task.kind is Kind.EVACUATE else None
@@ -142,7 +144,8 @@ async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
         found = plans.placed(plans.without(fleet, looking.found), asked, limits)
     looking.found.update(plans.crowded(found.going, looking.found))
     looked = _looked_at(found, looking.found)
-    looked = replace(looked, left=plans.worded(looked.left, seen))
+    left = (*plans.worded(looked.left, seen), *task.unseen(seen))
+    looked = replace(looked, left=left)
     return plans.made(task, seen, looked, looking.found, limits)
 
 

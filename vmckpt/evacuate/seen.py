@@ -20,10 +20,14 @@ from vmckpt.units import MIB, Bytes, BytesPerSecond
 
 OVERHEAD = 128 * MIB
 """QEMU's own memory beside the guest's, as preflight counts it."""
-_NOT_GUESTS = {
+_STAND = {
     GuestState.STANDBY: "it is the standby of a guest that is protected elsewhere",
     GuestState.TEST: "it is a copy for a failover test",
+    GuestState.CRASHED: "it has crashed, and its host keeps what is left of it",
+    GuestState.UNKNOWN: "what it does is not known",
 }
+"""Who takes room, and is nobody to be moved."""
+_LEFT_OFF = "it is off, and its policy leaves it"
 
 
 class Way(StrEnum):
@@ -154,37 +158,39 @@ def names(looks: Sequence[Look]) -> dict[tuple[str, str], str]:
 
 
 def seen(
-    answers: Answers, policies: Mapping[str, Policy], run: Evacuation, emptied: str | None = None
-) -> Seen:
-    """The fleet. `policies`: of each guest by UUID; `run`: the terms of emptying; `emptied`: the
-    host whose standbys are to wait elsewhere, too.
+    answers: Answers, policies: Mapping[tuple[str, str], Policy], run: Evacuation,
+    emptied: str | None = None,
+) -> Seen:  # fmt: skip
+    """The fleet. `policies`: of each guest by its host and UUID; `run`: the terms of emptying;
+    `emptied`: the host whose standbys are to wait elsewhere, too.
 
     A guest that two hosts have running is taken from neither: it is on its way.
     """
     called = names(answers.looks)
-    running = Counter(
-        guest.uuid for look in answers.looks for guest in look.guests if guest.state.is_active
-    )
+    running, off = _count(answers, active=True), _count(answers, active=False)
     tenants, known = [], {}
     for look in answers.looks:
         for guest in look.guests:
-            standing = guest.state in _NOT_GUESTS
-            off = guest.state is GuestState.SHUT_OFF and not running[guest.uuid]
-            if not (guest.state.is_active or standing or off):
-                continue
+            standing = guest.state in _STAND
+            is_off = guest.state is GuestState.SHUT_OFF
+            if is_off and running[guest.uuid]:
+                continue  # what is left of it where it was
             name = called[look.host.name, guest.uuid]
             arriving = running[guest.uuid] > 1 and not guest.leaves
-            if standing or arriving:
+            twice = is_off and off[guest.uuid] > 1
+            if standing or arriving or twice:
                 name = f"{name} on {look.host.name}"
-            policy = policies[guest.uuid]
+            policy = policies[look.host.name, guest.uuid]
             goes = look.host.name == emptied and _is_standby(guest, look, answers, policy)
-            way = Way.ANEW if goes else _way(guest, answers, off=off)
+            way = Way.ANEW if goes else _way(guest, answers, off=is_off)
             stays = None if goes else _stays(guest, look, answers, policy, way)
             if running[guest.uuid] > 1:
                 stays = ON_ITS_WAY
+            elif twice:
+                stays = "it is off, and defined on another host, too"
             one = Known(name=name, guest=guest, host=look.host.name, policy=policy, way=way)
             tenants.append(_tenant(one, answers, stays))
-            if goes or not (standing or arriving):
+            if goes or not (standing or arriving or twice):
                 known[name] = one
     return Seen(
         fleet=Fleet(tuple(_place(one, answers, run) for one in answers.looks), tuple(tenants)),
@@ -193,6 +199,14 @@ def seen(
             {one.host.name: one.error for one in answers.looks if one.error is not None}
         ),
     )
+
+
+def _count(answers: Answers, *, active: bool) -> Counter[str]:
+    """On how many hosts each guest runs, or is off."""
+    return Counter(
+        guest.uuid for look in answers.looks for guest in look.guests
+        if (guest.state.is_active if active else guest.state is GuestState.SHUT_OFF)
+    )  # fmt: skip
 
 
 def moved(seen: Seen, name: str, target: str) -> Seen:
@@ -225,21 +239,38 @@ def _is_standby(guest: Guest, look: Look, answers: Answers, policy: Policy) -> b
 
 def _stays(guest: Guest, look: Look, answers: Answers, policy: Policy, way: Way) -> str | None:
     """Why a guest is not moved; None: it may be."""
-    if (why := _NOT_GUESTS.get(guest.state)) is not None:
+    if (why := _STAND.get(guest.state)) is not None:
         return why
     if policy.evacuation.strategy is Strategy.LEAVE:
         return f"its policy {policy.name} leaves it where it is"
     if way is Way.OFFLINE:
-        return None if policy.evacuation.move_shut_off else "it is off, and its policy leaves it"
+        return _immovable(guest) if policy.evacuation.move_shut_off else _LEFT_OFF
     if way is Way.SWITCH:
         return _unswitchable(guest, look, answers)
     if guest.leaves:
         return ON_ITS_WAY
     if guest.job is not None:
         return f"a job holds it: {guest.job}"
-    if policy.evacuation.strategy is Strategy.SHUT_DOWN:
-        return None
-    return _tied(guest) if policy.evacuation.strategy is Strategy.SUSPEND else _fixed(guest)
+    if policy.evacuation.strategy.stops:
+        return _unstoppable(guest, policy.evacuation.strategy)
+    return _fixed(guest)
+
+
+def _immovable(guest: Guest) -> str | None:
+    """Why a guest that is off is not defined elsewhere: nobody tries there before it is started."""
+    if guest.snapshots:
+        return _snapshots(guest)
+    for disk in guest.disks:
+        if disk.kind not in ("file", "network") and not disk.read_only:
+            return f"nobody can see whether another host has its disk {disk.target} ({disk.kind})"
+    return None
+
+
+def _unstoppable(guest: Guest, strategy: Strategy) -> str | None:
+    """Why a guest cannot be stopped for a while; None: it can."""
+    if not guest.persistent:
+        return "it is not defined on its host: once stopped it would be gone"
+    return _tied(guest) if strategy is Strategy.SUSPEND else None
 
 
 def _unswitchable(guest: Guest, look: Look, answers: Answers) -> str | None:
@@ -262,10 +293,14 @@ def _fixed(guest: Guest) -> str | None:
     if (why := _tied(guest)) is not None:
         return why
     if guest.snapshots:
-        return f"libvirt moves no guest with snapshots; it has {guest.snapshots}"
+        return _snapshots(guest)
     if guest.state not in _RUNS:
         return f"it is {guest.state}"
     return None
+
+
+def _snapshots(guest: Guest) -> str:
+    return f"libvirt moves no guest with snapshots; it has {guest.snapshots}"
 
 
 def _tied(guest: Guest) -> str | None:
@@ -309,9 +344,17 @@ def _needs(guest: Guest, host: str, policy: Policy, answers: Answers) -> Needs:
     copied = policy.storage.copy is not CopyKind.SHARED and not off
     return Needs(
         cpu=cpu(guest), machine=guest.machine, networks=networks(guest),
-        storage=frozenset() if copied else frozenset(f"{host}:{one}" for one in files(guest)),
+        storage=frozenset() if copied else frozenset(
+            _seen_there(host, one) if off else f"{host}:{one}" for one in files(guest)
+        ),
         labels=frozenset(policy.evacuation.needs), never=taken,
     )  # fmt: skip
+
+
+def _seen_there(host: str, file: str) -> str:
+    """A file of that host that is surely the same elsewhere. Where a guest is started it is found
+    out at once; one that is off would be missing its disk months later."""
+    return f"{host}:{file} (must be seen)"
 
 
 def _place(look: Look, answers: Answers, run: Evacuation) -> Place:
@@ -320,7 +363,7 @@ def _place(look: Look, answers: Answers, run: Evacuation) -> Place:
         return Place(name=name, memory=Bytes(0), cpus=0.0, closed=look.error or "it says nothing")
     held = sum(
         one.memory + OVERHEAD for one in look.guests
-        if one.state.is_active or one.state in _NOT_GUESTS
+        if one.state.is_active or one.state in _STAND
     )  # fmt: skip
     has = facts.networks | (look.links or frozenset())
     if look.links is None:  # libvirt decides, and preflight warns
@@ -330,6 +373,7 @@ def _place(look: Look, answers: Answers, run: Evacuation) -> Place:
         if target == name:  # of what is not known libvirt decides, and preflight warns
             theirs = {file for guest in answers.look(source).guests for file in files(guest)}
             storage |= {f"{source}:{file}" for file in theirs if found.get(file, True)}
+            storage |= {_seen_there(source, file) for file in theirs if found.get(file)}
     return Place(
         # What guests were promised may not all be taken yet: no more than there is.
         name=name, memory=Bytes(min(facts.memory, held + facts.memory_free)),

@@ -8,6 +8,7 @@ from typing import Any, Self
 from vmckpt.errors import BadInput
 from vmckpt.evacuate.course import Patience, Terms
 from vmckpt.evacuate.fleet import Fleet, Rules, Tenant, Weights
+from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.schedule import Windows
 from vmckpt.evacuate.seen import Known, Seen, Way
 from vmckpt.policy.evacuation import Evacuation
@@ -35,6 +36,8 @@ class Task:
     """Only to these hosts; None: to any."""
     goes: frozenset[tuple[str, str]] = frozenset()
     """Guests that have a host to go to: UUID and host."""
+    called: frozenset[tuple[str, str]] = frozenset()
+    """UUIDs and names of those that may be on no host that answers."""
     start: frozenset[str] = frozenset()
     """To be started again there, by UUID."""
     policy: str | None = None
@@ -54,6 +57,21 @@ class Task:
             )  # fmt: skip
         there = {one.name for one in seen.fleet.tenants if one.host == self.host}
         return frozenset(there - self.to_stop(seen))
+
+    def unseen(self, seen: Seen) -> tuple[Left, ...]:
+        """Who is to go somewhere and was not found while hosts are silent that may have them."""
+        if not seen.silent:
+            return ()
+        found = {one.guest.uuid for one in seen.known.values()}
+        called, silent = dict(self.called), sorted(seen.silent)
+        return tuple(
+            Left(
+                tenant=Tenant(name=called.get(uuid, uuid), host="", memory=Bytes(0), cpus=0.0),
+                why=f"no host that answers has it; silent: {', '.join(silent)}",
+                mend=f"run vmckpt doctor {silent[0]}",
+            )
+            for uuid in sorted({uuid for uuid, _ in self.goes} - found)
+        )  # fmt: skip
 
     def to_stop(self, seen: Seen) -> frozenset[str]:
         """Who is to be shut down or suspended instead."""
@@ -87,7 +105,8 @@ class Task:
         return {
             "kind": str(self.kind), "host": self.host,
             "to": None if self.to is None else sorted(self.to),
-            "goes": sorted(map(list, self.goes)), "start": sorted(self.start),
+            "goes": sorted(map(list, self.goes)), "called": sorted(map(list, self.called)),
+            "start": sorted(self.start),
             "policy": self.policy,
         }  # fmt: skip
 
@@ -99,6 +118,7 @@ class Task:
             kind=Kind(told["kind"]), host=str(told["host"]),
             to=None if to is None else frozenset(map(str, to)),
             goes=frozenset((str(uuid), str(host)) for uuid, host in told["goes"]),
+            called=frozenset((str(uuid), str(name)) for uuid, name in told.get("called", ())),
             start=frozenset(map(str, told["start"])),
             policy=told["policy"],
         )  # fmt: skip

@@ -1,0 +1,163 @@
+"""Runs among hosts that fall silent and guests that are stopped, stuck, or moved by others."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.engine.test_evacuate import GOOD, ORDER, Hosts, failing, hosts, run
+from tests.unit.sights import answers, at, by, seen, vm
+from vmckpt.errors import Blocked, Cancelled
+from vmckpt.evacuate.ahead import Turn
+from vmckpt.evacuate.course import Blame
+from vmckpt.evacuate.engine import Ended, Moved, Run
+from vmckpt.evacuate.report import Report
+from vmckpt.evacuate.seen import Known, Protected, Seen, Way
+from vmckpt.evacuate.task import Kind, Task, terms
+from vmckpt.model.guests import OUTGOING, GuestState
+from vmckpt.model.jobs import Outcome
+from vmckpt.units import GIB, Bytes, Seconds
+
+pytestmark = pytest.mark.looptime(end=20000)
+MAKES_ROOM = by("keep_free: 1%, displace: true, at_once: {source: 2, target: 2}")
+
+
+def outcome(ended: Ended, order: Task = ORDER) -> Outcome:
+    return Report(task=order, job="e-1", ended=ended).outcome
+
+
+def left(ended: Ended) -> dict[str, str]:
+    return {one.tenant.name: one.why for one in ended.left}
+
+
+def after(seconds: float) -> asyncio.Event:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, stop.set)
+    return stop
+
+
+async def test_of_a_host_that_is_silent_from_the_first_look_on_nothing_is_claimed() -> None:
+    world = hosts(vm("a"), silent={"alpha"})
+    with pytest.raises(Blocked, match="does not answer any more; nobody was moved"):
+        await run(world)
+    assert not world.moves
+    with pytest.raises(Cancelled):
+        await run(world, stop=after(7.0))
+
+
+async def test_a_host_that_answers_again_is_emptied() -> None:
+    world = hosts(vm("a"), silent={"alpha"})
+    world.after_look = lambda one: one.silent.clear() if one.looks > 3 else None
+    assert outcome(await run(world)) is Outcome.COMPLETED
+    assert world.names["alpha"] == []
+
+
+async def test_who_was_not_shut_down_before_it_was_stopped_is_left() -> None:
+    quiet = by("strategy: shutdown-and-return", name="quiet")
+    world = hosts(vm("a"), vm("b"), own={"b": quiet})
+    ended = await run(world, stop=after(2.0))
+    assert world.names == {"alpha": ["b"], "beta": ["a"], "gamma": []}
+    assert left(ended) == {"b": "it was stopped before it was shut down or suspended"}
+    assert outcome(ended) is Outcome.CANCELLED
+
+
+async def test_who_moves_on_somebody_elses_account_is_left_if_it_was_stopped_before_that() -> None:
+    ended = await run(hosts(vm("a", job=OUTGOING)), stop=after(20.0))
+    assert list(left(ended)) == ["a"]
+    assert outcome(ended) is Outcome.CANCELLED
+
+
+async def test_who_may_be_on_a_silent_host_is_not_back() -> None:
+    world = hosts(silent={"beta"})
+    world.guests |= {"beta": [vm("a")], "gamma": [vm("b")]}
+    back = Task(
+        kind=Kind.REPOPULATE, host="alpha", called=frozenset({("u-a", "a")}),
+        goes=frozenset((one, "alpha") for one in ("u-a", "u-b")),
+    )  # fmt: skip
+    ended = await run(world, back)
+    assert [one.guest for one in ended.arrived] == ["b"]
+    assert left(ended) == {"a": "no host that answers has it; silent: beta"}
+    assert outcome(ended, back) is Outcome.FAILED
+
+
+async def test_a_guest_in_two_parts_that_was_given_up_does_not_keep_the_run_from_ending() -> None:
+    world = hosts(vm("a"), vm("b"))
+    usual = world.move
+
+    async def move(known: Known, target: str, turn: Turn) -> Moved:
+        if known.name != "a":
+            return await usual(known, target, turn)
+        await turn.wait()
+        parts = replace(vm("a"), state=GuestState.PAUSED)
+        world.guests["alpha"] = [
+            replace(parts, job=OUTGOING) if one.name == "a" else one
+            for one in world.guests["alpha"]
+        ]
+        world.guests[target].append(parts)
+        return Moved(good=False, why="the stream is broken", final="see vmckpt job m-1")
+
+    world.move = move  # type: ignore[method-assign]
+    ended = await run(world)
+    assert not ended.stopped
+    assert left(ended) == {"a": "the stream is broken"}
+
+
+@pytest.mark.parametrize(
+    ("came", "tries"), [({"final": "see vmckpt job"}, 1), ({"blame": Blame.GUEST}, 3)]
+)
+async def test_who_was_to_make_room_and_was_given_up_is_not_asked_again(
+    came: dict[str, object], tries: int
+) -> None:
+    world = hosts(vm("a", memory=Bytes(6 * GIB)), fate=failing(("b", "*", -1), **came))
+    world.guests["beta"] = [vm("b", memory=Bytes(4 * GIB))]
+    world.free = {"alpha": 0, "beta": 4 * GIB, "gamma": 5 * GIB}
+    limits = terms(MAKES_ROOM.evacuation, Kind.EVACUATE)
+    going = Run(world, ORDER, limits, after(10000), tell=lambda _: None)
+    ended = await going.through(None)
+    assert not ended.stopped
+    assert len(world.moves) == tries
+    assert list(left(ended)) == ["a"]
+
+
+class _Guarded(Hosts):
+    """A guest that goes, and a standby whose guest gets another while that is looked at."""
+
+    near: frozenset[str] = frozenset()
+    held: dict[str, Protected]
+
+    async def look(self) -> Seen:
+        await asyncio.sleep(0.3)
+        looks = [at(name, *found, free=8 * GIB) for name, found in self.guests.items()]
+        return seen(answers(*looks, protected=dict(self.held)), by("keep_free: 1%"), self.own,
+                    emptied="alpha")  # fmt: skip
+
+    async def move(self, known: Known, target: str, turn: Turn) -> Moved:
+        await turn.wait()
+        if known.way is not Way.ANEW:
+            await asyncio.sleep(3)
+            self.near = frozenset({known.name})  # the standby's turn comes meanwhile
+            await asyncio.sleep(3)
+            self.near = frozenset()
+            self.go(known.guest.name, target)
+            return GOOD
+        await asyncio.sleep(1)
+        uuid = known.guest.uuid
+        self.guests["alpha"] = [one for one in self.guests["alpha"] if one.uuid != uuid]
+        old = self.held.pop(uuid)
+        await asyncio.sleep(9)
+        self.guests[target].append(known.guest)
+        self.held[uuid] = replace(old, backup=target)
+        return Moved(good=True, job="p-2", took=Seconds(10.0))
+
+    def nearing(self) -> frozenset[str]:
+        return self.near
+
+
+async def test_a_standby_that_is_moved_is_told_as_one_whatever_is_seen_meanwhile() -> None:
+    whose = vm("s")
+    world = _Guarded(
+        {"alpha": [vm("g"), replace(whose, state=GuestState.STANDBY)], "beta": [whose], "gamma": []}
+    )
+    world.held = {"u-s": Protected(primary="beta", backup="alpha", job="p-1")}
+    ended = await run(world)
+    assert [(one.uuid, one.standby) for one in ended.arrived] == [("u-g", False), ("u-s", True)]

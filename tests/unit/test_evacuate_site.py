@@ -1,0 +1,240 @@
+"""What a run does to hosts, one guest at a time."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit.builders import HOST
+from tests.unit.sights import answers, at, by, seen, vm
+from vmckpt import inventory
+from vmckpt.api import rolling
+from vmckpt.errors import Cancelled, HypervisorError
+from vmckpt.evacuate import command, scouting
+from vmckpt.evacuate.ahead import Turn
+from vmckpt.evacuate.command import Orders, Site
+from vmckpt.evacuate.engine import Ended
+from vmckpt.evacuate.plan import Checked
+from vmckpt.evacuate.report import Report
+from vmckpt.evacuate.scouting import Scope
+from vmckpt.evacuate.seen import Known, Seen, Way
+from vmckpt.evacuate.task import Kind, Task, terms
+from vmckpt.hypervisor import switching
+from vmckpt.journal import place as places
+from vmckpt.journal import recorder
+from vmckpt.journal.records import NewOperation, StepState
+from vmckpt.migrate import command as moves
+from vmckpt.migrate.requests import MigrateRequest
+from vmckpt.model.callers import Caller
+from vmckpt.model.guests import GuestState
+from vmckpt.model.jobs import Outcome
+from vmckpt.policy import document, shelf
+from vmckpt.protect import asking, ending, protections
+from vmckpt.units import Seconds
+
+EMPTY = Task(kind=Kind.EVACUATE, host="alpha")
+
+
+class Journal:
+    """Keeps what came of steps."""
+
+    id = "e-1"
+
+    def __init__(self) -> None:
+        self.states: list[StepState] = []
+
+    def check(self) -> None:
+        """It is still ours."""
+
+    def intend(self, *_: object) -> int:
+        return 1
+
+    def conclude(self, _: int, state: StepState) -> None:
+        self.states.append(state)
+
+
+def site(journal: Any, stop: asyncio.Event, checks: Any = ()) -> Site:
+    scope: Any = SimpleNamespace(
+        inventory=SimpleNamespace(host=lambda name: replace(HOST, name=name)), once=lambda: ()
+    )
+    caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=stop)
+    orders: Any = SimpleNamespace(scope=scope, caller=caller, abort=asyncio.Event())
+
+    hosts: Any = SimpleNamespace(logins=lambda *_: nullcontext())
+    return Site(orders, hosts, journal, dict(checks))
+
+
+def known(way: Way) -> Known:
+    return Known(name="a", guest=vm("a"), host="alpha", policy=by(), way=way)
+
+
+def its_turn() -> Turn:
+    turn = Turn()
+    turn.come()
+    return turn
+
+
+@pytest.mark.parametrize(
+    ("mode", "wished"), [("offline", None), ("switch", None), ("auto", "auto")]
+)
+async def test_a_guest_that_was_off_when_it_was_looked_at_is_moved_as_it_is_now(
+    monkeypatch: pytest.MonkeyPatch, mode: str, wished: str | None
+) -> None:
+    asked: list[MigrateRequest] = []
+
+    async def migrate(_: object, request: MigrateRequest, *__: object) -> None:
+        asked.append(request)
+        raise HypervisorError("beta: no", host="beta")
+
+    monkeypatch.setattr(moves, "migrate", migrate)
+    its = site(Journal(), asyncio.Event(), {("a", "beta"): Checked(policy="p", mode=mode)}.items())
+    moved = await its.move(known(Way.LIVE), "beta", its_turn())
+    assert moved.why == "beta: no"
+    assert asked[0].wishes.mode == wished
+
+
+async def test_a_switch_that_has_begun_arrives_though_the_run_is_told_to_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop, looks, finished = asyncio.Event(), 0, []
+
+    async def status(host: Any, _: str) -> dict[str, Any]:
+        nonlocal looks
+        if host.name == "alpha":
+            return {"phase": "protecting"}
+        looks += 1
+        done = {"outcome": "failed-over", "why": "planned"}
+        return done if looks >= 4 else {"phase": "waiting", "says": "switching"}
+
+    async def ask(*_: object, **__: object) -> dict[str, Any]:
+        stop.set()
+        return {}
+
+    @contextmanager
+    def attended(*_: object) -> Iterator[Any]:
+        yield SimpleNamespace(finish=lambda *told: finished.append(told))
+
+    async def tidy(*_: object, **__: object) -> None:
+        """Nothing is left."""
+
+    monkeypatch.setattr(asking, "status", status)
+    monkeypatch.setattr(asking, "ask", ask)
+    monkeypatch.setattr(ending, "attended", attended)
+    monkeypatch.setattr(ending, "tidy", tidy)
+    both = SimpleNamespace(
+        primary=replace(HOST, name="alpha"), backup=replace(HOST, name="beta"), uuid="u-a",
+        operation=SimpleNamespace(guest="a", id="p-1"), watched=False, lease=None,
+    )  # fmt: skip
+    monkeypatch.setattr(protections, "of", lambda *_: both)
+    journal = Journal()
+    moved = await site(journal, stop).move(known(Way.SWITCH), "beta", its_turn())
+    assert moved.good
+    assert finished
+    assert journal.states == [StepState.DONE]
+
+
+@pytest.mark.parametrize("kind", [Kind.EVACUATE, Kind.REPOPULATE])
+async def test_who_is_not_stopped_or_not_started_is_left_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: Kind
+) -> None:
+    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "journal.db"))
+    policy = by("strategy: shutdown-and-return")
+    there = [vm("a")] if kind is Kind.EVACUATE else []
+
+    async def look(*_: object) -> Seen:
+        return seen(answers(at("alpha", *there), at("beta")), policy)
+
+    async def refuses(*_: object) -> None:
+        raise HypervisorError("alpha: it does not", host="alpha")
+
+    monkeypatch.setattr(scouting, "look", look)
+    monkeypatch.setattr(switching, "shut_down", refuses)
+    monkeypatch.setattr(switching, "start", refuses)
+    scope: Any = SimpleNamespace(
+        inventory=SimpleNamespace(host=lambda name: replace(HOST, name=name)),
+        terms=lambda task: terms(policy.evacuation, task.kind), run=lambda _: policy,
+    )  # fmt: skip
+    back = frozenset({"u-a"} if kind is Kind.REPOPULATE else ())
+    task = Task(kind=kind, host="alpha", start=back, called=frozenset({("u-a", "a")}))
+    caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
+    resolve: Any = None
+    orders = Orders(scope=scope, task=task, caller=caller, abort=asyncio.Event(), resolve=resolve)
+    new = NewOperation(kind=str(kind), guest="alpha", source="alpha", detail={})
+    hosts: Any = None
+    with recorder.begin(new, lambda _: None) as kept:
+        told = await command.carry_out(orders, hosts, None, kept)
+    assert (told.shut_down, told.started) == ((), ())
+    assert [one.tenant.name for one in told.ended.left] == ["a"]
+    assert told.outcome is Outcome.FAILED
+
+
+async def test_the_command_on_a_host_is_not_run_after_it_was_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop, ran = asyncio.Event(), []
+
+    class Stopped:
+        def __init__(self, *told: Any) -> None:
+            self._task = told[2]
+
+        async def __aenter__(self) -> "Stopped":
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            """Nothing is open."""
+
+        async def plan(self) -> Any:
+            return SimpleNamespace(left=())
+
+        async def carry_out(self, *_: object) -> Report:
+            stop.set()  # while the last guest arrives
+            ended = Ended(arrived=(), shut_down=(), left=(), stopped=True, took=Seconds(1.0))
+            return Report(task=self._task, job="e-1", ended=ended)
+
+    async def runs(*told: object, **__: object) -> None:
+        ran.append(told)
+
+    monkeypatch.setattr(rolling, "Emptying", Stopped)
+    monkeypatch.setattr(rolling, "_run", runs)
+    host: Any = replace(HOST, name="alpha", ssh=object())  # type: ignore[arg-type]
+    known_: Any = SimpleNamespace(may_act=lambda: None, host=lambda _: host)
+    wishes = rolling.Wishes(command="systemctl reboot", before=None, after=None, policy=None,
+                            limit=Seconds(5.0), healthy_in=Seconds(5.0), why="")  # fmt: skip
+    caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=stop)
+    with pytest.raises(Cancelled, match="nothing was run there"):
+        await rolling.roll(known_, (), ["alpha"], wishes, caller, show=lambda _: None,
+                           abort=asyncio.Event())  # fmt: skip
+    assert not ran
+
+
+@pytest.mark.parametrize("others", [(), (vm("a", state=GuestState.SHUT_OFF),)])
+async def test_what_a_guest_moves_by_is_not_chosen_by_another_hosts_copy_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, others: tuple[Any, ...]
+) -> None:
+    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "journal.db"))
+    text = "hosts:\n" + "".join(
+        f"  {name}: {{uri: 'test:///default', labels: {{rack: {rack}}}}}\n"
+        for name, rack in (("alpha", "r1"), ("beta", "r2"))
+    )
+    inv = inventory.parse(text, Path("hosts.yaml"))
+    keys = "select: {host_labels: {rack: r1}}\nevacuate: {strategy: leave}\n"
+    own = document.parse(f"version: vmckpt/v1\nname: r1-stays\n{keys}", Path("r1.yaml"))
+    scope = Scope(inventory=inv, policies=(*shelf.load_all(None), own))
+    told = answers(
+        *(replace(at(name, *found), host=inv.host(name))
+          for name, found in (("alpha", (vm("a"),)), ("beta", others)))
+    )  # fmt: skip
+
+    class Hosts:
+        async def look(self, *_: object) -> Any:
+            return told
+
+    hosts: Any = Hosts()
+    found = await scouting.look(hosts, scope, EMPTY)
+    (tenant,) = [one for one in found.fleet.tenants if one.host == "alpha"]
+    assert tenant.stays == "its policy r1-stays leaves it where it is"
