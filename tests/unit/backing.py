@@ -1,7 +1,7 @@
 """A backup at work, and the primary's end of lines to it."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -67,11 +67,12 @@ class Following:
     told: list[Ours | None] = field(default_factory=list)
     raised: list[BaseException] = field(default_factory=list)
 
-    def begin(self, **changes: Any) -> Backup:
+    def begin(self, lives: Callable[[], bool] = lambda: True, **changes: Any) -> Backup:
         told = session(role="backup", disks=(), **changes)
         self.backup = Backup(
             told, self.ends.backup, stage=self.stage, standby=cast("Any", self.standby),
             claim=self.claim, wishes=self.wishes, between=self.standstill.turn,
+            lives=lives,
         )  # fmt: skip
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

@@ -125,6 +125,8 @@ class Peer:
                 return self._seal(line, message)
             case End():
                 self.ends.append(message.why)
+                if message.why != "switched":
+                    line.send(message)  # it was heard
             case _:
                 raise AssertionError(message)
         return True
@@ -280,6 +282,7 @@ class World:
     def run(self, **parts: Any) -> Iterator[None]:
         """Protected as long as the block lasts, unless it ends by itself."""
         primary = Primary(self._session, self.ends.primary, Parts(**{**self.parts, **parts}))
+        self.primary = primary
         thread = threading.Thread(target=self._run, args=(primary,), daemon=True)
         thread.start()
         try:

@@ -82,15 +82,15 @@ class Agents:
         self.given.append(f"{more['wish']} {more['leave']}")
         return {}
 
-    async def both(self, *_: object) -> dict[str, dict[str, Any]]:
-        return {"alpha": WANTS, "beta": AWAY}
+    async def status(self, host: Host, _: str) -> dict[str, Any]:
+        return {"alpha": WANTS, "beta": AWAY}[host.name]
 
 
 @pytest.fixture
 def agents(kept: Recorder, place: Path, monkeypatch: pytest.MonkeyPatch) -> Agents:
     made = Agents(kept, place)
     monkeypatch.setattr(asking, "ask", made.ask)
-    monkeypatch.setattr(asking, "both", made.both)
+    monkeypatch.setattr(asking, "status", made.status)
     return made
 
 

@@ -126,3 +126,14 @@ def test_nobody_is_powered_off_unasked_unless_all_are_silent_and_the_standby_is_
                         fenced = False
                     only = ours is DEAD and theirs is READY and not lease and not word
                     assert fenced == only
+
+
+def test_a_person_who_says_that_a_host_is_off_which_is_heard_is_not_believed() -> None:
+    with pytest.raises(GuestBusy, match="alpha is not off: beta hears of web1 there"):
+        proof.decide(case(ours=REFUSES, theirs=HEARS, word=True))
+
+
+@pytest.mark.parametrize("changes", [{}, {"fence": True}, {"ours": DIED}])
+def test_nobody_is_powered_off_for_a_standby_whose_qemu_is_gone(changes: dict[str, Any]) -> None:
+    with pytest.raises(GuestBusy, match="is not ready"):
+        proof.decide(case(theirs={**READY, "runs": False}, **changes))

@@ -227,13 +227,14 @@ async def test_a_failover_that_recovery_finds_is_written_down_as_one(
 ) -> None:
     """Else nobody would know later where the guest was before."""
 
-    async def both(*_: object) -> dict[str, Any]:
-        return {"beta": {"role": "backup", "outcome": "failed-over", "why": "silent"}}
+    async def status(host: Host, _: str) -> dict[str, Any]:
+        over = {"role": "backup", "outcome": "failed-over", "why": "silent"}
+        return over if host.name == "beta" else {"role": None, "runs": False, "known": False}
 
     async def tidy(_: object) -> None:
         pass
 
-    monkeypatch.setattr(asking, "both", both)
+    monkeypatch.setattr(asking, "status", status)
     monkeypatch.setattr(ending, "tidy", tidy)
     hosts = {name: Host(name=name, uri=f"qemu+tcp://{name}/system") for name in ("alpha", "beta")}
     finished: list[tuple[Outcome, Mapping[str, Any]]] = []

@@ -1,5 +1,7 @@
 """When a backup that is at work says that the guest is its own."""
 
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -210,3 +212,41 @@ def test_a_handover_that_is_said_again_over_another_line_counts(one: Following) 
     ours = one.came()
     assert ours is not None
     assert "handed the guest over" in ours.why
+
+
+def test_a_person_who_was_wrong_is_not_taken_at_his_word_when_the_line_hiccups_later(
+    one: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backups, "_WRONG", Seconds(0.1))
+    one.begin()
+    line, _ = one.hello()
+    commit(line, ONE)
+    over, quiet = threading.Event(), threading.Event()
+
+    def beats() -> None:
+        while not over.wait(0.01):
+            if not quiet.is_set():
+                line.send(Beat(sent=0.0, note=b"{}"))
+
+    beating = threading.Thread(target=beats)
+    beating.start()
+    try:
+        one.wishes.add(Wish.FAILOVER)
+        until(lambda: not one.wishes.has(Wish.FAILOVER))
+        assert one.backup.as_json()["says"] == "the primary is heard: it does not run here"
+        quiet.set()
+        time.sleep(0.3)
+        assert one.thread.is_alive()
+    finally:
+        over.set()
+        beating.join()
+
+
+def test_a_standby_whose_qemu_has_ended_is_none(one: Following) -> None:
+    lives = [True]
+    one.begin(lives=lambda: lives[0])
+    line, _ = one.hello()
+    commit(line, ONE)
+    lives[0] = False
+    one.thread.join(5.0)
+    assert [type(exc) for exc in one.raised] == [backups.StandbyGone]

@@ -36,9 +36,11 @@ NOW = 1000.0
 # A guard needs a fifth of it; the test itself, which looks, may be kept waiting.
 PROMPT = 0.1 + 0.15
 WELL = Seen(
-    guest_lives=True, over=False, renewed=NOW - 1, lasts=4.0, stopped=0, agent_lives=True,
+    guest_lives=True, gone=0.0, over=False, renewed=NOW - 1, lasts=4.0, stopped=0, agent_lives=True,
     agent_since=NOW - 100, spoke=NOW - 0.1, started=None, woke=NOW - 500,
 )  # fmt: skip
+
+GONE = {"guest_lives": False, "gone": NOW - 1}
 
 
 def test_where_all_is_well_it_waits_for_a_turn_or_for_the_end_of_the_lease() -> None:
@@ -56,7 +58,11 @@ def test_where_all_is_well_it_waits_for_a_turn_or_for_the_end_of_the_lease() -> 
         pytest.param({"renewed": float("nan")}, KillGuest, id="no number"),
         pytest.param({"lasts": float("nan")}, KillGuest, id="no number either"),
         pytest.param({"renewed": NOW - 10, "over": True}, End, id="the protection has ended"),
-        pytest.param({"renewed": NOW - 10, "guest_lives": False}, End, id="the guest has ended"),
+        pytest.param({**GONE, "renewed": NOW - 10}, Wait, id="the agent leaves word"),
+        pytest.param({**GONE, "agent_lives": False}, StartAgent, id="nobody does"),
+        pytest.param({**GONE, "stopped": NOW - 9, "spoke": NOW - 9}, Wait, id="busy with it"),
+        pytest.param({**GONE, "gone": NOW - 61}, End, id="and does not come to an end"),
+        pytest.param({**GONE, "over": True}, End, id="it has"),
         pytest.param({"renewed": NOW - 10, "agent_lives": False}, KillGuest, id="both gone"),
         pytest.param({"renewed": NOW - 10, "stopped": NOW - 9}, KillGuest, id="lease before agent"),
         pytest.param({"renewed": NOW - 10, "woke": NOW}, KillGuest, id="both were frozen"),
@@ -195,9 +201,11 @@ def test_it_kills_the_guest_when_the_lease_ends_and_tells_why(bench: Bench) -> N
 
     assert ends <= died < ends + PROMPT
     assert bench.qemu.returncode == -signal.SIGKILL
-    until(lambda: not bench.guard())
+    until((bench.folder / guard.KILLED).exists)
     assert "good for 0.50 s" in (bench.folder / guard.KILLED).read_text()
-    assert "ends: the guest's QEMU has ended" in bench.log()
+    (bench.folder / guard.OVER).touch()
+    until(lambda: not bench.guard())
+    assert "ends: the protection has ended" in bench.log()
 
 
 def test_a_stopped_agent_saves_nobody(bench: Bench) -> None:
@@ -217,7 +225,7 @@ def test_a_lease_that_is_lost_ends_the_guest_at_once(bench: Bench) -> None:
     lost = boottime()
 
     assert until(lambda: _dead(bench.qemu)) < lost + PROMPT
-    until(lambda: not bench.guard())
+    until((bench.folder / guard.KILLED).exists)
     assert "another holds it" in (bench.folder / guard.KILLED).read_text()
 
 
@@ -256,10 +264,27 @@ def test_an_agent_that_was_killed_is_started_again_and_for_how_long_the_guest_li
     assert os.sched_getscheduler(int(second.name)) == os.SCHED_OTHER
     bench.qemu.kill()
     bench.qemu.wait()
-    until(lambda: not bench.guard())
+    time.sleep(1.0)
+    assert bench.guard()  # somebody must leave word of how it ended
     os.kill(int(second.name), signal.SIGKILL)
+    until(lambda: len(bench.agents()) == 3)
+    (bench.folder / guard.OVER).touch()
+    until(lambda: not bench.guard())
+    os.kill(bench.agents()[2], signal.SIGKILL)
     time.sleep(0.1)
-    assert len(bench.agents()) == 2
+    assert len(bench.agents()) == 3
+
+
+def test_a_guard_whose_agent_leaves_no_word_ends_all_the_same(folder: Path) -> None:
+    bench = Bench(folder, rules=Rules(leaves=Seconds(0.5)))
+    bench.begin()
+    bench.qemu.kill()
+    bench.qemu.wait()
+    since = boottime()
+    until(lambda: not bench.guard())
+    assert since + 0.4 <= boottime() < since + 1.5
+    assert "leaves no word" in bench.log()
+    bench.close()
 
 
 def test_an_agent_that_lets_the_guest_stand_still_is_replaced(bench: Bench) -> None:

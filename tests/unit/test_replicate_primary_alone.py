@@ -132,3 +132,45 @@ def test_whoever_hangs_between_two_epochs_is_told_from_one_who_waits(one: World)
         one.epochs(3)
         assert at_work
         assert all(at_work)
+
+
+def test_who_is_told_to_end_knows_whether_its_standby_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(primary, "_AGAIN", Seconds(0.01))
+    with world() as one:
+        with one.run():
+            one.epochs(1)
+        assert one.primary.standby_ended
+        assert one.peer.ends == ["the protection has ended"]
+    terms = Terms(interval=Seconds(0.02), automatic=True, hold=Seconds(0.2))
+    with world(terms=terms) as one:
+        with one.run():
+            one.epochs(1)
+            one.peer.away = True
+            until(lambda: one.leave.wanted is not None)
+        assert one.raised is None
+        assert not one.primary.standby_ended  # its output must not be let out
+
+
+@pytest.mark.parametrize("command", ["query-block-jobs", "query-pci"])
+def test_all_that_qemu_is_asked_between_epochs_may_hang_and_is_at_work(command: str) -> None:
+    """A lease that is renewed meanwhile would cut the guest off for as long as that hangs."""
+    with world() as one:
+        seen: list[bool] = []
+        ask, devices = one.qemu.ask, one.parts["devices"]
+
+        def asked(what: str, **more: object) -> object:
+            if what == command and one.phase() == Phase.PROTECTING:
+                seen.append(one.tenure.busy > 0)
+            return ask(what, **more)
+
+        def looked() -> bool:
+            seen.append(command != "query-pci" or one.tenure.busy > 0)
+            return bool(devices())
+
+        one.qemu.ask = asked  # type: ignore[method-assign, assignment]
+        with one.run(devices=looked):
+            one.epochs(3)
+        assert seen
+        assert all(seen)

@@ -1,5 +1,6 @@
 """The primary's hold on its guest, with a witness that keeps to its rules and may be silent."""
 
+import errno
 import os
 import threading
 import time
@@ -14,7 +15,8 @@ import pytest
 from tests.unit.replicas import until
 from tests.unit.staging import in_memory
 from tests.unit.witnesses import Witness
-from vmckpt.errors import LeaseLost
+from vmckpt import wholefile
+from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease.clock import boottime
 from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.replicate import tenure as tenures
@@ -313,3 +315,34 @@ def test_without_a_lease_store_there_is_one_token_and_nobody_is_asked(one: World
     assert one.witness.asked == []
     assert one.page.renewed == 0.0
     assert os.listdir(one.folder) == ["page"]  # noqa: PTH208
+
+
+def test_a_full_tmpfs_ends_no_guest_whose_standby_is_worthless(
+    one: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The witness knows that nobody may take over; the guard must, too."""
+    room = [True]
+    put = wholefile.put
+
+    def full(path: Path, data: str, **more: Any) -> None:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        put(path, data, **more)
+
+    monkeypatch.setattr(wholefile, "put", full)
+    with one.tenure() as tenure:
+        tenure.validate()
+        assert one.page.renewed
+        room[0] = False
+        with pytest.raises(VmckptError, match="No space left"):
+            tenure.invalidate()
+        assert one.page.renewed == 0.0
+        room[0] = True
+        one.renewals()
+        assert tenure.lost is None
+        assert one.stored() == tenure.token
+    room[0] = False
+    (one.folder / "token").unlink()
+    with pytest.raises(VmckptError, match="No space left"), one.tenure():
+        pass
+    assert one.page.renewed == 0.0

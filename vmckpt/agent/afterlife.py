@@ -113,12 +113,13 @@ def shot(folder: Path) -> str | None:
 
 def _standby_is_told(session: Session, folder: Path) -> bool:
     """Whether the standby is gone, or can never take over."""
-    told = _hears_in_time(session, folder)
+    released = False
     with suppress(VmckptError, OSError, ValueError):
         if session.lease is not None:
+            # First: a lease that nobody renews runs out while the standby is looked for.
             _release(session, folder)
-            told = True
-    return told
+            released = True
+    return _hears_in_time(session, folder) or released
 
 
 def _hears_in_time(session: Session, folder: Path) -> bool:

@@ -18,10 +18,11 @@ from vmckpt.hypervisor.agent import GuestAgent
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.replicate import guard, standing
 from vmckpt.replicate import standby as standbys
-from vmckpt.replicate.backup import Backup, Ours
+from vmckpt.replicate.backup import Backup, Ours, StandbyGone
 from vmckpt.replicate.claim import LeaseClaim, Tokens
 from vmckpt.replicate.control import Control
 from vmckpt.replicate.facts import Session
+from vmckpt.replicate.guard import Process
 from vmckpt.replicate.guardpage import identity
 from vmckpt.replicate.link import Cut
 from vmckpt.replicate.stage import Stage
@@ -41,11 +42,27 @@ _WAITS = "inmigrate"
 def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
     """Until the guest runs here or nobody wants a standby any more. Raises VmckptError."""
     process = userfault.find_process(session.guest)
-    if process is None:
-        afterlife.outcome(folder, "lost", "the standby's QEMU is gone")
-        _clear_test(session)
-        (folder / guard.OVER).touch()
+    qemu = None if process is None else Process.hold(identity(process))
+    if process is None or qemu is None:
+        _lost(session, folder)
         return
+    try:
+        _run_beside(session, folder, wishes, process, qemu)
+    except StandbyGone:
+        _lost(session, folder)
+    finally:
+        qemu.close()
+
+
+def _lost(session: Session, folder: Path) -> None:
+    afterlife.outcome(folder, "lost", "the standby's QEMU is gone")
+    _clear_test(session)
+    (folder / guard.OVER).touch()
+
+
+def _run_beside(
+    session: Session, folder: Path, wishes: Wishes, process: int, qemu: Process
+) -> None:
     guarded.begin(session, folder, process)
     with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
         if standing.is_ours(folder) and monitor.run_state() != _WAITS:
@@ -70,7 +87,7 @@ def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
             stack.callback(trials.close)
             backup = Backup(
                 session, folder, stage=stage, standby=standby, claim=claim, wishes=wishes,
-                between=trials.turn,
+                between=trials.turn, lives=qemu.lives,
             )  # fmt: skip
             ours = _watch(session, folder, backup, _Answers(session, backup, wishes, trials), stack)
             trials.no_more()
@@ -83,7 +100,7 @@ def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
                 behind = _behind(stage, ours)
                 afterlife.outcome(folder, "failed-over", why, behind_s=behind, took_s=took)
                 trials.close()
-                _settle(session, monitor)
+                _settle(session, folder, monitor)
                 _set_clock(monitor, ours)
                 (folder / guard.OVER).touch()
                 return
@@ -111,7 +128,7 @@ def _finish(session: Session, folder: Path, monitor: Monitor) -> None:
         standbys.announce(monitor, list(session.cards))
     afterlife.outcome(folder, "failed-over", "an agent before this one had taken the guest over")
     _clear_test(session)
-    _settle(session, monitor)
+    _settle(session, folder, monitor)
     (folder / guard.OVER).touch()
 
 
@@ -158,7 +175,7 @@ def _behind(stage: Stage, ours: Ours) -> float:
     return max(0.0, time.time() - (time.monotonic() - ours.decided) - ours.silent - taken)
 
 
-def _settle(session: Session, monitor: Monitor) -> None:
+def _settle(session: Session, folder: Path, monitor: Monitor) -> None:
     """What can wait until the guest runs; tried for a while, and by recover after that."""
     give_up = time.monotonic() + _SETTLES
     while True:
@@ -166,6 +183,7 @@ def _settle(session: Session, monitor: Monitor) -> None:
             standbys.settle(
                 monitor, session.definition, autostart=bool(session.extra.get("autostart"))
             )
+            standing.note_settled(folder)
             return
         except VmckptError as exc:
             log.warning("%s", exc)

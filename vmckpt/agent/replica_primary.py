@@ -16,7 +16,7 @@ from vmckpt.agent.clockkeeping import ClockKeeper
 from vmckpt.agent.writes import Mirrors
 from vmckpt.checkpoint import guestmemory, settings, userfault
 from vmckpt.checkpoint.settings import Commands, Undo
-from vmckpt.errors import CannotCapture, GuestBusy, LeaseLost
+from vmckpt.errors import CannotCapture, GuestBusy, LeaseLost, VmckptError
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.endings import Ending, Endings
 from vmckpt.hypervisor.monitor import Monitor
@@ -88,11 +88,14 @@ class _Agent:
                 self._resume(monitor)
                 stack.enter_context(ClockKeeper(session, folder, self._status))
                 parts = self._parts(monitor, tenure, stack)
+                primary = Primary(session, folder, parts)
                 try:
-                    Primary(session, folder, parts).run()
+                    primary.run()
                 except Switched:
                     afterlife.switched(session, folder)
                     return
+                if not (primary.standby_ended or self._leave.has()):
+                    raise VmckptError("told to end, while its standby may still be let run")
                 afterlife.unprotect(session, folder, monitor, tenure)
         except Exception:
             if userfault.find_process(session.guest) is not None:

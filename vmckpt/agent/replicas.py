@@ -1,35 +1,31 @@
 """Orders about protections: short ones, which start, ask and end the agents that stay."""
 
 import json
-import os
 import shutil
 import subprocess
 import time
 from contextlib import suppress
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import afterlife, chains, giving, guarded, trial_files, writes
+from vmckpt.agent import afterlife, giving, guarded, replica_looks, trial_files, writes
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.agent.replica_backup import PORT
 from vmckpt.agent.talk import Talk
-from vmckpt.checkpoint import guestmemory, outputs, settings, userfault
-from vmckpt.checkpoint.settings import IGNORE_SHARED, Undo
+from vmckpt.checkpoint import userfault
 from vmckpt.errors import (
     BadInput,
-    CannotCapture,
+    GuestBusy,
     HypervisorError,
     LeaseLost,
     RemoteError,
     VmckptError,
 )
-from vmckpt.hypervisor import blocks, library, pulling
-from vmckpt.hypervisor import standby as libvirt_side
+from vmckpt.hypervisor import library, pulling
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.replicate import control, guard, link, standing, taking
+from vmckpt.replicate import control, guard, link, standing
 from vmckpt.replicate import standby as standbys
-from vmckpt.replicate.facts import ROOT, Session, folder_of
+from vmckpt.replicate.facts import Session, folder_of
 from vmckpt.replicate.guardpage import GuardPage, process_of
 from vmckpt.units import Seconds
 
@@ -37,8 +33,6 @@ _STARTS = Seconds(30.0)
 _STARTS_AGAIN = Seconds(2.0)
 _ENDS = Seconds(30.0)
 _TURN = 0.05
-_EPOCH = Seconds(5.0)
-"""So long the end of an epoch is waited for."""
 
 
 def carry_out(order: ReplicaOrder, talk: Talk) -> dict[str, Any]:
@@ -67,68 +61,6 @@ def _must_be_free(order: ReplicaOrder) -> None:
             mend=f"run vmckpt recover, or vmckpt unprotect {session.name} first",
         )
     shutil.rmtree(folder_of(order.guest), ignore_errors=True)
-
-
-def _look(order: ReplicaOrder) -> dict[str, Any]:
-    """All that a protection must know of a running guest. Raises CannotCapture."""
-    with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
-        process = userfault.find_process(order.guest)
-        if process is None:
-            raise CannotCapture(f"{monitor.name} has no QEMU process on {order.host}")
-        files = guestmemory.files(monitor, process)
-        held = outputs.look(monitor)
-        undo = _settings(order, monitor)
-        described = monitor.described()
-        known = monitor.on_domain("looking at its disks", blocks.nodes)
-        disks = blocks.read_facts(described, known)
-        stored = libvirt_side.stored(monitor)
-        return {
-            "name": monitor.name, "undo": undo.to_json(), "cards": held.cards,
-            "memory": [file.size for file in files], "xml": monitor.xml(),
-            "room": _room(ROOT),
-            "definition": stored[0] if stored else "", "autostart": bool(stored and stored[1]),
-            "qemu": monitor.qemu_version(), "disks": [asdict(disk) for disk in disks],
-        }  # fmt: skip
-
-
-def _settings(order: ReplicaOrder, monitor: Monitor) -> Undo:
-    """QEMU's, between two epochs if the guest is protected already. Raises CannotCapture."""
-    protected = Session.read(folder_of(order.guest)) is not None
-    give_up = time.monotonic() + (_EPOCH if protected else 0.0)
-    while True:
-        try:
-            return settings.look(monitor, want=IGNORE_SHARED, runs=True, folder=None)
-        except CannotCapture:
-            if time.monotonic() >= give_up:
-                raise
-        time.sleep(_TURN)
-
-
-def _room(folder: Path) -> int:
-    """Bytes that are free there, for a folder that may have to be made."""
-    while not folder.exists():
-        folder = folder.parent
-    stat = os.statvfs(folder)
-    return stat.f_bavail * stat.f_frsize
-
-
-def _rooms(order: ReplicaOrder) -> dict[str, Any]:
-    """What is free on the backup, for memory and epochs and for images; and which files of a guest
-    it lacks."""
-    missing = [one for one in order.files if not Path(one).exists()]
-    return {"memory": _room(ROOT), "images": _room(Path(order.state)), "missing": missing}
-
-
-def _before(order: ReplicaOrder) -> dict[str, Any]:
-    """What is here of a guest that ran here before: whether its QEMU is, and its images."""
-    users = chains.of_others((Path(path) for path, _ in order.images.values()), order.users)
-    found = {
-        name: asdict(
-            replace(taking.look(path, format_), user=users.get(Path(path), ("", ""))[0])
-        )
-        for name, (path, format_) in order.images.items()
-    }  # fmt: skip
-    return {"runs": userfault.find_process(order.guest) is not None, "images": found}
 
 
 def _stand(order: ReplicaOrder) -> dict[str, Any]:
@@ -174,7 +106,8 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
     except BadInput:
         session = None
     if session is None:
-        return {"role": None, "runs": userfault.find_process(order.guest) is not None}
+        runs = userfault.find_process(order.guest) is not None
+        return {"role": None, "runs": runs, "known": runs or _may_know(order)}
     told = {
         "role": session.role, "session": session.session, "peer": session.peer,
         "name": session.name, "guest": session.guest, "host": session.host,
@@ -220,15 +153,14 @@ def _end(order: ReplicaOrder) -> dict[str, Any]:
     if session is None:
         shutil.rmtree(folder_of(order.guest), ignore_errors=True)
         # If its host was started anew, all on tmpfs is gone.
-        if order.state and trial_files.forget_files(Path(order.state)):
-            return {"did": ["removed the images of a test"]}
+        did = _forget_images(order) if order.state else []
         wanted = order.define and order.state and not _known(order)
         if wanted and afterlife.define_kept(order.state, host=order.host, uri=order.uri):
-            return {"did": ["stored the guest's definition again"]}
+            return {"did": [*did, "stored the guest's definition again"]}
         if not order.define and order.state:
             # The guest is another host's.
             shutil.rmtree(order.state, ignore_errors=True)
-        return {"did": []}
+        return {"did": did}
     if order.owner not in (None, session.session):
         return {"did": []}
     if session.role == "backup":
@@ -236,6 +168,13 @@ def _end(order: ReplicaOrder) -> dict[str, Any]:
     if session.moves:
         return _end_move(order, session)
     return {"did": _end_primary(order, session)}
+
+
+def _forget_images(order: ReplicaOrder) -> list[str]:
+    """Those of a standby, and of a test of it, that a reboot has ended."""
+    tests = trial_files.forget_files(Path(order.state))
+    made = standing.forget_images(Path(order.state), order.owner)
+    return (["removed the images of a test"] if tests else []) + [f"removed {one}" for one in made]
 
 
 def _end_move(order: ReplicaOrder, session: Session) -> dict[str, Any]:
@@ -270,19 +209,38 @@ def _known(order: ReplicaOrder) -> bool:
         raise
 
 
+def _may_know(order: ReplicaOrder) -> bool | None:
+    """The same; None: libvirt does not say."""
+    try:
+        return _known(order)
+    except HypervisorError:
+        return None
+
+
 def _end_backup(order: ReplicaOrder, session: Session) -> list[str]:
     folder = folder_of(order.guest)
     _stop_agent(folder)
     trial_files.clear(session)
     if standing.is_ours(folder):
-        # The guest runs here: what its agent may not have come to is done now.
-        with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
-            standbys.settle(
-                monitor, session.definition, autostart=bool(session.extra.get("autostart"))
-            )
+        if not order.define:
+            raise GuestBusy(f"{session.name} runs on {order.host} by now", mend="try again")
+        _settle(order, session, folder)
         standing.clear(session, folder)
         return ["the guest is an ordinary one"]
     return list(standing.remove(session, folder))
+
+
+def _settle(order: ReplicaOrder, session: Session, folder: Path) -> None:
+    """The guest is this host's: what its agent may not have come to is done now. What its owner has
+    done since stays."""
+    if standing.is_settled(folder):
+        return
+    autostart = bool(session.extra.get("autostart"))
+    if userfault.find_process(session.guest) is not None:
+        with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
+            standbys.settle(monitor, session.definition, autostart=autostart)
+    elif not _known(order):
+        afterlife.define(session)
 
 
 def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
@@ -368,11 +326,11 @@ def _stop_agent(folder: Path) -> None:
 
 _WHAT = {
     "ask": _ask,
-    "before": _before,
+    "before": replica_looks.before,
     "end": _end,
     "identity": _identity,
-    "look": _look,
+    "look": replica_looks.look,
     "protect": _protect,
-    "room": _rooms,
+    "room": replica_looks.rooms,
     "stand": _stand,
 }

@@ -7,7 +7,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vmckpt.errors import GuestBusy, OutcomeUnknown, RemoteError, VmckptError
+from vmckpt.errors import (
+    GuestBusy,
+    HypervisorError,
+    OutcomeUnknown,
+    RemoteError,
+    VmckptError,
+)
 from vmckpt.journal import desk, takeover
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation
@@ -141,23 +147,44 @@ async def put_back(known: Known) -> PutBack:
 
 
 async def where(known: Known) -> Host:
-    """Where the guest runs by what the agents say. A silent backup with a lease is the primary's
-    to find out about. Raises VmckptError if nobody can know."""
+    """Where the guest is by what both hosts say. With a lease store, or somebody who keeps watch, a
+    silent backup has taken nothing from a primary that runs. Raises VmckptError if nobody can
+    know."""
+    ours = await asking.status(known.primary, known.uuid)
     try:
-        backup = await asking.ask(known.backup, known.uuid)
+        theirs = await asking.ask(known.backup, known.uuid)
     except RemoteError:
-        if known.lease is None and not await _runs_on_primary(known):
+        if not ours.get("runs") or (known.lease is None and not known.watched):
             raise
         return known.primary
-    if backup.get("outcome") == "failed-over":
-        return known.backup
-    return known.primary
+    if is_unclear(ours, theirs):
+        raise HypervisorError(
+            f"{known.operation.guest} may have taken over on {known.backup.name}, whose libvirt"
+            " does not answer",
+            host=known.backup.name, mend=f"run vmckpt doctor {known.backup.name}",
+        )  # fmt: skip
+    return known.backup if is_backups(ours, theirs) else known.primary
 
 
-async def _runs_on_primary(known: Known) -> bool:
-    """Whether it must be there: who keeps watch lets a standby run only once it is there no more,
-    and nothing can start it there again."""
-    return known.watched and bool((await asking.status(known.primary, known.uuid)).get("runs"))
+def is_backups(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Whether the guest is the backup's, by what both hosts say. Pure.
+
+    A host that was started anew has forgotten that it took over; but it knew no such guest before
+    that was protected, and a standby does not outlive its host.
+    """
+    if theirs.get("outcome") == "failed-over":
+        return True
+    return _has_forgotten(ours, theirs) and bool(theirs.get("runs") or theirs.get("known"))
+
+
+def is_unclear(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """The backup would know whether it is, and its libvirt does not say. Pure."""
+    silent = "known" in theirs and theirs["known"] is None
+    return _has_forgotten(ours, theirs) and silent
+
+
+def _has_forgotten(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    return "role" in theirs and theirs["role"] is None and not ours.get("runs")
 
 
 async def give_back(known: Known) -> None:

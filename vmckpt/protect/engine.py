@@ -329,7 +329,7 @@ class Beginning:
 
     async def _undo(self, why: BaseException) -> None:
         """Nothing of it stays; what cannot be undone is left to recovery."""
-        gone = True
+        gone = ended = True
         for host in (self._setting.backup, self._setting.primary):
             try:
                 await asking.order(
@@ -337,10 +337,11 @@ class Beginning:
                 )
             except VmckptError as exc:
                 self._caller.warn(f"{host.name}: what was begun is not undone: {exc}")
-                gone = False
+                gone, ended = False, host is not self._setting.primary
                 if isinstance(why, VmckptError):
                     why.undone = False
-        if self._setting.lease is not None and self._request.automatic:
+        # Who may still live by the lease keeps it: recovery takes it away once that has ended.
+        if ended and self._setting.lease is not None and self._request.automatic:
             try:
                 await asyncio.to_thread(
                     witness.revoke, self._setting.lease, self._guest.uuid, force=True,

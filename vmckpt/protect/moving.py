@@ -51,7 +51,7 @@ def has_arrived(theirs: Mapping[str, Any]) -> bool:
 
 def never_ran(theirs: Mapping[str, Any]) -> bool:
     """Whether the target's QEMU is gone, and the guest never ran in it."""
-    there = theirs.get("role") == "backup" and "outcome" not in theirs
+    there = theirs.get("role") == "backup" and theirs.get("outcome") in (None, "lost")
     return there and not theirs.get("runs") and not theirs.get("agent") and not theirs.get("ran")
 
 

@@ -89,7 +89,7 @@ def decide(case: Case) -> Proof:
     if case.has_lease:
         return Proof.LEASE
     if case.word:
-        return Proof.WORD
+        return _by_word(case)
     if case.gone:
         return _gone(case)
     if not case.has_fence:
@@ -104,6 +104,17 @@ def decide(case: Case) -> Proof:
             mend="add --fence to have it powered off, with all that runs there",
         )
     return _fence(case)
+
+
+def _by_word(case: Case) -> Proof:
+    """A person may err: whoever is heard is not off."""
+    heard = case.theirs.get("silent_s")
+    if case.theirs.get("connected") and heard is not None and heard < LIVES:
+        raise GuestBusy(
+            f"{case.primary} is not off: {case.backup} hears of {case.guest} there",
+            mend=f"switch it off first; vmckpt failover {case.guest} --planned loses nothing",
+        )
+    return Proof.WORD
 
 
 def _gone(case: Case) -> Proof:
@@ -143,7 +154,7 @@ def _fence(case: Case) -> Proof:
 
 
 def _must_be_ready(case: Case, now: str) -> None:
-    if not case.theirs.get("ready"):
+    if not case.theirs.get("ready") or case.theirs.get("runs") is False:
         why = case.theirs.get("error") or case.theirs.get("says") or "it says nothing"
         raise GuestBusy(
             f"{now}: the standby on {case.backup} is not ready: {why}", mend="see vmckpt status"

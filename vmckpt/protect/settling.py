@@ -1,5 +1,6 @@
 """A protection without a controller: its agents go on by themselves; what has ended is tidied."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,8 +27,9 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
         lease=case.inventory.lease if begun.intent.get("lease") else None,
         session=str(begun.intent["session"]),
     )
-    told = await asking.both({one.name: one for one in (known.primary, known.backup)}, known.uuid)
-    ours, theirs = told.get(known.primary.name, {}), told.get(known.backup.name, {})
+    ours, theirs = await asyncio.gather(
+        asking.status(known.primary, known.uuid), asking.status(known.backup, known.uuid)
+    )
     found = truth(known, ours, theirs)
     name = ours.get("wants_leave")
     if name and found.outcome is None:
@@ -40,7 +42,7 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
                 case.recorder.update(phase=READY)
             case.recorder.entrust(known.primary.name)
         return found
-    if theirs.get("outcome") == "failed-over":
+    if ending.is_backups(ours, theirs):
         await ending.tidy(known)
         return case.ended(found, failed_over=known.backup.name)
     await ending.put_back(known)
@@ -68,11 +70,8 @@ async def _let_alone(known: Known, recorder: Recorder | None, name: str) -> Sett
 def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Settled:
     """What is true by what both agents say. Pure."""
     primary, backup, guest = known.primary.name, known.backup.name, known.operation.guest
-    if theirs.get("outcome") == "failed-over":
-        return Settled(
-            truth=f"{guest} runs on {backup}: {theirs.get('why')}", outcome=Outcome.COMPLETED,
-            did=("remove what was left of its protection",),
-        )  # fmt: skip
+    if (found := _taken_over(known, ours, theirs)) is not None:
+        return found
     silent = [name for name, one in ((primary, ours), (backup, theirs)) if "error" in one]
     if silent:
         return Settled(
@@ -106,7 +105,7 @@ def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> S
             truth=f"{guest} runs on {primary}, and its standby is gone", outcome=Outcome.FAILED,
             did=("end its protection",),
         )  # fmt: skip
-    if theirs or ours.get("outcome"):
+    if theirs.get("role") or ours.get("outcome"):
         why = ours.get("why") or theirs.get("why") or "nobody knows why"
         return Settled(
             truth=f"no agents of {guest} are left, and no standby: {why}", outcome=Outcome.FAILED,
@@ -117,6 +116,27 @@ def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> S
         outcome=Outcome.COMPLETED,
         did=("put back what its protection set",),
     )  # fmt: skip
+
+
+def _taken_over(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Settled | None:
+    """The guest is the backup's, or may be."""
+    backup, guest = known.backup.name, known.operation.guest
+    if theirs.get("outcome") == "failed-over":
+        return Settled(
+            truth=f"{guest} runs on {backup}: {theirs.get('why')}", outcome=Outcome.COMPLETED,
+            did=("remove what was left of its protection",),
+        )  # fmt: skip
+    if ending.is_backups(ours, theirs):
+        return Settled(
+            truth=f"{guest} took over on {backup}, which was started anew since",
+            outcome=Outcome.COMPLETED, did=("remove what was left of its protection",),
+        )  # fmt: skip
+    if ending.is_unclear(ours, theirs):
+        return Settled(
+            truth=f"{guest} may have taken over on {backup}, whose libvirt does not answer",
+            outcome=None, settle=f"mend it there; see vmckpt doctor {backup}",
+        )  # fmt: skip
+    return None
 
 
 def _phase(ours: Mapping[str, Any]) -> str:

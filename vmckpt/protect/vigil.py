@@ -53,7 +53,7 @@ def decide(case: Case, *, patience: Seconds) -> Decision:
 
 def _by_silence(case: Case, patience: Seconds) -> Decision:
     theirs = case.theirs
-    if not theirs.get("ready"):
+    if not theirs.get("ready") or theirs.get("runs") is False:
         says = theirs.get("error") or theirs.get("says") or "it says nothing"
         return _wait(f"its standby on {case.backup} is not ready: {says}")
     if case.gone:

@@ -44,6 +44,8 @@ from vmckpt.units import Seconds
 _ACCEPT = Seconds(0.5)
 _TURN = Seconds(0.02)
 _HEARD = Seconds(2.0)
+_WRONG = Seconds(2.0)
+"""A primary that is heard for so long is not the one that a person meant."""
 BEAT = Seconds(0.1)
 
 
@@ -62,17 +64,24 @@ class Ours:
     """To the primary, which may want to hear of it."""
 
 
+class StandbyGone(VmckptError):
+    """The standby's QEMU has ended: nothing could run here."""
+
+
 class Backup:
     """Runs until the guest is ours, or nobody wants a standby any more."""
 
     def __init__(
         self, session: Session, folder: Path, *, stage: Stage, standby: Standby, claim: Claim,
-        wishes: Wishes, between: Callable[[], None],
+        wishes: Wishes, between: Callable[[], None], lives: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """`between` is called between turns: the standby is what was committed, and stays it."""
+        """`between` is called between turns: the standby is what was committed, and stays it.
+        `lives`: whether its QEMU does."""
         self._session, self._folder = session, folder
         self._stage, self._standby, self._claim, self._wishes = stage, standby, claim, wishes
-        self._between = between
+        self._between, self._lives = between, lives
+        self._asked: float | None = None
+        """Since when a person wants the guest here."""
         self._newest: Line | None = None
         self._lock = threading.Lock()
         self._heard = time.monotonic()
@@ -83,8 +92,8 @@ class Backup:
         self._says = "waiting for the primary"
 
     def run(self, server: socket.socket) -> Ours | None:
-        """Until the guest is ours; None: the protection has ended. Raises StageError and what the
-        standby raises: it is worth nothing then."""
+        """Until the guest is ours; None: the protection has ended. Raises StandbyGone, StageError
+        and what the standby raises: it is worth nothing then."""
         accepting = threading.Thread(
             target=self._accept, args=(server,), name="accepting", daemon=True
         )
@@ -150,6 +159,8 @@ class Backup:
     def _loop(self) -> Ours | None:
         line: Line | None = None
         while self._over is None:
+            if not self._lives():
+                raise StandbyGone(f"{self._session.name}: the standby's QEMU is gone")
             if self._newest is not line:
                 line = self._newest
                 self._stage.discard()
@@ -247,6 +258,7 @@ class Backup:
             person=self._wishes.has(Wish.FAILOVER), final=self._final,
             handed_over=self._handed_over, moves=self._session.moves,
         )  # fmt: skip
+        self._forget_wish(seen)
         decision = takeover.decide(seen, patience=self._claim.patience)
         if decision.step is Step.RUN:
             return self._taken(decision.why, seen)
@@ -258,6 +270,18 @@ class Backup:
             except VmckptError as exc:
                 self._says = str(exc)
         return None
+
+    def _forget_wish(self, seen: Seen) -> None:
+        """Who said that the primary is dead was wrong, if that is heard: it must not count hours
+        later, when the line hiccups. (With a lease, that is asked.)"""
+        if not seen.person or seen.has_lease or seen.moves or seen.silent > self._claim.patience:
+            self._asked = None
+            return
+        now = time.monotonic()
+        self._asked = self._asked or now
+        if now - self._asked > _WRONG:
+            self._wishes.drop(Wish.FAILOVER)
+            self._says = "the primary is heard: it does not run here"
 
     def _taken(self, why: str, seen: Seen) -> Ours:
         ahead = self._peer.get("clock_ahead_s")

@@ -149,6 +149,7 @@ class Guard:
         self._last: float = self._agent_since
         self._started: float | None = None
         self._beats, self._spoke = self._page.beats, 0.0
+        self._gone = 0.0
         self._shot = False
         self._ended = 0
         """The agent that was killed last."""
@@ -193,9 +194,12 @@ class Guard:
             self._beats, self._spoke = page.beats, now
         with suppress(OSError):
             self._know_agent(page.agent, now)
+        lives = self._qemu.lives()
+        self._gone = 0.0 if lives else self._gone or now
+        # Whoever has seen to everything removes the folder.
+        over = os.access(self._folder / OVER, os.F_OK) or not os.access(self._folder, os.F_OK)
         return Seen(
-            guest_lives=self._qemu.lives(),
-            over=os.access(self._folder / OVER, os.F_OK),
+            guest_lives=lives, gone=self._gone, over=over,
             renewed=page.renewed, lasts=page.lasts, stopped=page.stopped,
             agent_lives=self._agent is not None and self._agent.lives(),
             agent_since=self._agent_since, spoke=self._spoke, started=self._started,
@@ -219,7 +223,7 @@ class Guard:
         self._agent = Process.hold(known)
 
     def _wait(self, until: float) -> None:
-        files = [self._qemu.file]
+        files = [] if self._gone else [self._qemu.file]
         if self._agent is not None and self._agent.lives():
             files.append(self._agent.file)
         select.select(files, [], [], min(max(0.0, until - boottime()), guarding.TURN))

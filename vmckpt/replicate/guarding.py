@@ -25,6 +25,8 @@ class Rules:
     """An agent that has ever counted its beats up does so at least this often."""
     again: Seconds = Seconds(1.0)
     """It is started at most this often."""
+    leaves: Seconds = Seconds(60.0)
+    """The agent of a guest that has ended may take so long to see to what is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,8 @@ class Seen:
     """QEMU's process is there."""
     over: bool
     """The protection has ended."""
+    gone: float
+    """Since when QEMU is not there; 0: it is."""
     renewed: float
     """When the last renewal that succeeded was sent; 0: no lease is enforced."""
     lasts: float
@@ -90,10 +94,10 @@ Action: TypeAlias = Wait | KillGuest | KillAgent | StartAgent | End
 
 def decide(seen: Seen, now: float, rules: Rules) -> Action:
     """Choose the next action; the first rule that matches wins."""
-    if not seen.guest_lives:
-        return End("the guest's QEMU has ended")
     if seen.over:
         return End("the protection has ended")
+    if not seen.guest_lives:
+        return _afterwards(seen, now, rules)
     ends = seen.renewed + seen.lasts
     # Written so that what is no number counts as an end.
     if seen.renewed != 0 and not now <= ends:
@@ -104,6 +108,15 @@ def decide(seen: Seen, now: float, rules: Rules) -> Action:
     if seen.started is None or now >= seen.started + rules.again:
         return StartAgent()
     return _wait(seen, now)
+
+
+def _afterwards(seen: Seen, now: float, rules: Rules) -> Action:
+    """Somebody must leave word of how the guest ended, or nobody goes on from its standby."""
+    if now > seen.gone + rules.leaves:
+        return End("the guest's QEMU has ended, and its agent leaves no word")
+    if not seen.agent_lives and (seen.started is None or now >= seen.started + rules.again):
+        return StartAgent()
+    return Wait(now + TURN)
 
 
 def _wait(seen: Seen, now: float) -> Wait:

@@ -36,6 +36,7 @@ _RARELY = Seconds(30.0)
 """So long a backup is left in peace which has been copied to in vain, over and over."""
 _TURN = Seconds(0.005)
 _DEVICES = Seconds(2.0)
+_ENDS = Seconds(3.0)
 _BUSY_LOG = 16 * MIB
 """So much in a disk's log ends an epoch."""
 
@@ -83,6 +84,8 @@ class Primary:
             monitor=parts.monitor, finder=parts.finder, logs=parts.logs, disks=parts.disks,
             wishes=parts.wishes, status=parts.status,
         )  # fmt: skip
+        self.standby_ended = False
+        """The backup has heard that the protection is over: nobody will run its standby."""
         self._due = self._safe = time.monotonic()
         """`_safe`: when the backup last had all that mattered to those outside."""
 
@@ -156,6 +159,25 @@ class Primary:
 
     def _serve(self, line: Line) -> None:
         """Bring the backup up, then one epoch after the other. Raises Cut, WireError."""
+        parts, sender = self._parts, self._brought_up(line)
+        while not parts.wishes.has(Wish.END):
+            ready, final = self._wait(line), parts.wishes.has(Wish.PLANNED)
+            if not ready and not (final and self._may_be_stopped()):
+                parts.wishes.drop(Wish.PLANNED)
+                continue
+            if final:
+                parts.switching()
+                sender.bandwidth = None  # the guest stands still for it
+            self._cycle(line, sender, final=final)
+            if final:
+                parts.switch(line)
+                raise Switched
+        line.send(End(why="the protection has ended"))
+        line.expect(End, _ENDS)
+        self.standby_ended = True
+
+    def _brought_up(self, line: Line) -> Sender:
+        """From now on output waits for the backup. Raises Cut, WireError."""
         parts = self._parts
         captured = max(1, self._number) if self._whole else 0
         line.send(Hello(session=self._session.session, captured=captured))
@@ -164,7 +186,9 @@ class Primary:
             raise Cut("the backup is of another session")
         parts.tenure.line = line
         self._agree(welcome.committed)
-        if not self._same_devices():
+        with parts.tenure.at_work():
+            same = self._same_devices()
+        if not same:
             self._wait_alone()
         parts.status.phase(Phase.COPYING)
         if welcome.committed == 0:
@@ -179,19 +203,7 @@ class Primary:
             parts.alone(False)
             self._held = True
             self._safe = time.monotonic()
-        while not parts.wishes.has(Wish.END):
-            ready, final = self._wait(line), parts.wishes.has(Wish.PLANNED)
-            if not ready and not (final and self._may_be_stopped()):
-                parts.wishes.drop(Wish.PLANNED)
-                continue
-            if final:
-                parts.switching()
-                sender.bandwidth = None  # the guest stands still for it
-            self._cycle(line, sender, final=final)
-            if final:
-                parts.switch(line)
-                raise Switched
-        line.send(End(why="the protection has ended"))
+        return sender
 
     def _agree(self, committed: int) -> None:
         """What the backup has. An acknowledgement that was lost is one all the same."""
@@ -234,7 +246,8 @@ class Primary:
         before = line.sent
         sender.memory(flight.number, epoch.changed)
         sender.writes(flight.number, [log.consumed for log in parts.logs], epoch.ends)
-        self._check_disks()
+        with parts.tenure.at_work():
+            self._check_disks()
         sender.finish(
             flight.number, epoch, self._state, base=self._acked, final=final,
             taken=time.time() - (time.monotonic() - captured),

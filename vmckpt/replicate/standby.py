@@ -5,7 +5,6 @@ loaded the guest runs from the last committed epoch. QEMU can be given that only
 """
 
 import os
-import select
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -25,7 +24,7 @@ from vmckpt.replicate.facts import Disk
 from vmckpt.replicate.nbdwriter import NbdWriter
 from vmckpt.units import Seconds
 
-_PIPE = "vmckpt-standby"
+_STATE = "vmckpt-standby"
 _EXPORT = "vmckpt-disk-"
 _CAPABILITIES = {IGNORE_SHARED: True, EVENTS: False}
 _PATIENCE = Seconds(10.0)
@@ -39,7 +38,7 @@ class Standby:
         """`socket`: where its disks are served to us."""
         self._monitor, self._disks, self._socket = monitor, disks, socket
         self._stack = ExitStack()
-        self._feed = -1
+        self._state = -1
         self.memory: list[Mapping] = []
         """Its files of memory, to be written."""
         self.disks: list[NbdWriter] = []
@@ -69,15 +68,12 @@ class Standby:
             )
         self._map()
         self._export()
-        # A new agent gives it a pipe of its own; that of the one before has no writer any more.
-        with suppress(HypervisorError):
-            monitor.tell("closefd", {"fdname": _PIPE})
-        reading, self._feed = os.pipe2(os.O_CLOEXEC)
-        self._stack.callback(self._close_feed)
-        try:
-            monitor.tell("getfd", {"fdname": _PIPE}, files=(reading,))
-        finally:
-            os.close(reading)
+        # No pipe: a QEMU that has begun to load must have all of it, whatever becomes of us.
+        self._state = os.memfd_create(_STATE, os.MFD_CLOEXEC)
+        self._stack.callback(os.close, self._state)
+        with suppress(HypervisorError):  # an agent before us may have given it one
+            monitor.tell("closefd", {"fdname": _STATE})
+        monitor.tell("getfd", {"fdname": _STATE}, files=(self._state,))
         settings.set_capabilities(monitor, _CAPABILITIES)
 
     def _map(self) -> None:
@@ -119,11 +115,6 @@ class Standby:
             writer = NbdWriter(Unix(str(self._socket)), name, host=monitor.host)
             self.disks.append(self._stack.enter_context(writer))
 
-    def _close_feed(self) -> None:
-        if self._feed >= 0:
-            os.close(self._feed)
-            self._feed = -1
-
     def run(self, state: bytes, beginning: Callable[[], None] = lambda: None) -> dict[str, Seconds]:
         """Load device state and let the guest run: what each step took. `beginning` is called when
         it has all and does not run yet.
@@ -149,24 +140,11 @@ class Standby:
 
         Raises HypervisorError, CaptureFailed.
         """
-        self._monitor.tell("migrate-incoming", {"uri": f"fd:{_PIPE}"})
-        self._write(state)
+        done = 0
+        while done < len(state):  # at a place of its own: QEMU reads from the beginning
+            done += os.pwrite(self._state, memoryview(state)[done:], done)
+        self._monitor.tell("migrate-incoming", {"uri": f"fd:{_STATE}"})
         self._wait()
-
-    def _write(self, state: bytes) -> None:
-        left, give_up = memoryview(state), time.monotonic() + _PATIENCE
-        os.set_blocking(self._feed, False)
-        while left:
-            if not select.select([], [self._feed], [], 1.0)[1]:
-                if time.monotonic() > give_up:
-                    raise CaptureFailed(
-                        f"{self._monitor.name} on {self._monitor.host} does not take the device"
-                        " state",
-                        mend="look at QEMU's log there",
-                    )
-                continue
-            left = left[os.write(self._feed, left) :]
-        self._close_feed()
 
     def _wait(self) -> None:
         give_up = time.monotonic() + _PATIENCE

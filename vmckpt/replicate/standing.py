@@ -3,10 +3,13 @@
 Images are made for it, or were there before (`Disk.taken`): those are never ours to remove.
 """
 
+import json
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
+from vmckpt import wholefile
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor import standby as libvirt_side
@@ -16,7 +19,9 @@ from vmckpt.replicate.facts import Disk, Session
 
 _WAITS = "inmigrate"
 _MADE = "vmckpt-standby"
-_OURS, _RAN = "ours", "ran"
+_OURS, _RAN, _SETTLED = "ours", "ran", "settled"
+_IMAGES = "images.json"
+"""In the folder that outlives a reboot."""
 
 
 def make(session: Session, xml: str) -> None:
@@ -24,6 +29,7 @@ def make(session: Session, xml: str) -> None:
 
     `xml`: the running guest's. Raises BadInput, HypervisorError.
     """
+    _note_images(session)
     images = {disk.target: disk.path for disk in session.disks}
     description = standby_xml.standby(xml, images, session.session)
     made: list[Path] = []
@@ -79,6 +85,31 @@ def _forget(path: Path) -> None:
     _mark(path).unlink(missing_ok=True)
 
 
+def _note_images(session: Session) -> None:
+    """Of images that are made for it: nothing else is known of them once its host has rebooted."""
+    made = [disk.path for disk in session.disks if not disk.taken]
+    if session.state and made:
+        folder = Path(session.state)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        wholefile.put(folder / _IMAGES, json.dumps(made), private=True, for_good=True)
+
+
+def forget_images(state: Path, session: str | None) -> list[str]:
+    """After a reboot: remove images that were made for a session's standby and never ran; which."""
+    try:
+        noted = [Path(one) for one in json.loads((state / _IMAGES).read_text())]
+    except (OSError, ValueError):
+        return []
+    gone = []
+    for path in noted:
+        with suppress(OSError):
+            if session is not None and _mark(path).read_text() == session:
+                _forget(path)
+                gone.append(str(path))
+    (state / _IMAGES).unlink(missing_ok=True)
+    return gone
+
+
 def adopt(session: Session, folder: Path) -> None:
     """The guest is to run on these images: from now on they are nobody's to remove."""
     (folder / _OURS).touch()
@@ -89,6 +120,16 @@ def adopt(session: Session, folder: Path) -> None:
 def is_ours(folder: Path) -> bool:
     """Whether the guest runs here, or was to."""
     return (folder / _OURS).exists()
+
+
+def note_settled(folder: Path) -> None:
+    """libvirt describes the guest as an ordinary one of this host."""
+    (folder / _SETTLED).touch()
+
+
+def is_settled(folder: Path) -> bool:
+    """Whether it does: what is stored of it is its owner's to change since."""
+    return (folder / _SETTLED).exists()
 
 
 def note_run(folder: Path) -> None:

@@ -84,12 +84,13 @@ class Tenure:
             self.lost = None
         # The first time; or only the witness knows the token. It is had by nobody else, or refused.
         try:
-            self._store(client.acquire())
+            token = client.acquire()
         except LeaseLost:
             self._page.lose()
             raise
         self.acquired = True
         self._page.renewed = 0.0
+        self._store(token)
         self._renew()
         self.check()
 
@@ -143,9 +144,12 @@ class Tenure:
     def _change(self) -> None:
         if self._client is not None:
             # Who dies between the witness and the file has a token that is nobody's.
-            (self._folder / _CHANGING).touch()
-            self._store(self._client.invalidate(self.token))
+            with suppress(OSError):
+                (self._folder / _CHANGING).touch()
+            token = self._client.invalidate(self.token)
+            # Nobody can take over: whatever becomes of the file, the guest is not ended.
             self._page.renewed = 0.0
+            self._store(token)
         self._changing = False
 
     def hand_over(self, to: str) -> None:
@@ -221,7 +225,11 @@ class Tenure:
         return self.lost is not None
 
     def _store(self, token: int) -> None:
-        wholefile.put(self._folder / _TOKEN, str(token))
+        """Raises VmckptError."""
+        try:
+            wholefile.put(self._folder / _TOKEN, str(token))
+        except OSError as exc:
+            raise VmckptError(f"the lease's token cannot be kept: {exc.strerror}") from exc
         (self._folder / _CHANGING).unlink(missing_ok=True)
         self.token = token
 

@@ -1,0 +1,245 @@
+"""Where a guest belongs after a failover: its old host gets it back only if nobody else has it."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.unit.replicas import session as made_session
+from vmckpt.agent import afterlife, replicas
+from vmckpt.agent.orders import ReplicaOrder
+from vmckpt.checkpoint import userfault
+from vmckpt.errors import GuestBusy, HypervisorError, RemoteError, VmckptError
+from vmckpt.lease import witness
+from vmckpt.model.hosts import Host
+from vmckpt.model.jobs import Outcome
+from vmckpt.protect import asking, ending, engine, moving, settling
+from vmckpt.protect.ending import Known
+from vmckpt.replicate import standing
+
+ALPHA = Host(name="alpha", uri="qemu+tcp://alpha/system")
+BETA = Host(name="beta", uri="qemu+tcp://beta/system")
+OPERATION = cast(
+    "Any",
+    SimpleNamespace(id="7", guest="web1", guest_uuid="u-1", detail={}, source="alpha",
+                    target="beta"),
+)  # fmt: skip
+KNOWN = Known(
+    operation=OPERATION, primary=ALPHA, backup=BETA, lease="postgresql://w/db", session="5e55"
+)
+NOTHING = {"role": None, "runs": False, "known": False}
+SHOT = {"role": "primary", "runs": False, "outcome": "died", "why": "the guard ended the guest"}
+RUNS = {"role": "primary", "runs": True, "phase": "protecting"}
+Did = list[tuple[Any, ...]]
+
+
+def hosts(
+    monkeypatch: pytest.MonkeyPatch, says: Mapping[str, Any], silent: tuple[str, ...] = ()
+) -> Did:
+    """Two hosts that say that; what they are told to do."""
+    did: Did = []
+
+    async def order(host: Host, _: str, what: str, **more: Any) -> dict[str, Any]:
+        if host.name in silent:
+            raise RemoteError(f"{host.name}: no answer")
+        if what == "ask":
+            return dict(says[host.name])
+        did.append((host.name, what, more.get("define", True)))
+        return {"did": []}
+
+    async def ask(host: Host, guest: str, **more: Any) -> dict[str, Any]:
+        return await order(host, guest, "ask", **more)
+
+    async def status(host: Host, guest: str) -> dict[str, Any]:
+        try:
+            return await order(host, guest, "ask")
+        except RemoteError as exc:
+            return {"error": str(exc), "unreachable": True, "silent": True}
+
+    for name, function in (("order", order), ("ask", ask), ("status", status)):
+        monkeypatch.setattr(asking, name, function)
+    monkeypatch.setattr(witness, "revoke", lambda *_, **__: did.append(("lease", "revoke")))
+    return did
+
+
+def settled(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What recover makes of it."""
+    case = SimpleNamespace(
+        step=lambda _: SimpleNamespace(intent={"session": "5e55", "lease": True}),
+        operation=OPERATION, host=ALPHA, dry=False,
+        inventory=SimpleNamespace(host=lambda _: BETA, lease="postgresql://w/db"),
+        recorder=SimpleNamespace(entrust=lambda _: None, update=lambda **_: None),
+        ended=lambda found, **_: found,
+    )  # fmt: skip
+    del monkeypatch
+    return asyncio.run(settling.settle(cast("Any", case), ()))
+
+
+@pytest.mark.parametrize("ours", [NOTHING, SHOT, None])
+@pytest.mark.parametrize("theirs", [{"runs": True, "known": True}, {"runs": False, "known": True}])
+def test_a_backup_that_was_started_anew_keeps_the_guest_that_it_took_over(
+    monkeypatch: pytest.MonkeyPatch, ours: Mapping[str, Any] | None, theirs: Mapping[str, Any]
+) -> None:
+    says = {"alpha": ours, "beta": {"role": None, **theirs}}
+    did = hosts(monkeypatch, says, silent=() if ours else ("alpha",))
+    found = settled(monkeypatch)
+    assert found.outcome is Outcome.COMPLETED
+    assert "took over on beta" in found.truth
+    assert ("alpha", "end", True) not in did
+    assert (("alpha", "end", False) in did) is (ours is not None)
+
+
+def test_while_libvirt_of_a_backup_started_anew_is_silent_nobody_gets_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unclear = {"role": None, "runs": False, "known": None}
+    did = hosts(monkeypatch, {"alpha": SHOT, "beta": unclear})
+    assert settled(monkeypatch).outcome is None
+    with pytest.raises(HypervisorError, match="may have taken over on beta"):
+        asyncio.run(ending.where(KNOWN))
+    assert not did
+
+
+def test_where_both_have_forgotten_all_and_the_backup_knows_no_guest_it_is_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    did = hosts(monkeypatch, {"alpha": NOTHING, "beta": NOTHING})
+    assert settled(monkeypatch).outcome is Outcome.COMPLETED
+    assert ("alpha", "end", True) in did
+    assert asyncio.run(ending.where(KNOWN)) is ALPHA
+
+
+def test_a_guest_that_runs_on_its_primary_is_its_primarys(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts(monkeypatch, {"alpha": RUNS, "beta": {"role": None, "runs": False, "known": True}})
+    assert asyncio.run(ending.where(KNOWN)) is ALPHA
+
+
+def test_a_silent_backup_may_have_the_guest_unless_it_runs_on_the_primary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    did = hosts(monkeypatch, {"alpha": NOTHING}, silent=("beta",))
+
+    @contextmanager
+    def attended(*_: object) -> Iterator[Any]:
+        yield SimpleNamespace(finish=lambda *_: did.append(("finish",)))
+
+    monkeypatch.setattr(ending, "attended", attended)
+    with pytest.raises(RemoteError):
+        asyncio.run(ending.unprotect(KNOWN, cast("Any", SimpleNamespace(warn=print))))
+    assert not did
+    hosts(monkeypatch, {"alpha": RUNS}, silent=("beta",))
+    assert asyncio.run(ending.where(KNOWN)) is ALPHA
+
+
+def test_an_undone_protection_keeps_the_lease_of_a_primary_that_could_not_be_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beginning = object.__new__(engine.Beginning)
+    beginning._setting = engine.Setting(primary=ALPHA, backup=BETA, lease="postgresql://w/db")
+    beginning._guest = cast("Any", SimpleNamespace(uuid="u-1"))
+    beginning._caller = cast("Any", SimpleNamespace(warn=print))
+    beginning._request = cast("Any", SimpleNamespace(automatic=True))
+    beginning.session = "5e55"
+    did = hosts(monkeypatch, {}, silent=("alpha",))
+    asyncio.run(beginning._undo(VmckptError("its agent has ended")))
+    assert did == [("beta", "end", True)]
+    did = hosts(monkeypatch, {}, silent=("beta",))
+    asyncio.run(beginning._undo(VmckptError("its agent has ended")))
+    assert did == [("alpha", "end", True), ("lease", "revoke")]
+
+
+def test_a_move_whose_target_lost_the_standby_before_it_ran_is_taken_back() -> None:
+    lost = {"role": "backup", "runs": False, "agent": False, "outcome": "lost"}
+    assert moving.never_ran(lost)
+    assert not moving.never_ran({**lost, "ran": True})
+    assert not moving.never_ran({**lost, "outcome": "failed-over"})
+
+
+def order(state: Path, **more: Any) -> ReplicaOrder:
+    return ReplicaOrder(what="end", guest="u-1", uri="x", host="beta", owner="5e55",
+                        state=str(state), **more)  # fmt: skip
+
+
+def test_a_backup_whose_guest_runs_does_not_end_it_as_a_standby(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It took over between the question where the guest is and the order to end its standby."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    told = made_session(role="backup", session="5e55")
+    told.write(folder)
+    (folder / "ours").touch()
+    monkeypatch.setattr(replicas, "folder_of", lambda _: folder)
+    with pytest.raises(GuestBusy, match="runs on beta by now"):
+        replicas._end(order(tmp_path, define=False))
+
+
+def test_what_its_owner_has_changed_or_stopped_since_a_failover_stays_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also recover that comes late must come to an end."""
+    folder = tmp_path / "folder"
+    told = made_session(role="backup", session="5e55")
+    defined: list[str] = []
+    known = [True]
+    monkeypatch.setattr(replicas, "folder_of", lambda _: folder)
+    monkeypatch.setattr(replicas, "_known", lambda _: known[0])
+    monkeypatch.setattr(userfault, "find_process", lambda _: None)
+    monkeypatch.setattr(afterlife, "define", lambda one: defined.append(one.name))
+    for settled_already, is_known, wanted in (
+        (True, True, []), (False, True, []), (True, False, []), (False, False, [told.name]),
+    ):  # fmt: skip
+        folder.mkdir()
+        told.write(folder)
+        (folder / "ours").touch()
+        if settled_already:
+            standing.note_settled(folder)
+        known[0] = is_known
+        defined.clear()
+        assert replicas._end(order(tmp_path)) == {"did": ["the guest is an ordinary one"]}
+        assert defined == wanted
+        assert not folder.exists()
+
+
+def test_images_of_a_standby_that_a_reboot_ended_go_and_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    state, images = tmp_path / "state", tmp_path / "images"
+    state.mkdir()
+    images.mkdir()
+    ours, ran, others = (images / name for name in ("ours.qcow2", "ran.qcow2", "others.qcow2"))
+    for path, mark in ((ours, "5e55"), (ran, None), (others, "another")):
+        path.touch()
+        if mark is not None:
+            standing._mark(path).write_text(mark)
+    (state / "images.json").write_text(json.dumps([str(ours), str(ran), str(others)]))
+    monkeypatch.setattr(replicas, "folder_of", lambda _: tmp_path / "none")
+    done = replicas._end(order(state, define=False))
+    assert done == {"did": [f"removed {ours}"]}
+    assert sorted(path.name for path in images.iterdir() if not path.name.startswith(".")) == [
+        "others.qcow2", "ran.qcow2",
+    ]  # fmt: skip
+    assert not standing._mark(ours).exists()
+    assert not state.exists()
+
+
+def test_a_lease_is_released_before_the_standby_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody renews it by then, and the standby takes over when it has run out."""
+    did: list[str] = []
+
+    def tells(*_: object) -> bool:
+        did.append("tells")
+        return False
+
+    monkeypatch.setattr(afterlife, "_hears_in_time", tells)
+    monkeypatch.setattr(afterlife, "_release", lambda *_: did.append("releases"))
+    told = cast("Any", SimpleNamespace(lease=object()))
+    assert afterlife._standby_is_told(told, Path("/nowhere"))
+    assert did == ["releases", "tells"]

@@ -1,0 +1,85 @@
+"""Orders about protections that only look: at a guest, at room, at what is there from before."""
+
+import os
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from vmckpt.agent import chains
+from vmckpt.agent.orders import ReplicaOrder
+from vmckpt.checkpoint import guestmemory, outputs, settings, userfault
+from vmckpt.checkpoint.settings import IGNORE_SHARED, Undo
+from vmckpt.errors import CannotCapture
+from vmckpt.hypervisor import blocks
+from vmckpt.hypervisor import standby as libvirt_side
+from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.replicate import taking
+from vmckpt.replicate.facts import ROOT, Session, folder_of
+from vmckpt.units import Seconds
+
+_TURN = 0.05
+_EPOCH = Seconds(5.0)
+"""So long the end of an epoch is waited for."""
+
+
+def look(order: ReplicaOrder) -> dict[str, Any]:
+    """All that a protection must know of a running guest. Raises CannotCapture."""
+    with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
+        process = userfault.find_process(order.guest)
+        if process is None:
+            raise CannotCapture(f"{monitor.name} has no QEMU process on {order.host}")
+        files = guestmemory.files(monitor, process)
+        held = outputs.look(monitor)
+        undo = _settings(order, monitor)
+        described = monitor.described()
+        known = monitor.on_domain("looking at its disks", blocks.nodes)
+        disks = blocks.read_facts(described, known)
+        stored = libvirt_side.stored(monitor)
+        return {
+            "name": monitor.name, "undo": undo.to_json(), "cards": held.cards,
+            "memory": [file.size for file in files], "xml": monitor.xml(),
+            "room": _room(ROOT),
+            "definition": stored[0] if stored else "", "autostart": bool(stored and stored[1]),
+            "qemu": monitor.qemu_version(), "disks": [asdict(disk) for disk in disks],
+        }  # fmt: skip
+
+
+def _settings(order: ReplicaOrder, monitor: Monitor) -> Undo:
+    """QEMU's, between two epochs if the guest is protected already. Raises CannotCapture."""
+    protected = Session.read(folder_of(order.guest)) is not None
+    give_up = time.monotonic() + (_EPOCH if protected else 0.0)
+    while True:
+        try:
+            return settings.look(monitor, want=IGNORE_SHARED, runs=True, folder=None)
+        except CannotCapture:
+            if time.monotonic() >= give_up:
+                raise
+        time.sleep(_TURN)
+
+
+def _room(folder: Path) -> int:
+    """Bytes that are free there, for a folder that may have to be made."""
+    while not folder.exists():
+        folder = folder.parent
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize
+
+
+def rooms(order: ReplicaOrder) -> dict[str, Any]:
+    """What is free on the backup, for memory and epochs and for images; and which files of a guest
+    it lacks."""
+    missing = [one for one in order.files if not Path(one).exists()]
+    return {"memory": _room(ROOT), "images": _room(Path(order.state)), "missing": missing}
+
+
+def before(order: ReplicaOrder) -> dict[str, Any]:
+    """What is here of a guest that ran here before: whether its QEMU is, and its images."""
+    users = chains.of_others((Path(path) for path, _ in order.images.values()), order.users)
+    found = {
+        name: asdict(
+            replace(taking.look(path, format_), user=users.get(Path(path), ("", ""))[0])
+        )
+        for name, (path, format_) in order.images.items()
+    }  # fmt: skip
+    return {"runs": userfault.find_process(order.guest) is not None, "images": found}
