@@ -107,7 +107,7 @@ def remembered(report: dict[str, Any]) -> PastMove:
         total=Seconds(report["total_ms"] / 1000), setup=None, downtime=None,
         observed_downtime=None, transferred=Bytes(report["bytes_transferred"]),
         bandwidth=None if mean is None else BytesPerSecond(mean), dirty_rates=(),
-        dirty_probes=(), detail={},
+        dirty_probes=(), limit=None,
     )  # fmt: skip
 
 

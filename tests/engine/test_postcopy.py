@@ -13,6 +13,7 @@ from tests.engine.running import ENDS_A_PART, HYBRID, after_the_switch, phases, 
 from tests.simulated import Machine, Writer
 from vmckpt.errors import HypervisorError, OutcomeUnknown
 from vmckpt.journal.records import RequestKind
+from vmckpt.migrate import terms as contract
 from vmckpt.migrate.engine import Ending, Migration
 from vmckpt.model.events import Event
 from vmckpt.model.jobs import JobPhase, Outcome
@@ -288,3 +289,19 @@ async def test_a_post_copy_that_another_controller_left_broken_is_resumed() -> N
     assert mover.calls[-1] == "forget source"
     assert mover.resumes > 1
     assert not ENDS_A_PART & set(mover.calls[:-1])
+
+
+@pytest.mark.parametrize("more", ["", "on_postcopy_broken: ask\n"])
+async def test_who_asks_for_a_resume_has_answered_a_policy_that_asks(more: str) -> None:
+    policy = contract.answered(terms(RULE, mode=Mode.HYBRID, more=more).policy)
+    mover = hosts()
+    mover.began = asyncio.get_running_loop().time()
+    await asyncio.sleep(11.0)
+    mover.now()
+    mover.machine.switch()
+    await asyncio.sleep(3.0)
+    mover.broken = True
+    engine = Migration(mover, contract.resumed(policy), lambda _event: None, asyncio.Event())
+    ending = await engine.resume(HYBRID)
+    assert ending.outcome is Outcome.COMPLETED
+    assert mover.resumes == 1

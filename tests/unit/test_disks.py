@@ -87,6 +87,7 @@ def test_a_drive_without_a_path_is_proven_only_on_the_network(drive: Drive, shar
     [
         (replace(VDA, kind="block"), IMAGE, "disk-not-copied"),
         (replace(VDA, format="vmdk"), IMAGE, "disk-not-copied"),
+        (replace(VDA, shareable=True), IMAGE, "disk-shared"),
         (replace(VDA, encrypted=True), IMAGE, "disk-encrypted"),
         (VDA, "alpha: /images/web.raw: Permission denied", "disk-unread"),
         (VDB, replace(IMAGE, backing="/images/base.qcow2"), "disk-backing"),

@@ -31,7 +31,8 @@ COPIES = CopyPlan(
     copies=(
         DiskCopy(
             name="vda", source="/srv/web1.qcow2", path="/pool/web1.qcow2", format="qcow2",
-            size=Bytes(1 << 30), needed=Bytes(1 << 20), full=False, options="", mode="600",
+            size=Bytes(1 << 30), needed=Bytes(1 << 20), allocated=Bytes(1 << 20),
+            full=False, options="", mode="600",
         ),
     )
 )  # fmt: skip

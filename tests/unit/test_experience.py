@@ -17,7 +17,7 @@ def move(
         outcome=outcome, mode="precopy", total=Seconds(total), setup=None, downtime=None,
         observed_downtime=None, transferred=Bytes(round(sent * MIB)),
         bandwidth=BytesPerSecond(round(rate * MIB)), dirty_rates=(), dirty_probes=(),
-        detail={} if limit is None else {"order": {"bandwidth": limit}},
+        limit=None if limit is None else BytesPerSecond(limit),
     )  # fmt: skip
 
 

@@ -1,15 +1,17 @@
 import json
+import math
 import time
 from dataclasses import replace
 
 import pytest
 
 from tests.unit.worlds import facts, guest, policy
+from vmckpt.migrate import choosing
 from vmckpt.migrate.forecast import Facts, Range, forecast, in_words
 from vmckpt.model.measured import DirtyPoint
 from vmckpt.model.orders import Mode
 from vmckpt.policy.types import Rule, StartPostcopy, When
-from vmckpt.units import MIB, Seconds
+from vmckpt.units import MIB, Bytes, Seconds
 
 # Measured in the lab with QEMU 7.2.22 under TCG, at a limit of 300 ms: memory and memory in use
 # (MiB), region and rate of the writer (MiB, MiB/s), link (MiB/s); total (s), downtime (s), MiB
@@ -143,3 +145,35 @@ def test_the_json_form_has_no_infinite_numbers() -> None:
     text = json.dumps({"facts": known.as_json(), "forecast": found.as_json()}, allow_nan=False)
 
     assert json.loads(text)["forecast"]["mode"] == "precopy"
+
+
+def test_disks_that_are_copied_go_before_memory_and_cost_no_downtime() -> None:
+    known = facts(512, 200, region=64, rate=10, bandwidth=100)
+    plain = forecast(known, policy(), Mode.PRECOPY, guest(512))
+    copied = forecast(
+        replace(known, disks=Bytes(1000 * MIB)), policy(), Mode.PRECOPY, guest(512)
+    )  # fmt: skip
+    assert plain.total is not None
+    assert copied.total is not None
+    assert copied.downtime == plain.downtime
+    assert copied.total.low - plain.total.low == pytest.approx(1000 * MIB / known.bandwidth.high)
+    assert copied.sent is not None
+    assert plain.sent is not None
+    assert copied.sent.low == plain.sent.low + 1000 * MIB
+
+
+def test_a_score_is_json_also_of_what_was_never_to_end() -> None:
+    endless = Range(8.0, math.inf)
+    expected = replace(
+        forecast(facts(512, 200, region=64, rate=10, bandwidth=100), policy(), Mode.PRECOPY,
+                 guest(512)),
+        total=endless,
+    )  # fmt: skip
+    measured = choosing.Measured(
+        completed=True, total=Seconds(12.0), downtime=Seconds(0.1), sent=Bytes(MIB)
+    )
+    told = choosing.score(expected, measured).as_json()
+    assert told["total"] == {
+        "expected": [8.0, None], "measured": 12.0, "covered": True, "width": None,
+    }  # fmt: skip
+    json.dumps(told, allow_nan=False)

@@ -18,7 +18,8 @@ def plan(folder: Path) -> CopyPlan:
     copies = [
         DiskCopy(
             name=name, source=f"/{name}", path=str(folder / f"{name}.qcow2"), format="qcow2",
-            size=Bytes(MIB), needed=Bytes(MIB), full=False, options="", mode="640",
+            size=Bytes(MIB), needed=Bytes(MIB), allocated=Bytes(MIB), full=False,
+            options="", mode="640",
         )
         for name in ("vda", "vdb")
     ]  # fmt: skip

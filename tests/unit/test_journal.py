@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,18 @@ def test_past_moves_tell_what_a_forecast_needs(journal: Journal) -> None:
     assert (move.bandwidth, move.dirty_rates) == (125, (7, 5))
     assert journal.recent_moves("beta", "alpha") == []
     assert journal.recent_moves("alpha", "beta", guest_uuid="another") == []
+
+
+def test_what_a_past_move_was_held_to_is_known(journal: Journal) -> None:
+    """It says nothing of what the link carries."""
+    by_wish = replace(WEB1, detail={"wishes": {"bandwidth": 7}})
+    for new, report, limit in (
+        (WEB1, {}, None), (WEB1, {"bandwidth_limit": 5}, 5), (by_wish, {}, 7),
+    ):  # fmt: skip
+        id_ = journal.begin(new)
+        journal.finish(id_, "completed", {"total_ms": 5000, **report})
+        [move] = journal.recent_moves("alpha", "beta", 1)
+        assert (move.id, move.limit) == (id_, limit)
 
 
 def test_ids_are_unique_and_grow_when_short_ones_run_out(

@@ -114,6 +114,8 @@ def test_the_beginning_of_a_link_is_left_out() -> None:
     assert seen.rate == 100
     assert seen.received == 200
     assert measure.link_seen([(0.0, 1)]) is None
+    # It stalled, and all that was left came in one piece right before the end.
+    assert measure.link_seen([(0.0, 65536), (0.05, 3000), (0.60, 4000), (0.61, 4000)]) is None
 
 
 def test_the_kernels_count_is_of_the_mapping_that_holds_the_guest() -> None:
@@ -156,7 +158,7 @@ def test_strangers_are_not_served() -> None:
         stranger.sendall(b"hello!")
         assert stranger.recv(10) == b""
 
-    answer = onhost.send("127.0.0.1", port, "secret", 0.1)
+    answer = onhost.send("127.0.0.1", port, "secret", 0.5)
     serving.join(5)
     server.close()
 

@@ -142,3 +142,30 @@ def test_versions_are_unpacked() -> None:
 )
 def test_ssh_may_not_ask_questions(uri: str, expected: str) -> None:
     assert library.without_questions(uri) == expected
+
+
+def test_a_card_on_a_network_is_the_networks_whatever_that_has_made_of_it() -> None:
+    live = XML.replace(
+        "<interface type='bridge'><source bridge='br0'/></interface>",
+        "<interface type='bridge'><source network='prod' portid='ab' bridge='br0'/></interface>"
+        "<interface type='direct'><source network='mv' dev='eth0' mode='bridge'/></interface>",
+    )
+    found = parse.guest(
+        live, state=(1, 1), persistent=True, autostart=True, snapshots=0, job=None
+    )  # fmt: skip
+    assert Nic(kind="network", source="prod") in found.nics
+    assert Nic(kind="network", source="mv") in found.nics
+
+
+def test_files_that_a_disk_lies_on_are_known() -> None:
+    chain = XML.replace(
+        "<source file='/srv/a b.raw'/>",
+        "<source file='/srv/a b.raw'/><backingStore type='file'><format type='qcow2'/>"
+        "<source file='/srv/middle.qcow2'/><backingStore type='file'><format type='raw'/>"
+        "<source file='/srv/base.raw'/><backingStore/></backingStore></backingStore>",
+    )
+    found = parse.guest(
+        chain, state=(1, 1), persistent=True, autostart=True, snapshots=0, job=None
+    )  # fmt: skip
+    assert found.disks[0].below == ("/srv/middle.qcow2", "/srv/base.raw")
+    assert found.disks[1].below == ()

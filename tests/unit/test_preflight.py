@@ -62,6 +62,10 @@ CASES = [
     ("storage-not-visible", replace(
         FACTS, guest=replace(GUEST, disks=(replace(DISK, read_only=True),)),
         on_target={"/srv/web1.raw": False})),
+    ("storage-not-visible", replace(
+        FACTS, guest=replace(GUEST, disks=(replace(DISK, below=("/base.raw",)),)),
+        on_target={"/base.raw": False, "/srv/web1.raw": True})),
+    ("storage-not-visible", guest(disks=(replace(DISK, kind="nvme", source=None),))),
     ("file-missing", replace(
         FACTS, guest=replace(GUEST, boot_files=("/boot/k",)), on_target={"/boot/k": False})),
     ("network-missing", replace(FACTS, target_links=frozenset({"lo"}))),
@@ -150,7 +154,7 @@ def test_storage_that_was_not_looked_at_is_not_proven() -> None:
     assert not preflight.storage_proven(replace(FACTS, same_file={}))
 
 
-@pytest.mark.parametrize("kind", ["volume", "block", "nvme"])
+@pytest.mark.parametrize("kind", ["volume", "block", "dir"])
 def test_one_disk_that_cannot_be_proven_leaves_all_to_libvirt(kind: str) -> None:
     facts = guest(disks=(DISK, replace(DISK, target="vdb", kind=kind, source="pool/x")))
 
@@ -170,3 +174,22 @@ def test_network_disks_are_shared_by_nature_and_media_need_only_be_there() -> No
 def test_a_guest_that_stands_still_for_its_job_is_not_to_be_resumed() -> None:
     found = preflight.check(guest(state=GuestState.PAUSED, job="outgoing migration"))
     assert [f.code for f in found] == ["job-in-progress"]
+
+
+def test_an_image_that_a_disk_lies_on_must_be_the_same_or_hold_the_same() -> None:
+    on = replace(DISK, below=("/base.raw",))
+    facts = replace(guest(disks=(on,)), on_target={"/srv/web1.raw": True, "/base.raw": True})
+    same = replace(facts, same_file={"/srv/web1.raw": True, "/base.raw": True})
+    assert preflight.check(same) == ()
+    assert preflight.storage_proven(same)
+    another = replace(facts, same_file={"/srv/web1.raw": True, "/base.raw": False})
+    (found,) = preflight.check(another)
+    assert (found.code, found.severity) == ("storage-backing", Severity.WARNING)
+    assert not preflight.storage_proven(another)
+    assert not preflight.storage_proven(replace(facts, same_file={"/srv/web1.raw": True}))
+
+
+def test_a_disk_without_a_path_is_no_empty_drive_unless_it_may_be_one() -> None:
+    nvme = replace(DISK, kind="nvme", source=None)
+    assert not preflight.storage_proven(guest(disks=(nvme,)))
+    assert preflight.storage_proven(guest(disks=(replace(DISK, source=None),)))

@@ -229,7 +229,7 @@ def _forecast(report: MigrationReport, figures: Table) -> None:
     score = (report.forecast or {}).get("score") or {}
     for key, label, show in _MARKS:
         if (mark := score.get(key)) is not None:
-            low, high = (show(value) for value in mark["expected"])
+            low, high = ("no end" if value is None else show(value) for value in mark["expected"])
             done = report.outcome is Outcome.COMPLETED
             hit = " (missed)" if done and not mark["covered"] else ""
             figures.add_row(label, f"{low} to {high}{hit}")

@@ -135,8 +135,8 @@ def cpu(guest: Guest) -> str:
 def files(guest: Guest) -> list[str]:
     """Files of its disks that are written to, and must be the same on both hosts."""
     return [
-        disk.source for disk in guest.disks
-        if disk.kind == "file" and disk.source is not None and not disk.read_only
+        file for disk in guest.disks if not disk.read_only
+        for file in (disk.source if disk.kind == "file" else None, *disk.below) if file is not None
     ]  # fmt: skip
 
 

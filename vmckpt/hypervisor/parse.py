@@ -242,16 +242,23 @@ def _disk(node: ET.Element) -> Disk:
         cache=driver.get("cache") if driver is not None else None,
         read_only=node.find("readonly") is not None,
         shareable=node.find("shareable") is not None,
-    )
+        below=tuple(
+            file for backing in node.iter("backingStore")
+            if (below := backing.find("source")) is not None and (file := below.get("file"))
+        ),
+    )  # fmt: skip
 
 
 def _nic(node: ET.Element) -> Nic:
-    source = node.find("source")
+    source, kind = node.find("source"), node.get("type", "?")
     where = None
     if source is not None:
-        # A card on a libvirt network names both; the network is what the target must have.
+        # A card on a libvirt network names both, and is shown as what that has made of it; the
+        # network is what the target must have.
         where = source.get("network") or source.get("bridge") or source.get("dev")
-    return Nic(kind=node.get("type", "?"), source=where)
+        if source.get("network") and kind != "hostdev":
+            kind = "network"
+    return Nic(kind=kind, source=where)
 
 
 def _host_devices(devices: ET.Element) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ def _drive(node: ET.Element) -> Drive:
         # libvirt probes no formats and takes raw where none is written.
         format=driver.get("type", "raw") if driver is not None else "raw",
         read_only=node.find("readonly") is not None,
+        shareable=node.find("shareable") is not None,
         encrypted=any(found is not None for found in (_in(node), _in(source))),
     )
 

@@ -31,8 +31,8 @@ class PastMove:
     """One for each pass that measured one."""
     dirty_probes: tuple[Mapping[str, Any], ...]
     """What was measured before it began, as the report has it."""
-    detail: Mapping[str, Any]
-    """What was asked for, limits included."""
+    limit: BytesPerSecond | None
+    """What its bandwidth was held to; None: nothing, as far as is known."""
 
 
 def past_move(operation: Operation) -> PastMove | None:
@@ -60,8 +60,15 @@ def past_move(operation: Operation) -> PastMove | None:
         bandwidth=_bandwidth(passes, report),
         dirty_rates=tuple(BytesPerSecond(int(rate)) for rate in rates if rate is not None),
         dirty_probes=tuple(report.get("dirty_probes") or ()),
-        detail=operation.detail,
+        limit=_limit(operation, report),
     )
+
+
+def _limit(operation: Operation, report: Mapping[str, Any]) -> BytesPerSecond | None:
+    """Of older moves only the operator's own wish is known."""
+    asked = (operation.detail.get("wishes") or {}).get("bandwidth")
+    found = report.get("bandwidth_limit") or asked
+    return None if found is None else BytesPerSecond(int(found))
 
 
 def _bandwidth(

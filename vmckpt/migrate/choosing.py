@@ -1,5 +1,6 @@
 """Which mode a policy's `auto` comes to, and how good a forecast was in the end. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,11 +120,16 @@ class Score:
 
 def _mark(one: Mark) -> dict[str, Any]:
     return {
-        "expected": [one.expected.low, one.expected.high],
+        "expected": [_finite(one.expected.low), _finite(one.expected.high)],
         "measured": one.measured,
         "covered": one.covered,
-        "width": round(one.width, 3),
+        "width": _finite(round(one.width, 3)),
     }
+
+
+def _finite(value: float) -> float | None:
+    """JSON knows no infinity: None."""
+    return value if math.isfinite(value) else None
 
 
 def score(forecast: Forecast, measured: Measured) -> Score:

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from vmckpt.errors import RemoteError
+from vmckpt.journal.records import StoredStep
+from vmckpt.migrate.gather import Remotes
 from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.images import CopyPlan, DiskCopy, Drive, Image, Made, Place, Room, Wish
 from vmckpt.remote import images as remote_images
@@ -124,6 +126,11 @@ def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Fin
             "disk-not-copied", source, f"{what} is of kind {drive.kind}; only files are copied",
             "share it between the hosts",
         )  # fmt: skip
+    elif drive.shareable:
+        yield _blocker(
+            "disk-shared", source, f"{what} is shared with other guests: a copy would not be",
+            "share its folder between the hosts",
+        )  # fmt: skip
     elif drive.format not in FORMATS:
         yield _blocker(
             "disk-not-copied", source, f"{what} is {drive.format}; copied are raw and qcow2",
@@ -182,6 +189,7 @@ def _copy(drive: Drive, image: Image, wish: Wish) -> DiskCopy:
         format=drive.format,
         size=image.size,
         needed=Bytes(round(needed)),
+        allocated=Bytes(min(image.size, image.allocated)),
         full=wish.full,
         options=image.options,
         mode=image.mode,
@@ -310,6 +318,22 @@ async def remove(target: Remote, made: Made) -> tuple[str, ...]:
     Returns what had to stay, each with the reason. Raises RemoteError.
     """
     return await remote_images.remove(target, made)
+
+
+async def unmade(remotes: Remotes | None, step: StoredStep | None) -> list[str]:
+    """Before the move nobody uses images that were made for it: they go. What stays of them; a host
+    that does not answer keeps nothing else from being settled."""
+    if step is None:
+        return []
+    host, paths = str(step.intent.get("host")), list(step.intent.get("paths", []))
+    marks = {**dict.fromkeys(paths, ""), **(step.result or {}).get("marks", {})}
+    try:
+        if remotes is None:
+            raise RemoteError(f"{host} has no ssh")
+        made = Made(host=host, suffix=str(step.intent["suffix"]), marks=marks)
+        return list(await remote_images.remove(remotes[1], made))
+    except RemoteError as exc:
+        return [f"{path} on {host} may have been made for it: {exc}" for path in paths]
 
 
 async def finish(target: Remote, room: Mapping[str, Bytes]) -> tuple[str, ...]:

@@ -48,12 +48,10 @@ def _sending(move: PastMove) -> float | None:
 
 def _unlimited(past: Sequence[PastMove]) -> list[float]:
     """Bandwidths of moves that had no limit of their own."""
-    found = []
-    for one in _completed(past):
-        order = one.detail.get("order") or {}
-        if one.bandwidth and _sending(one) is not None and not order.get("bandwidth"):
-            found.append(float(one.bandwidth))
-    return found
+    return [
+        float(one.bandwidth) for one in _completed(past)
+        if one.bandwidth and one.limit is None and _sending(one) is not None
+    ]  # fmt: skip
 
 
 def stream(past: Sequence[PastMove], *, encrypted: bool, connections: int) -> tuple[Range, str]:

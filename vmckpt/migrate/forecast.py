@@ -7,7 +7,7 @@ of what comes out. Ranges are meant to hold nine times out of ten.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -19,7 +19,7 @@ from vmckpt.model.guests import Guest
 from vmckpt.model.measured import DirtyPoint, LinkSeen
 from vmckpt.model.orders import Mode
 from vmckpt.policy.types import Policy
-from vmckpt.units import MIB, Bytes, show_bytes, show_rate, show_seconds
+from vmckpt.units import MIB, Bytes, Seconds, show_bytes, show_rate, show_seconds
 
 # A guest does not write the same from one moment to the next. Measured in the lab: what long passes
 # of steady writers found dirty was 0.97 to 1.03 of the probe's curve.
@@ -102,6 +102,8 @@ class Facts:
     """(bytes from the end of memory, of which in use); empty: not known."""
     link: LinkSeen | None = None
     """What the probe's own connection carried; None: it was not tried."""
+    disks: Bytes = Bytes(0)
+    """What is copied of disks, before memory."""
     basis: tuple[str, ...] = ()
     """Where all this comes from, in words."""
 
@@ -247,8 +249,8 @@ def worlds(facts: Facts, policy: Policy) -> tuple[World, ...]:
 
 def forecast(facts: Facts, policy: Policy, mode: Mode, guest: Guest) -> Forecast:
     """What is expected in that mode; never AUTO, which `choose` resolves."""
-    held = contract.terms(policy, mode, guest)
-    found = [simulate(world, held) for world in worlds(facts, policy)]
+    held = contract.terms(policy, mode, guest, facts.disks)
+    found = [_with_disks(simulate(one, held), one, facts.disks) for one in worlds(facts, policy)]
     verdicts = {one.completed for one in found}
     switched = {one.switched for one in found if one.completed}
     downtimes = [one.downtime for one in found if one.downtime is not None]
@@ -265,6 +267,13 @@ def forecast(facts: Facts, policy: Policy, mode: Mode, guest: Guest) -> Forecast
         passes=_hull([one.passes for one in found]),
         planned=found[0].planned,
         basis=(*facts.basis, _verdict(found)),
+    )
+
+
+def _with_disks(found: Simulated, world: World, disks: Bytes) -> Simulated:
+    """They go first, at what the first pass over memory travels at, while the guest runs."""
+    return replace(
+        found, total=Seconds(found.total + disks / world.bandwidth), sent=found.sent + disks
     )
 
 

@@ -57,7 +57,7 @@ async def gather(
     if guest is not None and target_error is None:
         (cpu_fits, _), seen = await asyncio.gather(
             _or_error(host_facts.cpu_fits(target, guest)),
-            _over_ssh(remotes, guest),
+            _over_ssh(remotes, guest, target.host),
         )
     return Facts(
         name=name,
@@ -88,16 +88,17 @@ async def _or_error(call: Awaitable[T]) -> tuple[T | None, str | None]:
         return None, exc.message
 
 
-async def _over_ssh(remotes: Remotes | None, guest: Guest) -> _SshFacts:
+async def _over_ssh(remotes: Remotes | None, guest: Guest, target: Host) -> _SshFacts:
     """What only a look at the hosts' files and links can tell; hosts without ssh tell nothing."""
     if remotes is None:
-        return _SshFacts()
+        return _SshFacts(login_error=_no_host(target))
     here, there = remotes
     on_file = [disk for disk in guest.disks if disk.kind == "file" and disk.source is not None]
     written = sorted({disk.source or "" for disk in on_file if not disk.read_only})
-    files = sorted({*guest.boot_files, *(disk.source or "" for disk in on_file)})
+    below = {path for disk in guest.disks for path in disk.below}
+    files = sorted({*guest.boot_files, *(disk.source or "" for disk in on_file), *below})
     # Not cancelled with us: its probe file must be gone before we log out.
-    same = asyncio.create_task(probe.same_files(here, there, written))
+    same = asyncio.create_task(probe.same_files(here, there, sorted({*written, *below})))
     try:
         links, same_file, present, login, (post_copy, folder) = await asyncio.gather(
             probe.links(there),
@@ -125,9 +126,14 @@ async def _over_ssh(remotes: Remotes | None, guest: Guest) -> _SshFacts:
 
 async def _peer_login(source: Remote, target: Host) -> str | None:
     """Why the source's libvirtd cannot log in at the target's; None if it can."""
-    if not urlsplit(target.uri_for_peers).hostname:
-        return f"{target.uri_for_peers} names no host; set peer_uri of {target.name}"
-    return await probe.peer_login(source, target.uri_for_peers)
+    return _no_host(target) or await probe.peer_login(source, target.uri_for_peers)
+
+
+def _no_host(target: Host) -> str | None:
+    """Why nobody else can be sent there by its address; None: it can."""
+    if urlsplit(target.uri_for_peers).hostname:
+        return None
+    return f"{target.uri_for_peers} names no host; set peer_uri of {target.name}"
 
 
 async def _present(host: Remote, files: list[str]) -> dict[str, bool]:

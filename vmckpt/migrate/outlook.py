@@ -1,7 +1,7 @@
 """Measure and forecast before a move, and hold the forecast against the move afterwards."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vmckpt.hypervisor.connection import Hypervisor
@@ -18,7 +18,7 @@ from vmckpt.model.guests import Guest
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.orders import Mode
 from vmckpt.policy.types import Policy
-from vmckpt.units import Bytes, Seconds, show_seconds
+from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
 
 _ALL = (Mode.PRECOPY, Mode.HYBRID, Mode.POSTCOPY, Mode.STOP_AND_COPY)
 
@@ -60,9 +60,16 @@ async def look(
     post_copy: bool,
     every_mode: bool,
     links: Links | None = None,
+    disks: Bytes = Bytes(0),
 ) -> Outlook:
-    """Measure for about `probe`, then forecast: the mode that is set, or all that are possible."""
+    """Measure for about `probe`, then forecast: the mode that is set, or all that are possible.
+
+    `disks`: what is copied of disks before memory.
+    """
     facts = await measure(*hosts, guest, policy, past, probe=probe, remotes=remotes, links=links)
+    if disks:
+        words = f"disks: {show_bytes(disks)} are copied first"
+        facts = replace(facts, disks=disks, basis=(*facts.basis, words))
     if every_mode or policy.mode is Mode.AUTO:
         modes = [mode for mode in _ALL if post_copy or not mode.may_switch_early]
     else:

@@ -30,7 +30,7 @@ from vmckpt.policy.transport import Conflict, Versions
 from vmckpt.policy.types import CopyKind, Policy, Tls
 from vmckpt.remote import certificates
 from vmckpt.remote.ssh import Remote
-from vmckpt.units import Seconds
+from vmckpt.units import Bytes, Seconds
 
 NO_COPIES = CopyPlan()
 
@@ -93,6 +93,7 @@ async def _look_ahead(
     *,
     remotes: Remotes | None,
     post_copy: bool,
+    disks: Bytes,
 ) -> Outlook | None:
     probe = policy.probe if ahead.probe is None else ahead.probe
     if probe <= 0:
@@ -107,6 +108,7 @@ async def _look_ahead(
         post_copy=post_copy,
         every_mode=ahead.every_mode,
         links=ahead.links,
+        disks=disks,
     )
 
 
@@ -166,6 +168,7 @@ async def make(
             _as_it_travels(policy, tls),
             remotes=remotes,
             post_copy=post_copy,
+            disks=copies.travels,
         )
     mode, reason = outlooks.mode_of(policy, outlook, post_copy=post_copy)
     return Plan(

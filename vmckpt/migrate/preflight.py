@@ -84,12 +84,25 @@ def blockers(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     return tuple(f for f in findings if f.severity is Severity.BLOCKER)
 
 
+_MAY_BE_EMPTY = ("file", "block")
+"""Kinds of drives that have no source if nothing is in them."""
+_OF_THE_HOST = ("nvme", "vhostuser", "vhostvdpa")
+"""Kinds of disks that are devices of the guest's host."""
+
+
 def storage_proven(facts: Facts) -> bool:
     """Whether every disk that is written to was seen to be the same on both hosts."""
     if facts.guest is None:
         return False
-    written = [disk for disk in facts.guest.disks if disk.source and not disk.read_only]
-    return all(disk.kind == "network" or _same(facts, disk) is True for disk in written)
+    written = [
+        disk for disk in facts.guest.disks
+        if not disk.read_only and (disk.source or disk.kind not in _MAY_BE_EMPTY)
+    ]  # fmt: skip
+    return all(
+        (disk.kind == "network" or _same(facts, disk) is True)
+        and all(facts.same_file.get(path) is True for path in disk.below)
+        for disk in written
+    )
 
 
 def _same(facts: Facts, disk: Disk) -> bool | None:
@@ -200,7 +213,13 @@ def _emulated(facts: Facts, guest: Guest) -> Iterator[Finding]:
 
 def _storage(facts: Facts, guest: Guest) -> Iterator[Finding]:
     for disk in guest.disks:
-        if disk.source is not None:
+        if disk.kind in _OF_THE_HOST:
+            yield _blocker(
+                "storage-not-visible", facts.target,
+                f"disk {disk.target} of {guest.name} ({disk.kind}) is a device of {facts.source}",
+                "detach it first, or give it an image that both hosts see",
+            )  # fmt: skip
+        elif disk.source is not None:
             yield from _disk(facts, guest, disk)
     for path in guest.boot_files:
         if facts.on_target.get(path) is False:
@@ -224,6 +243,7 @@ def _disk(facts: Facts, guest: Guest, disk: Disk) -> Iterator[Finding]:
     same = _same(facts, disk)
     if disk.source in facts.copied:
         return
+    yield from _below(facts, disk, what)
     if facts.on_target.get(disk.source or "") is False:
         yield _blocker(
             "storage-not-visible",
@@ -245,6 +265,22 @@ def _disk(facts: Facts, guest: Guest, disk: Disk) -> Iterator[Finding]:
             f"{what} was not seen to be the same on both hosts; libvirt decides",
             "give ssh logins in the inventory that may write to the folder",
         )
+
+
+def _below(facts: Facts, disk: Disk, what: str) -> Iterator[Finding]:
+    """Images that a disk's own lies on."""
+    for path in disk.below:
+        if facts.on_target.get(path) is False:
+            yield _blocker(
+                "storage-not-visible", facts.target, f"{path}, which {what} lies on, is not there",
+                f"share its folder between {facts.source} and {facts.target}",
+            )  # fmt: skip
+        elif facts.same_file.get(path) is False:
+            yield _warning(
+                "storage-backing", facts.target,
+                f"{path}, which {what} lies on, is another file there: it must hold the same",
+                f"compare both, or share its folder between {facts.source} and {facts.target}",
+            )  # fmt: skip
 
 
 def _networks(facts: Facts, guest: Guest) -> Iterator[Finding]:

@@ -31,13 +31,11 @@ from vmckpt.model.callers import Caller
 from vmckpt.model.events import Decided, Event
 from vmckpt.model.guests import Presence
 from vmckpt.model.hosts import Host
-from vmckpt.model.images import Made
 from vmckpt.model.jobs import Decision, Outcome
 from vmckpt.model.orders import Driver, Mode, MoveOrder
 from vmckpt.model.recovery import Settled
 from vmckpt.policy import document, select
 from vmckpt.policy.types import Policy
-from vmckpt.remote import images
 from vmckpt.units import Bytes, Seconds
 
 # Hosts that were just restarted contradict each other for a moment.
@@ -179,6 +177,7 @@ class Recovery:
             error=ending.error,
             policy=self.policy.name,
             mode=self.mode,
+            limit=self.policy.limits.bandwidth,
             job=self.left.operation.id,
         )
 
@@ -317,7 +316,7 @@ class _Doing:
         assert order is not None
         engine = Migration(
             self._mover,
-            await self._terms(),
+            await self._terms(in_two_parts=in_two_parts),
             self._emit,
             self._caller.stop,
             desk=self._desk,
@@ -325,9 +324,11 @@ class _Doing:
         )
         return await (engine.resume(order) if in_two_parts else engine.adopt(order))
 
-    async def _terms(self) -> Terms:
+    async def _terms(self, *, in_two_parts: bool) -> Terms:
         """What its first controller held it to; the time limit begins anew."""
         policy, mode = self._recovery.policy, self._recovery.mode
+        if in_two_parts:
+            policy = terms.answered(policy)
         guest = await guests.find_guest(self._recovery.here, self._recovery.uuid)
         if guest is None or mode is Mode.POSTCOPY:
             return terms.resumed(policy)
@@ -363,7 +364,7 @@ class _Doing:
                 await self._mover.throttle(None)
             if self._left.open(Step.BANDWIDTH):
                 await self._mover.set_bandwidth(None, post_copy=False)
-        await self._remove_images()
+        self._warnings += await disks.unmade(self._recovery.remotes, self._left.open(Step.IMAGES))
         move = self._left.open(Step.MOVE)
         if move is None or move.intent.get("target_knew", True):
             return
@@ -372,18 +373,6 @@ class _Doing:
                 await self._mover.forget_target()
         except HypervisorError as exc:
             self._warnings.append(f"it may still be defined on the target: {exc}")
-
-    async def _remove_images(self) -> None:
-        step, remotes = self._left.open(Step.IMAGES), self._recovery.remotes
-        if step is None:
-            return
-        host, paths = str(step.intent.get("host")), list(step.intent.get("paths", []))
-        if remotes is None:
-            self._warnings += [f"{path} on {host} may have been made for it" for path in paths]
-            return
-        marks = {**dict.fromkeys(paths, ""), **(step.result or {}).get("marks", {})}
-        made = Made(host=host, suffix=str(step.intent["suffix"]), marks=marks)
-        self._warnings += await images.remove(remotes[1], made)
 
     async def _finish(self) -> None:
         """The guest has arrived: what libvirt leaves to us is done."""

@@ -60,6 +60,8 @@ class MigrationReport:
     """Its id in the journal; None if there is no journal."""
     forecast: Mapping[str, Any] | None = None
     """What was expected, beside what was measured; in JSON's types."""
+    limit: BytesPerSecond | None = None
+    """What it was held to when it began; None: nothing."""
     left_behind: tuple[str, ...] = ()
     """What is still on the source: images of disks that were copied."""
 
@@ -125,6 +127,7 @@ def as_json(report: MigrationReport) -> dict[str, Any]:
         "observed_downtime_ms": _ms(report.observed_downtime),
         "iterations": report.iterations,
         "bytes_transferred": report.transferred,
+        "bandwidth_limit": report.limit,
         "samples": [sample_as_json(sample, report.began) for sample in report.samples],
         "passes": [_pass(row) for row in passes(report.samples, report.began)],
         "decisions": [decision_as_json(one, report.began) for one in report.decisions],

@@ -31,6 +31,7 @@ def not_begun(plan: Plan, setting: Setting, guest: str) -> MigrationReport:
         findings=plan.findings,
         policy=plan.policy.name if plan.policy is not None else None,
         mode=plan.mode if plan.policy is not None else None,
+        limit=plan.policy.limits.bandwidth if plan.policy is not None else None,
     )
 
 

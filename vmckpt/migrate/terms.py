@@ -14,6 +14,8 @@ from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 # A job must be started for what a rule may switch on later. Until then it shall do next to nothing.
 IDLE_THROTTLE = AutoConverge(initial=1, increment=1, at_most=1)
+_ANSWERED = Seconds(600.0)
+"""So long it is tried, as by the default policy."""
 _IDLE_CACHE = Bytes(64 * 1024)
 
 
@@ -113,6 +115,11 @@ def order(
         compression_level=how.compression_level,
         xbzrle_cache=_IDLE_CACHE if idle_cache else None,
     )
+
+
+def answered(policy: Policy) -> Policy:
+    """Of one that asks as soon as a post-copy breaks: whoever wants it resumed has answered."""
+    return policy if policy.recover_for else replace(policy, recover_for=_ANSWERED)
 
 
 def resumed(policy: Policy) -> Terms:

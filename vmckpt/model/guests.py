@@ -55,6 +55,8 @@ class Disk:
     """None: the default of QEMU, which is write-back."""
     read_only: bool
     shareable: bool
+    below: tuple[str, ...] = ()
+    """Files of its backing chain, which are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ class Drive:
     format: str
     read_only: bool
     encrypted: bool
+    shareable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,8 @@ class DiskCopy:
     size: Bytes
     needed: Bytes
     """Room it will take on the target at first."""
+    allocated: Bytes
+    """What of it was ever written, and travels."""
     full: bool
     options: str
     mode: str
@@ -113,6 +116,11 @@ class CopyPlan:
     def size(self) -> Bytes:
         """Of all copies, as the guest sees them."""
         return Bytes(sum(copy.size for copy in self.copies))
+
+    @property
+    def travels(self) -> Bytes:
+        """What is sent of all copies: holes are not."""
+        return Bytes(sum(copy.allocated for copy in self.copies))
 
     @property
     def disks(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ JSON schema that editors use and the test of the documentation read them from he
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
 
 from vmckpt.model.orders import Compression, Mode
 from vmckpt.policy import types
@@ -35,7 +35,7 @@ from vmckpt.policy.values import (
     TimeUsedValue,
     TlsWord,
 )
-from vmckpt.units import Bytes, Seconds
+from vmckpt.units import Bytes, Seconds, show_bytes
 
 VERSION = "vmckpt/v1"
 DOWNTIME = Seconds(0.3)
@@ -179,10 +179,22 @@ class ThrottleForm(_Part):
         return self
 
 
+_PAGE = 4096
+
+
 class CompressForm(_Part):
     """How differences to pages sent before are kept."""
 
     cache: Size = Field(CACHE, description="Memory for it on the source, beside the guest's.")
+
+    @field_validator("cache")
+    @classmethod
+    def _as_qemu_wants(cls, cache: Bytes) -> Bytes:
+        """A power of two, of a page at least: QEMU refuses any other, in the middle of a move."""
+        if cache >= _PAGE and cache & (cache - 1) == 0:
+            return cache
+        nearest = max(_PAGE, 1 << (max(1, cache).bit_length() - 1))
+        raise ValueError(f"a power of two is needed, such as {show_bytes(Bytes(nearest))}")
 
 
 class DoForm(_Part):

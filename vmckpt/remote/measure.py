@@ -170,7 +170,7 @@ def link_seen(marks: Sequence[tuple[float, int]]) -> LinkSeen | None:
         return None
     lasted, received = marks[-1]
     begin = next(one for one in marks if one[0] >= _BEGINNING * lasted)
-    if begin[0] >= lasted or begin[1] > received:
+    if begin[0] >= lasted or begin[1] >= received:
         return None
     rate = (received - begin[1]) / (lasted - begin[0])
     return LinkSeen(
