@@ -64,10 +64,20 @@ def test_all_that_left_since_the_maintenance_began_come_back_even_after_it_has_e
     assert back() == everybody
 
 
-def test_who_did_not_shut_down_is_not_started() -> None:
+def test_who_did_not_shut_down_in_time_may_have_later_and_is_started_then() -> None:
     maintenance.enter("alpha", "")
-    emptied(("a", "alpha"), shut=("off1",), stubborn=("stays",))
-    assert back() == ({"u-a"}, {"u-off1"})
+    id_ = emptied(("a", "alpha"), shut=("off1",), stubborn=("late",))
+    assert back() == ({"u-a"}, {"u-off1", "u-late"})
+    assert command.noted(id_, ()).shut == ("u-off1",)
+
+
+def test_a_maintenance_after_it_hides_no_emptying() -> None:
+    maintenance.enter("alpha", "")
+    emptied(("a", "alpha"))
+    maintenance.leave("alpha")
+    maintenance.enter("alpha", "a disk is changed")
+    maintenance.leave("alpha")
+    assert back() == ({"u-a"}, set())
 
 
 def test_what_was_moved_is_known_without_a_report() -> None:

@@ -169,3 +169,9 @@ def test_files_that_a_disk_lies_on_are_known() -> None:
     )  # fmt: skip
     assert found.disks[0].below == ("/srv/middle.qcow2", "/srv/base.raw")
     assert found.disks[1].below == ()
+    assert not found.disks[0].on_device
+    device = chain.replace("<backingStore type='file'>", "<backingStore type='block'>", 1)
+    found = parse.guest(
+        device, state=(1, 1), persistent=True, autostart=True, snapshots=0, job=None
+    )  # fmt: skip
+    assert found.disks[0].on_device

@@ -187,6 +187,7 @@ def test_an_image_that_a_disk_lies_on_must_be_the_same_or_hold_the_same() -> Non
     assert (found.code, found.severity) == ("storage-backing", Severity.WARNING)
     assert not preflight.storage_proven(another)
     assert not preflight.storage_proven(replace(facts, same_file={"/srv/web1.raw": True}))
+    assert not preflight.storage_proven(guest(disks=(replace(DISK, on_device=True),)))
 
 
 def test_a_disk_without_a_path_is_no_empty_drive_unless_it_may_be_one() -> None:

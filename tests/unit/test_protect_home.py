@@ -21,6 +21,7 @@ from vmckpt.model.jobs import Outcome
 from vmckpt.protect import asking, ending, engine, moving, settling
 from vmckpt.protect.ending import Known
 from vmckpt.replicate import standing
+from vmckpt.replicate.facts import Disk
 
 ALPHA = Host(name="alpha", uri="qemu+tcp://alpha/system")
 BETA = Host(name="beta", uri="qemu+tcp://beta/system")
@@ -174,6 +175,7 @@ def test_a_backup_whose_guest_runs_does_not_end_it_as_a_standby(
     told = made_session(role="backup", session="5e55")
     told.write(folder)
     (folder / "ours").touch()
+    standing.note_run(folder)
     monkeypatch.setattr(replicas, "folder_of", lambda _: folder)
     with pytest.raises(GuestBusy, match="runs on beta by now"):
         replicas._end(order(tmp_path, define=False))
@@ -197,6 +199,7 @@ def test_what_its_owner_has_changed_or_stopped_since_a_failover_stays_so(
         folder.mkdir()
         told.write(folder)
         (folder / "ours").touch()
+        standing.note_run(folder)
         if settled_already:
             standing.note_settled(folder)
         known[0] = is_known
@@ -204,6 +207,60 @@ def test_what_its_owner_has_changed_or_stopped_since_a_failover_stays_so(
         assert replicas._end(order(tmp_path)) == {"did": ["the guest is an ordinary one"]}
         assert defined == wanted
         assert not folder.exists()
+
+
+def test_a_backup_that_takes_over_while_it_is_ended_goes_on_with_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    made_session(role="backup", session="5e55").write(folder)
+    started: list[Path] = []
+
+    def stop(_: Path) -> None:
+        (folder / "over").touch()
+        (folder / "ours").touch()  # in that moment
+        standing.note_run(folder)
+
+    monkeypatch.setattr(replicas, "folder_of", lambda _: folder)
+    monkeypatch.setattr(replicas, "_stop_agent", stop)
+    monkeypatch.setattr(replicas, "_start", started.append)
+    with pytest.raises(GuestBusy, match="runs on beta by now"):
+        replicas._end(order(tmp_path, define=False))
+    assert started == [folder]
+    assert not (folder / "over").exists()
+
+
+@pytest.mark.parametrize("define", [True, False])
+def test_a_guest_that_never_came_to_life_on_the_backup_is_not_defined_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, define: bool
+) -> None:
+    """Its source has taken it back, and the target's next boot would start a second one."""
+    folder, image = tmp_path / "folder", tmp_path / "web1.qcow2"
+    folder.mkdir()
+    image.touch()
+    disk = Disk(target="vda", size=4096, path=str(image), format="qcow2")
+    made_session(role="backup", session="5e55", disks=(disk,)).write(folder)
+    (folder / "ours").touch()
+    monkeypatch.setattr(replicas, "folder_of", lambda _: folder)
+    monkeypatch.setattr(standing, "waits", lambda _: False)
+    monkeypatch.setattr(standing, "_runs_here", lambda _: False)
+    monkeypatch.setattr(afterlife, "define", lambda _: pytest.fail("it was defined"))
+    done = replicas._end(order(tmp_path, define=define))
+    assert done == {"did": [f"removed {image}"]}
+    assert not image.exists()
+    assert not folder.exists()
+
+
+def test_who_is_not_protected_any_more_is_not_told_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = {"role": "backup", "runs": True, "agent": True, "ready": True}
+    runs = {"role": None, "runs": True, "known": True}
+    did = hosts(monkeypatch, {"alpha": runs, "beta": waits})
+    found = settled(monkeypatch)
+    assert (found.outcome, "a standby is left on beta" in found.truth) == (Outcome.FAILED, True)
+    assert ("beta", "end", False) in did
+    hosts(monkeypatch, {"alpha": runs, "beta": NOTHING})
+    assert settled(monkeypatch).outcome is Outcome.COMPLETED
 
 
 def test_images_of_a_standby_that_a_reboot_ended_go_and_nobody_elses(

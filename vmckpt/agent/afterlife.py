@@ -85,6 +85,9 @@ def define_kept(state: str, *, host: str, uri: str) -> bool:
 
 def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
     """Its QEMU is gone. If nobody wished for that, the backup runs it. Raises VmckptError."""
+    wished = wished or ended_by_wish(folder)  # an agent before us knew
+    if wished:
+        outcome(folder, "ended", "the guest was ended by somebody's wish")
     writes.end_all(session, folder, None)
     if not wished:
         outcome(folder, "died", shot(folder) or "the guest's QEMU died")
@@ -94,12 +97,18 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
         for copy in folder.glob("last-*"):
             copy.unlink()  # as large as the guest's memory was
         return
-    outcome(folder, "ended", "the guest was ended by somebody's wish")
     (folder / guard.OVER).touch()
     if _standby_is_told(session, folder):
         # Only now nobody else can run it.
         define(session)
         forget(session, folder)
+
+
+def ended_by_wish(folder: Path) -> bool:
+    """Whether word was left that somebody wished for the guest's end."""
+    with suppress(OSError, ValueError):
+        return bool(json.loads((folder / OUTCOME).read_text()).get("outcome") == "ended")
+    return False
 
 
 def shot(folder: Path) -> str | None:

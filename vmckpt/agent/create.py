@@ -306,6 +306,7 @@ class _Making:
             made_at=int(self._made_at),
             checkpoint=checkpoint,
             memory=memory,
+            sources={one.name: one.source for one in disks.facts if one.source is not None},
         )
         lining.keep(draft, private, self._past, end)
         disks.keep(self._others())

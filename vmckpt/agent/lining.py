@@ -1,8 +1,9 @@
 """What a host keeps of a snapshot, so that the next one goes on from it."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -25,6 +26,8 @@ class End:
     checkpoint: str | None
     """The snapshot since whose instant libvirt notes what is written; None: it notes nothing."""
     memory: Memory | None
+    sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Images of its disks, by their names."""
 
 
 def parent(past: Line | None) -> Parent | None:
@@ -32,7 +35,9 @@ def parent(past: Line | None) -> Parent | None:
     if past is None or (since := checkpoint(past)) is None:
         return None
     sizes = {name: Bytes(size) for name, size in past.extra.get("disks", {}).items()}
-    return Parent(id=since, made_at=int(past.extra.get("made_at", 0)), sizes=sizes)
+    sources = {str(name): str(path) for name, path in past.extra.get("sources", {}).items()}
+    made_at = int(past.extra.get("made_at", 0))
+    return Parent(id=since, made_at=made_at, sizes=sizes, sources=sources)
 
 
 def checkpoint(past: Line) -> str | None:
@@ -84,7 +89,7 @@ def keep(draft: Draft, private: Private, past: Line | None, end: End) -> None:
         copy = past.extra.get("copy")
     extra = {
         "epoch": end.epoch, "made_at": end.made_at, "disks": sizes, "checkpoint": end.checkpoint,
-        "copy": copy,
+        "copy": copy, "sources": dict(end.sources),
     }  # fmt: skip
     draft.keep(end.snapshot, chunks, maps, extra)
 

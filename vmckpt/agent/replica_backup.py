@@ -55,7 +55,11 @@ def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
 
 
 def _lost(session: Session, folder: Path) -> None:
-    afterlife.outcome(folder, "lost", "the standby's QEMU is gone")
+    if standing.may_have_run(folder):
+        if not (folder / afterlife.OUTCOME).exists():
+            afterlife.outcome(folder, "failed-over", "it ran here, and its QEMU has ended since")
+    else:
+        afterlife.outcome(folder, "lost", "the standby's QEMU is gone")
     _clear_test(session)
     (folder / guard.OVER).touch()
 

@@ -219,15 +219,28 @@ def _may_know(order: ReplicaOrder) -> bool | None:
 
 def _end_backup(order: ReplicaOrder, session: Session) -> list[str]:
     folder = folder_of(order.guest)
+    if not order.define and _takes_over(folder, session):
+        raise _by_now(order, session)
     _stop_agent(folder)
+    if not order.define and _takes_over(folder, session):  # in that moment
+        (folder / guard.OVER).unlink(missing_ok=True)
+        _start(folder)
+        raise _by_now(order, session)
     trial_files.clear(session)
-    if standing.is_ours(folder):
-        if not order.define:
-            raise GuestBusy(f"{session.name} runs on {order.host} by now", mend="try again")
+    if standing.is_ours(folder) and not standing.never_came_to_life(session, folder):
         _settle(order, session, folder)
         standing.clear(session, folder)
         return ["the guest is an ordinary one"]
     return list(standing.remove(session, folder))
+
+
+def _takes_over(folder: Path, session: Session) -> bool:
+    """Whether the guest runs here, or is about to."""
+    return standing.is_ours(folder) and not standing.never_came_to_life(session, folder)
+
+
+def _by_now(order: ReplicaOrder, session: Session) -> GuestBusy:
+    return GuestBusy(f"{session.name} runs on {order.host} by now", mend="try again")
 
 
 def _settle(order: ReplicaOrder, session: Session, folder: Path) -> None:

@@ -32,6 +32,7 @@ from vmckpt.units import Seconds
 
 RUN = Path("/run/vmckpt")
 _ORDER = "order.json"
+_COMES = "come in from it on"
 _TURN = Seconds(0.2)
 _AGAIN = Seconds(2.0)
 _ARRIVES = Seconds(20.0)
@@ -68,18 +69,18 @@ def serve(order: RestoreOrder, talk: Talk) -> dict[str, Any]:
         folder = _furnished(order)
         keeper = _Keeper(order, talk, _exports(private, reader))
         keeper.listen(stack)
-        pinned = _pin(store, order)
+        _pin(store, order)
         try:
             talk.ask("ready", sockets=keeper.sockets)
         except Cancelled:
             if not keeper.arrived():
-                _end(folder, store, order, pinned=pinned)
+                _end(folder, store, order)
                 return {"pulled": 0.0}
         except BaseException:
-            _end(folder, store, order, pinned=pinned)
+            _end(folder, store, order)
             raise
         keeper.run()
-        _end(folder, store, order, pinned=pinned)
+        _end(folder, store, order)
     return {"pulled": time.monotonic() - began}
 
 
@@ -103,19 +104,27 @@ def _exports(private: Private, reader: Source) -> dict[str, Export]:
     return found
 
 
-def _pin(store: Store, order: RestoreOrder) -> bool:
-    """See that nobody deletes it meanwhile; whether it was not kept anyway."""
-    if order.snapshot in store.pins():
-        return False
-    store.pin(order.snapshot, f"the disks of {order.guest} come in from it on {order.host}")
-    return True
+def _pin(store: Store, order: RestoreOrder) -> None:
+    """See that nobody deletes it meanwhile. Whoever pinned it for another reason keeps it anyway;
+    of keepers like us each adds its own."""
+    known = store.why_pinned(order.snapshot)
+    if known is None:
+        store.pin(order.snapshot, _why(order))
+    elif _COMES in known and _why(order) not in known.split("; "):
+        store.pin(order.snapshot, f"{known}; {_why(order)}")
 
 
-def _end(folder: Path, store: Store, order: RestoreOrder, *, pinned: bool) -> None:
+def _why(order: RestoreOrder) -> str:
+    return f"the disks of {order.guest} {_COMES} {order.host}"
+
+
+def _end(folder: Path, store: Store, order: RestoreOrder) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    if pinned:
-        with suppress(StoreError):
-            store.unpin(order.snapshot)
+    with suppress(StoreError):
+        known = (store.why_pinned(order.snapshot) or "").split("; ")
+        rest = [one for one in known if one != _why(order)]
+        if len(rest) < len(known):
+            store.pin(order.snapshot, "; ".join(rest)) if rest else store.unpin(order.snapshot)
 
 
 class _Keeper:

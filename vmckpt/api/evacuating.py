@@ -94,7 +94,8 @@ def back_to(host: str, policy: str | None) -> Task:
         found = journal.on_host([str(Kind.EVACUATE)], host)
         closings = journal.on_host([MAINTENANCE], host)
     # A maintenance is entered a moment before the job begins, and may have been left since.
-    since = max((one.began_at for one in closings), default=0.0)
+    last = max((one.began_at for one in found), default=0.0)
+    since = max((one.began_at for one in closings if one.began_at <= last), default=0.0)
     guests, start, called = set[str](), set[str](), dict[str, str]()
     for one in found:
         if one.active:
@@ -108,7 +109,7 @@ def back_to(host: str, policy: str | None) -> Task:
         guests |= {
             moved.uuid for moved in noted.moved if moved.source == host and not moved.standby
         }
-        start |= set(noted.shut)
+        start |= noted.told  # one that runs is not started
         called |= noted.called
     if not guests and not start:
         closed = host in maintenance.held()

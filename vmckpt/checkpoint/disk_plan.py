@@ -28,6 +28,8 @@ class Parent:
     made_at: int
     sizes: Mapping[str, Bytes] = field(default_factory=lambda: MappingProxyType({}))
     """Of the disks that it has."""
+    sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Their images, as far as they are known."""
 
     @property
     def checkpoint(self) -> str:
@@ -218,6 +220,12 @@ def _followed(disk: DiskFacts, parent: Parent | None) -> Choice:
         return full(
             f"it had {before} bytes in snapshot {parent.id} and has {disk.size} now",
             expected=False, code="disk-resized",
+        )  # fmt: skip
+    was = next((name for name, one in parent.sources.items() if one == disk.source), disk.name)
+    if was != disk.name:
+        return full(
+            f"its image was that of {was} in snapshot {parent.id}", expected=False,
+            code="disk-swapped",
         )  # fmt: skip
     if bitmap is None:
         why = f"its bitmap of snapshot {parent.id} is lost"

@@ -129,7 +129,9 @@ class Noted:
 
     moved: tuple[Arrived, ...] = ()
     shut: tuple[str, ...] = ()
-    """UUIDs of guests that were stopped, or may have been."""
+    """UUIDs of guests that were stopped."""
+    told: frozenset[str] = frozenset()
+    """Of all that were told to stop: one that was given up may have stopped later."""
     saved: frozenset[str] = frozenset()
     """Those of them that were saved."""
     bare: tuple[Bare, ...] = ()
@@ -144,16 +146,16 @@ def noted(job: str, stay: Container[str]) -> Noted:
         steps = opened.steps(job)
     moved = [one for part in parts if (one := reports.arrived_of(part, stay)) is not None]
     moved += reports.stepped((one.intent for one in steps if one.name == MOVE), stay)
-    stops = [
-        one.intent for one in steps
-        if one.name == SHUT_DOWN and one.state is not StepState.FAILED
-    ]  # fmt: skip
+    ordered = [one for one in steps if one.name == SHUT_DOWN]
+    stops = [one.intent for one in ordered if one.state is not StepState.FAILED]
     again = [one.intent for one in steps if one.name == STANDBY]
     wait, bare = reports.standbys(again, protections.active() if again else ())
     called = {one.uuid: one.guest for one in moved}
-    called |= {str(one["uuid"]): str(one["guest"]) for one in stops if "guest" in one}
+    named = [one.intent for one in ordered if "guest" in one.intent]
+    called |= {str(one["uuid"]): str(one["guest"]) for one in named}
     return Noted(
         called=MappingProxyType(called),
+        told=frozenset(str(one.intent["uuid"]) for one in ordered),
         moved=(*moved, *wait), shut=tuple(dict.fromkeys(str(one["uuid"]) for one in stops)),
         saved=frozenset(str(one["uuid"]) for one in stops if one.get("saved")), bare=bare,
     )  # fmt: skip

@@ -134,7 +134,7 @@ class Hosts:
         ]  # fmt: skip
 
         async def one(source: str, target: str) -> dict[str, bool]:
-            wanted = sorted({file for guest in leaving[source] for file in seen.files(guest)})
+            wanted = sorted({file for guest in leaving[source] for file in seen.all_files(guest)})
             try:
                 return await probe.same_files(self._ssh[source], self._ssh[target], wanted)
             except RemoteError:

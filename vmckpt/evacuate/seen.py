@@ -135,9 +135,14 @@ def cpu(guest: Guest) -> str:
 def files(guest: Guest) -> list[str]:
     """Files of its disks that are written to, and must be the same on both hosts."""
     return [
-        file for disk in guest.disks if not disk.read_only
-        for file in (disk.source if disk.kind == "file" else None, *disk.below) if file is not None
+        disk.source for disk in guest.disks
+        if disk.kind == "file" and disk.source is not None and not disk.read_only
     ]  # fmt: skip
+
+
+def all_files(guest: Guest) -> list[str]:
+    """With those that they lie on. Of a guest that runs preflight looks at these."""
+    return files(guest) + [file for disk in guest.disks for file in disk.below]
 
 
 def networks(guest: Guest) -> frozenset[str]:
@@ -345,7 +350,8 @@ def _needs(guest: Guest, host: str, policy: Policy, answers: Answers) -> Needs:
     return Needs(
         cpu=cpu(guest), machine=guest.machine, networks=networks(guest),
         storage=frozenset() if copied else frozenset(
-            _seen_there(host, one) if off else f"{host}:{one}" for one in files(guest)
+            {_seen_there(host, one) for one in all_files(guest)} if off
+            else {f"{host}:{one}" for one in files(guest)}
         ),
         labels=frozenset(policy.evacuation.needs), never=taken,
     )  # fmt: skip
@@ -368,10 +374,10 @@ def _place(look: Look, answers: Answers, run: Evacuation) -> Place:
     has = facts.networks | (look.links or frozenset())
     if look.links is None:  # libvirt decides, and preflight warns
         has |= frozenset(name for one in answers.looks for g in one.guests for name in networks(g))
-    storage = {f"{name}:{file}" for guest in look.guests for file in files(guest)}
+    storage = {f"{name}:{file}" for guest in look.guests for file in all_files(guest)}
     for (source, target), found in answers.same.items():
         if target == name:  # of what is not known libvirt decides, and preflight warns
-            theirs = {file for guest in answers.look(source).guests for file in files(guest)}
+            theirs = {file for guest in answers.look(source).guests for file in all_files(guest)}
             storage |= {f"{source}:{file}" for file in theirs if found.get(file, True)}
             storage |= {_seen_there(source, file) for file in theirs if found.get(file)}
     return Place(

@@ -246,6 +246,10 @@ def _disk(node: ET.Element) -> Disk:
             file for backing in node.iter("backingStore")
             if (below := backing.find("source")) is not None and (file := below.get("file"))
         ),
+        on_device=any(
+            backing.get("type") not in (None, "file", "network")
+            for backing in node.iter("backingStore")
+        ),
     )  # fmt: skip
 
 

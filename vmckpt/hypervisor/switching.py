@@ -56,6 +56,14 @@ async def suspend(hypervisor: Hypervisor, uuid: str) -> None:
     await hypervisor.long_command("suspending a guest", change)
 
 
+async def is_saved(hypervisor: Hypervisor, uuid: str) -> bool:
+    """Whether a guest that is off goes on from saved memory next. Raises HypervisorError."""
+    return await hypervisor.ask(
+        "looking for saved memory",
+        lambda connection: bool(connection.lookupByUUIDString(uuid).hasManagedSaveImage()),
+    )
+
+
 async def move_offline(hypervisor: Hypervisor, uuid: str, target: str) -> None:
     """Define a guest that is off at another libvirt (a URI as seen from this host), and forget it
     here. Raises HypervisorError; OutcomeUnknown: look at both."""

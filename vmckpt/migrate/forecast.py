@@ -19,7 +19,7 @@ from vmckpt.model.guests import Guest
 from vmckpt.model.measured import DirtyPoint, LinkSeen
 from vmckpt.model.orders import Mode
 from vmckpt.policy.types import Policy
-from vmckpt.units import MIB, Bytes, Seconds, show_bytes, show_rate, show_seconds
+from vmckpt.units import MIB, Bytes, show_bytes, show_rate, show_seconds
 
 # A guest does not write the same from one moment to the next. Measured in the lab: what long passes
 # of steady writers found dirty was 0.97 to 1.03 of the probe's curve.
@@ -227,7 +227,8 @@ def worlds(facts: Facts, policy: Policy) -> tuple[World, ...]:
             bandwidth=max(1.0, bandwidth.at(1 - slow)),
             later_bandwidth=max(1.0, later.at(1 - held)),
             postcopy_bandwidth=max(1.0, postcopy.at(1 - slow)),
-            setup=facts.setup.at(slow),
+            # Disks go first, at what the first pass travels at, while the guest runs.
+            setup=facts.setup.at(slow) + facts.disks / max(1.0, bandwidth.at(1 - slow)),
             backlog=facts.backlog.at(slow),
             stop=facts.stop.at(slow),
             overshoot=early,
@@ -250,7 +251,8 @@ def worlds(facts: Facts, policy: Policy) -> tuple[World, ...]:
 def forecast(facts: Facts, policy: Policy, mode: Mode, guest: Guest) -> Forecast:
     """What is expected in that mode; never AUTO, which `choose` resolves."""
     held = contract.terms(policy, mode, guest, facts.disks)
-    found = [_with_disks(simulate(one, held), one, facts.disks) for one in worlds(facts, policy)]
+    found = [simulate(one, held) for one in worlds(facts, policy)]
+    found = [replace(one, sent=one.sent + facts.disks) for one in found]
     verdicts = {one.completed for one in found}
     switched = {one.switched for one in found if one.completed}
     downtimes = [one.downtime for one in found if one.downtime is not None]
@@ -267,13 +269,6 @@ def forecast(facts: Facts, policy: Policy, mode: Mode, guest: Guest) -> Forecast
         passes=_hull([one.passes for one in found]),
         planned=found[0].planned,
         basis=(*facts.basis, _verdict(found)),
-    )
-
-
-def _with_disks(found: Simulated, world: World, disks: Bytes) -> Simulated:
-    """They go first, at what the first pass over memory travels at, while the guest runs."""
-    return replace(
-        found, total=Seconds(found.total + disks / world.bandwidth), sent=found.sent + disks
     )
 
 

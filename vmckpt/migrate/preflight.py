@@ -100,6 +100,7 @@ def storage_proven(facts: Facts) -> bool:
     ]  # fmt: skip
     return all(
         (disk.kind == "network" or _same(facts, disk) is True)
+        and not disk.on_device
         and all(facts.same_file.get(path) is True for path in disk.below)
         for disk in written
     )

@@ -57,6 +57,8 @@ class Disk:
     shareable: bool
     below: tuple[str, ...] = ()
     """Files of its backing chain, which are read."""
+    on_device: bool = False
+    """In that there is something else, of which nobody can see whether two hosts have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

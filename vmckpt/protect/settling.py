@@ -85,14 +85,14 @@ def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> S
             truth=f"{guest} was ended on {primary} by somebody's wish", outcome=Outcome.COMPLETED,
             did=("remove its standby", "store its definition again"),
         )  # fmt: skip
-    if waits and ours.get("runs"):
+    if waits and ours.get("runs") and ours.get("role"):
         return Settled(
             truth=f"{guest} is protected: {_phase(ours)}",
             outcome=None,
             goes_on=True,
             settle="its agents go on with it",
         )
-    if waits:
+    if waits and not ours.get("runs"):
         # Its host may have been started anew: then the standby has the newest that there is.
         why = ours.get("why") or f"{primary} knows nothing of it"
         return Settled(
@@ -100,9 +100,10 @@ def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> S
             outcome=None,
             settle=f"vmckpt failover {guest} runs it there, vmckpt unprotect {guest} gives that up",
         )
-    if ours.get("runs"):
+    if ours.get("runs") and (ours.get("role") or waits):
+        left = f"a standby is left on {backup}" if waits else "its standby is gone"
         return Settled(
-            truth=f"{guest} runs on {primary}, and its standby is gone", outcome=Outcome.FAILED,
+            truth=f"{guest} runs on {primary}, and {left}", outcome=Outcome.FAILED,
             did=("end its protection",),
         )  # fmt: skip
     if theirs.get("role") or ours.get("outcome"):

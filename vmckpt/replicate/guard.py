@@ -312,7 +312,7 @@ def _daemon(facts: Facts, ready: int) -> None:
     """The guard's process: arm, say so, guard."""
     os.setsid()
     os.chdir("/")
-    # It guards while QEMU runs, also when the machine is shut down; `over` sends it away.
+    # It guards until all is over, also when the machine is shut down; `over` sends it away.
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     guard = Guard(facts)

@@ -79,7 +79,7 @@ class KillAgent:
 
 @dataclass(frozen=True, slots=True)
 class StartAgent:
-    """It is gone, and the guest is not."""
+    """It is gone, and there is something for it to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt import wholefile
+from vmckpt.checkpoint import userfault
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor import standby as libvirt_side
@@ -142,6 +143,12 @@ def may_have_run(folder: Path) -> bool:
     return (folder / _RAN).exists()
 
 
+def never_came_to_life(session: Session, folder: Path) -> bool:
+    """Whether its QEMU is gone, and nothing ever ran in it: the guest was to run here, and is no
+    guest of this host."""
+    return not may_have_run(folder) and userfault.find_process(session.guest) is None
+
+
 def waits(session: Session) -> bool:
     """Whether the session's standby is there and has never run. Raises HypervisorError."""
     try:
@@ -159,7 +166,8 @@ def waits(session: Session) -> bool:
 def remove(session: Session, folder: Path) -> tuple[str, ...]:
     """Take the standby away, if it still is one; what was done. Raises VmckptError."""
     did = []
-    if is_ours(folder):
+    dead = never_came_to_life(session, folder)
+    if is_ours(folder) and not dead:
         raise VmckptError(
             f"{session.name} was to run on {session.host}: it is no standby, and is left alone",
             mend="run vmckpt recover",
@@ -176,7 +184,7 @@ def remove(session: Session, folder: Path) -> tuple[str, ...]:
     for disk in session.disks:
         if disk.taken:
             did.append(f"left {disk.path}, which was there before")
-        elif _mark(Path(disk.path)).exists():
+        elif _mark(Path(disk.path)).exists() or (dead and is_ours(folder)):
             _forget(Path(disk.path))
             did.append(f"removed {disk.path}")
     clear(session, folder)

@@ -89,8 +89,7 @@ class Tenure:
             self._page.lose()
             raise
         self.acquired = True
-        self._page.renewed = 0.0
-        self._store(token)
+        self._kept(token)
         self._renew()
         self.check()
 
@@ -147,9 +146,7 @@ class Tenure:
             with suppress(OSError):
                 (self._folder / _CHANGING).touch()
             token = self._client.invalidate(self.token)
-            # Nobody can take over: whatever becomes of the file, the guest is not ended.
-            self._page.renewed = 0.0
-            self._store(token)
+            self._kept(token)
         self._changing = False
 
     def hand_over(self, to: str) -> None:
@@ -224,14 +221,14 @@ class Tenure:
     def _is_lost(self) -> bool:
         return self.lost is not None
 
-    def _store(self, token: int) -> None:
-        """Raises VmckptError."""
-        try:
-            wholefile.put(self._folder / _TOKEN, str(token))
-        except OSError as exc:
-            raise VmckptError(f"the lease's token cannot be kept: {exc.strerror}") from exc
-        (self._folder / _CHANGING).unlink(missing_ok=True)
+    def _kept(self, token: int) -> None:
+        """Nobody can take over since that token: whatever becomes of the file, the guard ends no
+        guest, and output need not wait. An agent that finds an old one takes the lease anew."""
+        self._page.renewed = 0.0
         self.token = token
+        with suppress(OSError):
+            wholefile.put(self._folder / _TOKEN, str(token))
+            (self._folder / _CHANGING).unlink(missing_ok=True)
 
 
 def _stored(folder: Path) -> int:

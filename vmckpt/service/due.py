@@ -5,7 +5,7 @@ is remembered here, so a service that was killed goes on where it was.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 
 from vmckpt.policy import calendar
@@ -266,13 +266,19 @@ def _missing(order: Order, target: str, keep: Keep, scene: Scene) -> list[str] |
     near, far = scene.shelves.get(order.store), scene.shelves.get(target)
     if near is None or far is None:
         return None
-    both = {**near, **far}
+    # That one is pinned or was proved in one store says nothing of its copy in another.
+    both = {**{id_: _as_copied(held) for id_, held in near.items()}, **far}
     verdicts = _plan(order, both, keep, scene)
     wanted = [
         id_ for id_ in verdicts
         if id_ not in far and both[id_].key == order.key and both[id_].kept.good is not False
     ]  # fmt: skip
     return sorted(wanted, key=lambda id_: both[id_].kept.made_at)
+
+
+def _as_copied(held: Held) -> Held:
+    good = None if held.kept.good else held.kept.good
+    return replace(held, kept=replace(held.kept, pinned=False, good=good))
 
 
 def _plan(order: Order, shelf: Shelf, keep: Keep, scene: Scene) -> set[str]:

@@ -26,10 +26,17 @@ class Shelves:
         self._verdicts: dict[tuple[str, str], tuple[Stored, Verdict]] = {}
 
     def store(self, name: str) -> Store:
-        """Open a store, or show the one that is open. Raises StoreError."""
-        if name not in self._stores:
-            self._stores[name] = self._open(name)
-        return self._stores[name]
+        """Open a store, or show the one that is open, if it is still there: where a disk is mounted
+        no more an empty folder looks like a store without snapshots. Raises StoreError."""
+        try:
+            found = self._open(name)
+        except StoreError:
+            self._stores.pop(name, None)
+            raise
+        known = self._stores.get(name)
+        if known is None or known.id != found.id:
+            self._stores[name] = known = found
+        return known
 
     def look(self, name: str) -> Shelf:
         """What a store has that somebody trusted signed. Raises StoreError."""

@@ -77,7 +77,7 @@ class Proved:
 
     def check(self) -> None:
         """Raises the gravest of what is wrong, and KeyRefused if what was asked was not done."""
-        for kind in (StoreDamaged, StoreNewer, KeyRefused):
+        for kind in (StoreDamaged, StoreNewer, KeyRefused, StoreError):
             these = [one for one in self.flaws if one.kind is kind]
             if len(these) == 1:
                 raise kind(f"{self.where}: {these[0]}", mend=_MENDS[kind])
@@ -113,11 +113,13 @@ _WORDS = {
     StoreDamaged: "things are not what was written",
     StoreNewer: "objects are of a newer version",
     KeyRefused: "snapshots were signed by writers that are not trusted here",
+    StoreError: "objects could not be read, and nothing is known of them",
 }
 _MENDS = {
     StoreDamaged: "vmckpt snapshot verify --repair --from STORE brings back what another store has",
     StoreNewer: "use the vmckpt that wrote it, or a newer one",
     KeyRefused: "if you know the writer: vmckpt snapshot keys trust NAME KEY",
+    StoreError: "verify again once the store answers",
 }
 
 
@@ -157,7 +159,10 @@ def prove(
     own = list(_snapshots(run, looked_at))
     # Wraps and manifests that cannot be read were looked at twice: the closer look tells more.
     twice = run.unread | {one.key for one in own if one.key.startswith("wraps/")}
-    flaws = [Flaw(one.key, one.what, one.snapshots) for one in found.wrong if one.key not in twice]
+    flaws = [
+        Flaw(one.key, one.what, one.snapshots, one.kind)
+        for one in found.wrong if one.key not in twice
+    ]  # fmt: skip
     return Proved(
         where=store.backend.where,
         depth=depth,

@@ -30,6 +30,8 @@ def as_fork(
     _place(root, images)
     _text(root, "name", name)
     _text(root, "uuid", uuid)
+    for entry in root.findall("sysinfo/system/entry[@name='uuid']"):
+        entry.text = uuid  # libvirt takes no other than the guest's
     if (genid := root.find("genid")) is not None:
         # Not an empty one: libvirt reads this twice, would make two, and find that they differ.
         genid.text = str(uuid5(NAMESPACE_OID, uuid))

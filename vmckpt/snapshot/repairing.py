@@ -68,6 +68,12 @@ class _Work:
     brought_bytes: int = 0
     snapshots: list[str] = field(default_factory=list)
 
+    @property
+    def doubtful(self) -> frozenset[str]:
+        """Ids of packs whose index may be known here from before it was damaged: nobody else can
+        read them, so nobody may count on them."""
+        return frozenset(pack for key in self.unread if (pack := packs.pack_of(key)) is not None)
+
 
 def repair(store: Store, sources: Sequence[Store] = (), progress: Progress = silent) -> Repaired:
     """Mend a store; no collection runs meanwhile. Raises StoreError; then it can be done again."""
@@ -191,11 +197,11 @@ def _copied(work: _Work, source: Store, id_: str) -> bool:
 def _chunks(work: _Work) -> dict[str, int]:
     """Bring back what snapshots lack; what is lost still."""
     for encrypted in (False, True):
-        missing = NameSet(names for _, own, names in _lacking(work.store) if own is encrypted)
+        missing = NameSet(names for _, own, names in _lacking(work) if own is encrypted)
         for source in work.sources:
             if len(missing):
                 missing = _brought(work, source, missing, encrypted=encrypted)
-    return {id_: len(names) for id_, _, names in _lacking(work.store)}
+    return {id_: len(names) for id_, _, names in _lacking(work)}
 
 
 def _brought(work: _Work, source: Store, missing: NameSet, *, encrypted: bool) -> NameSet:
@@ -212,13 +218,14 @@ def _brought(work: _Work, source: Store, missing: NameSet, *, encrypted: bool) -
         written = receiver.finish()
     work.brought += written.chunks_new
     work.brought_bytes += written.bytes_new
-    there = work.store.catalog.load().index.has(missing.names)
+    there = work.store.catalog.load(work.doubtful).index.has(missing.names)
     return NameSet([missing.names[~there]])
 
 
-def _lacking(store: Store) -> Iterator[tuple[str, bool, Names]]:
+def _lacking(work: _Work) -> Iterator[tuple[str, bool, Names]]:
     """Snapshots that lack chunks: whether they are encrypted, and which."""
-    index = store.catalog.load().index
+    store = work.store
+    index = store.catalog.load(work.doubtful).index
     for one in store.manifests():
         try:
             found = manifest.decode(store.manifest(one.id), one.id, None)

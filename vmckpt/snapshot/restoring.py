@@ -12,7 +12,7 @@ from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import error_as_json
 from vmckpt.checkpoint import firmware
 from vmckpt.errors import BadInput, GuestBusy, HypervisorError, RemoteError, VmckptError
-from vmckpt.hypervisor import guests, stored
+from vmckpt.hypervisor import guests, stored, switching
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.recording import recorded
@@ -160,7 +160,19 @@ async def _in_the_way(hypervisor: Hypervisor, plan: _Plan, request: RestoreReque
                 mend="choose another name with --as",
             )
         return False
+    if guest is not None and guest.name != plan.guest:
+        raise BadInput(
+            f"the guest is called {guest.name} on {hypervisor.host.name} by now, and {plan.guest}"
+            " in the snapshot: libvirt takes no second name",
+            mend=f"virsh domrename {guest.name} {plan.guest}, or add --as to make a fork",
+        )
     if guest is None or not guest.state.is_active:
+        if guest is not None and await switching.is_saved(hypervisor, plan.uuid):
+            raise BadInput(
+                f"{plan.guest} has saved memory on {hypervisor.host.name}, which belongs to the"
+                " disks that would be replaced: its next start would put both together",
+                mend=f"virsh managedsave-remove {plan.guest} gives that memory up",
+            )
         return False
     if not request.end_running:
         raise GuestBusy(

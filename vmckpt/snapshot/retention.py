@@ -49,7 +49,12 @@ def plan(
     for guest in dict.fromkeys(one.guest for one in known):
         of_guest = [one for one in known if one.guest == guest]
         _last_good(of_guest, reasons)
-        mine = [one for one in of_guest if one.schedule == schedule and one.good is not False]
+        # While none is good the rules keep what they would keep anyway: it may be mended.
+        good = any(one.good is not False for one in of_guest)
+        mine = [
+            one for one in of_guest
+            if one.schedule == schedule and not (good and one.good is False)
+        ]  # fmt: skip
         for rule in _RULES:
             _by_rule(rule, getattr(keep, rule.name), mine, reasons, zone)
     _together(snapshots, reasons)

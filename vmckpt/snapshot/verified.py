@@ -179,7 +179,8 @@ def _rows(backend: Backend, key: str) -> list[dict[str, Any]]:
 def findings(proved: Proved, *, by: str, at: float) -> dict[str, Checked]:
     """By snapshot: what a proof found of it. Pure.
 
-    What could not be judged (an unknown writer, a newer version) is left out.
+    What could not be judged (an unknown writer, a newer version, a store that gave no answer) is
+    left out.
     """
     unclear = {id_ for one in proved.flaws if one.kind is not StoreDamaged for id_ in one.snapshots}
     found = {}

@@ -10,7 +10,7 @@ from vmckpt.snapshot.keeping import references
 from vmckpt.store import packs
 from vmckpt.store.index import Flags, Names, NameSet
 from vmckpt.store.store import Store, bare
-from vmckpt.store.verify_store import Progress, Verified, Wrong
+from vmckpt.store.verify_store import Progress, Verified, Wrong, lacking, unread
 from vmckpt.units import Bytes
 
 
@@ -25,6 +25,8 @@ class _Walk:
     needed: Mapping[str, Names]
     seen: set[str] = field(default_factory=set)
     wrong: list[Wrong] = field(default_factory=list)
+    damaged: list[tuple[str, str, Names]] = field(default_factory=list)
+    """Packs, what is wrong with each, and the chunks that are damaged in it."""
     bytes: int = 0
 
 
@@ -41,21 +43,20 @@ def verify_some(store: Store, ids: Sequence[str], progress: Progress) -> Verifie
     # A collection may put some into packs that were not there before.
     while not walk.good.all() and _look(walk, progress):
         pass
+    walk.wrong += [_damaged(walk, *one) for one in walk.damaged]
     if not walk.good.all():
         # Nobody knows what is in a pack without an index: it may be what is missing.
         walk.wrong += [
-            Wrong(key=packs.key_of(pack), what=bare(exc, store, packs.key_of(pack)))
+            Wrong(
+                key=packs.key_of(pack), what=bare(exc, store, packs.key_of(pack)), kind=unread(exc)
+            )
             for pack, exc in store.catalog.load().unreadable.items()
         ]
     lost = {id_: int((~walk.good[wanted.positions(names)]).sum()) for id_, names in needed.items()}
+    kind = StoreError if any(one.kind is StoreError for one in walk.wrong) else StoreDamaged
     snapshots = [
-        Wrong(
-            key=f"snapshots/{id_}", snapshots=(id_,),
-            what=f"{count} of its {len(needed[id_])} chunks are in no pack that is whole",
-        )
-        for id_, count in lost.items()
-        if count
-    ]  # fmt: skip
+        lacking(id_, count, len(needed[id_]), kind) for id_, count in lost.items() if count
+    ]
     return Verified(
         wrong=(*walk.wrong, *snapshots),
         objects=len(walk.seen) + len(ids),
@@ -90,14 +91,21 @@ def _pack(walk: _Walk, pack: str) -> None:
     except NotInStore:
         return  # a collection has taken it; what is needed of it is in another one
     except StoreError as exc:
-        walk.wrong.append(Wrong(key=key, what=exc.message))
+        walk.wrong.append(Wrong(key=key, what=exc.message, kind=unread(exc)))
         return
     try:
         good = packs.parse(pack, data).rows["name"]
     except (StoreDamaged, StoreNewer) as exc:
         good, bad = packs.salvage(data)
-        lost = NameSet([bad])
-        by = [id_ for id_, names in walk.needed.items() if (lost.positions(names) >= 0).any()]
-        walk.wrong.append(Wrong(key=key, what=exc.message, snapshots=tuple(by)))
+        walk.damaged.append((key, exc.message, bad))
     at = walk.wanted.positions(good)
     walk.good[at[at >= 0]] = True
+
+
+def _damaged(walk: _Walk, key: str, what: str, bad: Names) -> Wrong:
+    """With who needs it: of what is damaged in it there may be another copy, which is whole."""
+    at = walk.wanted.positions(bad)
+    at = at[at >= 0]
+    lost = NameSet([walk.wanted.names[at[~walk.good[at]]]])
+    by = [id_ for id_, names in walk.needed.items() if (lost.positions(names) >= 0).any()]
+    return Wrong(key=key, what=what, snapshots=tuple(by))

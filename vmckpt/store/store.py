@@ -151,6 +151,16 @@ class Store:
         """Snapshots that may not be deleted."""
         return frozenset(one.key.rpartition("/")[2] for one in self.backend.keys("pins/"))
 
+    def why_pinned(self, id_: str) -> str | None:
+        """What was said when it was pinned; None: it is not. Raises StoreError."""
+        key = f"pins/{_checked(id_)}"
+        try:
+            return str(small.parsed(key, self.backend.get(key), self.backend.where).get("why", ""))
+        except NotInStore:
+            return None
+        except StoreDamaged:
+            return ""
+
     def pin(self, id_: str, why: str = "") -> None:
         """Keep a snapshot from being deleted. Raises NotInStore, also if it is just being deleted.
 

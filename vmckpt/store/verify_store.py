@@ -29,6 +29,8 @@ class Wrong:
     what: str
     snapshots: tuple[str, ...] = ()
     """Those that cannot be restored because of it."""
+    kind: type[StoreError] = StoreDamaged
+    """StoreError: it could not be read, and nobody knows."""
 
     def __str__(self) -> str:
         needed = f"; needed by {', '.join(self.snapshots)}" if self.snapshots else ""
@@ -61,16 +63,15 @@ def verify(
     # A collection beside us may have put chunks into packs that were not there before.
     while any(walk.lost(names).any() for names in needed.values()) and walk.packs():
         pass
+    kind = StoreError if any(one.kind is StoreError for one in walk.damaged) else StoreDamaged
     snapshots = [
-        Wrong(
-            key=f"snapshots/{id_}", snapshots=(id_,),
-            what=f"{int(gone.sum())} of its {len(names)} chunks are in no pack that is whole",
-        )
+        lacking(id_, int(gone.sum()), len(names), kind)
         for id_, names in needed.items()
         if (gone := walk.lost(names)).any()
-    ]  # fmt: skip
+    ]
     packs_wrong = [
-        Wrong(key=one.key, what=one.what, snapshots=_who_needs(one, needed)) for one in walk.damaged
+        Wrong(key=one.key, what=one.what, snapshots=_who_needs(one, needed, walk), kind=one.kind)
+        for one in walk.damaged
     ]
     return Verified(
         wrong=(*wrong, *packs_wrong, *unread, *snapshots),
@@ -80,14 +81,25 @@ def verify(
     )
 
 
+def lacking(id_: str, gone: int, of: int, kind: type[StoreError]) -> Wrong:
+    """A snapshot some of whose chunks were found nowhere. `kind`: StoreError if they may be in what
+    could not be read."""
+    where = "in no pack that is whole" if kind is StoreDamaged else "in no pack that could be read"
+    return Wrong(
+        key=f"snapshots/{id_}", snapshots=(id_,), kind=kind,
+        what=f"{gone} of its {of} chunks are {where}",
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class _Damaged:
-    """A pack that is not whole."""
+    """A pack that is not whole, or could not be read."""
 
     key: str
     what: str
     names: Names
-    """Chunks that are lost with it, as far as it tells."""
+    """Chunks that are damaged in it, as far as it tells."""
+    kind: type[StoreError] = StoreDamaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +159,7 @@ class _Walk:
         except NotInStore:
             return None
         except StoreError as exc:
-            return _Seen(none, _Damaged(one.key, exc.message, none))
+            return _Seen(none, _Damaged(one.key, exc.message, none, unread(exc)))
         try:
             return _Seen(packs.parse(pack, data).rows["name"])
         except (StoreDamaged, StoreNewer) as exc:
@@ -171,7 +183,8 @@ def _small(store: Store, walk: _Walk) -> Iterator[Wrong]:
         except StoreError as exc:
             id_ = one.key.rpartition("/")[2]
             needed = (id_,) if one.key.startswith("wraps/") else ()
-            yield Wrong(key=one.key, what=bare(exc, store, one.key), snapshots=needed)
+            what = bare(exc, store, one.key)
+            yield Wrong(key=one.key, what=what, snapshots=needed, kind=unread(exc))
         walk.count(one)
 
 
@@ -187,11 +200,18 @@ def _manifests(
         except NotInStore:
             continue
         except StoreError as exc:
-            wrong.append(Wrong(key=key, what=bare(exc, store, key), snapshots=(one.id,)))
+            what = bare(exc, store, key)
+            wrong.append(Wrong(key=key, what=what, snapshots=(one.id,), kind=unread(exc)))
         walk.count(Stored(key, one.size, one.at))
     return needed, wrong
 
 
-def _who_needs(one: _Damaged, needed: Mapping[str, Names]) -> tuple[str, ...]:
-    bad = NameSet([one.names])
+def unread(error: StoreError) -> type[StoreError]:
+    """Whether it is damage, or the store only gave no answer."""
+    return StoreDamaged if isinstance(error, StoreDamaged | StoreNewer) else StoreError
+
+
+def _who_needs(one: _Damaged, needed: Mapping[str, Names], walk: _Walk) -> tuple[str, ...]:
+    """Of what is damaged in it there may be another copy, which is whole."""
+    bad = NameSet([one.names[walk.lost(one.names)]])
     return tuple(id_ for id_, names in needed.items() if (bad.positions(names) >= 0).any())
