@@ -73,7 +73,8 @@ def _store(text: str) -> str:
 def _lease(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("postgresql", "postgres") or not parts.hostname:
-        raise ValueError(f"{text!r} is no lease store, like postgresql://user@witness/database")
+        # Without the text: it may hold a password.
+        raise ValueError("it is no lease store, like postgresql://user@witness/database")
     return text
 
 

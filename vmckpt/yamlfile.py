@@ -287,6 +287,10 @@ def _empty(tree: yaml.Node | None) -> Iterator[Problem]:
             waiting.extend(here.value)
 
 
+_MAY_BE_SECRET = ("lease", "webhooks", "stores")
+"""Below these keys there are URLs."""
+
+
 def _problem(error: Any, lines: Lines, form: type[BaseModel]) -> Problem:
     """One of pydantic's errors in our words."""
     keys: list[Key] = [part for part in error["loc"] if not str(part).startswith(("[", "("))]
@@ -302,6 +306,8 @@ def _problem(error: Any, lines: Lines, form: type[BaseModel]) -> Problem:
     if kind == "value_error":
         return Problem(line, f"{where}: {error['ctx']['error']}")
     told = _WORDS.get(kind) or error["msg"].lower()
+    if keys and keys[0] in _MAY_BE_SECRET:
+        return Problem(line, f"{where}: {told}")
     return Problem(line, f"{where}: {told}, not {_short(error['input'])}")
 
 

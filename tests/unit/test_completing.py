@@ -64,3 +64,10 @@ def test_a_broken_inventory_is_not_told_of_in_the_middle_of_a_line(folder: Path)
     (folder / "hosts.yaml").write_text("hosts: [")
 
     assert completed(folder, "vmckpt migrate web1 --to ") == []
+
+
+def test_a_name_that_a_shell_would_run_is_not_completed(folder: Path) -> None:
+    with Journal(folder / "journal.db") as journal:
+        for name in ("web9", "web9;touch PWNED", "web9 x", "-web9", "web9$(id)"):
+            journal.begin(NewOperation(kind="migrate", guest=name, guest_uuid=name))
+    assert completed(folder, "vmckpt job web9") == ["web9"]

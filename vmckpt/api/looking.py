@@ -69,6 +69,8 @@ class Live:
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._known: dict[str, _Look] = {}
         self._not_before: dict[str, float] = {}
+        self._held: Mapping[str, str] = {}
+        """Why hosts are closed, as far as the journal last said."""
         self._opening = asyncio.Lock()
         self._journal: Journal | None = None
 
@@ -88,7 +90,9 @@ class Live:
             idle = name not in self._asking or self._asking[name].done()
             if idle and now >= self._not_before.get(name, now):
                 self._asking[name] = asyncio.create_task(self._look(name))
-        held = await asyncio.to_thread(_held)
+        if (told := await asyncio.to_thread(_held)) is not None:
+            self._held = told
+        held = self._held
         if under_way := [one for one in self._asking.values() if not one.done()]:
             await asyncio.wait(under_way, timeout=_FIRST if first else _LATER)
         found = [self._known.get(name) or (self._silent(name, "no answer yet"), ())
@@ -147,12 +151,12 @@ def _journal() -> bool:
     return place.there(place.default())
 
 
-def _held() -> Mapping[str, str]:
-    """Why hosts are closed; a journal that cannot be read is told elsewhere."""
+def _held() -> Mapping[str, str] | None:
+    """Why hosts are closed; None: the journal cannot be read, which is told elsewhere."""
     try:
         return {name: one.closed for name, one in maintenance.held().items()}
     except JournalError:
-        return {}
+        return None
 
 
 def _jobs(journal: "Journal", ended: int) -> Sequence[JobView]:

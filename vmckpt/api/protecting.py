@@ -167,19 +167,23 @@ async def stands(
     """How one of them stands. `at_once`: a host that does not take a call in a second, or
     does not answer in eight, is silent.
 
-    Raises BadInput: one of its hosts is not in the inventory.
+    One of its hosts may be in another inventory only.
     """
-    hosts = {name: inventory.host(name) for name in (operation.source, operation.target) if name}
-    silent: dict[str, dict[str, Any]] = {}
+    names = [name for name in (operation.source, operation.target) if name]
+    hosts = {name: inventory.hosts[name] for name in names if name in inventory.hosts}
+    silent: dict[str, dict[str, Any]] = {
+        name: {"error": f"{name} is not in the inventory", "unreachable": True}
+        for name in names if name not in hosts
+    }  # fmt: skip
     if at_once:
         takes = await asyncio.gather(*(_takes_calls(host) for host in hosts.values()))
-        silent = {
+        silent |= {
             name: asking.silent(name) for name, yes in zip(hosts, takes, strict=True) if not yes
         }
     asked = {name: host for name, host in hosts.items() if name not in silent}
     limit = _ANSWERS if at_once else None
     told = silent | await asking.both(asked, operation.guest_uuid or "", limit)
-    says = {name: told.get(name) for name in hosts}
+    says = {name: told.get(name) for name in names}
     ready, why = news.readiness(
         says.get(operation.source or "") or {}, says.get(operation.target or "") or {}
     )

@@ -4,6 +4,7 @@ Whoever presses TAB wants names soon or none: what is wrong is said by the comma
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable
 from functools import wraps
 
@@ -18,6 +19,8 @@ from vmckpt.units import Seconds
 _SOON = Seconds(1.5)
 """A host that does not answer by then has no guests to be completed."""
 _LATEST = 50
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+:-]*")
+"""The shell inserts what is completed as if it had been typed: nothing that it would run."""
 Complete = Callable[[typer.Context, str], list[str]]
 
 
@@ -27,7 +30,8 @@ def _quietly(names: Callable[[typer.Context], Iterable[str]]) -> Complete:
     @wraps(names)
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         try:
-            return sorted({one for one in names(ctx) if one.startswith(incomplete)})
+            found = {one for one in names(ctx) if one.startswith(incomplete)}
+            return sorted(one for one in found if _PLAIN.fullmatch(one))
         except (VmckptError, OSError, TimeoutError):
             return []
 

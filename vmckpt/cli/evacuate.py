@@ -1,6 +1,7 @@
 """vmckpt evacuate and repopulate."""
 
 import asyncio
+import signal
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -213,7 +214,8 @@ async def _run(
             _refuse(plan, order, partly=False)
             return None
         _refuse(plan, order, partly=wishes.partly)
-        if not wishes.yes and not await asyncio.to_thread(_agreed, order):
+        # Nothing else is under way: who presses Ctrl-C at the question wants to leave it.
+        if not wishes.yes and not _agreed(order):
             output.say("nothing was changed")
             raise typer.Exit(130)
         with story.going(f"{order.kind} {order.host}"):
@@ -246,4 +248,10 @@ def _refuse(plan: Plan, order: Task, *, partly: bool) -> None:
 
 def _agreed(order: Task) -> bool:
     what = {Kind.EVACUATE: "empty it", Kind.REPOPULATE: "fill it"}.get(order.kind, "move them")
-    return typer.confirm(f"{order.host}: {what} like this?", err=True)
+    stops = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return typer.confirm(f"{order.host}: {what} like this?", err=True)
+    except typer.Abort:
+        return False
+    finally:
+        signal.signal(signal.SIGINT, stops)

@@ -156,7 +156,7 @@ def explain(
         host_labels=host.labels,
         memory=found.memory,
     )
-    if policy is not None and "/" in policy:
+    if policy is not None and shelf.is_path(policy):
         own = shelf.load_file(Path(policy))
         known, policy = (*(one for one in known if one.name != own.name), own), own.name
     chosen = choose(known, subject, policy)

@@ -15,6 +15,7 @@ from vmckpt.model.jobs import Outcome
 
 KIND, WATCHES = "run", "watches"
 _AGAIN = 20.0
+_RECOVER = "run vmckpt recover"
 
 
 class Claims:
@@ -28,6 +29,8 @@ class Claims:
         self._mine: set[str] = set()
         self._others: dict[str, float] = {}
         """Those that somebody else has, and when that was looked at."""
+        self.stale = False
+        """Somebody who is dead has some."""
 
     @property
     def job(self) -> str | None:
@@ -43,6 +46,8 @@ class Claims:
             try:
                 self._recorder.acquire(f"schedule/{one}")
             except (GuestBusy, JournalError) as exc:
+                # One that is dead keeps its leases until it is settled.
+                self.stale = self.stale or exc.mend == _RECOVER
                 if one not in self._others:
                     self._warn(f"schedule {one} is left to another service: {exc.message}")
                 self._others[one] = time.monotonic()
@@ -51,6 +56,11 @@ class Claims:
                 if self._others.pop(one, None) is not None:
                     self._warn(f"schedule {one} is this service's now")
         return frozenset(self._mine.intersection(schedules))
+
+    def settled(self) -> None:
+        """The dead were seen to: theirs are asked for at once."""
+        self.stale = False
+        self._others = dict.fromkeys(self._others, -_AGAIN)
 
     @property
     def holds(self) -> bool:

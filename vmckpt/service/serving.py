@@ -190,9 +190,12 @@ class Service:
         if time.monotonic() - self._mended < _MEND:
             return
         self._mended = time.monotonic()
-        if any("vmckpt recover" in one.why for one in self._troubles.values()):
+        stale = self._claims is not None and self._claims.stale
+        if stale or any("vmckpt recover" in one.why for one in self._troubles.values()):
             with suppress(VmckptError):
                 await self._setting.mend()
+                if self._claims is not None:
+                    self._claims.settled()
 
     # Doing
 
