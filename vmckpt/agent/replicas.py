@@ -227,7 +227,7 @@ def _end_backup(order: ReplicaOrder, session: Session) -> list[str]:
         _start(folder)
         raise _by_now(order, session)
     trial_files.clear(session)
-    if standing.is_ours(folder) and not standing.never_came_to_life(session, folder):
+    if _takes_over(folder, session):
         _settle(order, session, folder)
         standing.clear(session, folder)
         return ["the guest is an ordinary one"]
@@ -235,7 +235,7 @@ def _end_backup(order: ReplicaOrder, session: Session) -> list[str]:
 
 
 def _takes_over(folder: Path, session: Session) -> bool:
-    """Whether the guest runs here, or is about to."""
+    """Whether the guest is this host's: it runs here, or did, or is about to."""
     return standing.is_ours(folder) and not standing.never_came_to_life(session, folder)
 
 
