@@ -331,7 +331,7 @@ async def unmade(remotes: Remotes | None, step: StoredStep | None) -> list[str]:
         if remotes is None:
             raise RemoteError(f"{host} has no ssh")
         made = Made(host=host, suffix=str(step.intent["suffix"]), marks=marks)
-        return list(await remote_images.remove(remotes[1], made))
+        return list(await remove(remotes[1], made))
     except RemoteError as exc:
         return [f"{path} on {host} may have been made for it: {exc}" for path in paths]
 
