@@ -256,6 +256,17 @@ class DrainScreen(Detail):
         return Scene(where=self.where, model=self.model, job=self._view, done=done)
 
 
+def _without_agents(view: JobView) -> str:
+    """How a protection stands that no agents have in their hands."""
+    one = view.operation
+    if not one.active:
+        report = one.report or {}
+        return f"it is over: {report.get('why') or report.get('error') or view.doing}"
+    if view.unattended:
+        return "nobody attends it; vmckpt recover settles it"
+    return f"{view.doing}, in the hands of process {one.controller.pid} on {one.controller.host}"
+
+
 class GuardScreen(Detail):
     """One protection: how far the standby is behind, and what an epoch costs."""
 
@@ -287,15 +298,18 @@ class GuardScreen(Detail):
         """See Detail."""
         found = self.model.protections.get(self._job)
         if found is None:
-            ended = await self.source.job(self._job)
-            report = ended.view.operation.report or {}
-            why = report.get("why") or report.get("error") or ended.view.doing
-            self.title_is(f"{self._job}: it is over: {why}")
+            view = (await self.source.job(self._job)).view
+            self.title_is(f"{self._job}: {_without_agents(view)}")
             self._entry = None
             return
         if found is not self._entry or not self._beats:
             self._entry = found
             self._draw(found)
+
+    async def _looked(self) -> str:
+        wrong = await super()._looked()
+        old = self.model.trouble.get("protections")
+        return wrong or (f"✗ this is how it last was: {old}" if old else "")
 
     def _draw(self, entry: Mapping[str, Any]) -> None:
         self.title_is(f"{self._job} {entry['guest']}: {entry['primary']} → {entry['backup']}")

@@ -15,7 +15,7 @@ from tests.unit.stocking import Stock, flip, stocked
 from vmckpt import api
 from vmckpt.api import service, snapshots
 from vmckpt.cli import main
-from vmckpt.errors import BadInput, Cancelled, GuestBusy, HypervisorError
+from vmckpt.errors import BadInput, Cancelled, GuestBusy, HypervisorError, PolicyError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import identity
 from vmckpt.journal.records import NewOperation
@@ -271,6 +271,22 @@ def test_a_dry_run_says_what_is_due_and_why(
     assert [one["schedule"] for one in told["schedules"]] == ["often", "paying"]
     assert [one["what"] for one in told["due"]] == ["take", "collect", "collect"]
     assert world.asked == []
+
+
+async def test_a_guest_that_no_host_has_is_said(world: World) -> None:
+    assert await world.run(guests=("wbe1",)) == 1
+    assert world.said("warning") == ["no guest 'wbe1' on hosts that answer; did you mean 'web1'?"]
+    assert world.asked == []
+
+
+@pytest.mark.parametrize("once", [["--once"], []])
+def test_a_policy_that_there_is_not_is_refused_at_once(
+    world: World, capsys: pytest.CaptureFixture[str], once: list[str]
+) -> None:
+    inventory = str(world.stock.folder / "hosts.yaml")
+    words = ["run", "--policy", "nix", "--inventory", inventory, *once]
+    assert main.run(words) == PolicyError.exit_code
+    assert "no policy 'nix'" in capsys.readouterr().err
 
 
 def test_without_any_schedule_it_says_so(world: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import zoneinfo
 from datetime import UTC, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -169,6 +170,13 @@ def test_days_are_those_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     zone = keeping.local_zone()
     assert isinstance(zone, ZoneInfo)
     assert summer.astimezone(zone).hour == 2
+    file = Path(zoneinfo.TZPATH[0], "Asia/Kolkata")
+    monkeypatch.setenv("TZ", f":{file}" if file.exists() else "Asia/Kolkata")
+    assert summer.astimezone(keeping.local_zone()).strftime("%z") == "+0530"
+    monkeypatch.setattr(keeping, "_LOCAL_TIME", Path("/nowhere"))
+    for odd in ("/etc/passwd", "/nowhere/at/all"):
+        monkeypatch.setenv("TZ", odd)
+        assert keeping.local_zone() is UTC
     for odd in ("Nowhere/Never", "../../etc/passwd", "", ":UTC"):
         monkeypatch.setenv("TZ", odd)
         summer.astimezone(keeping.local_zone())

@@ -31,7 +31,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, identity, takeover
 from vmckpt.journal.desk import Answer
-from vmckpt.journal.records import WHOLE_HOST, Operation, RequestKind
+from vmckpt.journal.records import FORGOTTEN, WHOLE_HOST, Operation, RequestKind
 from vmckpt.lab import lab, observer_client
 from vmckpt.migrate import command, direct_control, locate, replaying, resuming, settling
 from vmckpt.migrate import recovering as migrate_recovering
@@ -47,6 +47,7 @@ from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host, HostFacts
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.orders import Mode
+from vmckpt.model.recovery import Settled
 from vmckpt.policy import select, shelf
 from vmckpt.policy.types import Policy
 from vmckpt.recover import engine as recovering
@@ -148,7 +149,10 @@ def load_policies(
     if wanted is not None and shelf.is_path(wanted):
         chosen = shelf.load_file(Path(wanted))
         return (chosen,), chosen.name
-    return shelf.load_all(place), wanted
+    found = shelf.load_all(place)
+    if wanted is not None:
+        select.by_name(found, wanted)
+    return found, wanted
 
 
 def readable_policies(inventory: Inventory, folder: Path | None = None) -> tuple[Policy, ...]:
@@ -230,17 +234,28 @@ async def recover(
     return await recovering.everything(inventory, policies, caller, dry_run=dry_run)
 
 
-def forget(job: str) -> str:
-    """End an unattended job by the operator's word; its id. No host is asked or touched.
+def forget(inventory: Callable[[], Inventory], job: str) -> Recovered:
+    """End an unattended job by the operator's word. No host is asked or touched.
 
     Raises BadInput, ReadOnly, and GuestBusy if somebody attends it.
     """
-    inventories.may_act()
+    _may_act(inventory)
     with desk.open_journal() as journal:
         operation = journal.operation(job)
         journal.take_over(operation)
-        journal.finish(operation.id, Outcome.UNKNOWN, {"forgotten_by": identity.asked_by()})
-        return operation.id
+        journal.finish(operation.id, Outcome.UNKNOWN, {FORGOTTEN: identity.asked_by()})
+    ended = Settled(truth="it is over, by your word; no host was asked", outcome=Outcome.UNKNOWN)
+    return Recovered(operation=operation, settled=ended)
+
+
+def _may_act(inventory: Callable[[], Inventory]) -> None:
+    """Raises ReadOnly; what needs no host is done without an inventory, too."""
+    try:
+        known = inventory()
+    except BadInput:
+        inventories.may_act()
+    else:
+        known.may_act()
 
 
 def replay(path: Path, folder: Path | None, wanted: str | None, mode: Mode | None) -> ReplayReport:
@@ -258,9 +273,9 @@ def of_whole_host(job: str) -> bool:
         return journal.operation(job, ended=True).kind in WHOLE_HOST
 
 
-def go_on(job: str) -> Answer:
-    """Let a job of a whole host go on that was paused. Raises BadInput, Unattended."""
-    inventories.may_act()
+def go_on(inventory: Callable[[], Inventory], job: str) -> Answer:
+    """Let a job of a whole host go on that was paused. Raises BadInput, ReadOnly, Unattended."""
+    _may_act(inventory)
     with desk.open_journal() as journal:
         return desk.control(journal, job, RequestKind.GO_ON, {})
 
@@ -296,12 +311,7 @@ def control(
 
     Without an inventory that is left out.
     """
-    try:
-        known = inventory()
-    except BadInput:
-        inventories.may_act()
-    else:
-        known.may_act()
+    _may_act(inventory)
 
     def direct(operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]) -> Answer:
         try:

@@ -263,12 +263,14 @@ def prune(
 def local_zone() -> tzinfo:
     """The time zone of this machine, with its summer times; UTC if it has none."""
     named = os.environ.get("TZ", "").lstrip(":")
-    with suppress(OSError, ValueError):  # ZoneInfoNotFoundError is a KeyError
-        if named:
-            with suppress(KeyError):
-                return ZoneInfo(named)
-        with _LOCAL_TIME.open("rb") as file:
-            return ZoneInfo.from_file(file, key="local")
+    path = _LOCAL_TIME
+    if named.startswith("/"):
+        path = Path(named)
+    elif named:
+        with suppress(OSError, ValueError, KeyError):  # ZoneInfoNotFoundError is a KeyError
+            return ZoneInfo(named)
+    with suppress(OSError, ValueError), path.open("rb") as file:
+        return ZoneInfo.from_file(file, key="local")
     return UTC
 
 

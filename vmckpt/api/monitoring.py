@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,8 @@ from vmckpt.monitor import paging
 from vmckpt.monitor.metrics import Exporter, Served
 from vmckpt.monitor.paging import Lasting, Page
 from vmckpt.monitor.standing import Standing, troubles
-from vmckpt.monitor.webhooks import Poster
+from vmckpt.monitor.webhooks import MOST, Poster
+from vmckpt.service.claims import Whose
 
 if TYPE_CHECKING:
     from vmckpt.journal.store import Journal
@@ -37,13 +39,15 @@ class Monitor:
     inventory: Inventory
     wishes: Wishes
     warn: Callable[[str], None]
-    pages_are_ours: Callable[[], Awaitable[bool]]
-    """Whether no other service sends them."""
+    whose: Callable[[], Awaitable[Whose]]
+    """Which service sends pages."""
     exporter: Exporter = field(default_factory=Exporter)
     served: Served | None = None
     _source: Live = field(init=False)
     _posters: list[Poster] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _due: deque[Page] = field(default_factory=lambda: deque(maxlen=MOST))
+    """Not sent yet: it is not known whether another service does."""
     _lasting: Mapping[str, Lasting] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
     _stores: asyncio.Event = field(default_factory=asyncio.Event)
@@ -162,10 +166,16 @@ class Monitor:
     # Telling
 
     async def _send(self, pages: Sequence[Page]) -> None:
-        if pages and self._posters and await self.pages_are_ours():
-            for page in pages:
+        if not self._posters:
+            return
+        self._due.extend(pages)
+        if not self._due or (whose := await self.whose()) is Whose.UNSURE:
+            return  # twice is better than never
+        if whose is Whose.OURS:
+            for page in self._due:
                 for poster in self._posters:
                     poster.post(page)
+        self._due.clear()
 
     def _say_once(self, what: str, text: str) -> None:
         if what not in self._said:

@@ -151,14 +151,10 @@ async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, 
 
 
 def _watch_is_kept() -> bool:
-    """Whether a service runs that does."""
+    """Whether a service does, and lives."""
     with desk.open_journal(read_only=True) as journal:
-        return any(
-            one.operation.kind == claims.KIND
-            and one.operation.detail.get(claims.WATCHES)
-            and one.attended is not False
-            for one in desk.jobs(journal)
-        )
+        holder = journal.holder(claims.lease_of(claims.VIGIL))
+        return holder is not None and desk.attended(journal, holder) is not False
 
 
 async def stands(

@@ -1,6 +1,7 @@
 """The facade's part for what runs by itself: snapshots by schedule."""
 
 import asyncio
+import functools
 import socket
 import threading
 import time
@@ -10,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from vmckpt import api
 from vmckpt.api import groups, keeping, snapshots
 from vmckpt.api.vigil import Vigil
-from vmckpt.errors import JournalError, LeaseLost
+from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk
 from vmckpt.journal.records import Operation
@@ -20,7 +21,7 @@ from vmckpt.policy.schedules import Auto
 from vmckpt.policy.types import Policy
 from vmckpt.recover import engine as recovering
 from vmckpt.service import paying
-from vmckpt.service.claims import Claims
+from vmckpt.service.claims import VIGIL, Claims, Whose
 from vmckpt.service.doing import Hands
 from vmckpt.service.due import Agenda, Scene
 from vmckpt.service.ordering import Wanted
@@ -33,8 +34,8 @@ from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.requests import Taken, TakeRequest
 from vmckpt.store.facts import SCHEDULE
 
-PAGES, VIGIL = "pages", "vigil"
-"""What a service claims so that of several one alone sends pages, or keeps watch."""
+PAGES = "pages"
+"""What a service claims so that of several one alone sends them."""
 _REMEMBERED = 180 * 86400.0
 """How far back the journal is asked."""
 _FRESH = 300.0
@@ -65,14 +66,15 @@ async def run(
 
     await mend()
     watches = keeps_watch(inventory) and not once
-    claims = await asyncio.to_thread(Claims, socket.gethostname(), warn, watches=watches)
+    claims = await asyncio.to_thread(Claims, socket.gethostname(), warn)
     async with AsyncExitStack() as around:
         around.push_async_callback(claims.end)
         if wishes != NOBODY:
             # Only who tells others loads what that needs.
             from vmckpt.api.monitoring import Monitor  # noqa: PLC0415
 
-            monitor = Monitor(inventory, wishes, warn, lambda: _is_ours(PAGES, claims))
+            whose = functools.partial(asyncio.to_thread, claims.whose, PAGES)
+            monitor = Monitor(inventory, wishes, warn, whose)
             await around.enter_async_context(monitor)
             tell = _counted(tell, monitor.exporter.told)
             for line in monitor.told:
@@ -97,10 +99,7 @@ def _counted(tell: Callable[[Told], None], count: Callable[[str], None]) -> Call
 
 
 async def _is_ours(what: str, claims: Claims) -> bool:
-    try:
-        return what in await asyncio.to_thread(claims.claim, {what}) and claims.holds
-    except LeaseLost:
-        return False
+    return await asyncio.to_thread(claims.whose, what) is Whose.OURS
 
 
 def keeps_watch(inventory: Inventory) -> bool:

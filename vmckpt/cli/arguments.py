@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from vmckpt import units
-from vmckpt.cli import completing
+from vmckpt.cli import completing, output
 from vmckpt.units import BytesPerSecond, Seconds
 
 
@@ -32,6 +32,12 @@ def rate(text: str) -> BytesPerSecond:
 def probe_time(text: str) -> Seconds:
     """A time argument, or "off"."""
     return Seconds(0.0) if text == "off" else seconds(text)
+
+
+def help_alone(context: typer.Context) -> None:
+    """What a group of commands says if none of them is asked for."""
+    if context.invoked_subcommand is None:
+        output.out.print(context.get_help())
 
 
 GUEST = Annotated[

@@ -32,8 +32,7 @@ GUEST = Annotated[str, typer.Argument(help="A guest of the lab.")]
 @app.callback()
 def lab_options(context: typer.Context) -> None:
     """Real libvirt hosts on this machine, each in its own namespaces."""
-    if context.invoked_subcommand is None:
-        output.out.print(context.get_help())
+    arguments.help_alone(context)
 
 
 @app.command()

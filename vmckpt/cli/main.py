@@ -11,6 +11,7 @@ import typer
 
 import vmckpt
 from vmckpt.cli import hosts, jobs, lab, output, plan, policy
+from vmckpt.cli.arguments import help_alone
 from vmckpt.cli.migrate import migrate, resume
 from vmckpt.cli.recover import recover
 from vmckpt.errors import VmckptError
@@ -127,13 +128,7 @@ def options(
         os.environ[READ_ONLY] = "1"
     if journal is not None:
         place.choose(journal)
-    if context.invoked_subcommand is None:
-        output.out.print(context.get_help())
-
-
-def main() -> None:
-    """Run the command line and exit with the code that README documents."""
-    sys.exit(run(sys.argv[1:]))
+    help_alone(context)
 
 
 def run(args: list[str]) -> int:
@@ -169,4 +164,4 @@ def _in_one_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(sys.argv[1:]))

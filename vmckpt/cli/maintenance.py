@@ -10,13 +10,16 @@ import typer
 from vmckpt import api
 from vmckpt.api import evacuating
 from vmckpt.cli import output
-from vmckpt.cli.arguments import HOST, INVENTORY, JSON
+from vmckpt.cli.arguments import HOST, INVENTORY, JSON, help_alone
 from vmckpt.journal import wording
 
-app = typer.Typer(
-    name="maintenance", no_args_is_help=True, rich_markup_mode=None,
-    help="Which hosts are in maintenance: nothing new is placed on them.",
-)  # fmt: skip
+app = typer.Typer(name="maintenance", invoke_without_command=True, rich_markup_mode=None)
+
+
+@app.callback()
+def maintenance_options(context: typer.Context) -> None:
+    """Which hosts are in maintenance: nothing new is placed on them."""
+    help_alone(context)
 
 
 @app.command("list")

@@ -147,7 +147,7 @@ def resume(
         vmckpt resume e-4b7x
     """
     if api.of_whole_host(job):
-        answer = api.go_on(job)
+        answer = api.go_on(lambda: api.load_inventory(inventory), job)
         if not answer.ok:
             raise BadInput(answer.text, mend=f"see vmckpt job {job}")
         if json:

@@ -9,7 +9,7 @@ import typer
 from vmckpt import api
 from vmckpt import inventory as inventories
 from vmckpt.cli import output
-from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES
+from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, help_alone
 from vmckpt.errors import HostUnreachable, PolicyError, at_host
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
@@ -29,8 +29,7 @@ app = typer.Typer(
 @app.callback()
 def policy_options(context: typer.Context) -> None:
     """Policies: how migrations are to be done, and which one a guest gets."""
-    if context.invoked_subcommand is None:
-        output.out.print(context.get_help())
+    help_alone(context)
 
 
 @app.command("list")

@@ -47,9 +47,9 @@ def recover(
     if forget is not None:
         if dry_run:
             raise typer.BadParameter("--forget asks no host: there is nothing to try")
-        output.say(f"{api.forget(forget)} has ended, by your word; its guest is free")
-        return
-    found = asyncio.run(_run(inventory, policies, dry_run))
+        found = [api.forget(lambda: api.load_inventory(inventory), forget)]
+    else:
+        found = asyncio.run(_run(inventory, policies, dry_run))
     if json:
         output.print_json([one.as_json() for one in found])
     elif found:

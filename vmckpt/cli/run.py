@@ -97,7 +97,8 @@ def run(
         _run(known, everything, wanted, say, once=once, identity=identity, wishes=wishes)
     )
     if once and wrong:
-        raise StoreError(f"{wrong} things went wrong, as told above", mend="run it again")
+        things = "1 thing" if wrong == 1 else f"{wrong} things"
+        raise StoreError(f"{things} went wrong, as told above", mend="run it again")
 
 
 async def _run(

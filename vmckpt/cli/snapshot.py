@@ -17,16 +17,17 @@ from vmckpt.cli import (
     snapshot_restore,
     snapshot_take,
 )
-from vmckpt.cli.arguments import INVENTORY, JSON
+from vmckpt.cli.arguments import INVENTORY, JSON, help_alone
 from vmckpt.cli.snapshot_options import STORE
 from vmckpt.units import Bytes, show_bytes
 
-app = typer.Typer(
-    name="snapshot",
-    help="Snapshots of memory and disks, in a store that can be proved.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = typer.Typer(name="snapshot", invoke_without_command=True, rich_markup_mode=None)
+
+
+@app.callback()
+def snapshot_options(context: typer.Context) -> None:
+    """Snapshots of memory and disks, in a store that can be proved."""
+    help_alone(context)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from vmckpt import api
 from vmckpt.api import keeping_keys
 from vmckpt.api.keeping_keys import Keys
 from vmckpt.cli import output, snapshot_salt
-from vmckpt.cli.arguments import INVENTORY, JSON
+from vmckpt.cli.arguments import INVENTORY, JSON, help_alone
 from vmckpt.cli.snapshot_options import (
     DRY_RUN,
     IDENTITY,
@@ -24,13 +24,14 @@ from vmckpt.snapshot.rekeying import Rotated
 from vmckpt.store.keyring import Named
 from vmckpt.store.keytexts import KeyKind, show
 
-keys = typer.Typer(
-    name="keys",
-    help="Who can read snapshots, and whose snapshots are believed.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+keys = typer.Typer(name="keys", invoke_without_command=True, rich_markup_mode=None)
 NAME = Annotated[str, typer.Argument(help="What you call it.")]
+
+
+@keys.callback()
+def keys_options(context: typer.Context) -> None:
+    """Who can read snapshots, and whose snapshots are believed."""
+    help_alone(context)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -119,6 +119,13 @@ class Reader:
         chosen = select(table).where(table.c.kind.in_(kinds), table.c.source == host)
         return self._read(chosen.order_by(table.c.began_at.desc()).limit(_MOST), rows.operation)
 
+    def holder(self, resource: str) -> Operation | None:
+        """The active operation that holds a lease."""
+        held = select(schema.leases.c.operation).where(schema.leases.c.resource == resource)
+        table = schema.operations
+        chosen = select(table).where(table.c.id.in_(held), table.c.ended_at.is_(None))
+        return next(iter(self._read(chosen, rows.operation)), None)
+
     def recent_moves(
         self, source: str, target: str, limit: int = 20, *, guest_uuid: str | None = None
     ) -> list[PastMove]:

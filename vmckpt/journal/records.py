@@ -19,6 +19,9 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 MAINTENANCE = "maintenance"
 """The kind of operation that keeps guests away from a host until somebody ends it."""
 
+FORGOTTEN = "forgotten_by"
+"""In the report of an operation that somebody ended by his word: who."""
+
 WHOLE_HOST = ("evacuate", "repopulate", "balance")
 """Kinds of operations that are about a host and all its guests."""
 

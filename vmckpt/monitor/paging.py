@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from vmckpt.journal.following import ENDED, Happening
-from vmckpt.journal.records import utc
+from vmckpt.journal.records import FORGOTTEN, utc
 from vmckpt.model.jobs import Outcome
 from vmckpt.monitor.standing import Trouble
 from vmckpt.units import Seconds
@@ -57,6 +57,8 @@ def of_happening(one: Happening) -> Page | None:
     if one.kind != ENDED:
         return None
     outcome, report = str(one.values["outcome"]), operation.report or {}
+    if FORGOTTEN in report:
+        return None  # whoever said so knows it
     if operation.kind == "protect" and report.get("failed_over"):
         text = f"{operation.guest} has failed over to {report['failed_over']}: {report.get('why')}"
         mend = f"vmckpt protect {operation.guest} --reverse, once {operation.source} is back"

@@ -27,7 +27,8 @@ SIGNATURE = "X-Vmckpt-Signature"
 _PATIENCE = 3600.0
 _LONGEST_WAIT = 60.0
 _ANSWER = aiohttp.ClientTimeout(total=10.0)
-_MOST = 1000
+MOST = 1000
+"""That many pages wait; then the oldest are given up."""
 
 
 class _Refused(Exception):
@@ -41,7 +42,7 @@ class Poster:
         """Raises BadInput if its secret cannot be read."""
         self._hook, self._warn = hook, warn
         self._secret = _secret(hook.secret_file)
-        self._waiting: asyncio.Queue[Page] = asyncio.Queue(_MOST)
+        self._waiting: asyncio.Queue[Page] = asyncio.Queue(MOST)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:

@@ -7,28 +7,46 @@ ends it, and one that was killed is settled by the next that begins (`recover`).
 import asyncio
 import time
 from collections.abc import Callable, Collection
+from enum import StrEnum
 
-from vmckpt.errors import GuestBusy, JournalError
+from vmckpt.errors import GuestBusy, JournalError, LeaseLost
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.records import NewOperation, RequestKind
 from vmckpt.model.jobs import Outcome
 
-KIND, WATCHES = "run", "watches"
+KIND = "run"
+VIGIL = "vigil"
+"""What a service claims so that of several one alone keeps watch over protected guests."""
 _AGAIN = 20.0
 _RECOVER = "run vmckpt recover"
+
+
+class Whose(StrEnum):
+    """Whose something is that one service alone may do."""
+
+    OURS = "ours"
+    ANOTHERS = "another's"
+    """A service has it that lives."""
+    UNSURE = "unsure"
+    """Its holder is dead and not settled, or the journal does not answer."""
+
+
+def lease_of(one: str) -> str:
+    """The lease on a schedule ("policy/schedule"), or on what else one service does alone."""
+    return f"schedule/{one}"
 
 
 class Claims:
     """The leases of one service; a context manager. Its methods are for a thread."""
 
-    def __init__(self, host: str, warn: Callable[[str], None], *, watches: bool = False) -> None:
-        """Begins the operation. `watches`: over protected guests, too. Raises JournalError."""
-        new = NewOperation(kind=KIND, guest="schedules", source=host, detail={WATCHES: watches})
+    def __init__(self, host: str, warn: Callable[[str], None]) -> None:
+        """Begins the operation. Raises JournalError."""
+        new = NewOperation(kind=KIND, guest="schedules", source=host)
         self._recorder = journal.begin(new, warn)
         self._warn = warn
         self._mine: set[str] = set()
-        self._others: dict[str, float] = {}
-        """Those that somebody else has, and when that was looked at."""
+        self._others: dict[str, tuple[float, Whose]] = {}
+        """Those that are not ours, when that was looked at, and whose they were."""
         self.stale = False
         """Somebody who is dead has some."""
 
@@ -41,26 +59,38 @@ class Claims:
         """Those of them ("policy/schedule") that are this service's. Raises LeaseLost."""
         self._recorder.check()
         for one in sorted(set(schedules) - self._mine):
-            if time.monotonic() - self._others.get(one, -_AGAIN) < _AGAIN:
+            if one in self._others and time.monotonic() - self._others[one][0] < _AGAIN:
                 continue
             try:
-                self._recorder.acquire(f"schedule/{one}")
+                self._recorder.acquire(lease_of(one))
             except (GuestBusy, JournalError) as exc:
                 # One that is dead keeps its leases until it is settled.
-                self.stale = self.stale or exc.mend == _RECOVER
+                dead = exc.mend == _RECOVER
+                self.stale = self.stale or dead
                 if one not in self._others:
                     self._warn(f"schedule {one} is left to another service: {exc.message}")
-                self._others[one] = time.monotonic()
+                lives = isinstance(exc, GuestBusy) and not dead
+                self._others[one] = time.monotonic(), Whose.ANOTHERS if lives else Whose.UNSURE
             else:
                 self._mine.add(one)
                 if self._others.pop(one, None) is not None:
                     self._warn(f"schedule {one} is this service's now")
         return frozenset(self._mine.intersection(schedules))
 
+    def whose(self, one: str) -> Whose:
+        """Whose it is; asks for it if nobody is known to have it."""
+        try:
+            if one in self.claim({one}):
+                return Whose.OURS if self.holds else Whose.UNSURE
+        except LeaseLost:
+            return Whose.UNSURE
+        return self._others[one][1]
+
     def settled(self) -> None:
         """The dead were seen to: theirs are asked for at once."""
         self.stale = False
-        self._others = dict.fromkeys(self._others, -_AGAIN)
+        for one, (_, whose) in list(self._others.items()):
+            self._others[one] = time.monotonic() - _AGAIN, whose
 
     @property
     def holds(self) -> bool:

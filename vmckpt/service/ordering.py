@@ -1,6 +1,6 @@
 """Which schedules there are for which guests. Pure."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vmckpt.errors import PolicyError
@@ -73,7 +73,7 @@ def ordered(
 ) -> tuple[list[Order], list[str]]:
     """All schedules of all guests, by name; and what is wrong, one line each."""
     orders: list[Order] = []
-    wrong: dict[str, None] = {}
+    wrong = dict.fromkeys(_missing(guests, wanted.guests))
     for one in sorted(guests, key=lambda one: one.seat.name):
         if wanted.guests and not {one.seat.name, one.seat.uuid} & set(wanted.guests):
             continue
@@ -89,6 +89,14 @@ def ordered(
                 continue
             orders.append(_order(one.seat, policy, schedule, stores, reckon))
     return orders, list(wrong)
+
+
+def _missing(guests: Collection[Sighted], wanted: Collection[str]) -> Iterable[str]:
+    """Those asked for that no host has."""
+    names = {one.seat.name for one in guests}
+    for name in sorted(set(wanted) - names - {one.seat.uuid for one in guests}):
+        hint = likely(name, names) if names else ""
+        yield f"no guest {name!r} on hosts that answer{hint}"
 
 
 def _unknown(schedule: Schedule, stores: Sequence[str]) -> str | None:

@@ -1,0 +1,29 @@
+"""Where the program begins, before anything of it is loaded: Ctrl-C meets nothing half ready, and
+no file takes the number of a standard stream that is closed."""
+
+import os
+import sys
+
+
+def main() -> None:
+    """Run the command line and exit with the code that README documents."""
+    _open_what_is_closed()
+    try:
+        from vmckpt.cli.main import run  # noqa: PLC0415
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(run(sys.argv[1:]))
+
+
+def _open_what_is_closed() -> None:
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
+
+
+if __name__ == "__main__":
+    main()
