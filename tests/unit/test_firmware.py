@@ -119,3 +119,11 @@ def test_a_fork_takes_nobodys_file(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"vars": b"old"}
     with pytest.raises(BadInput, match="nobody said"):
         SmallFiles({"nvram": b""}, {}, ID, replace=True)
+
+
+def test_a_tpm_with_its_state_elsewhere_is_not_read() -> None:
+    told = xml(
+        devices="<tpm><backend type='emulator'><source type='file' path='/t'/></backend></tpm>"
+    )
+    assert firmware.tpm(told, UUID) is None
+    assert not firmware.there(told, UUID)

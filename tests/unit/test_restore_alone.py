@@ -121,7 +121,22 @@ VIRTIOFS = with_device(
     "<filesystem type='mount'><driver type='virtiofs'/><source dir='/srv/data'/></filesystem>"
 )
 NINE_P = with_device("<filesystem type='mount'><source dir='/srv/data'/></filesystem>")
+TPM_ELSEWHERE = "<tpm><backend type='emulator'><source type='dir' path='/srv/tpm'/></backend></tpm>"
+NVRAM_ELSEWHERE = "<nvram type='block'><source dev='/dev/vg/vars'/></nvram>"
 USB = with_device("<hostdev mode='subsystem' type='usb'/>")
+
+
+def drive(kind: str, source: str, target: str = "sda") -> str:
+    return f"<disk type='file' device='{kind}'><source {source}/><target dev='{target}'/></disk>"
+
+
+def test_a_cd_must_be_there_unless_the_guest_starts_without() -> None:
+    xml = with_device(
+        drive("cdrom", "file='/iso/debian.iso'") + drive("disk", "file='/s/data'", "vdb")
+        + drive("cdrom", "file='/iso/tools.iso' startupPolicy='optional'", "sdb")
+        + "<disk type='file' device='cdrom'><target dev='sdc'/></disk>"
+    )  # fmt: skip
+    assert unshared.drives(xml) == {"sda": "/iso/debian.iso"}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +152,8 @@ USB = with_device("<hostdev mode='subsystem' type='usb'/>")
         (with_device("<shmem name='s'/>"), "the shared memory s", False),
         (with_device("<tpm><backend type='passthrough'/></tpm>"), "the host's TPM", False),
         (with_device("<tpm><backend type='emulator'/></tpm>"), "", True),
+        (with_device(TPM_ELSEWHERE), "the TPM's state in /srv/tpm", False),
+        (XML.replace("</os>", f"{NVRAM_ELSEWHERE}</os>"), "the NVRAM on a block disk", False),
     ],
 )
 def test_a_fork_writes_into_nothing_it_shares(xml: str, said: str, able: bool) -> None:

@@ -48,6 +48,10 @@ def test_the_host_that_made_it_can_run_it() -> None:
         pytest.param(replace(SIDE, on_host={FIRMWARE: False}), {"boot-file-missing": "blocker"},
             id="firmware"),
         pytest.param(replace(SIDE, on_host={}), {"boot-file-not-asked": "warning"}, id="firmware?"),
+        pytest.param(replace(SIDE, drives={"sda": "/iso/a.iso"}, on_host={
+            FIRMWARE: True, "/iso/a.iso": False}), {"drive-missing": "blocker"}, id="CD"),
+        pytest.param(replace(SIDE, drives={"sda": "/iso/a.iso"}, on_host={
+            FIRMWARE: True, "/iso/a.iso": True}), {}, id="CD that is there"),
         pytest.param(replace(SIDE, disks={"vda": Bytes(199999)}), {"disk-size": "blocker"},
             id="smaller disk"),
         pytest.param(replace(SIDE, disks={"vda": Bytes(200001)}), {"disk-size": "blocker"},

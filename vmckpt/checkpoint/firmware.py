@@ -29,10 +29,18 @@ def nvram(xml: str) -> str | None:
 
 
 def tpm(xml: str, uuid: str) -> str | None:
-    """The folder with the state of a guest's TPM on its host; None: it has no emulated one."""
-    if parse.tree(xml, "domain").find("devices/tpm/backend[@type='emulator']") is None:
+    """The folder with the state of a guest's TPM on its host; None: it has no emulated one, or
+    its state is at a place of its own."""
+    node = parse.tree(xml, "domain").find("devices/tpm")
+    if node is None or node.find("backend[@type='emulator']") is None or tpm_elsewhere(node):
         return None
     return str(_TPM_FOLDER / uuid)
+
+
+def tpm_elsewhere(node: ET.Element) -> str | None:
+    """Where the state of a TPM is that the operator put at a place of its own (libvirt 10.10)."""
+    source = node.find("backend/source")
+    return None if source is None else source.get("path") or "a place of its own"
 
 
 def own_nvram(xml: str, name: str) -> str:

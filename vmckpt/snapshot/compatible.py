@@ -19,7 +19,9 @@ class Side:
     cpu_fits: bool | None = None
     """Whether it can give the guest its CPU; None: libvirt cannot tell."""
     on_host: Mapping[str, bool] = field(default_factory=dict)
-    """For each boot file whether it is there; absent: not asked."""
+    """For each boot file and each of `drives` whether it is there; absent: not asked."""
+    drives: Mapping[str, str] = field(default_factory=dict)
+    """Files in CD drives, which are not in the snapshot and must be there all the same."""
     no_networks: Sequence[str] = ()
     """libvirt networks that the guest is plugged into, and that are not active there."""
     disks: Mapping[str, Bytes] = field(default_factory=dict)
@@ -38,6 +40,7 @@ def check(public: Public, facts: Facts, files: Mapping[str, bytes], side: Side) 
         *_machine(public, side),
         *_cpu(public, facts, side),
         *_firmware(facts, files, side),
+        *_drives(side),
         *_networks(side),
         *_disks(facts, side),
         *_memory(public, facts, side),
@@ -119,7 +122,18 @@ def _firmware(facts: Facts, files: Mapping[str, bytes], side: Side) -> Iterator[
                 code,
                 side,
                 f"the guest has {element.upper()} state, and the snapshot does not",
-                "it starts with that of a new machine",
+                "it takes what is on the host, or starts with that of a new machine",
+            )
+
+
+def _drives(side: Side) -> Iterator[Finding]:
+    for target, path in side.drives.items():
+        if side.on_host.get(path) is False:
+            yield _blocker(
+                "drive-missing",
+                side,
+                f"{path}, which is in the drive {target}, is not on {side.host}",
+                "copy it there; if the guest does not need it, an empty file will do",
             )
 
 

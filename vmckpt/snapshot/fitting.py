@@ -11,7 +11,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.findings import Severity
 from vmckpt.model.hosts import Host
 from vmckpt.remote.ssh import Remote
-from vmckpt.snapshot import compatible, defining, sane
+from vmckpt.snapshot import compatible, defining, sane, unshared
 from vmckpt.snapshot.compatible import Side
 from vmckpt.snapshot.sane import Here
 from vmckpt.store.facts import Public
@@ -29,12 +29,14 @@ async def checked(hypervisor: Hypervisor, public: Public, private: Private) -> t
         raise BadInput(f"snapshot {public.id}: its guest makes no sense: {exc}") from exc
     facts = await host_facts.host_facts(hypervisor)
     nets = {one.source for one in guest.nics if one.kind == "network" and one.source is not None}
+    drives = unshared.drives(private.facts.domain_xml)
     # The sizes of images that are there do not matter: each is made anew.
     side = Side(
         host=host,
         facts=facts,
         cpu_fits=await host_facts.cpu_fits(hypervisor, guest),
-        on_host=await _present(hypervisor.host, private.facts.boot_files),
+        on_host=await _present(hypervisor.host, [*private.facts.boot_files, *drives.values()]),
+        drives=drives,
         no_networks=sorted(nets - facts.networks),
     )
     found = compatible.check(public, private.facts, private.files, side)

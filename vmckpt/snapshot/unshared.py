@@ -7,6 +7,7 @@ original or others use now may ruin it.
 from collections.abc import Collection, Iterator
 from xml.etree import ElementTree as ET
 
+from vmckpt.checkpoint import firmware
 from vmckpt.errors import BadInput
 from vmckpt.hypervisor import parse
 
@@ -27,7 +28,7 @@ def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str,
     then, BadInput. Else it is left out. Raises ValueError.
     """
     root = parse.tree(xml, "domain")
-    devices = root.find("devices")
+    holders = {node: parent for parent in root.iter() for node in parent}
     said = []
     for node, what, read_only in list(_beside(root, captured)):
         if read_only:
@@ -40,10 +41,26 @@ def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str,
                 f"{what} is not in the snapshot, and a fork would write into it",
                 mend="restore it in its own place, or fork a snapshot without memory",
             )
-        elif devices is not None:
-            devices.remove(node)
+        else:
+            holders[node].remove(node)
             said.append(f"{what} was left out of the fork")
     return ET.tostring(root, encoding="unicode"), tuple(said)
+
+
+def drives(xml: str) -> dict[str, str]:
+    """The files in CD and floppy drives, by drive: no guest starts without. Raises ValueError.
+
+    Those that may be missing are left out: libvirt starts the guest with an empty drive then.
+    """
+    found = {}
+    for node in parse.tree(xml, "domain").findall("devices/disk"):
+        target, source = node.find("target"), node.find("source")
+        path = None if source is None else source.get("file")
+        if target is None or source is None or path is None or source.get("startupPolicy"):
+            continue
+        if node.get("device") in ("cdrom", "floppy"):
+            found[target.get("dev", "?")] = path
+    return found
 
 
 def _beside(root: ET.Element, captured: Collection[str]) -> Iterator[tuple[ET.Element, str, bool]]:
@@ -59,13 +76,23 @@ def _beside(root: ET.Element, captured: Collection[str]) -> Iterator[tuple[ET.El
         yield node, f"the host's {node.get('type', '')} device", False
     for node in root.findall("devices/shmem"):
         yield node, f"the shared memory {node.get('name', '?')}", False
-    for node in root.findall("devices/tpm"):
-        if node.find("backend[@type='emulator']") is None:
-            yield node, "the host's TPM", False
     for node in root.findall("devices/memory"):
         path = node.findtext("source/path", "")
         if path:
             yield node, f"the memory in {path}", False
+    yield from _states(root)
+
+
+def _states(root: ET.Element) -> Iterator[tuple[ET.Element, str, bool]]:
+    """NVRAM and TPMs that are not among the snapshot's small files."""
+    nvram = root.find("os/nvram")
+    if nvram is not None and nvram.get("type", "file") != "file":
+        yield nvram, f"the NVRAM on a {nvram.get('type')} disk", False
+    for node in root.findall("devices/tpm"):
+        if node.find("backend[@type='emulator']") is None:
+            yield node, "the host's TPM", False
+        elif path := firmware.tpm_elsewhere(node):
+            yield node, f"the TPM's state in {path}", False
 
 
 def _disks(root: ET.Element, captured: Collection[str]) -> Iterator[tuple[ET.Element, str, bool]]:
