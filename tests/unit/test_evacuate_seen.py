@@ -41,6 +41,20 @@ def test_guests_go_to_the_emptier_host() -> None:
     assert placed(told) == ({"a": "gamma"}, {})
 
 
+def test_who_is_to_come_back_and_cannot_as_he_is_is_named() -> None:
+    crashed, off = vm("a", state=GuestState.CRASHED), vm("b", state=GuestState.SHUT_OFF)
+    there = vm("c", state=GuestState.CRASHED)
+    told = answers(at("alpha", off, there), at("beta", crashed, off, vm("d")))
+    goes = frozenset((one.uuid, "alpha") for one in (crashed, off, there, vm("d")))
+    back = Task(kind=Kind.REPOPULATE, host="alpha", goes=goes)
+    left = {one.tenant.name: one.why for one in back.unseen(seen(told))}
+    assert left == {
+        "a on beta": "it has crashed, and its host keeps what is left of it",
+        "b on beta": "it is off, and defined on another host, too",
+    }
+    assert placed(told, back) == ({"d": "alpha"}, {})
+
+
 def test_what_a_host_has_free_is_no_more_than_libvirt_says() -> None:
     told = answers(at("alpha", vm("a")), at("beta", free=300 * MIB))
     going, left = placed(told)

@@ -49,10 +49,13 @@ from vmckpt.model.callers import Caller
 from vmckpt.model.events import Decided, Event, OnItsWay, Sampled
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.orders import Mode
+from vmckpt.policy import shelf
 from vmckpt.protect import anew, ending, protections
 from vmckpt.units import BytesPerSecond, Seconds
 
 _SHOWN = ("guest", "from", "to", "begins_ms", "ends_ms")
+POLICY = "policy"
+"""In an operation's detail: the text of the one that was asked for, which may be any file."""
 SHUT_DOWN = "shut-down"
 """The step of a guest that is asked to shut down, or suspended."""
 Resolve = Callable[[str], Awaitable[Outcome | None]]
@@ -75,12 +78,13 @@ async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
     """Carry out a plan. Raises GuestBusy if somebody is at that host already, Blocked if it is
     silent: nothing was done. JournalError."""
     task, caller = orders.task, orders.caller
-    told = plan.as_json()
+    told, policy = plan.as_json(), orders.scope.run(task)
     new = NewOperation(
         kind=str(task.kind), guest=task.host, source=task.host,
-        policy=orders.scope.run(task).name,
+        policy=policy.name,
         detail={
-            "task": task.as_json(), "expected_ms": told["total_ms"],
+            "task": task.as_json(), POLICY: shelf.text_of(policy) if task.policy else None,
+            "expected_ms": told["total_ms"],
             # For those who look on; who goes on with it makes a new plan.
             "moves": [{name: one[name] for name in _SHOWN} for one in told["moves"]],
             "left": told["left"],

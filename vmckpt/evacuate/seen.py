@@ -27,6 +27,7 @@ _STAND = {
     GuestState.UNKNOWN: "what it does is not known",
 }
 """Who takes room, and is nobody to be moved."""
+_BROKEN = (GuestState.CRASHED, GuestState.UNKNOWN)
 _LEFT_OFF = "it is off, and its policy leaves it"
 
 
@@ -122,6 +123,8 @@ class Seen:
     known: Mapping[str, Known]
     silent: Mapping[str, str]
     """Hosts that do not answer, and why."""
+    stuck: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """Who cannot be moved as he is, by UUID: what he is called in the fleet, on each host."""
 
 
 def cpu(guest: Guest) -> str:
@@ -174,6 +177,7 @@ def seen(
     called = names(answers.looks)
     running, off = _count(answers, active=True), _count(answers, active=False)
     tenants, known = [], {}
+    stuck: dict[str, tuple[str, ...]] = {}
     for look in answers.looks:
         for guest in look.guests:
             standing = guest.state in _STAND
@@ -197,12 +201,15 @@ def seen(
             tenants.append(_tenant(one, answers, stays))
             if goes or not (standing or arriving or twice):
                 known[name] = one
+            elif twice or guest.state in _BROKEN:
+                stuck[guest.uuid] = *stuck.get(guest.uuid, ()), name
     return Seen(
         fleet=Fleet(tuple(_place(one, answers, run) for one in answers.looks), tuple(tenants)),
         known=MappingProxyType(known),
         silent=MappingProxyType(
             {one.host.name: one.error for one in answers.looks if one.error is not None}
         ),
+        stuck=MappingProxyType(stuck),
     )
 
 

@@ -1,16 +1,30 @@
 """Emptying a host whose controller is gone: the next one goes on with it."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from vmckpt.errors import PolicyError
 from vmckpt.evacuate import command
 from vmckpt.evacuate.command import Orders, Resolve
 from vmckpt.evacuate.gather import Hosts
 from vmckpt.evacuate.scouting import Scope
 from vmckpt.evacuate.task import Task
+from vmckpt.journal.records import Operation
 from vmckpt.journal.unattended import Unattended
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.recovery import Settled
+from vmckpt.policy import document
 from vmckpt.policy.types import Policy
+
+
+def in_force(operation: Operation, policies: Sequence[Policy]) -> tuple[Policy, ...]:
+    """These, and the policy that was asked for as it was then."""
+    name = operation.policy or "policy"
+    try:
+        asked = document.parse(operation.detail[command.POLICY] or "", Path(name))
+    except (KeyError, PolicyError):
+        return tuple(policies)
+    return (asked, *(one for one in policies if one.name != asked.name))
 
 
 async def settle(case: Unattended, policies: Sequence[Policy], resolve: Resolve) -> Settled:
@@ -26,7 +40,7 @@ async def settle(case: Unattended, policies: Sequence[Policy], resolve: Resolve)
             truth=f"{doing} is unfinished", outcome=None, goes_on=True,
             settle="vmckpt recover goes on with it",
         )  # fmt: skip
-    scope = Scope(inventory=case.inventory, policies=tuple(policies))
+    scope = Scope(inventory=case.inventory, policies=in_force(operation, policies))
     orders = Orders(
         scope=scope, task=task, caller=case.caller, abort=case.caller.stop, resolve=resolve
     )

@@ -59,18 +59,22 @@ class Task:
         return frozenset(there - self.to_stop(seen))
 
     def unseen(self, seen: Seen) -> tuple[Left, ...]:
-        """Who is to go somewhere and was not found while hosts are silent that may have them."""
-        if not seen.silent:
-            return ()
+        """Who is to go somewhere and cannot as it is, or was not found while hosts are silent that
+        may have it."""
         found = {one.guest.uuid for one in seen.known.values()}
+        missing = sorted({uuid for uuid, _ in self.goes} - found)
         called, silent = dict(self.called), sorted(seen.silent)
-        return tuple(
+        stuck = {name for uuid in missing for name in seen.stuck.get(uuid, ())}
+        return *(
+            Left(tenant=one, why=str(one.stays), mend=f"see what {one.host} says of it")
+            for one in seen.fleet.tenants if one.name in stuck and one.host != self.host
+        ), *(
             Left(
                 tenant=Tenant(name=called.get(uuid, uuid), host="", memory=Bytes(0), cpus=0.0),
                 why=f"no host that answers has it; silent: {', '.join(silent)}",
                 mend=f"run vmckpt doctor {silent[0]}",
             )
-            for uuid in sorted({uuid for uuid, _ in self.goes} - found)
+            for uuid in missing if silent and uuid not in seen.stuck
         )  # fmt: skip
 
     def to_stop(self, seen: Seen) -> frozenset[str]:

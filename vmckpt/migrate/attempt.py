@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from vmckpt.errors import LeaseLost, RemoteError, VmckptError
 from vmckpt.hypervisor import guests
@@ -27,7 +26,7 @@ from vmckpt.model.images import Made
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.orders import MoveOrder
 from vmckpt.model.ports import Mover
-from vmckpt.policy.types import Policy
+from vmckpt.policy import shelf
 from vmckpt.remote import images, streams
 from vmckpt.units import Seconds
 
@@ -123,7 +122,7 @@ class _Attempt:
             "target_knew": self._target_knew,
             "copied": self._plan.copies.size,
             # Whoever goes on with it goes on under this policy, wherever its file is by then.
-            "policy": _text_of(self._policy),
+            "policy": shelf.text_of(self._policy),
         }
         await self._around.desk.intend(Step.MOVE, move)
 
@@ -200,13 +199,6 @@ async def observed(
     if outside is None or outcome is not Outcome.COMPLETED:
         return None
     return await outside.blackout(guest, began, Seconds(began + elapsed))
-
-
-def _text_of(policy: Policy) -> str | None:
-    try:
-        return Path(policy.file).read_text(encoding="utf-8")
-    except OSError:
-        return None
 
 
 def mover(

@@ -83,6 +83,14 @@ def load_file(path: Path) -> Policy:
     return document.parse(yamlfile.read(path, PolicyError, "policy"), path)
 
 
+def text_of(policy: Policy) -> str | None:
+    """What is in a policy's file, for whoever goes on without that; None: it cannot be read."""
+    try:
+        return Path(policy.file).read_text(encoding="utf-8")
+    except OSError:
+        return None
+
+
 def problems(files: Sequence[Path]) -> Mapping[Path, tuple[str, ...]]:
     """All that is wrong with these files, and with those in these folders: one line each."""
     found: dict[Path, tuple[str, ...]] = {}
