@@ -8,8 +8,9 @@ import pytest
 
 from vmckpt.api import looking
 from vmckpt.api.looking import Live
-from vmckpt.errors import HostUnreachable
+from vmckpt.errors import HostUnreachable, JournalError
 from vmckpt.inventory import Inventory
+from vmckpt.journal import maintenance
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.model.guests import GuestState
@@ -83,6 +84,26 @@ async def test_before_the_first_answer_that_is_said(live: tuple[Live, dict[str, 
     looker, answers = live
     answers["beta"].late = 5.0
     assert [one.error for one in (await looker.fleet()).hosts] == [None, "no answer yet"]
+    await looker.close()
+
+
+async def test_a_host_stays_in_maintenance_while_the_journal_is_away(
+    live: tuple[Live, dict[str, Answers]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looker, _ = live
+    maintenance.enter("beta", "new memory")
+    closed = [one.closed for one in (await looker.fleet()).hosts]
+    assert closed[0] is None
+    assert closed[1] is not None
+
+    def away() -> None:
+        raise JournalError("the database is down")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(maintenance, "held", away)
+        assert [one.closed for one in (await looker.fleet()).hosts] == closed
+    maintenance.leave("beta")
+    assert [one.closed for one in (await looker.fleet()).hosts] == [None, None]
     await looker.close()
 
 

@@ -15,12 +15,13 @@ from vmckpt.agent import afterlife, replicas
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.checkpoint import userfault
 from vmckpt.errors import GuestBusy, HypervisorError, RemoteError, VmckptError
+from vmckpt.hypervisor import standby as hypervisor_standby
 from vmckpt.lease import witness
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
 from vmckpt.protect import asking, ending, engine, moving, settling
 from vmckpt.protect.ending import Known
-from vmckpt.replicate import standing
+from vmckpt.replicate import standby_xml, standing
 from vmckpt.replicate.facts import Disk
 
 ALPHA = Host(name="alpha", uri="qemu+tcp://alpha/system")
@@ -300,3 +301,25 @@ def test_a_lease_is_released_before_the_standby_is_looked_for(
     told = cast("Any", SimpleNamespace(lease=object()))
     assert afterlife._standby_is_told(told, Path("/nowhere"))
     assert did == ["releases", "tells"]
+
+
+def test_images_of_a_standby_whose_host_was_rebooted_are_found_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """QEMU and its agent are gone then, and nobody else knows of them."""
+    monkeypatch.setattr(standby_xml, "standby", lambda *_: "<domain/>")
+    monkeypatch.setattr(hypervisor_standby, "create_paused", lambda *_, **__: None)
+    path, taken = tmp_path / "web1.qcow2", tmp_path / "data.qcow2"
+    taken.write_bytes(b"the guest's, from before")
+    monkeypatch.setattr(standing, "_check", lambda *_: None)
+    disks = (
+        Disk(target="vda", size=1 << 20, path=str(path), format="qcow2"),
+        Disk(target="vdb", size=1 << 20, path=str(taken), format="qcow2", taken=True),
+    )
+    state = tmp_path / "state"
+    standing.make(made_session(session="5e55", disks=disks, state=str(state)), "<domain/>")
+    assert path.exists()
+    assert standing.forget_images(state, "another") == []
+    standing.make(made_session(session="5e55", disks=disks, state=str(state)), "<domain/>")
+    assert standing.forget_images(state, "5e55") == [str(path)]
+    assert (path.exists(), taken.exists()) == (False, True)

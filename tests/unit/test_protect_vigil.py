@@ -74,6 +74,9 @@ def silent(seconds: float) -> dict[str, Any]:
         ),
         (case(theirs=EMPTY), Do.WAIT, "standby on beta is not ready: the primary copies"),
         (case(theirs=GONE), Do.WAIT, "standby on beta is not ready: beta: no answer"),
+        # Its agent lives, and its QEMU is gone: there is nothing to run.
+        (case(theirs=silent(AFTER) | {"runs": False}), Do.WAIT, "standby on beta is not ready"),
+        (case(ours=DIED, theirs=silent(1.0) | {"runs": False}), Do.WAIT, "not ready"),
         # Gone for sure.
         (case(ours=DIED, theirs=silent(0.6)), Do.FAIL_OVER, "does not run on alpha any more"),
         (case(ours=ANEW, theirs=silent(0.6)), Do.FAIL_OVER, "does not run on alpha any more"),
