@@ -4,6 +4,8 @@ import io
 import json
 import logging
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -92,7 +94,18 @@ def test_a_terminal_that_knows_few_characters_is_no_fault() -> None:
 def test_a_log_is_harmless_too() -> None:
     record = logging.LogRecord("a", 10, "f", 1, "host said %s", (EVIL,), None)
 
-    assert STEERING.search(output.LogFormatter("%(message)s").format(record)) is None
+    assert STEERING.search(output.log_handler().format(record)) is None
+
+
+def test_what_is_logged_is_told_by_that() -> None:
+    program = (
+        "import logging; from vmckpt.cli import main; main.run(['-v', 'policy', 'list']);"
+        f" logging.getLogger('libvirt').warning({EVIL!r})"
+    )
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    assert "ms libvirt: " in done.stderr
+    assert STEERING.search(done.stderr.replace("\n", "")) is None
 
 
 def test_an_error_with_a_hostile_name_is_one_harmless_line(

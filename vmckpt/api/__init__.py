@@ -4,7 +4,6 @@ Commands take an inventory, report by a stream of events (`model.events`) and re
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -306,6 +305,7 @@ def control(
     job: str,
     kind: RequestKind,
     arguments: Mapping[str, Any],
+    warn: Callable[[str], None],
 ) -> Answer:
     """Ask a running job for something; without its controller libvirt is asked directly.
 
@@ -317,7 +317,7 @@ def control(
         try:
             hosts_ = inventory()
             # As its controller, for this one call: nobody else may act on the guest meanwhile.
-            with takeover.taken_over(journal, operation, logging.warning) as kept:
+            with takeover.taken_over(journal, operation, warn) as kept:
                 return asyncio.run(direct_control.act(hosts_, operation, kind, arguments, kept))
         except (BadInput, HostUnreachable) as exc:
             raise desk.unattended(operation, kind, arguments) from exc

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vmckpt.errors import BadInput, Blocked, GuestBusy
+from vmckpt.errors import BadInput, Blocked, Cancelled, GuestBusy
 from vmckpt.evacuate import command, scouting
 from vmckpt.evacuate.command import Orders
 from vmckpt.evacuate.gather import Hosts
@@ -58,9 +58,10 @@ class Emptying:
         """
         self._inventory.may_act()
         task, new = plan.task, False
+        was = (await asyncio.to_thread(maintenance.held)).get(task.host)
         if task.kind is Kind.EVACUATE:
             _, new = await asyncio.to_thread(maintenance.enter, task.host, why)
-        elif task.host in await asyncio.to_thread(maintenance.held):
+        elif was is not None:
             await asyncio.to_thread(maintenance.leave, task.host)
         deaf = Caller(emit=lambda _: None, warn=self._caller.warn, stop=asyncio.Event())
 
@@ -73,9 +74,11 @@ class Emptying:
         )
         try:
             return await command.begin(orders, self._hosts, plan)
-        except (GuestBusy, Blocked):  # nothing was begun
+        except (GuestBusy, Blocked, Cancelled):  # nothing was begun
             if new:
                 await asyncio.to_thread(maintenance.leave, task.host)
+            elif was is not None:
+                await asyncio.to_thread(maintenance.enter, task.host, was.why)
             raise
 
 

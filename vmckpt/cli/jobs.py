@@ -294,7 +294,9 @@ def _ask(
     with desk.open_journal() as journal:
         id_ = journal.operation(job).id
     for kind, arguments in wanted:
-        answer = api.control(lambda: api.load_inventory(inventory), id_, kind, arguments)
+        answer = api.control(
+            lambda: api.load_inventory(inventory), id_, kind, arguments, output.say
+        )
         one = {"request": str(kind), "arguments": arguments}
         told.append({**one, "ok": answer.ok, "answer": answer.text})
         if not answer.ok:

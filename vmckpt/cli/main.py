@@ -122,7 +122,7 @@ def options(
     """Live-migrate QEMU/KVM guests under libvirt."""
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.CRITICAL,
-        format="%(relativeCreated)6d ms %(name)s: %(message)s",
+        handlers=[output.log_handler()],
     )
     if read_only:
         os.environ[READ_ONLY] = "1"

@@ -113,11 +113,18 @@ def as_json(value: Any, *, indent: int | None = None) -> str:
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-class LogFormatter(logging.Formatter):
+class _LogFormatter(logging.Formatter):
     """For what libraries log: libvirt's and ssh's words."""
 
     def format(self, record: logging.LogRecord) -> str:
         return harmless(super().format(record))
+
+
+def log_handler() -> logging.Handler:
+    """Writes to stderr what is logged, without what would steer a terminal."""
+    made = logging.StreamHandler()
+    made.setFormatter(_LogFormatter("%(relativeCreated)6d ms %(name)s: %(message)s"))
+    return made
 
 
 def say(line: str) -> None:
