@@ -58,6 +58,7 @@ BLOCKERS: list[tuple[str, str, Seen, str]] = [
     ("disk-kind", "web1", disk(kind="network"), "web1's vda is of the kind network"),
     ("disk-format", "web1", disk(format="vmdk"), "web1's vda is vmdk"),
     ("room-short", "beta", replace(FINE, room=Bytes((1 << 30) - 1)), "the guest's disks take"),
+    ("nbdkit-missing", "alpha", replace(FINE, disk_logs=False), "alpha has no nbdkit"),
     ("no-lease", "web1", replace(FINE, has_lease=False), "nobody can know"),
     *((f"device-{kind}", "web1", with_device(kind), f"its {kind} device")
       for kind in ("hostdev", "filesystem", "vsock", "shmem", "redirdev", "tpm")),

@@ -121,3 +121,15 @@ def test_what_cannot_be_served_is_said_and_leaves_nothing(
             served.start()
 
     assert logserver.running(served.place) is None
+
+
+def test_whether_it_is_installed_is_known_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert logserver.installed()
+    (tmp_path / "nbdkit").write_text("#!/bin/sh\necho no such plugin >&2\nexit 1\n")
+    (tmp_path / "nbdkit").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not logserver.installed(), "nbdkit without the plugin"
+    (tmp_path / "nbdkit").unlink()
+    assert not logserver.installed()

@@ -14,7 +14,7 @@ from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor import blocks
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.replicate import taking
+from vmckpt.replicate import logserver, taking
 from vmckpt.replicate.facts import ROOT, Session, folder_of
 from vmckpt.units import Seconds
 
@@ -39,7 +39,7 @@ def look(order: ReplicaOrder) -> dict[str, Any]:
         return {
             "name": monitor.name, "undo": undo.to_json(), "cards": held.cards,
             "memory": [file.size for file in files], "xml": monitor.xml(),
-            "room": _room(ROOT),
+            "room": _room(ROOT), "disk_logs": logserver.installed(),
             "definition": stored[0] if stored else "", "autostart": bool(stored and stored[1]),
             "qemu": monitor.qemu_version(), "disks": [asdict(disk) for disk in disks],
         }  # fmt: skip

@@ -188,8 +188,8 @@ def unprotect(
 ) -> None:
     """End a guest's protection; the guest runs on where it is.
 
-    The standby and its images are removed, held output is let out, and nothing stays on either
-    host.
+    The standby and its images are removed, held output is let out, and nothing of it stays on
+    either host, but images that --reverse found there.
 
     Example:
 

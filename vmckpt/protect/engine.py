@@ -170,6 +170,7 @@ async def seen(
         has_lease=setting.lease is not None, automatic=request.automatic,
         fence=None if setting.primary.fence is None else setting.primary.fence.agent,
         max_pause=request.terms.max_pause, missing=tuple(room["missing"]),
+        disk_logs=bool(looked["disk_logs"]),
     )  # fmt: skip
 
 

@@ -47,12 +47,15 @@ class Seen:
     max_pause: Seconds
     missing: tuple[str, ...] = ()
     """Files of the guest that are not copied, and that the backup lacks."""
+    disk_logs: bool = True
+    """The primary has what keeps the writes of an epoch."""
 
 
 def check(seen: Seen) -> list[Finding]:
     """All findings, blockers first."""
     found = [
-        *_place(seen), *_memory(seen), *_disks(seen), *_devices(seen), *_decision(seen),
+        *_place(seen), *_memory(seen), *_disk_logs(seen), *_disks(seen), *_devices(seen),
+        *_decision(seen),
     ]  # fmt: skip
     return sorted(found, key=lambda finding: finding.severity is not Severity.BLOCKER)
 
@@ -60,7 +63,9 @@ def check(seen: Seen) -> list[Finding]:
 def check_move(seen: Seen) -> list[Finding]:
     """The same for a guest that is to be moved by epochs; what any migration is checked for is not
     looked at. `seen.disks`: those that are copied; `seen.max_pause`: the downtime allowed."""
-    found = [*_same_qemu(seen), *_memory(seen), *_devices(seen), *_disks(seen)]
+    found = [
+        *_same_qemu(seen), *_memory(seen), *_devices(seen), *_disk_logs(seen), *_disks(seen),
+    ]  # fmt: skip
     return [finding for finding in found if finding.severity is Severity.BLOCKER]
 
 
@@ -122,6 +127,16 @@ def _memory(seen: Seen) -> Iterator[Finding]:
             f"comparing {show_bytes(whole)} takes about {show_seconds(pause)} in every epoch, and"
             f" {show_seconds(seen.max_pause)} is allowed",
             "allow a longer pause, or give the guest less memory",
+        )  # fmt: skip
+
+
+def _disk_logs(seen: Seen) -> Iterator[Finding]:
+    if not seen.disk_logs and any(not one["read_only"] and one["source"] for one in seen.disks):
+        yield _blocker(
+            "nbdkit-missing", seen.primary,
+            f"{seen.primary} has no nbdkit with its Python plugin, which keeps what the guest"
+            " writes in an epoch",
+            "install nbdkit and nbdkit-plugin-python there",
         )  # fmt: skip
 
 

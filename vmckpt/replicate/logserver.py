@@ -76,6 +76,18 @@ def _make(place: LogPlace, socket: Socket) -> None:
     Control.create(place.control)
 
 
+def installed() -> bool:
+    """Whether nbdkit and its Python plugin are on this host."""
+    try:
+        done = subprocess.run(
+            ["nbdkit", "--dump-plugin", "python"], stdin=subprocess.DEVNULL, capture_output=True,
+            check=False, timeout=_STARTS,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
 def _launch(place: LogPlace, socket: Socket, *, size: int, limit: int) -> None:
     command = ["nbdkit", "--unix", str(socket.path)]
     if socket.owner is not None:
