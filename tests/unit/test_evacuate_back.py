@@ -7,7 +7,7 @@ import pytest
 from vmckpt.api import evacuating
 from vmckpt.evacuate import command
 from vmckpt.evacuate.report import arrived_of
-from vmckpt.journal import desk, maintenance
+from vmckpt.journal import desk, maintenance, turns
 from vmckpt.journal import place as places
 from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.journal.turns import MOVE
@@ -33,7 +33,7 @@ def emptied(
             journal.finish(part, outcome, {})
         for guest in (*shut, *stubborn):
             intent = {"uuid": f"u-{guest}", "guest": guest, "saved": False}
-            step = journal.intend(id_, command.SHUT_DOWN, intent, None)
+            step = journal.intend(id_, turns.SHUT_DOWN, intent, None)
             done = StepState.DONE if guest in shut else StepState.FAILED
             journal.conclude(id_, step, done, None, None)
         journal.finish(id_, "completed", {"left": []})

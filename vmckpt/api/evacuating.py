@@ -6,11 +6,11 @@ from typing import Any
 
 from vmckpt.errors import BadInput, Blocked, Cancelled, GuestBusy
 from vmckpt.evacuate import command, scouting
-from vmckpt.evacuate.command import Orders
 from vmckpt.evacuate.gather import Hosts
 from vmckpt.evacuate.plan import Plan
 from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.scouting import Scope
+from vmckpt.evacuate.site import Orders
 from vmckpt.evacuate.task import FLEET, Kind, Task
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, maintenance

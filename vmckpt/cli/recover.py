@@ -34,7 +34,8 @@ def recover(
     For every job that nobody attends both hosts are asked where the guest is; then the job is
     finished or undone. A migration that still runs is watched to its end (Ctrl-C stops watching and
     leaves it running). While a host does not answer that may have the guest, nothing is touched.
-    vmckpt migrate does the same first, without watching. Ends with 13 if something could not be settled.
+    vmckpt migrate does the same first, without watching. Ends with 13 if something could not be
+    settled.
 
     Examples:
 

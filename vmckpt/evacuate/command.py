@@ -1,9 +1,7 @@
 """Empty a host, or bring its guests back: from the plan to the report, in the journal."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -11,67 +9,28 @@ from vmckpt.errors import (
     Blocked,
     Cancelled,
     GuestBusy,
-    HypervisorError,
-    JournalError,
-    LeaseLost,
-    VmckptError,
 )
 from vmckpt.evacuate import report as reports
-from vmckpt.evacuate import scouting
-from vmckpt.evacuate.ahead import Turn
-from vmckpt.evacuate.course import Blame
-from vmckpt.evacuate.engine import Arrived, Moved, Run
+from vmckpt.evacuate.engine import Arrived, Run
 from vmckpt.evacuate.gather import Hosts
-from vmckpt.evacuate.nearing import Nearing
-from vmckpt.evacuate.placement import Left
-from vmckpt.evacuate.plan import NO_CHECKS, Checks, Plan
+from vmckpt.evacuate.plan import NO_CHECKS, Plan
 from vmckpt.evacuate.report import Bare, Report
-from vmckpt.evacuate.scouting import Scope
-from vmckpt.evacuate.seen import Known, Seen, Way
-from vmckpt.evacuate.streams import Streams
-from vmckpt.evacuate.task import Task
-from vmckpt.hypervisor import switching
-from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.evacuate.site import Orders, Site
 from vmckpt.journal import desk
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.journal.steps import JournalDesk
-from vmckpt.journal.turns import MOVE, STANDBY
+from vmckpt.journal.turns import MOVE, SHUT_DOWN, STANDBY
 from vmckpt.lease.types import host_resource
-from vmckpt.migrate import command as moves
-from vmckpt.migrate import preflight
-from vmckpt.migrate.report import MigrationReport
-from vmckpt.migrate.requests import MigrateRequest, Setting
-from vmckpt.migrate.terms import Wishes
-from vmckpt.migrate.waiting import following
-from vmckpt.model.callers import Caller
-from vmckpt.model.events import Decided, Event, OnItsWay, Sampled
+from vmckpt.model.events import Decided
 from vmckpt.model.jobs import Outcome
-from vmckpt.model.orders import Mode
 from vmckpt.policy import shelf
-from vmckpt.protect import anew, ending, protections
-from vmckpt.units import BytesPerSecond, Seconds
+from vmckpt.protect import protections
 
 _SHOWN = ("guest", "from", "to", "begins_ms", "ends_ms")
 POLICY = "policy"
 """In an operation's detail: the text of the one that was asked for, which may be any file."""
-SHUT_DOWN = "shut-down"
-"""The step of a guest that is asked to shut down, or suspended."""
-Resolve = Callable[[str], Awaitable[Outcome | None]]
-"""What a job came to whose end nobody knew; None: that cannot be told yet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
-    """Who gave the order, and what it may use."""
-
-    scope: Scope
-    task: Task
-    caller: Caller
-    abort: asyncio.Event
-    """Set: also what is on its way is to go back."""
-    resolve: Resolve
 
 
 async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
@@ -163,233 +122,3 @@ def noted(job: str, stay: Container[str]) -> Noted:
         moved=(*moved, *wait), shut=tuple(dict.fromkeys(str(one["uuid"]) for one in stops)),
         saved=frozenset(str(one["uuid"]) for one in stops if one.get("saved")), bare=bare,
     )  # fmt: skip
-
-
-class Site:
-    """The hosts as a run acts on them; see engine.World."""
-
-    def __init__(self, orders: Orders, hosts: Hosts, recorder: Recorder, checks: Checks) -> None:
-        self._orders, self._hosts, self._recorder = orders, hosts, recorder
-        self._checks = checks
-        self._nearing, self._streams = Nearing(), Streams()
-
-    async def look(self) -> Seen:
-        return await scouting.look(self._hosts, self._orders.scope, self._orders.task)
-
-    async def move(self, known: Known, target: str, turn: Turn) -> Moved:
-        """See engine.World."""
-        try:
-            if known.way is not Way.LIVE:
-                await turn.wait()
-            self._recorder.check()
-            match known.way:
-                case Way.LIVE:
-                    return await self._migrate(known, target, turn)
-                case Way.OFFLINE:
-                    return await self._define(known, target)
-                case Way.SWITCH:
-                    return await self._switch(known, target)
-                case Way.ANEW:
-                    return await self._protect(known, target)
-        except Cancelled as exc:
-            return Moved(good=False, why=exc.message, final="it was cancelled")
-        except (GuestBusy, JournalError) as exc:
-            return Moved(good=False, why=exc.message, blame=Blame.GUEST)
-        except HypervisorError as exc:
-            blame = Blame.GUEST if exc.host == known.host else Blame.TARGET
-            return Moved(good=False, why=exc.message, blame=blame)
-        except VmckptError as exc:
-            return Moved(good=False, why=exc.message)
-        finally:
-            self._nearing.ended(known.name)
-            self._streams.ended(known.name)
-
-    async def _migrate(self, known: Known, target: str, turn: Turn) -> Moved:
-        """What a controller that died has left of the guest is settled, if that can be done by now:
-        at the beginning its target may still have been silent, or libvirt at it."""
-        try:
-            return await self._migrate_once(known, target, turn)
-        except GuestBusy:
-            job = await asyncio.to_thread(desk.interrupted, known.guest.uuid)
-            if job is None or await self._orders.resolve(job) is None:
-                raise
-            return await self._migrate_once(known, target, turn)
-
-    async def _migrate_once(self, known: Known, target: str, turn: Turn) -> Moved:
-        """An ordinary migration, which is a part of this job."""
-        orders, scope, name = self._orders, self._orders.scope, known.name
-        setting = Setting(
-            source=scope.inventory.host(known.host), target=scope.inventory.host(target),
-            policies=scope.once(), outside=None,
-        )  # fmt: skip
-        # What the plan has measured need not be measured again: others wait for the link.
-        check = self._checks.get((name, target))
-        if check is not None and check.mode not in set(Mode):
-            check = None  # it was off, or protected, when the plan was made
-        request = MigrateRequest(
-            guest=known.guest.uuid, to=target, from_=known.host, policy=known.policy.name,
-            part_of=self._recorder.id, probe=None if check is None else Seconds(0.0),
-            wishes=Wishes() if check is None else Wishes(mode=Mode(check.mode)),
-        )  # fmt: skip
-
-        async def own_turn() -> None:
-            await turn.wait()
-            self._recorder.check()  # it may be long after the first look
-            self._nearing.begins(name, None if check is None else check.total, _now())
-
-        def tell(event: Sampled | None) -> None:
-            orders.caller.emit(OnItsWay(guest=name, target=target, sampled=event))
-
-        def hear(event: Event) -> None:
-            if isinstance(event, Sampled):
-                self._nearing.measured(name, event.estimate, _now())
-                self._streams.heard(name, event.sample)
-                tell(event)
-
-        async with (
-            following(orders.abort) as stop,
-            self._hosts.logins(known.host, target) as logins,
-        ):
-            listener = Caller(emit=hear, warn=orders.caller.warn, stop=stop, turn=own_turn)
-            try:
-                found = await moves.migrate(setting, request, listener, logins)
-            finally:
-                tell(None)
-        return reports.judged(await self._resolved(found), known.guest.name)
-
-    async def _define(self, known: Known, target: str) -> Moved:
-        """A guest that is off is in no danger: what is true is looked at again before each try."""
-        hosts = self._orders.scope.inventory
-        began = time.monotonic()
-        async with self._step(known, target), Hypervisor(hosts.host(known.host)) as source:
-            there = hosts.host(target).uri_for_peers
-            await switching.move_offline(source, known.guest.uuid, there)
-        return Moved(good=True, took=Seconds(time.monotonic() - began))
-
-    @asynccontextmanager
-    async def _step(
-        self, known: Known, target: str, step: str = MOVE, **more: str
-    ) -> AsyncIterator[None]:
-        """What is no job of its own is a step of this one: who brings guests back must know it, and
-        who looks on what came of it."""
-        intent = {
-            "guest": known.guest.name, "uuid": known.guest.uuid, "from": known.host, "to": target,
-            "called": known.name, **more,
-        }  # fmt: skip
-        number = await asyncio.to_thread(self._recorder.intend, step, intent)
-        async with self._concluded(number):
-            yield
-
-    @asynccontextmanager
-    async def _concluded(self, number: int) -> AsyncIterator[None]:
-        """What came of a step is written down; whoever is killed within leaves it open."""
-        try:
-            yield
-        except VmckptError:
-            await self._conclude(number, StepState.FAILED)
-            raise
-        await self._conclude(number, StepState.DONE)
-
-    async def _conclude(self, number: int, state: StepState) -> None:
-        """For who looks on: whether it was done the hosts know better."""
-        with suppress(JournalError, LeaseLost):
-            await asyncio.to_thread(self._recorder.conclude, number, state)
-
-    async def _protect(self, known: Known, target: str) -> Moved:
-        """Another standby for a guest that runs elsewhere; what is against it is seen before.
-
-        The target is to blame only for what is told of it: both others have their own troubles."""
-        orders, began = self._orders, time.monotonic()
-        another = await asyncio.to_thread(scouting.another, orders.scope, known, target)
-        final = ""
-        try:
-            async with following(orders.abort) as stop:
-                caller = Caller(emit=lambda _: None, warn=orders.caller.warn, stop=stop)
-                if against := preflight.blockers((await anew.check(another, caller)).findings):
-                    blame = Blame.TARGET if against[0].where == target else Blame.GUEST
-                    return Moved(
-                        good=False, why=f"{against[0].where}: {against[0].text}", blame=blame
-                    )
-                async with self._step(known, target, STANDBY, command=another.words):
-                    final = another.words
-                    done = await anew.move(another, caller)
-        except VmckptError as exc:
-            if final:  # its standby may be gone: what is tried again would not find it
-                orders.caller.warn(f"{another.guest} may have no standby now: {exc.message}")
-            theirs = exc.message.startswith(f"{target}: ") or (
-                isinstance(exc, HypervisorError) and exc.host == target
-            )
-            blame = Blame.TARGET if theirs else Blame.GUEST
-            return Moved(good=False, why=exc.message, blame=blame, final=final)
-        return Moved(good=True, job=done.job, took=Seconds(time.monotonic() - began))
-
-    async def _switch(self, known: Known, target: str) -> Moved:
-        """A protected guest goes on as its standby, without loss, and has none after that."""
-        caller = self._orders.caller
-        # Who is told to stop lets it arrive.
-        async with following(self._orders.abort) as stop, self._step(known, target):
-            ended = await ending.planned(
-                protections.of(self._orders.scope.inventory, known.guest.uuid),
-                replace(caller, stop=stop),
-            )
-        caller.warn(
-            f"{known.name} has no standby any more; vmckpt protect {known.name} --reverse makes"
-            " one once its old host is back"
-        )
-        return Moved(good=True, took=ended.took)
-
-    def nearing(self) -> Container[str]:
-        """See engine.World."""
-        return self._nearing.names(_now())
-
-    def streams(self) -> Mapping[str, BytesPerSecond]:
-        """See engine.World."""
-        return self._streams.carry()
-
-    async def _resolved(self, found: MigrationReport) -> MigrationReport:
-        """Recovery may know how it ended where the migration itself could not."""
-        if found.outcome is not Outcome.UNKNOWN or found.job is None:
-            return found
-        outcome = await self._orders.resolve(found.job)
-        return found if outcome is None else replace(found, outcome=outcome)
-
-    async def stop(self, known: Known) -> str | None:
-        """See engine.World."""
-        host, uuid = self._orders.scope.inventory.host(known.host), known.guest.uuid
-        limit = known.policy.evacuation.shutdown
-        try:
-            # Whoever brings guests back must know whom to start, whatever becomes of us.
-            intent = {"uuid": uuid, "guest": known.guest.name, "saved": known.suspends}
-            number = await asyncio.to_thread(self._recorder.intend, SHUT_DOWN, intent)
-            async with self._concluded(number), Hypervisor(host) as hypervisor:
-                if known.suspends:
-                    await switching.suspend(hypervisor, uuid)
-                else:
-                    await switching.shut_down(hypervisor, uuid, limit)
-        except VmckptError as exc:
-            return exc.message
-        return None
-
-    async def start_again(self, *, stopped: bool) -> tuple[tuple[str, ...], tuple[Left, ...]]:
-        """Guests that were shut down before, and who of them is not started. `stopped`: nobody
-        is."""
-        task, started, off = self._orders.task, [], []
-        host, called = self._orders.scope.inventory, dict(self._orders.task.called)
-        for uuid in sorted(task.start):
-            why: str | None = "it was stopped before that"
-            if not stopped:
-                try:
-                    async with Hypervisor(host.host(task.host)) as hypervisor:
-                        name = await switching.start(hypervisor, uuid)
-                    why = None
-                except HypervisorError as exc:
-                    why = exc.message
-                else:
-                    started += [] if name is None else [name]
-            if why is not None:
-                off.append(reports.off(called.get(uuid, uuid), task.host, why))
-        return tuple(started), tuple(off)
-
-
-def _now() -> Seconds:
-    return Seconds(asyncio.get_running_loop().time())

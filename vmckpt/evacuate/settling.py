@@ -5,9 +5,9 @@ from pathlib import Path
 
 from vmckpt.errors import PolicyError
 from vmckpt.evacuate import command
-from vmckpt.evacuate.command import Orders, Resolve
 from vmckpt.evacuate.gather import Hosts
 from vmckpt.evacuate.scouting import Scope
+from vmckpt.evacuate.site import Orders, Resolve
 from vmckpt.evacuate.task import Task
 from vmckpt.journal.records import Operation
 from vmckpt.journal.unattended import Unattended

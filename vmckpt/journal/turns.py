@@ -11,6 +11,8 @@ MOVE = "move"
 """The step of a guest that is off, or protected, and goes to another host: no job of its own."""
 STANDBY = "standby"
 """The step of a standby that is to wait on another host."""
+SHUT_DOWN = "shut-down"
+"""The step of a guest that is asked to shut down, or suspended."""
 COMPLETED, WAITS = "completed", "waits"
 _Attempt = tuple[float, str, JobView | StoredStep]
 """When it began, and whose it is."""
