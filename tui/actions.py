@@ -53,6 +53,8 @@ class Action:
     """Whether it has a place in the footer."""
     of_host: bool = False
     """It is about a host and not about guests."""
+    of_store: bool = False
+    """It is about a store and not about single snapshots."""
     local: bool = False
     """The dashboard does it itself; there is no command."""
 
@@ -78,6 +80,8 @@ def about(action: Action, scene: Scene) -> str:
     """What it would be done to, in a few words."""
     if action.of_host:
         return "" if scene.host is None else scene.host.name
+    if action.of_store and scene.snapshots:
+        return f"in {scene.snapshots[0].store}"
     if scene.job is not None:
         return f"{scene.job.operation.id} {scene.job.operation.guest}"
     if scene.entry is not None:

@@ -125,8 +125,9 @@ def _prune_fields(scene: Scene) -> tuple[Field, ...]:
     names = _made_by_schedule(scene)
     if not names:
         return _KEPT
-    choices = tuple((name, name) for name in names)
-    return (Field(name="schedule", label="schedule", choices=choices, value=names[0]), *_KEPT)
+    choices, own = tuple((name, name) for name in names), _first(scene).schedule
+    value = own if own in names else names[0]
+    return (Field(name="schedule", label="schedule", choices=choices, value=value), *_KEPT)
 
 
 def _scheduled(scene: Scene) -> str | None:
@@ -183,7 +184,7 @@ ON_SNAPSHOTS = (
         look=lambda scene, _: ("snapshot", "show", _first(scene).id, *_in(scene)),
     ),
     Action(
-        name="prune", key="p", label="Prune", where=_HERE, fits=_scheduled,
+        name="prune", key="p", label="Prune", where=_HERE, fits=_scheduled, of_store=True,
         help="Delete what a schedule made and no rule keeps; what goes is shown first",
         fields=_prune_fields,
         look=lambda scene, answers: (*_prune(scene, answers), "--dry-run"),
@@ -213,7 +214,7 @@ ON_SNAPSHOTS = (
         run=lambda scene, _: (("snapshot", "delete", *_ids(scene), "--yes", *_in(scene)),),
     ),
     Action(
-        name="gc", key="g", label="Collect", where=_HERE, fits=_some, shown=False,
+        name="gc", key="g", label="Collect", where=_HERE, fits=_some, shown=False, of_store=True,
         help="Free what no snapshot of the store needs",
         look=lambda scene, _: ("snapshot", "gc", "--dry-run", *_in(scene)),
         run=lambda scene, _: (("snapshot", "gc", *_in(scene)),),

@@ -186,6 +186,8 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
 def _asked(one: Field) -> "Select[str] | Input":
     if one.choices is None:
         return Input(value=one.value, placeholder=one.hint, id=f"field-{one.name}", compact=True)
+    # As text: in a host's or a schedule's name nothing is markup.
+    choices = [(Text(label), value) for label, value in one.choices]
     return Select(
-        one.choices, value=one.value, allow_blank=False, id=f"field-{one.name}", compact=True
+        choices, value=one.value, allow_blank=False, id=f"field-{one.name}", compact=True
     )  # fmt: skip

@@ -162,8 +162,8 @@ class FleetPane(Pane):
         if self.hosts.has_focus:
             return Scene(where=self.where, model=self.model, host=host)
         guests = self.guests.selected
-        if guests and not self.hosts.has_focus:
-            host = self.model.host(guests[0].host)
+        if self.guests.current is not None:  # wherever those are that are marked
+            host = self.model.host(self.guests.current.host)
         return Scene(where=self.where, model=self.model, guests=guests, host=host)
 
     def on_grid_moved(self, event: Grid.Moved) -> None:

@@ -18,6 +18,7 @@ from vmckpt.monitor import paging
 from vmckpt.monitor.metrics import Exporter, Served
 from vmckpt.monitor.paging import Lasting, Page, State
 from vmckpt.monitor.standing import Standing, Trouble, troubles
+from vmckpt.units import Seconds
 
 Key = tuple[str, frozenset[tuple[str, str]]]
 SILENT = SnapshotNow(id="", name="", store="far", wrong="no route to it")
@@ -144,6 +145,21 @@ def test_what_somebody_has_to_look_at() -> None:
     assert troubles(Standing()) == {}
 
 
+def test_a_guest_that_waits_for_its_memory_is_told_of_while_it_is_tried_again() -> None:
+    broken = replace(MOVE, operation=replace(MOVE.operation, phase="postcopy-paused"))
+    found = troubles(Standing(jobs=(broken,)))
+    assert "busy stands still" in found["stream m-7k3f"].text
+    assert troubles(Standing(jobs=(MOVE,))) == {}
+
+
+def test_what_never_happened_is_counted_as_nothing() -> None:
+    """A series that begins at 1 has never grown: an alert on it would miss the first one."""
+    told = scraped(Exporter())
+    for outcome in ("lost", "unknown", "postcopy-paused", "failed"):
+        assert told[key("operations_total", kind="migrate", outcome=outcome)] == 0
+    assert told[key("forecasts_total", of="total", covered="false")] == 0
+
+
 def test_a_host_in_maintenance_may_be_silent() -> None:
     fleet = replace(FLEET, hosts=tuple(replace(one, closed="m-1") for one in FLEET.hosts))
     assert "host omega" not in troubles(Standing(fleet=fleet))
@@ -155,9 +171,10 @@ def pages(story: Sequence[tuple[float, set[str]]]) -> list[tuple[float, str, str
     sent: list[Page] = []
     for at, names in story:
         found = {name: Trouble(text=name, mend="look") for name in names}
-        known, now = paging.watch(known, found, at)
+        # The clock on the wall was put back an hour.
+        known, now = paging.watch(known, found, Seconds(at), at - 3600)
         sent += now
-    return [(one.at, one.key, str(one.state)) for one in sent]
+    return [(one.at + 3600, one.key, str(one.state)) for one in sent]
 
 
 @pytest.mark.parametrize(

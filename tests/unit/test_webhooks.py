@@ -104,6 +104,19 @@ async def test_who_does_not_take_it_is_asked_again(receiver: Receiver, status: i
     assert warned == ["webhook 127.0.0.1 does not take it; it is tried again"]
 
 
+async def test_a_name_that_is_none_is_told_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webhooks, "_PATIENCE", 0.1)
+    warned: list[str] = []
+    poster = Poster(Webhook(url="http://x..y/z"), warned.append)
+    poster.start()
+    for number in range(2):
+        poster.post(page(f"page {number}"))
+    await until(lambda: any("gave up page 1" in one for one in warned))
+    await poster.close()
+
+
 async def test_who_never_answers_is_given_up_and_holds_up_no_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -128,7 +141,7 @@ async def test_an_end_does_not_wait_for_who_is_silent() -> None:
 
 
 async def test_what_nobody_takes_for_long_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhooks, "_MOST", 2)
+    monkeypatch.setattr(webhooks, "MOST", 2)
     warned: list[str] = []
     poster = Poster(Webhook(url="http://127.0.0.1:1/"), warned.append)
     for text in ("one", "two", "three"):

@@ -48,6 +48,7 @@ from vmckpt.model.jobs import Outcome
 from vmckpt.model.orders import Mode
 from vmckpt.model.recovery import Settled
 from vmckpt.policy import select, shelf
+from vmckpt.policy.shelf import Shelf
 from vmckpt.policy.types import Policy
 from vmckpt.recover import engine as recovering
 from vmckpt.recover.engine import Recovered
@@ -154,9 +155,10 @@ def load_policies(
     return found, wanted
 
 
-def readable_policies(inventory: Inventory, folder: Path | None = None) -> tuple[Policy, ...]:
-    """Those that can be read: going on with a broken move must not wait for a typing error."""
-    return shelf.survey(shelf.folder(folder, inventory.path)).policies
+def survey_policies(inventory: Inventory, folder: Path | None = None) -> Shelf:
+    """Those that can be read, and what is wrong with the others: going on with a broken move must
+    not wait for a typing error."""
+    return shelf.survey(shelf.folder(folder, inventory.path))
 
 
 async def migrate(
@@ -259,10 +261,12 @@ def _may_act(inventory: Callable[[], Inventory]) -> None:
 
 def replay(path: Path, folder: Path | None, wanted: str | None, mode: Mode | None) -> ReplayReport:
     """What a policy (by name or file; None: the default) would have made of a recorded migration.
+    `folder`: None: that beside the inventory, if there is one.
 
     Raises BadInput and PolicyError.
     """
-    policy = shelf.load_one(wanted or select.DEFAULT, shelf.folder(folder, None))
+    beside = inventories.find(None) or lab.running_inventory()
+    policy = shelf.load_one(wanted or select.DEFAULT, shelf.folder(folder, beside))
     return replaying.replayed(path, replace(policy, mode=mode or policy.mode))
 
 

@@ -160,11 +160,8 @@ def _held() -> Mapping[str, str] | None:
 
 
 def _jobs(journal: "Journal", ended: int) -> Sequence[JobView]:
-    active = desk.jobs(journal, limit=10_000)
-    if not ended:
-        return active
-    late = desk.jobs(journal, everything=True, limit=ended + len(active))
-    return [*active, *(one for one in late if not one.operation.active)]
+    found = desk.jobs(journal, everything=ended > 0, limit=ended)
+    return sorted(found, key=lambda one: not one.operation.active)
 
 
 def _snapshots(inventory: Inventory) -> Sequence[SnapshotNow]:

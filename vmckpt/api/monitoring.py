@@ -22,6 +22,7 @@ from vmckpt.monitor.paging import Lasting, Page
 from vmckpt.monitor.standing import Standing, troubles
 from vmckpt.monitor.webhooks import MOST, Poster
 from vmckpt.service.claims import Whose
+from vmckpt.units import Seconds
 
 if TYPE_CHECKING:
     from vmckpt.journal.store import Journal
@@ -129,7 +130,8 @@ class Monitor:
             with suppress(VmckptError):  # told above
                 await self._count_moves()
             found = troubles(self.exporter.now)
-            self._lasting, pages = paging.watch(self._lasting, found, time.time())
+            now = Seconds(time.monotonic())
+            self._lasting, pages = paging.watch(self._lasting, found, now, time.time())
             await self._send(pages)
             await asyncio.sleep(_LOOK)
 

@@ -60,6 +60,6 @@ def guests(ctx: typer.Context) -> Iterable[str]:
 def jobs(_: typer.Context) -> Iterable[str]:
     """Jobs that run, else the latest ones; and their guests."""
     with desk.open_journal(read_only=True) as journal:
-        found = desk.jobs(journal, limit=_LATEST)
+        found = desk.jobs(journal)[:_LATEST]
         found = found or desk.jobs(journal, everything=True, limit=_LATEST)
     return [name for one in found for name in (one.operation.id, one.operation.guest)]

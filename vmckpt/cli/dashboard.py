@@ -13,6 +13,7 @@ from vmckpt import inventory as inventories
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY
 from vmckpt.errors import BadInput, PolicyError
+from vmckpt.policy.shelf import Shelf
 
 if TYPE_CHECKING:
     from vmckpt.policy.types import Policy
@@ -119,14 +120,14 @@ def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
 
     known = api.load_inventory()
     try:
-        shelf = api.readable_policies(known)
-    except PolicyError as exc:
-        output.say(str(exc))
-        shelf = ()
+        found = api.survey_policies(known)
+    except PolicyError as exc:  # there is no such folder
+        found = Shelf((), (str(exc),))
     place = {} if known.path is None else {inventories.VARIABLE: str(Path(known.path).absolute())}
     shown.run(
         shown.Setting(
-            source=looking.Live(known), commands=launching.Processes(place), policies=shelf,
+            source=looking.Live(known), commands=launching.Processes(place),
+            policies=found.policies, wrong_policies=found.problems,
             read_only=known.read_only, here=identity.this_process().host,
         )
     )  # fmt: skip

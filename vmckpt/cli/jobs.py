@@ -36,7 +36,7 @@ def jobs(
     guest: Annotated[
         str | None, typer.Option(help="Only those of this guest, by its name or UUID.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at the most.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many that have ended.")] = 50,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:

@@ -166,7 +166,7 @@ def resume(
 
 async def _resume(job: str, inventory: Path | None, folder: Path | None) -> MigrationReport:
     known = api.load_inventory(inventory)
-    policies = api.readable_policies(known, folder)
+    policies = api.survey_policies(known, folder).policies
     stop = stop_on_signals("stopping: both parts of the guest stay as they are")
     with Progress(f"resume {job}") as progress:
         caller = api.Caller(emit=progress.take, warn=output.say, stop=stop)

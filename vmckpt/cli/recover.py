@@ -69,7 +69,7 @@ def recover(
 
 async def _run(inventory: Path | None, folder: Path | None, dry_run: bool) -> list[Recovered]:
     known = api.load_inventory(inventory)
-    policies = api.readable_policies(known, folder)
+    policies = api.survey_policies(known, folder).policies
     stop = stop_on_signals("stopping: what still runs goes on without us")
     caller = api.Caller(emit=_Log().take, warn=output.say, stop=stop)
     return await api.recover(known, policies, caller, dry_run=dry_run)

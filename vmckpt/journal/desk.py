@@ -12,6 +12,7 @@ from vmckpt.journal import identity, place
 from vmckpt.journal.history import PastMove
 from vmckpt.journal.records import (
     MAINTENANCE,
+    MIGRATE,
     WHOLE_HOST,
     Operation,
     Request,
@@ -130,9 +131,13 @@ def open_journal(place: Path | str | None = None, *, read_only: bool = False) ->
 def jobs(
     journal: "Journal", *, everything: bool = False, limit: int = 50, guest: str | None = None
 ) -> list[JobView]:
-    """Active jobs, or also those that have ended, of one guest or all; the latest first."""
-    active = None if everything else True
-    return _views(journal, journal.operations(active=active, limit=limit, guest=guest))
+    """Active jobs, and with `everything` so many that have ended, of one guest or all; the latest
+    first."""
+    found = journal.operations(active=True, guest=guest)
+    if everything:
+        found += journal.operations(active=False, limit=limit, guest=guest)
+        found.sort(key=lambda one: one.began_at, reverse=True)
+    return _views(journal, found)
 
 
 def job(journal: "Journal", name: str) -> JobDetail:
@@ -273,18 +278,14 @@ def control(
         )
     _refuse(operation)
     if attended(journal, operation) is False:
-        if direct is not None and operation.kind not in WHOLE_HOST:
-            return direct(operation, kind, arguments)
-        raise unattended(operation, kind, arguments)
+        return _without_it(operation, kind, arguments, direct)
     request = journal.ask(operation.id, kind, arguments, identity.asked_by())
     answered = _wait(journal, operation, request, patience)
     if answered is not None:
         return answered
     if journal.withdraw(request):
         if attended(journal, journal.operation(operation.id)) is False:
-            if direct is not None and operation.kind not in WHOLE_HOST:
-                return direct(operation, kind, arguments)
-            raise unattended(operation, kind, arguments)
+            return _without_it(operation, kind, arguments, direct)
         raise Unattended(
             f"the controller of {operation.id} did not listen for {patience:.0f} s; the request"
             " was withdrawn and nothing was done",
@@ -299,6 +300,15 @@ def control(
         host=operation.source or operation.controller.host,
         mend=f"look with vmckpt job {operation.id}",
     )
+
+
+def _without_it(
+    operation: Operation, kind: RequestKind, arguments: Mapping[str, Any], direct: Direct | None
+) -> Answer:
+    """What is asked of a job whose controller is dead. Raises Unattended."""
+    if direct is not None and operation.kind == MIGRATE:
+        return direct(operation, kind, arguments)
+    raise unattended(operation, kind, arguments)
 
 
 def _refuse(operation: Operation) -> None:
@@ -335,12 +345,15 @@ def unattended(operation: Operation, kind: RequestKind, arguments: Mapping[str, 
     controller = operation.controller
     seen = identity.alive(controller) is not None
     gone = "has ended" if seen else "has not been heard of lately"
+    which = f"its controller, process {controller.pid} on {controller.host},"
+    if not controller.pid:  # it wrote down that it leaves
+        which, gone = f"its controller on {controller.host}", "has left it"
     command = _by_hand(operation.guest, kind, arguments)
     by_hand = f"on {operation.source or 'the source'}, run {command}"
     return Unattended(
-        f"nobody attends {operation.id} any more: its controller, process {controller.pid} on"
-        f" {controller.host}, {gone}; nothing was done",
-        mend="run vmckpt recover" if operation.kind in WHOLE_HOST else by_hand,
+        f"nobody attends {operation.id} any more: {which} {gone}; nothing was done",
+        # Only of a migration libvirt itself knows anything.
+        mend=by_hand if operation.kind == MIGRATE else "run vmckpt recover",
     )
 
 

@@ -9,6 +9,7 @@ from vmckpt.journal import history, leasing, lookup, rows, schema
 from vmckpt.journal.database import Database
 from vmckpt.journal.history import PastMove
 from vmckpt.journal.records import (
+    MIGRATE,
     Operation,
     Request,
     StoredEvent,
@@ -109,7 +110,7 @@ class Reader:
     def parts(self, job: str, since: float) -> list[Operation]:
         """Migrations that are parts of a job which began then, the first one first."""
         table = schema.operations
-        chosen = select(table).where(table.c.kind == "migrate", table.c.began_at >= since)
+        chosen = select(table).where(table.c.kind == MIGRATE, table.c.began_at >= since)
         found = self._read(chosen.order_by(table.c.began_at).limit(_MOST), rows.operation)
         return [one for one in found if one.detail.get("part_of") == job]
 

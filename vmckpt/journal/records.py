@@ -19,6 +19,9 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 MAINTENANCE = "maintenance"
 """The kind of operation that keeps guests away from a host until somebody ends it."""
 
+MIGRATE = "migrate"
+"""The kind of one guest's migration."""
+
 FORGOTTEN = "forgotten_by"
 """In the report of an operation that somebody ended by his word: who."""
 
@@ -139,7 +142,7 @@ class Operation:
     @property
     def way(self) -> str:
         """From where to where, or the kind of operation and where it is."""
-        if self.target is None and self.kind != "migrate":
+        if self.target is None and self.kind != MIGRATE:
             return f"{self.kind} on {self.source or '?'}"
         return f"{self.source or '?'} → {self.target or '?'}"
 

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 import vmckpt
 from vmckpt.journal.following import ENDED, Happening
+from vmckpt.journal.records import WHOLE_HOST
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.webhooks import Address
 from vmckpt.monitor import standing
@@ -17,6 +18,8 @@ from vmckpt.monitor.standing import Standing
 _DOWNTIMES = (0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30)
 _DURATIONS = (1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 7200)
 _PASSES = (1, 2, 3, 5, 8, 13, 20, 30, 50)
+_KINDS = ("migrate", "protect", "snapshot", "restore", *WHOLE_HOST)
+_FORECAST = ("total", "downtime", "sent")
 _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 
@@ -63,6 +66,13 @@ class Exporter(Collector):
             "vmckpt_service_events", "What the service of snapshots told.", ["event"],
             registry=mine,
         )  # fmt: skip
+        # A series that begins at 1 has never grown, and the first guest lost would alert nobody.
+        for kind in _KINDS:
+            for outcome in Outcome:
+                self._ended.labels(kind, str(outcome))
+        for of in _FORECAST:
+            for covered in ("true", "false"):
+                self._forecasts.labels(of, covered)
         mine.register(self)
 
     def collect(self) -> Iterable[Metric]:
@@ -97,7 +107,7 @@ class Exporter(Collector):
             if report.get("iterations"):
                 self._passes.observe(report["iterations"])
         score = (report.get("forecast") or {}).get("score") or {}
-        for of in ("total", "downtime", "sent"):
+        for of in _FORECAST:
             mark = score.get(of)
             if mark is None:
                 continue

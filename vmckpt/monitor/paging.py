@@ -87,28 +87,30 @@ class Lasting:
     """A trouble, for as long as it lasts."""
 
     trouble: Trouble
-    since: float
+    since: Seconds
+    """By a clock that nobody sets."""
     paged: bool = False
 
 
 def watch(
-    known: Mapping[str, Lasting], troubles: Mapping[str, Trouble], now: float
+    known: Mapping[str, Lasting], troubles: Mapping[str, Trouble], now: Seconds, at: float
 ) -> tuple[Mapping[str, Lasting], Sequence[Page]]:
     """What is known after a look, and what is to be sent: each trouble once it has lasted for
-    PATIENCE, and once more when it is over."""
+    PATIENCE, and once more when it is over. `now`: by a clock that nobody sets; `at`: for who reads
+    it, seconds since 1970."""
     lasting = {
         key: replace(known[key], trouble=one) if key in known else Lasting(trouble=one, since=now)
         for key, one in troubles.items()
     }
     due = [key for key, one in lasting.items() if not one.paged and now - one.since >= PATIENCE]
-    pages = [Page(key=key, state=State.FIRING, at=now, trouble=lasting[key].trouble) for key in due]
-    pages += _over(known, lasting, now)
+    pages = [Page(key=key, state=State.FIRING, at=at, trouble=lasting[key].trouble) for key in due]
+    pages += _over(known, lasting, at)
     return lasting | {key: replace(lasting[key], paged=True) for key in due}, pages
 
 
 def _over(
-    known: Mapping[str, Lasting], lasting: Mapping[str, Lasting], now: float
+    known: Mapping[str, Lasting], lasting: Mapping[str, Lasting], at: float
 ) -> Iterable[Page]:
     for key, one in known.items():
         if one.paged and key not in lasting:
-            yield Page(key=key, state=State.RESOLVED, at=now, trouble=one.trouble)
+            yield Page(key=key, state=State.RESOLVED, at=at, trouble=one.trouble)

@@ -15,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from vmckpt.journal.desk import JobView
 from vmckpt.journal.turns import Turn, summary
+from vmckpt.model.jobs import JobPhase
 from vmckpt.model.now import FleetNow, SnapshotNow
 from vmckpt.protect import news
 
@@ -224,6 +225,14 @@ def troubles(now: Standing) -> Mapping[str, Trouble]:
             found[f"job {one.id}"] = Trouble(
                 text=f"nobody attends {one.id} ({one.kind} of {one.guest}) any more",
                 mend="vmckpt recover", job=one.id, guest=one.guest,
+            )  # fmt: skip
+        elif view.operation.phase == JobPhase.POST_COPY_PAUSED:
+            one = view.operation
+            found[f"stream {one.id}"] = Trouble(
+                text=f"{one.guest} stands still: its post-copy to {one.target} is broken; it is"
+                " tried again, and nothing is lost",
+                mend=f"mend the network between {one.source} and {one.target}",
+                job=one.id, guest=one.guest,
             )  # fmt: skip
     for job, entry in (now.protections or {}).items():
         look = news.look(entry)

@@ -79,7 +79,10 @@ class Poster:
     async def _deliver(self, session: aiohttp.ClientSession, page: Page) -> None:
         body = json.dumps(page.as_json()).encode()
         trying = AsyncRetrying(
-            retry=retry_if_exception_type((aiohttp.ClientError, TimeoutError, _Refused)),
+            # A name that is none is a ValueError, and what the network says may be any OSError.
+            retry=retry_if_exception_type(
+                (aiohttp.ClientError, TimeoutError, _Refused, OSError, ValueError)
+            ),
             wait=wait_exponential_jitter(1.0, _LONGEST_WAIT),
             stop=stop_after_delay(_PATIENCE),
         )

@@ -116,9 +116,9 @@ def _rank(policy: Policy, subject: Subject) -> Rank | None:
     select = policy.select
     if _mismatch(select, subject) is not None:
         return None
-    globs = [glob for glob in select.guests if fnmatchcase(subject.guest, glob)]
+    globs = _like(subject.guest, select.guests)
     return (
-        any(not _WILDCARD.search(glob) for glob in globs),
+        any(glob == subject.guest for glob in globs),
         len(select.guest_labels),
         len(select.host_labels),
         sum(bound is not None for bound in (select.at_least, select.below)),
@@ -127,11 +127,16 @@ def _rank(policy: Policy, subject: Subject) -> Rank | None:
     )
 
 
+def _like(name: str, globs: Sequence[str]) -> list[str]:
+    """Those that match. A glob is also the name that it is: brackets may be in both."""
+    return [glob for glob in globs if glob == name or fnmatchcase(name, glob)]
+
+
 def _mismatch(select: Select, subject: Subject) -> str | None:
     """The first condition that does not hold; None: all do."""
     if select.by_name_only:
         return "it is only for those who ask for it by name"
-    if select.guests and not any(fnmatchcase(subject.guest, glob) for glob in select.guests):
+    if select.guests and not _like(subject.guest, select.guests):
         return f"the guest's name is not like {' or '.join(select.guests)}"
     for whose, wanted, labels in (
         ("guest", select.guest_labels, subject.guest_labels),
@@ -150,7 +155,7 @@ def _mismatch(select: Select, subject: Subject) -> str | None:
 
 def _matches(select: Select, subject: Subject) -> tuple[str, ...]:
     """The conditions that hold, one sentence each."""
-    globs = [glob for glob in select.guests if fnmatchcase(subject.guest, glob)]
+    globs = _like(subject.guest, select.guests)
     found = [f"the guest's name {subject.guest} is like {' and '.join(globs)}"] if globs else []
     found += [f"the guest's label {key} is {value}" for key, value in select.guest_labels]
     found += [f"the host's label {key} is {value}" for key, value in select.host_labels]

@@ -181,8 +181,9 @@ def _waits(key: str, scene: Scene) -> float | None:
 def _row(order: Order, scene: Scene) -> Row:
     last = _last(order, scene)
     shelf = scene.shelves.get(order.store)
-    if not order.seat.seen:
-        return Row(order=order, last=last, due=None, why=f"{order.seat.host} does not answer")
+    if (away := _out_of_sight(order, scene)) is not None:
+        which = "" if away == order.seat else f"it waits for {away.name}: "
+        return Row(order=order, last=last, due=None, why=f"{which}{away.host} does not answer")
     if not order.seat.active:
         return Row(order=order, last=last, due=None, why="the guest is shut off")
     if shelf is None:
@@ -199,6 +200,16 @@ def _row(order: Order, scene: Scene) -> Row:
         return Row(order=order, last=last, due=waits, why=why)
     why = "there is none yet" if last is None else order.schedule.text
     return Row(order=order, last=last, due=scene.now, why=why)
+
+
+def _out_of_sight(order: Order, scene: Scene) -> Seat | None:
+    """Who keeps it from being taken now: its guest, or one that is taken with it."""
+    together = [
+        one.seat for one in scene.orders
+        if order.schedule.group and (one.policy, one.schedule.name) == (
+            order.policy, order.schedule.name)
+    ]  # fmt: skip
+    return next((one for one in (order.seat, *together) if not one.seen), None)
 
 
 def _last(order: Order, scene: Scene) -> float | None:
@@ -236,10 +247,8 @@ def _takes(scene: Scene, rows: Sequence[Row]) -> Iterator[Work]:
             row.order for row in rows
             if (row.order.policy, row.order.schedule.name) == (policy, name)
         ]  # fmt: skip
-        # One that is off has nothing to say to the others; one that is out of sight may have.
-        running = [one.seat for one in members if one.seat.active and one.seat.seen]
-        if not all(one.seat.seen for one in members):
-            continue
+        # One that is off has nothing to say to the others.
+        running = [one.seat for one in members if one.seat.active]
         if len(running) == 1:
             one = next(one for one in members if one.seat is running[0])
             yield _take(one)
@@ -346,13 +355,25 @@ def _verifies(scene: Scene) -> Iterator[Verify]:
                 id_: held for id_, held in (scene.shelves.get(name) or {}).items()
                 if held.key == order.key
             }  # fmt: skip
-            times = [held.looked_at.get(str(proof.depth), 0.0) for held in mine.values()]
-            times += [scene.proved.get((name, id_), 0.0) for id_ in mine]
-            last = max((at for at in times if at <= scene.now), default=0.0)
-            if mine and scene.now - last >= proof.every:
+            looked = {
+                id_: max(_past(held.looked_at.get(str(proof.depth)), scene),
+                         _past(scene.proved.get((name, id_)), scene))
+                for id_, held in mine.items()
+            }  # fmt: skip
+            # That somebody looked at one of them by hand says nothing of the others.
+            last = min(
+                (max(at, _past(mine[id_].kept.made_at, scene)) for id_, at in looked.items()),
+                default=scene.now,
+            )
+            if mine and (not any(looked.values()) or scene.now - last >= proof.every):
                 due.setdefault((name, proof.depth), {}).update(dict.fromkeys(mine))
     for (name, depth), ids in due.items():
         yield Verify(store=name, ids=tuple(ids), depth=depth)
+
+
+def _past(at: float | None, scene: Scene) -> float:
+    """A time; what lies ahead, since a clock was put back, counts as never."""
+    return 0.0 if at is None or at > scene.now else at
 
 
 def _collects(scene: Scene) -> Iterator[Work]:

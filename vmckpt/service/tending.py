@@ -95,7 +95,7 @@ class Verify:
 
     @property
     def key(self) -> str:
-        return self.lane
+        return f"{self.lane} {self.depth}"
 
     def __str__(self) -> str:
         return f"verification of {len(self.ids)} snapshots in {self.store} ({self.depth})"
