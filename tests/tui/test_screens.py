@@ -123,27 +123,6 @@ async def test_a_protection_that_ended_meanwhile_says_so() -> None:
         await until(pilot, "it is over: the guest runs on beta")
 
 
-async def test_a_protection_in_other_hands_is_not_over_and_old_numbers_are_told() -> None:
-    source = Still()
-    app = dashboard(source)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await pilot.pause()
-        await pilot.press("3", "enter")
-        await pilot.pause(0.3)
-        app.model = dataclasses.replace(app.model, trouble={"protections": "the disk is full"})
-        app._show()
-        await until(pilot, "this is how it last was: the disk is full")
-        by = dataclasses.replace(still.PROTECT.operation.controller, host="here", pid=77)
-        taken = dataclasses.replace(still.PROTECT.operation, controller=by)
-        source.views = (dataclasses.replace(still.PROTECT, operation=taken, attended=True),)
-        source.entries = {}
-        app.model = dataclasses.replace(app.model, trouble={}, protections={})
-        app._show()
-        await until(pilot, "in the hands of process 77 on here")
-        source.views = (dataclasses.replace(still.PROTECT, operation=taken, attended=False),)
-        await until(pilot, "nobody attends it; vmckpt recover")
-
-
 async def test_what_cannot_be_asked_is_told_and_what_was_known_stays() -> None:
     source = Still()
     app = Dashboard(Setting(source=source, commands=source, pace=Pace(

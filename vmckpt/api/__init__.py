@@ -341,8 +341,9 @@ async def label(
     if len(active) > 1 and len({one.uuid for _, one in active}) == 1:
         ends = " and ".join(host.name for host, _ in active)
         raise GuestBusy(
-            f"{guest} is on {ends}: a migration is under way; nothing was changed",
-            mend="label it once it has arrived",
+            f"{guest} is on {ends}: a migration is under way, or it was left on one of them;"
+            " nothing was changed",
+            mend="label it once it has arrived, or undefine it where it does not belong",
         )
     if len(active) != 1:
         where = f" (not asked: {', '.join(errors)})" if errors else ""

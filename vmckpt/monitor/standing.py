@@ -185,9 +185,10 @@ def _snapshots(snapshots: Sequence[SnapshotNow]) -> Iterator[Metric]:
         ("store",), (((one,), damaged[one,]) for one in stores if one not in silent),
     )  # fmt: skip
     labels = ("guest", "store")
+    whole = [one for one in known if not _damaged(one)]
     yield _family("snapshot_newest_timestamp_seconds", "When the guest's newest snapshot was made.",
-                  labels, _newest(known, lambda one: one.made_at))  # fmt: skip
-    proved = [one for one in known if one.verified_at is not None and not _damaged(one)]
+                  labels, _newest(whole, lambda one: one.made_at))  # fmt: skip
+    proved = [one for one in whole if one.verified_at is not None]
     yield _family(
         "snapshot_verified_timestamp_seconds",
         "When a snapshot of the guest was last found good.",
