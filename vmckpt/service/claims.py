@@ -84,7 +84,8 @@ class Claims:
                 return Whose.OURS if self.holds else Whose.UNSURE
         except LeaseLost:
             return Whose.UNSURE
-        return self._others[one][1]
+        # Another thread may have got it in between.
+        return self._others.get(one, (0.0, Whose.UNSURE))[1]
 
     def settled(self) -> None:
         """The dead were seen to: theirs are asked for at once."""

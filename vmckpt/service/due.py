@@ -137,7 +137,8 @@ def troubled(before: Trouble | None, now: float, why: str) -> Trouble:
 
 def agenda(scene: Scene) -> Agenda:
     """What is to be done."""
-    rows = tuple(_row(order, scene) for order in scene.orders)
+    away = _out_of_sight(scene.orders)
+    rows = tuple(_row(order, scene, away) for order in scene.orders)
     checks = list(_verifies(scene))
     # What a check finds may change what stays.
     unsure = {one.store for one in checks if _waits(one.key, scene) is None}
@@ -178,11 +179,15 @@ def _waits(key: str, scene: Scene) -> float | None:
 # Taking
 
 
-def _row(order: Order, scene: Scene) -> Row:
+def _row(order: Order, scene: Scene, unseen: Mapping[tuple[str, str], Seat]) -> Row:
+    """`unseen`: see _out_of_sight."""
     last = _last(order, scene)
     shelf = scene.shelves.get(order.store)
-    if (away := _out_of_sight(order, scene)) is not None:
-        which = "" if away == order.seat else f"it waits for {away.name}: "
+    away = None if order.seat.seen else order.seat
+    if away is None and order.schedule.group:
+        away = unseen.get((order.policy, order.schedule.name))
+    if away is not None:
+        which = "" if away is order.seat else f"it waits for {away.name}: "
         return Row(order=order, last=last, due=None, why=f"{which}{away.host} does not answer")
     if not order.seat.active:
         return Row(order=order, last=last, due=None, why="the guest is shut off")
@@ -202,14 +207,12 @@ def _row(order: Order, scene: Scene) -> Row:
     return Row(order=order, last=last, due=scene.now, why=why)
 
 
-def _out_of_sight(order: Order, scene: Scene) -> Seat | None:
-    """Who keeps it from being taken now: its guest, or one that is taken with it."""
-    together = [
-        one.seat for one in scene.orders
-        if order.schedule.group and (one.policy, one.schedule.name) == (
-            order.policy, order.schedule.name)
-    ]  # fmt: skip
-    return next((one for one in (order.seat, *together) if not one.seen), None)
+def _out_of_sight(orders: Sequence[Order]) -> Mapping[tuple[str, str], Seat]:
+    """For each policy and schedule of a group, a member that keeps all of it waiting."""
+    return {
+        (one.policy, one.schedule.name): one.seat
+        for one in orders if one.schedule.group and not one.seat.seen
+    }  # fmt: skip
 
 
 def _last(order: Order, scene: Scene) -> float | None:
