@@ -57,3 +57,20 @@ def test_a_forecast_without_an_end_says_nothing() -> None:
     near = Nearing()
     near.begins("a", Range(1.0, float("inf")), at(0.0))
     assert near.names(at(1e9)) == frozenset()
+
+
+def test_in_the_first_pass_its_forecast_counts_as_long_as_what_is_seen_allows_it() -> None:
+    """What will be sent again nobody sees yet; the link would be idle for the next one's setup."""
+    near = Nearing()
+    near.begins("a", Range(3.0, 6.0), at(0.0))
+    near.measured("a", estimate(4.0, None), at(5.0))  # so a setup takes 5 s here
+    assert near.names(at(5.0)) == {"a"}
+    near.measured("a", estimate(9.0, None), at(5.5))
+    assert near.names(at(5.5)) == frozenset(), "it cannot be there so soon"
+    near.measured("a", estimate(1.0, None), at(6.0))
+    assert near.names(at(6.0)) == {"a"}
+    # Later than the longest that was expected: it may never end.
+    assert near.names(at(SETUP + 6.1)) == frozenset()
+    near.begins("b", Range(30.0, 60.0), at(10.0))
+    near.measured("b", estimate(1.0, None), at(12.0))
+    assert near.names(at(12.0)) == frozenset(), "its forecast says that it is not"
