@@ -22,6 +22,7 @@ from typing import Any
 import libvirt
 import numpy as np
 
+from tests.images import write_stream
 from vmckpt.checkpoint import background, fallback, savefile, settings, shared
 from vmckpt.checkpoint.background import Hooks
 from vmckpt.checkpoint.image import FrozenImage, write_all
@@ -183,7 +184,7 @@ class Capture:
                 write_all(file, memoryview(data), None)
 
             write(savefile.header(xml, running=True))
-            savefile.write_image(image, write)
+            write_stream(image, write)
 
         with tempfile.TemporaryDirectory() as folder, savefile.Fifo(Path(folder), fill) as path:
             monitors.restore(str(path), xml, paused="paused" in self.words, host=HOST)

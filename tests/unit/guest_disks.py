@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.unit.guestless import Qmp, qemu
+from vmckpt.replicate.mirroring import MARK
 from vmckpt.units import MIB
 
 
@@ -17,3 +18,11 @@ def with_disks(folder: Path, *names: str) -> Iterator[Qmp]:
         words += ["-blockdev", f"driver=file,node-name={name},filename={folder / name}"]
     with qemu(*words) as made:
         yield made
+
+
+def mirrors_left(qmp: Qmp) -> tuple[str, ...]:
+    """The names of our mirrors, or of halves of them, that a QEMU has."""
+    names = [str(job["device"]) for job in qmp.ask("query-block-jobs")]
+    names += [str(node["node-name"]) for node in qmp.ask("query-named-block-nodes", flat=True)]
+    found = {name for name in names if name.startswith(MARK)}
+    return tuple(sorted(name for name in found if not name.endswith("-top")))

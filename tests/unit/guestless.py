@@ -41,9 +41,6 @@ class Qmp:
             if "return" in told:
                 return told["return"]
 
-    def human(self, line: str) -> str:
-        return str(self.ask("human-monitor-command", **{"command-line": line}))
-
     def run_state(self) -> str:
         return str(self.ask("query-status")["status"])
 

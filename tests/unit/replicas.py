@@ -221,9 +221,6 @@ class Qemu:
             case _:
                 pass
 
-    def human(self, line: str) -> str:
-        raise AssertionError(line)
-
     def run_state(self) -> str:
         if self.gone:
             raise HypervisorError("the guest has no QEMU", host=self.host)

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from vmckpt.checkpoint.nbd import Piece
 from vmckpt.replicate import delta, writelog
+from vmckpt.replicate.redo import DiskLog, put_writes
 from vmckpt.replicate.stage import Stage
 from vmckpt.replicate.wire import Pages, Part, Seal, State, Tally, Writes
 
@@ -308,6 +309,24 @@ def run(stage: Stage, *epochs: Epoch) -> None:
     for one in epochs:
         send(stage, one)
         stage.apply()
+
+
+def redo_disks(log: Path, disks: Sequence[Disk]) -> bool:
+    """After the standby's host lost its memory: bring the disks to the end of an epoch.
+
+    False: they are nothing whole, for they were being copied.
+    """
+    if not log.exists():
+        return False
+    file = DiskLog(log)
+    try:
+        head = file.head()
+        # If the log lacks some of it, none of this epoch has reached the disks, or all of it has.
+        if head is not None and file.holds_epoch(*head):
+            put_writes(file, head[1].length, disks)
+    finally:
+        file.close()
+    return head is not None
 
 
 def restarted(standby: Standby) -> tuple[int, World]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.guest_disks import with_disks
+from tests.unit.guest_disks import mirrors_left, with_disks
 from tests.unit.guestless import Qmp
 from tests.unit.replicas import session
 from tests.unit.staging import in_memory
@@ -54,7 +54,7 @@ def one() -> Iterator[World]:
         made = World(folder, qemu)
         yield made
         writes.end_all(made.session, made.folder, cast("Any", qemu))
-        assert mirroring.left(qemu) == ()
+        assert mirrors_left(qemu) == ()
         assert not diskreading.place_of(made.folder).exists()
 
 
@@ -106,4 +106,4 @@ def test_at_the_end_nothing_of_it_stays(one: World) -> None:
     reading.__enter__()
     writes.end_all(one.session, one.folder, cast("Any", one.qemu))
     assert one.qemu.ask("query-block-exports") == []
-    assert mirroring.left(one.qemu) == ()
+    assert mirrors_left(one.qemu) == ()

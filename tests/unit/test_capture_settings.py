@@ -51,9 +51,6 @@ class Qemu:
         elif command in ("cont", "stop"):
             self.state = "running" if command == "cont" else "paused"
 
-    def human(self, line: str) -> str:
-        raise AssertionError(line)
-
     def run_state(self) -> str:
         return self.state
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.images import write_stream
 from tests.unit.streams import NAMES, parsed, recorded
 from vmckpt.checkpoint import image as images
 from vmckpt.checkpoint import savefile
@@ -160,7 +161,7 @@ def test_what_is_no_save_image_is_told(data: bytes, message: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_image_becomes_a_stream_again(tmp_path: Path, name: str) -> None:
     made, first, out = frozen(tmp_path / "image", name), parsed(recorded(name)), bytearray()
-    savefile.write_image(made, out.extend)
+    write_stream(made, out.extend)
     again = parsed(bytes(out))
 
     assert again.memory == first.memory

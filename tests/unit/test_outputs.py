@@ -62,9 +62,6 @@ class Qemu:
         elif self.filters.pop(arguments["id"], None) is None:
             raise Refused(f"alpha: object-del: object '{arguments['id']}' not found", host="alpha")
 
-    def human(self, line: str) -> str:
-        raise AssertionError(line)
-
     def run_state(self) -> str:
         return self.state
 

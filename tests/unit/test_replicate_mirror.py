@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.unit.disk_logs import until
+from tests.unit.guest_disks import mirrors_left
 from tests.unit.guestless import Qmp, qemu
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import HypervisorError
@@ -182,11 +183,11 @@ def test_beginning_and_ending_may_be_repeated_and_leave_nothing(rig: Rig) -> Non
     for _ in range(2):
         rig.begin()
         rig.begin()
-        assert mirroring.left(rig.qmp) == (JOB,)
+        assert mirrors_left(rig.qmp) == (JOB,)
         assert rig.nodes() == {"disk", JOB, f"{JOB}-top"}
         mirroring.end(rig.qmp, JOB)
         mirroring.end(rig.qmp, JOB)
-        assert (mirroring.left(rig.qmp), rig.nodes()) == ((), {"disk"})
+        assert (mirrors_left(rig.qmp), rig.nodes()) == ((), {"disk"})
         assert rig.qmp.ask("query-jobs") == []
     with pytest.raises(mirroring.MirrorEnded, match="somebody took it away"):
         mirroring.begun(rig.qmp, JOB)
@@ -196,7 +197,7 @@ def test_half_of_one_is_found_and_made_whole_or_taken_away(rig: Rig) -> None:
     server = {"type": "unix", "path": str(rig.socket.path)}
     half: dict[str, object] = {"driver": "nbd", "node-name": JOB, "server": server}
     rig.qmp.tell("blockdev-add", half)
-    found = mirroring.left(rig.qmp)
+    found = mirrors_left(rig.qmp)
     rig.begin()
     until(lambda: mirroring.begun(rig.qmp, JOB))
     mirroring.end(rig.qmp, JOB)
@@ -251,9 +252,6 @@ class Monitor:
     ) -> Any:
         how = "" if "force" not in arguments else " by force" if arguments["force"] else " gently"
         self.did.append(command + how)
-
-    def human(self, line: str) -> str:
-        raise AssertionError(line)
 
     def run_state(self) -> str:
         return self._state

@@ -25,6 +25,7 @@ from tests.unit.staging import (
     in_memory,
     mixed,
     packed,
+    redo_disks,
     restarted,
     run,
     seal,
@@ -33,7 +34,7 @@ from tests.unit.staging import (
 )
 from vmckpt.checkpoint.compare import Mapping
 from vmckpt.checkpoint.head import PAGE
-from vmckpt.replicate import delta, redo, writelog
+from vmckpt.replicate import delta, writelog
 from vmckpt.replicate.redo import StageError, StageFull
 from vmckpt.replicate.stage import WRITES, Stage
 from vmckpt.replicate.wire import Pages, Part, State, Writes
@@ -203,7 +204,7 @@ def test_after_a_loss_of_power_the_disks_can_be_made_whole(seed: int, stop: int)
             disk.lose(chance)
             disk.steps = Steps()
         shutil.rmtree(standby.folder)
-        whole = redo.redo_disks(standby.log / WRITES, standby.disks)
+        whole = redo_disks(standby.log / WRITES, standby.disks)
 
         assert whole or not acknowledged
         candidates = [EMPTY, *(one.after for one in sent)]

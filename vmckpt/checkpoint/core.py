@@ -5,17 +5,13 @@ processors' registers come from the device state.
 """
 
 import os
-import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-
-import numpy as np
 
 from vmckpt.checkpoint.devices import Processor, Segment
 from vmckpt.checkpoint.head import PAGE, RamBlock
-from vmckpt.checkpoint.image import FrozenImage, write_all
+from vmckpt.checkpoint.image import write_all
 
 _CORE, _X86_64 = 4, 62
 _LOAD, _NOTE = 1, 4
@@ -28,12 +24,6 @@ _USER_REGISTERS = ("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9",
 _QEMU_REGISTERS = ("rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rsp", "rbp",
                    *(f"r{n}" for n in range(8, 16)), "rip", "rflags")  # fmt: skip
 _QEMU_SEGMENTS = ("cs", "ds", "es", "fs", "gs", "ss", "ldt", "tr", "gdt", "idt")
-_LINE = re.compile(
-    r"\s+([0-9a-f]{16})-([0-9a-f]{16}) \(prio -?\d+, (ram|rom|romd)\): (\S+)(?: @([0-9a-f]{16}))?"
-)
-_ROOTS = ("Root memory region: memory", "Root memory region: system")
-# At most so much is read and written at a time.
-_STEP = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +35,6 @@ class Stretch:
     start: int
     """Guest-physical."""
     size: int
-
-
-def layout(tree: str, blocks: Sequence[RamBlock]) -> tuple[Stretch, ...]:
-    """Where the guest sees its memory, from QEMU's `info mtree -f`."""
-    sizes = {block.name: block.size for block in blocks}
-    for view in tree.split("FlatView #"):
-        lines = view.splitlines()
-        if not any(line.strip() in _ROOTS for line in lines):
-            continue
-        found = []
-        for match in map(_LINE.match, lines):
-            if match is not None and match[4] in sizes:
-                start, end = int(match[1], 16), int(match[2], 16) + 1
-                offset = int(match[5] or "0", 16)
-                if offset + end - start <= sizes[match[4]]:
-                    found.append(Stretch(match[4], offset, start, end - start))
-        return tuple(_joined(found))
-    return ()
 
 
 def _joined(stretches: Iterable[Stretch]) -> Iterator[Stretch]:
@@ -82,7 +54,7 @@ def _joined(stretches: Iterable[Stretch]) -> Iterator[Stretch]:
 
 
 def usual_layout(blocks: Sequence[RamBlock], machine: str) -> tuple[Stretch, ...]:
-    """The same for an ordinary x86 machine that nobody asked: below and above the PCI hole."""
+    """Where an ordinary x86 guest sees its memory: below and above the PCI hole."""
     size = sum(block.size for block in blocks)
     if "q35" in machine:
         low = 0x80000000 if size >= 0xB0000000 else 0xB0000000
@@ -140,21 +112,6 @@ class CoreWriter:
             if stretch.block == block and first < last:
                 where = place + first - stretch.offset
                 write_all(self._file, data[first - offset : last - offset], where)
-
-
-def write_image(file: int, image: FrozenImage, stretches: Sequence[Stretch],
-                processors: Sequence[Processor] = ()) -> None:  # fmt: skip
-    """Write a frozen image as a core."""
-    writer = CoreWriter(file, stretches, processors)
-    writer.begin()
-    for index, block in enumerate(image.blocks):
-        edges = np.flatnonzero(np.diff(image.present(index).astype(np.int8), prepend=0, append=0))
-        with image.file(index).open("rb", buffering=0) as source:
-            for first, last in list(pairwise(edges.tolist()))[::2]:
-                for at in range(first * PAGE, last * PAGE, _STEP):
-                    size = min(_STEP, last * PAGE - at)
-                    data = os.pread(source.fileno(), size, at)
-                    writer.memory(block.name, at, memoryview(data))
 
 
 def notes(number: int, processor: Processor) -> bytes:

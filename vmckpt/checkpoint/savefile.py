@@ -9,19 +9,13 @@ import fcntl
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vmckpt.checkpoint.head import PAGE
-from vmckpt.checkpoint.image import FrozenImage
-from vmckpt.checkpoint.stream import Buffer, StreamWriter, starts_as_zeros, zero_pages
 from vmckpt.errors import StreamDamaged
 
 MAGIC = b"LibvirtQemudSave"
@@ -36,8 +30,6 @@ HEADER = len(MAGIC) + _FIELDS.size
 _LONGEST_TEXT = 16 << 20
 _PIPE_SIZE = 1 << 20
 _TURN = 0.005
-# Pages of a MiB, read with one call.
-_STRETCH = (1 << 20) // PAGE
 
 
 def header(xml: str, *, running: bool, cookie: str = "") -> bytes:
@@ -167,28 +159,3 @@ class Fifo:
         with suppress(OSError):
             fcntl.fcntl(file, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
         return file
-
-
-def write_image(image: FrozenImage, write: Callable[[Buffer], object]) -> None:
-    """Write a frozen image as a stream that QEMU loads."""
-    writer = StreamWriter(image.head, write)
-    writer.opening()
-    for index, block in enumerate(image.blocks):
-        present = image.present(index)
-        if not starts_as_zeros(block.name):
-            writer.zeros(block.name, zero_pages(block.size, present))
-        numbers = np.flatnonzero(present)
-        with image.file(index).open("rb", buffering=0) as file:
-            for piece in pieces(numbers):
-                first, count = int(piece[0]), int(piece[-1] - piece[0]) + 1
-                data = np.frombuffer(os.pread(file.fileno(), count * PAGE, first * PAGE), np.uint8)
-                addresses = piece.astype(np.uint64) * np.uint64(PAGE)
-                writer.pages(block.name, addresses, data.reshape(-1, PAGE)[piece - first])
-    writer.closing(image.tail())
-
-
-def pieces(numbers: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
-    """Ascending page numbers in pieces, each within a stretch of a MiB."""
-    if len(numbers):
-        edges = np.flatnonzero(np.diff(numbers // _STRETCH)) + 1
-        yield from np.split(numbers, edges)

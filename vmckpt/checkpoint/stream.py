@@ -304,13 +304,6 @@ class StreamWriter:
         self._write(self._head.section_end())
 
 
-def zero_pages(size: int, present: NDArray[np.bool_]) -> Addresses:
-    """The addresses of a block's pages that have no data."""
-    if len(present) != size // PAGE:
-        raise ValueError(f"{len(present)} pages of a block of {size} bytes")
-    return np.flatnonzero(~present).astype(np.uint64) * np.uint64(PAGE)
-
-
 def starts_as_zeros(block: str) -> bool:
     """Whether a block is all zeros in a QEMU that waits for a stream; others may hold firmware."""
     return _MAIN_MEMORY.fullmatch(block) is not None

@@ -79,10 +79,6 @@ class Monitor:
         """A command that changes something. Raises HypervisorError, also OutcomeUnknown."""
         return self._monitor(command, arguments, files, changes=True)
 
-    def human(self, line: str) -> str:
-        """What QEMU says to a person who asks for `info ...`. Raises HypervisorError."""
-        return str(self.ask("human-monitor-command", **{"command-line": line}))
-
     def run_state(self) -> str:
         """QEMU's word for how the guest is: running, paused, postmigrate, ..."""
         return str(self.ask("query-status")["status"])

@@ -9,7 +9,6 @@ When the backup has the epoch, `holding` empties itself into the network, then `
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.checkpoint.settings import Commands
@@ -160,10 +159,3 @@ def there(monitor: Commands, cards: Sequence[str]) -> bool:
     told = {one["name"] for one in monitor.ask("qom-list", path="/objects")}
     marks = (_HOLDING, _COLLECTING, _COUNT)
     return all(mark + card in told for card in cards for mark in marks)
-
-
-def forget(folder: Path) -> None:
-    """Remove the counters of filters that are gone."""
-    for file in folder.glob("count-*"):
-        with suppress(OSError):
-            file.unlink()

@@ -50,11 +50,6 @@ def parts(message: Message, *, token: int) -> tuple[bytes, bytes]:
     return header + digest(header, fixed, tail) + fixed, tail
 
 
-def write(message: Message, *, token: int) -> bytes:
-    """The same in one piece."""
-    return b"".join(parts(message, token=token))
-
-
 class Reader:
     """Finds the messages in what comes over a connection, cut anywhere.
 

@@ -80,14 +80,6 @@ def begun(monitor: Commands, job: str) -> bool:
     return bool(found["ready"])
 
 
-def left(monitor: Commands) -> tuple[str, ...]:
-    """The names of our jobs and nodes that this guest's QEMU has. Raises HypervisorError."""
-    names = [str(job["device"]) for job in monitor.ask("query-block-jobs")]
-    names += [str(node["node-name"]) for node in _nodes(monitor)]
-    found = {name for name in names if name.startswith(MARK)}
-    return tuple(sorted(name for name in found if not name.endswith(_TOP)))
-
-
 def end(monitor: Commands, job: str) -> None:
     """Take the mirror away, as it is; fine if there is none, or half of one.
 

@@ -288,25 +288,6 @@ def _number(epoch: int) -> bytes:
     return epoch.to_bytes(8, "big")
 
 
-def redo_disks(log: Path, disks: Sequence[Sink]) -> bool:
-    """After the standby's host lost its memory: bring the disks to the end of an epoch.
-
-    False: they are nothing whole, for they were being copied. The guest can then be started from
-    them as after a loss of power. Raises OSError, and what the disks raise.
-    """
-    if not log.exists():
-        return False
-    file = DiskLog(log)
-    try:
-        head = file.head()
-        # If the log lacks some of it, none of this epoch has reached the disks, or all of it has.
-        if head is not None and file.holds_epoch(*head):
-            put_writes(file, head[1].length, disks)
-    finally:
-        file.close()
-    return head is not None
-
-
 def try_room(folder: Path) -> None:
     """Raises OSError unless an epoch of some size would find room there."""
     with tempfile.TemporaryFile(dir=folder) as file:

@@ -151,10 +151,6 @@ class Scratch:
         except OSError as exc:
             raise HypervisorError(f"{command}: no answer: {exc}", host=self.host) from exc
 
-    def human(self, line: str) -> str:
-        """What QEMU says to a person."""
-        return str(self.ask("human-monitor-command", **{"command-line": line}))
-
     def run_state(self) -> str:
         """QEMU's word for how the guest is."""
         return str(self.ask("query-status")["status"])

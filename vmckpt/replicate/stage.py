@@ -26,7 +26,7 @@ from vmckpt.units import MIB
 LARGEST_WRITES = 64 * MIB
 """Bytes of records that one message may hold when they are unpacked."""
 
-_LOCK, _RECORD, _NEW, _PAGES = "lock", "committed", "committed.new", "pages"
+_LOCK, _RECORD, _PAGES = "lock", "committed", "pages"
 _STATES = ("state-0", "state-1")
 WRITES = "writes"
 """The disk log's name in its folder."""
@@ -296,22 +296,6 @@ class Stage:
         redo.publish(record, self._folder / _RECORD)
         self._record, self._applied, self._state = record, False, self._open_state
         self._open = None
-
-
-def clear(folder: Path, log: Path) -> None:
-    """Remove what a protection that has ended left behind. Raises StageError, also if it has not.
-
-    The log goes last: as long as it is there `redo.redo_disks` can be asked of it.
-    """
-    with redo.explained(f"{folder} and {log}"):
-        if folder.is_dir():
-            lock = _locked(folder / _LOCK)
-            try:
-                for name in (_RECORD, _NEW, _PAGES, *_STATES):
-                    (folder / name).unlink(missing_ok=True)
-            finally:
-                os.close(lock)
-        (log / WRITES).unlink(missing_ok=True)
 
 
 def _locked(path: Path) -> int:
