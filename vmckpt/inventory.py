@@ -143,7 +143,6 @@ def _fence(value: Any) -> Any:
 _Uri = Annotated[str, AfterValidator(_uri)]
 _Name = Annotated[str, AfterValidator(_name)]
 _Path = Annotated[str, AfterValidator(_file)]
-_StoreName = Annotated[str, AfterValidator(_store_name)]
 
 
 class _Strict(BaseModel):

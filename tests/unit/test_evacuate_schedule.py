@@ -1,6 +1,6 @@
 """Moves in their order: windows, shared links, room on the way, and steps aside."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.fleets import GIB, fleet, guest, host, random_fleet
 from vmckpt.evacuate.fleet import Fleet, Rules, Tenant
-from vmckpt.evacuate.links import SETUP, Move, Under, advance, all_done, begin, pays, shares
+from vmckpt.evacuate.links import SETUP, Move, Under, advance, begin, over, pays, shares
 from vmckpt.evacuate.outlook import Outlook, play
 from vmckpt.evacuate.placement import place
 from vmckpt.evacuate.schedule import Windows, start
@@ -30,6 +30,17 @@ def move(name: str, source: str, target: str, memory: float = 4, **more: object)
 def slowed(one: Move, most: int) -> Move:
     """Its stream carries no more."""
     return replace(one, tenant=replace(one.tenant, most=BytesPerSecond(most)))
+
+
+def all_done(running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> float:
+    """How long until all have ended, if nobody else begins."""
+    total = 0.0
+    left = [one for one in running if not over(one)]
+    while left:
+        step, after = advance(left, links)
+        total += step
+        left = [one for one in after if not over(one)]
+    return total
 
 
 def sending(*moves: Move) -> list[Under]:

@@ -234,10 +234,10 @@ def test_a_request_is_taken_once_and_answered_once(journal: Journal) -> None:
         {"bytes_per_second": None},
     )
     assert journal.take_requests(id_) == []
-    assert [one.id for one in journal.open_requests(id_)] == [number]
+    assert [(one.id, one.answered_at) for one in journal.requests(id_)] == [(number, None)]
     journal.answer(number, "no limit", ok=True)
     journal.answer(number, "too late", ok=False)
-    assert journal.open_requests(id_) == []
+    assert journal.request(number).answered_at is not None
     assert (journal.request(number).ok, journal.request(number).answer) == (True, "no limit")
 
 

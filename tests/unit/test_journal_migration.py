@@ -82,7 +82,9 @@ def test_a_journal_of_version_1_is_migrated_with_all_that_is_in_it(old: Path) ->
         )
         assert [one.values["done"] for one in journal.samples("m-aaaa")] == [0.0, 0.1, 0.2, 0.3]
         assert journal.events("m-aaaa")[0].values["reason"] == "it’s late"
-        assert [one.kind for one in journal.open_requests("m-bbbb")] == ["cancel"]
+        assert [(one.kind, one.answered_at) for one in journal.requests("m-bbbb")] == [
+            ("cancel", None)
+        ]
         assert (waiting.alive_until, journal.steps("m-bbbb")) == (None, [])
         assert waiting not in journal.abandoned()  # on another machine, and it never gave its word
         assert journal.prune() is not None

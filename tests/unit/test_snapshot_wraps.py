@@ -10,7 +10,7 @@ from vmckpt.errors import KeyRefused, StoreDamaged, StoreNewer
 from vmckpt.store import wraps
 from vmckpt.store.identities import public_of
 from vmckpt.store.keytexts import fingerprint, key_id
-from vmckpt.store.wraps import recipients, rewrap, unwrap, wrap
+from vmckpt.store.wraps import recipients, unwrap, wrap
 
 DATA_KEY = bytes(range(32))
 ALICE, BOB, EVE = (X25519PrivateKey.from_private_bytes(bytes([one]) * 32) for one in (1, 2, 3))
@@ -34,14 +34,6 @@ def test_wraps_are_of_no_use_beside_another_snapshot() -> None:
         unwrap(FOR_BOTH, "s-zzzzzzzzzzzzzzzz", ALICE)
 
 
-def test_rotation_gives_the_same_key_to_others() -> None:
-    rotated = rewrap(FOR_BOTH, ID, ALICE, [public_of(EVE)])
-
-    assert unwrap(rotated, ID, EVE) == DATA_KEY
-    with pytest.raises(KeyRefused, match="is not for this identity"):
-        unwrap(rotated, ID, ALICE)
-
-
 def test_two_wraps_of_one_key_have_nothing_in_common() -> None:
     assert (
         wrap(DATA_KEY, ID, [public_of(ALICE)])[28:] != wrap(DATA_KEY, ID, [public_of(ALICE)])[28:]
@@ -62,7 +54,7 @@ def test_the_most_that_can_be_made_can_be_read() -> None:
     most = [public_of(ALICE), *((9 + one).to_bytes(32, "little") for one in range(255))]
     data = wrap(DATA_KEY, ID, most)
 
-    assert len(data) == wraps.LARGEST
+    assert len(data) == 12 + 256 * 96 + 32
     assert unwrap(data, ID, ALICE) == DATA_KEY
 
 

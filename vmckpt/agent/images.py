@@ -17,9 +17,8 @@ from vmckpt.errors import BadInput, Cancelled, StoreDamaged, StoreError
 from vmckpt.store.assemble import Assembly, Source
 from vmckpt.store.facts import DiskMake
 from vmckpt.store.inside import Private
-from vmckpt.store.regions import UNIT, Kind
+from vmckpt.store.regions import Kind
 
-_UNIT = UNIT[Kind.DISK]
 _TURN = 0.2
 
 

@@ -118,17 +118,6 @@ def over(under: Under) -> bool:
     return under.setup <= 0 and under.left <= 0
 
 
-def all_done(running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> Seconds:
-    """How long until all have ended, if nobody else begins."""
-    total = 0.0
-    left = [one for one in running if not over(one)]
-    while left:
-        step, after = advance(left, links)
-        total += step
-        left = [one for one in after if not over(one)]
-    return Seconds(total)
-
-
 def _ends(move: Move) -> set[tuple[str, str]]:
     return {(">", move.source), ("<", move.target)}
 

@@ -163,12 +163,6 @@ class Seating:
         full = (float(self.used[at]), float(self.cpus_used[at]), apart)
         return (self._kinds[at], full)
 
-    def overfull(self) -> list[str]:
-        """Hosts that have less free than the rules want."""
-        return [
-            self.places[at].name for at in np.flatnonzero(self.used > self._room + _EPS).tolist()
-        ]
-
 
 def lacks(needs: Needs, place: Place) -> str | None:
     """What a host lacks for a guest, however empty it is; None: nothing."""

@@ -191,11 +191,6 @@ class Reader:
         found = self.operations(active=True)
         return [one for one in reversed(found) if one.controller.entrusted]
 
-    def open_requests(self, id_: str) -> list[Request]:
-        """Requests that nobody has answered."""
-        table = schema.requests
-        return self._requests(table.c.operation == id_, table.c.answered_at.is_(None))
-
     def requests(self, id_: str) -> list[Request]:
         return self._requests(schema.requests.c.operation == id_)
 

@@ -72,18 +72,3 @@ def least_margin(ttl: Seconds) -> Seconds:
     late = GUARD_TURN + KILLED_IN
     apart = 2 * DRIFT * 2 * ttl  # both clocks, over ttl + margin, which is less than 2 * ttl
     return Seconds((late + apart) / 2)
-
-
-def may_run(sent: Seconds, now: Seconds, terms: Terms) -> bool:
-    """Whether the holder's guest may run; both by the holder's CLOCK_BOOTTIME."""
-    return now - sent <= terms.lasts
-
-
-def still_to_wait(written: float, now: float, terms: Terms) -> Seconds:
-    """How long others wait yet for a renewal, both by one clock; 0: they need not.
-
-    One from the future tells that the clock was set back. It says nothing then, and what is left
-    is to watch it for as long by a clock that is never set.
-    """
-    passed = now - written
-    return Seconds(0.0) if passed < 0 else Seconds(max(0.0, terms.waits - passed))

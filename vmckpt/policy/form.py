@@ -37,7 +37,6 @@ from vmckpt.policy.values import (
 )
 from vmckpt.units import Bytes, Seconds, show_bytes
 
-VERSION = "vmckpt/v1"
 DOWNTIME = Seconds(0.3)
 """Allowed if the file does not say: QEMU's own default."""
 CACHE = Bytes(64 << 20)

@@ -12,8 +12,6 @@ class Step(StrEnum):
     PROTECT = "protect"
     """Agents are started on both; {"session", "primary", "backup", "lease", "images"}, these by
     host and disk."""
-    PROTECTED = "protected"
-    """The standby has had its first epoch; {}."""
     FENCE = "fence"
     """The primary's host is powered off; {"host", "agent", "action"}."""
     ALONE = "alone"

@@ -90,12 +90,6 @@ def amend(folder: Path, extra: Mapping[str, Any]) -> None:
     new.replace(folder / "line.json")
 
 
-def snapshot_of(folder: Path) -> str | None:
-    """Which snapshot a line ends with; None if there is no line."""
-    found = load(folder)
-    return None if found is None else found.snapshot
-
-
 def forget(folder: Path) -> None:
     """The next snapshot begins a new line."""
     shutil.rmtree(folder, ignore_errors=True)

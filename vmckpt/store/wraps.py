@@ -31,8 +31,6 @@ _ID = 16
 _WRAP = 32 + DATA_KEY + 16
 _HEAD = len(MAGIC) + 4
 _SUM = 32
-LARGEST = _HEAD + MOST * (_ID + _WRAP) + _SUM
-"""Bytes of the longest wraps object."""
 
 
 def wrap(data_key: bytes, snapshot: str, admins: Collection[bytes]) -> bytes:
@@ -77,13 +75,6 @@ def unwrap(data: bytes, snapshot: str, identity: X25519PrivateKey) -> bytes:
     if len(data_key) != DATA_KEY:
         raise _damaged(snapshot, "a wrapped key has a wrong length")
     return data_key
-
-
-def rewrap(
-    data: bytes, snapshot: str, identity: X25519PrivateKey, admins: Collection[bytes]
-) -> bytes:
-    """The same data key for other administrators: to replace the object; errors as in `unwrap`."""
-    return wrap(unwrap(data, snapshot, identity), snapshot, admins)
 
 
 def info(snapshot: str) -> bytes:
