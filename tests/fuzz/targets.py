@@ -75,9 +75,7 @@ def read_policy(data: bytes) -> None:
 def read_domain(data: bytes) -> None:
     text = _text(data)
     with suppress(*NONSENSE):
-        found = parse.guest(
-            text, state=(1, 1), persistent=True, autostart=False, snapshots=0, job=None
-        )
+        found = parse.guest(text, state=1, persistent=True, autostart=False, snapshots=0, job=None)
         _sane_guest(found)
     with suppress(*NONSENSE):
         drives = storage.read_drives(text)

@@ -10,9 +10,8 @@ from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
 GUEST = Guest(
     name="web1", uuid="0d6f7a57-be04-4dd1-80ff-c8e5fa28580b", state=GuestState.RUNNING,
-    state_reason=1, persistent=True, autostart=False, memory=Bytes(256 * MIB), vcpus=1,
-    accelerator="kvm", emulator="/usr/bin/qemu-system-x86_64", arch="x86_64",
-    machine="pc-q35-7.2", cpu_mode="custom", cpu_xml="<cpu/>",
+    persistent=True, autostart=False, memory=Bytes(256 * MIB), vcpus=1, accelerator="kvm",
+    arch="x86_64", machine="pc-q35-7.2", cpu_mode="custom", cpu_xml="<cpu/>",
     disks=(Disk(target="vda", kind="file", source="/srv/web1.raw", cache="none",
                 read_only=False, shareable=False),),
     nics=(Nic(kind="bridge", source="br0"),), host_devices=(), boot_files=(), kernel_arguments="",

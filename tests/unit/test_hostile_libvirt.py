@@ -203,7 +203,7 @@ async def test_whoever_waits_hears_of_every_end() -> None:
 def test_hostile_xml_is_refused_at_once(xml: str) -> None:
     began = time.monotonic()
     with pytest.raises(NONSENSE):
-        parse.guest(xml, state=(1, 1), persistent=True, autostart=True, snapshots=0, job=None)
+        parse.guest(xml, state=1, persistent=True, autostart=True, snapshots=0, job=None)
     assert time.monotonic() - began < 1
 
 
@@ -263,7 +263,7 @@ def test_labels_come_back_as_they_were_or_are_refused(labels: dict[str, str]) ->
     whole = text.replace("<labels", f"<labels xmlns='{parse.LABELS}'", 1)
     found = parse.guest(
         f"<domain><metadata>{whole}</metadata></domain>",
-        state=(1, 1), persistent=True, autostart=True, snapshots=0, job=None,
+        state=1, persistent=True, autostart=True, snapshots=0, job=None,
     )  # fmt: skip
     assert dict(found.labels) == labels
 

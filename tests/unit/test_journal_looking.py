@@ -10,6 +10,7 @@ import pytest
 
 from vmckpt.errors import JournalError, ReadOnly
 from vmckpt.journal import desk
+from vmckpt.journal.place import VARIABLE
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.lease.types import Fence
@@ -18,10 +19,13 @@ WEB1 = NewOperation(kind="migrate", guest="web1", guest_uuid="u-1", source="alph
 FENCE = Fence(resource="guest/u-1", token=1, operation="m-1")
 
 
-def test_what_another_process_writes_is_seen(place: Path | str) -> None:
+def test_what_another_process_writes_is_seen(
+    place: Path | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(place))
     with Journal(place) as writer:
         first = writer.begin(WEB1)
-        with desk.open_journal(place, read_only=True) as looking:
+        with desk.open_journal(read_only=True) as looking:
             second = writer.begin(WEB1)
             assert {one.id for one in looking.operations()} == {first, second}
     with Journal(place, read_only=True) as looking:  # and when nobody has it open any more

@@ -36,9 +36,7 @@ XML = """
 
 
 def test_a_guest_is_read_from_its_xml() -> None:
-    guest = parse.guest(
-        XML, state=(1, 1), persistent=True, autostart=True, snapshots=2, job="backup"
-    )
+    guest = parse.guest(XML, state=1, persistent=True, autostart=True, snapshots=2, job="backup")
 
     assert (guest.name, guest.state, guest.memory) == ("db <1>", GuestState.RUNNING, 1 << 30)
     assert (guest.machine, guest.arch, guest.accelerator) == ("pc-q35-7.2", "x86_64", "kvm")
@@ -59,7 +57,7 @@ def test_a_guest_is_read_from_its_xml() -> None:
 
 def test_a_guest_with_the_barest_xml_is_read_too() -> None:
     guest = parse.guest(
-        "<domain/>", state=(99, 0), persistent=False, autostart=False, snapshots=0, job=None
+        "<domain/>", state=99, persistent=False, autostart=False, snapshots=0, job=None
     )
 
     assert (guest.state, guest.memory, guest.disks) == (GuestState.UNKNOWN, 0, ())
@@ -151,7 +149,7 @@ def test_a_card_on_a_network_is_the_networks_whatever_that_has_made_of_it() -> N
         "<interface type='direct'><source network='mv' dev='eth0' mode='bridge'/></interface>",
     )
     found = parse.guest(
-        live, state=(1, 1), persistent=True, autostart=True, snapshots=0, job=None
+        live, state=1, persistent=True, autostart=True, snapshots=0, job=None
     )  # fmt: skip
     assert Nic(kind="network", source="prod") in found.nics
     assert Nic(kind="network", source="mv") in found.nics
@@ -165,13 +163,13 @@ def test_files_that_a_disk_lies_on_are_known() -> None:
         "<source file='/srv/base.raw'/><backingStore/></backingStore></backingStore>",
     )
     found = parse.guest(
-        chain, state=(1, 1), persistent=True, autostart=True, snapshots=0, job=None
+        chain, state=1, persistent=True, autostart=True, snapshots=0, job=None
     )  # fmt: skip
     assert found.disks[0].below == ("/srv/middle.qcow2", "/srv/base.raw")
     assert found.disks[1].below == ()
     assert not found.disks[0].on_device
     device = chain.replace("<backingStore type='file'>", "<backingStore type='block'>", 1)
     found = parse.guest(
-        device, state=(1, 1), persistent=True, autostart=True, snapshots=0, job=None
+        device, state=1, persistent=True, autostart=True, snapshots=0, job=None
     )  # fmt: skip
     assert found.disks[0].on_device

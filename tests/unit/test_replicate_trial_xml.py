@@ -75,9 +75,7 @@ def test_it_waits_once_and_is_no_standby() -> None:
 @pytest.mark.parametrize("state", [1, 3])
 def test_it_is_known_as_a_test_whatever_it_does(state: int) -> None:
     text = ET.tostring(made(), encoding="unicode")
-    told = parse.guest(
-        text, state=(state, 1), persistent=False, autostart=False, snapshots=0, job=None
-    )
+    told = parse.guest(text, state=state, persistent=False, autostart=False, snapshots=0, job=None)
     assert told.state is GuestState.TEST
     assert not told.state.is_active
     assert told.labels == {}  # schedules go by them

@@ -71,7 +71,7 @@ def public(
 
 
 def _described(xml: str) -> Guest:
-    return parse.guest(xml, state=(1, 1), persistent=True, autostart=False, snapshots=0, job=None)
+    return parse.guest(xml, state=1, persistent=True, autostart=False, snapshots=0, job=None)
 
 
 def way(memory: Memory | None, *, off: bool) -> dict[str, Any]:

@@ -35,19 +35,17 @@ class Proposed:
     """Of the sum of squared loads."""
 
 
-def propose(
-    fleet: Fleet, rules: Rules, *, most: int = _MOST, least: float = LEAST
-) -> list[Proposed]:
+def propose(fleet: Fleet, rules: Rules) -> list[Proposed]:
     """Best first; none if nothing is worth it. Nobody is moved twice."""
     seating = Seating(fleet.places, fleet.tenants, rules)
     links = {one.name: float(one.link) for one in fleet.places}
     able = [one for one in fleet.tenants if one.stays is None and one.host in seating.index]
     found: list[Proposed] = []
-    while len(found) < most:
+    while len(found) < _MOST:
         full = {seating.places[at].name for at in (-seating.load).argsort()[:_FULLEST].tolist()}
         best = max(
             (move for one in able if one.host in full
-             and (move := _best(seating, one, links, least)) is not None),
+             and (move := _best(seating, one, links)) is not None),
             key=lambda one: (one.gain / one.tenant.travels, one.tenant.name), default=None,
         )  # fmt: skip
         if best is None:
@@ -59,14 +57,12 @@ def propose(
     return found
 
 
-def _best(
-    seating: Seating, tenant: Tenant, links: dict[str, float], least: float
-) -> Proposed | None:
+def _best(seating: Seating, tenant: Tenant, links: dict[str, float]) -> Proposed | None:
     """The host that it gains most on; None: it is not worth it anywhere."""
     gains = np.where(seating.may(tenant), seating.gains(tenant), -np.inf)
     at = int(gains.argmax())
     gain, place = float(gains[at]), seating.places[at]
     takes = tenant.travels / min(links[tenant.host], links[place.name])
-    if gain < least or gain * _HOUR < _COST * takes:
+    if gain < LEAST or gain * _HOUR < _COST * takes:
         return None
     return Proposed(tenant=tenant, target=place.name, gain=gain)

@@ -136,7 +136,7 @@ async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
     found = plans.placed(fleet, asked, limits)
     for _ in range(_ROUNDS):
         fresh = [one for one in found.going if (one.tenant.name, one.target) not in looking.found]
-        await looking.look(scope, task, seen, fresh, caller)
+        await looking.look(scope, seen, fresh, caller)
         crowded = plans.crowded(found.going, looking.found)
         looking.found.update(crowded)
         if not fresh and not crowded:
@@ -187,9 +187,7 @@ class _Looking:
         self._hosts, self._links = hosts, Links()
         self._narrow = asyncio.Semaphore(_AT_ONCE)
 
-    async def look(
-        self, scope: Scope, task: Task, seen: Seen, going: Sequence[Going], caller: Caller
-    ) -> None:
+    async def look(self, scope: Scope, seen: Seen, going: Sequence[Going], caller: Caller) -> None:
         """Look at moves, some at a time."""
 
         done, told = 0, asyncio.get_running_loop().time()

@@ -79,7 +79,6 @@ async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
         return Presence(
             reachable=True,
             state=known,
-            state_reason=reason,
             resumed=state == libvirt.VIR_DOMAIN_RUNNING
             and reason == libvirt.VIR_DOMAIN_RUNNING_MIGRATION_CANCELED,
             held=(state, reason) in _HELD,
@@ -186,7 +185,7 @@ def described(domain: libvirt.virDomain) -> Guest:
     """One guest. Raises libvirtError if it is gone."""
     return parse.guest(
         domain.XMLDesc(),
-        state=state_of(domain),
+        state=state_of(domain)[0],
         persistent=bool(domain.isPersistent()),
         autostart=bool(domain.autostart()),
         snapshots=domain.snapshotNum(),

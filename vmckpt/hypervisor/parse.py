@@ -120,7 +120,7 @@ def _number(text: str | None, what: str) -> int:
 def guest(
     xml: str,
     *,
-    state: tuple[int, int],
+    state: int,
     persistent: bool,
     autostart: bool,
     snapshots: int,
@@ -132,7 +132,7 @@ def guest(
     memory = root.find("memory")
     kind = root.find("os/type")
     cpu = root.find("cpu")
-    known = STATES.get(state[0], GuestState.UNKNOWN)
+    known = STATES.get(state, GuestState.UNKNOWN)
     if known is GuestState.PAUSED and standby_of(root) is not None:
         known = GuestState.STANDBY
     if known is not GuestState.SHUT_OFF and test_of(root) is not None:
@@ -141,13 +141,11 @@ def guest(
         name=root.findtext("name", ""),
         uuid=root.findtext("uuid", ""),
         state=known,
-        state_reason=state[1],
         persistent=persistent,
         autostart=autostart,
         memory=_bytes(memory),
         vcpus=_number(root.findtext("vcpu", "1"), "vcpu"),
         accelerator=root.get("type", ""),
-        emulator=root.findtext("devices/emulator"),
         arch=kind.get("arch", "") if kind is not None else "",
         machine=kind.get("machine", "") if kind is not None else "",
         cpu_mode=cpu.get("mode", "custom") if cpu is not None else None,

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vmckpt.errors import BadInput, GuestBusy, JournalError, OutcomeUnknown, Unattended
@@ -120,12 +119,12 @@ class News:
     """What that job itself has done."""
 
 
-def open_journal(place: Path | str | None = None, *, read_only: bool = False) -> "Journal":
-    """The journal of whoever runs this, or another one."""
+def open_journal(*, read_only: bool = False) -> "Journal":
+    """The journal of whoever runs this."""
     # Only who reads a journal pays for loading the database library.
     from vmckpt.journal.store import Journal  # noqa: PLC0415
 
-    return Journal(place, read_only=read_only or looks_only())
+    return Journal(read_only=read_only or looks_only())
 
 
 def jobs(

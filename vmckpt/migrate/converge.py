@@ -113,7 +113,7 @@ def decide(
     """What to do now (None: go on), and what is then done. `now` is the clock of the samples."""
     if done.switched or (track.last is not None and track.last.phase is JobPhase.POST_COPY):
         return None, done
-    numbers = _numbers(terms, track, done, now)
+    numbers = _numbers(track, done, now)
     ends = _ends(terms, track, done, now, operator_stops)
     if ends is not None:
         return _verdict(*ends, numbers), done
@@ -221,7 +221,7 @@ def _act(do: Do, name: str, track: Track, done: Done) -> tuple[Action, Done]:
             return Abort(Stop.RULE), fired
 
 
-def excess(terms: Terms, track: Track, done: Done) -> float | None:
+def excess(track: Track, done: Done) -> float | None:
     """What ending by pre-copy would send more than a switch now, as a share of the first pass.
 
     None before the second pass; infinite if pre-copy does not end.
@@ -263,7 +263,7 @@ def _conditions(
             )
         )
     if when.precopy_excess is not None:
-        found.append(_excess(when.precopy_excess, terms, track, done))
+        found.append(_excess(when.precopy_excess, track, done))
     if when.expected_downtime_above is not None or when.expected_downtime_below is not None:
         found.append(_expected(when, track))
     if when.time_used is not None:
@@ -281,8 +281,8 @@ def _least(value: float | None, bound: float, words: str) -> str | None:
     return words if value is not None and value >= bound else None
 
 
-def _excess(bound: float, terms: Terms, track: Track, done: Done) -> str | None:
-    more = excess(terms, track, done)
+def _excess(bound: float, track: Track, done: Done) -> str | None:
+    more = excess(track, done)
     if more is None or more < bound:
         return None
     if more == float("inf"):
@@ -309,10 +309,10 @@ def _remaining(when: When, track: Track) -> str | None:
     return f"{show_bytes(left)} left"
 
 
-def _numbers(terms: Terms, track: Track, done: Done, now: Seconds) -> Numbers:
+def _numbers(track: Track, done: Done, now: Seconds) -> Numbers:
     """What the decision was made from, for the journal and for people."""
     last = track.last
-    ratio, expected, more = track.shrink, track.downtime, excess(terms, track, done)
+    ratio, expected, more = track.shrink, track.downtime, excess(track, done)
     return {
         "elapsed_s": round(now - track.began, 3),
         "iteration": track.iteration,

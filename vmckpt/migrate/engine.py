@@ -324,7 +324,7 @@ class Migration:
             if self._stop.is_set() and self._mending.broken:
                 self._mending.give_up("the operator does not want to wait")
                 return last
-            if await self._mending.may_resume(self._sight.track, target, _now()):
+            if await self._mending.may_resume(target, _now()):
                 resumed = dataclasses.replace(order, resume=True)
                 last = await self._attend(resumed)
                 self._mending.attempted(_now(), last)

@@ -50,7 +50,7 @@ class Mending:
             if isinstance(step, Ask):
                 self.give_up(step.reason)
 
-    async def may_resume(self, track: Track, target: Presence, now: Seconds) -> bool:
+    async def may_resume(self, target: Presence, now: Seconds) -> bool:
         """libvirt's call has ended with an error: whether to resume now. Frees the target first."""
         given_up = await self._mover.stream_given_up()
         if given_up and self._broken_since is None:

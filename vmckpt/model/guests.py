@@ -78,15 +78,12 @@ class Guest:
     name: str
     uuid: str
     state: GuestState
-    state_reason: int
-    """libvirt's reason number for that state."""
     persistent: bool
     autostart: bool
     memory: Bytes
     vcpus: int
     accelerator: str
     """Domain type: "kvm" or "qemu" (TCG)."""
-    emulator: str | None
     arch: str
     machine: str
     cpu_mode: str | None
@@ -128,7 +125,6 @@ class Presence:
     reachable: bool
     state: GuestState | None = None
     """None: the host does not know the guest, or is not reachable."""
-    state_reason: int = 0
     migrating: bool = False
     """A migration job holds the guest there."""
     resumed: bool = False

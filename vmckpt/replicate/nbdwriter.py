@@ -4,14 +4,12 @@ A server may do what is under way in any order; so a request that overlaps one o
 it. As with Client every error is a HypervisorError, and ends the connection.
 """
 
-from collections.abc import Sequence
-
 from vmckpt.checkpoint import nbdwire as wire
 from vmckpt.checkpoint.nbd import Client, _Request
 from vmckpt.checkpoint.nbdwire import Place
 from vmckpt.replicate import writelog
 from vmckpt.replicate.writelog import Buffer, Record
-from vmckpt.units import MIB, Seconds
+from vmckpt.units import MIB
 
 _MOST_REQUESTS = 64
 _LONGEST = 1 << 30
@@ -38,12 +36,10 @@ class NbdWriter(Client):
         export: str,
         *,
         host: str,
-        contexts: Sequence[str] = (),
-        limit: Seconds = Seconds(60.0),
         window: int = 8 * MIB,
     ) -> None:
-        """`limit`: how long the server may say nothing; `window`: bytes of content under way."""
-        super().__init__(place, export, host=host, contexts=contexts, limit=limit)
+        """`window`: bytes of content under way."""
+        super().__init__(place, export, host=host)
         self._window = window
         self._writing: dict[int, tuple[int, _Request]] = {}
         """What each request under way is, by its handle."""

@@ -83,7 +83,7 @@ def begin(terms: Terms) -> Pace:
     wish = _START if terms.interval is None else terms.interval
     interval = _within(wish, terms)
     why = "to begin with" if terms.interval is None else "as asked for"
-    return Pace(interval=interval, why=f"{why}: {_told(interval, wish, terms)}")
+    return Pace(interval=interval, why=f"{why}: {_told(interval, wish)}")
 
 
 def decide(pace: Pace, cycle: Cycle, terms: Terms) -> Pace:
@@ -99,11 +99,11 @@ def decide(pace: Pace, cycle: Cycle, terms: Terms) -> Pace:
 
 def _fixed(now: Pace, cycle: Cycle, terms: Terms, asked: Seconds) -> Pace:
     if now.took <= asked:
-        why = f"as asked for: {_told(asked, terms.interval or asked, terms)}"
+        why = f"as asked for: {_told(asked, terms.interval or asked)}"
         return replace(now, interval=asked, why=why)
     fits = now.took * _HEADROOM
     interval = _within(fits, terms)
-    why = f"{_slow(now, cycle)}: {_told(interval, fits, terms)} instead of {show_seconds(asked)}"
+    why = f"{_slow(now, cycle)}: {_told(interval, fits)} instead of {show_seconds(asked)}"
     return replace(now, interval=interval, why=why)
 
 
@@ -120,13 +120,13 @@ def _auto(now: Pace, cycle: Cycle, terms: Terms) -> Pace:
     if cycle.output_waited:
         packets = "packet" if cycle.output_waited == 1 else "packets"
         because = f"{cycle.output_waited} {packets} waited, and {because}"
-        return replace(now, interval=shortest, why=f"{because}: {_told(shortest, least, terms)}")
+        return replace(now, interval=shortest, why=f"{because}: {_told(shortest, least)}")
     # Only by the pauses: an epoch takes the longer the longer its interval was, and would draw the
     # interval after it up to the ceiling.
     most = max(shortest, _within(terms.relaxed * _within(bearable, terms), terms))
     interval = Seconds(min(max(shortest, now.interval * _GROWTH), most))
     if interval == shortest:
-        return replace(now, interval=interval, why=f"{because}: {_told(interval, least, terms)}")
+        return replace(now, interval=interval, why=f"{because}: {_told(interval, least)}")
     why = f"nothing waited to be sent: {show_seconds(interval)}, at most {show_seconds(most)}"
     return replace(now, interval=interval, why=why)
 
@@ -141,7 +141,7 @@ def _within(interval: float, terms: Terms) -> Seconds:
     return Seconds(min(max(interval, terms.floor), terms.ceiling))
 
 
-def _told(interval: Seconds, wish: float, terms: Terms) -> str:
+def _told(interval: Seconds, wish: float) -> str:
     if interval > wish:
         return f"{show_seconds(interval)}, the least allowed"
     if interval < wish:

@@ -50,7 +50,7 @@ def _hardware(root: ET.Element) -> Iterator[tuple[str, str]]:
 
 def guest_of(xml: str) -> Guest:
     """A guest that is off, by its definition. Raises ValueError."""
-    return parse.guest(xml, state=(5, 0), persistent=True, autostart=False, snapshots=0, job=None)
+    return parse.guest(xml, state=5, persistent=True, autostart=False, snapshots=0, job=None)
 
 
 def _of(node: ET.Element, child: str, key: str) -> str:

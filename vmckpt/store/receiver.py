@@ -63,7 +63,7 @@ class Receiver:
         self._backend, self._catalog = backend, catalog
         self._plain = None if encrypted else Plain()
         self._packing = Packing(backend, _nobody, size=pack_size, foreign=encrypted)
-        self._added = self._bytes_in = self._bytes_new = 0
+        self._added = self._bytes_new = 0
 
     def __enter__(self) -> Self:
         self.lock.take()
@@ -88,7 +88,6 @@ class Receiver:
             raise damaged(name, "it is not as long as it is told to be")
         self._packing.add(name, box, plain)
         self._added += 1
-        self._bytes_in += plain
         self._bytes_new += len(box)
 
     def finish(self) -> Written:
@@ -96,10 +95,7 @@ class Receiver:
         self._packing.finish()
         fault("writer: finished")
         self.finished = True
-        return Written(
-            bytes_in=Bytes(self._bytes_in), bytes_new=Bytes(self._bytes_new),
-            chunks_new=self._added, chunks_known=0,
-        )  # fmt: skip
+        return Written(bytes_new=Bytes(self._bytes_new), chunks_new=self._added, chunks_known=0)
 
     def _close(self) -> None:
         self._packing.close()

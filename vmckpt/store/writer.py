@@ -23,10 +23,8 @@ from vmckpt.units import Bytes, Seconds
 class Written:
     """What a writer did."""
 
-    bytes_in: Bytes
-    """Of all chunks that were added."""
     bytes_new: Bytes
-    """Written to the store for them: sealed, and nothing for what it had."""
+    """Written to the store: sealed, and nothing for what it had."""
     chunks_new: int
     chunks_known: int
 
@@ -53,7 +51,7 @@ class Writer:
         self._under_way: set[bytes] = set()
         self._guard = threading.Lock()
         self._failed: BaseException | None = None
-        self._bytes_in = self._bytes_new = self._new = self._known = 0
+        self._bytes_new = self._new = self._known = 0
         self.finished = False
 
     def __enter__(self) -> Self:
@@ -102,9 +100,8 @@ class Writer:
         fault("writer: finished")
         self.finished = True
         return Written(
-            bytes_in=Bytes(self._bytes_in), bytes_new=Bytes(self._bytes_new),
-            chunks_new=self._new, chunks_known=self._known,
-        )  # fmt: skip
+            bytes_new=Bytes(self._bytes_new), chunks_new=self._new, chunks_known=self._known
+        )
 
     def _sealed(self, plain: bytes | memoryview) -> bytes:
         """In a thread: everything that one chunk needs; its digest."""
@@ -113,7 +110,7 @@ class Writer:
             digest = sealing.digest_of(plain)
             name = sealing.name_of(digest)
             with self._guard:
-                known = self._count(name, len(plain))
+                known = self._count(name)
             if not known:
                 self._take(name, sealing.seal(plain, digest), len(plain))
             return digest
@@ -123,9 +120,8 @@ class Writer:
         finally:
             self._room.release()
 
-    def _count(self, name: bytes, plain: int) -> bool:
+    def _count(self, name: bytes) -> bool:
         """Whether a chunk is there; if not, it is ours to store."""
-        self._bytes_in += plain
         if name in self._under_way or self._index.places(name):
             self._known += 1
             return True
