@@ -1,0 +1,31 @@
+"""When snapshots are verified: each depth by itself, and all of a schedule."""
+
+import itertools
+from dataclasses import replace
+
+from tests.unit.test_service_due import BEGIN, DAY, DB, World, order
+from vmckpt.policy.schedules import Check, Keep, Proof
+from vmckpt.service.tending import Verify
+from vmckpt.units import Seconds
+
+
+def test_who_looks_at_one_by_hand_does_not_put_off_the_others() -> None:
+    world = World([order("1d", keep=Keep(last=30), verify=Proof(every=Seconds(7 * DAY)))])
+    for _ in range(20):
+        world.play(DAY)
+        newest = max(world.stores["near"].values(), key=lambda held: held.kept.made_at)
+        world.stores["near"][newest.kept.id] = replace(newest, looked_at={"sealed": world.now})
+    found = [(at - BEGIN) / DAY for at in world.times(Verify)]
+    assert found[0] < 1
+    gaps = [late - early for early, late in itertools.pairwise(found)]
+    assert len(gaps) == 2
+    assert all(6.9 < gap < 8.1 for gap in gaps), gaps
+
+
+def test_a_depth_that_fails_keeps_no_other_from_its_turn() -> None:
+    deep, plain = Proof(every=Seconds(DAY), depth=Check.DEEP), Proof(every=Seconds(DAY))
+    world = World([order("1d", verify=deep), order("1d", DB, verify=plain)])
+    world.fails = lambda one: isinstance(one, Verify) and one.depth is Check.DEEP
+    world.play(3 * DAY)
+    done = [one.depth for _, one in world.log if isinstance(one, Verify)]
+    assert Check.SEALED in done
