@@ -65,8 +65,8 @@ class Setting:
     source: Source
     commands: Commands
     policies: Sequence[Policy] = ()
-    wrong_policies: Sequence[str] = ()
-    """What is wrong with files: no guest moves before that is mended."""
+    wrong_policies: str | None = None
+    """What is wrong with their files: no guest moves before that is mended."""
     read_only: bool = False
     here: str = ""
     """What the journal calls this machine."""
@@ -102,10 +102,9 @@ class Dashboard(App[None]):
         self._setting = setting
         names = tuple(one.name for one in setting.policies)
         wrong = setting.wrong_policies
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         self.model = Model(
             policies=names, read_only=setting.read_only,
-            trouble={"policies": wrong[0] + more} if wrong else {},
+            trouble={} if wrong is None else {"policies": wrong},
         )  # fmt: skip
         self.runs = Runs(setting.commands)
         self._opens: set[int] = set()

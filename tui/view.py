@@ -80,7 +80,7 @@ def _last(snapshots: Sequence[SnapshotNow]) -> Mapping[str, float]:
     """When the last good one of each guest was made."""
     last: dict[str, float] = {}
     for one in snapshots:
-        if one.wrong is None and not one.verified.startswith("bad"):
+        if one.good:
             last[one.guest_uuid] = max(one.made_at, last.get(one.guest_uuid, 0.0))
     return last
 

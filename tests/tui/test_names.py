@@ -7,6 +7,7 @@ from textual.widgets import Select
 from tests.tui.still import FLEET, Still, snapshot
 from tests.tui.test_actions import POLICIES, at_row, dashboard
 from vmckpt.model.now import HostNow
+from vmckpt.policy.shelf import Shelf
 from vmckpt_tui import actions
 from vmckpt_tui.app import Dashboard, Setting
 from vmckpt_tui.grid import Grid
@@ -72,7 +73,9 @@ async def test_a_policy_file_that_is_broken_is_told() -> None:
     wrong = ("shop.yaml:3: unknown key 'mdoe'", "b.yaml: no name")
     source = Still()
     made = Dashboard(
-        Setting(source=source, commands=source, policies=POLICIES, wrong_policies=wrong)
+        Setting(
+            source=source, commands=source, policies=POLICIES, wrong_policies=Shelf((), wrong).wrong
+        )
     )
     async with made.run_test(size=(120, 40)) as pilot:
         await pilot.pause(0.3)

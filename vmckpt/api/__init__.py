@@ -59,13 +59,17 @@ __all__ = ["Caller", "Inventory", "MigrateRequest"]
 
 def load_inventory(explicit: Path | None = None) -> Inventory:
     """`explicit`, else VMCKPT_INVENTORY, else ./hosts.yaml, else the running lab's."""
-    path = inventories.find(explicit) or lab.running_inventory()
+    path = _inventory_path(explicit)
     if path is None:
         raise InventoryError(
             "no inventory: no --inventory, no VMCKPT_INVENTORY, no ./hosts.yaml, no running lab",
             mend="write a hosts.yaml (see README) or run vmckpt lab up",
         )
     return inventories.load(path)
+
+
+def _inventory_path(explicit: Path | None = None) -> Path | None:
+    return inventories.find(explicit) or lab.running_inventory()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,8 +269,7 @@ def replay(path: Path, folder: Path | None, wanted: str | None, mode: Mode | Non
 
     Raises BadInput and PolicyError.
     """
-    beside = inventories.find(None) or lab.running_inventory()
-    policy = shelf.load_one(wanted or select.DEFAULT, shelf.folder(folder, beside))
+    policy = shelf.load_one(wanted or select.DEFAULT, shelf.folder(folder, _inventory_path()))
     return replaying.replayed(path, replace(policy, mode=mode or policy.mode))
 
 

@@ -127,7 +127,7 @@ def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
     shown.run(
         shown.Setting(
             source=looking.Live(known), commands=launching.Processes(place),
-            policies=found.policies, wrong_policies=found.problems,
+            policies=found.policies, wrong_policies=found.wrong,
             read_only=known.read_only, here=identity.this_process().host,
         )
     )  # fmt: skip

@@ -3,8 +3,6 @@
 The next one needs its setup before it needs a link, so it may begin that long before. Pure.
 """
 
-import math
-
 from vmckpt.evacuate.links import SETUP
 from vmckpt.migrate.forecast import Range
 from vmckpt.model.events import Estimate
@@ -26,7 +24,7 @@ class Nearing:
     def begins(self, name: str, expected: Range | None, now: Seconds) -> None:
         """Its turn has come. `expected`: seconds from its first bytes on."""
         self._began[name] = now
-        if expected is not None and expected.high != math.inf:
+        if expected is not None:
             # Its own setup before that takes as long as the next one's.
             until = now + self._setup + expected.high
             self._due[name] = Range(now + expected.middle, until)

@@ -73,3 +73,8 @@ class SnapshotNow:
     verified_at: float | None = None
     wrong: str | None = None
     """Why it cannot be read or is not to be trusted."""
+
+    @property
+    def good(self) -> bool:
+        """For all that is known: it can be read, and no check found it damaged."""
+        return self.wrong is None and not self.verified.startswith("bad")

@@ -197,7 +197,7 @@ def _snapshots(snapshots: Sequence[SnapshotNow]) -> Iterator[Metric]:
 
 
 def _damaged(one: SnapshotNow) -> bool:
-    return bool(one.id) and (one.wrong is not None or one.verified.startswith("bad"))
+    return bool(one.id) and not one.good
 
 
 def _newest(

@@ -28,6 +28,14 @@ class Shelf:
     problems: tuple[str, ...]
     """What is wrong with files that could not be used, one line each."""
 
+    @property
+    def wrong(self) -> str | None:
+        """The first of them, and how many more; None: all is well."""
+        if not self.problems:
+            return None
+        more = len(self.problems) - 1
+        return self.problems[0] + (f" (and {more} more)" if more else "")
+
 
 def folder(
     explicit: Path | None,
@@ -60,9 +68,8 @@ def load_all(operators: Path | None) -> tuple[Policy, ...]:
     A broken file is not passed over: it may be the one that is meant for the guest.
     """
     shelf = survey(operators)
-    if shelf.problems:
-        more = len(shelf.problems) - 1
-        raise PolicyError(shelf.problems[0] + (f" (and {more} more)" if more else ""))
+    if shelf.wrong is not None:
+        raise PolicyError(shelf.wrong)
     return shelf.policies
 
 
