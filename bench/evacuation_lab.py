@@ -1,11 +1,12 @@
 """A host of a lab is emptied: by vmckpt, and by virsh, one after the other and two at a time.
 
     sudo .venv/bin/python -m bench.evacuation_lab [--rounds 3] [--guests 8] [--link 400mbit]
-        [--json bench/results/evacuation_lab.json]
+        [--plain] [--json bench/results/evacuation_lab.json]
 
 Three hosts, eight busy guests on the first. All three ways empty it in turn, in one run, guests
 brought back in between by virsh. virsh is given the targets that a person would choose: half of the
-guests to each of the other hosts. What is compared is the time from the first command to the last
+guests to each of the other hosts, and encrypts as vmckpt does where hosts have certificates;
+--plain: nobody encrypts. What is compared is the time from the first command to the last
 guest's arrival. vmckpt is measured with its plan made and shown before, as virsh's user has made
 his, and as a whole command beside that.
 """
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +30,38 @@ from vmckpt.units import parse_rate
 MEMORY, DIRTY = "160MiB", "16MiB@4MiB/s"
 
 
-def virsh(bench: Bench, name: str, source: str, target: str) -> None:
+MAINTENANCE = Path(__file__).parents[1] / "policies/maintenance.yaml"
+
+
+def virsh(bench: Bench, name: str, source: str, target: str, *, plain: bool = False) -> None:
     """One move, with the flags that vmckpt gives."""
     there = bench.plan.host(target).address
+    tls = [] if plain else ["--tls", "--tls-destination", target]
     subprocess.run(
         ["virsh", "-c", f"qemu+tcp://{bench.plan.host(source).address}/system", "migrate",
          "--live", "--p2p", "--persistent", "--undefinesource", "--unsafe", "--abort-on-error",
-         name, f"qemu+tcp://{there}/system", "--migrateuri", f"tcp://{there}"],
+         *tls, name, f"qemu+tcp://{there}/system", "--migrateuri", f"tcp://{there}"],
         check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,  # at a terminal it asks
     )  # fmt: skip
 
 
-def by_virsh(bench: Bench, names: Sequence[str], at_once: int) -> dict[str, float]:
+def by_virsh(bench: Bench, names: Sequence[str], *, at_once: int, plain: bool) -> dict[str, float]:
     """All of them, half to each of the other hosts."""
     targets = [("beta", "gamma")[number % 2] for number in range(len(names))]
     began = time.monotonic()
     with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(lambda one: virsh(bench, one[0], "alpha", one[1]),
+        list(pool.map(lambda one: virsh(bench, one[0], "alpha", one[1], plain=plain),
                       zip(names, targets, strict=True)))  # fmt: skip
     return {"moves_s": time.monotonic() - began}
 
 
-def by_vmckpt(bench: Bench, names: Sequence[str]) -> dict[str, float]:
+def by_vmckpt(bench: Bench, names: Sequence[str], *, plain: bool) -> dict[str, float]:
     """The command, and of that the part after the plan."""
+    policy = bench.plan.folder / "plain.yaml"
+    policy.write_text(MAINTENANCE.read_text().replace("tls: preferred", "tls: off"))
+    words = ["--policy", str(policy)] if plain else []
     began = time.monotonic()
-    done = bench.good("evacuate", "alpha", "--yes", "--json").json
+    done = bench.good("evacuate", "alpha", "--yes", "--json", *words).json
     whole = time.monotonic() - began
     assert {one["guest"] for one in done["moved"]} == set(names)
     bench.good("maintenance", "leave", "alpha")
@@ -78,9 +87,9 @@ def run(args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
         for one in plan.hosts:
             network.shape(plan, one.name, parse_rate(args.link))
         ways: dict[str, Callable[[], dict[str, float]]] = {
-            "vmckpt": lambda: by_vmckpt(bench, names),
-            "serial": lambda: by_virsh(bench, names, 1),
-            "two at a time": lambda: by_virsh(bench, names, 2),
+            "vmckpt": partial(by_vmckpt, bench, names, plain=args.plain),
+            "serial": partial(by_virsh, bench, names, at_once=1, plain=args.plain),
+            "two at a time": partial(by_virsh, bench, names, at_once=2, plain=args.plain),
         }
         found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
         for number in range(args.rounds):
@@ -104,6 +113,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--guests", type=int, default=8)
     parser.add_argument("--link", default="400mbit")
+    parser.add_argument("--plain", action="store_true", help="Nobody encrypts.")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     found = run(args)
@@ -112,7 +122,8 @@ def main() -> None:
     best = min(medians["serial"], medians["two at a time"])
     results: dict[str, Any] = {
         "guests": args.guests, "link": args.link, "memory": MEMORY, "dirty": DIRTY,
-        "rounds": found, "median_s": medians, "ratio": round(medians["vmckpt"] / best, 3),
+        "encrypted": not args.plain, "rounds": found, "median_s": medians,
+        "ratio": round(medians["vmckpt"] / best, 3),
     }  # fmt: skip
     for way, median in medians.items():
         print(f"{way:<14} {median:6.1f} s  {median / best:.2f} of the best by hand")

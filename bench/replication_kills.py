@@ -138,17 +138,20 @@ def main() -> None:
     name = f"bk{os.getpid()}"
     plan = lab.up(name, with_witness=True)
     hands = Hands(plan, plan.folder / "identity")
-    for seed in range(first, first + chosen.turns):
-        try:
+    try:
+        for seed in range(first, first + chosen.turns):
             found.append(turn(hands, seed))
-        except Fault as exc:
-            sys.stdout.write(f"FAULT {exc}\nthe lab is left: vmckpt lab down --name {name}\n")
-            sys.exit(1)
-        sys.stdout.write(f"{len(found)}: {json.dumps(found[-1])}\n")
-        sys.stdout.flush()
-        if chosen.json is not None:
-            told = {"summary": summary(found), "turns": found}
-            chosen.json.write_text(json.dumps(told, indent=1) + "\n")
+            sys.stdout.write(f"{len(found)}: {json.dumps(found[-1])}\n")
+            sys.stdout.flush()
+            if chosen.json is not None:
+                told = {"summary": summary(found), "turns": found}
+                chosen.json.write_text(json.dumps(told, indent=1) + "\n")
+    except Fault as exc:  # what is there tells how it came to that
+        sys.stdout.write(f"FAULT {exc}\nthe lab is left: vmckpt lab down --name {name}\n")
+        sys.exit(1)
+    except BaseException:
+        lab.down(name)
+        raise
     lab.down(name)
     sys.stdout.write(json.dumps(summary(found)) + "\n")
 

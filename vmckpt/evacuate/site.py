@@ -132,15 +132,17 @@ class Site:
         async def own_turn() -> None:
             await turn.wait()
             self._recorder.check()  # it may be long after the first look
-            self._nearing.begins(name, None if check is None else check.total, _now())
+            self._nearing.begins(name, check, _now())
 
         def tell(event: Sampled | None) -> None:
             orders.caller.emit(OnItsWay(guest=name, target=target, sampled=event))
 
         def hear(event: Event) -> None:
             if isinstance(event, Sampled):
-                self._nearing.measured(name, event.estimate, _now())
-                self._streams.heard(name, event.sample)
+                sample = event.sample
+                self._streams.heard(name, sample)
+                carried = self._streams.carry().get(name)
+                self._nearing.measured(name, event.estimate, sample, carried)
                 tell(event)
 
         async with (

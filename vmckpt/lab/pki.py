@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+from importlib import resources
 from pathlib import Path
 
 from cryptography import x509
@@ -101,6 +102,9 @@ def install(authority: Authority, etc: Path, name: str, addresses: list[str]) ->
         _write(etc / f"pki/qemu/{role}-cert.pem", certificate)
         _write(etc / f"pki/qemu/{role}-key.pem", key, mode=0o600)
     _write(etc / "pki/qemu/ca-cert.pem", authority.pem)
+    # Without it each QEMU that awaits an encrypted guest first makes one of its own.
+    assets = resources.files("vmckpt.lab") / "assets"
+    _write(etc / "pki/qemu/dh-params.pem", assets.joinpath("dh-params.pem").read_bytes())
 
 
 def install_client(authority: Authority, folder: Path) -> None:
