@@ -20,8 +20,9 @@ from vmckpt.model.callers import Caller
 from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.images import CopyPlan, DiskCopy
 from vmckpt.model.jobs import JobPhase
-from vmckpt.protect import asking, engine, preflight
-from vmckpt.protect.engine import Beginning, Setting
+from vmckpt.protect import asking, looking, preflight
+from vmckpt.protect.engine import Beginning
+from vmckpt.protect.requests import Setting
 from vmckpt.replicate.facts import Session
 from vmckpt.units import MIB, Bytes, Seconds
 
@@ -76,7 +77,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return told["seen"]
 
     monkeypatch.setattr(asking, "order", order)
-    monkeypatch.setattr(engine, "seen", seen)
+    monkeypatch.setattr(looking, "seen", seen)
     return told
 
 

@@ -1,18 +1,26 @@
 """Room for images on targets: of all guests that go there together."""
 
+import asyncio
 import random
 from collections import Counter
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
 from tests.unit.fleets import fleet, guest, host
+from tests.unit.sights import by, vm
 from vmckpt.evacuate import plan as plans
+from vmckpt.evacuate import scouting
 from vmckpt.evacuate.course import Terms
 from vmckpt.evacuate.placement import Going
 from vmckpt.evacuate.plan import Checked, Checks
+from vmckpt.evacuate.seen import Known, Way
+from vmckpt.model.callers import Caller
 from vmckpt.model.images import Room
-from vmckpt.units import GIB, Bytes
+from vmckpt.protect import anew
+from vmckpt.protect.requests import Protected
+from vmckpt.units import GIB, Bytes, Seconds
 
 _TERMS = Terms()
 
@@ -90,3 +98,27 @@ def test_no_file_system_is_overfilled_by_what_is_let_through(seed: int) -> None:
             for taken in checks[one.tenant.name, one.target].rooms:
                 used[one.target, taken.device] += taken.needed
     assert all(used[at] <= free[at] * GIB for at in used)
+
+
+async def test_a_standby_that_is_made_anew_takes_room_beside_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three of them had room there, each alone: the last one was refused when its turn came."""
+    found = Protected(
+        guest="a", primary="gamma", backup="beta", session="", job=None, automatic=True,
+        findings=(), took=Seconds(0.0), status=None, room=room(3, 8),
+    )  # fmt: skip
+
+    async def check(*_: object) -> Protected:
+        return found
+
+    monkeypatch.setattr(anew, "check", check)
+    monkeypatch.setattr(scouting, "another", lambda *_: None)
+    scope: Any = None
+    caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
+    checks = {}
+    for name in ("a", "b", "c"):
+        known = Known(name=name, guest=vm(name), host="alpha", policy=by(), way=Way.ANEW)
+        checks[name, "beta"] = await scouting._standing(scope, known, "beta", caller)
+    refused = plans.crowded([goes(name, "beta") for name in ("a", "b", "c")], checks)
+    assert set(refused) == {("c", "beta")}

@@ -11,6 +11,7 @@ from vmckpt.errors import BadInput, Blocked, RemoteError, VmckptError
 from vmckpt.journal.records import Controller, Operation
 from vmckpt.model.callers import Caller
 from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.images import Room
 from vmckpt.policy.protection import Failover, Protection
 from vmckpt.protect import anew, ending, engine
 from vmckpt.protect.anew import Anew
@@ -31,6 +32,7 @@ OPERATION = Operation(
     ended_at=None, detail={"automatic": True, "terms": TERMS.as_json()}, report=None,
 )  # fmt: skip
 """Protected on beta, by words of its own."""
+ROOM = Room(device="8:1", folder="/srv", free=Bytes(9), needed=Bytes(5), grown=Bytes(5))
 
 
 def wanted(operation: Operation = OPERATION) -> Anew:
@@ -73,7 +75,7 @@ async def test_what_the_present_standby_holds_is_free_by_then(
 def protected(findings: tuple[Finding, ...] = (), job: str | None = "p-2") -> Protected:
     return Protected(
         guest="web1", primary="alpha", backup="gamma", session="", job=job, automatic=True,
-        findings=findings, took=Seconds(1.0), status=None,
+        findings=findings, took=Seconds(1.0), status=None, room=ROOM,
     )  # fmt: skip
 
 
@@ -155,3 +157,11 @@ def test_the_same_by_hand_is_a_command() -> None:
     assert wanted().words == (
         "vmckpt protect web1 --to gamma --failover automatic --interval 100ms"
     )
+
+
+def test_what_it_takes_of_its_host_is_known_and_not_told_as_an_answer() -> None:
+    """Whoever gives several guests a standby there adds it up."""
+    found = protected()
+    assert found.disks_bytes == 5
+    assert found.as_json()["disks_bytes"] == 5
+    assert "room" not in found.as_json()

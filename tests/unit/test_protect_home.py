@@ -21,6 +21,7 @@ from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
 from vmckpt.protect import asking, ending, engine, moving, settling
 from vmckpt.protect.ending import Known
+from vmckpt.protect.requests import Setting
 from vmckpt.replicate import standby_xml, standing
 from vmckpt.replicate.facts import Disk
 
@@ -142,7 +143,7 @@ def test_an_undone_protection_keeps_the_lease_of_a_primary_that_could_not_be_end
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     beginning = object.__new__(engine.Beginning)
-    beginning._setting = engine.Setting(primary=ALPHA, backup=BETA, lease="postgresql://w/db")
+    beginning._setting = Setting(primary=ALPHA, backup=BETA, lease="postgresql://w/db")
     beginning._guest = cast("Any", SimpleNamespace(uuid="u-1"))
     beginning._caller = cast("Any", SimpleNamespace(warn=print))
     beginning._request = cast("Any", SimpleNamespace(automatic=True))

@@ -7,6 +7,7 @@ import pytest
 
 from tests.unit.builders import host_facts
 from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.images import Room
 from vmckpt.protect.preflight import Seen, check
 from vmckpt.units import MIB, Bytes, Seconds
 
@@ -14,10 +15,18 @@ DISK = {
     "name": "vda", "source": "/srv/web1.qcow2", "read_only": False, "shareable": False,
     "node": "node0", "size": 1 << 30, "format": "qcow2", "kind": "file",
 }  # fmt: skip
+
+
+def room(free: int) -> Room:
+    return Room(
+        device="1", folder="/srv", free=Bytes(free), needed=Bytes(1 << 30), grown=Bytes(1 << 30)
+    )
+
+
 FINE = Seen(
     guest="web1", primary="alpha", backup="beta", qemu="7.2.22", memory=[256 * MIB], disks=[DISK],
     devices=["disk", "interface"], primary_facts=host_facts("a"), backup_facts=host_facts("b"),
-    name_taken=False, taken=(), room=Bytes(1 << 30), shared_room=(Bytes(8 << 30), Bytes(8 << 30)),
+    name_taken=False, taken=(), room=room(1 << 30), shared_room=(Bytes(8 << 30), Bytes(8 << 30)),
     has_lease=True, fence=None, automatic=True, max_pause=Seconds(0.5),
 )  # fmt: skip
 
@@ -57,7 +66,7 @@ BLOCKERS: list[tuple[str, str, Seen, str]] = [
     ("disk-unknown", "web1", disk(size=None), "about web1's vda"),
     ("disk-kind", "web1", disk(kind="network"), "web1's vda is of the kind network"),
     ("disk-format", "web1", disk(format="vmdk"), "web1's vda is vmdk"),
-    ("room-short", "beta", replace(FINE, room=Bytes((1 << 30) - 1)), "the guest's disks take"),
+    ("room-short", "beta", replace(FINE, room=room((1 << 30) - 1)), "the guest's disks take"),
     ("nbdkit-missing", "alpha", replace(FINE, disk_logs=False), "alpha has no nbdkit"),
     ("no-lease", "web1", replace(FINE, has_lease=False), "nobody can know"),
     *((f"device-{kind}", "web1", with_device(kind), f"its {kind} device")
@@ -137,7 +146,7 @@ def test_blockers_come_first_and_all_are_told() -> None:
         replace(FINE, memory=[2 << 30]),
         free("alpha", 768 * MIB),
         free("beta", 768 * MIB),
-        replace(FINE, room=Bytes(1 << 30)),
+        replace(FINE, room=room(1 << 30)),
         disk(source=None, node=None, format=None, read_only=True),
         disk(format="raw"),
         disk(kind="block"),
@@ -151,13 +160,13 @@ def test_what_is_just_enough_is_nothing_to_tell(seen: Seen) -> None:
 
 
 def test_read_only_disks_take_no_room() -> None:
-    seen = replace(disk(read_only=True), room=Bytes(0))
+    seen = replace(disk(read_only=True), room=room(0))
 
     assert blockers(check(seen)) == []
 
 
 def test_disks_whose_images_are_there_take_no_room() -> None:
-    seen = replace(FINE, room=Bytes(0))
+    seen = replace(FINE, room=room(0))
 
     assert blockers(check(replace(seen, taken={"vda": "/srv/web1.qcow2"}))) == []
     assert [one.code for one in blockers(check(replace(seen, taken={"vdb": "/x"})))] == [

@@ -58,19 +58,28 @@ def _settings(order: ReplicaOrder, monitor: Monitor) -> Undo:
         time.sleep(_TURN)
 
 
-def _room(folder: Path) -> int:
-    """Bytes that are free there, for a folder that may have to be made."""
+def _made(folder: Path) -> Path:
+    """The nearest that exists, of a folder that may have to be made."""
     while not folder.exists():
         folder = folder.parent
-    stat = os.statvfs(folder)
+    return folder
+
+
+def _room(folder: Path) -> int:
+    """Bytes that are free there."""
+    stat = os.statvfs(_made(folder))
     return stat.f_bavail * stat.f_frsize
 
 
 def rooms(order: ReplicaOrder) -> dict[str, Any]:
-    """What is free on the backup, for memory and epochs and for images; and which files of a guest
-    it lacks."""
-    missing = [one for one in order.files if not Path(one).exists()]
-    return {"memory": _room(ROOT), "images": _room(Path(order.state)), "missing": missing}
+    """What is free on the backup, for memory and epochs and for images, and on which file system
+    those are; and which files of a guest it lacks."""
+    missing, folder = [one for one in order.files if not Path(one).exists()], Path(order.state)
+    device = str(_made(folder).stat().st_dev)
+    return {
+        "memory": _room(ROOT), "images": _room(folder), "images_device": device,
+        "missing": missing,
+    }  # fmt: skip
 
 
 def before(order: ReplicaOrder) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from vmckpt.policy.select import Subject
 from vmckpt.policy.types import Policy
 from vmckpt.protect import asking, ending, engine, news, protections, reversing, trying
 from vmckpt.protect.ending import Ended
-from vmckpt.protect.engine import Setting, Told
-from vmckpt.protect.requests import Judge, Protected, ProtectRequest
+from vmckpt.protect.engine import Told
+from vmckpt.protect.requests import Judge, Protected, ProtectRequest, Setting
 from vmckpt.protect.reversing import Earlier
 from vmckpt.protect.trying import Tested
 from vmckpt.service import claims

@@ -252,7 +252,7 @@ async def _standing(scope: Scope, known: sights.Known, target: str, caller: Call
     return Checked(
         policy=known.policy.name, mode=str(known.way), blockers=preflight.blockers(findings),
         warnings=tuple(one for one in findings if one.severity is Severity.WARNING),
-        sent=Range(memory, memory + found.disks_bytes),
+        sent=Range(memory, memory + found.disks_bytes), rooms=(found.room,),
     )  # fmt: skip
 
 

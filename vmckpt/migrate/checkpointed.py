@@ -26,8 +26,9 @@ from vmckpt.model.jobs import JobPhase, JobTotals, Outcome
 from vmckpt.model.orders import Driver
 from vmckpt.protect import asking, catching_up, moving
 from vmckpt.protect.catching_up import Do, Limits, Seen, Verdict
-from vmckpt.protect.engine import Beginning, Setting
+from vmckpt.protect.engine import Beginning
 from vmckpt.protect.moving import Pair
+from vmckpt.protect.requests import Setting
 from vmckpt.units import Bytes, Seconds
 
 _TURN = 0.5

@@ -12,9 +12,8 @@ from vmckpt.model.guests import Guest
 from vmckpt.model.images import CopyPlan
 from vmckpt.policy.protection import Failover, Protection
 from vmckpt.policy.types import Policy
-from vmckpt.protect import asking, engine, preflight
-from vmckpt.protect.engine import Setting
-from vmckpt.protect.requests import Move, ProtectRequest
+from vmckpt.protect import asking, looking, preflight
+from vmckpt.protect.requests import Move, ProtectRequest, Setting
 from vmckpt.units import Seconds
 
 _NOT_OURS = ("tcg-lost-writes", "client-driven")
@@ -55,7 +54,7 @@ async def findings(
     setting = Setting(primary=source, backup=target, lease=None)
     try:
         looked = await asking.order(source, guest.uuid, "look")
-        seen = await engine.seen(
+        seen = await looking.seen(
             setting, request(policy, guest, target.name, copies), guest, looked
         )  # fmt: skip
     except VmckptError as exc:

@@ -18,8 +18,7 @@ from vmckpt.model.hosts import Host
 from vmckpt.policy.protection import Failover, Protection
 from vmckpt.protect import ending, engine
 from vmckpt.protect.ending import Known
-from vmckpt.protect.engine import Setting
-from vmckpt.protect.requests import Protected, ProtectRequest
+from vmckpt.protect.requests import Protected, ProtectRequest, Setting
 from vmckpt.units import Bytes, Seconds, show_seconds
 
 _TRIES = 3

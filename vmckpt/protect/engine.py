@@ -6,17 +6,16 @@ They go on by themselves; the controller waits until the standby is ready and le
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
-from xml.etree import ElementTree as ET
 
 from vmckpt.agent import agents
 from vmckpt.errors import BadInput, Cancelled, VmckptError
-from vmckpt.hypervisor import facts, guests, image_users
+from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recording import recorded
 from vmckpt.journal.records import NewOperation
@@ -27,15 +26,13 @@ from vmckpt.model.callers import Caller
 from vmckpt.model.findings import Severity
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
-from vmckpt.protect import asking, preflight, reversing
-from vmckpt.protect.preflight import Seen
-from vmckpt.protect.requests import Judge, Protected, ProtectRequest
-from vmckpt.protect.reversing import Before, Earlier, Taking
+from vmckpt.protect import asking, looking, preflight
+from vmckpt.protect.requests import Judge, Protected, ProtectRequest, Setting
+from vmckpt.protect.reversing import Earlier, Taking
 from vmckpt.protect.steps import READY, Step
 from vmckpt.replicate import standby_xml
 from vmckpt.replicate.facts import Disk, Lease, Session, Terms
-from vmckpt.replicate.taking import Image
-from vmckpt.units import Bytes, Seconds
+from vmckpt.units import Seconds
 
 _TURN = 0.2
 _PATIENCE = 15.0
@@ -45,16 +42,6 @@ _MARGIN = 0.2
 _NONE, _NOTHING = Taking(), MappingProxyType(dict[str, str]())
 Told = Callable[[dict[str, Any]], None]
 """Is told how far the first copy is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """Between which hosts, and where leases are kept."""
-
-    primary: Host
-    backup: Host
-    lease: str | None
-    """A PostgreSQL URL; None: a person decides."""
 
 
 async def protect(
@@ -70,13 +57,14 @@ async def protect(
     if guest is None or not guest.state.is_active:
         raise BadInput(f"{request.guest} does not run on {setting.primary.name}")
     looked = await asking.order(setting.primary, guest.uuid, "look")
-    taking = await _taking(setting, request, guest, looked)
-    found = preflight.check(await seen(setting, request, guest, looked, taking))
-    found = sorted([*taking.findings, *found], key=lambda one: one.severity is not Severity.BLOCKER)
+    taking = await looking.taking(setting, request, guest, looked)
+    saw = await looking.seen(setting, request, guest, looked, taking)
+    found = [*taking.findings, *preflight.check(saw)]
+    found = sorted(found, key=lambda one: one.severity is not Severity.BLOCKER)
     plan = Protected(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name, session="",
         job=None, automatic=request.automatic, findings=tuple(found), took=Seconds(0.0),
-        status=None, disks_bytes=_copied(looked, taking.images),
+        status=None, room=saw.room,
     )  # fmt: skip
     if request.dry_run or any(one.severity is Severity.BLOCKER for one in found):
         return plan
@@ -106,80 +94,6 @@ def _judge(setting: Setting, request: ProtectRequest) -> str:
     return str(Judge.WATCH if setting.lease is None else Judge.LEASE)
 
 
-async def _taking(
-    setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any]
-) -> Taking:
-    """Which images that are on the backup the standby takes."""
-    if not request.reverse:
-        return Taking()
-    disks, known = _replicated(looked), request.earlier
-    if known is None:
-        return reversing.decide(None, None, disks, setting.backup.name)
-    users: dict[str, tuple[str, str]] = {}
-    for host in (setting.primary, setting.backup):  # there may be storage that both see
-        async with Hypervisor(host) as hypervisor:
-            others = await image_users.of_others(hypervisor, guest.uuid)
-        users |= {
-            path: (f"{user.guest} on {host.name}", user.format) for path, user in others.items()
-        }
-    told = await asking.order(
-        setting.backup, guest.uuid, "before", images=reversing.wanted(known, disks), users=users
-    )
-    images = {name: Image(**image) for name, image in told["images"].items()}
-    seen = Before(runs=told["runs"], images=images)
-    return reversing.decide(known, seen, disks, setting.backup.name)
-
-
-def _replicated(looked: dict[str, Any]) -> list[dict[str, Any]]:
-    """A guest's disks that its standby gets copies of."""
-    return [disk for disk in looked["disks"] if not disk["read_only"] and disk["source"]]
-
-
-def _copied(looked: dict[str, Any], taken: Collection[str]) -> Bytes:
-    new = [disk for disk in _replicated(looked) if disk["name"] not in taken]
-    return Bytes(sum(int(disk["size"] or 0) for disk in new))
-
-
-async def seen(
-    setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any],
-    taking: Taking = _NONE,
-) -> Seen:  # fmt: skip
-    """What preflight wants to know. Raises VmckptError."""
-    # Neither is copied, and its QEMU does not start without them.
-    fixed = [one["source"] for one in looked["disks"]
-             if one["read_only"] and one["source"] and one["kind"] == "file"]  # fmt: skip
-    files = [*guest.boot_files, *fixed]
-    async with Hypervisor(setting.primary) as one, Hypervisor(setting.backup) as other:
-        ours, theirs, room = await asyncio.gather(
-            facts.host_facts(one),
-            facts.host_facts(other),
-            asking.order(
-                setting.backup, guest.uuid, "room", state=_folder(setting, request), files=files
-            ),
-        )
-    taken = any(guest.name == one.name or guest.uuid == one.uuid for one in theirs.guests)
-    devices = [node.tag for node in ET.fromstring(looked["xml"]).findall("devices/*")]
-    ours = replace(ours, memory_free=Bytes(ours.memory_free + request.held))
-    return Seen(
-        guest=guest.name, primary=setting.primary.name, backup=setting.backup.name,
-        qemu=str(looked["qemu"]), memory=looked["memory"], disks=looked["disks"],
-        devices=devices, primary_facts=ours, backup_facts=theirs, name_taken=taken,
-        taken=taking.images, room=Bytes(int(room["images"])), shared_room=(
-            Bytes(int(looked["room"]) + request.held), Bytes(int(room["memory"])),
-        ),
-        has_lease=setting.lease is not None, automatic=request.automatic,
-        fence=None if setting.primary.fence is None else setting.primary.fence.agent,
-        max_pause=request.terms.max_pause, missing=tuple(room["missing"]),
-        disk_logs=bool(looked["disk_logs"]),
-    )  # fmt: skip
-
-
-def _folder(setting: Setting, request: ProtectRequest) -> str:
-    """Where the standby's images go on the backup, or near it."""
-    storage = setting.backup.storage
-    return request.storage or (storage[-1] if storage else setting.backup.agent_state)
-
-
 class Beginning:
     """One protection that is being begun, or a migration that is carried out as one."""
 
@@ -193,7 +107,7 @@ class Beginning:
         self._desk = desk
         self.session = secrets.token_hex(16)
         shared = self._shared()
-        self._disks = [disk for disk in _replicated(looked) if disk["name"] not in shared]
+        self._disks = [disk for disk in looking.replicated(looked) if disk["name"] not in shared]
         made = request.move.images if request.move is not None else _images(
             self._disks, setting.backup, request.storage, guest.name, self.session
         )  # fmt: skip
@@ -255,7 +169,7 @@ class Beginning:
         move = self._request.move
         if move is None:
             return {}
-        written = _replicated(self._looked)
+        written = looking.replicated(self._looked)
         named = {disk["name"]: disk["source"] for disk in written}
         return {name: path for name, path in named.items() if name not in move.images}
 

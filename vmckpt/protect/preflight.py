@@ -6,6 +6,7 @@ from typing import Any
 
 from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.hosts import HostFacts
+from vmckpt.model.images import Room
 from vmckpt.units import MIB, Bytes, Seconds, show_bytes, show_seconds
 
 _SPEED = 4 << 30
@@ -36,8 +37,8 @@ class Seen:
     """The backup knows a guest of that name or UUID."""
     taken: Collection[str]
     """Disks that have an image there already, which the standby takes."""
-    room: Bytes
-    """Free in the folder for the standby's images."""
+    room: Room
+    """For the standby's images."""
     shared_room: tuple[Bytes, Bytes]
     """Free on the tmpfs of primary and backup."""
     has_lease: bool
@@ -174,10 +175,10 @@ def _disks(seen: Seen) -> Iterator[Finding]:
             )  # fmt: skip
         elif disk["name"] not in seen.taken:
             wanted += int(disk["size"])
-    if seen.room < wanted:
+    if seen.room.free < wanted:
         yield _blocker(
             "room-short", seen.backup,
-            f"{seen.backup} has {show_bytes(seen.room)} for images; the guest's disks take"
+            f"{seen.backup} has {show_bytes(seen.room.free)} for images; the guest's disks take"
             f" {show_bytes(Bytes(wanted))}",
             "name another folder with --storage",
         )  # fmt: skip

@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Any
 
 from vmckpt.model.findings import Finding
+from vmckpt.model.hosts import Host
+from vmckpt.model.images import Room
 from vmckpt.policy.protection import Failover, Protection
 from vmckpt.protect.reversing import Earlier
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
@@ -19,6 +21,16 @@ class Judge(StrEnum):
     WATCH = "watch"
     """Who keeps watch, by a fence agent."""
     PERSON = "person"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Between which hosts, and where leases are kept."""
+
+    primary: Host
+    backup: Host
+    lease: str | None
+    """A PostgreSQL URL; None: a person decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +82,15 @@ class Protected:
     took: Seconds
     status: dict[str, Any] | None
     """The primary's, once the standby was ready; None: nothing was begun."""
-    disks_bytes: Bytes = Bytes(0)
-    """Of the disks that are copied, as the guest sees them; what is zero is not sent."""
+    room: Room
+    """What the disks that are copied take, as the guest sees them; what is zero is not sent."""
+
+    @property
+    def disks_bytes(self) -> Bytes:
+        """As much is copied at most."""
+        return self.room.needed
 
     def as_json(self) -> dict[str, Any]:
-        told = asdict(self)
+        told = {**asdict(self), "disks_bytes": self.disks_bytes}
+        del told["room"]
         return {**told, "findings": [finding.as_json() for finding in self.findings]}

@@ -1,0 +1,99 @@
+"""What guest and hosts tell before a protection begins; nothing is changed."""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from vmckpt.hypervisor import facts, image_users
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.model.guests import Guest
+from vmckpt.model.images import Room
+from vmckpt.protect import asking, reversing
+from vmckpt.protect.preflight import Seen
+from vmckpt.protect.requests import ProtectRequest, Setting
+from vmckpt.protect.reversing import Before, Taking
+from vmckpt.replicate.taking import Image
+from vmckpt.units import Bytes
+
+_NONE = Taking()
+
+
+async def taking(
+    setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any]
+) -> Taking:
+    """Which images that are on the backup the standby takes."""
+    if not request.reverse:
+        return Taking()
+    disks, known = replicated(looked), request.earlier
+    if known is None:
+        return reversing.decide(None, None, disks, setting.backup.name)
+    users: dict[str, tuple[str, str]] = {}
+    for host in (setting.primary, setting.backup):  # there may be storage that both see
+        async with Hypervisor(host) as hypervisor:
+            others = await image_users.of_others(hypervisor, guest.uuid)
+        users |= {
+            path: (f"{user.guest} on {host.name}", user.format) for path, user in others.items()
+        }
+    told = await asking.order(
+        setting.backup, guest.uuid, "before", images=reversing.wanted(known, disks), users=users
+    )
+    images = {name: Image(**image) for name, image in told["images"].items()}
+    seen = Before(runs=told["runs"], images=images)
+    return reversing.decide(known, seen, disks, setting.backup.name)
+
+
+def replicated(looked: dict[str, Any]) -> list[dict[str, Any]]:
+    """A guest's disks that its standby gets copies of."""
+    return [disk for disk in looked["disks"] if not disk["read_only"] and disk["source"]]
+
+
+def _copied(looked: dict[str, Any], taken: Collection[str]) -> Bytes:
+    new = [disk for disk in replicated(looked) if disk["name"] not in taken]
+    return Bytes(sum(int(disk["size"] or 0) for disk in new))
+
+
+async def seen(
+    setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any],
+    taken: Taking = _NONE,
+) -> Seen:  # fmt: skip
+    """What preflight wants to know. Raises VmckptError."""
+    # Neither is copied, and its QEMU does not start without them.
+    fixed = [one["source"] for one in looked["disks"]
+             if one["read_only"] and one["source"] and one["kind"] == "file"]  # fmt: skip
+    files = [*guest.boot_files, *fixed]
+    async with Hypervisor(setting.primary) as one, Hypervisor(setting.backup) as other:
+        ours, theirs, room = await asyncio.gather(
+            facts.host_facts(one),
+            facts.host_facts(other),
+            asking.order(
+                setting.backup, guest.uuid, "room", state=_folder(setting, request), files=files
+            ),
+        )
+    name_taken = any(guest.name == one.name or guest.uuid == one.uuid for one in theirs.guests)
+    devices = [node.tag for node in ET.fromstring(looked["xml"]).findall("devices/*")]
+    ours = replace(ours, memory_free=Bytes(ours.memory_free + request.held))
+    copied = _copied(looked, taken.images)
+    return Seen(
+        guest=guest.name, primary=setting.primary.name, backup=setting.backup.name,
+        qemu=str(looked["qemu"]), memory=looked["memory"], disks=looked["disks"],
+        devices=devices, primary_facts=ours, backup_facts=theirs, name_taken=name_taken,
+        taken=taken.images, shared_room=(
+            Bytes(int(looked["room"]) + request.held), Bytes(int(room["memory"])),
+        ),
+        room=Room(
+            device=room["images_device"], folder=_folder(setting, request),
+            free=Bytes(int(room["images"])), needed=copied, grown=copied,
+        ),
+        has_lease=setting.lease is not None, automatic=request.automatic,
+        fence=None if setting.primary.fence is None else setting.primary.fence.agent,
+        max_pause=request.terms.max_pause, missing=tuple(room["missing"]),
+        disk_logs=bool(looked["disk_logs"]),
+    )  # fmt: skip
+
+
+def _folder(setting: Setting, request: ProtectRequest) -> str:
+    """Where the standby's images go on the backup, or near it."""
+    storage = setting.backup.storage
+    return request.storage or (storage[-1] if storage else setting.backup.agent_state)
