@@ -18,6 +18,8 @@ from vmckpt_tui.scene import Scene
 
 _FRAME = 10
 """Lines of everything but the fields and what is told."""
+_KEYS = 4
+"""Lines of yes and no, and of the frame."""
 _REST = 0.4
 """Seconds after the last key before it is looked up what would come of it."""
 
@@ -33,6 +35,7 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
     Order { align: center middle; }
     Order #box { width: 96%; max-width: 130; height: auto; max-height: 96%; padding: 0 1;
                  background: $surface; border: round $primary; }
+    Order #content { height: auto; }
     Order .field { height: 1; margin: 1 0 0 0; }
     Order .field Label { width: 18; padding: 0 1 0 0; text-align: right; }
     Order .field Select, Order .field Input { width: 1fr; }
@@ -60,15 +63,16 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
         with Vertical(id="box") as box:
             about = actions.about(self._action, self._scene)
             box.border_title = Text(f"{self._action.label} {about}".rstrip()[:70])
-            yield Label(self._action.help, markup=False)
-            for one in self._fields:
-                with Horizontal(classes="field"):
-                    yield Label(one.label)
-                    yield _asked(one)
-            yield Static("", id="cost", markup=False)
-            with VerticalScroll(id="told", classes="none"):
-                yield Static("", id="text", markup=False)
-            yield Static("", id="line", markup=False)
+            with VerticalScroll(id="content", can_focus=False):
+                yield Label(self._action.help, markup=False)
+                for one in self._fields:
+                    with Horizontal(classes="field"):
+                        yield Label(one.label)
+                        yield _asked(one)
+                yield Static("", id="cost", markup=False)
+                with VerticalScroll(id="told", classes="none"):
+                    yield Static("", id="text", markup=False)
+                yield Static("", id="line", markup=False)
             with Horizontal(id="keys"):
                 yield Button("No, back" if acts else "Back", id="no", compact=True)
                 if acts:
@@ -87,8 +91,9 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
 
     def on_resize(self) -> None:
         """What is told has the lines that are left; the question is always in sight."""
-        rest = round(self.size.height * 0.96) - _FRAME - 2 * len(self._fields)
-        self.query_one("#told").styles.max_height = max(3, rest)
+        most = int(self.size.height * 0.96)
+        self.query_one("#told").styles.max_height = max(3, most - _FRAME - 2 * len(self._fields))
+        self.query_one("#content").styles.max_height = max(1, most - _KEYS)
 
     def _harms(self) -> bool:
         return self._action.costs(self._scene, self._answers) is not None

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import pytest
+from textual.geometry import Spacing
 from textual.widgets import Button
 
 from tests.tui import still
@@ -137,3 +138,25 @@ def test_to_restore_a_group_names_all_that_is_lost() -> None:
     assert told is not None
     assert "web1, web2 are ended" in told
     assert "40 GiB" in told
+
+
+@pytest.mark.parametrize("size", [(40, 12), (30, 8), (80, 24)])
+@pytest.mark.parametrize("key", ["e", "m"])
+async def test_yes_and_no_are_in_sight_however_small_the_terminal(
+    size: tuple[int, int], key: str
+) -> None:
+    app = dashboard(Still())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await at_row(app, pilot, "fleet", "web1")
+        await pilot.press(key)
+        await pilot.pause()
+        assert isinstance(app.screen, Order)
+        await pilot.resize_terminal(*size)
+        await pilot.pause()
+        inside = app.screen.query_one("#box").region.shrink(Spacing(1, 1, 1, 1))
+        assert inside.bottom < size[1]
+        for name in ("#no", "#yes"):
+            at = app.screen.query_one(name, Button).region
+            assert at.height == 1
+            assert inside.contains(at.x, at.y)

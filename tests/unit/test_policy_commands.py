@@ -145,6 +145,15 @@ def test_explain_takes_a_policy_by_name_or_by_file_and_a_guest_by_uuid(run: Run)
         assert len(shown["passed_over"]) == 8
 
 
+def test_explain_with_a_file_does_not_mind_what_is_wrong_with_others(run: Run) -> None:
+    path = own(GOOD)
+    own("version: vmckpt/v1\nname: bad\nlimits: {time: 0s}\n", "bad.yaml")
+
+    code, told, _ = run("explain", "web1", "--policy", str(path), "--json")
+    assert (code, json.loads(told)["policy"]) == (0, "mine")
+    assert run("explain", "web1")[0] == 4
+
+
 def test_explain_of_an_unknown_guest_names_the_likely_one(run: Run) -> None:
     code, _, complaint = run("explain", "wbe1")
 

@@ -148,7 +148,7 @@ def explain(
         vmckpt policy explain web1
     """
     host, found = _find(guest, inventory)
-    known = shelf.load_all(_folder(policies, inventory))
+    folder = _folder(policies, inventory)
     subject = Subject(
         guest=found.name,
         guest_labels=found.labels,
@@ -156,8 +156,11 @@ def explain(
         memory=found.memory,
     )
     if policy is not None and shelf.is_path(policy):
-        own = shelf.load_file(Path(policy))
-        known, policy = (*(one for one in known if one.name != own.name), own), own.name
+        # A file of its own is used whatever is wrong with others.
+        own, others = shelf.load_file(Path(policy)), shelf.survey(folder).policies
+        known, policy = (*(one for one in others if one.name != own.name), own), own.name
+    else:
+        known = shelf.load_all(folder)
     chosen = choose(known, subject, policy)
     if json:
         output.print_json(_choice(host, found, chosen))

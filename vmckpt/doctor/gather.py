@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from vmckpt.doctor.checks import FIRST_PORT, Examined, FenceSeen
 from vmckpt.errors import HypervisorError, RemoteError, VmckptError
@@ -16,17 +16,26 @@ from vmckpt.remote.ssh import Remote
 
 async def examine(hosts: Sequence[Host], everyone: Sequence[Host]) -> list[Examined]:
     """Examine hosts; `everyone` are those they may have to migrate to."""
-    found = await asyncio.gather(*(_one(host, everyone) for host in hosts))
-    return [_with_twins(one, found) for one in found]
-
-
-def _with_twins(one: Examined, found: Sequence[Examined]) -> Examined:
-    twins = tuple(
-        other.host.name
-        for other in found
-        if other is not one and one.facts and other.facts and other.facts.uuid == one.facts.uuid
+    names = {one.name for one in hosts}
+    others = [one for one in everyone if one.name not in names]
+    found, known = await asyncio.gather(
+        asyncio.gather(*(_one(host, everyone) for host in hosts)),
+        asyncio.gather(*(_facts(host) for host in others)),
     )
-    return dataclasses.replace(one, twins=twins)
+    uuids = {one.host.name: one.facts.uuid for one in found if one.facts is not None}
+    uuids |= {
+        host.name: facts.uuid
+        for host, (facts, _) in zip(others, known, strict=True)
+        if facts is not None
+    }
+    return [_with_twins(one, uuids) for one in found]
+
+
+def _with_twins(one: Examined, uuids: Mapping[str, str]) -> Examined:
+    """`uuids`: those of all hosts that answer, by their names."""
+    own = uuids.get(one.host.name)
+    twins = (name for name, uuid in uuids.items() if name != one.host.name and uuid == own)
+    return dataclasses.replace(one, twins=tuple(twins))
 
 
 async def _one(host: Host, everyone: Sequence[Host]) -> Examined:
