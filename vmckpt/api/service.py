@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from vmckpt import api
 from vmckpt.api import groups, keeping, snapshots
-from vmckpt.api.vigil import Vigil
 from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk
@@ -29,6 +28,7 @@ from vmckpt.service.paying import Reckoned
 from vmckpt.service.serving import Service, Setting, Told
 from vmckpt.service.shelves import Shelves
 from vmckpt.service.tending import Cut, Take
+from vmckpt.service.vigil import Vigil
 from vmckpt.snapshot.grouping import GroupTaken
 from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.requests import Taken, TakeRequest

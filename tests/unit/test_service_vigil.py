@@ -10,8 +10,6 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.test_protect_proof import CASE, HEARS, READY, WELL
-from vmckpt.api import vigil
-from vmckpt.api.vigil import Vigil
 from vmckpt.errors import FencingFailed, GuestBusy, JournalError
 from vmckpt.inventory import Inventory
 from vmckpt.journal.records import Operation
@@ -21,7 +19,9 @@ from vmckpt.policy.protection import Failover, Protection
 from vmckpt.protect import ending, leaving, protections
 from vmckpt.protect.ending import Ended, Known
 from vmckpt.protect.proof import Case
+from vmckpt.service import vigil
 from vmckpt.service.serving import Told
+from vmckpt.service.vigil import Vigil
 from vmckpt.units import Seconds
 
 HOSTS = {name: Host(name=name, uri=f"qemu+tcp://{name}/system") for name in ("alpha", "beta")}

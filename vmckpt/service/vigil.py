@@ -1,4 +1,4 @@
-"""The facade's part for protections without a lease store: a service keeps watch over them."""
+"""Protections without a lease store: a service keeps watch over them."""
 
 import asyncio
 import time
