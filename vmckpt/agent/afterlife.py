@@ -20,6 +20,7 @@ from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.lease.witness import LeaseClient
 from vmckpt.replicate import buffers, guard, link
 from vmckpt.replicate.facts import Session
+from vmckpt.replicate.fates import Fate
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.tenure import Tenure
 from vmckpt.replicate.wire import End, Hello, Welcome
@@ -87,10 +88,10 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
     """Its QEMU is gone. If nobody wished for that, the backup runs it. Raises VmckptError."""
     wished = wished or ended_by_wish(folder)  # an agent before us knew
     if wished:
-        outcome(folder, "ended", "the guest was ended by somebody's wish")
+        outcome(folder, Fate.ENDED, "the guest was ended by somebody's wish")
     writes.end_all(session, folder, None)
     if not wished:
-        outcome(folder, "died", shot(folder) or "the guest's QEMU died")
+        outcome(folder, Fate.DIED, shot(folder) or "the guest's QEMU died")
         with suppress(VmckptError, OSError, ValueError):
             _hand_over(session, folder)
         (folder / guard.OVER).touch()
@@ -107,7 +108,7 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
 def ended_by_wish(folder: Path) -> bool:
     """Whether word was left that somebody wished for the guest's end."""
     with suppress(OSError, ValueError):
-        return bool(json.loads((folder / OUTCOME).read_text()).get("outcome") == "ended")
+        return bool(json.loads((folder / OUTCOME).read_text()).get("outcome") == Fate.ENDED)
     return False
 
 
@@ -168,7 +169,7 @@ def switched(session: Session, folder: Path) -> None:
     """After a planned switch. Raises VmckptError."""
     (folder / guard.OVER).touch()
     writes.end_all(session, folder, None)
-    outcome(folder, "switched", f"the guest runs on {session.peer}")
+    outcome(folder, Fate.SWITCHED, f"the guest runs on {session.peer}")
 
 
 def is_alone(folder: Path) -> bool:
@@ -182,7 +183,7 @@ def forget(session: Session, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def outcome(folder: Path, what: str, why: str, **more: float) -> None:
+def outcome(folder: Path, what: Fate, why: str, **more: float) -> None:
     """Leave word of how it ended, for the controller."""
     told = {"outcome": what, "why": why, "at": time.time(), **more}
     wholefile.put(folder / OUTCOME, json.dumps(told))

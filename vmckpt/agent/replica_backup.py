@@ -22,6 +22,7 @@ from vmckpt.replicate.backup import Backup, Ours, StandbyGone
 from vmckpt.replicate.claim import LeaseClaim, Tokens
 from vmckpt.replicate.control import Control
 from vmckpt.replicate.facts import Session
+from vmckpt.replicate.fates import Fate
 from vmckpt.replicate.guard import Process
 from vmckpt.replicate.guardpage import identity
 from vmckpt.replicate.link import Cut
@@ -57,9 +58,9 @@ def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
 def _lost(session: Session, folder: Path) -> None:
     if standing.may_have_run(folder):
         if not (folder / afterlife.OUTCOME).exists():
-            afterlife.outcome(folder, "failed-over", "it ran here, and its QEMU has ended since")
+            afterlife.outcome(folder, Fate.FAILED_OVER, "it ran here, and its QEMU has ended since")
     else:
-        afterlife.outcome(folder, "lost", "the standby's QEMU is gone")
+        afterlife.outcome(folder, Fate.LOST, "the standby's QEMU is gone")
     _clear_test(session)
     (folder / guard.OVER).touch()
 
@@ -102,7 +103,7 @@ def _run_beside(
                             ours=ours)  # fmt: skip
                 why = f"{ours.why}; running after {1e3 * took:.1f} ms, with epoch {stage.committed}"
                 behind = _behind(stage, ours)
-                afterlife.outcome(folder, "failed-over", why, behind_s=behind, took_s=took)
+                afterlife.outcome(folder, Fate.FAILED_OVER, why, behind_s=behind, took_s=took)
                 trials.close()
                 _settle(session, folder, monitor)
                 _set_clock(monitor, ours)
@@ -130,7 +131,7 @@ def _finish(session: Session, folder: Path, monitor: Monitor) -> None:
         standbys.go_on(monitor)
     with suppress(VmckptError):
         standbys.announce(monitor, list(session.cards))
-    afterlife.outcome(folder, "failed-over", "an agent before this one had taken the guest over")
+    afterlife.outcome(folder, Fate.FAILED_OVER, "an agent before this one had taken the guest over")
     _clear_test(session)
     _settle(session, folder, monitor)
     (folder / guard.OVER).touch()

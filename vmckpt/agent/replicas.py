@@ -26,6 +26,7 @@ from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.replicate import control, guard, link, standing
 from vmckpt.replicate import standby as standbys
 from vmckpt.replicate.facts import Session, folder_of
+from vmckpt.replicate.fates import Fate
 from vmckpt.replicate.guardpage import GuardPage, process_of
 from vmckpt.units import Seconds
 
@@ -115,7 +116,7 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
     }  # fmt: skip
     # The agent may have ended before the guest did.
     if not told["runs"] and (why := afterlife.shot(folder)) is not None:
-        told |= {"outcome": "died", "why": why}
+        told |= {"outcome": Fate.DIED, "why": why}
     with suppress(OSError, ValueError):
         told |= json.loads((folder / afterlife.OUTCOME).read_text())
     if (noted := giving.given(folder)) is not None:

@@ -26,6 +26,7 @@ from vmckpt.model.jobs import Outcome
 from vmckpt.protect import asking, fencing, leaving, proof
 from vmckpt.protect.proof import Case, Proof
 from vmckpt.protect.requests import Judge
+from vmckpt.replicate.fates import Fate
 from vmckpt.units import Seconds, show_seconds
 
 _TURN = 0.05
@@ -172,7 +173,7 @@ def is_backups(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     A host that was started anew has forgotten that it took over; but it knew no such guest before
     that was protected, and a standby does not outlive its host.
     """
-    if theirs.get("outcome") == "failed-over":
+    if theirs.get("outcome") == Fate.FAILED_OVER:
         return True
     return _has_forgotten(ours, theirs) and bool(theirs.get("runs") or theirs.get("known"))
 
@@ -268,7 +269,7 @@ async def _until_runs(known: Known, caller: Caller) -> Mapping[str, Any]:
     said = ""
     while True:
         told = await asking.status(known.backup, known.uuid)
-        if told.get("outcome") == "failed-over":
+        if told.get("outcome") == Fate.FAILED_OVER:
             return told
         if (says := _said(told)) != said:
             said = says

@@ -15,6 +15,7 @@ from typing import Any
 from vmckpt.errors import OutcomeUnknown, VmckptError
 from vmckpt.model.hosts import Host
 from vmckpt.protect import asking
+from vmckpt.replicate.fates import Fate
 from vmckpt.units import Seconds
 
 _TURN = 0.1
@@ -46,12 +47,12 @@ def has_arrived(theirs: Mapping[str, Any]) -> bool:
     """Whether the guest runs on the target, by what that says; there as any other guest, once all
     that was left of its move is removed."""
     ordinary = "error" not in theirs and theirs.get("role") is None and bool(theirs.get("runs"))
-    return theirs.get("outcome") == "failed-over" or ordinary
+    return theirs.get("outcome") == Fate.FAILED_OVER or ordinary
 
 
 def never_ran(theirs: Mapping[str, Any]) -> bool:
     """Whether the target's QEMU is gone, and the guest never ran in it."""
-    there = theirs.get("role") == "backup" and theirs.get("outcome") in (None, "lost")
+    there = theirs.get("role") == "backup" and theirs.get("outcome") in (None, Fate.LOST)
     return there and not theirs.get("runs") and not theirs.get("agent") and not theirs.get("ran")
 
 

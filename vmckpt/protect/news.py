@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from vmckpt.protect.requests import Judge
+from vmckpt.replicate.fates import Fate
 from vmckpt.units import Seconds
 
 SUMMARY_EVERY = Seconds(10.0)
@@ -84,7 +85,7 @@ def _said(entry: Mapping[str, Any], role: str) -> Mapping[str, Any]:
 
 def readiness(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[bool, str]:
     """Whether the standby can take over, and why, or what is missing."""
-    if theirs.get("outcome") == "failed-over":
+    if theirs.get("outcome") == Fate.FAILED_OVER:
         return False, "the guest runs there"
     if ours.get("phase") == "alone":
         return False, "the guest runs without it, and it can never take over"
@@ -116,9 +117,9 @@ def _in_the_way(ours: Mapping[str, Any]) -> str | None:
 def _end(
     entry: Mapping[str, Any], ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> str | None:
-    if theirs.get("outcome") == "failed-over":
+    if theirs.get("outcome") == Fate.FAILED_OVER:
         return f"the guest runs on {entry['backup']}: {theirs.get('why')}"
-    if ours.get("outcome") == "ended":
+    if ours.get("outcome") == Fate.ENDED:
         return str(ours.get("why"))
     return None
 

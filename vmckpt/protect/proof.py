@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from vmckpt.errors import BadInput, GuestBusy
+from vmckpt.replicate.fates import Fate
 from vmckpt.units import Seconds
 
 LIVES = Seconds(3.0)
@@ -67,7 +68,7 @@ class Case:
         told = self.ours
         if told.get("runs") is not False:
             return False
-        if told.get("outcome") in ("died", "switched"):
+        if told.get("outcome") in (Fate.DIED, Fate.SWITCHED):
             return self.watched or not told.get("alone")
         return self.watched and "role" in told and told["role"] is None
 
@@ -82,7 +83,7 @@ def decide(case: Case) -> Proof:
             f"{case.guest} runs on {case.primary}, which answers",
             mend=f"vmckpt failover {case.guest} --planned switches without loss{also}",
         )
-    if case.theirs.get("outcome") == "failed-over":
+    if case.theirs.get("outcome") == Fate.FAILED_OVER:
         return Proof.RUNS
     if case.fence:
         return _fence(case)

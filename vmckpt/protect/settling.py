@@ -12,6 +12,7 @@ from vmckpt.policy.types import Policy
 from vmckpt.protect import asking, ending, leaving
 from vmckpt.protect.ending import Known
 from vmckpt.protect.steps import READY, Step
+from vmckpt.replicate.fates import Fate
 
 
 async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
@@ -80,7 +81,7 @@ def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> S
             settle=f"mend {silent[0]}; or vmckpt failover {guest}, if it is lost",
         )
     waits = bool(theirs.get("role")) and "outcome" not in theirs
-    if ours.get("outcome") == "ended":
+    if ours.get("outcome") == Fate.ENDED:
         return Settled(
             truth=f"{guest} was ended on {primary} by somebody's wish", outcome=Outcome.COMPLETED,
             did=("remove its standby", "store its definition again"),
@@ -122,7 +123,7 @@ def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> S
 def _taken_over(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Settled | None:
     """The guest is the backup's, or may be."""
     backup, guest = known.backup.name, known.operation.guest
-    if theirs.get("outcome") == "failed-over":
+    if theirs.get("outcome") == Fate.FAILED_OVER:
         return Settled(
             truth=f"{guest} runs on {backup}: {theirs.get('why')}", outcome=Outcome.COMPLETED,
             did=("remove what was left of its protection",),

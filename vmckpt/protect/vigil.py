@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from vmckpt.protect.proof import LIVES, Case
 from vmckpt.protect.steps import READY
+from vmckpt.replicate.fates import Fate
 from vmckpt.units import Seconds
 
 
@@ -37,7 +38,7 @@ def decide(case: Case, *, patience: Seconds) -> Decision:
     """`patience`: the silence after which a host is given up; nobody is, sooner than heartbeats
     that were lost are told from a dead host."""
     ours, theirs = case.ours, case.theirs
-    if theirs.get("outcome") == "failed-over":
+    if theirs.get("outcome") == Fate.FAILED_OVER:
         if ours.get("runs"):
             return _wait(f"{case.primary} and {case.backup} both say that it runs there")
         return Decision(do=Do.FAIL_OVER, why=f"it runs on {case.backup}")
