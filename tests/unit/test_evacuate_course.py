@@ -224,6 +224,19 @@ def test_a_run_without_mishap_moves_all_of_them() -> None:
     assert len(sim.moved) == len(leaving)
 
 
+def test_streams_that_do_not_fill_their_links_are_noticed_and_get_others_beside_them() -> None:
+    """A forecast of all that the link has: nobody would be begun beside the first one."""
+    link, most, count = 100_000_000, 45_000_000, 8
+    hosts = [replace(one, link=BytesPerSecond(link)) for one in (OFF, host("b"), host("c"))]
+    made = fleet(hosts, *(guest(f"g{number}", "a") for number in range(count)))
+    asked = frozenset(one.name for one in made.tenants)
+    sim = Sim(made, asked, TERMS, luck=Luck(off=0.0, most=BytesPerSecond(most)), seed=1)
+    sim.run(in_order)
+    assert len(sim.moved) == count
+    one_after_the_other = sum(one.travels for one in made.tenants) / most
+    assert sim.now < 0.65 * one_after_the_other
+
+
 @pytest.mark.parametrize("tries", [1, 2])
 def test_retries_are_bounded(tries: int) -> None:
     made = fleet([OFF, host("b"), host("c")], guest("x", "a"))

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from vmckpt.evacuate import course as courses
 from vmckpt.evacuate.course import Blame, Course, Failed, Terms
 from vmckpt.evacuate.fleet import Fleet
-from vmckpt.evacuate.links import Move, Under, advance, begin, over
+from vmckpt.evacuate.links import Move, Under, advance, begin, over, shares
 from vmckpt.evacuate.schedule import links_of
-from vmckpt.units import Bytes, Seconds
+from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 _LONGEST = Seconds(7 * 86400.0)
 Hold = Callable[["Sim"], None]
@@ -30,16 +30,19 @@ class Luck:
     """Share of moves that fail half-way."""
     broken: frozenset[str] = frozenset()
     """Hosts to which every move fails."""
+    most: BytesPerSecond | None = None
+    """What a stream really carries at most, whatever its links do; None: all they have for it."""
 
     def of(self, seed: int, move: Move, tries: int) -> "Fate":
         """The same for a guest's same attempt, whoever moves it and when."""
         dice = random.Random(f"{seed} {move.name} {tries}")
         off = 1 + dice.uniform(-self.off, self.off)
         if move.target in self.broken:
-            return Fate(share=off / 2, fails=f"{move.target} refuses")
+            return Fate(share=off / 2, fails=f"{move.target} refuses", most=self.most)
         fails = dice.random() < self.fails
         share = off / 2 if fails else off
-        return Fate(share=share, fails="the connection was reset" if fails else None)
+        why = "the connection was reset" if fails else None
+        return Fate(share=share, fails=why, most=self.most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +53,14 @@ class Fate:
     """Of what was expected to be sent, so much is."""
     fails: str | None
     """Why it fails then; None: it does not."""
+    most: BytesPerSecond | None
+    """See Luck."""
 
     def real(self, move: Move) -> Move:
         """The move with what it really sends."""
         size = Bytes(max(1, round(move.tenant.travels * self.share)))
-        return replace(move, tenant=replace(move.tenant, size=size))
+        most = move.tenant.most if self.most is None else self.most
+        return replace(move, tenant=replace(move.tenant, size=size, most=most))
 
 
 class Sim:
@@ -95,6 +101,10 @@ class Sim:
         )
 
     def _begin(self) -> None:
+        if self._luck.most is not None:  # else nobody learns anything by looking
+            rates = shares(self._real, links_of(self.fleet))
+            seen = {name: BytesPerSecond(round(rate)) for name, rate in rates.items()}
+            self.course = courses.carrying(self.course, seen)
         near = {one.move.name for one in self._real if one.ending}
         self.course = courses.nearing(self.course, near)
         begun = courses.due(self.course, self.fleet, self._terms, self.now, changed=self._changed)
