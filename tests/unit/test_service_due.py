@@ -43,6 +43,8 @@ class World:
     down: set[str] = field(default_factory=set)
     """Stores that do not answer."""
     fails: Callable[[Work], bool] = lambda _: False
+    opens: bool = True
+    """The service has a key."""
     ahead: float = 0.0
     """How much the hosts' clocks are."""
     log: list[tuple[float, Work]] = field(default_factory=list)
@@ -65,7 +67,8 @@ class World:
         }
         return Scene(
             now=self.now, zone=self.zone, orders=self.orders, shelves=shelves, taken=self.taken,
-            proved=self.proved, collected=self.collected, troubles=self.troubles,
+            proved=self.proved, opens=self.opens, collected=self.collected,
+            troubles=self.troubles,
         )  # fmt: skip
 
     def play(self, seconds: float) -> None:
@@ -123,7 +126,8 @@ class World:
         for id_ in one.ids:
             held = self.stores[one.store][id_]
             kept = replace(held.kept, good=held.kept.good is not False)
-            self.stores[one.store][id_] = Held(kept=kept, looked_at={str(one.depth): self.now})
+            depth = one.depth if self.opens else Check.SEALED
+            self.stores[one.store][id_] = Held(kept=kept, looked_at={str(depth): self.now})
             self.proved[one.store, id_] = self.now
 
     def put(

@@ -29,3 +29,16 @@ def test_a_depth_that_fails_keeps_no_other_from_its_turn() -> None:
     world.play(3 * DAY)
     done = [one.depth for _, one in world.log if isinstance(one, Verify)]
     assert Check.SEALED in done
+
+
+def test_what_cannot_be_opened_for_want_of_a_key_is_not_looked_at_after_each_restart() -> None:
+    deep = Proof(every=Seconds(7 * DAY), depth=Check.DEEP)
+    world = World([order("1d", keep=Keep(last=30), verify=deep)], opens=False)
+    for _ in range(20):
+        world.play(DAY)
+        world.restart()
+    assert len(world.times(Verify)) == 3
+    # Once there is a key it is another matter.
+    world.opens = True
+    world.play(1.0)
+    assert len(world.times(Verify)) == 4

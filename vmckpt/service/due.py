@@ -100,6 +100,8 @@ class Scene:
     """When this service last took one, by its own clock: that of a host may be another."""
     proved: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """By store and id: when this service last verified it, should that not be written down."""
+    opens: bool = True
+    """Whether there is a key to look deeper with than at what is sealed."""
     collected: Mapping[str, float] = field(default_factory=dict)
     busy: frozenset[str] = frozenset()
     """Lanes in which something is at work."""
@@ -358,9 +360,10 @@ def _verifies(scene: Scene) -> Iterator[Verify]:
                 id_: held for id_, held in (scene.shelves.get(name) or {}).items()
                 if held.key == order.key
             }  # fmt: skip
+            depths = {proof.depth} if scene.opens else {proof.depth, Check.SEALED}
             looked = {
-                id_: max(_past(held.looked_at.get(str(proof.depth)), scene),
-                         _past(scene.proved.get((name, id_)), scene))
+                id_: max(_past(scene.proved.get((name, id_)), scene),
+                         *(_past(held.looked_at.get(str(one)), scene) for one in depths))
                 for id_, held in mine.items()
             }  # fmt: skip
             # That somebody looked at one of them by hand says nothing of the others.

@@ -158,7 +158,8 @@ class Service:
             shelves[name] = await self._shelf(name)
         return Scene(
             now=time.time(), zone=setting.zone, orders=mine, shelves=shelves, taken=self._taken,
-            proved=self._proved, collected=self._collected,
+            proved=self._proved, opens=setting.hands.identity is not None,
+            collected=self._collected,
             busy=self._busy, troubles=self._troubles,
         )  # fmt: skip
 
