@@ -56,6 +56,12 @@ class Pace:
     snapshots: float = 60.0
     share: float = 0.1
     """Of the time that may be spent with asking for any one of them."""
+    longest: float = 10.0
+    """No longer pause for that: what is slow may be a host that has just died, and that matters."""
+
+    def pause(self, every: float, took: float) -> float:
+        """Before it is asked again."""
+        return max(every, min(took / self.share, self.longest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +166,7 @@ class Dashboard(App[None]):
                 if made != self.model:
                     self.model = made
                     self._show()
-                await asyncio.sleep(max(every, took / self._setting.pace.share))
+                await asyncio.sleep(self._setting.pace.pause(every, took))
 
         self.run_worker(loop(), group=name)
 

@@ -367,3 +367,13 @@ async def test_a_narrow_terminal_says_where_one_is_and_where_help_is() -> None:
         assert "Policies" not in head
         await pilot.resize_terminal(100, 20)
         await until(pilot, "5 Policies", "7 Output")
+
+
+async def test_a_look_that_waited_for_a_dead_host_is_not_followed_by_a_long_rest() -> None:
+    """Nine seconds for a host that had just died, and the next look came a minute and a half
+    later."""
+    pace = Pace()
+    assert pace.pause(2.0, 0.1) == 2.0
+    assert pace.pause(2.0, 0.5) == 5.0
+    assert pace.pause(2.0, 9.0) == 10.0
+    assert pace.pause(60.0, 9.0) == 60.0
