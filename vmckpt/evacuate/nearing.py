@@ -28,12 +28,12 @@ class Nearing:
         """From when on it is about to arrive by its forecast, and until when that is believed."""
         self._measured: dict[str, bool | None] = {}
         """Whether it is, by what was measured last; None: it may be, for all that is seen."""
-        self._setups: deque[Seconds] = deque((SETUP,), maxlen=_LAST)
+        self._setups: deque[Seconds] = deque(maxlen=_LAST)
         """What the last ones took from their turns to their first bytes."""
 
     @property
     def _setup(self) -> Seconds:
-        return max(SETUP, *self._setups)
+        return max((SETUP, *self._setups))
 
     def begins(self, name: str, checked: Checked | None, now: Seconds) -> None:
         """Its turn has come. `checked`: what the plan expects of it."""
