@@ -28,8 +28,6 @@ from vmckpt.lab import lab, network
 from vmckpt.units import parse_rate
 
 MEMORY, DIRTY = "160MiB", "16MiB@4MiB/s"
-
-
 MAINTENANCE = Path(__file__).parents[1] / "policies/maintenance.yaml"
 
 
@@ -55,11 +53,16 @@ def by_virsh(bench: Bench, names: Sequence[str], *, at_once: int, plain: bool) -
     return {"moves_s": time.monotonic() - began}
 
 
-def by_vmckpt(bench: Bench, names: Sequence[str], *, plain: bool) -> dict[str, float]:
-    """The command, and of that the part after the plan."""
+def _without_tls(bench: Bench) -> Path:
+    """The policy for emptying hosts, but for that."""
     policy = bench.plan.folder / "plain.yaml"
     policy.write_text(MAINTENANCE.read_text().replace("tls: preferred", "tls: off"))
-    words = ["--policy", str(policy)] if plain else []
+    return policy
+
+
+def by_vmckpt(bench: Bench, names: Sequence[str], *, plain: bool) -> dict[str, float]:
+    """The command, and of that the part after the plan."""
+    words = ["--policy", str(_without_tls(bench))] if plain else []
     began = time.monotonic()
     done = bench.good("evacuate", "alpha", "--yes", "--json", *words).json
     whole = time.monotonic() - began

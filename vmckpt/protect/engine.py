@@ -28,7 +28,7 @@ from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
 from vmckpt.protect import asking, looking, preflight
 from vmckpt.protect.requests import Judge, Protected, ProtectRequest, Setting
-from vmckpt.protect.reversing import Earlier, Taking
+from vmckpt.protect.reversing import Earlier
 from vmckpt.protect.steps import READY, Step
 from vmckpt.replicate import standby_xml
 from vmckpt.replicate.facts import Disk, Lease, Session, Terms
@@ -39,7 +39,7 @@ _PATIENCE = 15.0
 """So long an agent that died is started again by its guard."""
 _MARGIN = 0.2
 """Of the lease's lifetime: the holder ends that much earlier, and others begin that much later."""
-_NONE, _NOTHING = Taking(), MappingProxyType(dict[str, str]())
+_NOTHING = MappingProxyType(dict[str, str]())
 Told = Callable[[dict[str, Any]], None]
 """Is told how far the first copy is."""
 

@@ -25,7 +25,7 @@ async def taking(
 ) -> Taking:
     """Which images that are on the backup the standby takes."""
     if not request.reverse:
-        return Taking()
+        return _NONE
     disks, known = replicated(looked), request.earlier
     if known is None:
         return reversing.decide(None, None, disks, setting.backup.name)

@@ -159,8 +159,7 @@ class Service:
         return Scene(
             now=time.time(), zone=setting.zone, orders=mine, shelves=shelves, taken=self._taken,
             proved=self._proved, opens=setting.hands.identity is not None,
-            collected=self._collected,
-            busy=self._busy, troubles=self._troubles,
+            collected=self._collected, busy=self._busy, troubles=self._troubles,
         )  # fmt: skip
 
     @property
