@@ -21,7 +21,7 @@ from typing import Any
 
 from vmckpt.checkpoint import guestmemory, outputs, settings, userfault
 from vmckpt.checkpoint.settings import IGNORE_SHARED
-from vmckpt.hypervisor import pulling
+from vmckpt.hypervisor import qemuuser
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.replicate.buffers import Buffers
 from vmckpt.replicate.capture import Capturer
@@ -60,7 +60,7 @@ def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
         assert process is not None
         memory = Memory(guestmemory.files(monitor, process), folder, stack)
         compares = stack.enter_context(CompareFinder(memory.live, memory.last, most=16384))
-        owner = pulling.owner("qemu:///system", "")
+        owner = qemuuser.owner("qemu:///system", "")
         buffers = Buffers(monitor, outputs.look(monitor).cards, folder, owner)
         buffers.add()
         stack.callback(buffers.remove)

@@ -25,9 +25,9 @@ SOON = 40.0
 
 
 @contextmanager
-def lab_with_witness(name: str) -> Iterator[Bench]:
+def lab_with_witness(name: str, *, qemu_user: str = "root") -> Iterator[Bench]:
     """A lab with a witness, of which nothing is left in the end."""
-    plan = lab.up(name, hosts=2, with_witness=True)
+    plan = lab.up(name, hosts=2, with_witness=True, qemu_user=qemu_user)
     yield Bench(plan)
     lab.down(name)
     assert traces(f"{name}/") + traces(f"{name}.") == []

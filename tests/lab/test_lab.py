@@ -212,6 +212,8 @@ def test_the_console_of_a_guest_is_kept(bench: Bench) -> None:
         (("lab", "guest", "w1", "--on", "alpha", "--memory", "64MiB"), "at least 128 MiB"),
         (("lab", "guest", "w1", "--on", "alpha", "--dirty", "8@fast"), "write it like"),
         (("lab", "guest", "w1", "--on", "alpha", "--disk-format", "vdi"), "use raw or qcow2"),
+        (("lab", "up", "--qemu-user", "no-one"), "no user 'no-one'"),
+        (("lab", "up", "--qemu-user", "nobody"), "is up with 2 hosts, no witness and QEMU as root"),
         (("lab", "cut", "omega"), "has no host 'omega'"),
         (("lab", "shape", "alpha", "1 parsec"), "write it like"),
         (("lab", "verify", "nobody"), "has no guest 'nobody'"),

@@ -30,6 +30,10 @@ def issued(
     )  # fmt: skip
 
 
+def closed(one: QemuCertificates) -> QemuCertificates:
+    return replace(one, unreadable=frozenset({SERVER_KEY}), user="qemu")
+
+
 ALPHA, BETA = issued("alpha"), issued("beta", ("10.1.0.12",))
 NAMES = ("b", "10.0.0.2", "beta", "10.1.0.12")
 
@@ -90,6 +94,8 @@ def test_the_name_is_the_first_that_the_certificate_carries(
             [("tls-missing", "alpha")],
         ),
         (ALPHA, without(BETA, SERVER_KEY), [("tls-missing", "beta")]),
+        (ALPHA, closed(BETA), [("tls-unreadable", "beta")]),
+        (closed(ALPHA), BETA, []),
         (without(ALPHA, *ALL), without(BETA, *ALL),
          [("tls-missing", "alpha"), ("tls-missing", "beta")]),
         (issued("alpha", by=THEIRS), BETA, [("tls-authority", "alpha")]),
@@ -158,6 +164,8 @@ def test_the_answer_of_a_host_is_read() -> None:
         folder="/etc/pki/x", verifies_clients=False, present=frozenset({CA}), pems={CA: "abc"},
         hostname="beta",
     )  # fmt: skip
+    found = certificates.parse(f"{text}user qemu\nunreadable ca-cert.pem\n", "beta")
+    assert (found.user, found.unreadable) == ("qemu", frozenset({CA}))
     with pytest.raises(RemoteError, match="makes no sense"):
         certificates.parse("Welcome!\n", "beta")
 

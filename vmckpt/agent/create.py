@@ -1,6 +1,5 @@
 """Taking one snapshot, on the guest's host: capture, store, publish."""
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from vmckpt.checkpoint.image import FrozenImage
 from vmckpt.checkpoint.off_disks import OffDisks
 from vmckpt.checkpoint.quiet import Quiet
 from vmckpt.errors import BadInput, VmckptError
-from vmckpt.hypervisor import pulling
+from vmckpt.hypervisor import qemuuser
 from vmckpt.hypervisor.agent import GuestAgent
 from vmckpt.hypervisor.backups import Backups
 from vmckpt.hypervisor.monitor import Monitor
@@ -139,9 +138,7 @@ class _Making:
 
     def _disks(self) -> Disks:
         order, folder = self._order, self._scratch
-        folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-        if not self._off:
-            os.chown(folder, *pulling.owner(order.uri, order.host))  # QEMU makes its socket there
+        qemuuser.make_folder(folder, qemuuser.owner(order.uri, order.host))
         kind: type[OffDisks] | type[DiskCapture] = OffDisks if self._off else DiskCapture
         return kind(
             Backups(self._monitor),

@@ -11,7 +11,7 @@ from typing import Any
 
 from vmckpt import wholefile
 from vmckpt.agent import afterlife, clockkeeping, guarded, trial_files
-from vmckpt.agent.replica_trial import DISKS, Trials
+from vmckpt.agent.replica_trial import Trials
 from vmckpt.checkpoint import userfault
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.agent import GuestAgent
@@ -81,7 +81,7 @@ def _run_beside(
                 else LeaseClaim(session.lease, session.host, folder)
             )  # fmt: skip
             stack.callback(claim.close)
-            standby = stack.enter_context(Standby(monitor, session.disks, folder / DISKS))
+            standby = stack.enter_context(Standby(monitor, session.disks, folder, session.owner))
             stage = stack.enter_context(
                 Stage(
                     folder / "stage", Path(session.state), standby.memory, standby.disks,

@@ -33,7 +33,7 @@ from vmckpt.replicate.guard import Process
 from vmckpt.replicate.guardpage import identity
 from vmckpt.replicate.redo import Memory
 from vmckpt.replicate.stage import Stage
-from vmckpt.replicate.standby import Standby
+from vmckpt.replicate.standby import Standby, socket_of
 from vmckpt.replicate.standstill import Standstill
 from vmckpt.replicate.trial_room import Room
 from vmckpt.replicate.twin import Next, Touched
@@ -41,7 +41,6 @@ from vmckpt.units import Bytes, Seconds
 
 log = logging.getLogger("vmckpt.replica")
 
-DISKS = "disks.sock"
 _LOOK = Seconds(0.1)
 _LOOK_AT_ROOM = Seconds(1.0)
 _YIELD = Seconds(0.001)
@@ -179,7 +178,7 @@ class _Trial:
         where = {"host": self._session.host, "uri": self._session.uri}
         with (
             Monitor(self._uuid, **where) as copied,
-            Standby(copied, (), self._folder / DISKS) as second,
+            Standby(copied, (), self._folder, self._session.owner) as second,
         ):
             second.load(self._copy(monitor, fleeces, second))
             for card in copied.cards():  # its device state says that the cable is in
@@ -190,7 +189,7 @@ class _Trial:
 
     def _make(self, monitor: Monitor) -> tuple[Fleece, ...]:
         """Images, and a QEMU that waits."""
-        session, socket = self._session, self._folder / DISKS
+        session, socket = self._session, socket_of(self._folder)
         xml = monitor.xml()
         where = {"host": session.host, "uri": session.uri}
         self._told["name"] = name = _free_name(session.name, libvirt_side.names(**where))

@@ -21,7 +21,7 @@ from vmckpt.errors import (
     RemoteError,
     VmckptError,
 )
-from vmckpt.hypervisor import library, pulling
+from vmckpt.hypervisor import library, qemuuser
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.replicate import control, guard, link, standing
 from vmckpt.replicate import standby as standbys
@@ -50,7 +50,7 @@ def _identity(order: ReplicaOrder) -> dict[str, Any]:
     folder_of(order.guest).mkdir(mode=0o711, parents=True, exist_ok=True)
     return {
         "certificate": link.make_identity(folder_of(order.guest)),
-        "owner": pulling.owner(order.uri, order.host),
+        "owner": qemuuser.owner(order.uri, order.host),
     }
 
 

@@ -23,7 +23,7 @@ from vmckpt.checkpoint.nbdserver import Server
 from vmckpt.checkpoint.nbdsession import Export
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import BadInput, Cancelled, HypervisorError, StoreError
-from vmckpt.hypervisor import library, pulling
+from vmckpt.hypervisor import library, pulling, qemuuser
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.store.assemble import Assembly, Source
 from vmckpt.store.inside import Private
@@ -137,7 +137,7 @@ class _Keeper:
 
     def listen(self, stack: ExitStack) -> None:
         """Serve until the stack is left."""
-        user, group = pulling.owner(self._order.uri, self._order.host)
+        user, group = qemuuser.owner(self._order.uri, self._order.host)
         for name, export in self._exports.items():
             stack.enter_context(Server({name: export}, Unix(self.sockets[name])))
             os.chown(self.sockets[name], user, group)

@@ -43,6 +43,9 @@ def up(
         typer.Option(parser=arguments.rate, metavar="RATE", help="Limit every link, like 1gbit."),
     ] = None,
     witness: Annotated[bool, typer.Option("--witness", help="Also a PostgreSQL outside.")] = False,
+    qemu_user: Annotated[
+        str, typer.Option(metavar="USER", help="As whom libvirt runs QEMU, like libvirt-qemu.")
+    ] = "root",
     name: NAME = "lab",
 ) -> None:
     """Bring a lab up. What a crashed one left is removed first.
@@ -51,7 +54,9 @@ def up(
 
         vmckpt lab up --hosts 3 --shape 1gbit
     """
-    made = lab.up(name, hosts=hosts, shape=shape, with_witness=witness, say=output.say)
+    made = lab.up(
+        name, hosts=hosts, shape=shape, with_witness=witness, qemu_user=qemu_user, say=output.say
+    )
     output.say(f"inventory: {made.inventory}")
 
 

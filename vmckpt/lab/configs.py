@@ -23,11 +23,11 @@ log_outputs = "2:file:/var/log/libvirt/libvirtd.log"
 """
 
 
-def qemu(host: HostPlan) -> str:
+def qemu(host: HostPlan, user: str, group: str) -> str:
     """No sandbox between QEMU and the lab; incoming migrations on the host's own address."""
     return f"""\
-user = "root"
-group = "root"
+user = "{user}"
+group = "{group}"
 security_driver = "none"
 namespaces = []
 cgroup_controllers = []
@@ -99,11 +99,19 @@ mount --bind {root}/private {plan.private}
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /tmp
 mount -t tmpfs tmpfs /dev/shm
-{shown}mkdir -p /run/sshd /run/lock /run/libvirt /dev/shm/ram
+{_kvm(plan)}{shown}mkdir -p /run/sshd /run/lock /run/libvirt /dev/shm/ram
 /usr/sbin/sshd -f /etc/ssh/lab_sshd_config
 /usr/sbin/libvirtd --daemon --listen
 while :; do sleep 1000 & wait $! || true; done
 """
+
+
+def _kvm(plan: LabPlan) -> str:
+    """/dev/kvm as udev makes it: libvirt looks at QEMU anew at every call while QEMU's user may not
+    use what the CPU has."""
+    if plan.qemu_user == "root":
+        return ""
+    return "mknod -m 666 /run/kvm c 10 232 && mount --bind /run/kvm /dev/kvm || :\n"
 
 
 def inventory(plan: LabPlan, key_file: str, known_hosts: str) -> str:

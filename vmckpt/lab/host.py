@@ -1,6 +1,8 @@
 """One lab host: its private folders, its first process, and whether it answers."""
 
+import grp
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -22,15 +24,19 @@ def furnish(plan: LabPlan, host: HostPlan, authority: pki.Authority) -> str:
     """Make the host's private folders and keys; return its ssh host key (public, one line)."""
     for name in ("root/.ssh", "libvirt", "log", "cache", "private"):
         (host.root / name).mkdir(parents=True, mode=0o700)
+    for name in ("libvirt", "log", "private"):  # open to QEMU, whoever it runs as
+        (host.root / name).chmod(0o755)
     etc = host.root / "etc"
     shutil.copytree("/etc", etc, symlinks=True, ignore_dangling_symlinks=True)
     shutil.rmtree(etc / "libvirt/qemu", ignore_errors=True)
     (etc / "libvirt").mkdir(exist_ok=True)
+    user = plan.qemu_user
+    group = grp.getgrgid(pwd.getpwnam(user).pw_gid).gr_name
     (etc / "libvirt/libvirtd.conf").write_text(configs.libvirtd(host))
-    (etc / "libvirt/qemu.conf").write_text(configs.qemu(host))
+    (etc / "libvirt/qemu.conf").write_text(configs.qemu(host, user, group))
     (etc / "ssh/lab_sshd_config").write_text(configs.sshd(host))
     (etc / "hosts").write_text(configs.hosts_file(plan))
-    pki.install(authority, etc, host.name, [host.address])
+    pki.install(authority, etc, host.name, [host.address], qemu_user=user)
     return pki.ssh_key(etc / "ssh/lab_host_key")
 
 

@@ -3,9 +3,11 @@
 import fcntl
 import json
 import os
+import pwd
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from vmckpt.errors import BadInput, LabError
@@ -79,27 +81,33 @@ def up(
     hosts: int = 2,
     shape: BytesPerSecond | None = None,
     with_witness: bool = False,
+    qemu_user: str = "root",
     say: Say = silent,
 ) -> LabPlan:
     """Build a lab, or find that it is up already; nothing stays if it cannot be built.
 
-    A lab that an earlier, broken run left is removed first. Raises LabError, and BadInput if a lab
-    of this name is up with another shape.
+    A lab that an earlier, broken run left is removed first. `qemu_user`: as whom hosts run QEMU.
+    Raises LabError, and BadInput if a lab of this name is up with another shape.
     """
     _may(name)
+    made = LabPlan(
+        name=name, subnet=0, host_count=hosts, witness=with_witness, qemu_user=_known(qemu_user)
+    )
     with locked(name):
         if (running := _whole(name)) is not None:
-            if (running.host_count, running.witness) != (hosts, with_witness):
+            if replace(running, subnet=0) != made:
                 raise BadInput(
-                    f"lab {name!r} is up with {running.host_count} hosts"
-                    f" and {'a' if running.witness else 'no'} witness",
+                    f"lab {name!r} is up with {running.host_count} hosts,"
+                    f" {'a' if running.witness else 'no'} witness"
+                    f" and QEMU as {running.qemu_user}",
                     mend=f"run vmckpt lab down --name {name} first",
                 )
             say(f"lab {name} is up already")
             return running
         _remove(name, say)
         try:
-            return _build(name, hosts, shape, with_witness, say)
+            subnet = plan.free_subnet(name, network.subnets_in_use())
+            return _build(replace(made, subnet=subnet), shape, say)
         except BaseException:
             _remove(name, silent)
             raise
@@ -115,30 +123,30 @@ def _whole(name: str) -> LabPlan | None:
     return found if alive else None
 
 
-def _build(
-    name: str, hosts: int, shape: BytesPerSecond | None, with_witness: bool, say: Say
-) -> LabPlan:
-    made = LabPlan(
-        name=name,
-        subnet=plan.free_subnet(name, network.subnets_in_use()),
-        host_count=hosts,
-        witness=with_witness,
-    )
+def _known(user: str) -> str:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        raise BadInput(f"this machine has no user {user!r} for QEMU") from None
+    return user
+
+
+def _build(made: LabPlan, shape: BytesPerSecond | None, say: Say) -> LabPlan:
     say(
-        f"lab {name}: network 198.18.{made.subnet}.0/24, hosts "
+        f"lab {made.name}: network 198.18.{made.subnet}.0/24, hosts "
         + ", ".join(h.name for h in made.hosts)
     )
     for folder in (made.shared, made.private, made.folder / "hosts"):
         folder.mkdir(parents=True)
     made.folder.chmod(0o711)
     network.build(made)
-    authority = pki.Authority(name)
+    authority = pki.Authority(made.name)
     pki.install_client(authority, made.folder / "pki")
     host.befriend(made, {h.name: host.furnish(made, h, authority) for h in made.hosts})
     for h in made.hosts:
         host.power_on(made, h)
     observer_client.start(made)
-    if with_witness:
+    if made.witness:
         say("witness: PostgreSQL")
         witness.start(made)
     for h in made.hosts:
@@ -155,14 +163,8 @@ def _build(
 
 def _store(made: LabPlan) -> None:
     """Published last: a lab without lab.json is not up."""
-    fields = {
-        "name": made.name,
-        "subnet": made.subnet,
-        "host_count": made.host_count,
-        "witness": made.witness,
-    }
     partial = made.folder / "lab.json.new"
-    partial.write_text(json.dumps(fields))
+    partial.write_text(json.dumps(asdict(made)))
     partial.rename(made.folder / "lab.json")
 
 

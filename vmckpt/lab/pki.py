@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+import shutil
 from importlib import resources
 from pathlib import Path
 
@@ -92,7 +93,9 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def install(authority: Authority, etc: Path, name: str, addresses: list[str]) -> None:
+def install(
+    authority: Authority, etc: Path, name: str, addresses: list[str], *, qemu_user: str = "root"
+) -> None:
     """Write a host's certificates where libvirt and QEMU look for them."""
     key, certificate = authority.issue(name, addresses)
     _write(etc / "pki/CA/cacert.pem", authority.pem)
@@ -101,6 +104,7 @@ def install(authority: Authority, etc: Path, name: str, addresses: list[str]) ->
         _write(etc / f"pki/libvirt/private/{role}key.pem", key, mode=0o600)
         _write(etc / f"pki/qemu/{role}-cert.pem", certificate)
         _write(etc / f"pki/qemu/{role}-key.pem", key, mode=0o600)
+        shutil.chown(etc / f"pki/qemu/{role}-key.pem", qemu_user)
     _write(etc / "pki/qemu/ca-cert.pem", authority.pem)
     # Without it each QEMU that awaits an encrypted guest first makes one of its own.
     assets = resources.files("vmckpt.lab") / "assets"

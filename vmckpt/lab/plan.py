@@ -53,6 +53,8 @@ class LabPlan:
     """0 to 255: third byte of 198.18.x.0/24 (hosts) and 198.19.x.0/24 (guests)."""
     host_count: int
     witness: bool = False
+    qemu_user: str = "root"
+    """As whom the hosts' libvirt runs QEMU."""
 
     @property
     def folder(self) -> Path:

@@ -112,6 +112,10 @@ def _missing(
         if gone := [name for name in needed if name not in has.present]:
             text = f"no {', '.join(gone)} in {has.folder}"
             yield _blocker("tls-missing", host, text, _GUIDE)
+        for name in sorted(has.unreadable & set(needed)):
+            path = f"{has.folder}/{name}"
+            text = f"QEMU, which runs as {has.user}, may not read {path}"
+            yield _blocker("tls-unreadable", host, text, f"run chown {has.user} {path} there")
         for name in needed:
             if name in has.present and name.endswith("cert.pem") and name not in has.pems:
                 text = f"{has.folder}/{name} cannot be read by the ssh login"

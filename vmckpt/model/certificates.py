@@ -23,3 +23,7 @@ class QemuCertificates:
     """Text of the certificates among them, by name. Keys are never read."""
     hostname: str
     """What the host calls itself."""
+    unreadable: frozenset[str] = frozenset()
+    """Those of `present` that QEMU may not read; none if that could not be tried."""
+    user: str = ""
+    """As whom QEMU runs, if it is not root and known."""

@@ -7,6 +7,7 @@ from vmckpt.remote.ssh import Remote
 
 # The folder is found as libvirt finds it: the migrations' own key, the migrations' own folder if
 # there is one, the key for all purposes, the folder for all purposes. Copied disks use the same.
+# QEMU reads them itself, as its user: by default the one that Debian's or Fedora's packages make.
 _SCRIPT = r"""
 say() { printf '%s\n' "$1"; }
 value() {
@@ -21,12 +22,28 @@ if [ -z "$verify" ]; then verify=$(value default_tls_x509_verify); fi
 say "folder $folder"
 say "verify ${verify:-1}"
 say "hostname $(hostname)"
+there=
 for name in "$@"; do
-    [ -s "$folder/$name" ] && say "present $name"
+    [ -s "$folder/$name" ] && say "present $name" && there="$there $name"
     case $name in
     *cert.pem) [ -r "$folder/$name" ] && say "pem $name $(base64 -w0 <"$folder/$name")";;
     esac
 done
+user=$(value user)
+user=${user#+}
+for name in libvirt-qemu qemu; do
+    [ -n "$user" ] || ! id "$name" >/dev/null 2>&1 || user=$name
+done
+group=$(value group)
+group=${group#+}
+if [ "$(id -u "$user" 2>/dev/null || echo 0)" != 0 ]; then
+    say "user $user"
+    setpriv --reuid "$user" --regid "${group:-$(id -gn "$user")}" --init-groups sh -c '
+        folder=$1
+        shift
+        for name in "$@"; do [ -r "$folder/$name" ] || echo "unreadable $name"; done
+    ' sh "$folder" $there 2>/dev/null
+fi
 exit 0
 """
 
@@ -57,4 +74,6 @@ def parse(text: str, host: str) -> QemuCertificates:
         present=frozenset(found.get("present", [])),
         pems={name: decoded(body) for name, body in pems},
         hostname=found["hostname"][0],
+        unreadable=frozenset(found.get("unreadable", [])),
+        user=found.get("user", [""])[0],
     )

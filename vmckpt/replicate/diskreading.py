@@ -4,7 +4,6 @@ QEMU has one NBD server. That it is ours is said by the socket in a folder of ou
 whoever comes after an agent that died can take it away, and nobody else's.
 """
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from vmckpt.checkpoint.nbd import Client
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.checkpoint.settings import Commands
+from vmckpt.hypervisor import qemuuser
 from vmckpt.hypervisor.monitor import Refused
 from vmckpt.replicate.link import Cut
 
@@ -34,8 +34,7 @@ def opened(
     Raises Cut if somebody else reads the guest's disks so just now, and HypervisorError.
     """
     end(monitor, place)
-    place.mkdir(mode=0o700, parents=True)
-    os.chown(place, *owner)
+    qemuuser.make_folder(place, owner)
     socket = place / _SOCKET
     try:
         address = {"type": "unix", "data": {"path": str(socket)}}

@@ -17,6 +17,7 @@ from vmckpt.checkpoint.compare import Mapping
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.checkpoint.settings import EVENTS, IGNORE_SHARED
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
+from vmckpt.hypervisor import qemuuser
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.replicate import standby_xml
@@ -31,12 +32,20 @@ _PATIENCE = Seconds(10.0)
 _WAITS = "inmigrate"
 
 
-class Standby:
-    """Use as `with Standby(monitor, disks, socket) as standby`; leaving it leaves QEMU waiting."""
+def socket_of(folder: Path) -> Path:
+    """Where QEMU serves a standby's disks to us, and to a test of it."""
+    return folder / "served" / "disks.sock"
 
-    def __init__(self, monitor: Monitor, disks: tuple[Disk, ...], socket: Path) -> None:
-        """`socket`: where its disks are served to us."""
-        self._monitor, self._disks, self._socket = monitor, disks, socket
+
+class Standby:
+    """Use as `with Standby(monitor, disks, folder, owner) as standby`: QEMU is left waiting."""
+
+    def __init__(
+        self, monitor: Monitor, disks: tuple[Disk, ...], folder: Path, owner: tuple[int, int]
+    ) -> None:
+        """`folder`: with all of the protection's files there; QEMU runs as `owner`."""
+        self._monitor, self._disks, self._owner = monitor, disks, owner
+        self._socket = socket_of(folder)
         self._stack = ExitStack()
         self._state = -1
         self.memory: list[Mapping] = []
@@ -101,6 +110,7 @@ class Standby:
         # What an agent before us has under way must end before we write.
         with suppress(HypervisorError):
             monitor.tell("nbd-server-stop", {})
+        qemuuser.make_folder(self._socket.parent, self._owner)
         self._socket.unlink(missing_ok=True)
         place = {"type": "unix", "data": {"path": str(self._socket)}}
         # Ours, and those of a test that reads them.

@@ -1,0 +1,111 @@
+"""QEMU as a user of its own, as libvirt comes: it makes files and sockets only where it may."""
+
+import os
+import pwd
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import protecting
+from tests.lab.bench import WHOLE, Bench, until
+from tests.lab.protecting import SOON, left, protect, theirs, tidied
+from tests.lab.test_snapshots import left as left_of_snapshots
+from tests.lab.test_snapshots import proofs, taken
+from tests.lab.test_transport import pki, verdict
+from vmckpt.lab import host, network
+
+USER = "libvirt-qemu"
+PRIVATE: dict[str, Any] = {"memory": "160MiB", "dirty": "16MiB@4MiB/s", "disk": "32MiB"}
+SHARED: dict[str, Any] = {**PRIVATE, "shared_memory": True, "disk_format": "qcow2"}
+
+
+@pytest.fixture(scope="module")
+def confined() -> Iterator[Bench]:
+    with protecting.lab_with_witness(f"u{os.getpid()}", qemu_user=USER) as bench:
+        bench.good("snapshot", "init")
+        yield bench
+
+
+@pytest.fixture
+def pair(confined: Bench) -> Iterator[Bench]:
+    with tidied(confined):
+        yield confined
+
+
+def users(bench: Bench, name: str) -> set[str]:
+    """As whom a host's guests run."""
+    found = set()
+    for one in network.processes_in(bench.plan.host(name).namespace):
+        place = Path(f"/proc/{one}")
+        if b"qemu-system" in (place / "cmdline").read_bytes():
+            found.add(pwd.getpwuid(place.stat().st_uid).pw_name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        pytest.param(PRIVATE, [], id="private"),
+        pytest.param(SHARED, ["--lazy"], id="shared", marks=pytest.mark.long),
+    ],
+)
+def test_a_snapshot_is_taken_and_comes_back(
+    pair: Bench, kind: dict[str, Any], more: list[str]
+) -> None:
+    pair.guest(**kind)
+    one = taken(pair).json
+    assert users(pair, "alpha") == {USER}
+    assert pair.ledgers() == WHOLE
+    pair.good("snapshot", "verify", one["id"])
+    pair.good("snapshot", "restore", one["id"], "--replace", *more)
+    assert proofs(pair) == []
+    assert users(pair, "alpha") == {USER}
+    again = taken(pair).json
+    assert again["same_bytes"] > 0
+    assert left_of_snapshots(pair) == []
+
+
+def test_a_host_that_dies_is_followed_by_its_standby(pair: Bench) -> None:
+    pair.guest(**SHARED)
+    protect(pair)
+    assert users(pair, "beta") == {USER}
+    pair.good("failover", "web1", "--test")
+    pair.good("failover", "web1", "--end-test")
+    until(lambda: bool(theirs(pair).get("ready")), limit=SOON)
+    heard = pair.seen().heard
+    until(lambda: pair.seen().heard > heard + 10, limit=SOON)
+    host.power_off(pair.plan.host("alpha"))
+    until(lambda: pair.where() == ["beta"], limit=SOON)
+    assert users(pair, "beta") == {USER}
+    assert pair.ledgers() == WHOLE
+
+
+@pytest.mark.long
+def test_it_is_protected_the_other_way_round_and_let_go(pair: Bench) -> None:
+    pair.guest(**SHARED, private_disk=True)
+    protect(pair)
+    told = pair.good("failover", "web1", "--planned", "--json").json
+    assert told["runs_on"] == "beta"
+    assert pair.ledgers() == WHOLE
+    assert left(pair) == []
+    pair.good("migrate", "web1", "--to", "alpha", "--copy-storage", "thin")
+    assert users(pair, "alpha") == {USER}
+    taken(pair)
+    assert pair.ledgers() == WHOLE
+
+
+def test_a_key_that_qemu_may_not_read_is_found_before_the_start(pair: Bench) -> None:
+    pair.guest(**PRIVATE)
+    assert verdict(pair).findings == ()
+    keys = {"alpha": "client-key.pem", "beta": "server-key.pem"}
+    for name, key in keys.items():
+        shutil.chown(pki(pair, name) / key, "root")
+        try:
+            (found,) = verdict(pair).findings
+        finally:
+            shutil.chown(pki(pair, name) / key, USER)
+        assert (found.code, found.where) == ("tls-unreadable", name)
+        assert f"chown {USER} /etc/pki/qemu/{key}" in (found.mend or "")
