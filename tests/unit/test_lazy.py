@@ -17,7 +17,7 @@ from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
 from vmckpt.checkpoint.nbdsession import Export
 from vmckpt.errors import BadInput, StoreDamaged
-from vmckpt.hypervisor import pulling
+from vmckpt.hypervisor import qemuuser
 from vmckpt.model.stores import StorePlace
 
 ID = "s-aaaaaaaaaaaaaaaa"
@@ -40,7 +40,7 @@ def talk() -> Talk:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where sockets and orders are."""
     monkeypatch.setattr(serving, "RUN", tmp_path / "run")
-    monkeypatch.setattr(pulling, "owner", lambda _uri, _host: (-1, -1))
+    monkeypatch.setattr(qemuuser, "owner", lambda _uri, _host: (-1, -1))
     return tmp_path / "run"
 
 
