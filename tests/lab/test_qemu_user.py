@@ -109,3 +109,27 @@ def test_a_key_that_qemu_may_not_read_is_found_before_the_start(pair: Bench) -> 
             shutil.chown(pki(pair, name) / key, USER)
         assert (found.code, found.where) == ("tls-unreadable", name)
         assert f"chown {USER} /etc/pki/qemu/{key}" in (found.mend or "")
+
+
+@pytest.mark.long
+def test_an_image_that_went_back_to_root_is_told_before_the_guest_stands_still(
+    pair: Bench,
+) -> None:
+    # libvirt does not know that the lab's folder is shared: the host that the guest leaves gives
+    # its image back.
+    disk = pair.guest(**SHARED).disk_path
+    pair.good("migrate", "web1", "--to", "beta")
+    assert Path(disk).owner() == "root"
+    for words in (
+        ("snapshot", "create", "web1"),
+        ("protect", "web1", "--to", "alpha", "--failover", "manual"),
+    ):
+        refused = pair.run(*words)
+        assert (refused.code, f"chown {pwd.getpwnam(USER).pw_uid} {disk}" in refused.err) == (
+            51,
+            True,
+        )
+    assert pair.ledgers() == WHOLE
+    shutil.chown(disk, USER)
+    taken(pair)
+    assert pair.ledgers() == WHOLE

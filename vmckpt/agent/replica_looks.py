@@ -8,7 +8,7 @@ from typing import Any
 
 from vmckpt.agent import chains
 from vmckpt.agent.orders import ReplicaOrder
-from vmckpt.checkpoint import guestmemory, outputs, settings, userfault
+from vmckpt.checkpoint import guestmemory, outputs, reopening, settings, userfault
 from vmckpt.checkpoint.settings import IGNORE_SHARED, Undo
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor import blocks
@@ -30,6 +30,7 @@ def look(order: ReplicaOrder) -> dict[str, Any]:
         if process is None:
             raise CannotCapture(f"{monitor.name} has no QEMU process on {order.host}")
         files = guestmemory.files(monitor, process)
+        reopening.check(monitor)
         held = outputs.look(monitor)
         undo = _settings(order, monitor)
         described = monitor.described()

@@ -8,7 +8,15 @@ from pathlib import Path
 
 from vmckpt.agent import choosing, spool
 from vmckpt.agent.choosing import Choice, Seen, Way
-from vmckpt.checkpoint import background, copies, fallback, guestmemory, room, userfault
+from vmckpt.checkpoint import (
+    background,
+    copies,
+    fallback,
+    guestmemory,
+    reopening,
+    room,
+    userfault,
+)
 from vmckpt.checkpoint.background import Captured, Hooks
 from vmckpt.checkpoint.compare import Flags
 from vmckpt.checkpoint.image import FrozenImage
@@ -64,6 +72,7 @@ def capture(
     Hooks may be called once more if the first way turns out not to work. Raises CannotCapture,
     CaptureFailed, HypervisorError, GuestBusy or Cancelled.
     """
+    reopening.check(monitor)
     work = _Capture(monitor, wanted, hooks, stop, stack)
     choice = choosing.choose(wanted.way, _look(monitor, wanted.way))
     if choice.against is not None:

@@ -1,0 +1,71 @@
+"""QEMU lets go of a guest's images when its state is taken, and opens them anew before it goes on.
+
+Whoever may not open them again has a guest that stands still and cannot go on. That happens where
+QEMU is no root: libvirt gives images back to their owner when a guest leaves a host, also if the
+guest runs on the next one from there, unless it knows their file system as a shared one.
+"""
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vmckpt.checkpoint import userfault
+from vmckpt.errors import CannotCapture
+from vmckpt.hypervisor.monitor import Monitor
+
+_ON_HOST = {"file", "host_device"}
+# Says those that may not be read and written.
+_TRY = 'for one in "$@"; do [ -r "$one" ] && [ -w "$one" ] || printf "%s\\0" "$one"; done'
+
+
+def check(monitor: Monitor) -> None:
+    """Raises CannotCapture if its QEMU could not open an image again, and HypervisorError."""
+    process = userfault.find_process(monitor.guest)
+    if process is None:
+        return
+    closed = _closed(process, writable(monitor.ask("query-named-block-nodes", flat=True)))
+    if closed:
+        place = f"{monitor.host}: " if monitor.host else ""
+        raise CannotCapture(
+            f"{place}{monitor.name} would stand still: its QEMU may not open {closed[0]} again,"
+            " which is not its user's any more",
+            mend=f"give it to QEMU's user there: chown {_user(process)} {closed[0]}",
+        )
+
+
+def writable(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What on the host its disks are written to, of what QEMU says (query-named-block-nodes)."""
+    return sorted({str(one["file"]) for one in nodes if one["drv"] in _ON_HOST and not one["ro"]})
+
+
+def as_it_runs(status: str) -> list[str] | None:
+    """setpriv's words for the user and groups of a process (/proc/PID/status); None for root."""
+    found = dict(re.findall(r"^(Uid|Gid|Groups):(.*)$", status, re.MULTILINE))
+    user, group = found["Uid"].split()[1], found["Gid"].split()[1]  # the effective ones
+    if user == "0":
+        return None
+    groups = ",".join(found["Groups"].split())
+    more = ["--groups", groups] if groups else ["--clear-groups"]
+    return ["--reuid", user, "--regid", group, *more]
+
+
+def _user(process: int) -> int:
+    return Path(f"/proc/{process}").stat().st_uid
+
+
+def _closed(process: int, paths: Sequence[str]) -> list[str]:
+    """Those that it may not read and write; none if that cannot be tried."""
+    words = as_it_runs(Path(f"/proc/{process}/status").read_text())
+    if words is None or not paths:
+        return []
+    # It may see other devices than we do.
+    command = ["nsenter", "--mount", "--target", str(process), "--", "setpriv", *words]
+    try:
+        done = subprocess.run(
+            [*command, "sh", "-c", _TRY, "sh", *paths], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return []
+    return [path for path in done.stdout.split("\0") if path]
