@@ -125,9 +125,9 @@ def test_a_copy_may_get_another_folder(bench: Bench) -> None:
     inside(bench, "beta", str(folder)).mkdir(exist_ok=True)
     known = uuid(bench)
     plan = planned(bench, Wish(folder=str(folder)))
-    assert plan.moved == {"vda": str(folder / "web1.raw")}
+    assert plan.placed == {"vda": str(folder / "web1.raw")}
     running, stored = bench.ask(
-        "alpha", lambda source: storage.definitions_with_images_at(source, known, plan.moved)
+        "alpha", lambda source: storage.definitions_with_images_at(source, known, plan.placed)
     )
     prepared(bench, plan)
     moved = move(

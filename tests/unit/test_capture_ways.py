@@ -15,7 +15,7 @@ from vmckpt.agent import choosing, lining, ways
 from vmckpt.agent.choosing import Seen, Way
 from vmckpt.agent.regions import RamRegion
 from vmckpt.agent.ways import Memory, Wanted
-from vmckpt.checkpoint import background, copies, fallback, off_disks
+from vmckpt.checkpoint import background, copies, fallback, off_disks, reopening
 from vmckpt.checkpoint.background import Captured, Hooks
 from vmckpt.checkpoint.image import FrozenImage
 from vmckpt.errors import CannotCapture
@@ -231,8 +231,15 @@ class Monitor:
         return {"base-memory": 1 << 20}
 
 
-def captured(monkeypatch: pytest.MonkeyPatch, way: Way, *failing: str) -> Memory:
-    """A capture, where some of the ways cannot capture the guest."""
+def captured(
+    monkeypatch: pytest.MonkeyPatch, way: Way, *failing: str, closed: bool = False
+) -> Memory:
+    """A capture, where some of the ways cannot capture the guest. `closed`: QEMU could not open
+    an image again."""
+
+    def check(_: object) -> None:
+        if closed:
+            raise CannotCapture("its QEMU may not open a.raw again")
 
     def fails(*_: object, **__: object) -> Captured:
         raise CannotCapture("no userfaultfd")
@@ -244,6 +251,7 @@ def captured(monkeypatch: pytest.MonkeyPatch, way: Way, *failing: str) -> Memory
     monkeypatch.setattr(background, "capture", fails if "background" in failing else works)
     monkeypatch.setattr(fallback, "capture", fails if "libvirt" in failing else works)
     monkeypatch.setattr(copies, "drop", lambda _: None)
+    monkeypatch.setattr(reopening, "check", check)
     wanted = Wanted(way=way, folder=Path("/none"), number=5)
     monitor: Any = Monitor()
     with ExitStack() as stack:
@@ -266,3 +274,13 @@ def test_libvirt_comes_in_where_the_background_does_not_work(
             captured(monkeypatch, way, *failing)
     with pytest.raises(CannotCapture, match=r"nothing was captured; see vmckpt prepare"):
         captured(monkeypatch, Way.SHARED)
+
+
+def test_what_lets_go_of_no_image_needs_to_open_none_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert captured(monkeypatch, Way.AUTO, closed=True).way is Way.BACKGROUND
+    with pytest.raises(CannotCapture, match="may not open"):
+        captured(monkeypatch, Way.AUTO, "background", closed=True)
+    with pytest.raises(CannotCapture, match="may not open"):
+        captured(monkeypatch, Way.LIBVIRT, closed=True)

@@ -47,7 +47,7 @@ def test_what_is_not_shared_and_written_to_is_copied() -> None:
 
     assert plan.disks == ("vda", "vdb")
     assert plan.rest_shared
-    assert plan.moved == {}
+    assert plan.placed == {"vda": "/images/web.raw", "vdb": "/data/big.qcow2"}
     assert plan.left_behind == ("/images/web.raw", "/data/big.qcow2")
     assert codes(plan) == ["disk-copied", "disk-copied"]
 
@@ -159,7 +159,7 @@ def test_disks_on_one_file_system_share_its_room() -> None:
 def test_another_folder() -> None:
     plan = planned(VDA, wish=Wish(folder="/srv/images"))
 
-    assert plan.moved == {"vda": "/srv/images/web.raw"}
+    assert plan.placed == {"vda": "/srv/images/web.raw"}
     assert plan.copies[0].source == "/images/web.raw"
 
 

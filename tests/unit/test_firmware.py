@@ -1,5 +1,6 @@
 """NVRAM and TPM state: where they are, where they go, and how they are put there."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,23 @@ def test_a_tpm_with_its_state_elsewhere_is_not_read() -> None:
     )
     assert firmware.tpm(told, UUID) is None
     assert not firmware.there(told, UUID)
+
+
+def test_a_file_has_the_owner_that_its_place_had_when_the_guest_was_gone(tmp_path: Path) -> None:
+    (tmp_path / "vars").write_bytes(b"old")
+    with small(tmp_path) as files:
+        files.write()
+        os.chown(tmp_path / "vars", 1234, 1234)
+        files.swap()
+        files.keep()
+    assert (tmp_path / "vars").stat().st_uid == 1234
+
+
+def test_qemu_may_go_through_a_folder_that_was_missing_for_its_nvram(tmp_path: Path) -> None:
+    place = tmp_path / "images" / "nvram" / "vars"
+    with SmallFiles({"nvram": b"new"}, {"nvram": str(place)}, ID, replace=False) as files:
+        files.write()
+        files.swap()
+        files.keep()
+    assert place.parent.stat().st_mode & 0o777 == 0o711
+    assert place.stat().st_mode & 0o777 == 0o600

@@ -43,7 +43,7 @@ def test_the_journal_is_its_owners_alone(journal: Journal, path: Path) -> None:
 
     assert path in files
     assert {stat.S_IMODE(one.stat().st_mode) for one in files} == {0o600}
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o711
 
 
 def test_the_journal_is_where_the_environment_says() -> None:

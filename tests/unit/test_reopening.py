@@ -19,6 +19,7 @@ NODES: list[dict[str, Any]] = [
     {"node-name": "s0", "drv": "file", "ro": False, "file": "/srv/a.qcow2"},
     {"node-name": "s1", "drv": "file", "ro": True, "file": "/srv/base.qcow2"},
     {"node-name": "s2", "drv": "host_device", "ro": False, "file": "/dev/vg/b"},
+    {"node-name": "s4", "drv": "file", "ro": False, "file": "/dev/fdset/2"},
     {"node-name": "s3", "drv": "nbd", "ro": False, "file": "nbd://beta:10809/x"},
 ]
 

@@ -1,9 +1,11 @@
 """A standby's description, and that of the guest it becomes."""
 
+from collections.abc import Callable
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from vmckpt.hypervisor import storage
 from vmckpt.replicate import standby_xml
 
 Q = f"{{{standby_xml.QEMU}}}"
@@ -149,3 +151,24 @@ def test_owners_of_shared_images_are_left_alone_and_of_no_others() -> None:
         "sda": [],  # empty
     }
     assert standby_xml.with_owners_kept(XML, set()) == XML
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda xml: standby_xml.clean(xml, {"vdb": "/new.raw"}),
+        lambda xml: standby_xml.standby(xml, {"vdb": "/new.raw"}, "s"),
+        lambda xml: storage.with_images_at(xml, {"vdb": "/new.raw"}),
+        lambda xml: storage.with_images_at(xml, {"vdb": "/srv/two.raw"}),
+    ],
+)
+def test_a_new_image_is_given_to_qemu_whatever_was_said_of_the_one_before(
+    make: Callable[[str], str],
+) -> None:
+    kept = standby_xml.with_owners_kept(XML, {"vdb", "vdc"})
+    made = ET.fromstring(make(kept))
+    labels = {
+        node.find("target").get("dev"): len(list(node.iter("seclabel")))  # type: ignore[union-attr]
+        for node in made.findall("devices/disk")
+    }
+    assert (labels["vdb"], labels["vdc"]) == (0, 1)

@@ -1,6 +1,7 @@
 """A restore's images: the new ones all in place, or those from before, whenever it breaks off."""
 
 import io
+import os
 from pathlib import Path
 from typing import cast
 
@@ -80,3 +81,15 @@ def test_a_fork_that_did_not_start_leaves_none(tmp_path: Path) -> None:
     with work(tmp_path, replace=False) as images_:
         images_.swap()
     assert contents(tmp_path) == {}
+
+
+def test_an_image_has_the_owner_that_its_place_had_when_the_guest_was_gone(tmp_path: Path) -> None:
+    written(tmp_path)
+    with work(tmp_path) as images_:
+        # libvirt gives images back to their owners when a guest ends.
+        os.chown(tmp_path / "vda", 1234, 1234)
+        (tmp_path / "vda").chmod(0o640)
+        images_.swap()
+        images_.keep()
+    told = (tmp_path / "vda").stat()
+    assert (told.st_uid, told.st_gid, told.st_mode & 0o777) == (1234, 1234, 0o640)

@@ -7,7 +7,7 @@ from vmckpt.model.images import Drive
 
 XML = """<domain type='qemu'><name>web</name><devices>
   <disk type='file' device='disk'><driver name='qemu' type='qcow2' discard='unmap'/>
-    <source file='/images/web.qcow2' index='1'><seclabel model='dac' relabel='no'/></source>
+    <source file='/images/web.qcow2' index='1'><seclabel model='selinux' relabel='no'/></source>
     <backingStore/><target dev='vda' bus='virtio'/><alias name='virtio-disk0'/></disk>
   <disk type='file' device='disk'><source file='/images/b.raw'/><target dev='vdb'/></disk>
   <disk type='block' device='lun'><driver type='raw'/><source dev='/dev/sdx'/>

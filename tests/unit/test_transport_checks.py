@@ -1,7 +1,10 @@
 """Can a stream be encrypted, and under which name?"""
 
 import datetime
+import subprocess
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -180,3 +183,52 @@ def test_only_migration_ports_are_listened_to(port: int, payload: bytes | None) 
 
     assert capture.migration_payload(ethernet + ip + tcp + b"abc") == payload
     assert capture.migration_payload(b"\x86\xdd" + ethernet) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "folder"),
+    [
+        ('default_tls_x509_cert_dir = "/etc/a"', "/etc/a"),
+        ('\tdefault_tls_x509_cert_dir="/etc/a"  # ours', "/etc/a"),
+        ("default_tls_x509_cert_dir\t= '/etc/a#1' # ours", "/etc/a#1"),
+        ('default_tls_x509_cert_dir = "/etc/b"\ndefault_tls_x509_cert_dir = "/etc/a"', "/etc/a"),
+        ('#default_tls_x509_cert_dir = "/etc/b"', "/etc/pki/qemu"),
+        ('xdefault_tls_x509_cert_dir = "/etc/b"', "/etc/pki/qemu"),
+    ],
+)
+def test_libvirts_configuration_is_read_as_it_reads_it(
+    tmp_path: Path, line: str, folder: str
+) -> None:
+    conf = tmp_path / "qemu.conf"
+    conf.write_text(f'user = "root" # as ever\n{line}\ndefault_tls_x509_verify = 0 # no\n')
+    script = certificates._SCRIPT.replace("/etc/libvirt/qemu.conf", str(conf))
+    words = ["sh", "-s", "--", *sorted(ALL)]
+    done = subprocess.run(words, input=script, capture_output=True, text=True, check=True)
+    found = certificates.parse(done.stdout, "alpha")
+    assert (found.folder, found.verifies_clients, found.user) == (folder, False, "")
+
+
+@pytest.mark.parametrize(
+    ("mode", "key", "found"),
+    [
+        (0o755, 0o644, set()),
+        (0o755, 0o600, {SERVER_KEY}),
+        (0o700, 0o644, {"."}),
+    ],
+)
+def test_what_qemus_user_may_not_read_is_tried(mode: int, key: int, found: set[str]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        place.chmod(mode)
+        for one in (CA, SERVER, SERVER_KEY):
+            (place / one).write_text(one)
+        (place / SERVER_KEY).chmod(key)
+        conf = place / "qemu.conf"
+        conf.write_text(
+            f'user = "+65534"\ngroup = "nogroup"\nmigrate_tls_x509_cert_dir = "{place}"\n'
+        )
+        script = certificates._SCRIPT.replace("/etc/libvirt/qemu.conf", str(conf))
+        words = ["sh", "-s", "--", *sorted(ALL)]
+        done = subprocess.run(words, input=script, capture_output=True, text=True, check=True)
+    told = certificates.parse(done.stdout, "alpha")
+    assert (told.user, set(told.unreadable)) == ("65534", found)

@@ -48,6 +48,12 @@ def free(place: Path, snapshot: str, *, replace: bool) -> None:
         )
 
 
+def _as_it_was(new: Path, before: os.stat_result) -> None:
+    """Right before it takes its place: while the guest ran that was QEMU's user's."""
+    new.chmod(stat.S_IMODE(before.st_mode))
+    os.chown(new, before.st_uid, before.st_gid)
+
+
 class Images:
     """The images of one restore. Use as a context manager: what was not kept is taken back."""
 
@@ -76,7 +82,7 @@ class Images:
         for disk in self._private.facts.disks:
             free(self._place(disk), self._order.snapshot, replace=self._order.replace)
         for disk in self._private.facts.disks:
-            self._write(disk)
+            self._make(disk)
 
     def marks(self) -> dict[str, str]:
         """Of each, before it is in its place."""
@@ -88,6 +94,7 @@ class Images:
             place = self._place(disk)
             self._swapped.append(disk)
             if place.exists():
+                _as_it_was(self._new(disk), place.stat())
                 place.rename(self._aside(disk))
             self._new(disk).rename(place)
 
@@ -109,13 +116,6 @@ class Images:
 
     def _aside(self, disk: DiskMake) -> Path:
         return beside(self._place(disk), self._order.snapshot)[1]
-
-    def _write(self, disk: DiskMake) -> None:
-        self._make(disk)
-        if self._place(disk).exists():
-            before = self._place(disk).stat()
-            self._new(disk).chmod(stat.S_IMODE(before.st_mode))
-            os.chown(self._new(disk), before.st_uid, before.st_gid)
 
     def _make(self, disk: DiskMake) -> None:
         region = self._private.region(disk.target)
@@ -152,7 +152,7 @@ class Images:
 
     def _run(self, words: Sequence[str], trouble: Sequence[Exception]) -> None:
         with subprocess.Popen(
-            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, umask=0o077
         ) as program:
             while True:
                 with suppress(subprocess.TimeoutExpired):

@@ -12,6 +12,7 @@ if sys.argv[1:] == ["--version"] and (
     sys.exit()
 
 import logging
+import os
 import signal
 from importlib import import_module
 from typing import Any
@@ -25,6 +26,7 @@ log = logging.getLogger("vmckpt.agent")
 def main() -> None:
     """Exit status 0 when the order was carried out, 1 when it was told why not."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
+    os.umask(0o022)  # folders of ours that QEMU enters; what is private says so
     # The terminal's Ctrl-C is the controller's to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     talk = Talk(sys.stdin, sys.stdout)

@@ -23,6 +23,7 @@ _NICE = -10
 def main() -> None:
     """Exit status 0 when the protection has ended, 1 when it must be started again."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
+    os.umask(0o022)  # folders of ours that QEMU enters; what is private says so
     folder = Path(sys.argv[1])
     wishes = Wishes()
     signal.signal(signal.SIGTERM, lambda *_: wishes.add(Wish.END))

@@ -209,6 +209,7 @@ class _Trial:
         trial_files.make_images(session, fleeces, socket)
         if firmware is not None and nvram is not None:
             shutil.copyfile(firmware, nvram)
+            Path(nvram).chmod(0o600)
         fleecing.prepare(monitor, fleeces)
         disks = {target: (image, str(socket)) for target, image in images.items()}
         description = trial_xml.copy(

@@ -61,13 +61,13 @@ class SmallFiles:
                 out.write(content)
                 out.flush()
                 os.fsync(out.fileno())
-            _owned(new, place, tpm=name.startswith(_TPM))
 
     def swap(self) -> None:
         """Put them in their places; what is there is put aside until `keep`. Raises OSError."""
-        for place in self._places.values():
+        for name, place in self._places.items():
             new, aside = beside(place, self._snapshot)
             self._swapped.append(place)
+            _owned(new, place, tpm=name.startswith(_TPM))
             if place.exists():
                 place.rename(aside)
             new.rename(place)
@@ -86,7 +86,7 @@ class SmallFiles:
         if folder.is_dir():
             return
         self._folder(folder.parent, tpm=tpm)
-        folder.mkdir(mode=0o700)
+        folder.mkdir(mode=0o700 if tpm else 0o711)  # QEMU is given the files, not their folders
         self._made.append(folder)
         if tpm:
             _owned(folder, folder, tpm=True)

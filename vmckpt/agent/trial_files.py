@@ -91,7 +91,7 @@ def make_images(session: Session, fleeces: tuple[Fleece, ...], socket: Path) -> 
 
 def _make(session: Session, *words: str) -> None:
     command = ["qemu-img", "create", "-q", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, umask=0o077)
     if done.returncode != 0:
         why = done.stderr.strip().splitlines()[-1:] or ["no word"]
         raise BadInput(f"{session.host}: an image for the test cannot be made: {why[0]}")

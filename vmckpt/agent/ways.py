@@ -72,7 +72,6 @@ def capture(
     Hooks may be called once more if the first way turns out not to work. Raises CannotCapture,
     CaptureFailed, HypervisorError, GuestBusy or Cancelled.
     """
-    reopening.check(monitor)
     work = _Capture(monitor, wanted, hooks, stop, stack)
     choice = choosing.choose(wanted.way, _look(monitor, wanted.way))
     if choice.against is not None:
@@ -126,6 +125,8 @@ class _Capture:
 
     def done(self, choice: Choice, warnings: tuple[str, ...]) -> Memory:
         """By that way. Raises as `capture`."""
+        if choice.way is not Way.BACKGROUND:  # QEMU's own snapshots let go of no image
+            reopening.check(self._monitor)
         if choice.way is Way.SHARED:
             return self._shared(choice, warnings)
         # libvirt's file is there until it has been taken apart.

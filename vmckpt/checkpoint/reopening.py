@@ -16,12 +16,17 @@ from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor.monitor import Monitor
 
 _ON_HOST = {"file", "host_device"}
+_HANDED = "/dev/fdset/"
+"""libvirt gave QEMU an open file, which needs no name."""
 # Says those that may not be read and written.
 _TRY = 'for one in "$@"; do [ -r "$one" ] && [ -w "$one" ] || printf "%s\\0" "$one"; done'
 
 
 def check(monitor: Monitor) -> None:
-    """Raises CannotCapture if its QEMU could not open an image again, and HypervisorError."""
+    """Raises CannotCapture if its QEMU could not open an image again, and HypervisorError.
+
+    Where that cannot be tried nothing is said.
+    """
     process = userfault.find_process(monitor.guest)
     if process is None:
         return
@@ -37,7 +42,8 @@ def check(monitor: Monitor) -> None:
 
 def writable(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     """What on the host its disks are written to, of what QEMU says (query-named-block-nodes)."""
-    return sorted({str(one["file"]) for one in nodes if one["drv"] in _ON_HOST and not one["ro"]})
+    written = {str(one["file"]) for one in nodes if one["drv"] in _ON_HOST and not one["ro"]}
+    return sorted(one for one in written if not one.startswith(_HANDED))
 
 
 def as_it_runs(status: str) -> list[str] | None:
@@ -57,15 +63,21 @@ def _user(process: int) -> int:
 
 def _closed(process: int, paths: Sequence[str]) -> list[str]:
     """Those that it may not read and write; none if that cannot be tried."""
-    words = as_it_runs(Path(f"/proc/{process}/status").read_text())
-    if words is None or not paths:
+    if not paths:
         return []
-    # It may see other devices than we do.
-    command = ["nsenter", "--mount", "--target", str(process), "--", "setpriv", *words]
     try:
-        done = subprocess.run(
-            [*command, "sh", "-c", _TRY, "sh", *paths], capture_output=True, text=True, check=False
-        )
-    except OSError:
+        words = as_it_runs(Path(f"/proc/{process}/status").read_text())
+        if words is None:
+            return []
+        command = ["setpriv", *words, "sh", "-c", _TRY, "sh", *paths]
+        if not _sees_as_we_do(process):  # other devices, say
+            command = ["nsenter", "--mount", "--target", str(process), "--", *command]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # it has ended, or there are no such programs
         return []
     return [path for path in done.stdout.split("\0") if path]
+
+
+def _sees_as_we_do(process: int) -> bool:
+    own, its = (Path(f"/proc/{one}/ns/mnt").stat() for one in ("self", process))
+    return (own.st_dev, own.st_ino) == (its.st_dev, its.st_ino)

@@ -379,3 +379,12 @@ def _time(stats: Stats, *keys: str) -> Seconds | None:
         with suppress(ValueError):
             return Seconds(count(stats.get(key), key) / 1000)
     return None
+
+
+def another_image(source: ET.Element) -> bool:
+    """The disk with this <source> gets another image, which libvirt must give to QEMU: what was
+    said of the one before, whose owner it was to leave alone, goes. Whether something was said."""
+    kept = source.findall("seclabel[@model='dac'][@relabel='no']")
+    for label in kept:
+        source.remove(label)
+    return bool(kept)

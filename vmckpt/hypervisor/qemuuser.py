@@ -1,11 +1,13 @@
 """As whom libvirt runs QEMU on a host, and folders where that user may make what we ask it for."""
 
 import os
+import stat
+import subprocess
 from pathlib import Path
 
 import libvirt
 
-from vmckpt.errors import HypervisorError
+from vmckpt.errors import BadInput, HypervisorError
 from vmckpt.hypervisor import library, parse
 
 
@@ -33,8 +35,24 @@ def owner_in(capabilities: str) -> tuple[int, int]:
 def make_folder(place: Path, to: tuple[int, int]) -> Path:
     """A folder of our own on this machine where QEMU, which runs as `to`, may make its sockets.
 
-    Fine if it is there. Raises OSError.
+    Fine if it is there. Raises OSError, and BadInput if QEMU may not go there.
     """
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chown(place, *to)
+    if to[0] and not _may_enter(place, to):
+        shut = [one for one in place.parents if not one.stat().st_mode & stat.S_IXOTH]
+        raise BadInput(
+            f"QEMU, which runs as {to[0]}, may not go to {place}",
+            mend=f"run chmod o+x {shut[-1] if shut else place.parent} there",
+        )
     return place
+
+
+def _may_enter(place: Path, to: tuple[int, int]) -> bool:
+    """As far as it can be tried."""
+    words = ["setpriv", "--reuid", str(to[0]), "--regid", str(to[1]), "--init-groups"]
+    try:
+        done = subprocess.run([*words, "test", "-x", place], capture_output=True, check=False)
+    except OSError:
+        return True
+    return done.returncode != 1 or bool(done.stderr)

@@ -52,24 +52,29 @@ def _in(node: ET.Element | None) -> ET.Element | None:
 
 
 def with_images_at(xml: str, paths: Mapping[str, str]) -> str:
-    """A domain XML in which these disks ("vda") have their images elsewhere; all else stays."""
+    """A domain XML in which these disks ("vda") have new images, at these paths; all else stays."""
     root = parse.tree(xml, "domain")
+    changed = False
     for disk in root.findall("devices/disk"):
         target, source = disk.find("target"), disk.find("source")
         name = target.get("dev", "") if target is not None else ""
         if name in paths and source is not None and source.get("file") is not None:
+            changed |= parse.another_image(source) or source.get("file") != paths[name]
             source.set("file", paths[name])
-    return ET.tostring(root, encoding="unicode")
+    return ET.tostring(root, encoding="unicode") if changed else xml
 
 
 async def definitions_with_images_at(
     source: Hypervisor, uuid: str, paths: Mapping[str, str]
-) -> tuple[str, str | None]:
-    """The running guest and its definition (None: it has none) for a target with other paths."""
+) -> tuple[str | None, str | None]:
+    """The running guest and its definition (None: it has none) for a target with these images;
+    nothing at all if they are the same for that."""
 
-    def read(connection: libvirt.virConnect) -> tuple[str, str | None]:
+    def read(connection: libvirt.virConnect) -> tuple[str | None, str | None]:
         domain = connection.lookupByUUIDString(uuid)
-        running = with_images_at(domain.XMLDesc(_WHOLE), paths)
+        whole = domain.XMLDesc(_WHOLE)
+        if (running := with_images_at(whole, paths)) == whole:
+            return None, None
         if not domain.isPersistent():
             return running, None
         stored = domain.XMLDesc(_WHOLE | libvirt.VIR_DOMAIN_XML_INACTIVE)

@@ -33,7 +33,8 @@ class SqliteDatabase(Database):
             if read_only:
                 _look(path)
             else:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                # QEMU goes through it where the agent's folder is in there; the files are ours.
+                path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
                 _make_file(path)
         except OSError as exc:
             mend = "name another folder in VMCKPT_STATE"

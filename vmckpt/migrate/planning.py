@@ -385,11 +385,9 @@ async def order(plan: Plan, source: Hypervisor) -> MoveOrder:
     )
     if not plan.copies.copies:
         return made
-    running, stored = None, None
-    if plan.copies.moved:
-        running, stored = await storage.definitions_with_images_at(
-            source, guest.uuid, plan.copies.moved
-        )
+    running, stored = await storage.definitions_with_images_at(
+        source, guest.uuid, plan.copies.placed
+    )
     return replace(
         made, copied_disks=plan.copies.disks, target_xml=running, target_definition=stored
     )

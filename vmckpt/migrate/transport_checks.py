@@ -112,6 +112,9 @@ def _missing(
         if gone := [name for name in needed if name not in has.present]:
             text = f"no {', '.join(gone)} in {has.folder}"
             yield _blocker("tls-missing", host, text, _GUIDE)
+        if "." in has.unreadable:
+            text = f"QEMU, which runs as {has.user}, may not enter {has.folder}"
+            yield _blocker("tls-unreadable", host, text, f"run chmod o+x {has.folder} there")
         for name in sorted(has.unreadable & set(needed)):
             path = f"{has.folder}/{name}"
             text = f"QEMU, which runs as {has.user}, may not read {path}"

@@ -24,6 +24,7 @@ class QemuCertificates:
     hostname: str
     """What the host calls itself."""
     unreadable: frozenset[str] = frozenset()
-    """Those of `present` that QEMU may not read; none if that could not be tried."""
+    """Those of `present` that QEMU may not read, "." if it may not enter the folder; none if that
+    could not be tried."""
     user: str = ""
     """As whom QEMU runs, if it is not root and known."""

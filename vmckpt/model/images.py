@@ -127,9 +127,9 @@ class CopyPlan:
         return tuple(copy.name for copy in self.copies)
 
     @property
-    def moved(self) -> dict[str, str]:
-        """Disks that get another path on the target, and that path."""
-        return {copy.name: copy.path for copy in self.copies if copy.path != copy.source}
+    def placed(self) -> dict[str, str]:
+        """Where each copied disk's image is on the target."""
+        return {copy.name: copy.path for copy in self.copies}
 
     @property
     def room(self) -> dict[str, Bytes]:

@@ -11,7 +11,9 @@ from vmckpt.remote.ssh import Remote
 _SCRIPT = r"""
 say() { printf '%s\n' "$1"; }
 value() {
-    sed -n "s/^ *$1 *= *\"*\([^\"]*\)\"* *$/\1/p" /etc/libvirt/qemu.conf 2>/dev/null | tail -n 1
+    sed -n "s/^[[:space:]]*$1[[:space:]]*=[[:space:]]*//p" /etc/libvirt/qemu.conf 2>/dev/null |
+        tail -n 1 | sed -e 's/^"\([^"]*\)".*/\1/' -e t -e "s/^'\([^']*\)'.*/\1/" -e t \
+            -e 's/[[:space:]]*#.*//' -e 's/[[:space:]]*$//'
 }
 folder=$(value migrate_tls_x509_cert_dir)
 if [ -z "$folder" ] && [ -d /etc/pki/libvirt-migrate ]; then folder=/etc/pki/libvirt-migrate; fi
@@ -41,6 +43,7 @@ if [ "$(id -u "$user" 2>/dev/null || echo 0)" != 0 ]; then
     setpriv --reuid "$user" --regid "${group:-$(id -gn "$user")}" --init-groups sh -c '
         folder=$1
         shift
+        [ -x "$folder" ] || { echo "unreadable ."; exit 0; }
         for name in "$@"; do [ -r "$folder/$name" ] || echo "unreadable $name"; done
     ' sh "$folder" $there 2>/dev/null
 fi

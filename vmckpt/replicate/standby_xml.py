@@ -74,6 +74,7 @@ def place(root: ET.Element, images: Mapping[str, str]) -> None:
         if name not in images or source is None:
             continue
         source.attrib.clear()
+        parse.another_image(source)
         disk.set("type", "file")
         source.set("file", images[name])
         for node in disk.findall("backingStore"):

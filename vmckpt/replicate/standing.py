@@ -68,7 +68,7 @@ def _image(session: Session, disk: Disk) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     _mark(path).write_text(session.session)
     command = ["qemu-img", "create", "-q", "-f", disk.format, str(path), str(disk.size)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, umask=0o077)
     if done.returncode != 0:
         _forget(path)
         why = done.stderr.strip().splitlines()[-1:] or ["no word"]

@@ -89,6 +89,7 @@ def _place(root: ET.Element, images: Mapping[str, str]) -> None:
             if (why := _no_image(disk, source)) is not None:
                 raise ValueError(f"disk {name} {why}")
             source.attrib.clear()
+            parse.another_image(source)
             source.set("file", images[name])
             for node in disk.findall("backingStore"):
                 disk.remove(node)
