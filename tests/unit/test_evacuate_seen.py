@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -350,3 +351,45 @@ def test_a_guest_that_is_not_defined_is_not_shut_down_for_a_while() -> None:
     told = answers(at("alpha", vm("a", persistent=False)), at("beta"))
     _, left = placed(told, policy=by("strategy: shutdown-and-return"))
     assert left["a"] == "it is not defined on its host: once stopped it would be gone"
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"saved": True}, "its memory is saved on its host"),
+        ({"tpm": True}, "its TPM's state"),
+        ({"host_devices": ("hostdev pci",)}, "it holds a device of its host"),
+        ({"snapshots": 2}, "with snapshots"),
+    ],
+)
+def test_who_is_off_is_not_parted_from_what_belongs_to_it(more: dict[str, Any], why: str) -> None:
+    going, left = placed(answers(at("alpha", vm("a", state=GuestState.SHUT_OFF, **more)), at("b")))
+    assert not going
+    assert why in left["a"]
+
+
+def test_who_is_off_goes_only_where_its_nvram_is_seen() -> None:
+    off = vm("a", state=GuestState.SHUT_OFF, nvram="/nv/a.fd")
+    for sees, goes in ((True, {"a": "beta"}), (False, {})):
+        same = {("alpha", "beta"): {"/srv/a.raw": True, "/nv/a.fd": sees}}
+        assert placed(answers(at("alpha", off), at("beta"), same=same))[0] == goes
+
+
+def test_who_is_off_as_his_policy_would_have_him_is_not_moved() -> None:
+    told = answers(at("alpha", vm("a", state=GuestState.SHUT_OFF, saved=True)), at("beta"))
+    for strategy in ("suspend-to-snapshot", "shutdown-and-return"):
+        own = {"a": by(f"strategy: {strategy}", name="kept")}
+        assert placed(told, own=own) == ({}, {})
+        assert EMPTY.to_stop(seen(told, own=own)) == frozenset()
+
+
+def test_a_protected_guest_goes_to_its_standby_only_to_empty_its_host() -> None:
+    a = vm("a", memory=Bytes(6 * GIB))
+    standby = replace(a, state=GuestState.STANDBY)
+    who = {"u-a": Protected(primary="alpha", backup="beta", job="p-1")}
+    told = answers(at("alpha", a, vm("b")), at("beta", standby), at("gamma"), protected=who)
+    for task in (Task(kind=Kind.BALANCE), Task(kind=Kind.EVACUATE, host="gamma")):
+        (seated,) = (one for one in task.fleet(seen(told)).tenants if one.name == "a")
+        assert "would have no standby" in str(seated.stays)
+    only = replace(EMPTY, to=frozenset({"gamma"}))
+    assert placed(told, only)[1]["a"].count("pinned") == 0

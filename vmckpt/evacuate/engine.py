@@ -18,7 +18,7 @@ from vmckpt.evacuate.links import Move
 from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.plan import Plan
 from vmckpt.evacuate.seen import ON_ITS_WAY, Known, Seen, Way
-from vmckpt.evacuate.task import Task
+from vmckpt.evacuate.task import FLEET, Task
 from vmckpt.journal.records import Request, RequestKind
 from vmckpt.migrate.wishes import Desk
 from vmckpt.model.events import Decided
@@ -370,6 +370,8 @@ class Run:
 
 
 def _again(task: Task) -> str:
+    if task.host == FLEET:
+        return f"vmckpt {task.kind} goes on"
     return f"vmckpt {task.kind} {task.host} goes on"
 
 

@@ -154,7 +154,7 @@ async def balanced(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Pl
     limits, checks = scope.terms(task), plans.NO_CHECKS
     for number in range(_ROUNDS):
         seen = await look(hosts, scope, task)
-        found = balance.propose(plans.without(seen.fleet, checks), limits.rules)
+        found = balance.propose(plans.without(task.fleet(seen), checks), limits.rules)
         goes = frozenset((seen.known[one.tenant.name].guest.uuid, one.target) for one in found)
         made = await plan(hosts, scope, replace(task, goes=goes), caller)
         if not made.left or number == _ROUNDS - 1:

@@ -166,6 +166,8 @@ class Seating:
 
 def lacks(needs: Needs, place: Place) -> str | None:
     """What a host lacks for a guest, however empty it is; None: nothing."""
+    if needs.only is not None and not needs.only:
+        return "the only host that it may go to is none that it is to go to"
     if needs.only is not None and place.name not in needs.only:
         return f"it is pinned to {', '.join(sorted(needs.only))}"
     if against := [why for at, why in needs.never if at == place.name]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
+from vmckpt.evacuate import movable
 from vmckpt.evacuate.fleet import Fleet, Needs, Place, Tenant
 from vmckpt.model.guests import Guest, GuestState
 from vmckpt.model.hosts import Host, HostFacts
@@ -50,7 +51,6 @@ _LAST = -1_000_000
 _ITSELF, _NAMESAKE = "the guest or its standby is there", "another guest of that name is there"
 _SMALL = Bytes(1 * MIB)
 """What travels where no memory does."""
-_RUNS = (GuestState.RUNNING, GuestState.BLOCKED)
 UNKNOWN_LINK = BytesPerSecond(125_000_000)
 """Until a plan has forecasts: 1 Gbit/s."""
 
@@ -144,8 +144,9 @@ def files(guest: Guest) -> list[str]:
 
 
 def all_files(guest: Guest) -> list[str]:
-    """With those that they lie on. Of a guest that runs preflight looks at these."""
-    return files(guest) + [file for disk in guest.disks for file in disk.below]
+    """With those that they lie on, and its NVRAM. Of a guest that runs preflight looks at these."""
+    nvram = [guest.nvram] if guest.nvram is not None else []
+    return files(guest) + [file for disk in guest.disks for file in disk.below] + nvram
 
 
 def networks(guest: Guest) -> frozenset[str]:
@@ -256,7 +257,7 @@ def _stays(guest: Guest, look: Look, answers: Answers, policy: Policy, way: Way)
     if policy.evacuation.strategy is Strategy.LEAVE:
         return f"its policy {policy.name} leaves it where it is"
     if way is Way.OFFLINE:
-        return _immovable(guest) if policy.evacuation.move_shut_off else _LEFT_OFF
+        return movable.immovable(guest) if policy.evacuation.move_shut_off else _LEFT_OFF
     if way is Way.SWITCH:
         return _unswitchable(guest, look, answers)
     if guest.leaves:
@@ -265,24 +266,14 @@ def _stays(guest: Guest, look: Look, answers: Answers, policy: Policy, way: Way)
         return f"a job holds it: {guest.job}"
     if policy.evacuation.strategy.stops:
         return _unstoppable(guest, policy.evacuation.strategy)
-    return _fixed(guest)
-
-
-def _immovable(guest: Guest) -> str | None:
-    """Why a guest that is off is not defined elsewhere: nobody tries there before it is started."""
-    if guest.snapshots:
-        return _snapshots(guest)
-    for disk in guest.disks:
-        if disk.kind not in ("file", "network") and not disk.read_only:
-            return f"nobody can see whether another host has its disk {disk.target} ({disk.kind})"
-    return None
+    return movable.fixed(guest)
 
 
 def _unstoppable(guest: Guest, strategy: Strategy) -> str | None:
     """Why a guest cannot be stopped for a while; None: it can."""
     if not guest.persistent:
         return "it is not defined on its host: once stopped it would be gone"
-    return _tied(guest) if strategy is Strategy.SUSPEND else None
+    return movable.tied(guest) if strategy is Strategy.SUSPEND else None
 
 
 def _unswitchable(guest: Guest, look: Look, answers: Answers) -> str | None:
@@ -298,28 +289,6 @@ def _unswitchable(guest: Guest, look: Look, answers: Answers) -> str | None:
         f"it is protected ({protected.job}), and {protected.backup} has no standby of it that is"
         " ready"
     )
-
-
-def _fixed(guest: Guest) -> str | None:
-    """What of a guest itself forbids to move it; preflight would say so of any target."""
-    if (why := _tied(guest)) is not None:
-        return why
-    if guest.snapshots:
-        return _snapshots(guest)
-    if guest.state not in _RUNS:
-        return f"it is {guest.state}"
-    return None
-
-
-def _snapshots(guest: Guest) -> str:
-    return f"libvirt moves no guest with snapshots; it has {guest.snapshots}"
-
-
-def _tied(guest: Guest) -> str | None:
-    """What of a guest neither moves nor can be saved."""
-    if guest.host_devices:
-        return f"it holds a device of its host: {guest.host_devices[0]}"
-    return None
 
 
 def _tenant(one: Known, answers: Answers, stays: str | None) -> Tenant:

@@ -56,7 +56,7 @@ class Task:
                 if one.host != goes.get(one.guest.uuid, one.host)
             )  # fmt: skip
         there = {one.name for one in seen.fleet.tenants if one.host == self.host}
-        return frozenset(there - self.to_stop(seen))
+        return frozenset(there - self.to_stop(seen) - _stopped(seen))
 
     def unseen(self, seen: Seen) -> tuple[Left, ...]:
         """Who is to go somewhere and cannot as it is, or was not found while hosts are silent that
@@ -101,7 +101,7 @@ class Task:
         tenants = tuple(
             replace(one, needs=replace(one.needs, only=_both(bound[one.name], one.needs.only)))
             if one.name in bound else one
-            for one in seen.fleet.tenants
+            for one in _settled(seen, asked)
         )  # fmt: skip
         return Fleet(places, _become(seen, asked, tenants))
 
@@ -128,9 +128,27 @@ class Task:
         )  # fmt: skip
 
 
+def _settled(seen: Seen, asked: frozenset[str]) -> tuple[Tenant, ...]:
+    """Who is protected leaves its standby only to empty its host: it would have none then."""
+    return tuple(
+        replace(one, stays="it is protected, and would have no standby then")
+        if one.stays is None and one.name not in asked and one.name in seen.known
+        and seen.known[one.name].way is Way.SWITCH else one
+        for one in seen.fleet.tenants
+    )  # fmt: skip
+
+
 def _stops(known: Known | None) -> bool:
     """Whether a guest's policy has it shut down or suspended."""
     return known is not None and known.way is Way.LIVE and known.policy.evacuation.strategy.stops
+
+
+def _stopped(seen: Seen) -> frozenset[str]:
+    """Who is off, and would have been shut down or suspended: it is as its policy has it."""
+    return frozenset(
+        name for name, one in seen.known.items()
+        if one.way is Way.OFFLINE and one.policy.evacuation.strategy.stops
+    )  # fmt: skip
 
 
 def _both(wanted: frozenset[str], only: frozenset[str] | None) -> frozenset[str]:

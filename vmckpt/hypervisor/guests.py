@@ -190,6 +190,7 @@ def described(domain: libvirt.virDomain) -> Guest:
         autostart=bool(domain.autostart()),
         snapshots=domain.snapshotNum(),
         job=_job(domain),
+        saved=not domain.isActive() and bool(domain.hasManagedSaveImage()),
     )
 
 

@@ -125,6 +125,7 @@ def guest(
     autostart: bool,
     snapshots: int,
     job: str | None,
+    saved: bool = False,
 ) -> Guest:
     """A guest from its domain XML (the live one for a guest that runs) and what else was asked."""
     root = tree(xml, "domain")
@@ -166,6 +167,9 @@ def guest(
         snapshots=snapshots,
         job=job or _block_job(root),
         labels=_labels(root),
+        saved=saved,
+        nvram=root.findtext("os/nvram") or None,
+        tpm=root.find("devices/tpm/backend[@type='emulator']") is not None,
     )
 
 

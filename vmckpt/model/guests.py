@@ -106,6 +106,12 @@ class Guest:
     """The job that holds the guest; None if none does."""
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What the operator wrote into its metadata, to choose policies by."""
+    saved: bool = False
+    """It is off, and goes on from memory that its host's libvirt keeps (managed save)."""
+    nvram: str | None = None
+    """The file of its firmware's variables."""
+    tpm: bool = False
+    """It has a TPM whose state is in files of its host."""
 
     @property
     def leaves(self) -> bool:

@@ -45,8 +45,15 @@ def _rate(text: object) -> BytesPerSecond:
     return parse_rate(str(text))
 
 
+def _link(text: object) -> BytesPerSecond:
+    if (found := _rate(text)) <= 0:
+        raise ValueError(f"{text!r}: a link carries something")
+    return found
+
+
 _Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 _Rate = Annotated[BytesPerSecond, BeforeValidator(_rate)]
+_Link = Annotated[BytesPerSecond, BeforeValidator(_link)]
 
 
 class _Strict(BaseModel):
@@ -57,7 +64,7 @@ class _Hosts(_Strict):
     name: _Names
     memory: Size
     cpus: Annotated[int, Field(ge=1)]
-    link: _Rate = BytesPerSecond(1_250_000_000)
+    link: _Link = BytesPerSecond(1_250_000_000)
     labels: dict[str, str] = {}
     closed: str | None = None
     """Why nothing is placed there."""
