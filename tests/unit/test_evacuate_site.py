@@ -144,7 +144,7 @@ async def test_who_is_not_stopped_or_not_started_is_left_and_nothing_else(
 ) -> None:
     monkeypatch.setenv(places.VARIABLE, str(tmp_path / "journal.db"))
     policy = by("strategy: shutdown-and-return")
-    there = [vm("a")] if kind is Kind.EVACUATE else []
+    there = [vm("a") if kind is Kind.EVACUATE else vm("a", state=GuestState.SHUT_OFF)]
 
     async def look(*_: object) -> Seen:
         return seen(answers(at("alpha", *there), at("beta")), policy)

@@ -89,14 +89,17 @@ def show_plan(plan: Plan, console: Console) -> None:
         console.print(f"{tenant.name}: is shut down and started again by vmckpt repopulate {host}")
     for tenant in plan.suspended:
         console.print(f"{tenant.name}: is saved there and goes on by vmckpt repopulate {host}")
+    for tenant in plan.starts:
+        console.print(f"{tenant.name}: is started there again ({show_bytes(tenant.memory)})")
     if plan.course.loads:
         _hosts(plan, console)
     for name, why in sorted(plan.silent.items()):
         console.print(f"not used: {at_host(name, why)}")
-    for one in plan.left:
+    for one in (*plan.left, *plan.not_started):
         console.print(output.styled("bold", f"stays: {one.tenant.name}:"), one.why)
         console.print(f"        → {one.mend}")
-    if not (plan.going or plan.left or plan.shut_down or plan.suspended):
+    stops = plan.shut_down or plan.suspended
+    if not (plan.going or plan.left or stops or plan.starts or plan.not_started):
         text = {
             Kind.EVACUATE: f"{host} is empty", Kind.BALANCE: "no move would pay for itself",
         }.get(plan.task.kind, f"{host} has all that was moved away and still runs")  # fmt: skip

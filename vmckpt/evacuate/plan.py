@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from vmckpt.evacuate import outlook, placement
+from vmckpt.evacuate import outlook, placement, waking
 from vmckpt.evacuate.course import Terms
 from vmckpt.evacuate.fleet import Fleet, Tenant
 from vmckpt.evacuate.links import Move
@@ -62,6 +62,10 @@ class Plan:
     """Seconds."""
     silent: Mapping[str, str]
     """Hosts that do not answer."""
+    starts: tuple[Tenant, ...] = ()
+    """Guests that were stopped before, and run again in the end."""
+    not_started: tuple[Left, ...] = ()
+    """Those who are not, as it looks now."""
 
     def check(self, going: Going) -> Checked | None:
         """What was found out about a move."""
@@ -73,9 +77,9 @@ class Plan:
         return {
             "kind": str(self.task.kind), "host": self.task.host,
             "moves": [self._move(one, begins) for one in self.going],
-            "left": [
-                {"guest": one.tenant.name, "why": one.why, "mend": one.mend} for one in self.left
-            ],
+            "left": [_left(one) for one in self.left],
+            "starts": [one.name for one in self.starts],
+            "not_started": [_left(one) for one in self.not_started],
             "shut_down": [one.name for one in self.shut_down],
             "suspended": [one.name for one in self.suspended],
             "hosts": [_load(one) for one in self.course.loads],
@@ -96,6 +100,10 @@ class Plan:
             "ends_ms": None if step is None else _ms(step.ends),
             "warnings": [] if found is None else [one.as_json() for one in found.warnings],
         }  # fmt: skip
+
+
+def _left(one: Left) -> dict[str, Any]:
+    return {"guest": one.tenant.name, "why": one.why, "mend": one.mend}
 
 
 def _ms(seconds: float) -> float | None:
@@ -211,6 +219,7 @@ def made(task: Task, seen: Seen, found: placement.Placement, checks: Checks, ter
     stuck = {one.name for one in plays[1].stuck}
     stops = [one for one in fleet.tenants if one.name in task.to_stop(seen)]
     saved = {one.name for one in stops if seen.known[one.name].suspends}
+    wakes = waking.decide(task, seen, terms.rules)
     return Plan(
         task=task, going=tuple(one for one in found.going if one.tenant.name not in stuck),
         left=(*found.left, *(_never(one) for one in found.going if one.tenant.name in stuck)),
@@ -218,7 +227,7 @@ def made(task: Task, seen: Seen, found: placement.Placement, checks: Checks, ter
         suspended=tuple(one for one in stops if one.name in saved),
         checks=checks, course=plays[1],
         total=Range(min(one.total for one in plays), max(one.total for one in plays)),
-        silent=seen.silent,
+        silent=seen.silent, starts=tuple(wakes.starts.values()), not_started=wakes.left,
     )  # fmt: skip
 
 

@@ -313,6 +313,11 @@ def _tenant(one: Known, answers: Answers, stays: str | None) -> Tenant:
             return made
 
 
+def started(tenant: Tenant, guest: Guest) -> Tenant:
+    """One that is off, as it is once it runs."""
+    return replace(tenant, memory=Bytes(guest.memory + OVERHEAD), cpus=float(guest.vcpus))
+
+
 def _needs(guest: Guest, host: str, policy: Policy, answers: Answers) -> Needs:
     taken = frozenset(
         (look.host.name, _ITSELF if one.uuid == guest.uuid else _NAMESAKE)

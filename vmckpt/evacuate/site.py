@@ -15,7 +15,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.evacuate import report as reports
-from vmckpt.evacuate import scouting
+from vmckpt.evacuate import scouting, waking
 from vmckpt.evacuate.ahead import Turn
 from vmckpt.evacuate.course import Blame
 from vmckpt.evacuate.engine import Moved
@@ -272,18 +272,24 @@ class Site:
     async def start_again(self, *, stopped: bool) -> tuple[tuple[str, ...], tuple[Left, ...]]:
         """Guests that were shut down before, and who of them is not started. `stopped`: nobody
         is."""
-        task = self._orders.task
-        hosts, called = self._orders.scope.inventory, dict(task.called)
-        started: list[str] = []
-        off: list[Left] = []
-        for uuid in sorted(task.start):
+        task, scope = self._orders.task, self._orders.scope
+        if not task.start:
+            return (), ()
+        if stopped:
+            why, named = "it was stopped before that", dict(task.called)
+            return (), tuple(
+                reports.off(named.get(one, one), task.host, why) for one in sorted(task.start)
+            )
+        found = waking.decide(task, await self.look(), scope.terms(task).rules)
+        for said in found.elsewhere:
+            self._orders.caller.warn(said)
+        started, off = list[str](), list(found.left)
+        for uuid, tenant in found.starts.items():
             try:
-                if stopped:
-                    raise Cancelled("it was stopped before that")
-                async with Hypervisor(hosts.host(task.host)) as hypervisor:
+                async with Hypervisor(scope.inventory.host(task.host)) as hypervisor:
                     name = await switching.start(hypervisor, uuid)
-            except (Cancelled, HypervisorError) as exc:
-                off.append(reports.off(called.get(uuid, uuid), task.host, exc.message))
+            except HypervisorError as exc:
+                off.append(reports.off(tenant.name, task.host, exc.message))
             else:
                 started += [] if name is None else [name]
         return tuple(started), tuple(off)

@@ -10,7 +10,7 @@ from vmckpt.evacuate.course import Patience, Terms
 from vmckpt.evacuate.fleet import Fleet, Rules, Tenant, Weights
 from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.schedule import Windows
-from vmckpt.evacuate.seen import Known, Seen, Way
+from vmckpt.evacuate.seen import Known, Seen, Way, started
 from vmckpt.policy.evacuation import Evacuation
 from vmckpt.units import Bytes
 
@@ -103,7 +103,19 @@ class Task:
             if one.name in bound else one
             for one in _settled(seen, asked)
         )  # fmt: skip
+        tenants = tuple(
+            started(one, seen.known[one.name].guest) if self._wakes(one.name, seen) else one
+            for one in tenants
+        )
         return Fleet(places, _become(seen, asked, tenants))
+
+    def _wakes(self, name: str, seen: Seen) -> bool:
+        """Whether it is off, and will take room there again."""
+        known = seen.known.get(name)
+        return (
+            known is not None and known.way is Way.OFFLINE and known.host == self.host
+            and known.guest.uuid in self.start
+        )  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
         return {

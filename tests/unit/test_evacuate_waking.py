@@ -1,0 +1,92 @@
+"""Who of those that were stopped is started again, and who must not be."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tests.unit.sights import answers, at, seen, vm
+from vmckpt.evacuate import plan as plans
+from vmckpt.evacuate import waking
+from vmckpt.evacuate.course import Terms
+from vmckpt.evacuate.fleet import Rules
+from vmckpt.evacuate.seen import Answers
+from vmckpt.evacuate.task import Kind, Task
+from vmckpt.evacuate.waking import Waking
+from vmckpt.model.guests import Guest, GuestState
+from vmckpt.units import GIB, Bytes
+
+OFF = GuestState.SHUT_OFF
+
+
+def back(*stopped: str, goes: Sequence[str] = ()) -> Task:
+    return Task(
+        kind=Kind.REPOPULATE, host="alpha", start=frozenset(f"u-{one}" for one in stopped),
+        called=frozenset((f"u-{one}", one) for one in stopped),
+        goes=frozenset((f"u-{one}", "alpha") for one in goes),
+    )  # fmt: skip
+
+
+def large(name: str, **more: object) -> Guest:
+    return vm(name, memory=Bytes(8 * GIB), **more)
+
+
+def decided(told: Answers, task: Task) -> Waking:
+    return waking.decide(task, seen(told), Rules())
+
+
+def whys(found: Waking) -> dict[str, str]:
+    return {one.tenant.name: one.why for one in found.left}
+
+
+def test_who_is_off_there_is_started_and_who_runs_there_is_not() -> None:
+    told = answers(at("alpha", vm("a", state=OFF), vm("b")), at("beta"))
+    found = decided(told, back("a", "b"))
+    assert (set(found.starts), found.left, found.elsewhere) == ({"u-a"}, (), ())
+
+
+def test_nobody_is_started_a_second_time() -> None:
+    off = vm("a", state=OFF)
+    told = answers(at("alpha", off), at("beta", vm("a")))
+    found = decided(told, back("a"))
+    assert (found.starts, found.left) == ({}, ())
+    assert found.elsewhere == ("a runs on beta by now; it is not started here",)
+    moved = decided(answers(at("alpha"), at("beta", off)), back("a"))
+    assert (moved.starts, moved.left) == ({}, ())
+    assert "is defined on beta" in moved.elsewhere[0]
+
+
+def test_who_may_run_on_a_host_that_says_nothing_is_left_and_it_is_said() -> None:
+    silent = replace(at("beta"), facts=None, guests=(), error="no answer")
+    found = decided(answers(at("alpha", vm("a", state=OFF)), silent), back("a", "gone"))
+    assert found.starts == {}
+    assert "it may run on beta, which does not answer" in whys(found)["a"]
+    assert "silent: beta" in whys(found)["gone"]
+    assert "vmckpt doctor beta" in found.left[0].mend
+
+
+def test_who_is_defined_nowhere_or_twice_is_left() -> None:
+    off = vm("a", state=OFF)
+    found = decided(answers(at("alpha", off), at("beta", off)), back("a", "b"))
+    assert found.starts == {}
+    assert "defined on another host, too" in whys(found)["a"]
+    assert "it is defined on no host" in whys(found)["b"]
+
+
+def test_nobody_is_started_without_room_and_those_that_fit_are() -> None:
+    stopped = [large("a", state=OFF), vm("b", state=OFF)]
+    told = answers(at("alpha", *stopped, large("c"), free=2 * GIB), at("beta"))
+    found = decided(told, back("a", "b"))
+    assert set(found.starts) == {"u-b"}
+    assert "of memory short" in whys(found)["a"]
+
+
+def test_who_comes_back_leaves_room_for_who_is_started() -> None:
+    told = answers(
+        at("alpha", large("a", state=OFF), free=10 * GIB), at("beta", large("g1"), large("g2"))
+    )
+    task = back("a", goes=("g1", "g2"))
+    found = seen(told)
+    placement = plans.placed(task.fleet(found), task.asked(found), Terms())
+    assert placement.going == ()
+    plan = plans.made(task, found, placement, plans.NO_CHECKS, Terms())
+    assert [one.name for one in plan.starts] == ["a"]
+    assert plan.starts[0].memory > 8 * GIB

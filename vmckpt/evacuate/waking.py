@@ -1,0 +1,84 @@
+"""Who of the guests that were stopped to empty a host is started on it again. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from vmckpt.evacuate.fleet import Rules, Tenant
+from vmckpt.evacuate.placement import Left
+from vmckpt.evacuate.seating import Seating
+from vmckpt.evacuate.seen import Known, Seen, Way, started
+from vmckpt.evacuate.task import Task
+from vmckpt.units import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waking:
+    """What is to be done with each."""
+
+    starts: Mapping[str, Tenant]
+    """By UUID, with the room that they take."""
+    left: tuple[Left, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    """Sentences about those whom somebody has brought up, or defined, on another host."""
+
+
+def decide(task: Task, seen: Seen, rules: Rules) -> Waking:
+    """By what is true now. Nobody is started who may run elsewhere, or has no room by now."""
+    by_uuid = {one.guest.uuid: one for one in seen.known.values()}
+    named = dict(task.called)
+    seating = Seating(
+        seen.fleet.places, tuple(one for one in seen.fleet.tenants if not _off(one, task, seen)),
+        rules,
+    )  # fmt: skip
+    starts: dict[str, Tenant] = {}
+    left: list[Left] = []
+    elsewhere: list[str] = []
+    for uuid in sorted(task.start):
+        known = by_uuid.get(uuid)
+        if known is None:
+            left.append(_left(named.get(uuid, uuid), task.host, _lost(uuid, seen), ""))
+        elif known.host != task.host:
+            does = "is defined" if known.way is Way.OFFLINE else "runs"
+            elsewhere.append(f"{known.name} {does} on {known.host} by now; it is not started here")
+        elif known.way is not Way.OFFLINE:
+            continue  # it runs there already
+        elif silent := sorted(seen.silent):
+            why = f"it may run on {silent[0]}, which does not answer"
+            left.append(
+                _left(known.name, task.host, why, f"run vmckpt doctor {silent[0]}, then start it")
+            )
+        else:
+            tenant = _tenant(known, seen)
+            at = seating.index[task.host]
+            if (why_not := seating.against(tenant, at)) is not None:
+                left.append(_left(known.name, task.host, why_not, ""))
+                continue
+            seating.sit(tenant, at)
+            starts[uuid] = tenant
+    return Waking(starts=starts, left=tuple(left), elsewhere=tuple(elsewhere))
+
+
+def _off(tenant: Tenant, task: Task, seen: Seen) -> bool:
+    known = seen.known.get(tenant.name)
+    return known is not None and known.host == task.host and known.guest.uuid in task.start
+
+
+def _tenant(known: Known, seen: Seen) -> Tenant:
+    """It is on no host yet, as far as room is concerned; its disks are where it is defined."""
+    of = next(one for one in seen.fleet.tenants if one.name == known.name)
+    needs = replace(of.needs, storage=frozenset(), never=frozenset())
+    return replace(started(of, known.guest), host="", needs=needs)
+
+
+def _lost(uuid: str, seen: Seen) -> str:
+    if names := seen.stuck.get(uuid):
+        stays = {one.name: one.stays for one in seen.fleet.tenants}
+        return f"{names[0]}: {stays.get(names[0])}"
+    if seen.silent:
+        return f"no host that answers has it; silent: {', '.join(sorted(seen.silent))}"
+    return "it is defined on no host"
+
+
+def _left(name: str, host: str, why: str, mend: str) -> Left:
+    tenant = Tenant(name=name, host=host, memory=Bytes(0), cpus=0.0)
+    return Left(tenant=tenant, why=f"not started: {why}", mend=mend or f"start {name} on {host}")
