@@ -93,6 +93,18 @@ def back_to(host: str, policy: str | None) -> Task:
 
     Raises BadInput if nothing was, or if that is not finished.
     """
+    if (task := away_from(host, policy)) is not None:
+        return task
+    closed = host in maintenance.held()
+    raise BadInput(
+        f"no guest was moved away from {host} by vmckpt evacuate",
+        mend=f"vmckpt maintenance leave {host} ends its maintenance"
+        if closed else f"move guests there with vmckpt migrate GUEST --to {host}",
+    )  # fmt: skip
+
+
+def away_from(host: str, policy: str | None) -> Task | None:
+    """The same; None if nothing was. Raises BadInput if that is not finished."""
     with desk.open_journal() as journal:
         found = journal.on_host([str(Kind.EVACUATE)], host)
         closings = journal.on_host([MAINTENANCE], host)
@@ -115,12 +127,7 @@ def back_to(host: str, policy: str | None) -> Task:
         start |= noted.told  # one that runs is not started
         called |= noted.called
     if not guests and not start:
-        closed = host in maintenance.held()
-        raise BadInput(
-            f"no guest was moved away from {host} by vmckpt evacuate",
-            mend=f"vmckpt maintenance leave {host} ends its maintenance"
-            if closed else f"move guests there with vmckpt migrate GUEST --to {host}",
-        )  # fmt: skip
+        return None
     return Task(
         kind=Kind.REPOPULATE, host=host, goes=frozenset((one, host) for one in guests),
         called=frozenset(called.items()), start=frozenset(start), policy=policy,

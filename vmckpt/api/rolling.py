@@ -13,6 +13,7 @@ from vmckpt.evacuate.plan import Plan
 from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.task import Kind, Task
 from vmckpt.inventory import Inventory
+from vmckpt.journal import identity, maintenance
 from vmckpt.model.callers import Caller
 from vmckpt.model.findings import Severity
 from vmckpt.model.hosts import Host
@@ -25,6 +26,14 @@ _WHATEVER = 'eval "$1"'
 """What the operator wrote is for a shell, all of it."""
 _BROKEN = -1
 """What ssh says of a command whose connection broke."""
+_STOPPING = "stopping"
+_START = f"""\
+cat /proc/sys/kernel/random/boot_id
+sed 's/.*) //' /proc/1/stat | cut -d' ' -f20
+[ "$(systemctl is-system-running 2>/dev/null)" != {_STOPPING} ] &&
+    [ ! -e /run/systemd/shutdown/scheduled ] || echo {_STOPPING}
+"""
+"""Says which start of the host this is: its kernel's, and its first process's in a container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +90,25 @@ async def roll(
             mend="add ssh: {address: ...} to the inventory",
         )
     done = []
+    await asyncio.to_thread(_free, hosts, wishes.why)
     for host in chosen:
         if caller.stop.is_set():
             raise Cancelled(f"stopped before {host.name}; it and what follows are untouched")
+        await asyncio.to_thread(_free, [host.name], wishes.why)
         done.append(await _one(inventory, policies, host, wishes, caller, show=show, abort=abort))
     return done
+
+
+def _free(hosts: Sequence[str], why: str) -> None:
+    """Who closed a host for a reason of his own does not want guests back there. Raises Blocked."""
+    held = maintenance.held()
+    for name in hosts:
+        one = held.get(name)
+        if one is not None and (one.asked_by, one.why) != (identity.asked_by(), why):
+            raise Blocked(
+                f"{name}: {one.closed}; it is untouched",
+                mend=f"leave it out, or end that with vmckpt maintenance leave {name}",
+            )
 
 
 async def _one(
@@ -118,12 +141,11 @@ async def _one(
         raise Cancelled(f"stopped; {host.name} is empty, in maintenance, and nothing was run there")
     caller.warn(f"{host.name}: empty; running: {wishes.command}")
     empty = f"it is empty and in maintenance; mend it, then vmckpt repopulate {host.name}"
-    await _run(host, "the command", wishes.command, wishes.limit, empty, may_go=True)
+    left = await _run(host, "the command", wishes.command, wishes.limit, empty, may_go=True)
     caller.warn(f"{host.name}: waiting until it is well")
-    await _well(inventory, host, wishes.healthy_in, caller.stop)
-    try:
-        back = evacuating.back_to(host.name, wishes.policy)
-    except BadInput:  # nobody was there
+    await _well(inventory, host, wishes.healthy_in, caller.stop, left=left)
+    back = evacuating.away_from(host.name, wishes.policy)
+    if back is None:  # nobody was there
         evacuating.leave(inventory, host.name)
         filled = None
     else:
@@ -149,47 +171,74 @@ def _complete(host: Host, done: Report) -> None:
 
 async def _run(
     host: Host, name: str, command: str, limit: Seconds, stands: str, *, may_go: bool = False
-) -> None:
+) -> str | None:
     """One that says no stops everything. `stands`: how the host is then.
 
-    With `may_go` a command whose connection breaks may have rebooted the host: whether it is well
-    is seen after. Raises HookFailed; RemoteError if there is no connection to begin with.
+    With `may_go` a command whose connection breaks may have rebooted the host: which start of it
+    that was is returned, None if the command ended. Raises HookFailed; RemoteError if there is no
+    connection to begin with.
     """
     loop = asyncio.get_running_loop()
     async with Remote(host) as remote:
-        await remote.run(["true"])  # that there is no connection at all is another matter
+        start, _ = await _started(remote)  # that there is no connection is another matter
         began = loop.time()
         try:
             answer = await remote.run(["sh", "-c", _WHATEVER, "sh", command], limit=limit)
         except RemoteError as exc:
             if may_go and loop.time() - began < limit:
-                return
+                return start
             raise HookFailed(f"{host.name}: {name}: {exc.message}", mend=stands) from exc
-    if answer.status not in ((0, _BROKEN) if may_go else (0,)):
+    if may_go and answer.status == _BROKEN:
+        return start
+    if answer.status != 0:
         raise HookFailed(
             f"{host.name}: {name} ended with {answer.status}:"
             f" {last_line(answer.err or answer.out, 'it said nothing')}",
             mend=stands,
         )
+    return None
 
 
-async def _well(inventory: Inventory, host: Host, limit: Seconds, stop: asyncio.Event) -> None:
-    """Wait until doctor has nothing against a host, twice: one that is about to go down still
-    answers."""
+async def _started(remote: Remote) -> tuple[str, bool]:
+    """Which start of a host this is, and whether it is about to go down. Raises RemoteError."""
+    told = (await remote.run(["sh", "-s"], text=_START)).out.split()
+    return " ".join(told[:2]), _STOPPING in told[2:]
+
+
+async def _unwell(inventory: Inventory, host: Host, left: str | None) -> str | None:
+    """What is wrong with a host; `left`: as of `_run`. None: nothing."""
+    try:
+        async with Remote(host) as remote:
+            start, stopping = await _started(remote)
+    except RemoteError as exc:
+        return exc.message
+    if stopping:
+        return "it is about to go down"
+    if left == start:
+        return (
+            "the connection to the command broke and the host has not been restarted since: the"
+            " command may still be at work there"
+        )
+    found = await api.doctor(inventory, [host.name])
+    return next((one.text for one in found if one.severity is Severity.BLOCKER), None)
+
+
+async def _well(
+    inventory: Inventory, host: Host, limit: Seconds, stop: asyncio.Event, *, left: str | None
+) -> None:
+    """Wait until nothing is wrong with it, twice: one that is about to go down still answers."""
     loop = asyncio.get_running_loop()
-    until, good, why = loop.time() + limit, 0, "it was not asked"
-    while good < 2:
-        found = await api.doctor(inventory, [host.name])
-        bad = [one for one in found if one.severity is Severity.BLOCKER]
-        good = 0 if bad else good + 1
-        why = bad[0].text if bad else why
+    until, good = loop.time() + limit, 0
+    while True:
+        why = await _unwell(inventory, host, left)
+        good = good + 1 if why is None else 0
         if good >= 2:
             return
         if stop.is_set():
             raise Cancelled(f"{host.name} is empty and in maintenance; vmckpt repopulate fills it")
         if loop.time() > until:
             raise HookFailed(
-                f"{host.name} is not well after {show_seconds(limit)}: {why}",
+                f"{host.name} is not well after {show_seconds(limit)}: {why or 'it just was not'}",
                 mend=f"run vmckpt doctor {host.name}; it is empty and in maintenance",
             )
         await asyncio.sleep(_AGAIN)
