@@ -12,9 +12,10 @@ from vmckpt.errors import Cancelled
 from vmckpt.evacuate import course
 from vmckpt.evacuate.ahead import Turn
 from vmckpt.evacuate.course import Blame
-from vmckpt.evacuate.engine import Ended, Moved, Run
+from vmckpt.evacuate.engine import Run
 from vmckpt.evacuate.seen import Known, Look, Seen
 from vmckpt.evacuate.task import Kind, Task, terms
+from vmckpt.evacuate.world import Ended, Moved
 from vmckpt.journal.records import RequestKind
 from vmckpt.model.events import Decided
 from vmckpt.model.guests import OUTGOING, Guest

@@ -10,10 +10,11 @@ from tests.unit.sights import answers, at, by, seen, vm
 from vmckpt.errors import Blocked, Cancelled
 from vmckpt.evacuate.ahead import Turn
 from vmckpt.evacuate.course import Blame
-from vmckpt.evacuate.engine import Ended, Moved, Run
+from vmckpt.evacuate.engine import Run
 from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.seen import Known, Protected, Seen, Way
 from vmckpt.evacuate.task import Kind, Task, terms
+from vmckpt.evacuate.world import Ended, Moved
 from vmckpt.model.guests import OUTGOING, GuestState
 from vmckpt.model.jobs import Outcome
 from vmckpt.units import GIB, Bytes, Seconds
@@ -161,3 +162,22 @@ async def test_a_standby_that_is_moved_is_told_as_one_whatever_is_seen_meanwhile
     world.held = {"u-s": Protected(primary="beta", backup="alpha", job="p-1")}
     ended = await run(world)
     assert [(one.uuid, one.standby) for one in ended.arrived] == [("u-g", False), ("u-s", True)]
+
+
+@pytest.mark.parametrize("who", ["hoping", "on its way"])
+async def test_a_host_that_falls_silent_is_not_waited_for_for_ever(who: str) -> None:
+    other = vm("x", job=OUTGOING) if who == "on its way" else vm("x", memory=Bytes(60 * GIB))
+    world = hosts(vm("a"), other)
+
+    def falls_silent(one: Hosts) -> None:
+        if one.names["beta"] or one.names["gamma"]:
+            one.silent.add("alpha")
+
+    world.after_look = falls_silent
+    began = asyncio.get_running_loop().time()
+    ended = await run(world, stop=after(10000))
+    assert not ended.stopped
+    assert asyncio.get_running_loop().time() - began < 200
+    assert list(left(ended)) == ["x"]
+    if who == "on its way":
+        assert left(ended) == {"x": "alpha does not answer any more"}

@@ -7,10 +7,10 @@ import pytest
 from tests.unit.fleets import guest
 from vmckpt.evacuate import report as reports
 from vmckpt.evacuate.course import Blame
-from vmckpt.evacuate.engine import Arrived, Ended
 from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.task import Kind, Task
+from vmckpt.evacuate.world import Arrived, Ended
 from vmckpt.journal.records import Controller, Operation
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.model.findings import Finding, Severity

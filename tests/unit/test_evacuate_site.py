@@ -17,13 +17,13 @@ from vmckpt.api import rolling
 from vmckpt.errors import Cancelled, HypervisorError
 from vmckpt.evacuate import command, scouting
 from vmckpt.evacuate.ahead import Turn
-from vmckpt.evacuate.engine import Ended
 from vmckpt.evacuate.plan import Checked
 from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.scouting import Scope
 from vmckpt.evacuate.seen import Known, Seen, Way
 from vmckpt.evacuate.site import Orders, Site
 from vmckpt.evacuate.task import Kind, Task, terms
+from vmckpt.evacuate.world import Ended
 from vmckpt.hypervisor import switching
 from vmckpt.journal import place as places
 from vmckpt.journal import recorder

@@ -11,11 +11,12 @@ from vmckpt.errors import (
     GuestBusy,
 )
 from vmckpt.evacuate import report as reports
-from vmckpt.evacuate.engine import Arrived, Run
+from vmckpt.evacuate.engine import Run
 from vmckpt.evacuate.gather import Hosts
 from vmckpt.evacuate.plan import NO_CHECKS, Plan
 from vmckpt.evacuate.report import Bare, Report
 from vmckpt.evacuate.site import Orders, Site
+from vmckpt.evacuate.world import Arrived
 from vmckpt.journal import desk
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.recorder import Recorder

@@ -2,28 +2,28 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 from vmckpt.errors import Blocked, Cancelled
 from vmckpt.evacuate import course as courses
 from vmckpt.evacuate import plan as plans
 from vmckpt.evacuate import seen as sights
 from vmckpt.evacuate.ahead import Ahead, Turn
-from vmckpt.evacuate.course import Blame, Course, Failed, Terms
+from vmckpt.evacuate.course import Course, Failed, Terms
 from vmckpt.evacuate.fleet import Fleet, Tenant
 from vmckpt.evacuate.links import Move
 from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.plan import Plan
 from vmckpt.evacuate.seen import ON_ITS_WAY, Known, Seen, Way
 from vmckpt.evacuate.task import FLEET, Task
+from vmckpt.evacuate.world import Arrived, Ended, Moved, World
 from vmckpt.journal.records import Request, RequestKind
 from vmckpt.migrate.wishes import Desk
 from vmckpt.model.events import Decided
 from vmckpt.model.jobs import Decision
-from vmckpt.units import BytesPerSecond, Seconds, show_seconds
+from vmckpt.units import Seconds, show_seconds
 
 POLL = Seconds(0.5)
 """How often other terminals are listened to."""
@@ -31,68 +31,6 @@ _SILENT = Seconds(5.0)
 """How soon hosts are looked at again when nobody can move."""
 _LOOKS = 12
 """So many looks that change nothing: nobody ever will."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """What came of one move."""
-
-    good: bool
-    why: str = ""
-    """Why not."""
-    blame: Blame = Blame.TARGET
-    final: str = ""
-    """What somebody has to do about it: it is not tried again; empty: it may be."""
-    job: str | None = None
-    took: Seconds = Seconds(0.0)
-    downtime: Seconds | None = None
-
-
-class World(Protocol):
-    """What a run acts on."""
-
-    async def look(self) -> Seen:
-        """What is true now. Raises VmckptError only for what looking again does not mend."""
-
-    async def move(self, known: Known, target: str, turn: Turn) -> Moved:
-        """Make a move ready, and carry it out when its turn comes; returns however it ends."""
-
-    def nearing(self) -> Container[str]:
-        """Guests on their way that are expected to arrive within seconds, by name."""
-
-    def streams(self) -> Mapping[str, BytesPerSecond]:
-        """What those of guests on their way carry so far, by name; without those that have told
-        nothing yet."""
-
-    async def stop(self, known: Known) -> str | None:
-        """Shut a guest down, or suspend it; why that did not come about, None: it did."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrived:
-    """A guest that was moved."""
-
-    guest: str
-    uuid: str
-    source: str
-    target: str
-    job: str | None
-    took: Seconds
-    downtime: Seconds | None
-    standby: bool = False
-    """It was not the guest itself, which runs elsewhere."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How a run ended."""
-
-    arrived: tuple[Arrived, ...]
-    shut_down: tuple[str, ...]
-    """UUIDs."""
-    left: tuple[Left, ...]
-    stopped: bool
-    took: Seconds
 
 
 class Run:
@@ -117,7 +55,8 @@ class Run:
         self._arrived: list[Arrived] = []
         self._shut: list[str] = []
         self._foreign: set[str] = set()
-        self._stuck = 0
+        self._stuck = self._silent = 0
+        """Looks one after the other that changed nothing, and that the host did not answer."""
         self._asked: Course | None = None
         self._asked_until = Seconds(0.0)
         self._began = _now()
@@ -190,15 +129,19 @@ class Run:
         """New targets for all that wait, by what is true now."""
         seen = await self._world.look()
         if self._task.host in seen.silent:
+            self._silent += 1
             return  # nothing is known of the guests there: what was planned stands
-        self._seen = seen
+        self._seen, self._silent = seen, 0
         asked, ours = self._task.asked(seen), {one.name for one in self._moves.values()}
         given_up = {one.tenant.name for one in self._course.left}
         # Who moves on somebody else's account is waited for.
-        self._foreign = {
+        foreign = {
             one.name for one in seen.fleet.tenants
             if one.name in asked and one.stays == ON_ITS_WAY and one.name not in ours | given_up
         }  # fmt: skip
+        for name in sorted(foreign - self._foreign):
+            self._tell(name, "is on its way by another order; waited for until it is there", "wait")
+        self._foreign = foreign
         self._course = courses.planned(
             self._course, self._fleet(seen), self._terms.rules, _now(), asked=asked - self._foreign
         )
@@ -272,13 +215,25 @@ class Run:
         if self._stop.is_set():
             return
         await self._replan()
-        if wakes is not None or self._foreign:
+        if self._silent >= _LOOKS:
+            self._lost()
+        elif wakes is not None or self._foreign:
             self._stuck = 0
         elif (stuck := self._stuck + 1) < _LOOKS:
             self._stuck = stuck
         else:
             for one in self._course.waiting:
                 self._course = courses.stuck(self._course, one)
+
+    def _lost(self) -> None:
+        """The host says nothing any more: what becomes of those who are still there nobody sees."""
+        course, host = self._course, self._task.host
+        late = [one.tenant for one in course.waiting] + [one.tenant for one in course.hoping]
+        late += [_tenant(self._seen, name) for name in sorted(self._foreign)]
+        why, mend = f"{host} does not answer any more", f"run vmckpt doctor {host}"
+        left = (Left(tenant=one, why=why, mend=mend) for one in late)
+        self._course = replace(course, waiting=(), hoping=(), left=(*course.left, *left))
+        self._foreign = set()
 
     def _end(self, move: Move, moved: Moved) -> bool:
         """Take what came of a move into account; whether it was good."""

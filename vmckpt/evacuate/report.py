@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.evacuate.course import Blame
-from vmckpt.evacuate.engine import Arrived, Ended, Moved
 from vmckpt.evacuate.fleet import Tenant
 from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.task import Task
+from vmckpt.evacuate.world import Arrived, Ended, Moved
 from vmckpt.journal.records import Operation
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.model.findings import Severity

@@ -18,7 +18,6 @@ from vmckpt.evacuate import report as reports
 from vmckpt.evacuate import scouting, waking
 from vmckpt.evacuate.ahead import Turn
 from vmckpt.evacuate.course import Blame
-from vmckpt.evacuate.engine import Moved
 from vmckpt.evacuate.gather import Hosts
 from vmckpt.evacuate.nearing import Nearing
 from vmckpt.evacuate.placement import Left
@@ -27,6 +26,7 @@ from vmckpt.evacuate.scouting import Scope
 from vmckpt.evacuate.seen import Known, Seen, Way
 from vmckpt.evacuate.streams import Streams
 from vmckpt.evacuate.task import Task
+from vmckpt.evacuate.world import Moved
 from vmckpt.hypervisor import switching
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import desk
@@ -63,7 +63,7 @@ class Orders:
 
 
 class Site:
-    """The hosts as a run acts on them; see engine.World."""
+    """The hosts as a run acts on them; see world.World."""
 
     def __init__(self, orders: Orders, hosts: Hosts, recorder: Recorder, checks: Checks) -> None:
         self._orders, self._hosts, self._recorder = orders, hosts, recorder
@@ -74,7 +74,7 @@ class Site:
         return await scouting.look(self._hosts, self._orders.scope, self._orders.task)
 
     async def move(self, known: Known, target: str, turn: Turn) -> Moved:
-        """See engine.World."""
+        """See world.World."""
         try:
             if known.way is not Way.LIVE:
                 await turn.wait()
@@ -238,11 +238,11 @@ class Site:
         return Moved(good=True, took=ended.took)
 
     def nearing(self) -> Container[str]:
-        """See engine.World."""
+        """See world.World."""
         return self._nearing.names(_now())
 
     def streams(self) -> Mapping[str, BytesPerSecond]:
-        """See engine.World."""
+        """See world.World."""
         return self._streams.carry()
 
     async def _resolved(self, found: MigrationReport) -> MigrationReport:
@@ -253,7 +253,7 @@ class Site:
         return found if outcome is None else replace(found, outcome=outcome)
 
     async def stop(self, known: Known) -> str | None:
-        """See engine.World."""
+        """See world.World."""
         host, uuid = self._orders.scope.inventory.host(known.host), known.guest.uuid
         limit = known.policy.evacuation.shutdown
         try:
