@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.engine.test_evacuate import GOOD, ORDER, Hosts, failing, hosts, run
+from tests.engine.fakes import FakeDesk
+from tests.engine.test_evacuate import GOOD, ORDER, USUAL, Hosts, failing, hosts, run
 from tests.unit.sights import answers, at, by, seen, vm
 from vmckpt.errors import Blocked, Cancelled
 from vmckpt.evacuate.ahead import Turn
@@ -15,6 +16,7 @@ from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.seen import Known, Protected, Seen, Way
 from vmckpt.evacuate.task import Kind, Task, terms
 from vmckpt.evacuate.world import Ended, Moved
+from vmckpt.journal.records import RequestKind
 from vmckpt.model.guests import OUTGOING, GuestState
 from vmckpt.model.jobs import Outcome
 from vmckpt.units import GIB, Bytes, Seconds
@@ -181,3 +183,21 @@ async def test_a_host_that_falls_silent_is_not_waited_for_for_ever(who: str) -> 
     assert list(left(ended)) == ["x"]
     if who == "on its way":
         assert left(ended) == {"x": "alpha does not answer any more"}
+
+
+async def test_whoever_goes_on_with_it_knows_how_it_stood() -> None:
+    marks: list[str] = []
+
+    async def through(stop: asyncio.Event, desk: FakeDesk | None = None) -> None:
+        world, limits = hosts(*(vm(f"w{n}") for n in range(4))), terms(USUAL.evacuation, ORDER.kind)
+        going = Run(world, ORDER, limits, stop, tell=lambda _: None, desk=desk, mark=marks.append)
+        await going.through(None)
+
+    for last, stands in ((RequestKind.GO_ON, ""), (RequestKind.CANCEL, "stopping")):
+        now = asyncio.get_running_loop().time()
+        desk = FakeDesk([(now + 2.0, RequestKind.PAUSE, {}), (now + 50.0, last, {})])
+        await through(asyncio.Event(), desk)
+        assert marks == ["paused", stands]
+        marks.clear()
+    await through(after(2.0))
+    assert marks == ["stopping"]

@@ -1,10 +1,17 @@
 """An evacuation that is gone on with keeps to the policy that it was ordered by."""
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests.tui.still import operation
-from vmckpt.evacuate import settling
+from vmckpt.evacuate import command, settling
+from vmckpt.evacuate.task import Kind, Task
+from vmckpt.model.callers import Caller
+from vmckpt.model.jobs import Outcome
 from vmckpt.policy import shelf
 
 OWN = "version: vmckpt/v1\nname: {name}\nevacuate: {{tries: 9}}\n"
@@ -35,3 +42,29 @@ def test_what_cannot_be_read_or_is_not_there_changes_nothing(tmp_path: Path) -> 
     policy = shelf.load_file(path)
     path.unlink()
     assert shelf.text_of(policy) is None
+
+
+@pytest.mark.parametrize("phase", ["", "paused", "stopping"])
+async def test_what_was_told_to_begin_nothing_new_begins_nothing_new(
+    monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    stopped = []
+
+    async def carry_out(orders: Any, *_: object) -> Any:
+        stopped.append(orders.caller.stop.is_set())
+        ended = SimpleNamespace(left=(), arrived=(), stopped=bool(phase))
+        return SimpleNamespace(ended=ended, bare=(), arrived=(), outcome=Outcome.CANCELLED)
+
+    monkeypatch.setattr(command, "carry_out", carry_out)
+    task = Task(kind=Kind.EVACUATE, host="alpha").as_json()
+    caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
+    inventory: Any = SimpleNamespace(hosts={})
+    case: Any = SimpleNamespace(
+        operation=operation("e-1", "evacuate", phase=phase, detail={"task": task}),
+        recorder=object(), adopt=True, caller=caller, inventory=inventory,
+    )  # fmt: skip
+    resolve: Any = None
+    told = await settling.settle(case, (), resolve)
+    assert stopped == [bool(phase)]
+    assert not caller.stop.is_set()  # whoever recovers goes on with the next one
+    assert (f"was {phase} when its controller ended" in told.truth) == bool(phase)

@@ -72,7 +72,10 @@ async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: R
 
     site = Site(orders, hosts, recorder, NO_CHECKS if plan is None else plan.checks)
     terms = orders.scope.terms(task)
-    run = Run(site, task, terms, caller.stop, tell=tell, desk=JournalDesk(recorder))
+    run = Run(
+        site, task, terms, caller.stop, tell=tell, desk=JournalDesk(recorder),
+        mark=lambda phase: recorder.update(phase=phase),
+    )  # fmt: skip
     ended = await run.through(plan)
     started, off = await site.start_again(stopped=ended.stopped)
     ended = replace(ended, left=(*ended.left, *off))

@@ -25,6 +25,8 @@ from vmckpt.model.events import Decided
 from vmckpt.model.jobs import Decision
 from vmckpt.units import Seconds, show_seconds
 
+MOVING, PAUSED, STOPPING = "", "paused", "stopping"
+"""How a run stands."""
 POLL = Seconds(0.5)
 """How often other terminals are listened to."""
 _SILENT = Seconds(5.0)
@@ -34,15 +36,17 @@ _LOOKS = 12
 
 
 class Run:
-    """One run. `stop`: nothing new begins, and what is on its way goes on to its end."""
+    """One run. `stop`: nothing new begins, and what is on its way goes on to its end. `mark`: hears
+    how the run stands, for whoever may have to go on with it."""
 
     def __init__(
         self, world: World, task: Task, terms: Terms, stop: asyncio.Event, *,
         tell: Callable[[Decided], None], desk: Desk | None = None,
+        mark: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._world, self._task, self._terms = world, task, terms
         self._stop, self._tell_ = stop, tell
-        self._desk = desk
+        self._desk, self._mark, self._marked = desk, mark, MOVING
         self._course = Course()
         self._seen: Seen | None = None
         self._known: dict[str, Known] = {}
@@ -92,6 +96,13 @@ class Run:
         return self._stop.is_set() or (self._course.over and not self._foreign)
 
     def _hear(self) -> None:
+        self._take_requests()
+        stands = STOPPING if self._stop.is_set() else PAUSED if self._course.paused else MOVING
+        if stands != self._marked:
+            self._marked = stands
+            self._mark(stands)
+
+    def _take_requests(self) -> None:
         for request in self._desk.take_requests() if self._desk is not None else ():
             match request.kind:
                 case RequestKind.CANCEL:
@@ -272,11 +283,15 @@ class Run:
         if self._seen is None or self._stop.is_set():
             return
         names = sorted(self._task.to_stop(self._seen))
+        paused = self._course.paused
         while names and self._course.paused:
             await asyncio.sleep(POLL)
             self._hear()
             if self._stop.is_set():
                 return
+        if names and paused:  # that may be hours later
+            await self._replan()
+            names = sorted(self._task.to_stop(self._seen))
 
         async def one(name: str) -> None:
             known = self._seen.known[name] if self._seen is not None else None

@@ -1,10 +1,13 @@
 """Emptying a host whose controller is gone: the next one goes on with it."""
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vmckpt.errors import PolicyError
 from vmckpt.evacuate import command
+from vmckpt.evacuate.engine import PAUSED, STOPPING
 from vmckpt.evacuate.gather import Hosts
 from vmckpt.evacuate.scouting import Scope
 from vmckpt.evacuate.site import Orders, Resolve
@@ -41,15 +44,21 @@ async def settle(case: Unattended, policies: Sequence[Policy], resolve: Resolve)
             settle="vmckpt recover goes on with it",
         )  # fmt: skip
     scope = Scope(inventory=case.inventory, policies=in_force(operation, policies))
-    orders = Orders(
-        scope=scope, task=task, caller=case.caller, abort=case.caller.stop, resolve=resolve
-    )
+    caller = case.caller
+    if operation.phase in (PAUSED, STOPPING):
+        # Somebody had said that nothing new is to begin.
+        caller = replace(caller, stop=asyncio.Event())
+        caller.stop.set()
+    orders = Orders(scope=scope, task=task, caller=caller, abort=case.caller.stop, resolve=resolve)
     async with Hosts(scope.hosts) as hosts:
         told = await command.carry_out(orders, hosts, None, case.recorder)
     left = [f"{one.tenant.name}: {one.why}" for one in told.ended.left]
     bare = [f"{one.guest} has no standby any more: {one.mend}" for one in told.bare]
+    how = "was ended" if told.ended.stopped else "was gone on with"
+    if operation.phase in (PAUSED, STOPPING):
+        how = f"was {operation.phase} when its controller ended, and is ended"
     return Settled(
-        truth=f"{doing} was gone on with: {len(told.arrived)} moved in all, {len(left)} left"
+        truth=f"{doing} {how}: {len(told.arrived)} moved in all, {len(left)} left"
         + (f", {len(bare)} without a standby" if bare else ""),
         outcome=told.outcome, did=tuple(f"moved {one.guest} to {one.target}"
                                         for one in told.ended.arrived),

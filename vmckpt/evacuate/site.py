@@ -157,9 +157,10 @@ class Site:
         return reports.judged(await self._resolved(found), known.guest.name)
 
     async def _define(self, known: Known, target: str) -> Moved:
-        """A guest that is off is in no danger: what is true is looked at again before each try."""
+        """A guest that is off is moved as it is, unless somebody has it in his hands."""
         hosts = self._orders.scope.inventory
         began = time.monotonic()
+        await asyncio.to_thread(desk.refuse_held, known.guest.uuid)
         async with self._step(known, target), Hypervisor(hosts.host(known.host)) as source:
             there = hosts.host(target).uri_for_peers
             await switching.move_offline(source, known.guest.uuid, there)
@@ -257,6 +258,7 @@ class Site:
         host, uuid = self._orders.scope.inventory.host(known.host), known.guest.uuid
         limit = known.policy.evacuation.shutdown
         try:
+            await asyncio.to_thread(desk.refuse_held, uuid)
             # Whoever brings guests back must know whom to start, whatever becomes of us.
             intent = {"uuid": uuid, "guest": known.guest.name, "saved": known.suspends}
             number = await asyncio.to_thread(self._recorder.intend, SHUT_DOWN, intent)

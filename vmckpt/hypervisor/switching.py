@@ -66,14 +66,20 @@ async def is_saved(hypervisor: Hypervisor, uuid: str) -> bool:
 
 async def move_offline(hypervisor: Hypervisor, uuid: str, target: str) -> None:
     """Define a guest that is off at another libvirt (a URI as seen from this host), and forget it
-    here. Raises HypervisorError; OutcomeUnknown: look at both."""
+    here. Raises HypervisorError, also if it is off no more; OutcomeUnknown: look at both."""
     flags = (
         libvirt.VIR_MIGRATE_OFFLINE | libvirt.VIR_MIGRATE_PERSIST_DEST
         | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE | libvirt.VIR_MIGRATE_PEER2PEER
     )  # fmt: skip
 
     def change(connection: libvirt.virConnect) -> None:
-        connection.lookupByUUIDString(uuid).migrateToURI3(target, {}, flags)
+        domain = connection.lookupByUUIDString(uuid)
+        # libvirt would let a guest run on that is defined there no more, and leave memory behind.
+        if domain.isActive():
+            raise HypervisorError("it was started meanwhile", host=hypervisor.host.name)
+        if domain.hasManagedSaveImage():
+            raise HypervisorError("its memory was saved meanwhile", host=hypervisor.host.name)
+        domain.migrateToURI3(target, {}, flags)
 
     await hypervisor.command("moving a guest that is off", change)
 

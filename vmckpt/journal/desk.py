@@ -23,6 +23,7 @@ from vmckpt.journal.records import (
     StoredStep,
 )
 from vmckpt.lease import rules
+from vmckpt.lease.types import guest_resource
 from vmckpt.units import Seconds
 
 if TYPE_CHECKING:
@@ -219,6 +220,19 @@ def refuse_entrusted(guest: str) -> None:
                     f" {one.controller.host}; nothing was changed",
                     mend=f"run vmckpt unprotect {one.guest} first",
                 )
+
+
+def refuse_held(guest_uuid: str) -> None:
+    """Raise GuestBusy if a job has the lease on a guest. Raises JournalError."""
+    if place.default() == place.NONE:
+        return
+    with open_journal() as journal:
+        held = journal.holder(guest_resource(guest_uuid))
+    if held is not None:
+        raise GuestBusy(
+            f"{held.kind} {held.id} has it in its hands",
+            mend=f"vmckpt watch {held.id} shows what it does",
+        )
 
 
 class Follower:
