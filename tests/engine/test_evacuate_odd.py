@@ -201,3 +201,20 @@ async def test_whoever_goes_on_with_it_knows_how_it_stood() -> None:
         marks.clear()
     await through(after(2.0))
     assert marks == ["stopping"]
+
+
+async def test_a_guest_that_somebody_starts_there_meanwhile_is_seen_in_a_long_run() -> None:
+    world = hosts(*(vm(f"w{number}", memory=Bytes(4 * GIB)) for number in range(40)))
+    world.free = {"alpha": 0, "beta": 60 * GIB, "gamma": 60 * GIB}
+
+    def appears(one: Hosts) -> None:
+        if len(one.moves) > 4 and one.free["beta"]:
+            one.free["beta"] = 0
+            before.append(len(one.names["beta"]))
+
+    before: list[int] = []
+    world.after_look = appears
+    ended = await run(world, stop=after(10000))
+    assert len(before) == 1
+    assert len(world.names["beta"]) <= before[0] + 2  # who was on his way
+    assert ended.left

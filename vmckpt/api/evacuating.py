@@ -16,6 +16,7 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, maintenance
 from vmckpt.journal.maintenance import Held
 from vmckpt.journal.records import MAINTENANCE
+from vmckpt.lease.types import host_resource
 from vmckpt.model.callers import Caller
 from vmckpt.model.jobs import Outcome
 from vmckpt.policy.types import Policy
@@ -75,11 +76,19 @@ class Emptying:
         try:
             return await command.begin(orders, self._hosts, plan)
         except (GuestBusy, Blocked, Cancelled):  # nothing was begun
-            if new:
+            if new and not await asyncio.to_thread(_emptied, task.host):
                 await asyncio.to_thread(maintenance.leave, task.host)
             elif was is not None:
                 await asyncio.to_thread(maintenance.enter, task.host, was.why)
             raise
+
+
+def _emptied(host: str) -> bool:
+    """Whether another controller empties it: it began between our look and our lease, and found the
+    host in maintenance."""
+    with desk.open_journal() as journal:
+        held = journal.holder(host_resource(host))
+    return held is not None and held.kind == Kind.EVACUATE
 
 
 async def put_in_order(inventory: Inventory, policies: Sequence[Policy], caller: Caller) -> None:

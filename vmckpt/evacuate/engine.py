@@ -31,6 +31,9 @@ POLL = Seconds(0.5)
 """How often other terminals are listened to."""
 _SILENT = Seconds(5.0)
 """How soon hosts are looked at again when nobody can move."""
+_OLD = Seconds(60.0)
+"""Others start guests and move them, too: what was seen so long ago is looked at again before
+anybody else begins."""
 _LOOKS = 12
 """So many looks that change nothing: nobody ever will."""
 
@@ -49,6 +52,7 @@ class Run:
         self._desk, self._mark, self._marked = desk, mark, MOVING
         self._course = Course()
         self._seen: Seen | None = None
+        self._seen_at = Seconds(0.0)
         self._known: dict[str, Known] = {}
         """Who was begun with, by name; the last look may show a guest otherwise."""
         self._plan: Plan | None = None
@@ -142,7 +146,7 @@ class Run:
         if self._task.host in seen.silent:
             self._silent += 1
             return  # nothing is known of the guests there: what was planned stands
-        self._seen, self._silent = seen, 0
+        self._seen, self._silent, self._seen_at = seen, 0, _now()
         asked, ours = self._task.asked(seen), {one.name for one in self._moves.values()}
         given_up = {one.tenant.name for one in self._course.left}
         # Who moves on somebody else's account is waited for.
@@ -203,7 +207,8 @@ class Run:
             self._course = courses.begins(self._course, [move])
             good.append(self._end(move, work.result()))
         last = not self._course.waiting or self._course.hoping
-        return bool(good) and bool(last or not all(good))
+        old = _now() - self._seen_at > _OLD
+        return bool(good) and bool(last or old or not all(good))
 
     async def _wait(self) -> None:
         """Until something has changed, or somebody is to be listened to."""
