@@ -179,7 +179,7 @@ async def test_a_host_that_falls_silent_is_not_waited_for_for_ever(who: str) -> 
     began = asyncio.get_running_loop().time()
     ended = await run(world, stop=after(10000))
     assert not ended.stopped
-    assert asyncio.get_running_loop().time() - began < 200
+    assert asyncio.get_running_loop().time() - began < 400
     assert list(left(ended)) == ["x"]
     if who == "on its way":
         assert left(ended) == {"x": "alpha does not answer any more"}
@@ -199,8 +199,8 @@ async def test_whoever_goes_on_with_it_knows_how_it_stood() -> None:
         await through(asyncio.Event(), desk)
         assert marks == ["paused", stands]
         marks.clear()
-    await through(after(2.0))
-    assert marks == ["stopping"]
+    await through(after(2.0))  # by a signal: whose machine goes down wants it gone on with
+    assert marks == []
 
 
 async def test_a_guest_that_somebody_starts_there_meanwhile_is_seen_in_a_long_run() -> None:
@@ -218,3 +218,49 @@ async def test_a_guest_that_somebody_starts_there_meanwhile_is_seen_in_a_long_ru
     assert len(before) == 1
     assert len(world.names["beta"]) <= before[0] + 2  # who was on his way
     assert ended.left
+
+
+@pytest.mark.parametrize("kind", [Kind.EVACUATE, Kind.REPOPULATE])
+async def test_a_host_that_misses_one_look_of_a_long_run_loses_nobody(kind: Kind) -> None:
+    guests = [vm(f"w{number}") for number in range(30)]
+    world = hosts(*guests) if kind is Kind.EVACUATE else hosts()
+    order = ORDER
+    if kind is Kind.REPOPULATE:
+        world.guests["beta"] = guests
+        goes = frozenset((one.uuid, "alpha") for one in guests)
+        order = Task(kind=kind, host="alpha", goes=goes)
+    began = asyncio.get_running_loop().time()
+    missed: list[int] = []
+
+    def misses(one: Hosts) -> None:
+        if asyncio.get_running_loop().time() - began > 60 and len(missed) < 2:
+            missed.append(one.looks)
+        one.silent = {"beta"} if missed == [one.looks] else set()
+
+    world.after_look = misses
+    ended = await run(world, order, stop=after(10000))
+    assert len(missed) == 2
+    assert (len(ended.arrived), left(ended)) == (30, {})
+
+
+async def test_the_host_may_be_away_for_a_moment_however_many_fail_meanwhile() -> None:
+    world = hosts(*(vm(f"w{number}") for number in range(12)))
+    usual, began = world.move, asyncio.get_running_loop().time()
+
+    def away() -> bool:
+        return 14 < asyncio.get_running_loop().time() - began < 25
+
+    async def move(known: Known, target: str, turn: Turn) -> Moved:
+        if not away():
+            return await usual(known, target, turn)
+        await turn.wait()
+        await asyncio.sleep(0.1)
+        return Moved(good=False, why="alpha: connection refused", blame=Blame.GUEST)
+
+    def silent(one: Hosts) -> None:
+        one.silent = {"alpha"} if away() else set()
+
+    world.move = move  # type: ignore[method-assign]
+    world.after_look = silent
+    ended = await run(world, stop=after(10000))
+    assert left(ended) == {}

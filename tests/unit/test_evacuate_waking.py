@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.unit.sights import answers, at, seen, vm
+from tests.unit.sights import answers, at, by, seen, vm
 from vmckpt.evacuate import plan as plans
 from vmckpt.evacuate import waking
 from vmckpt.evacuate.course import Terms
-from vmckpt.evacuate.fleet import Rules
 from vmckpt.evacuate.seen import Answers
 from vmckpt.evacuate.task import Kind, Task
 from vmckpt.evacuate.waking import Waking
@@ -30,7 +29,7 @@ def large(name: str, **more: object) -> Guest:
 
 
 def decided(told: Answers, task: Task) -> Waking:
-    return waking.decide(task, seen(told), Rules())
+    return waking.decide(task, seen(told))
 
 
 def whys(found: Waking) -> dict[str, str]:
@@ -90,3 +89,11 @@ def test_who_comes_back_leaves_room_for_who_is_started() -> None:
     plan = plans.made(task, found, placement, plans.NO_CHECKS, Terms())
     assert [one.name for one in plan.starts] == ["a"]
     assert plan.starts[0].memory > 8 * GIB
+
+
+def test_wishes_for_those_who_have_a_choice_keep_nobody_off() -> None:
+    own = by("needs: {zone: z9}, apart: [app]")
+    pair = [vm(name, state=OFF, labels={"app": "web"}) for name in "ab"]
+    told = answers(at("alpha", *pair, free=1 * GIB), at("beta"))
+    found = waking.decide(back("a", "b"), seen(told, own))
+    assert (set(found.starts), found.left) == ({"u-a", "u-b"}, ())

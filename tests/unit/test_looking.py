@@ -128,8 +128,9 @@ async def test_who_was_silent_for_long_is_left_alone_for_a_while(
     monkeypatch.setattr(looking, "_REST", 9.0)
     looker, answers = live
     answers["beta"].dead, answers["beta"].late = True, 0.3
-    while answers["alpha"].asked < 3:  # whoever answers at once is left alone for a moment, too
-        await looker.fleet()
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(2.5):
+        while answers["alpha"].asked < 3:  # who answers at once is left alone for a moment, too
+            await looker.fleet()
+            await asyncio.sleep(0.01)
     assert (answers["alpha"].asked, answers["beta"].asked) == (3, 1)
     await looker.close()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.builders import HOST
 from vmckpt import api
-from vmckpt.api import rolling
+from vmckpt.api import evacuating, rolling
 from vmckpt.errors import Blocked, HookFailed, RemoteError
 from vmckpt.journal import identity, maintenance
 from vmckpt.journal import place as places
@@ -91,6 +91,11 @@ def test_a_host_that_somebody_closed_for_another_reason_is_left_alone(
     with pytest.raises(Blocked, match="beta: it is in maintenance") as caught:
         rolling._free(["alpha", "beta"], "")
     assert "vmckpt maintenance leave beta" in (caught.value.mend or "")
+    # Who ended that by hand would give up who is to come back.
+    monkeypatch.setattr(evacuating, "was_emptied", lambda _: True)
+    with pytest.raises(Blocked) as caught:
+        rolling._free(["beta"], "")
+    assert "vmckpt repopulate beta" in (caught.value.mend or "")
     monkeypatch.setattr(identity, "asked_by", lambda: "alice@desk")
     with pytest.raises(Blocked):
         rolling._free(["beta"], "kernel")

@@ -138,7 +138,10 @@ class _Making:
 
     def _disks(self) -> Disks:
         order, folder = self._order, self._scratch
-        qemuuser.make_folder(folder, qemuuser.owner(order.uri, order.host))
+        if self._off:  # nobody but us uses it
+            folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        else:
+            qemuuser.make_folder(folder, qemuuser.owner(order.uri, order.host))
         kind: type[OffDisks] | type[DiskCapture] = OffDisks if self._off else DiskCapture
         return kind(
             Backups(self._monitor),

@@ -143,6 +143,14 @@ def away_from(host: str, policy: str | None) -> Task | None:
     )  # fmt: skip
 
 
+def was_emptied(host: str) -> bool:
+    """Whether somebody is to come back to it, or is being moved away. Raises JournalError."""
+    try:
+        return away_from(host, None) is not None
+    except BadInput:
+        return True
+
+
 def _list(told: Mapping[str, Any] | None, key: str) -> Sequence[Mapping[str, Any]]:
     found = (told or {}).get(key)
     return found if isinstance(found, list) else []

@@ -105,9 +105,11 @@ def _free(hosts: Sequence[str], why: str) -> None:
     for name in hosts:
         one = held.get(name)
         if one is not None and (one.asked_by, one.why) != (identity.asked_by(), why):
+            # Who ends it by hand gives up who was moved away: they come back by repopulate alone.
+            ends = "repopulate" if evacuating.was_emptied(name) else "maintenance leave"
             raise Blocked(
                 f"{name}: {one.closed}; it is untouched",
-                mend=f"leave it out, or end that with vmckpt maintenance leave {name}",
+                mend=f"leave it out, or end that with vmckpt {ends} {name}",
             )
 
 

@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import parse
+from vmckpt.hypervisor.nvram import path_of
 
 NVRAM, TPM = "nvram", "tpm"
 _TPM_FOLDER = PurePosixPath("/var/lib/libvirt/swtpm")
@@ -20,12 +21,7 @@ _LARGEST = 32 << 20
 
 def nvram(xml: str) -> str | None:
     """Where a guest's NVRAM is on its host; None: it has none, or not as a file."""
-    node = parse.tree(xml, "domain").find("os/nvram")
-    if node is None:
-        return None
-    source = node.find("source")
-    path = (node.text or "").strip() or (source.get("file") if source is not None else None)
-    return path if path and path.startswith("/") else None
+    return path_of(parse.tree(xml, "domain"))
 
 
 def tpm(xml: str, uuid: str) -> str | None:

@@ -34,6 +34,10 @@ _SILENT = Seconds(5.0)
 _OLD = Seconds(60.0)
 """Others start guests and move them, too: what was seen so long ago is looked at again before
 anybody else begins."""
+_SELDOM = 10.0
+"""But a look that takes long is taken no more often than that."""
+_LOST = Seconds(300.0)
+"""A host that is silent for so long in the middle of a run, and nobody moves, is given up."""
 _LOOKS = 12
 """So many looks that change nothing: nobody ever will."""
 
@@ -50,9 +54,13 @@ class Run:
         self._world, self._task, self._terms = world, task, terms
         self._stop, self._tell_ = stop, tell
         self._desk, self._mark, self._marked = desk, mark, MOVING
+        self._cancelled = False
+        """By a person: a machine that goes down sends signals, too."""
         self._course = Course()
         self._seen: Seen | None = None
-        self._seen_at = Seconds(0.0)
+        self._seen_at = self._look_took = Seconds(0.0)
+        self._silent_since: Seconds | None = None
+        """Since when the host has missed every look."""
         self._known: dict[str, Known] = {}
         """Who was begun with, by name; the last look may show a guest otherwise."""
         self._plan: Plan | None = None
@@ -63,8 +71,8 @@ class Run:
         self._arrived: list[Arrived] = []
         self._shut: list[str] = []
         self._foreign: set[str] = set()
-        self._stuck = self._silent = 0
-        """Looks one after the other that changed nothing, and that the host did not answer."""
+        self._stuck = 0
+        """Looks one after the other that changed nothing."""
         self._asked: Course | None = None
         self._asked_until = Seconds(0.0)
         self._began = _now()
@@ -76,8 +84,12 @@ class Run:
             await self._look_first()
             while True:
                 self._hear()
-                if self._take():
+                ended, anew = self._take()
+                if anew:
                     await self._replan()
+                    continue
+                if ended and _now() - self._seen_at > max(_OLD, _SELDOM * self._look_took):
+                    await self._look_again()
                     continue
                 self._begin()
                 self._make_ready()
@@ -101,7 +113,7 @@ class Run:
 
     def _hear(self) -> None:
         self._take_requests()
-        stands = STOPPING if self._stop.is_set() else PAUSED if self._course.paused else MOVING
+        stands = STOPPING if self._cancelled else PAUSED if self._course.paused else MOVING
         if stands != self._marked:
             self._marked = stands
             self._mark(stands)
@@ -110,6 +122,7 @@ class Run:
         for request in self._desk.take_requests() if self._desk is not None else ():
             match request.kind:
                 case RequestKind.CANCEL:
+                    self._cancelled = True
                     self._stop.set()
                     self._answer(request, "nothing new begins; what is on its way goes on")
                 case RequestKind.PAUSE:
@@ -142,11 +155,29 @@ class Run:
 
     async def _replan(self) -> None:
         """New targets for all that wait, by what is true now."""
-        seen = await self._world.look()
+        seen = await self._look()
         if self._task.host in seen.silent:
-            self._silent += 1
+            if self._silent_since is None:
+                self._silent_since = _now()
             return  # nothing is known of the guests there: what was planned stands
-        self._seen, self._silent, self._seen_at = seen, 0, _now()
+        self._silent_since = None
+        self._plan_by(seen)
+
+    async def _look_again(self) -> None:
+        """Others start guests and move them, too; but nobody is given up for a host that has missed
+        one look."""
+        seen, before = await self._look(), self._seen
+        if before is not None and not seen.silent.keys() - before.silent.keys():
+            self._plan_by(seen)
+
+    async def _look(self) -> Seen:
+        began = _now()
+        seen = await self._world.look()
+        self._seen_at, self._look_took = _now(), Seconds(_now() - began)
+        return seen
+
+    def _plan_by(self, seen: Seen) -> None:
+        self._seen = seen
         asked, ours = self._task.asked(seen), {one.name for one in self._moves.values()}
         given_up = {one.tenant.name for one in self._course.left}
         # Who moves on somebody else's account is waited for.
@@ -198,8 +229,9 @@ class Run:
         elif not self._course.paused:
             self._ahead.look(self._next)
 
-    def _take(self) -> bool:
-        """Take what has ended into account; whether those that wait are to be planned anew."""
+    def _take(self) -> tuple[bool, bool]:
+        """Take what has ended into account; whether anything has, and whether those that wait are
+        to be planned anew."""
         ended = [one for one in self._moves if one.done()]
         good = [self._end(self._moves.pop(one), one.result()) for one in ended]
         for move, work in self._ahead.ended():
@@ -207,8 +239,7 @@ class Run:
             self._course = courses.begins(self._course, [move])
             good.append(self._end(move, work.result()))
         last = not self._course.waiting or self._course.hoping
-        old = _now() - self._seen_at > _OLD
-        return bool(good) and bool(last or old or not all(good))
+        return bool(good), bool(good) and bool(last or not all(good))
 
     async def _wait(self) -> None:
         """Until something has changed, or somebody is to be listened to."""
@@ -231,7 +262,7 @@ class Run:
         if self._stop.is_set():
             return
         await self._replan()
-        if self._silent >= _LOOKS:
+        if self._silent_since is not None and _now() - self._silent_since >= _LOST:
             self._lost()
         elif wakes is not None or self._foreign:
             self._stuck = 0

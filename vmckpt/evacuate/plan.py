@@ -219,7 +219,7 @@ def made(task: Task, seen: Seen, found: placement.Placement, checks: Checks, ter
     stuck = {one.name for one in plays[1].stuck}
     stops = [one for one in fleet.tenants if one.name in task.to_stop(seen)]
     saved = {one.name for one in stops if seen.known[one.name].suspends}
-    wakes = waking.decide(task, seen, terms.rules)
+    wakes = waking.decide(task, seen)
     return Plan(
         task=task, going=tuple(one for one in found.going if one.tenant.name not in stuck),
         left=(*found.left, *(_never(one) for one in found.going if one.tenant.name in stuck)),

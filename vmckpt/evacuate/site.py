@@ -156,11 +156,20 @@ class Site:
                 tell(None)
         return reports.judged(await self._resolved(found), known.guest.name)
 
+    async def _in_no_hands(self, uuid: str) -> None:
+        """Raises GuestBusy; what a dead controller has left is settled first, if it can be."""
+        try:
+            await asyncio.to_thread(desk.refuse_held, uuid)
+        except GuestBusy:
+            job = await asyncio.to_thread(desk.interrupted, uuid)
+            if job is None or await self._orders.resolve(job) is None:
+                raise
+
     async def _define(self, known: Known, target: str) -> Moved:
         """A guest that is off is moved as it is, unless somebody has it in his hands."""
         hosts = self._orders.scope.inventory
         began = time.monotonic()
-        await asyncio.to_thread(desk.refuse_held, known.guest.uuid)
+        await self._in_no_hands(known.guest.uuid)
         async with self._step(known, target), Hypervisor(hosts.host(known.host)) as source:
             there = hosts.host(target).uri_for_peers
             await switching.move_offline(source, known.guest.uuid, there)
@@ -258,7 +267,7 @@ class Site:
         host, uuid = self._orders.scope.inventory.host(known.host), known.guest.uuid
         limit = known.policy.evacuation.shutdown
         try:
-            await asyncio.to_thread(desk.refuse_held, uuid)
+            await self._in_no_hands(uuid)
             # Whoever brings guests back must know whom to start, whatever becomes of us.
             intent = {"uuid": uuid, "guest": known.guest.name, "saved": known.suspends}
             number = await asyncio.to_thread(self._recorder.intend, SHUT_DOWN, intent)
@@ -282,7 +291,7 @@ class Site:
             return (), tuple(
                 reports.off(named.get(one, one), task.host, why) for one in sorted(task.start)
             )
-        found = waking.decide(task, await self.look(), scope.terms(task).rules)
+        found = waking.decide(task, await self.look())
         for said in found.elsewhere:
             self._orders.caller.warn(said)
         started, off = list[str](), list(found.left)

@@ -1,14 +1,14 @@
 """Who of the guests that were stopped to empty a host is started on it again. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vmckpt.evacuate.fleet import Rules, Tenant
 from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.seating import Seating
-from vmckpt.evacuate.seen import Known, Seen, Way, started
+from vmckpt.evacuate.seen import Seen, Way, started
 from vmckpt.evacuate.task import Task
-from vmckpt.units import Bytes
+from vmckpt.units import Bytes, show_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +22,14 @@ class Waking:
     """Sentences about those whom somebody has brought up, or defined, on another host."""
 
 
-def decide(task: Task, seen: Seen, rules: Rules) -> Waking:
-    """By what is true now. Nobody is started who may run elsewhere, or has no room by now."""
+def decide(task: Task, seen: Seen) -> Waking:
+    """By what is true now. Nobody is started who may run elsewhere, or whose memory has no room by
+    now. What else hosts are chosen by counts for those who have a choice: these would stay off."""
     by_uuid = {one.guest.uuid: one for one in seen.known.values()}
     named = dict(task.called)
     seating = Seating(
         seen.fleet.places, tuple(one for one in seen.fleet.tenants if not _off(one, task, seen)),
-        rules,
+        Rules(keep_free=0.0),
     )  # fmt: skip
     starts: dict[str, Tenant] = {}
     left: list[Left] = []
@@ -48,10 +49,11 @@ def decide(task: Task, seen: Seen, rules: Rules) -> Waking:
                 _left(known.name, task.host, why, f"run vmckpt doctor {silent[0]}, then start it")
             )
         else:
-            tenant = _tenant(known, seen)
-            at = seating.index[task.host]
-            if (why_not := seating.against(tenant, at)) is not None:
-                left.append(_left(known.name, task.host, why_not, ""))
+            of = next(one for one in seen.fleet.tenants if one.name == known.name)
+            tenant, at = started(of, known.guest), seating.index[task.host]
+            if (short := seating.short(tenant, at)) > 0:
+                why = f"{show_bytes(round(short))} of memory short"
+                left.append(_left(known.name, task.host, why, ""))
                 continue
             seating.sit(tenant, at)
             starts[uuid] = tenant
@@ -61,13 +63,6 @@ def decide(task: Task, seen: Seen, rules: Rules) -> Waking:
 def _off(tenant: Tenant, task: Task, seen: Seen) -> bool:
     known = seen.known.get(tenant.name)
     return known is not None and known.host == task.host and known.guest.uuid in task.start
-
-
-def _tenant(known: Known, seen: Seen) -> Tenant:
-    """It is on no host yet, as far as room is concerned; its disks are where it is defined."""
-    of = next(one for one in seen.fleet.tenants if one.name == known.name)
-    needs = replace(of.needs, storage=frozenset(), never=frozenset())
-    return replace(started(of, known.guest), host="", needs=needs)
 
 
 def _lost(uuid: str, seen: Seen) -> str:

@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 import libvirt
 
 from vmckpt.errors import BadInput
+from vmckpt.hypervisor import nvram
 from vmckpt.model.guests import Disk, Guest, GuestState, Nic
 from vmckpt.model.jobs import JobPhase, JobSample, JobTotals
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
@@ -168,7 +169,7 @@ def guest(
         job=job or _block_job(root),
         labels=_labels(root),
         saved=saved,
-        nvram=root.findtext("os/nvram") or None,
+        nvram=nvram.path_of(root),
         tpm=root.find("devices/tpm/backend[@type='emulator']") is not None,
     )
 
