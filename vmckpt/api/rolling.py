@@ -27,11 +27,11 @@ _WHATEVER = 'eval "$1"'
 _BROKEN = -1
 """What ssh says of a command whose connection broke."""
 _STOPPING = "stopping"
-_START = f"""\
+_START = """\
 cat /proc/sys/kernel/random/boot_id
 sed 's/.*) //' /proc/1/stat | cut -d' ' -f20
-[ "$(systemctl is-system-running 2>/dev/null)" != {_STOPPING} ] &&
-    [ ! -e /run/systemd/shutdown/scheduled ] || echo {_STOPPING}
+[ "$(systemctl is-system-running 2>/dev/null)" != stopping ] &&
+    [ ! -e /run/systemd/shutdown/scheduled ] || echo stopping
 """
 """Says which start of the host this is: its kernel's, and its first process's in a container."""
 
