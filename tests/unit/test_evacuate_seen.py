@@ -94,7 +94,8 @@ def test_a_guest_that_is_off_takes_no_room_and_goes_where_its_disks_are() -> Non
     assert seen(told).known["a"].way is Way.OFFLINE
     unseen = answers(at("alpha", off), at("beta"), same={("alpha", "beta"): {"/srv/a.raw": False}})
     copies = replace(by(), storage=replace(by().storage, copy=CopyKind.THIN))
-    assert placed(unseen, policy=copies)[0] == {}
+    assert placed(unseen)[0] == {}
+    assert placed(unseen, policy=copies) == ({"a": "beta"}, {})
     assert placed(told, policy=by("move_shut_off: false"))[0] == {}
     # An old definition of a guest that runs elsewhere is nobody.
     assert placed(answers(at("alpha", off), at("beta", vm("a")))) == ({}, {})

@@ -76,7 +76,9 @@ async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: R
         site, task, terms, caller.stop, tell=tell, desk=JournalDesk(recorder),
         mark=lambda phase: recorder.update(phase=phase),
     )  # fmt: skip
+    await site.tidy()
     ended = await run.through(plan)
+    await site.tidy()
     started, off = await site.start_again(stopped=ended.stopped)
     ended = replace(ended, left=(*ended.left, *off))
     stay = {one.tenant.name for one in ended.left}

@@ -185,7 +185,7 @@ def failed(course: Course, guest: str, failure: Failed, patience: Patience) -> C
     after = replace(course, running=_without(course, guest), failed=known, records=records)
     if len(tries) >= patience.tries:
         why = f"tried {len(tries)} times, last to {failure.target}: {failure.why}"
-        mend = f"see vmckpt jobs --all --guest {guest}; it runs where it was"
+        mend = f"see vmckpt jobs --all --guest {guest}; it is where it was"
         return replace(after, left=(*after.left, Left(tenant=move.tenant, why=why, mend=mend)))
     return replace(after, waiting=(*after.waiting, move))
 

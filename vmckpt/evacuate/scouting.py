@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vmckpt.errors import HypervisorError, PolicyError, VmckptError
-from vmckpt.evacuate import balance
+from vmckpt.evacuate import balance, offline
 from vmckpt.evacuate import plan as plans
 from vmckpt.evacuate import seen as sights
 from vmckpt.evacuate.course import Terms
@@ -214,6 +214,12 @@ class _Looking:
         hosts = scope.inventory
         if known.way is Way.ANEW:
             return await _standing(scope, known, target, caller)
+        if known.way is Way.OFFLINE:
+            async with self._hosts.logins(known.host, target) as remotes:
+                ends = offline.Ends(
+                    source=hosts.host(known.host), target=hosts.host(target), remotes=remotes
+                )
+                return await offline.check(known, ends)
         if known.way is not Way.LIVE:
             return Checked(policy=known.policy.name, mode=str(known.way))
         setting = Setting(

@@ -326,8 +326,7 @@ def _needs(guest: Guest, host: str, policy: Policy, answers: Answers) -> Needs:
         or (one.uuid != guest.uuid and one.name == guest.name)
     )  # fmt: skip
     off = guest.state is GuestState.SHUT_OFF
-    # What is off is not copied, whatever its policy says of running guests.
-    copied = policy.storage.copy is not CopyKind.SHARED and not off
+    copied = policy.storage.copy is not CopyKind.SHARED
     return Needs(
         cpu=cpu(guest), machine=guest.machine, networks=networks(guest),
         storage=frozenset() if copied else frozenset(

@@ -14,8 +14,8 @@ from vmckpt.errors import (
     LeaseLost,
     VmckptError,
 )
+from vmckpt.evacuate import offline, scouting, waking
 from vmckpt.evacuate import report as reports
-from vmckpt.evacuate import scouting, waking
 from vmckpt.evacuate.ahead import Turn
 from vmckpt.evacuate.course import Blame
 from vmckpt.evacuate.gather import Hosts
@@ -167,13 +167,35 @@ class Site:
 
     async def _define(self, known: Known, target: str) -> Moved:
         """A guest that is off is moved as it is, unless somebody has it in his hands."""
-        hosts = self._orders.scope.inventory
-        began = time.monotonic()
+        orders, began = self._orders, time.monotonic()
+        host = orders.scope.inventory.host
+
+        def tell(event: Sampled | None) -> None:
+            orders.caller.emit(OnItsWay(guest=known.name, target=target, sampled=event))
+
         await self._in_no_hands(known.guest.uuid)
-        async with self._step(known, target), Hypervisor(hosts.host(known.host)) as source:
-            there = hosts.host(target).uri_for_peers
-            await switching.move_offline(source, known.guest.uuid, there)
+        async with (
+            self._step(known, target),
+            following(orders.abort) as stop,
+            self._hosts.logins(known.host, target) as remotes,
+        ):
+            ends = offline.Ends(source=host(known.host), target=host(target), remotes=remotes)
+            try:
+                troubles = await offline.move(known, ends, self._recorder, stop, tell)
+            finally:
+                tell(None)
+        for one in troubles:
+            orders.caller.warn(one)
         return Moved(good=True, took=Seconds(time.monotonic() - began))
+
+    async def tidy(self) -> None:
+        """Images that were made for guests who never came go; what has to stay is told."""
+        job = self._recorder.id
+        if job is None or not (open_ := await asyncio.to_thread(offline.left_by, job)):
+            return
+        host = self._orders.scope.inventory.host
+        for one in await offline.undo_left(open_, host, self._hosts.logins, self._recorder):
+            self._orders.caller.warn(one)
 
     @asynccontextmanager
     async def _step(

@@ -64,9 +64,18 @@ async def is_saved(hypervisor: Hypervisor, uuid: str) -> bool:
     )
 
 
-async def move_offline(hypervisor: Hypervisor, uuid: str, target: str) -> None:
+async def move_offline(
+    hypervisor: Hypervisor, uuid: str, target: str, xml: str | None = None
+) -> None:
     """Define a guest that is off at another libvirt (a URI as seen from this host), and forget it
-    here. Raises HypervisorError, also if it is off no more; OutcomeUnknown: look at both."""
+    here. `xml`: as it is to be there; None: as it is. Raises HypervisorError, also if it is off no
+    more; OutcomeUnknown: look at both."""
+    given = {}
+    if xml is not None:
+        # Which of them counts for a guest that is off has changed between versions of libvirt.
+        given = {
+            libvirt.VIR_MIGRATE_PARAM_DEST_XML: xml, libvirt.VIR_MIGRATE_PARAM_PERSIST_XML: xml,
+        }  # fmt: skip
     flags = (
         libvirt.VIR_MIGRATE_OFFLINE | libvirt.VIR_MIGRATE_PERSIST_DEST
         | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE | libvirt.VIR_MIGRATE_PEER2PEER
@@ -79,7 +88,7 @@ async def move_offline(hypervisor: Hypervisor, uuid: str, target: str) -> None:
             raise HypervisorError("it was started meanwhile", host=hypervisor.host.name)
         if domain.hasManagedSaveImage():
             raise HypervisorError("its memory was saved meanwhile", host=hypervisor.host.name)
-        domain.migrateToURI3(target, {}, flags)
+        domain.migrateToURI3(target, given, flags)
 
     await hypervisor.command("moving a guest that is off", change)
 

@@ -14,10 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from vmckpt.errors import RemoteError
+from vmckpt.hypervisor import storage
+from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.records import StoredStep
 from vmckpt.migrate.gather import Remotes
 from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.images import CopyPlan, DiskCopy, Drive, Image, Made, Place, Room, Wish
+from vmckpt.model.images import NVRAM, CopyPlan, DiskCopy, Drive, Image, Made, Place, Room, Wish
+from vmckpt.policy.types import CopyKind, Storage
 from vmckpt.remote import images as remote_images
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, Bytes, show_bytes
@@ -30,15 +33,27 @@ _GROWTH = 1.1
 def wanted(drives: Sequence[Drive], same_file: Mapping[str, bool], wish: Wish) -> tuple[Drive, ...]:
     """The drives to copy: those named, else all that were seen not to be shared."""
     written = [drive for drive in drives if drive.path is not None and not drive.read_only]
-    if wish.disks:
-        return tuple(drive for drive in written if drive.name in wish.disks)
-    return tuple(drive for drive in written if same_file.get(drive.path or "") is False)
+    apart = tuple(drive for drive in written if same_file.get(drive.path or "") is False)
+    if not wish.disks:
+        return apart
+    named = tuple(drive for drive in written if drive.name in wish.disks)
+    return (*named, *(drive for drive in apart if drive.device == NVRAM))
 
 
 def path_on_target(drive: Drive, wish: Wish) -> str:
-    """Where a drive's copy is to be."""
+    """Where a drive's copy is to be; firmware's variables keep their place."""
     path = PurePosixPath(drive.path or "")
-    return str(path if wish.folder is None else PurePosixPath(wish.folder) / path.name)
+    if wish.folder is None or drive.device == NVRAM:
+        return str(path)
+    return str(PurePosixPath(wish.folder) / path.name)
+
+
+async def wish_of(wishes: Storage, target: Hypervisor) -> Wish:
+    """What a policy that copies wants. Raises BadInput, HypervisorError: no such pool there."""
+    return Wish(
+        full=wishes.copy is CopyKind.FULL, disks=wishes.disks,
+        folder=await storage.folder_of(target, wishes.pool) if wishes.pool else None,
+    )  # fmt: skip
 
 
 def plan(

@@ -22,7 +22,7 @@ from vmckpt.migrate.transport_checks import TlsVerdict
 from vmckpt.model.certificates import QemuCertificates
 from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.guests import Guest
-from vmckpt.model.images import CopyPlan, Wish
+from vmckpt.model.images import CopyPlan
 from vmckpt.model.orders import Driver, Mode, MoveOrder
 from vmckpt.policy import select, transport
 from vmckpt.policy.select import Chosen, Subject
@@ -276,11 +276,7 @@ async def _copies(
             *remotes,
             await storage.drives(source, guest.uuid),
             facts.same_file,
-            Wish(
-                full=wish.copy is CopyKind.FULL,
-                disks=wish.disks,
-                folder=await storage.folder_of(target, wish.pool) if wish.pool else None,
-            ),
+            await disks.wish_of(wish, target),
         )
     except (RemoteError, HypervisorError) as exc:
         found = Finding(

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from vmckpt.model.findings import Finding
 from vmckpt.units import Bytes
 
+NVRAM = "nvram"
+"""The drive of a firmware's variables, which no definition has among its disks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drive:
@@ -15,7 +18,7 @@ class Drive:
     kind: str
     """libvirt's source type: "file", "block", "network", …"""
     device: str
-    """"disk", "cdrom", "floppy" or "lun"."""
+    """"disk", "cdrom", "floppy", "lun" or NVRAM."""
     path: str | None
     """None: empty, or not a path."""
     format: str

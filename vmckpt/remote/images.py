@@ -215,6 +215,14 @@ async def remove(host: Remote, made: Made, *, patience: Seconds = Seconds(5.0)) 
     return tuple(left)
 
 
+async def stamps(host: Remote, paths: Sequence[str]) -> str:
+    """What changes when somebody writes to one of these files. Raises RemoteError."""
+    answer = await host.run(["stat", "-c", "%d:%i %s %.9Y", "--", *paths])
+    if answer.status != 0:
+        raise RemoteError(f"{host.host.name}: {paths[0]}: {_reason(answer)}")
+    return answer.out
+
+
 async def take_room(host: Remote, path: str, size: Bytes) -> None:
     """Give a raw image all its room; what is in it stays, also while a guest writes.
 

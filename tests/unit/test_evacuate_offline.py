@@ -1,0 +1,130 @@
+"""Guests that are off: what is copied with them, and what becomes of copies that nobody needs."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.builders import HOST
+from tests.unit.sights import by, vm
+from vmckpt.errors import RemoteError
+from vmckpt.evacuate import offline
+from vmckpt.evacuate.offline import Ends
+from vmckpt.evacuate.seen import Known, Way
+from vmckpt.hypervisor import guests
+from vmckpt.journal.records import StepState, StoredStep
+from vmckpt.migrate import disks
+from vmckpt.model.guests import GuestState, Presence
+from vmckpt.model.images import NVRAM, Drive, Wish
+from vmckpt.policy.types import CopyKind
+from vmckpt.remote.copying import Content
+from vmckpt.units import GIB, MIB, Bytes, BytesPerSecond, Seconds
+
+ENDS = Ends(source=replace(HOST, name="alpha"), target=replace(HOST, name="beta"), remotes=None)
+
+
+def drive(name: str, path: str, device: str = "disk") -> Drive:
+    return Drive(
+        name=name, kind="file", device=device, path=path, format="raw", read_only=False,
+        encrypted=False,
+    )  # fmt: skip
+
+
+def known(copy: CopyKind) -> Known:
+    policy = replace(by(), storage=replace(by().storage, copy=copy))
+    guest = vm("a", state=GuestState.SHUT_OFF)
+    return Known(name="a", guest=guest, host="alpha", policy=policy, way=Way.OFFLINE)
+
+
+async def test_who_copies_needs_logins_at_both_hosts_and_who_does_not_needs_none() -> None:
+    refused = await offline.check(known(CopyKind.THIN), ENDS)
+    assert [one.code for one in refused.blockers] == ["disks-not-seen"]
+    assert "ssh" in (refused.blockers[0].mend or "")
+    shared = await offline.check(known(CopyKind.SHARED), ENDS)
+    assert (shared.blockers, shared.sent, shared.mode) == ((), None, "offline")
+
+
+def test_firmware_goes_with_named_disks_and_keeps_its_place() -> None:
+    vars_ = drive(NVRAM, "/var/nvram/a.fd", NVRAM)
+    drives = (drive("vda", "/srv/a.raw"), drive("vdb", "/srv/b.raw"), vars_)
+    same = {"/srv/a.raw": False, "/srv/b.raw": True, "/var/nvram/a.fd": False}
+    wish = Wish(disks=("vda",), folder="/pool")
+    assert [one.name for one in disks.wanted(drives, same, wish)] == ["vda", NVRAM]
+    assert disks.path_on_target(vars_, wish) == "/var/nvram/a.fd"
+    assert disks.path_on_target(drives[0], wish) == "/pool/a.raw"
+    seen = same | {"/var/nvram/a.fd": True}
+    assert [one.name for one in disks.wanted(drives, seen, wish)] == ["vda"]
+
+
+@pytest.mark.parametrize(
+    ("done", "now", "rate", "left", "share"),
+    [
+        (0, 10.0, 0, None, 0.0),
+        (25 * MIB, 20.0, 2.5 * MIB, 30.0, 0.25),
+        (100 * MIB, 20.0, 10 * MIB, 0.0, 1.0),
+    ],
+)
+def test_how_far_a_copy_is(
+    done: int, now: float, rate: float, left: float | None, share: float
+) -> None:
+    told = offline.progress(Bytes(done), Bytes(100 * MIB), Seconds(10.0), Seconds(now))
+    assert (told.sample.bandwidth, told.estimate.high, told.done) == (rate, left, share)
+    assert told.sample.remaining + told.sample.transferred == 100 * MIB
+
+
+def test_a_large_image_on_a_slow_line_is_waited_for() -> None:
+    content = Content(path="/a", format="raw", size=Bytes(100 * GIB), to="/b", address="beta")
+    assert content.patience == Seconds(60 + 1024)
+    assert replace(content, limit=BytesPerSecond(MIB // 2)).patience == Seconds(60 + 2048)
+    assert replace(content, limit=BytesPerSecond(GIB)).patience == content.patience
+
+
+ARRIVED = Presence(reachable=True, state=GuestState.SHUT_OFF)
+NOT_THERE = Presence(reachable=True)
+SILENT = Presence(reachable=False)
+
+
+@pytest.mark.parametrize(
+    ("there", "fails", "removed", "states", "told"),
+    [
+        (ARRIVED, False, False, [StepState.DONE], 0),
+        (NOT_THERE, False, True, [StepState.UNDONE], 0),
+        (NOT_THERE, True, True, [], 1),
+        (SILENT, False, False, [], 1),
+    ],
+)
+async def test_copies_stay_where_their_guest_is_and_go_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, there: Presence, fails: bool, removed: bool,
+    states: list[StepState], told: int,
+) -> None:  # fmt: skip
+    asked: list[StoredStep] = []
+    concluded: list[StepState] = []
+
+    async def presence(*_: object) -> Presence:
+        return there
+
+    async def unmade(_: object, step: StoredStep) -> list[str]:
+        asked.append(step)
+        if fails:
+            raise RemoteError("beta: ssh broke")
+        return []
+
+    @asynccontextmanager
+    async def logins(*_: str) -> AsyncIterator[None]:
+        yield None
+
+    monkeypatch.setattr(guests, "presence", presence)
+    monkeypatch.setattr(disks, "unmade", unmade)
+    recorder: Any = type("", (), {"conclude": lambda _, __, state: concluded.append(state)})()
+    step = StoredStep(
+        seq=3, name=offline.IMAGES, state=StepState.INTENDED, result=None, began_at=0.0,
+        ended_at=None,
+        intent={"host": "beta", "from": "alpha", "uuid": "u-a", "paths": ["/a"], "suffix": "s"},
+    )  # fmt: skip
+    told_ = await offline.undo_left(
+        [step], lambda name: replace(HOST, name=name, uri="test:///default"), logins, recorder
+    )
+    assert (bool(asked), concluded, len(told_)) == (removed, states, told)
+    assert all("/a" in line for line in told_)

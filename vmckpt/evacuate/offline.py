@@ -1,0 +1,243 @@
+"""Guests that are off: their definitions move, and the disks that the new host does not see.
+
+Nobody tries there before the guest is started, perhaps months later: so every file that it writes
+to must be seen to be the same on both hosts, or is copied. The images on the old host stay.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, replace
+
+from vmckpt.errors import HypervisorError, LeaseLost, OutcomeUnknown, RemoteError, VmckptError
+from vmckpt.evacuate.plan import Checked
+from vmckpt.evacuate.seen import Known, Way, all_files
+from vmckpt.hypervisor import guests, storage, switching
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.journal import desk
+from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.records import StepState, StoredStep
+from vmckpt.migrate import disks, preflight
+from vmckpt.migrate.forecast import Range
+from vmckpt.migrate.gather import Remotes
+from vmckpt.migrate.waiting import stoppable
+from vmckpt.model.events import Estimate, Sampled
+from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.hosts import Host
+from vmckpt.model.images import NVRAM, CopyPlan, Drive, Made
+from vmckpt.model.jobs import JobPhase, JobSample
+from vmckpt.policy.types import CopyKind
+from vmckpt.remote import copying, images, probe
+from vmckpt.units import Bytes, BytesPerSecond, Seconds
+
+IMAGES = "images"
+"""The step of images that are made on another host; open: they may have to go again."""
+_NOTHING = CopyPlan()
+Tell = Callable[[Sampled], None]
+Logins = Callable[[str, str], AbstractAsyncContextManager[Remotes | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """Both hosts of such a move; `remotes`: None if one takes no logins."""
+
+    source: Host
+    target: Host
+    remotes: Remotes | None
+
+
+async def check(known: Known, ends: Ends) -> Checked:
+    """What speaks against a move, and what would travel."""
+    try:
+        found = await look(known, ends)
+    except VmckptError as exc:
+        found = CopyPlan(findings=(_unseen(ends.target.name, exc.message, exc.mend),))
+    sent = Range(found.travels, found.travels) if found.copies else None
+    return Checked(
+        policy=known.policy.name, mode=str(Way.OFFLINE),
+        blockers=preflight.blockers(found.findings),
+        warnings=tuple(one for one in found.findings if one.severity is Severity.WARNING),
+        sent=sent, rooms=found.rooms,
+    )  # fmt: skip
+
+
+async def look(known: Known, ends: Ends) -> CopyPlan:
+    """What is copied, by the guest's policy. Raises HypervisorError, RemoteError, BadInput."""
+    wishes, guest = known.policy.storage, known.guest
+    if wishes.copy is CopyKind.SHARED:
+        return _NOTHING
+    if ends.remotes is None:
+        why = f"disks are copied only between hosts with ssh logins; {ends.source.name} or"
+        return CopyPlan(findings=(_unseen(ends.target.name, f"{why} it has none", None),))
+    async with Hypervisor(ends.source) as here, Hypervisor(ends.target) as there:
+        drives = await storage.drives(here, guest.uuid)
+        wish = await disks.wish_of(wishes, there)
+    if guest.nvram is not None:
+        drives = (*drives, _nvram(guest.nvram))
+    same = await probe.same_files(*ends.remotes, sorted(all_files(guest)))
+    found = await disks.look(*ends.remotes, drives, same, wish)
+    if found.rest_shared or preflight.blockers(found.findings):
+        return found
+    why = "not all of its other disks were seen to be the same there"
+    return replace(found, findings=(*found.findings, _unseen(ends.target.name, why, None)))
+
+
+def _nvram(path: str) -> Drive:
+    return Drive(
+        name=NVRAM, kind="file", device=NVRAM, path=path, format="raw", read_only=False,
+        encrypted=False,
+    )  # fmt: skip
+
+
+def _unseen(where: str, text: str, mend: str | None) -> Finding:
+    return Finding(
+        code="disks-not-seen", severity=Severity.BLOCKER, where=where, text=text,
+        mend=mend or "add ssh: {address: ...} for both to the inventory, or share its disks",
+    )  # fmt: skip
+
+
+async def move(
+    known: Known, ends: Ends, recorder: Recorder, stop: asyncio.Event, tell: Tell
+) -> tuple[str, ...]:
+    """Move a guest that is off; troubles that keep nobody from starting it there.
+
+    Raises HypervisorError, RemoteError and Cancelled: it is where it was, and nothing of it on the
+    target; OutcomeUnknown: both must be looked at. JournalError, LeaseLost.
+    """
+    found = await look(known, ends)
+    if against := preflight.blockers(found.findings):
+        raise HypervisorError(against[0].text, host=against[0].where, mend=against[0].mend)
+    async with Hypervisor(ends.source) as here:
+        if ends.remotes is None or not found.copies:
+            await switching.move_offline(here, known.guest.uuid, ends.target.uri_for_peers)
+            return ()
+        return await _Copy(known, ends.target, ends.remotes, recorder, found).move(here, stop, tell)
+
+
+class _Copy:
+    """Images that go with one guest."""
+
+    def __init__(
+        self, known: Known, target: Host, remotes: Remotes, recorder: Recorder, plan: CopyPlan
+    ) -> None:
+        self._known, self._target, self._plan = known, target, plan
+        self._here, self._there = remotes
+        self._recorder = recorder
+        self._made = Made(host=target.name, suffix=disks.new_suffix())
+        self._step = 0
+
+    async def move(self, here: Hypervisor, stop: asyncio.Event, tell: Tell) -> tuple[str, ...]:
+        paths, uuid = self._plan.left_behind, self._known.guest.uuid
+        before = await images.stamps(self._here, paths)
+        await self._intend()
+        try:
+            await stoppable(self._fill(tell), stop)
+            await images.publish(self._there, self._made)
+            self._recorder.check()
+            if await images.stamps(self._here, paths) != before:
+                raise HypervisorError(
+                    "its disks were written to while they were copied", host=here.host.name
+                )
+            _, stored = await storage.definitions_with_images_at(here, uuid, self._plan.placed)
+            await switching.move_offline(here, uuid, self._target.uri_for_peers, stored)
+        except (OutcomeUnknown, LeaseLost):
+            raise  # who looks at both hosts knows what becomes of the images
+        except BaseException:
+            await asyncio.shield(self._undo())
+            raise
+        await asyncio.to_thread(self._recorder.conclude, self._step, StepState.DONE)
+        return await disks.finish(self._there, self._plan.room)
+
+    async def _intend(self) -> None:
+        known, made = self._known, self._made
+        meant = {
+            "guest": known.guest.name, "uuid": known.guest.uuid, "from": known.host,
+            "host": made.host, "suffix": made.suffix,
+            "paths": [one.path for one in self._plan.copies],
+        }  # fmt: skip
+        self._step = await asyncio.to_thread(self._recorder.intend, IMAGES, meant)
+
+    async def _fill(self, tell: Tell) -> None:
+        """All content is there before an image gets its path."""
+        made = await disks.prepare(self._there, self._plan, self._made.suffix)
+        self._made.marks.update(made.marks)
+        marks = {"marks": dict(made.marks)}
+        await asyncio.to_thread(self._recorder.conclude, self._step, StepState.INTENDED, marks)
+        loop, copied = asyncio.get_running_loop(), 0
+        began = Seconds(loop.time())
+        for one in self._plan.copies:
+            there = copied
+
+            def heard(part: float, size: int = one.allocated, there: int = there) -> None:
+                done = Bytes(round(there + part * size))
+                tell(progress(done, self._plan.travels, began, Seconds(loop.time())))
+
+            content = copying.Content(
+                path=one.source, format=one.format, size=one.size, to=made.temporary(one.path),
+                address=address(self._target), limit=self._known.policy.limits.bandwidth,
+            )  # fmt: skip
+            await copying.copy(self._here.host, self._target, content, heard)
+            copied += one.allocated
+
+    async def _undo(self) -> None:
+        """What cannot be removed now stays written down; see `undo_left`."""
+        with suppress(VmckptError):
+            if not await disks.remove(self._there, self._made):
+                await asyncio.to_thread(self._recorder.conclude, self._step, StepState.UNDONE)
+
+
+def address(target: Host) -> str:
+    """Where the source reaches it. Raises RemoteError."""
+    known = target.migration_address or (target.ssh.address if target.ssh else None)
+    if known is None:
+        raise RemoteError(f"{target.name}: no address", mend="add migration_address: there")
+    return known
+
+
+def progress(done: Bytes, total: Bytes, began: Seconds, now: Seconds) -> Sampled:
+    """How far a copy is, as the samples of a migration tell it. Pure."""
+    took, rest = now - began, Bytes(max(0, total - done))
+    rate = BytesPerSecond(round(done / took) if took > 0 else 0)
+    left = Seconds(rest / rate) if rate else None
+    return Sampled(
+        sample=JobSample(
+            at=now, phase=JobPhase.SETUP, iteration=0, remaining=rest, total=total,
+            transferred=done, bandwidth=rate, dirty_rate=None, expected_downtime=None, throttle=0,
+        ),
+        estimate=Estimate(low=left, high=left, converging=None),
+        done=done / total if total else 1.0,
+    )  # fmt: skip
+
+
+def left_by(job: str) -> Sequence[StoredStep]:
+    """Images of moves that have ended, and of a controller that died. Raises JournalError."""
+    with desk.open_journal() as journal:
+        steps = journal.steps(job)
+    return [one for one in steps if one.name == IMAGES and one.state is StepState.INTENDED]
+
+
+async def undo_left(
+    steps: Sequence[StoredStep], host: Callable[[str], Host], logins: Logins, recorder: Recorder
+) -> tuple[str, ...]:
+    """They stay where the guest has arrived, and go elsewhere. What could not be settled, line by
+    line."""
+    troubles: list[str] = []
+    for step in steps:
+        target, uuid = str(step.intent["host"]), str(step.intent["uuid"])
+        try:
+            async with Hypervisor(host(target)) as there:
+                found = await guests.presence(there, uuid)
+            if not found.reachable:
+                raise HypervisorError("it does not answer", host=target)
+            left: list[str] = []
+            if found.state is None:
+                async with logins(str(step.intent["from"]), target) as remotes:
+                    left = await disks.unmade(remotes, step)
+            troubles += left
+            if not left:
+                state = StepState.UNDONE if found.state is None else StepState.DONE
+                await asyncio.to_thread(recorder.conclude, step.seq, state)
+        except VmckptError as exc:
+            paths = ", ".join(map(str, step.intent.get("paths", [])))
+            troubles.append(f"{target} may have {paths}, made for a move that ended: {exc.message}")
+    return tuple(troubles)

@@ -1,0 +1,152 @@
+"""The content of an image that nobody has open, from one host into an image of another.
+
+QEMU's own programs do it: one serves the new image, the other fills it, and what was never written
+stays a hole. The line between them is TLS with a key made for this copy, whatever the hosts have of
+certificates. Each is held by a shell that ends it when the controller's login ends.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.errors import RemoteError
+from vmckpt.model.hosts import Host
+from vmckpt.remote.program import Program
+from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
+
+_OPENS_WITHIN = Seconds(30.0)
+_SLOWEST = BytesPerSecond(MIB)
+"""A copy that is slower than that for a hundredth of its image has broken."""
+
+# A key comes as the first line of the input, for no list of processes to show; what else comes is
+# its end. Words of qemu-img would be an option's if they held a comma: image paths go as arguments.
+_KEY = r"""
+set -u; umask 077
+read -r said || exit 1
+said=${said#*:\"}; key=${said%%\"*}
+keys=$(mktemp -d) || exit 1
+child=
+trap 'rm -rf -- "$keys"; [ -z "$child" ] || kill "$child" 2>/dev/null' EXIT
+trap 'exit 1' HUP INT TERM
+printf 'vmckpt:%s\n' "$key" >"$keys/keys.psk"
+tls="tls-creds-psk,id=tls,dir=$keys"
+"""
+# Only libvirt's ports for migrations are let through between hosts; from the upper end, since
+# libvirt takes from the lower one.
+_SERVE = (
+    _KEY
+    + r"""
+address=$1; format=$2; path=$3
+command -v qemu-nbd >/dev/null || { echo "no qemu-nbd there" >&2; exit 1; }
+port() { sed -n "s/^ *migration_port_$1 *= *\([0-9]*\).*/\1/p" /etc/libvirt/qemu.conf 2>/dev/null; }
+low=$(port min); low=${low:-49152}; port=$(port max); port=${port:-49215}
+while [ "$port" -ge "$low" ]; do
+    if qemu-nbd --fork --pid-file="$keys/pid" --object "$tls,endpoint=server" --tls-creds=tls \
+        --bind="$address" --port="$port" --export-name=disk --cache=writeback --discard=unmap \
+        --format="$format" -- "$path" 2>"$keys/errors"
+    then
+        child=$(cat "$keys/pid")
+        echo "{\"port\": $port}"
+        cat >/dev/null
+        exit 0
+    fi
+    grep -q "in use" "$keys/errors" || break
+    port=$((port - 1))
+done
+cat "$keys/errors" >&2
+exit 1
+"""
+)
+# The new image reads as zeros. What arrived is flushed before it is called done.
+_SEND = (
+    _KEY
+    + r"""
+address=$1; port=$2; format=$3; path=$4; rate=$5
+exec 3<&0
+: >"$keys/said"
+qemu-img convert -p -n -W -m 8 -t none --target-is-zero ${rate:+-r "$rate"} \
+    --object "$tls,username=vmckpt,endpoint=client" --target-image-opts -f "$format" -- "$path" \
+    "driver=nbd,host=$address,port=$port,export=disk,tls-creds=tls" \
+    >"$keys/said" 2>"$keys/errors" </dev/null &
+child=$!
+(cat <&3 >/dev/null; kill "$child") >/dev/null 2>&1 &
+watcher=$!
+while kill -0 "$child" 2>/dev/null; do
+    part=$(tr '\r' '\n' <"$keys/said" | sed -n 's/.*(\([0-9]\{1,3\}\)\..*/\1/p' | tail -n 1)
+    echo "{\"percent\": ${part:-0}}"
+    sleep 1
+done
+wait "$child"; status=$?
+child=
+kill "$watcher" 2>/dev/null
+[ "$status" = 0 ] || { tail -n 1 "$keys/errors" >&2; exit 1; }
+echo '{"percent": 100, "done": true}'
+"""
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What is copied, and to where."""
+
+    path: str
+    format: str
+    size: Bytes
+    """As the guest sees it."""
+    to: str
+    """The path of an empty image of that format and size on the target."""
+    address: str
+    """Of the target, as the source sees it."""
+    limit: BytesPerSecond | None = None
+
+    @property
+    def patience(self) -> Seconds:
+        """How long nothing may be heard of it: QEMU tells hundredths."""
+        slowest = min(_SLOWEST, self.limit or _SLOWEST)
+        return Seconds(60.0 + self.size / 100 / slowest)
+
+
+async def copy(source: Host, target: Host, what: Content, tell: Callable[[float], None]) -> None:
+    """Fill the image on the target; `tell` hears how much of it is there, 0 to 1.
+
+    Nobody may have either open: a guest that is started meanwhile does not start. Raises
+    RemoteError: what is there then is part of it.
+    """
+    key = {"key": secrets.token_hex(32)}
+    serve = ["sh", "-c", _SERVE, "sh", what.address, what.format, what.to]
+    async with Program(target, serve) as server:
+        await server.tell(key)
+        port = int((await _heard(server, _OPENS_WITHIN))["port"])
+        rate = "" if what.limit is None else str(what.limit)
+        send = ["sh", "-c", _SEND, "sh", what.address, str(port), what.format, what.path, rate]
+        async with Program(source, send) as sender:
+            await sender.tell(key)
+            await _followed(sender, what, tell)
+
+
+async def _followed(sender: Program, what: Content, tell: Callable[[float], None]) -> None:
+    """Until it says that it is done."""
+    loop = asyncio.get_running_loop()
+    done, since = -1.0, loop.time()
+    while True:
+        said = await _heard(sender, _OPENS_WITHIN)
+        part = float(said.get("percent", 0)) / 100
+        if part > done:
+            done, since = part, loop.time()
+            tell(min(1.0, part))
+        if said.get("done"):
+            return
+        if loop.time() - since > what.patience:
+            raise RemoteError(
+                f"{sender.host.name}: the copy of {what.path} does not get on",
+                mend="look at the network between the hosts",
+            )
+
+
+async def _heard(program: Program, limit: Seconds) -> dict[str, Any]:
+    try:
+        return await asyncio.wait_for(program.hear(), limit)
+    except TimeoutError as exc:
+        raise RemoteError(f"{program.host.name}: no word of the copy in {limit:g} s") from exc
