@@ -3,21 +3,29 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.unit.builders import HOST
-from tests.unit.sights import by, vm
+from tests.unit.sights import answers, at, by, seen, vm
 from vmckpt.errors import RemoteError
 from vmckpt.evacuate import offline
+from vmckpt.evacuate import plan as plans
 from vmckpt.evacuate.offline import Ends
+from vmckpt.evacuate.placement import Left
+from vmckpt.evacuate.plan import Checked
 from vmckpt.evacuate.seen import Known, Way
 from vmckpt.hypervisor import guests
 from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.migrate import disks
+from vmckpt.migrate.forecast import Range
+from vmckpt.migrate.measure import Links
+from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.guests import GuestState, Presence
-from vmckpt.model.images import NVRAM, Drive, Wish
+from vmckpt.model.images import NVRAM, CopyPlan, DiskCopy, Drive, Wish
+from vmckpt.model.measured import LinkSeen
 from vmckpt.policy.types import CopyKind
 from vmckpt.remote.copying import Content
 from vmckpt.units import GIB, MIB, Bytes, BytesPerSecond, Seconds
@@ -39,11 +47,60 @@ def known(copy: CopyKind) -> Known:
 
 
 async def test_who_copies_needs_logins_at_both_hosts_and_who_does_not_needs_none() -> None:
-    refused = await offline.check(known(CopyKind.THIN), ENDS)
+    refused = await offline.check(known(CopyKind.THIN), ENDS, Links())
     assert [one.code for one in refused.blockers] == ["disks-not-seen"]
     assert "ssh" in (refused.blockers[0].mend or "")
-    shared = await offline.check(known(CopyKind.SHARED), ENDS)
+    shared = await offline.check(known(CopyKind.SHARED), ENDS, Links())
     assert (shared.blockers, shared.sent, shared.mode) == ((), None, "offline")
+
+
+@pytest.mark.parametrize(
+    ("link", "limit", "total"),
+    [
+        (None, None, None),
+        (100 * MIB, None, (10.0, 20.0)),
+        (100 * MIB, 50 * MIB, (20.0, 35.0)),
+        (50 * MIB, 100 * MIB, (20.0, 35.0)),
+    ],
+)
+async def test_how_long_a_copy_takes_is_what_the_link_and_the_policy_let_through(
+    monkeypatch: pytest.MonkeyPatch, link: int | None, limit: int | None,
+    total: tuple[float, float] | None,
+) -> None:  # fmt: skip
+    copy = DiskCopy(
+        name="vda", source="/srv/a.raw", path="/srv/a.raw", format="raw", size=Bytes(4000 * MIB),
+        needed=Bytes(1100 * MIB), allocated=Bytes(1000 * MIB), full=False, options="", mode="600",
+    )  # fmt: skip
+
+    async def look(*_: object) -> CopyPlan:
+        return CopyPlan(copies=(copy,))
+
+    async def between(*_: object) -> tuple[LinkSeen | None, str | None]:
+        if link is None:
+            return None, "not measured"
+        seen_ = LinkSeen(rate=BytesPerSecond(link), received=Bytes(1), lasted=Seconds(1.0))
+        return seen_, None
+
+    monkeypatch.setattr(offline, "look", look)
+    links: Any = SimpleNamespace(between=between)
+    one = known(CopyKind.THIN)
+    most = None if limit is None else BytesPerSecond(limit)
+    limits = replace(one.policy.limits, bandwidth=most)
+    told = await offline.check(replace(one, policy=replace(one.policy, limits=limits)), ENDS, links)
+    assert told.sent == Range(1000 * MIB, 1000 * MIB)
+    assert (told.total and (told.total.low, told.total.high)) == pytest.approx(total)
+
+
+def test_what_keeps_a_guest_is_told_with_its_own_mend() -> None:
+    finding = Finding(
+        code="disk-in-the-way", severity=Severity.BLOCKER, where="beta", text="/a is there already",
+        mend="move it away",
+    )  # fmt: skip
+    checks = {("a", "beta"): Checked(policy="p", mode="offline", blockers=(finding,))}
+    its = seen(answers(at("alpha", vm("a")), at("beta")))
+    left = Left(tenant=its.fleet.tenants[0], why="beta: /a is there already", mend="add a host")
+    assert [one.mend for one in plans.worded([left], its, checks)] == ["move it away"]
+    assert plans.worded([replace(left, why="too full")], its, checks)[0].mend == "add a host"
 
 
 def test_firmware_goes_with_named_disks_and_keeps_its_place() -> None:

@@ -13,11 +13,13 @@ from vmckpt.api.imagining import Imagined
 from vmckpt.cli import moving, output
 from vmckpt.cli.moving import Row
 from vmckpt.errors import at_host
-from vmckpt.evacuate.plan import Plan
+from vmckpt.evacuate.placement import Going
+from vmckpt.evacuate.plan import Checked, Plan
 from vmckpt.evacuate.report import Report
+from vmckpt.evacuate.seen import Way
 from vmckpt.evacuate.task import Kind
 from vmckpt.model.events import Decided, Event, OnItsWay, Sampled
-from vmckpt.units import Seconds, show_bytes, show_seconds
+from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
 
 _NAMED = 8
 """So many guests are named that go somewhere for one reason."""
@@ -120,7 +122,7 @@ def _moves(plan: Plan, console: Console) -> None:
             "–" if found is None or found.downtime is None else found.downtime.show(show_seconds)
         )
         table.add_row(
-            one.tenant.name, one.target, show_bytes(one.tenant.travels),
+            one.tenant.name, one.target, _size(one, found),
             "–" if found is None else found.mode,
             "–" if begin is None else f"+{show_seconds(begin)}", takes, pause,
         )  # fmt: skip
@@ -135,6 +137,13 @@ def _moves(plan: Plan, console: Console) -> None:
         found = plan.check(one)
         for warning in found.warnings if found is not None else ():
             console.print(f"warning: {one.tenant.name} → {one.target}: {warning.text}")
+
+
+def _size(going: Going, found: Checked | None) -> str:
+    """Of its memory; of one that is off, what travels."""
+    if found is None or found.mode != Way.OFFLINE:
+        return show_bytes(going.tenant.travels)
+    return "–" if found.sent is None else show_bytes(Bytes(round(found.sent.high)))
 
 
 def _hosts(plan: Plan, console: Console) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from vmckpt.evacuate.fleet import Fleet, Rules, Tenant
 from vmckpt.evacuate.search import best
-from vmckpt.evacuate.seating import Seating, lacks
+from vmckpt.evacuate.seating import NO_STORAGE, Seating, lacks
 from vmckpt.units import Bytes, show_bytes
 
 SMALL = 10
@@ -233,5 +233,8 @@ def _mend(seating: Seating, tenant: Tenant) -> str:
         and (why := lacks(tenant.needs, place)) is not None
     )  # fmt: skip
     if lacking:
-        return f"give a host what it needs: {lacking.most_common(1)[0][0]}"
+        needed = lacking.most_common(1)[0][0]
+        if needed.startswith(NO_STORAGE):
+            needed += ", or let its policy copy it (storage: {copy: thin})"
+        return f"give a host what it needs: {needed}"
     return f"open {closed[0]} again" if closed else "add a host to the inventory"

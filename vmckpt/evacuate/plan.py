@@ -246,13 +246,14 @@ def _moves(fleet: Fleet, going: Sequence[Going]) -> list[Move]:
     ]
 
 
-def worded(left: Iterable[Left], seen: Seen) -> tuple[Left, ...]:
-    """Of standbys it is said whose they are, and what gives them up."""
+def worded(left: Iterable[Left], seen: Seen, checks: Checks = NO_CHECKS) -> tuple[Left, ...]:
+    """Of standbys it is said whose they are, and what gives them up; of who is kept by what
+    preflight says, what mends that."""
 
     def one(found: Left) -> Left:
         known = seen.known.get(found.tenant.name)
         if known is None or known.way is not Way.ANEW:
-            return found
+            return _mended(found, checks)
         guest = known.guest.name
         why = f"the standby of {guest}, which runs elsewhere; no other host can have it"
         return replace(
@@ -260,3 +261,10 @@ def worded(left: Iterable[Left], seen: Seen) -> tuple[Left, ...]:
         )
 
     return tuple(one(found) for found in left)
+
+
+def _mended(left: Left, checks: Checks) -> Left:
+    for (guest, _), found in checks.items():
+        if guest == left.tenant.name and found.blockers and found.blockers[0].text in left.why:
+            return replace(left, mend=found.blockers[0].mend or left.mend)
+    return left

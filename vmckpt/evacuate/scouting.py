@@ -144,7 +144,7 @@ async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
         found = plans.placed(plans.without(fleet, looking.found), asked, limits)
     looking.found.update(plans.crowded(found.going, looking.found))
     looked = _looked_at(found, looking.found)
-    left = (*plans.worded(looked.left, seen), *task.unseen(seen))
+    left = (*plans.worded(looked.left, seen, looking.found), *task.unseen(seen))
     looked = replace(looked, left=left)
     return plans.made(task, seen, looked, looking.found, limits)
 
@@ -219,7 +219,7 @@ class _Looking:
                 ends = offline.Ends(
                     source=hosts.host(known.host), target=hosts.host(target), remotes=remotes
                 )
-                return await offline.check(known, ends)
+                return await offline.check(known, ends, self._links)
         if known.way is not Way.LIVE:
             return Checked(policy=known.policy.name, mode=str(known.way))
         setting = Setting(

@@ -14,6 +14,8 @@ from vmckpt.units import show_bytes
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.float64]
 _EPS = 1e-9
+NO_STORAGE = "no storage"
+"""How the reason begins of a host that does not see a disk."""
 
 
 class Seating:
@@ -177,10 +179,11 @@ def lacks(needs: Needs, place: Place) -> str | None:
     if needs.machine is not None and needs.machine not in place.machines:
         return f"no machine type {needs.machine}"
     for what, wanted, has in (
-        ("network", needs.networks, place.networks), ("storage", needs.storage, place.storage),
-    ):  # fmt: skip
+        ("no network", needs.networks, place.networks),
+        (NO_STORAGE, needs.storage, place.storage),
+    ):
         if missing := wanted - has:
-            return f"no {what} {', '.join(sorted(missing))}"
+            return f"{what} {', '.join(sorted(missing))}"
     for key, value in sorted(needs.labels):
         if place.labels.get(key) != value:
             return f"not labelled {key}={value}"
