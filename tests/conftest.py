@@ -1,9 +1,14 @@
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests import schemas
 from vmckpt.cli import output
+
+# By the clock an example takes as long as whoever has the cores leaves it.
+settings.register_profile("vmckpt", deadline=None)
+settings.load_profile("vmckpt")
 
 
 @pytest.fixture(autouse=True)

@@ -36,9 +36,7 @@ def mapping(path: Path, pages: dict[int, int], *, write: bool = False) -> Mappin
 PAGES = st.dictionaries(st.integers(0, COUNT - 1), st.integers(0, 3), max_size=60)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(live=PAGES, last=PAGES, dense=st.booleans(), warm=st.booleans())
 def test_the_last_copy_becomes_equal_and_every_change_is_told(
     tmp_path: Path, pool: ThreadPoolExecutor, live: dict[int, int], last: dict[int, int],

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable, Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.checkpoint import nbdwire as wire
@@ -109,7 +109,6 @@ CONTENT = b"".join(
 )[:SIZE]
 
 
-@settings(deadline=None)
 @given(
     changed=st.lists(st.tuples(st.integers(1, 20), st.sampled_from([0, 1])), max_size=9),
     asked=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 71)), max_size=12),

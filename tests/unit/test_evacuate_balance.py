@@ -60,7 +60,7 @@ def test_whoever_stays_stays() -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(2, 12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_loads_become_more_equal_no_rule_is_broken_and_it_ends(seed: int, hosts: int) -> None:
     made, _ = random_fleet(seed, hosts, hosts * 8, full=0.6, empty=0)
     found = balance.propose(made, RULES)

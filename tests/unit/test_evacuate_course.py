@@ -191,7 +191,7 @@ def in_order(sim: Sim) -> None:
 @given(st.integers(0, 10**6), st.integers(3, 12), st.floats(0.2, 0.6), st.floats(0.0, 0.3))
 @example(3825, 3, 0.5, 0.0)
 @example(527, 3, 0.2265625, 0.25)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_whatever_goes_wrong_everybody_runs_once_and_is_accounted_for(
     seed: int, hosts: int, full: float, fails: float
 ) -> None:

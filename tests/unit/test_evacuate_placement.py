@@ -147,7 +147,7 @@ def cost(made: Fleet, leaving: Sequence[Tenant], where: Sequence[str], rules: Ru
 
 
 @given(st.integers(0, 10**6), st.sampled_from([1.0, -1.0]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_small_plan_is_the_best_there_is(seed: int, spread: float) -> None:
     rules = Rules(keep_free=0.05, may_displace=False, weights=Weights(spread=spread))
     made, leaving = random_fleet(seed, 4, 9, full=0.15)
@@ -167,7 +167,7 @@ def test_a_small_plan_is_the_best_there_is(seed: int, spread: float) -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(2, 30), st.floats(0.2, 0.95), st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_no_placement_breaks_a_hard_rule(
     seed: int, hosts: int, full: float, displace: bool
 ) -> None:

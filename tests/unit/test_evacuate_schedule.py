@@ -220,7 +220,7 @@ def overfull(made: Fleet, found: Outlook, keep_free: float) -> list[str]:
 
 
 @given(st.integers(0, 10**6), st.integers(2, 20), st.floats(0.3, 0.9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_plan_overfills_a_host_at_any_moment_or_moves_a_guest_twice(
     seed: int, hosts: int, full: float
 ) -> None:
@@ -254,7 +254,7 @@ def gone(leaving: Sequence[Tenant]) -> int:
 
 @given(st.integers(0, 10**6))
 @example(557)  # a narrow link that was left idle while the source was busy with wide ones
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_plan_takes_little_longer_than_its_bytes_over_the_narrowest_link(seed: int) -> None:
     made, leaving = random_fleet(seed, 8, 60)
     quiet = [guest(one.name, one.host, one.memory / GIB, needs=one.needs) for one in leaving]

@@ -216,7 +216,7 @@ def test_what_never_ends_can_be_shown() -> None:
     assert units.show_bytes(float("inf")) == "unlimited"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(max_size=80), st.sampled_from(["hosts: {a: {uri: %s}}", "hosts: {%s: 1}", "%s"]))
 def test_any_value_is_taken_or_refused_in_one_line(text: str, form: str) -> None:
     for written in (text, "'" + text.replace("'", "''") + "'"):

@@ -213,7 +213,7 @@ def test_hostile_xml_of_hosts_and_drives_is_refused_too() -> None:
             read(LAUGHS)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.dictionaries(
         st.sampled_from([*stats(), "disk_bps", "auto_converge_throttle", "time_elapsed"]),
@@ -253,7 +253,7 @@ def test_a_label_that_no_definition_holds_is_refused(value: str) -> None:
         parse.labels_xml({"a": value})
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=3))
 def test_labels_come_back_as_they_were_or_are_refused(labels: dict[str, str]) -> None:
     try:

@@ -68,7 +68,7 @@ def test_tables_panels_and_plain_texts_are_harmless(terminal: bool) -> None:
         assert "\\x1b" in text
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.text(st.characters(), max_size=60))
 def test_no_text_steers_a_terminal(text: str) -> None:
     assert STEERING.search(output.harmless(text)) is None

@@ -106,7 +106,7 @@ def test_what_is_no_order_is_none(stored: Any) -> None:
         MoveOrder.from_json(stored)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=4),
                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
                         st.sampled_from(sorted(ORDER.as_json())), inner, max_size=5)))  # fmt: skip

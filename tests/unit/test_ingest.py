@@ -128,7 +128,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(steps, st.booleans(), st.sampled_from(Kind))
 def test_every_snapshot_of_a_line_reads_back(
     story: list[tuple[set[int], set[int], set[int]]], by_prints: bool, kind: Kind

@@ -338,7 +338,7 @@ def test_a_silent_server_is_waited_for_no_longer_than_the_limit(tmp_path: Path) 
         client(place, limit=0.2)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     said=st.lists(
         st.one_of(

@@ -71,7 +71,6 @@ def batch(count: int, left_out: list[int], kinds: list[int], rest: bytes = b"") 
     return packed(struct.pack(f"<I{len(left_out)}I", count, *left_out) + bytes(kinds) + rest)
 
 
-@settings(deadline=None)
 @given(KINDS, SEED, st.booleans(), st.sampled_from([-1, 1, 3]))
 def test_pages_come_back_as_they_were(kinds: list[str], seed: int, known: bool, level: int) -> None:
     numbers, new, old = made(kinds, seed)
@@ -190,7 +189,7 @@ def test_a_frame_that_does_not_say_how_long_it_is_is_damaged() -> None:
         decode(packer.compress(bytes(4)), nothing, pages=10)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200), st.booleans())
 def test_garbage_is_damaged_or_a_batch(garbage: bytes, plain: bool) -> None:
     try:
@@ -204,7 +203,6 @@ def test_garbage_is_damaged_or_a_batch(garbage: bytes, plain: bool) -> None:
     assert pages.shape == (len(numbers), 512)
 
 
-@settings(deadline=None)
 @given(KINDS, SEED, st.data())
 def test_a_batch_with_a_wrong_byte_inside_is_damaged_or_has_pages_that_there_are(
     kinds: list[str], seed: int, data: st.DataObject
@@ -221,7 +219,6 @@ def test_a_batch_with_a_wrong_byte_inside_is_damaged_or_has_pages_that_there_are
     assert (found < 4000).all()
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=2000), st.none() | st.binary(max_size=2000))
 def test_device_state_comes_back_as_it_was(state: bytes, previous: bytes | None) -> None:
     assert decode_state(encode_state(state, previous), previous) == state
@@ -254,7 +251,6 @@ def test_a_device_state_that_follows_none_is_read_whatever_was_before() -> None:
     assert decode_state(data, b"previous state") == decode_state(data, None) == b"state"
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=100))
 def test_garbage_is_no_device_state(garbage: bytes) -> None:
     for data in (garbage, bytes(16) + garbage, bytes(16) + packed(garbage + b"x")[:-1]):

@@ -49,7 +49,7 @@ def finder_of(memory: Memory, most: int = PAGES) -> CompareFinder:
     return CompareFinder([memory.live], [memory.last], most=most)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(epochs=st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4), most=st.integers(0, PAGES))
 def test_the_last_copy_follows_whatever_is_written(
     tmp_path_factory: pytest.TempPathFactory,

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.replicate.wire import (
@@ -40,7 +40,6 @@ def sealed(epoch: int, of: Sequence[Part], *, base: int) -> Seal:
     return replace(SEAL, epoch=epoch, base=base, messages=tally.count, digest=tally.digest())
 
 
-@settings(deadline=None)
 @given(PARTS, PARTS)
 def test_two_parts_have_one_digest_only_if_they_are_the_same(one: Part, other: Part) -> None:
     assert (digest_of(one) == digest_of(other)) == (one == other)
@@ -155,7 +154,6 @@ def test_an_epoch_that_was_cut_off_may_be_sent_again() -> None:
     assert taken(order, [*epoch(3), sealed(3, epoch(3), base=2)]).committed == 3
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=12), st.data())
 def test_whatever_comes_only_whole_epochs_are_committed(
     numbers: list[int], data: st.DataObject

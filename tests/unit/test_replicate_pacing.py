@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.replicate.pacing import Cycle, Pace, Terms, begin, decide
@@ -88,7 +88,6 @@ class World:
         return max(times) / min(times)
 
 
-@settings(deadline=None)
 @given(CYCLES, st.none() | st.floats(0.001, 20).map(Seconds), st.floats(0.01, 0.9))
 def test_every_interval_is_within_its_bounds_and_says_why(
     cycles: list[Cycle], interval: Seconds | None, slowdown: float

@@ -200,7 +200,7 @@ def test_the_seal_says_what_it_follows_and_whether_it_is_the_last(both: Both) ->
     assert (last.epoch, last.base, last.final) == (2, 1, True)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     epochs=st.lists(
         st.tuples(PLACES, PLACES, st.sampled_from((0, 5, 100)), st.sampled_from((1, 2))), max_size=4

@@ -133,7 +133,7 @@ def test_a_step_that_fails_leaves_the_last_epoch_usable(place: Path, code: int) 
     assert failed == {"seal", "apply"}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(seed=st.integers(0, 1 << 32), lives=st.lists(st.integers(1, 90), max_size=6))
 def test_whatever_happens_in_whatever_order_the_standby_is_a_whole_epoch(
     seed: int, lives: list[int]
@@ -184,7 +184,7 @@ class Powered:
             self._path.write_bytes(mixed(self._path.read_bytes(), self._durable, chance))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(seed=st.integers(0, 1 << 32), stop=st.integers(1, 110))
 def test_after_a_loss_of_power_the_disks_can_be_made_whole(seed: int, stop: int) -> None:
     chance, sent = Random(seed), [FIRST, SECOND]

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 from blake3 import blake3
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.replicate.framing import MOST, Reader, parts
@@ -91,7 +91,6 @@ def read(data: bytes, cuts: Sequence[int] = ()) -> list[Message]:
     return found
 
 
-@settings(deadline=None)
 @given(st.lists(MESSAGES, max_size=5), st.lists(st.integers(1, 2000), max_size=8))
 def test_messages_come_back_as_they_were_wherever_the_connection_cuts_them(
     messages: list[Message], cuts: list[int]
@@ -124,7 +123,6 @@ def test_a_frame_lies_as_the_format_says() -> None:
     assert told[44:] == b"\0\0\0\x02abc"
 
 
-@settings(deadline=None)
 @given(st.lists(MESSAGES, min_size=1, max_size=3), st.data())
 def test_any_flipped_bit_is_found(messages: list[Message], data: st.DataObject) -> None:
     whole = bytearray(b"".join([write(message, token=TOKEN) for message in messages]))
@@ -145,7 +143,6 @@ def test_every_single_bit_of_a_seal_counts() -> None:
             read(bytes(flipped))
 
 
-@settings(deadline=None)
 @given(st.lists(MESSAGES, max_size=3), st.binary(max_size=100), st.lists(st.integers(1, 500)))
 def test_garbage_gives_nothing_but_errors_of_the_wire(
     messages: list[Message], garbage: bytes, cuts: list[int]
@@ -159,7 +156,6 @@ def test_garbage_gives_nothing_but_errors_of_the_wire(
     assert (found, garbage) == (messages, b"")
 
 
-@settings(deadline=None)
 @given(U16, DATA, U64)
 def test_a_body_that_nobody_sends_is_damaged_or_a_message_that_can_be_told_again(
     kind: int, body: bytes, epoch: int
@@ -174,7 +170,6 @@ def test_a_body_that_nobody_sends_is_damaged_or_a_message_that_can_be_told_again
         assert again == message
 
 
-@settings(deadline=None)
 @given(MESSAGES, st.integers(1, 400))
 def test_a_connection_that_ends_in_a_message_is_named(message: Message, left: int) -> None:
     whole = write(message, token=TOKEN)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.replicate import writelog
@@ -36,7 +36,6 @@ def seen(record: Record) -> Write:
     return record.offset, record.kind, record.length if record.data is None else bytes(record.data)
 
 
-@settings(deadline=None)
 @given(st.lists(WRITES, max_size=8))
 def test_what_was_written_is_read_in_the_same_order(writes: list[Write]) -> None:
     log, _ = log_of(writes)
@@ -45,7 +44,6 @@ def test_what_was_written_is_read_in_the_same_order(writes: list[Write]) -> None
     assert writelog.whole(log) == len(log)
 
 
-@settings(deadline=None)
 @given(st.lists(WRITES, min_size=1, max_size=5), st.data())
 def test_a_log_that_is_cut_off_gives_its_whole_records_and_says_so(
     writes: list[Write], data: st.DataObject
@@ -61,7 +59,6 @@ def test_a_log_that_is_cut_off_gives_its_whole_records_and_says_so(
             list(writelog.records(log[:cut]))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_what_is_no_log_is_refused_or_is_one(data: bytes) -> None:
     try:

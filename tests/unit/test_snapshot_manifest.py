@@ -71,7 +71,7 @@ def resealed(body: bytes, keys: Keys = KEYS) -> bytes:
 
 
 @BOTH
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(public=PUBLICS, kept=privates())
 def test_a_manifest_comes_back_as_it_was(keys: Keys, public: Public, kept: Private) -> None:
     data = encode(public, kept, keys)
@@ -137,7 +137,6 @@ def test_every_flipped_bit_inside_is_read_or_refused_in_one_line() -> None:
             inside.read(memoryview(data[:end]))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=400), st.integers(0, 3))
 def test_noise_is_refused_as_damage(noise: bytes, version: int) -> None:
     head = MAGIC + version.to_bytes(2, "little")
@@ -146,7 +145,7 @@ def test_noise_is_refused_as_damage(noise: bytes, version: int) -> None:
             decode(data, ID, None)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(noise=st.binary(max_size=400), length=st.integers(0, 500))
 def test_noise_inside_is_refused_in_one_line(noise: bytes, length: int) -> None:
     for data in (noise, length.to_bytes(4, "little") + noise):

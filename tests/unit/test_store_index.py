@@ -18,7 +18,7 @@ NAMES = st.builds(
 
 
 @given(st.lists(st.lists(NAMES, max_size=12), max_size=12), st.sets(st.integers(0, 11)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_index_tells_what_a_dict_would(stored: list[list[bytes]], gone: set[int]) -> None:
     index, truth = Index(), {}
     for number, names in enumerate(stored):
@@ -39,7 +39,7 @@ def test_the_index_tells_what_a_dict_would(stored: list[list[bytes]], gone: set[
 
 
 @given(st.lists(st.lists(NAMES, max_size=30), max_size=5), st.lists(NAMES, max_size=30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_set_of_names_has_each_once(parts: list[list[bytes]], asked: list[bytes]) -> None:
     names = NameSet([names_of(one) for one in parts])
     truth = {name for part in parts for name in part}

@@ -92,7 +92,7 @@ def test_a_line_with_a_flipped_bit_is_none(tmp_path: Path, name: str) -> None:
     assert line.load(tmp_path / "line") is None
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.just(-1) | st.integers(0, 9 * SLOTS - 1), max_size=60))
 def test_what_nothing_names_is_left_out_and_all_else_is_as_it_was(
     monkeypatch: pytest.MonkeyPatch, values: list[int]

@@ -91,7 +91,7 @@ def test_a_stream_may_come_byte_by_byte() -> None:
     assert (cut.memory, cut.tail_bytes) == (whole.memory, whole.tail_bytes)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 30000), min_size=1, max_size=60))
 def test_any_cuts_give_the_same(sizes: list[int]) -> None:
     whole, cut = parsed(SHORT_STREAM), Collected()
@@ -217,7 +217,7 @@ def test_old_machines_have_neither_configuration_nor_footers() -> None:
     assert got.tail_bytes == TAIL
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, BODY + 12000), st.integers(1, 255))
 def test_one_wrong_byte_is_an_error_of_ours_or_none(at: int, change: int) -> None:
     data = bytearray(SHORT_STREAM)
@@ -228,7 +228,7 @@ def test_one_wrong_byte_is_an_error_of_ours_or_none(at: int, change: int) -> Non
         pass
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=400))
 def test_noise_is_an_error_of_ours(noise: bytes) -> None:
     # After the head comes memory; what else begins there is devices, whose state is not looked at.
