@@ -17,7 +17,7 @@ from vmckpt.evacuate.offline import Ends
 from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.plan import Checked
 from vmckpt.evacuate.seen import Known, Way
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import guests, storage
 from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.migrate import disks
 from vmckpt.migrate.forecast import Range
@@ -27,10 +27,16 @@ from vmckpt.model.guests import GuestState, Presence
 from vmckpt.model.images import NVRAM, CopyPlan, DiskCopy, Drive, Wish
 from vmckpt.model.measured import LinkSeen
 from vmckpt.policy.types import CopyKind
+from vmckpt.remote import probe
 from vmckpt.remote.copying import Content
 from vmckpt.units import GIB, MIB, Bytes, BytesPerSecond, Seconds
 
 ENDS = Ends(source=replace(HOST, name="alpha"), target=replace(HOST, name="beta"), remotes=None)
+
+COPY = DiskCopy(
+    name="vda", source="/srv/a.raw", path="/srv/a.raw", format="raw", size=Bytes(4000 * MIB),
+    needed=Bytes(1100 * MIB), allocated=Bytes(1000 * MIB), full=False, options="", mode="600",
+)  # fmt: skip
 
 
 def drive(name: str, path: str, device: str = "disk") -> Drive:
@@ -67,13 +73,8 @@ async def test_how_long_a_copy_takes_is_what_the_link_and_the_policy_let_through
     monkeypatch: pytest.MonkeyPatch, link: int | None, limit: int | None,
     total: tuple[float, float] | None,
 ) -> None:  # fmt: skip
-    copy = DiskCopy(
-        name="vda", source="/srv/a.raw", path="/srv/a.raw", format="raw", size=Bytes(4000 * MIB),
-        needed=Bytes(1100 * MIB), allocated=Bytes(1000 * MIB), full=False, options="", mode="600",
-    )  # fmt: skip
-
     async def look(*_: object) -> CopyPlan:
-        return CopyPlan(copies=(copy,))
+        return CopyPlan(copies=(COPY,))
 
     async def between(*_: object) -> tuple[LinkSeen | None, str | None]:
         if link is None:
@@ -89,6 +90,41 @@ async def test_how_long_a_copy_takes_is_what_the_link_and_the_policy_let_through
     told = await offline.check(replace(one, policy=replace(one.policy, limits=limits)), ENDS, links)
     assert told.sent == Range(1000 * MIB, 1000 * MIB)
     assert (told.total and (told.total.low, told.total.high)) == pytest.approx(total)
+
+
+@pytest.mark.parametrize(
+    ("same", "copied", "unseen"),
+    [
+        ({"/srv/a.raw": True, "/base": True}, (), None),
+        ({"/srv/a.raw": True, "/base": False}, (), "/base"),
+        ({"/srv/a.raw": True}, (), "/base"),
+        ({"/srv/a.raw": False, "/base": True}, ("/srv/a.raw",), None),
+        ({"/srv/a.raw": False, "/base": True}, (), "/srv/a.raw"),
+    ],
+)
+async def test_every_file_is_copied_or_seen_there_what_lies_below_as_well(
+    monkeypatch: pytest.MonkeyPatch, same: dict[str, bool], copied: tuple[str, ...],
+    unseen: str | None,
+) -> None:  # fmt: skip
+    async def drives(*_: object) -> tuple[Drive, ...]:
+        return ()
+
+    async def same_files(*_: object) -> dict[str, bool]:
+        return same
+
+    async def look(*_: object) -> CopyPlan:
+        return CopyPlan(copies=tuple(replace(COPY, source=one) for one in copied))
+
+    monkeypatch.setattr(storage, "drives", drives)
+    monkeypatch.setattr(probe, "same_files", same_files)
+    monkeypatch.setattr(disks, "look", look)
+    one = known(CopyKind.THIN)
+    disk = replace(one.guest.disks[0], below=("/base",))
+    remotes: Any = (object(), object())
+    here = replace(ENDS.source, uri="test:///default")
+    ends = Ends(source=here, target=replace(here, name="beta"), remotes=remotes)
+    found = await offline.look(replace(one, guest=replace(one.guest, disks=(disk,))), ends)
+    assert [text.text.split()[0] for text in found.findings] == ([unseen] if unseen else [])
 
 
 def test_what_keeps_a_guest_is_told_with_its_own_mend() -> None:

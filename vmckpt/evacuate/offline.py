@@ -99,9 +99,11 @@ async def look(known: Known, ends: Ends) -> CopyPlan:
         drives = (*drives, _nvram(guest.nvram))
     same = await probe.same_files(*ends.remotes, sorted(all_files(guest)))
     found = await disks.look(*ends.remotes, drives, same, wish)
-    if found.rest_shared or preflight.blockers(found.findings):
+    # Also what lies below a disk that both see.
+    unseen = [one for one in all_files(guest) if not same.get(one) and one not in found.left_behind]
+    if not unseen or preflight.blockers(found.findings):
         return found
-    why = "not all of its other disks were seen to be the same there"
+    why = f"{unseen[0]} is not copied, and was not seen to be the same there"
     return replace(found, findings=(*found.findings, _unseen(ends.target.name, why, None)))
 
 
