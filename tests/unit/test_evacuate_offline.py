@@ -180,23 +180,27 @@ SILENT = Presence(reachable=False)
 
 
 @pytest.mark.parametrize(
-    ("there", "fails", "removed", "states", "told"),
+    ("there", "here", "fails", "removed", "states", "told"),
     [
-        (ARRIVED, False, False, [StepState.DONE], 0),
-        (NOT_THERE, False, True, [StepState.UNDONE], 0),
-        (NOT_THERE, True, True, [], 1),
-        (SILENT, False, False, [], 1),
+        (ARRIVED, NOT_THERE, False, False, [StepState.DONE], 0),
+        (NOT_THERE, ARRIVED, False, True, [StepState.UNDONE], 0),
+        (NOT_THERE, ARRIVED, True, True, [], 1),
+        (SILENT, ARRIVED, False, False, [], 1),
+        # It may have gone on from there, with its images; or libvirt is at it.
+        (NOT_THERE, NOT_THERE, False, False, [], 1),
+        (NOT_THERE, SILENT, False, False, [], 1),
+        (NOT_THERE, replace(ARRIVED, migrating=True), False, False, [], 1),
     ],
 )
 async def test_copies_stay_where_their_guest_is_and_go_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, there: Presence, fails: bool, removed: bool,
+    monkeypatch: pytest.MonkeyPatch, there: Presence, here: Presence, fails: bool, removed: bool,
     states: list[StepState], told: int,
 ) -> None:  # fmt: skip
     asked: list[StoredStep] = []
     concluded: list[StepState] = []
 
-    async def presence(*_: object) -> Presence:
-        return there
+    async def presence(hypervisor: Any, _: str) -> Presence:
+        return there if hypervisor.host.name == "beta" else here
 
     async def unmade(_: object, step: StoredStep) -> list[str]:
         asked.append(step)
@@ -210,7 +214,9 @@ async def test_copies_stay_where_their_guest_is_and_go_elsewhere(
 
     monkeypatch.setattr(guests, "presence", presence)
     monkeypatch.setattr(disks, "unmade", unmade)
-    recorder: Any = type("", (), {"conclude": lambda _, __, state: concluded.append(state)})()
+    recorder: Any = SimpleNamespace(
+        check=lambda: None, conclude=lambda _, state: concluded.append(state)
+    )
     step = StoredStep(
         seq=3, name=offline.IMAGES, state=StepState.INTENDED, result=None, began_at=0.0,
         ended_at=None,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 
-from vmckpt.errors import HypervisorError, LeaseLost, OutcomeUnknown, RemoteError, VmckptError
+from vmckpt.errors import HypervisorError, LeaseLost, RemoteError, VmckptError
 from vmckpt.evacuate.plan import Checked
 from vmckpt.evacuate.seen import Known, Way, all_files
 from vmckpt.hypervisor import guests, storage, switching
@@ -149,7 +149,9 @@ class _Copy:
         self._here, self._there = remotes
         self._recorder = recorder
         self._made = Made(host=target.name, suffix=disks.new_suffix())
-        self._step = 0
+        # What an interrupted beginning may have made goes by its temporary name.
+        self._made.marks.update(dict.fromkeys((one.path for one in plan.copies), ""))
+        self._step, self._ordered = 0, False
 
     async def move(self, here: Hypervisor, stop: asyncio.Event, tell: Tell) -> tuple[str, ...]:
         paths, uuid = self._plan.left_behind, self._known.guest.uuid
@@ -164,11 +166,15 @@ class _Copy:
                     "its disks were written to while they were copied", host=here.host.name
                 )
             _, stored = await storage.definitions_with_images_at(here, uuid, self._plan.placed)
+            here.guard = self._recorder.check
+            self._ordered = True
             await switching.move_offline(here, uuid, self._target.uri_for_peers, stored)
-        except (OutcomeUnknown, LeaseLost):
-            raise  # who looks at both hosts knows what becomes of the images
+        except LeaseLost:
+            raise
         except BaseException:
-            await asyncio.shield(self._undo())
+            # Whatever libvirt said to the order: the images go when both hosts were looked at.
+            if not self._ordered:
+                await asyncio.shield(self._undo())
             raise
         await asyncio.to_thread(self._recorder.conclude, self._step, StepState.DONE)
         return await disks.finish(self._there, self._plan.room)
@@ -202,6 +208,7 @@ class _Copy:
                 address=address(self._target), limit=self._known.policy.limits.bandwidth,
             )  # fmt: skip
             await copying.copy(self._here.host, self._target, content, heard)
+            await images.keep(self._there, content.to, one.format)
             copied += one.allocated
 
     async def _undo(self) -> None:
@@ -244,24 +251,34 @@ def left_by(job: str) -> Sequence[StoredStep]:
 async def undo_left(
     steps: Sequence[StoredStep], host: Callable[[str], Host], logins: Logins, recorder: Recorder
 ) -> tuple[str, ...]:
-    """They stay where the guest has arrived, and go elsewhere. What could not be settled, line by
-    line."""
+    """They stay where the guest has arrived, and go if it is seen where it was: who is on neither
+    host may have gone on from there with them. What could not be settled, line by line.
+
+    Raises LeaseLost: they are another controller's now.
+    """
     troubles: list[str] = []
     for step in steps:
         target, uuid = str(step.intent["host"]), str(step.intent["uuid"])
         try:
-            async with Hypervisor(host(target)) as there:
+            recorder.check()
+            source = str(step.intent["from"])
+            async with Hypervisor(host(source)) as here, Hypervisor(host(target)) as there:
+                before = await guests.presence(here, uuid)
                 found = await guests.presence(there, uuid)
             if not found.reachable:
                 raise HypervisorError("it does not answer", host=target)
+            if found.state is None and (before.state is None or before.migrating):
+                raise HypervisorError(f"{source} does not say that the guest is there", host=source)
             left: list[str] = []
             if found.state is None:
-                async with logins(str(step.intent["from"]), target) as remotes:
+                async with logins(source, target) as remotes:
                     left = await disks.unmade(remotes, step)
             troubles += left
             if not left:
                 state = StepState.UNDONE if found.state is None else StepState.DONE
                 await asyncio.to_thread(recorder.conclude, step.seq, state)
+        except LeaseLost:
+            raise
         except VmckptError as exc:
             paths = ", ".join(map(str, step.intent.get("paths", [])))
             troubles.append(f"{target} may have {paths}, made for a move that ended: {exc.message}")

@@ -174,6 +174,7 @@ class Site:
             orders.caller.emit(OnItsWay(guest=known.name, target=target, sampled=event))
 
         await self._in_no_hands(known.guest.uuid)
+        await self.tidy()  # an attempt before this one may have left images in the way
         async with (
             self._step(known, target),
             following(orders.abort) as stop,
@@ -194,8 +195,9 @@ class Site:
         if job is None or not (open_ := await asyncio.to_thread(offline.left_by, job)):
             return
         host = self._orders.scope.inventory.host
-        for one in await offline.undo_left(open_, host, self._hosts.logins, self._recorder):
-            self._orders.caller.warn(one)
+        with suppress(LeaseLost):  # then they are another controller's
+            for one in await offline.undo_left(open_, host, self._hosts.logins, self._recorder):
+                self._orders.caller.warn(one)
 
     @asynccontextmanager
     async def _step(

@@ -40,7 +40,10 @@ _SERVE = (
     + r"""
 address=$1; format=$2; path=$3
 command -v qemu-nbd >/dev/null || { echo "no qemu-nbd there" >&2; exit 1; }
-port() { sed -n "s/^ *migration_port_$1 *= *\([0-9]*\).*/\1/p" /etc/libvirt/qemu.conf 2>/dev/null; }
+port() {
+    sed -n "s/^ *migration_port_$1 *= *\([0-9]*\).*/\1/p" /etc/libvirt/qemu.conf 2>/dev/null |
+        tail -n 1
+}
 low=$(port min); low=${low:-49152}; port=$(port max); port=${port:-49215}
 while [ "$port" -ge "$low" ]; do
     if qemu-nbd --fork --pid-file="$keys/pid" --object "$tls,endpoint=server" --tls-creds=tls \
@@ -50,6 +53,13 @@ while [ "$port" -ge "$low" ]; do
         child=$(cat "$keys/pid")
         echo "{\"port\": $port}"
         cat >/dev/null
+        kill "$child" 2>/dev/null
+        # It writes its tables when it ends.
+        turns=0
+        while kill -0 "$child" 2>/dev/null && [ "$turns" -lt 50 ]; do
+            sleep 0.1; turns=$((turns + 1))
+        done
+        child=
         exit 0
     fi
     grep -q "in use" "$keys/errors" || break
@@ -118,7 +128,7 @@ async def copy(source: Host, target: Host, what: Content, tell: Callable[[float]
     serve = ["sh", "-c", _SERVE, "sh", what.address, what.format, what.to]
     async with Program(target, serve) as server:
         await server.tell(key)
-        port = int((await _heard(server, _OPENS_WITHIN))["port"])
+        port = int(_number(server, await _heard(server, _OPENS_WITHIN), "port"))
         rate = "" if what.limit is None else str(what.limit)
         send = ["sh", "-c", _SEND, "sh", what.address, str(port), what.format, what.path, rate]
         async with Program(source, send) as sender:
@@ -132,7 +142,7 @@ async def _followed(sender: Program, what: Content, tell: Callable[[float], None
     done, since = -1.0, loop.time()
     while True:
         said = await _heard(sender, _OPENS_WITHIN)
-        part = float(said.get("percent", 0)) / 100
+        part = _number(sender, said, "percent") / 100
         if part > done:
             done, since = part, loop.time()
             tell(min(1.0, part))
@@ -150,3 +160,10 @@ async def _heard(program: Program, limit: Seconds) -> dict[str, Any]:
         return await asyncio.wait_for(program.hear(), limit)
     except TimeoutError as exc:
         raise RemoteError(f"{program.host.name}: no word of the copy in {limit:g} s") from exc
+
+
+def _number(program: Program, said: dict[str, Any], key: str) -> float:
+    value = said.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 65535:
+        raise RemoteError(f"{program.host.name}: what it says of the copy makes no sense")
+    return value

@@ -215,9 +215,26 @@ async def remove(host: Remote, made: Made, *, patience: Seconds = Seconds(5.0)) 
     return tuple(left)
 
 
+_KEEP = r"""
+path=$1; kind=$2
+if [ "$kind" = qcow2 ]; then qemu-img check -q -U -f qcow2 -- "$path" >&2 || exit 1; fi
+sync -- "$path"
+"""
+
+
+async def keep(host: Remote, path: str, kind: str) -> None:
+    """See that an image is sound and on its disk, which no end of a copy says.
+
+    Raises RemoteError.
+    """
+    answer = await host.run(["sh", "-s", "--", path, kind], text=_KEEP, limit=_LONG)
+    if answer.status != 0:
+        raise RemoteError(f"{host.host.name}: {path} is not whole: {_reason(answer)}")
+
+
 async def stamps(host: Remote, paths: Sequence[str]) -> str:
     """What changes when somebody writes to one of these files. Raises RemoteError."""
-    answer = await host.run(["stat", "-c", "%d:%i %s %.9Y", "--", *paths])
+    answer = await host.run(["stat", "-L", "-c", "%d:%i %s %.9Y", "--", *paths])
     if answer.status != 0:
         raise RemoteError(f"{host.host.name}: {paths[0]}: {_reason(answer)}")
     return answer.out
