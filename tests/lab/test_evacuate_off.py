@@ -4,7 +4,7 @@ import hashlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import CalledProcessError
+from subprocess import CalledProcessError, Popen
 from typing import Any
 
 import pytest
@@ -53,6 +53,15 @@ def off(bench: Bench) -> str:
     return digest(image(bench, "alpha"))
 
 
+def half_way(bench: Bench, policy: str) -> Popen[str]:
+    """An evacuation over a slow line that has copied a part of the disk."""
+    network.shape(bench.plan, "alpha", parse_rate("50mbit"))
+    running = bench.start("evacuate", "alpha", "--policy", policy, "--yes", "--json")
+    parts = image(bench, "beta").parent
+    until(lambda: any(one.stat().st_blocks > 8192 for one in parts.glob("*.vmckpt-*")))
+    return running
+
+
 def test_its_disk_and_its_firmware_go_with_it(bench: Bench, policy: str) -> None:
     """Refused without a policy that copies; with it the images are the same there, holes as well,
     and the guest starts."""
@@ -84,10 +93,8 @@ def test_its_disk_and_its_firmware_go_with_it(bench: Bench, policy: str) -> None
 def test_a_killed_controller_is_gone_on_with(bench: Bench, policy: str) -> None:
     """What the first one had copied is thrown away, and all of it is there in the end."""
     written = off(bench)
-    network.shape(bench.plan, "alpha", parse_rate("50mbit"))
-    running = bench.start("evacuate", "alpha", "--policy", policy, "--yes", "--json")
     parts = image(bench, "beta").parent
-    until(lambda: any(one.stat().st_blocks > 8192 for one in parts.glob("*.vmckpt-*")))
+    running = half_way(bench, policy)
     running.send_signal(signal.SIGKILL)
     finish(running)
     network.shape(bench.plan, "alpha", None)
@@ -102,10 +109,8 @@ def test_a_killed_controller_is_gone_on_with(bench: Bench, policy: str) -> None:
 def test_stopped_in_the_middle_it_is_where_it_was(bench: Bench, policy: str) -> None:
     """Ctrl-C lets it arrive, a second one does not: then nothing of it is there."""
     written = off(bench)
-    network.shape(bench.plan, "alpha", parse_rate("50mbit"))
-    running = bench.start("evacuate", "alpha", "--policy", policy, "--yes", "--json")
     parts = image(bench, "beta").parent
-    until(lambda: any(one.stat().st_blocks > 8192 for one in parts.glob("*.vmckpt-*")))
+    running = half_way(bench, policy)
     # Nobody writes to what is read.
     with pytest.raises(CalledProcessError):
         bench.inside("alpha", "virsh", "start", "web1")

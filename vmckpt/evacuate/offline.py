@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 
-from vmckpt.errors import HypervisorError, LeaseLost, RemoteError, VmckptError
+from vmckpt.errors import HypervisorError, LeaseLost, VmckptError
 from vmckpt.evacuate.plan import Checked
 from vmckpt.evacuate.seen import Known, Way, all_files
 from vmckpt.hypervisor import guests, storage, switching
@@ -194,6 +194,8 @@ class _Copy:
         self._made.marks.update(made.marks)
         marks = {"marks": dict(made.marks)}
         await asyncio.to_thread(self._recorder.conclude, self._step, StepState.INTENDED, marks)
+        to = self._target.address_for_peers
+        assert to is not None  # there are logins
         loop, copied = asyncio.get_running_loop(), 0
         began = Seconds(loop.time())
         for one in self._plan.copies:
@@ -205,7 +207,7 @@ class _Copy:
 
             content = copying.Content(
                 path=one.source, format=one.format, size=one.size, to=made.temporary(one.path),
-                address=address(self._target), limit=self._known.policy.limits.bandwidth,
+                address=to, limit=self._known.policy.limits.bandwidth,
             )  # fmt: skip
             await copying.copy(self._here.host, self._target, content, heard)
             await images.keep(self._there, content.to, one.format)
@@ -216,14 +218,6 @@ class _Copy:
         with suppress(VmckptError):
             if not await disks.remove(self._there, self._made):
                 await asyncio.to_thread(self._recorder.conclude, self._step, StepState.UNDONE)
-
-
-def address(target: Host) -> str:
-    """Where the source reaches it. Raises RemoteError."""
-    known = target.migration_address or (target.ssh.address if target.ssh else None)
-    if known is None:
-        raise RemoteError(f"{target.name}: no address", mend="add migration_address: there")
-    return known
 
 
 def progress(done: Bytes, total: Bytes, began: Seconds, now: Seconds) -> Sampled:

@@ -152,7 +152,7 @@ async def _try(call: Awaitable[T], limit: Seconds) -> tuple[T | None, str | None
 
 
 async def _link(remotes: Remotes | None, target: Host) -> LinkSeen | None:
-    address = target.migration_address or (target.ssh.address if target.ssh else None)
+    address = target.address_for_peers
     if remotes is None or address is None:
         return None
     return await remote.link(*remotes, address)

@@ -53,6 +53,11 @@ class Host:
     def uri_for_peers(self) -> str:
         return self.peer_uri or self.uri
 
+    @property
+    def address_for_peers(self) -> str | None:
+        """Where other hosts reach it; None: not known."""
+        return self.migration_address or (self.ssh.address if self.ssh else None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestOnHost:

@@ -287,10 +287,8 @@ def _as_user(url: str, user: str, password: str) -> str:
 
 def _address(host: Host) -> str:
     """Where other hosts reach it."""
-    if host.migration_address is not None:
-        return host.migration_address
-    if host.ssh is not None:
-        return host.ssh.address
+    if (address := host.address_for_peers) is not None:
+        return address
     raise BadInput(
         f"{host.name}: no address at which the other host reaches it",
         mend="add migration_address: to the inventory",
