@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.bench import Bench, finish, first_line, until
+from tests.lab.bench import WHOLE, Bench, finish, first_line, until
 from tests.lab.test_firmware import NVRAM, with_nvram
 from vmckpt.lab import network
 from vmckpt.units import parse_rate
@@ -87,6 +87,28 @@ def test_its_disk_and_its_firmware_go_with_it(bench: Bench, policy: str) -> None
     back = bench.run("repopulate", "alpha", "--policy", policy, "--yes", "--json")
     assert back.code != 0
     assert "web1.raw is there already" in back.err + back.out
+
+
+def test_where_images_are_removed_behind_it_a_guest_comes_back(bench: Bench, policy: str) -> None:
+    """It leaves while it runs, and comes back while it is off."""
+    Path(policy).write_text(POLICY.replace("thin}", "thin, left_behind: remove}"))
+    bench.guest("web1", **OWN)
+    until(lambda: bench.seen().highest > 3)
+    done = bench.good("evacuate", "alpha", "--policy", policy, "--yes", "--json").json
+    assert [one["guest"] for one in done["moved"]] == ["web1"], done
+    assert not image(bench, "alpha").exists()
+    assert bench.ledgers() == WHOLE
+    bench.inside("beta", "virsh", "destroy", "web1")
+    written = digest(image(bench, "beta"))
+    back = bench.good("repopulate", "alpha", "--policy", policy, "--yes", "--json").json
+    assert [one["guest"] for one in back["moved"]] == ["web1"], back
+    assert digest(image(bench, "alpha")) == written
+    assert not list(image(bench, "beta").parent.iterdir())
+    before = bench.seen().highest
+    bench.inside("alpha", "virsh", "start", "web1")
+    until(lambda: bench.seen().highest > before)
+    moved = bench.good("migrate", "web1", "--to", "beta", "--policy", policy, "--json").json
+    assert (moved["left_behind"], len(moved["removed"])) == ([], 1)
 
 
 @pytest.mark.long

@@ -38,7 +38,7 @@ converge:
     do: {auto_converge: {initial: 20, increment: 10, at_most: 60}}
   - do: abort
 transport: {tls: off, connections: 1, zero_copy: false, compression: xbzrle}
-storage: {copy: thin, disks: [vda], pool: fast}
+storage: {copy: thin, disks: [vda], pool: fast, left_behind: remove}
 forecast: {probe: off}
 """
 

@@ -60,6 +60,26 @@ async def test_work_that_is_stopped_is_cancelled_and_said_to_be() -> None:
 
 
 @pytest.mark.looptime
+async def test_who_is_cancelled_waits_until_the_work_has_ended() -> None:
+    """Else what is put back next meets work that is still being done."""
+    seen: list[str] = []
+
+    async def works() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(1)
+            seen.append("the work ended")
+
+    waiting = asyncio.create_task(stoppable(works(), asyncio.Event()))
+    await asyncio.sleep(1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert seen == ["the work ended"]
+
+
+@pytest.mark.looptime
 async def test_work_that_ends_in_time_answers() -> None:
     async def works() -> str:
         await asyncio.sleep(1)

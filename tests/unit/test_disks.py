@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from vmckpt.migrate import disks
+from vmckpt.model.findings import Severity
 from vmckpt.model.images import CopyPlan, Drive, Image, Place, Wish
 from vmckpt.remote import images
 from vmckpt.units import MIB, Bytes
@@ -176,6 +177,19 @@ def test_snapshots_inside_stay_behind() -> None:
     assert codes(planned(VDB, image=replace(IMAGE, snapshots=2))) == [
         "disk-copied", "disk-snapshots",
     ]  # fmt: skip
+
+
+def test_an_image_with_snapshots_inside_is_not_removed() -> None:
+    wish = Wish(remove=True)
+    plain, kept = (
+        planned(VDA, wish=wish),
+        planned(VDB, wish=wish, image=replace(IMAGE, snapshots=2)),
+    )
+    assert (plain.removes, codes(plain)) == (True, ["disk-copied"])
+    assert "goes once the guest has arrived" in plain.findings[0].text
+    assert [one.code for one in kept.findings if one.severity is Severity.BLOCKER] == [
+        "disk-snapshots"
+    ]
 
 
 def test_what_qemu_img_tells() -> None:

@@ -19,15 +19,16 @@ from vmckpt.evacuate.plan import Checked
 from vmckpt.evacuate.seen import Known, Way
 from vmckpt.hypervisor import guests, storage
 from vmckpt.journal.records import StepState, StoredStep
-from vmckpt.migrate import disks
+from vmckpt.migrate import arrived, disks
+from vmckpt.migrate.arrived import Tidied
 from vmckpt.migrate.forecast import Range
 from vmckpt.migrate.measure import Links
 from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.guests import GuestState, Presence
-from vmckpt.model.images import NVRAM, CopyPlan, DiskCopy, Drive, Wish
+from vmckpt.model.images import NVRAM, CopyPlan, DiskCopy, Drive, Place, Wish
 from vmckpt.model.measured import LinkSeen
 from vmckpt.policy.types import CopyKind
-from vmckpt.remote import probe
+from vmckpt.remote import images, probe
 from vmckpt.remote.copying import Content
 from vmckpt.units import GIB, MIB, Bytes, BytesPerSecond, Seconds
 
@@ -127,6 +128,37 @@ async def test_every_file_is_copied_or_seen_there_what_lies_below_as_well(
     assert [text.text.split()[0] for text in found.findings] == ([unseen] if unseen else [])
 
 
+@pytest.mark.parametrize(("exists", "unseen"), [(True, 1), (False, 0)])
+async def test_firmware_that_was_never_started_has_no_file_to_carry(
+    monkeypatch: pytest.MonkeyPatch, exists: bool, unseen: int
+) -> None:
+    """libvirt makes it when the guest starts for the first time, there as here."""
+
+    async def drives(*_: object) -> tuple[Drive, ...]:
+        return ()
+
+    async def same_files(*_: object) -> dict[str, bool]:
+        return {"/srv/a.raw": True}
+
+    async def places(_: object, paths: list[str]) -> dict[str, Place]:
+        place = Place(exists=exists, writable=True, device="1", free=Bytes(0))
+        return dict.fromkeys(paths, place)
+
+    async def look(*_: object) -> CopyPlan:
+        return CopyPlan()
+
+    monkeypatch.setattr(storage, "drives", drives)
+    monkeypatch.setattr(probe, "same_files", same_files)
+    monkeypatch.setattr(images, "places", places)
+    monkeypatch.setattr(disks, "look", look)
+    one = known(CopyKind.THIN)
+    here = replace(ENDS.source, uri="test:///default")
+    remotes: Any = (object(), object())
+    ends = Ends(source=here, target=replace(here, name="beta"), remotes=remotes)
+    guest = replace(one.guest, nvram="/var/nvram/a.fd")
+    assert len((await offline.look(replace(one, guest=guest), ends)).findings) == unseen
+
+
 def test_what_keeps_a_guest_is_told_with_its_own_mend() -> None:
     finding = Finding(
         code="disk-in-the-way", severity=Severity.BLOCKER, where="beta", text="/a is there already",
@@ -197,6 +229,7 @@ async def test_copies_stay_where_their_guest_is_and_go_elsewhere(
     states: list[StepState], told: int,
 ) -> None:  # fmt: skip
     asked: list[StoredStep] = []
+    finished: list[bool] = []
     concluded: list[StepState] = []
 
     async def presence(hypervisor: Any, _: str) -> Presence:
@@ -208,12 +241,19 @@ async def test_copies_stay_where_their_guest_is_and_go_elsewhere(
             raise RemoteError("beta: ssh broke")
         return []
 
+    async def finish(_: object, hypervisor: Any, remotes: object) -> Tidied:
+        finished.append(hypervisor.host.name == "alpha" and remotes is None)
+        return Tidied()
+
     @asynccontextmanager
     async def logins(*_: str) -> AsyncIterator[None]:
+        if there is ARRIVED:  # what follows an arrival waits for no host that is gone
+            raise RemoteError("alpha: no route to host")
         yield None
 
     monkeypatch.setattr(guests, "presence", presence)
     monkeypatch.setattr(disks, "unmade", unmade)
+    monkeypatch.setattr(arrived, "finish", finish)
     recorder: Any = SimpleNamespace(
         check=lambda: None, conclude=lambda _, state: concluded.append(state)
     )
@@ -226,4 +266,5 @@ async def test_copies_stay_where_their_guest_is_and_go_elsewhere(
         [step], lambda name: replace(HOST, name=name, uri="test:///default"), logins, recorder
     )
     assert (bool(asked), concluded, len(told_)) == (removed, states, told)
+    assert finished == ([True] if there is ARRIVED else [])
     assert all("/a" in line for line in told_)

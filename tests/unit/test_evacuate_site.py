@@ -14,9 +14,10 @@ from tests.unit.builders import HOST
 from tests.unit.sights import answers, at, by, seen, vm
 from vmckpt import inventory
 from vmckpt.api import rolling
-from vmckpt.errors import Cancelled, HypervisorError
+from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError
 from vmckpt.evacuate import command, scouting
 from vmckpt.evacuate.ahead import Turn
+from vmckpt.evacuate.course import Blame
 from vmckpt.evacuate.plan import Checked
 from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.scouting import Scope
@@ -96,6 +97,28 @@ async def test_a_guest_that_was_off_when_it_was_looked_at_is_moved_as_it_is_now(
     moved = await its.move(known(Way.LIVE), "beta", its_turn())
     assert moved.why == "beta: no"
     assert asked[0].wishes.mode == wished
+
+
+@pytest.mark.parametrize(
+    ("error", "blame"),
+    [
+        (HypervisorError("it says no", host="alpha"), Blame.GUEST),
+        (HypervisorError("it says no", host="beta"), Blame.TARGET),
+        # Two such, and a target is left out for a while: not for what its peer cannot do.
+        (RemoteError("alpha: no space left on device"), Blame.GUEST),
+        (RemoteError("beta: no space left on device"), Blame.TARGET),
+        (RemoteError("alphabet: no space left on device"), Blame.TARGET),
+    ],
+)
+async def test_a_target_is_to_blame_for_what_is_told_of_it(
+    monkeypatch: pytest.MonkeyPatch, error: VmckptError, blame: Blame
+) -> None:
+    async def migrate(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(moves, "migrate", migrate)
+    moved = await site(Journal(), asyncio.Event()).move(known(Way.LIVE), "beta", its_turn())
+    assert (moved.good, moved.blame) == (False, blame)
 
 
 async def test_a_switch_that_has_begun_arrives_though_the_run_is_told_to_stop(

@@ -14,6 +14,7 @@ from vmckpt.policy import document, explain, words
 from vmckpt.policy.types import (
     CopyKind,
     GiveUp,
+    LeftBehind,
     MoveLimits,
     OnFailure,
     RaiseDowntime,
@@ -49,7 +50,9 @@ def test_a_good_policy_is_read_whole() -> None:
     assert found.retries == Retries(times=2, first_wait=S(10), factor=2, longest_wait=S(300))
     assert found.stall == Stall(window=S(10), margin=0.04, smoothing=0.4, patience=S(10))
     assert found.transport == Transport(tls=Tls.OFF, compression=Compression.XBZRLE)
-    assert found.storage == Storage(copy=CopyKind.THIN, disks=("vda",), pool="fast")
+    assert found.storage == Storage(
+        copy=CopyKind.THIN, disks=("vda",), pool="fast", left_behind=LeftBehind.REMOVE
+    )
     assert found.on_failure is OnFailure.RETRY
     assert (found.recover_for, found.probe) == (S(300), S(0))
 
@@ -204,6 +207,8 @@ def test_a_wrong_value_is_named_with_its_line_and_what_to_write(
         ("do: abort", "do: {compress: {}}", "29: compress: transport.compression is xbzrle from"),
         ("copy: thin", "copy: shared", "31: storage.disks has no effect without copy: full or"),
         ("copy: thin", "copy: shared", "31: storage.pool has no effect without copy: full or"),
+        ("copy: thin", "copy: shared", "31: storage.left_behind has no effect without copy: full"),
+        ("mode: hybrid", "mode: checkpoint", "31: storage.left_behind: remove is not done in mode"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_together_is_named_with_its_line(old: str, new: str, told: str) -> None:

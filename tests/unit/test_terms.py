@@ -5,11 +5,19 @@ import pytest
 
 from tests.unit.builders import GUEST
 from tests.unit.moving import rule
-from tests.unit.policies import GOOD, policy
+from tests.unit.policies import GOOD, LEAST, policy
 from vmckpt.migrate import terms
 from vmckpt.migrate.terms import IDLE_THROTTLE, Wishes
 from vmckpt.model.orders import AutoConverge, Compression, Driver, Mode, MoveOrder
-from vmckpt.policy.types import Compress, CopyKind, Policy, StartPostcopy, Throttle, Tls
+from vmckpt.policy.types import (
+    Compress,
+    CopyKind,
+    LeftBehind,
+    Policy,
+    StartPostcopy,
+    Throttle,
+    Tls,
+)
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
 PLAIN = policy()
@@ -38,6 +46,13 @@ def test_wishes_come_before_the_policy() -> None:
     assert (made.limits.bandwidth, made.limits.postcopy_bandwidth) == (7, 7)
     assert (made.transport.tls, made.storage.copy) == (Tls.REQUIRED, CopyKind.FULL)
     assert made.limits.time == 1800.0
+
+
+def test_by_epochs_the_images_of_the_source_stay() -> None:
+    removes = policy(LEAST + "storage: {copy: thin, left_behind: remove}\n")
+    assert terms.bent(removes, Wishes()).storage.left_behind is LeftBehind.REMOVE
+    by_epochs = terms.bent(removes, Wishes(mode=Mode.CHECKPOINT))
+    assert by_epochs.storage.left_behind is LeftBehind.KEEP
 
 
 def test_the_operators_time_limit_is_the_only_one() -> None:

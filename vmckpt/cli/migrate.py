@@ -196,6 +196,8 @@ def _show(report: MigrationReport) -> None:
         output.out.print(f"at {at}: {one.action}, because {one.reason} {numbers}".rstrip())
     for image in report.left_behind:
         output.out.print(f"left on {report.source}: {image}; remove it once all is well")
+    for image in report.removed:
+        output.out.print(f"removed from {report.source}: {image}")
     for warning in report.warnings:
         output.out.print(f"warning: {warning}")
 

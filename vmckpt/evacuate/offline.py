@@ -1,15 +1,16 @@
 """Guests that are off: their definitions move, and the disks that the new host does not see.
 
 Nobody tries there before the guest is started, perhaps months later: so every file that it writes
-to must be seen to be the same on both hosts, or is copied. The images on the old host stay.
+to must be seen to be the same on both hosts, or is copied.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
-from vmckpt.errors import HypervisorError, LeaseLost, VmckptError
+from vmckpt.errors import HypervisorError, LeaseLost, RemoteError, VmckptError
 from vmckpt.evacuate.plan import Checked
 from vmckpt.evacuate.seen import Known, Way, all_files
 from vmckpt.hypervisor import guests, storage, switching
@@ -17,7 +18,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import desk
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import StepState, StoredStep
-from vmckpt.migrate import disks, preflight
+from vmckpt.migrate import arrived, disks, preflight
 from vmckpt.migrate.forecast import Range
 from vmckpt.migrate.gather import Remotes
 from vmckpt.migrate.measure import Links
@@ -91,16 +92,21 @@ async def look(known: Known, ends: Ends) -> CopyPlan:
         return _NOTHING
     if ends.remotes is None:
         why = f"disks are copied only between hosts with ssh logins; {ends.source.name} or"
-        return CopyPlan(findings=(_unseen(ends.target.name, f"{why} it has none", None),))
+        mend = "add ssh: {address: ...} for both to the inventory, or share its disks"
+        return CopyPlan(findings=(_unseen(ends.target.name, f"{why} it has none", mend),))
     async with Hypervisor(ends.source) as here, Hypervisor(ends.target) as there:
         drives = await storage.drives(here, guest.uuid)
         wish = await disks.wish_of(wishes, there)
+    files = set(all_files(guest))
     if guest.nvram is not None:
-        drives = (*drives, _nvram(guest.nvram))
-    same = await probe.same_files(*ends.remotes, sorted(all_files(guest)))
+        if (await images.places(ends.remotes[0], [guest.nvram]))[guest.nvram].exists:
+            drives = (*drives, _nvram(guest.nvram))
+        else:
+            files.discard(guest.nvram)  # libvirt makes it when the guest starts for the first time
+    same = await probe.same_files(*ends.remotes, sorted(files))
     found = await disks.look(*ends.remotes, drives, same, wish)
     # Also what lies below a disk that both see.
-    unseen = [one for one in all_files(guest) if not same.get(one) and one not in found.left_behind]
+    unseen = [one for one in sorted(files) if not same.get(one) and one not in found.left_behind]
     if not unseen or preflight.blockers(found.findings):
         return found
     why = f"{unseen[0]} is not copied, and was not seen to be the same there"
@@ -117,7 +123,7 @@ def _nvram(path: str) -> Drive:
 def _unseen(where: str, text: str, mend: str | None) -> Finding:
     return Finding(
         code="disks-not-seen", severity=Severity.BLOCKER, where=where, text=text,
-        mend=mend or "add ssh: {address: ...} for both to the inventory, or share its disks",
+        mend=mend or "share its disks between the hosts",
     )  # fmt: skip
 
 
@@ -151,6 +157,7 @@ class _Copy:
         self._made = Made(host=target.name, suffix=disks.new_suffix())
         # What an interrupted beginning may have made goes by its temporary name.
         self._made.marks.update(dict.fromkeys((one.path for one in plan.copies), ""))
+        self._meant: dict[str, Any] = {}
         self._step, self._ordered = 0, False
 
     async def move(self, here: Hypervisor, stop: asyncio.Event, tell: Tell) -> tuple[str, ...]:
@@ -176,17 +183,19 @@ class _Copy:
             if not self._ordered:
                 await asyncio.shield(self._undo())
             raise
+        tidied = await arrived.finish(self._meant, here, (self._here, self._there))
         await asyncio.to_thread(self._recorder.conclude, self._step, StepState.DONE)
-        return await disks.finish(self._there, self._plan.room)
+        return tidied.troubles
 
     async def _intend(self) -> None:
         known, made = self._known, self._made
-        meant = {
+        self._meant = {
             "guest": known.guest.name, "uuid": known.guest.uuid, "from": known.host,
             "host": made.host, "suffix": made.suffix,
             "paths": [one.path for one in self._plan.copies],
+            **await arrived.meant(self._here, self._plan),
         }  # fmt: skip
-        self._step = await asyncio.to_thread(self._recorder.intend, IMAGES, meant)
+        self._step = await asyncio.to_thread(self._recorder.intend, IMAGES, self._meant)
 
     async def _fill(self, tell: Tell) -> None:
         """All content is there before an image gets its path."""
@@ -252,24 +261,13 @@ async def undo_left(
     """
     troubles: list[str] = []
     for step in steps:
-        target, uuid = str(step.intent["host"]), str(step.intent["uuid"])
+        source, target = str(step.intent["from"]), str(step.intent["host"])
         try:
             recorder.check()
-            source = str(step.intent["from"])
             async with Hypervisor(host(source)) as here, Hypervisor(host(target)) as there:
-                before = await guests.presence(here, uuid)
-                found = await guests.presence(there, uuid)
-            if not found.reachable:
-                raise HypervisorError("it does not answer", host=target)
-            if found.state is None and (before.state is None or before.migrating):
-                raise HypervisorError(f"{source} does not say that the guest is there", host=source)
-            left: list[str] = []
-            if found.state is None:
-                async with logins(source, target) as remotes:
-                    left = await disks.unmade(remotes, step)
+                state, left = await _settle(step, here, there, logins)
             troubles += left
-            if not left:
-                state = StepState.UNDONE if found.state is None else StepState.DONE
+            if state is not StepState.INTENDED:
                 await asyncio.to_thread(recorder.conclude, step.seq, state)
         except LeaseLost:
             raise
@@ -277,3 +275,27 @@ async def undo_left(
             paths = ", ".join(map(str, step.intent.get("paths", [])))
             troubles.append(f"{target} may have {paths}, made for a move that ended: {exc.message}")
     return tuple(troubles)
+
+
+async def _settle(
+    step: StoredStep, here: Hypervisor, there: Hypervisor, logins: Logins
+) -> tuple[StepState, list[str]]:
+    """What came of a step, and what is to be told of it. Raises HypervisorError, RemoteError."""
+    source, target, uuid = here.host.name, there.host.name, str(step.intent["uuid"])
+    before = await guests.presence(here, uuid)
+    found = await guests.presence(there, uuid)
+    if not found.reachable:
+        raise HypervisorError("it does not answer", host=target)
+    if found.state is not None:
+        async with AsyncExitStack() as stack:
+            # What follows an arrival keeps nobody waiting for a host that is gone.
+            remotes = None
+            with suppress(RemoteError):
+                remotes = await stack.enter_async_context(logins(source, target))
+            tidied = await arrived.finish(step.intent, here, remotes)
+        return StepState.DONE, list(tidied.troubles)
+    if before.state is None or before.migrating:
+        raise HypervisorError(f"{source} does not say that the guest is there", host=source)
+    async with logins(source, target) as remotes:
+        left = await disks.unmade(remotes, step)
+    return (StepState.INTENDED if left else StepState.UNDONE), left

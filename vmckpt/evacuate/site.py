@@ -92,11 +92,9 @@ class Site:
             return Moved(good=False, why=exc.message, final="it was cancelled")
         except (GuestBusy, JournalError) as exc:
             return Moved(good=False, why=exc.message, blame=Blame.GUEST)
-        except HypervisorError as exc:
-            blame = Blame.GUEST if exc.host == known.host else Blame.TARGET
-            return Moved(good=False, why=exc.message, blame=blame)
         except VmckptError as exc:
-            return Moved(good=False, why=exc.message)
+            blame = Blame.GUEST if _told_of(exc, known.host) else Blame.TARGET
+            return Moved(good=False, why=exc.message, blame=blame)
         finally:
             self._nearing.ended(known.name)
             self._streams.ended(known.name)
@@ -249,10 +247,7 @@ class Site:
         except VmckptError as exc:
             if final:  # its standby may be gone: what is tried again would not find it
                 orders.caller.warn(f"{another.guest} may have no standby now: {exc.message}")
-            theirs = exc.message.startswith(f"{target}: ") or (
-                isinstance(exc, HypervisorError) and exc.host == target
-            )
-            blame = Blame.TARGET if theirs else Blame.GUEST
+            blame = Blame.TARGET if _told_of(exc, target) else Blame.GUEST
             return Moved(good=False, why=exc.message, blame=blame, final=final)
         return Moved(good=True, job=done.job, took=Seconds(time.monotonic() - began))
 
@@ -328,6 +323,12 @@ class Site:
             else:
                 started += [] if name is None else [name]
         return tuple(started), tuple(off)
+
+
+def _told_of(exc: VmckptError, host: str) -> bool:
+    """Whether it is a fault of that host."""
+    by_host = isinstance(exc, HypervisorError) and exc.host == host
+    return by_host or exc.message.startswith(f"{host}: ")
 
 
 def _now() -> Seconds:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vmckpt.errors import LeaseLost, RemoteError, VmckptError
 from vmckpt.hypervisor import guests
@@ -10,8 +11,9 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.mover import LibvirtMover
 from vmckpt.journal.records import StepState
 from vmckpt.journal.steps import JournalDesk
-from vmckpt.migrate import disks, planning, reporting, terms, trace
+from vmckpt.migrate import arrived, disks, planning, reporting, terms, trace
 from vmckpt.migrate.aftermath import STAYS
+from vmckpt.migrate.arrived import Tidied
 from vmckpt.migrate.engine import Ending, Migration
 from vmckpt.migrate.fenced import FencedMover
 from vmckpt.migrate.gather import Remotes
@@ -62,6 +64,7 @@ class _Attempt:
         self._plan, self._around = plan, around
         self._policy, self._guest = plan.policy, plan.facts.guest
         self._target_knew = True
+        self._images: dict[str, Any] = {}
         self._mover = mover(
             (around.here, around.there),
             around.remotes,
@@ -93,21 +96,21 @@ class _Attempt:
             warned = (*not_begun.warnings, *maybe)
             return replace(not_begun, outcome=Outcome.FAILED, error=str(exc), warnings=warned)
         ending: Ending | None = None
-        troubles: tuple[str, ...] = ()
         try:
             await self._intend(order)
             self._begin_trace()
             ending = await self._engine.run(order)
         finally:
-            troubles = await self._tidy(made, ending) + await self._forget(ending)
-            if ending is None and not self._engine.ordered and not troubles:
+            tidied = await self._tidy(made, ending)
+            tidied = replace(tidied, troubles=tidied.troubles + await self._forget(ending))
+            if ending is None and not self._engine.ordered and not tidied.troubles:
                 await around.desk.settle(StepState.UNDONE)
             if around.tracer is not None:
                 around.tracer.end(ending.outcome if ending is not None else Outcome.UNKNOWN)
         seen = await observed(
             around, self._guest.name, ending.outcome, ending.began, ending.elapsed
         )
-        return reporting.carried_out(not_begun, self._plan, ending, seen, troubles)
+        return reporting.carried_out(not_begun, self._plan, ending, seen, tidied)
 
     async def _intend(self, order: MoveOrder) -> None:
         """Nothing is set and ordered before it is written down."""
@@ -148,8 +151,9 @@ class _Attempt:
             "host": remotes[1].host.name,
             "paths": [copy.path for copy in copies.copies],
             "suffix": suffix,
-            "room": copies.room,
+            **await arrived.meant(remotes[0], copies),
         }
+        self._images = meant
         await self._around.desk.intend(Step.IMAGES, meant)
         made = await disks.prepare(remotes[1], copies, suffix)
         try:
@@ -163,20 +167,21 @@ class _Attempt:
             raise
         return made
 
-    async def _tidy(self, made: Made | None, ending: Ending | None) -> tuple[str, ...]:
+    async def _tidy(self, made: Made | None, ending: Ending | None) -> Tidied:
         """What was made on the target goes if the guest stays; what could not be done is told."""
         remotes = self._around.remotes
         if made is None or remotes is None:
-            return ()
+            return Tidied()
         try:
             self._around.desk.check()
             if ending is not None and ending.outcome is Outcome.COMPLETED:
-                return await disks.finish(remotes[1], self._plan.copies.room)
+                return await arrived.finish(self._images, self._around.here, remotes)
             if not self._engine.ordered or (ending is not None and ending.outcome in STAYS):
-                return await disks.remove(remotes[1], made)
+                return Tidied(troubles=await disks.remove(remotes[1], made))
         except VmckptError as exc:
-            return (f"{exc}",)
-        return tuple(f"{path} on {made.host} was made for this move" for path in made.marks)
+            return Tidied(troubles=(f"{exc}",))
+        lines = (f"{path} on {made.host} was made for this move" for path in made.marks)
+        return Tidied(troubles=tuple(lines))
 
     async def _forget(self, ending: Ending | None) -> tuple[str, ...]:
         """A definition that the move has left on the target goes if the guest stays."""

@@ -20,7 +20,7 @@ from vmckpt.journal.records import StoredStep
 from vmckpt.migrate.gather import Remotes
 from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.images import NVRAM, CopyPlan, DiskCopy, Drive, Image, Made, Place, Room, Wish
-from vmckpt.policy.types import CopyKind, Storage
+from vmckpt.policy.types import CopyKind, LeftBehind, Storage
 from vmckpt.remote import images as remote_images
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, Bytes, show_bytes
@@ -53,6 +53,7 @@ async def wish_of(wishes: Storage, target: Hypervisor) -> Wish:
     return Wish(
         full=wishes.copy is CopyKind.FULL, disks=wishes.disks,
         folder=await storage.folder_of(target, wishes.pool) if wishes.pool else None,
+        remove=wishes.left_behind is LeftBehind.REMOVE,
     )  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def plan(
         image = images.get(drive.path or "")
         if not found and isinstance(image, Image):
             copies.append(_copy(drive, image, wish))
-            findings += _image(source, drive, image)
+            findings += _image(source, drive, image, wish)
         findings += found
     findings += _twins(target, copies)
     for copy in copies:
@@ -90,6 +91,7 @@ def plan(
         rooms=rooms,
         findings=tuple(findings),
         rest_shared=all(_shared(drive, same_file) for drive in drives if drive not in chosen),
+        removes=wish.remove,
     )
 
 
@@ -178,14 +180,21 @@ def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Fin
         )  # fmt: skip
 
 
-def _image(source: str, drive: Drive, image: Image) -> Iterator[Finding]:
+def _image(source: str, drive: Drive, image: Image, wish: Wish) -> Iterator[Finding]:
     """What to know of a drive that is copied."""
+    after = "goes once the guest has arrived" if wish.remove else "stays and is used by nobody then"
     yield Finding(
         code="disk-copied", severity=Severity.INFO, where=source,
-        text=f"{_named(drive)} is copied; the image there stays and is used by nobody then",
-        mend=f"remove {drive.path} once all is well",
+        text=f"{_named(drive)} is copied; the image there {after}",
+        mend=None if wish.remove else f"remove {drive.path} once all is well",
     )  # fmt: skip
-    if image.snapshots:
+    if image.snapshots and wish.remove:
+        yield _blocker(
+            "disk-snapshots", source,
+            f"{_named(drive)} keeps {image.snapshots} snapshots inside; they would go with it",
+            "delete them, or do without left_behind: remove",
+        )  # fmt: skip
+    elif image.snapshots:
         yield Finding(
             code="disk-snapshots", severity=Severity.WARNING, where=source,
             text=f"{_named(drive)} keeps {image.snapshots} snapshots inside; they are not copied",
@@ -349,14 +358,3 @@ async def unmade(remotes: Remotes | None, step: StoredStep | None) -> list[str]:
         return list(await remove(remotes[1], made))
     except RemoteError as exc:
         return [f"{path} on {host} may have been made for it: {exc}" for path in paths]
-
-
-async def finish(target: Remote, room: Mapping[str, Bytes]) -> tuple[str, ...]:
-    """After the move: images get their room (see CopyPlan.room). What went wrong, line by line."""
-    troubles = []
-    for path, size in room.items():
-        try:
-            await remote_images.take_room(target, path, size)
-        except RemoteError as exc:
-            troubles.append(str(exc))
-    return tuple(troubles)

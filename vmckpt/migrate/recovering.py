@@ -15,7 +15,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation, StepState, StoredStep
 from vmckpt.journal.steps import JournalDesk
-from vmckpt.migrate import aftermath, attempt, disks, terms, unsent
+from vmckpt.migrate import aftermath, arrived, attempt, disks, terms, unsent
 from vmckpt.migrate import report as reports
 from vmckpt.migrate.aftermath import Act, Verdict
 from vmckpt.migrate.attempts import OPEN
@@ -379,9 +379,6 @@ class _Doing:
         order = self._left.order
         if order is not None:
             await Hands(self._mover).arrived(order, self._warnings.append)
-        step, remotes = self._left.open(Step.IMAGES), self._recovery.remotes
-        room = {} if step is None else dict(step.intent.get("room", {}))
-        if room and remotes is None:
-            self._warnings += [f"{path} may not have all its room" for path in room]
-        elif remotes is not None:
-            self._warnings += await disks.finish(remotes[1], room)
+        if step := self._left.open(Step.IMAGES):
+            here, remotes = self._recovery.here, self._recovery.remotes
+            self._warnings += (await arrived.finish(step.intent, here, remotes)).troubles

@@ -64,6 +64,8 @@ class MigrationReport:
     """What it was held to when it began; None: nothing."""
     left_behind: tuple[str, ...] = ()
     """What is still on the source: images of disks that were copied."""
+    removed: tuple[str, ...] = ()
+    """Images that were on the source, until the guest had arrived."""
 
     @property
     def iterations(self) -> int:
@@ -136,6 +138,7 @@ def as_json(report: MigrationReport) -> dict[str, Any]:
         "forecast": report.forecast,
         "dirty_probes": _probes(report.forecast),
         "left_behind": list(report.left_behind),
+        "removed": list(report.removed),
         "error": report.error,
     }
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from vmckpt.migrate import outlook
+from vmckpt.migrate.arrived import Tidied
 from vmckpt.migrate.engine import Ending
 from vmckpt.migrate.planning import Plan
 from vmckpt.migrate.report import MigrationReport
@@ -40,9 +41,10 @@ def carried_out(
     plan: Plan,
     ending: Ending,
     observed: Seconds | None,
-    troubles: tuple[str, ...],
+    tidied: Tidied,
 ) -> MigrationReport:
     """The report of an attempt, made from that of its plan."""
+    left = tuple(path for path in plan.copies.left_behind if path not in tidied.removed)
     return replace(
         begun,
         outcome=ending.outcome,
@@ -53,11 +55,12 @@ def carried_out(
         observed_downtime=observed,
         samples=ending.samples,
         decisions=ending.decisions,
-        warnings=(*begun.warnings, *ending.warnings, *troubles),
+        warnings=(*begun.warnings, *ending.warnings, *tidied.troubles),
         error=ending.error,
         switched=ending.switched,
         forecast=_beside(plan, ending),
-        left_behind=plan.copies.left_behind if ending.outcome is Outcome.COMPLETED else (),
+        left_behind=left if ending.outcome is Outcome.COMPLETED else (),
+        removed=tidied.removed,
     )
 
 

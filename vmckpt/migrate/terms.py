@@ -9,7 +9,15 @@ from pydantic import TypeAdapter
 from vmckpt.migrate.converge import Terms, time_limit
 from vmckpt.model.guests import Guest
 from vmckpt.model.orders import AutoConverge, Compression, Driver, Mode, MoveOrder
-from vmckpt.policy.types import Compress, CopyKind, MoveLimits, Policy, Throttle, Tls
+from vmckpt.policy.types import (
+    Compress,
+    CopyKind,
+    LeftBehind,
+    MoveLimits,
+    Policy,
+    Throttle,
+    Tls,
+)
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 # A job must be started for what a rule may switch on later. Until then it shall do next to nothing.
@@ -52,13 +60,11 @@ def bent(policy: Policy, wishes: Wishes) -> Policy:
         max_downtime=wishes.max_downtime or limits.max_downtime,
     )
     transport = replace(policy.transport, tls=wishes.tls or policy.transport.tls)
-    return replace(
-        policy,
-        limits=limits,
-        transport=transport,
-        storage=replace(policy.storage, copy=wishes.copy or policy.storage.copy),
-        mode=wishes.mode or policy.mode,
-    )
+    mode = wishes.mode or policy.mode
+    storage = replace(policy.storage, copy=wishes.copy or policy.storage.copy)
+    if mode is Mode.CHECKPOINT:  # whose images are a protection's: it does not remove them
+        storage = replace(storage, left_behind=LeftBehind.KEEP)
+    return replace(policy, limits=limits, transport=transport, storage=storage, mode=mode)
 
 
 def plain_choice(policy: Policy, *, post_copy: bool) -> Mode:

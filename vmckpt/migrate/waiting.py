@@ -37,12 +37,13 @@ async def stoppable(work: Coroutine[object, object, T], stop: asyncio.Event) -> 
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return await working
-        working.cancel()
-        await asyncio.wait([working])
         raise Cancelled("stopped before anything was changed")
     finally:
-        working.cancel()
         stopping.cancel()
+        # Whoever puts back what it did must not do so while it still does something.
+        if not working.done():
+            working.cancel()
+            await asyncio.wait([working])
 
 
 async def served(work: Coroutine[object, object, T], stop: asyncio.Event, desk: Desk) -> T:

@@ -69,6 +69,8 @@ class Wish:
     """Only these ("vda"); none: all that are not shared."""
     folder: str | None = None
     """On the target; None: the same path as on the source."""
+    remove: bool = False
+    """The source's images go once the guest has arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,8 @@ class CopyPlan:
     rest_shared: bool = True
     """Every disk that is written to and not copied was seen to be the same on both hosts."""
     rooms: tuple[Room, ...] = ()
+    removes: bool = False
+    """The source's images go once the guest has arrived."""
 
     @property
     def size(self) -> Bytes:
@@ -142,7 +146,7 @@ class CopyPlan:
 
     @property
     def left_behind(self) -> tuple[str, ...]:
-        """Images that stay on the source, where nobody uses them after the move."""
+        """Images on the source, where nobody uses them after the move."""
         return tuple(copy.source for copy in self.copies)
 
 

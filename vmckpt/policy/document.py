@@ -99,7 +99,12 @@ def _policy(
             compression=transport.compression,
             compression_level=transport.compression_level,
         ),
-        storage=Storage(copy=storage.copy_, disks=tuple(storage.disks), pool=storage.pool),
+        storage=Storage(
+            copy=storage.copy_,
+            disks=tuple(storage.disks),
+            pool=storage.pool,
+            left_behind=storage.left_behind,
+        ),
         on_failure=form.on_failure,
         recover_for=form.on_postcopy_broken,
         probe=form.forecast.probe,

@@ -106,6 +106,7 @@ _AFTER_RULES: tuple[Row, ...] = (
     ("storage.copy", lambda p: str(p.storage.copy)),
     ("storage.disks", lambda p: ", ".join(p.storage.disks) or "all that are not shared"),
     ("storage.pool", lambda p: p.storage.pool or "the same path"),
+    ("storage.left_behind", lambda p: str(p.storage.left_behind)),
     ("on_failure", lambda p: str(p.on_failure)),
     (
         "on_postcopy_broken",

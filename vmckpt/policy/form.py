@@ -14,13 +14,14 @@ from vmckpt.policy.evacuation_form import EvacuateForm
 from vmckpt.policy.protection_form import ProtectForm
 from vmckpt.policy.schedule_form import ScheduleForm, Text
 from vmckpt.policy.schedule_form import Section as _Part
-from vmckpt.policy.types import CopyKind, OnFailure, Tls
+from vmckpt.policy.types import CopyKind, LeftBehind, OnFailure, Tls
 from vmckpt.policy.values import (
     WITH_VALUES,
     CompressionWord,
     CopyWord,
     Downtime,
     FailureWord,
+    LeftWord,
     ModeWord,
     Part,
     PerCent,
@@ -265,6 +266,9 @@ class StorageForm(_Part):
     )
     pool: Text | None = Field(
         None, description="Folder or libvirt pool on the target; else the same path as before."
+    )
+    left_behind: LeftWord = Field(
+        LeftBehind.KEEP, description="What becomes of the source's images after the move."
     )
 
 

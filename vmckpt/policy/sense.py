@@ -9,6 +9,7 @@ from vmckpt.policy.types import (
     Compress,
     CopyKind,
     GiveUp,
+    LeftBehind,
     OnFailure,
     Policy,
     RaiseDowntime,
@@ -71,6 +72,11 @@ def _by_epochs(policy: Policy) -> Iterator[Complaint]:
         if key in given:
             why = "differences are sent, packed, over one encrypted line"
             yield Complaint(tuple(key.split(".")), f"{key} has no effect in mode checkpoint: {why}")
+    if policy.storage.left_behind is LeftBehind.REMOVE:
+        yield Complaint(
+            ("storage", "left_behind"),
+            "storage.left_behind: remove is not done in mode checkpoint; take it out",
+        )
 
 
 def _rules(policy: Policy) -> Iterator[Complaint]:
@@ -190,7 +196,7 @@ def _storage(policy: Policy) -> Iterator[Complaint]:
     given = dict(policy.given)
     if policy.storage.copy is not CopyKind.SHARED:
         return
-    for key in ("disks", "pool"):
+    for key in ("disks", "pool", "left_behind"):
         if f"storage.{key}" in given:
             yield Complaint(
                 ("storage", key), f"storage.{key} has no effect without copy: full or thin"

@@ -30,6 +30,14 @@ class CopyKind(StrEnum):
     """Copied; what was never written takes no room on the target either."""
 
 
+class LeftBehind(StrEnum):
+    """What becomes of the images on the source once their copies have taken over."""
+
+    KEEP = "keep"
+    REMOVE = "remove"
+    """Also from the way back: nothing is ever written over."""
+
+
 class OnFailure(StrEnum):
     """What is done when a migration failed and the guest runs on the source."""
 
@@ -181,6 +189,7 @@ class Storage:
     """Only these ("vda"); none: all that are not shared."""
     pool: str | None = None
     """Folder on the target, or a libvirt pool's name; None: the same path."""
+    left_behind: LeftBehind = LeftBehind.KEEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from vmckpt.policy.calendar import Hourly, Interval, Monthly, Weekly
 from vmckpt.policy.evacuation import Order, Strategy
 from vmckpt.policy.protection import Failover
 from vmckpt.policy.schedules import Check
-from vmckpt.policy.types import CopyKind, OnFailure, Tls
+from vmckpt.policy.types import CopyKind, LeftBehind, OnFailure, Tls
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 from vmckpt.yamlfile import likely
 
@@ -301,6 +301,7 @@ TlsWord = Annotated[
 ]
 CompressionWord = Annotated[Compression, BeforeValidator(_word(Compression)), _enum(Compression)]
 CopyWord = Annotated[CopyKind, BeforeValidator(_word(CopyKind)), _enum(CopyKind)]
+LeftWord = Annotated[LeftBehind, BeforeValidator(_word(LeftBehind)), _enum(LeftBehind)]
 StrategyWord = Annotated[Strategy, BeforeValidator(_word(Strategy)), _enum(Strategy)]
 OrderWord = Annotated[Order, BeforeValidator(_word(Order)), _enum(Order)]
 FailoverWord = Annotated[Failover, BeforeValidator(_word(Failover)), _enum(Failover)]

@@ -35,11 +35,13 @@ tls="tls-creds-psk,id=tls,dir=$keys"
 """
 # Only libvirt's ports for migrations are let through between hosts; from the upper end, since
 # libvirt takes from the lower one.
-_SERVE = (
+SERVE = (
     _KEY
     + r"""
 address=$1; format=$2; path=$3
 command -v qemu-nbd >/dev/null || { echo "no qemu-nbd there" >&2; exit 1; }
+# A host may know its own name as that of a loopback: such a name is heard on all addresses.
+ip -o address 2>/dev/null | grep -qF " $address/" || address=
 port() {
     sed -n "s/^ *migration_port_$1 *= *\([0-9]*\).*/\1/p" /etc/libvirt/qemu.conf 2>/dev/null |
         tail -n 1
@@ -125,7 +127,7 @@ async def copy(source: Host, target: Host, what: Content, tell: Callable[[float]
     RemoteError: what is there then is part of it.
     """
     key = {"key": secrets.token_hex(32)}
-    serve = ["sh", "-c", _SERVE, "sh", what.address, what.format, what.to]
+    serve = ["sh", "-c", SERVE, "sh", what.address, what.format, what.to]
     async with Program(target, serve) as server:
         await server.tell(key)
         port = int(_number(server, await _heard(server, _OPENS_WITHIN), "port"))

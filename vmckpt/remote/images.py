@@ -209,7 +209,7 @@ async def remove(host: Remote, made: Made, *, patience: Seconds = Seconds(5.0)) 
             if answer.status != _IN_USE or asyncio.get_running_loop().time() > give_up:
                 break
             await asyncio.sleep(0.5)
-        reasons = {_IN_USE: "a QEMU has it open", _NOT_OURS: "it is not the one that was made"}
+        reasons = {_IN_USE: "a QEMU has it open", _NOT_OURS: "it is not the same file any more"}
         if answer.status != 0:
             left.append(f"{path} ({reasons.get(answer.status, _reason(answer))})")
     return tuple(left)
@@ -230,6 +230,30 @@ async def keep(host: Remote, path: str, kind: str) -> None:
     answer = await host.run(["sh", "-s", "--", path, kind], text=_KEEP, limit=_LONG)
     if answer.status != 0:
         raise RemoteError(f"{host.host.name}: {path} is not whole: {_reason(answer)}")
+
+
+async def flush(host: Remote, paths: Sequence[str]) -> None:
+    """See that these files are on their disk. Raises RemoteError."""
+    answer = await host.run(["sync", "--", *paths], limit=_LONG)
+    if answer.status != 0:
+        raise RemoteError(f"{host.host.name}: {paths[0]} may not be on its disk: {_reason(answer)}")
+
+
+_MARKS = r"""
+for path in "$@"; do
+    if [ -f "$path" ] && [ ! -L "$path" ]; then stat -c '%d:%i %w' -- "$path" || exit 1
+    else echo; fi
+done
+"""
+
+
+async def marks(host: Remote, paths: Sequence[str]) -> dict[str, str]:
+    """Images by what `remove` knows them; "" for what is no plain file. Raises RemoteError."""
+    answer = await host.run(["sh", "-s", "--", *paths], text=_MARKS)
+    found = answer.out.splitlines()
+    if answer.status != 0 or len(found) != len(paths):
+        raise RemoteError(f"{host.host.name}: cannot look at {paths[0]}: {_reason(answer)}")
+    return dict(zip(paths, found, strict=True))
 
 
 async def stamps(host: Remote, paths: Sequence[str]) -> str:
