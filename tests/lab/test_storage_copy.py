@@ -110,8 +110,7 @@ def test_a_private_disk_travels_along(bench: Bench, kind: str, full: bool) -> No
 
     async def finish(source: Hypervisor) -> Tidied:
         async with Remote(source.host) as here, Remote(bench.inventory.host("beta")) as there:
-            meant = await arrived.meant(here, plan)
-            return await arrived.finish(meant, source, (here, there))
+            return await arrived.finish(plan, {}, source, (here, there), lambda: None)
 
     assert moved.explained == ""
     assert bench.ask("alpha", finish) == Tidied()

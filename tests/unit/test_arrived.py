@@ -4,35 +4,36 @@ import asyncio
 import os
 import signal
 import subprocess
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.unit.shell import Shell
-from tests.unit.sights import vm
-from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import guests
+from vmckpt.errors import HypervisorError, LeaseLost, RemoteError
+from vmckpt.hypervisor import image_users
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.image_users import User
 from vmckpt.migrate import arrived
 from vmckpt.migrate.arrived import Tidied
 from vmckpt.migrate.gather import Remotes
-from vmckpt.model.guests import Guest
 from vmckpt.model.images import CopyPlan, DiskCopy
-from vmckpt.units import MIB, Bytes
+from vmckpt.remote import chains, images
+from vmckpt.remote.ssh import COMMAND_LIMIT, Answer
+from vmckpt.units import MIB, Bytes, Seconds
 
 
 class Scene:
     """An image on a source, and its copy on a target."""
 
     def __init__(self, folder: Path) -> None:
-        self.there: list[Guest] = []
-        """Guests of the source."""
-        self.old, self.new = folder / "old.raw", folder / "new.raw"
+        self.there: dict[str, User] = {}
+        """What guests of the source have."""
+        self.folder, self.old, self.new = folder, folder / "old.raw", folder / "new.raw"
         self.old.write_bytes(bytes(MIB))
         self.new.write_bytes(bytes(1))
         self.remotes: Remotes = (Shell(folder), Shell(folder))
+        self.lost = False
 
     def plan(self, *, removes: bool = True, full: bool = False) -> CopyPlan:
         copy = DiskCopy(
@@ -41,83 +42,113 @@ class Scene:
         )  # fmt: skip
         return CopyPlan(copies=(copy,), removes=removes)
 
-    async def meant(self, **plan: bool) -> dict[str, Any]:
-        said = await arrived.meant(self.remotes[0], self.plan(**plan))
-        return {"paths": [str(self.new)], **said}
+    async def marks(self) -> dict[str, str]:
+        return await arrived.marks(self.remotes[0], self.plan())
 
-    async def finish(self, intent: dict[str, Any], *, logins: bool = True) -> Tidied:
+    async def finish(self, marks: dict[str, str] | None = None, *, full: bool = False) -> Tidied:
+        old = await self.marks() if marks is None else marks
         here = Hypervisor(self.remotes[0].host)
-        return await arrived.finish(intent, here, self.remotes if logins else None)
+        return await arrived.finish(self.plan(full=full), old, here, self.remotes, self.check)
+
+    async def keeps(self, why: str, marks: dict[str, str] | None = None) -> None:
+        """It does not go, and the reason is told."""
+        done = await self.finish(marks)
+        assert done.removed == ()
+        assert [why in one for one in done.troubles] == [True], done.troubles
+        assert str(self.old) in done.troubles[0]
+        assert self.old.exists()
+
+    def check(self) -> None:
+        if self.lost:
+            raise LeaseLost("another controller has it")
 
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     made = Scene(tmp_path)
 
-    async def all_guests(_: object) -> list[Guest]:
+    async def of_all(_: object) -> dict[str, User]:
         return made.there
 
-    monkeypatch.setattr(guests, "all_guests", all_guests)
+    monkeypatch.setattr(image_users, "of_all", of_all)
     return made
 
 
-async def test_the_old_image_goes_and_is_not_missed_the_second_time(scene: Scene) -> None:
-    meant = await scene.meant()
-    done = Tidied(removed=(str(scene.old),))
-    assert await scene.finish(meant) == done
+async def test_the_old_image_goes(scene: Scene) -> None:
+    assert await scene.finish() == Tidied(removed=(str(scene.old),))
     assert (scene.old.exists(), scene.new.exists()) == (False, True)
-    assert await scene.finish(meant) == done
 
 
 async def test_without_the_policys_leave_it_stays(scene: Scene) -> None:
-    assert await scene.finish(await scene.meant(removes=False)) == Tidied()
+    marks = await arrived.marks(scene.remotes[0], scene.plan(removes=False))
+    assert await scene.finish(marks) == Tidied()
     assert scene.old.exists()
 
 
 async def test_a_raw_image_that_is_to_be_full_gets_its_room(scene: Scene) -> None:
-    await scene.finish(await scene.meant(full=True))
+    assert (await scene.finish(full=True)).troubles == ()
     assert scene.new.stat().st_blocks * 512 >= MIB
 
 
-@pytest.mark.parametrize("what", ["disk", "below", "nvram"])
-async def test_one_that_a_guest_there_has_stays(scene: Scene, what: str) -> None:
-    """Also the guest itself, whose definition is still there."""
-    meant = await scene.meant()
-    path = str(scene.old)
-    guest = vm("b")
-    disk = guest.disks[0]
-    has: dict[str, Any] = {
-        "disk": {"disks": (replace(disk, source=path),)},
-        "below": {"disks": (replace(disk, below=(path,)),)},
-        "nvram": {"nvram": path},
-    }
-    scene.there = [vm("a"), replace(guest, **has[what])]
-    done = await scene.finish(meant)
-    assert (done.removed, len(done.troubles)) == ((), 1)
-    assert "guest b has it" in done.troubles[0]
-    assert scene.old.exists()
+@pytest.mark.parametrize("way", ["itself", "by a link", "by a hard link", "below", "data file"])
+async def test_one_that_a_guest_there_has_stays(scene: Scene, way: str) -> None:
+    """Also one that is off, whose definition does not say what its image lies on."""
+    path, kind = scene.old, "raw"
+    if way == "by a link":
+        path = scene.folder / "link"
+        path.symlink_to(scene.old)
+    elif way == "by a hard link":
+        path = scene.folder / "link"
+        path.hardlink_to(scene.old)
+    elif way != "itself":
+        path, kind = scene.folder / "clone.qcow2", "qcow2"
+        below = ["-b", scene.old, "-F", "raw"]
+        more = below if way == "below" else ["-o", f"data_file={scene.old},data_file_raw=on"]
+        make = ["qemu-img", "create", "-q", "-f", "qcow2", *more, path, "1M"]
+        await asyncio.to_thread(subprocess.run, make, check=True)
+    other = User("a", "raw")
+    scene.there = {str(scene.new): other, str(path): User("b", kind), "/not/there": other}
+    await scene.keeps("guest b has it")
+
+
+async def test_where_an_image_of_another_guest_cannot_be_read_all_stays(scene: Scene) -> None:
+    scene.there = {str(scene.new): User("b", "qcow2")}
+    await scene.keeps("cannot be read")
 
 
 async def test_another_file_of_that_name_stays(scene: Scene) -> None:
-    meant = await scene.meant()
-    scene.old.rename(scene.old.with_suffix(".kept"))
+    marks = await scene.marks()
+    scene.old.rename(scene.folder / "kept")
     scene.old.write_text("somebody else's")
-    done = await scene.finish(meant)
-    assert "not the same file" in done.troubles[0]
-    assert scene.old.read_text() == "somebody else's"
+    await scene.keeps("not the same file", marks)
 
 
 async def test_a_link_stays_and_what_it_leads_to(scene: Scene) -> None:
-    itself = scene.old.rename(scene.old.with_suffix(".itself"))
+    itself = scene.old.rename(scene.folder / "itself")
     scene.old.symlink_to(itself)
-    done = await scene.finish(await scene.meant())
-    assert "no plain file" in done.troubles[0]
+    await scene.keeps("no plain file")
     assert scene.old.is_symlink()
-    assert itself.exists()
+
+
+class Mounted(Shell):
+    """A host on which every file system is of one kind."""
+
+    async def run(
+        self, args: Sequence[str], *, text: str = "", limit: Seconds = COMMAND_LIMIT
+    ) -> Answer:
+        return await super().run(args, text=f"PATH={self.folder}:$PATH\n{text}", limit=limit)
+
+
+async def test_what_other_hosts_may_have_stays(scene: Scene) -> None:
+    """Their guests are not asked."""
+    fake = scene.folder / "stat"
+    fake.write_text("#!/bin/sh\necho nfs\n")
+    fake.chmod(0o755)
+    said = await images.marks(Mounted(scene.folder), [str(scene.old)])
+    await scene.keeps("another host's, too: it lies on nfs", said)
 
 
 async def test_one_that_a_qemu_has_open_stays(scene: Scene, tmp_path: Path) -> None:
-    meant = await scene.meant()
     drive = f"if=none,id=d,format=raw,file={scene.old}"
     qemu = [
         "qemu-system-x86_64", "-S", "-display", "none", "-m", "64", "-drive", drive, "-device",
@@ -125,32 +156,44 @@ async def test_one_that_a_qemu_has_open_stays(scene: Scene, tmp_path: Path) -> N
     ]  # fmt: skip
     await asyncio.to_thread(subprocess.run, qemu, check=True)
     try:
-        done = await scene.finish(meant)
+        await scene.keeps("a QEMU has it open")
     finally:
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
-    assert "a QEMU has it open" in done.troubles[0]
-    assert scene.old.exists()
 
 
 async def test_it_stays_while_its_copy_may_not_be_on_its_disk(scene: Scene) -> None:
-    meant = await scene.meant()
     scene.new.unlink()
-    done = await scene.finish(meant)
-    assert (done.removed, "may not be on its disk" in done.troubles[0]) == ((), True)
-    assert scene.old.exists()
+    await scene.keeps("may not be on its disk")
 
 
-async def test_what_could_not_be_done_is_told(
+async def test_whose_move_it_is_no_more_removes_nothing(scene: Scene) -> None:
+    scene.lost = True
+    await scene.keeps("another controller")
+
+
+async def test_where_guests_cannot_be_asked_it_stays(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meant = await scene.meant(full=True)
-    done = await scene.finish(meant, logins=False)
-    assert [str(scene.new) in done.troubles[0], str(scene.old) in done.troubles[1]] == [True, True]
-
-    async def silent(_: object) -> list[Guest]:
+    async def silent(_: object) -> dict[str, User]:
         raise HypervisorError("it does not answer", host="alpha")
 
-    monkeypatch.setattr(guests, "all_guests", silent)
-    done = await scene.finish(meant)
-    assert done.troubles == (f"{scene.old} is still on alpha: it does not answer",)
+    monkeypatch.setattr(image_users, "of_all", silent)
+    await scene.keeps("it does not answer")
+
+
+@pytest.mark.parametrize("logins", [True, False])
+async def test_after_a_crash_it_stays_and_is_named(scene: Scene, logins: bool) -> None:
+    """A guest may have gone on from it since: who was not there cannot tell."""
+    intent = arrived.meant(scene.plan(full=True))
+    told = await arrived.after_crash(intent, "alpha", scene.remotes if logins else None)
+    assert (scene.new.stat().st_blocks * 512 >= MIB) == logins
+    assert [str(scene.old) in one for one in told] == ([True] if logins else [False, True])
     assert scene.old.exists()
+
+
+@pytest.mark.parametrize(
+    "told", ["", "[1]", '[{"filename": "json:{}"}]', '[{"filename": 3}]', '{"a": 1}']
+)
+def test_nonsense_of_qemu_img_is_refused(told: str) -> None:
+    with pytest.raises(RemoteError, match="makes no sense"):
+        list(chains.below(told))

@@ -20,7 +20,6 @@ from vmckpt.evacuate.seen import Known, Way
 from vmckpt.hypervisor import guests, storage
 from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.migrate import arrived, disks
-from vmckpt.migrate.arrived import Tidied
 from vmckpt.migrate.forecast import Range
 from vmckpt.migrate.measure import Links
 from vmckpt.model.findings import Finding, Severity
@@ -241,9 +240,9 @@ async def test_copies_stay_where_their_guest_is_and_go_elsewhere(
             raise RemoteError("beta: ssh broke")
         return []
 
-    async def finish(_: object, hypervisor: Any, remotes: object) -> Tidied:
-        finished.append(hypervisor.host.name == "alpha" and remotes is None)
-        return Tidied()
+    async def after_crash(_: object, source: str, remotes: object) -> tuple[str, ...]:
+        finished.append(source == "alpha" and remotes is None)
+        return ()
 
     @asynccontextmanager
     async def logins(*_: str) -> AsyncIterator[None]:
@@ -253,7 +252,7 @@ async def test_copies_stay_where_their_guest_is_and_go_elsewhere(
 
     monkeypatch.setattr(guests, "presence", presence)
     monkeypatch.setattr(disks, "unmade", unmade)
-    monkeypatch.setattr(arrived, "finish", finish)
+    monkeypatch.setattr(arrived, "after_crash", after_crash)
     recorder: Any = SimpleNamespace(
         check=lambda: None, conclude=lambda _, state: concluded.append(state)
     )

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vmckpt.errors import HypervisorError, LeaseLost, RemoteError, VmckptError
 from vmckpt.evacuate.plan import Checked
@@ -99,7 +98,8 @@ async def look(known: Known, ends: Ends) -> CopyPlan:
         wish = await disks.wish_of(wishes, there)
     files = set(all_files(guest))
     if guest.nvram is not None:
-        if (await images.places(ends.remotes[0], [guest.nvram]))[guest.nvram].exists:
+        place = (await images.places(ends.remotes[0], [guest.nvram]))[guest.nvram]
+        if place.exists or not place.writable:  # or in a folder where we may not see it
             drives = (*drives, _nvram(guest.nvram))
         else:
             files.discard(guest.nvram)  # libvirt makes it when the guest starts for the first time
@@ -157,12 +157,12 @@ class _Copy:
         self._made = Made(host=target.name, suffix=disks.new_suffix())
         # What an interrupted beginning may have made goes by its temporary name.
         self._made.marks.update(dict.fromkeys((one.path for one in plan.copies), ""))
-        self._meant: dict[str, Any] = {}
         self._step, self._ordered = 0, False
 
     async def move(self, here: Hypervisor, stop: asyncio.Event, tell: Tell) -> tuple[str, ...]:
         paths, uuid = self._plan.left_behind, self._known.guest.uuid
         before = await images.stamps(self._here, paths)
+        old = await arrived.marks(self._here, self._plan)
         await self._intend()
         try:
             await stoppable(self._fill(tell), stop)
@@ -183,19 +183,29 @@ class _Copy:
             if not self._ordered:
                 await asyncio.shield(self._undo())
             raise
-        tidied = await arrived.finish(self._meant, here, (self._here, self._there))
-        await asyncio.to_thread(self._recorder.conclude, self._step, StepState.DONE)
+        both, check = (self._here, self._there), self._recorder.check
+        old = await self._unwritten(old, before)
+        tidied = await arrived.finish(self._plan, old, here, both, check)
+        result = {"marks": dict(self._made.marks), "removed": list(tidied.removed)}
+        await asyncio.to_thread(self._recorder.conclude, self._step, StepState.DONE, result)
         return tidied.troubles
+
+    async def _unwritten(self, old: dict[str, str], before: str) -> dict[str, str]:
+        """Nobody but QEMU's lock keeps others from writing to the images until libvirt is done."""
+        with suppress(RemoteError):
+            if await images.stamps(self._here, self._plan.left_behind) == before:
+                return old
+        return dict.fromkeys(old, f"{images.UNFIT}it may have been written to since it was copied")
 
     async def _intend(self) -> None:
         known, made = self._known, self._made
-        self._meant = {
+        meant = {
             "guest": known.guest.name, "uuid": known.guest.uuid, "from": known.host,
             "host": made.host, "suffix": made.suffix,
             "paths": [one.path for one in self._plan.copies],
-            **await arrived.meant(self._here, self._plan),
+            **arrived.meant(self._plan),
         }  # fmt: skip
-        self._step = await asyncio.to_thread(self._recorder.intend, IMAGES, self._meant)
+        self._step = await asyncio.to_thread(self._recorder.intend, IMAGES, meant)
 
     async def _fill(self, tell: Tell) -> None:
         """All content is there before an image gets its path."""
@@ -292,8 +302,7 @@ async def _settle(
             remotes = None
             with suppress(RemoteError):
                 remotes = await stack.enter_async_context(logins(source, target))
-            tidied = await arrived.finish(step.intent, here, remotes)
-        return StepState.DONE, list(tidied.troubles)
+            return StepState.DONE, [*await arrived.after_crash(step.intent, source, remotes)]
     if before.state is None or before.migrating:
         raise HypervisorError(f"{source} does not say that the guest is there", host=source)
     async with logins(source, target) as remotes:

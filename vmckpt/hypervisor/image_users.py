@@ -19,24 +19,52 @@ class User:
     """As its definition has it; "" where that says nothing of it."""
 
 
+async def of_all(hypervisor: Hypervisor) -> Mapping[str, User]:
+    """Images of all guests, by path. Raises HypervisorError."""
+    return await of_others(hypervisor, "")
+
+
 async def of_others(hypervisor: Hypervisor, uuid: str) -> Mapping[str, User]:
     """Images of all guests but one, by path. Raises HypervisorError."""
 
     def read(connection: libvirt.virConnect) -> Mapping[str, User]:
         found: dict[str, User] = {}
         for domain in connection.listAllDomains():
-            with suppress(libvirt.libvirtError):  # it went away while we were reading
-                if domain.UUIDString() == uuid:
-                    continue
-                texts = [domain.XMLDesc(0)]
-                if domain.isPersistent():
-                    texts.append(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
-                for text in texts:
-                    for path, format_ in images_in(text).items():
-                        found[path] = User(domain.name(), format_)
+            if domain.UUIDString() == uuid:
+                continue
+            for text in _definitions(domain):
+                volumes = _volumes(connection, text)
+                for path, format_ in {**images_in(text), **volumes}.items():
+                    found[path] = User(domain.name(), format_)
         return found
 
     return await hypervisor.ask("reading which images are in use", read)
+
+
+def _definitions(domain: libvirt.virDomain) -> list[str]:
+    """As it runs and as it is stored; none if it went away while we were reading."""
+    try:
+        texts = [domain.XMLDesc(0)]
+        if domain.isPersistent():
+            texts.append(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+    except libvirt.libvirtError as exc:
+        if exc.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
+            raise
+        return []
+    return texts
+
+
+def _volumes(connection: libvirt.virConnect, xml: str) -> dict[str, str]:
+    """Images by their pool and volume; of a pool that is off nothing is known."""
+    found: dict[str, str] = {}
+    for disk in parse.tree(xml, "domain").iterfind("devices/disk[@type='volume']"):
+        driver, source = disk.find("driver"), disk.find("source")
+        if source is not None:
+            with suppress(libvirt.libvirtError):
+                pool = connection.storagePoolLookupByName(source.get("pool", ""))
+                path = pool.storageVolLookupByName(source.get("volume", "")).path()
+                found[path] = driver.get("type", "raw") if driver is not None else "raw"
+    return found
 
 
 def images_in(xml: str) -> dict[str, str]:

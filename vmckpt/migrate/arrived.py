@@ -1,18 +1,23 @@
-"""Once a guest has arrived with copied disks: new images get their room, old ones may go."""
+"""Once a guest has arrived with copied disks: new images get their room, old ones may go.
 
-from collections.abc import Mapping
+Only who saw the whole move removes what it left: from what a controller that died has written down
+nobody can tell whether a guest has gone on from the old image since.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.errors import RemoteError, VmckptError
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import image_users
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.migrate import disks
 from vmckpt.migrate.gather import Remotes
-from vmckpt.model.guests import Guest
 from vmckpt.model.images import CopyPlan, Made
-from vmckpt.remote import images
+from vmckpt.remote import chains, images
+from vmckpt.remote.chains import Has
 from vmckpt.remote.ssh import Remote
+from vmckpt.units import Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,61 +29,80 @@ class Tidied:
     troubles: tuple[str, ...] = ()
 
 
-async def meant(source: Remote, copies: CopyPlan) -> dict[str, Any]:
-    """What is to be done, for the step that makes the images. Raises RemoteError.
-
-    Old images are written down with their marks: whoever finishes the move, perhaps days later,
-    removes no other file that came to have the name.
-    """
-    old = await images.marks(source, copies.left_behind) if copies.removes else {}
-    return {"room": copies.room, "old": old}
+def meant(copies: CopyPlan) -> dict[str, Any]:
+    """What is to be done, for the step that makes the images."""
+    return {"room": copies.room, "old": list(copies.left_behind) if copies.removes else []}
 
 
-async def finish(intent: Mapping[str, Any], here: Hypervisor, remotes: Remotes | None) -> Tidied:
-    """Do what `meant` said in the step's intent; `here` is the source. The guest has arrived."""
-    room, old = dict(intent.get("room", {})), dict(intent.get("old", {}))
+async def after_crash(
+    intent: Mapping[str, Any], source: str, remotes: Remotes | None
+) -> tuple[str, ...]:
+    """What can still be done of what the step meant; what is to be told, line by line."""
+    room = dict(intent.get("room", {}))
     if remotes is None:
         lines = [f"{path} may not have all its room" for path in room]
-        return Tidied(troubles=(*lines, *(f"{path} was not removed" for path in old)))
+    else:
+        lines = [*await give_room(remotes[1], room)]
+    why = "its controller ended before it was removed; remove it once all is well"
+    return (*lines, *(f"{path} is still on {source}: {why}" for path in intent.get("old", ())))
+
+
+async def give_room(target: Remote, room: Mapping[str, Bytes]) -> tuple[str, ...]:
+    """Images get their room (see CopyPlan.room). What went wrong, line by line."""
     troubles = []
     for path, size in room.items():
-        # The copy itself leaves holes where the source has some; see images.take_room.
         try:
-            await images.take_room(remotes[1], path, size)
+            await images.take_room(target, path, size)
         except RemoteError as exc:
             troubles.append(str(exc))
-    if not old:
-        return Tidied(troubles=tuple(troubles))
-    name = here.host.name
-    try:
-        found = await _remove(old, list(intent["paths"]), here, remotes)
-    except VmckptError as exc:
-        lines = [f"{path} is still on {name}: {exc.message}" for path in old]
-        return Tidied(troubles=(*troubles, *lines))
-    kept = (f"still on {name}: {line}" for line in found.troubles)
-    return Tidied(removed=found.removed, troubles=(*troubles, *kept))
+    return tuple(troubles)
 
 
-async def _remove(
-    old: Mapping[str, str], new: list[str], here: Hypervisor, remotes: Remotes
+async def marks(source: Remote, copies: CopyPlan) -> dict[str, str]:
+    """Images that are to go, as they are known again; before the move. Raises RemoteError."""
+    return await images.marks(source, copies.left_behind) if copies.removes else {}
+
+
+async def finish(
+    copies: CopyPlan,
+    old: Mapping[str, str],
+    here: Hypervisor,
+    remotes: Remotes,
+    check: Callable[[], None],
 ) -> Tidied:
-    """No guest there may have it, nor any QEMU; and what replaces it is on its disk."""
-    used = {file: one.name for one in await guests.all_guests(here) for file in _files(one)}
-    removed, kept = list[str](), list[str]()
-    await images.flush(remotes[1], new)
-    for path, mark in old.items():
-        if path in used:
-            kept.append(f"{path} (guest {used[path]} has it)")
-        elif not mark:
-            kept.append(f"{path} (it is no plain file)")
-        else:
+    """Room for the new images, and away with the old ones, which `marks` knew before the move.
+
+    The guest was seen to arrive; `here` is the source. `check` raises if the move is another
+    controller's by now.
+    """
+    troubles = await give_room(remotes[1], copies.room)
+    if not old:
+        return Tidied(troubles=troubles)
+    removed, stays = list[str](), dict[str, str]()
+    try:
+        await images.flush(remotes[1], [one.path for one in copies.copies])
+        # Guests that are off are held by no lock; those that run are not found by theirs alone.
+        all_ = await image_users.of_all(here)
+        has = [Has(user.guest, path, user.format) for path, user in all_.items()]
+        users = await chains.users(remotes[0], has)
+        for path, mark in old.items():
+            check()
+            if reason := _why_it_stays(mark, users):
+                stays[path] = reason
+                continue
             made = Made(host=here.host.name, suffix=disks.new_suffix(), marks={path: mark})
-            left = await images.remove(remotes[0], made)
-            kept += left
-            removed += [] if left else [path]
-    return Tidied(removed=tuple(removed), troubles=tuple(kept))
+            if left := await images.remove(remotes[0], made):
+                stays[path] = left[0].removeprefix(f"{path} (").removesuffix(")")
+            else:
+                removed.append(path)
+    except VmckptError as exc:
+        stays |= {path: exc.message for path in old if path not in (*removed, *stays)}
+    lines = (f"{path} is still on {here.host.name}: {why}" for path, why in stays.items())
+    return Tidied(removed=tuple(removed), troubles=(*troubles, *lines))
 
 
-def _files(guest: Guest) -> set[str | None]:
-    disks = {file for disk in guest.disks for file in (disk.source, *disk.below)}
-    return {*disks, guest.nvram, *guest.boot_files}
+def _why_it_stays(mark: str, users: Mapping[str, str]) -> str | None:
+    if mark.startswith(images.UNFIT):
+        return mark.removeprefix(images.UNFIT)
+    user = users.get(mark.split(maxsplit=1)[0])
+    return None if user is None else f"guest {user} has it"

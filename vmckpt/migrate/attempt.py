@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vmckpt.errors import LeaseLost, RemoteError, VmckptError
 from vmckpt.hypervisor import guests
@@ -64,7 +63,7 @@ class _Attempt:
         self._plan, self._around = plan, around
         self._policy, self._guest = plan.policy, plan.facts.guest
         self._target_knew = True
-        self._images: dict[str, Any] = {}
+        self._old: dict[str, str] = {}
         self._mover = mover(
             (around.here, around.there),
             around.remotes,
@@ -147,13 +146,13 @@ class _Attempt:
         if not copies.copies or remotes is None:
             return None
         suffix = disks.new_suffix()
+        self._old = await arrived.marks(remotes[0], copies)
         meant = {
             "host": remotes[1].host.name,
             "paths": [copy.path for copy in copies.copies],
             "suffix": suffix,
-            **await arrived.meant(remotes[0], copies),
+            **arrived.meant(copies),
         }
-        self._images = meant
         await self._around.desk.intend(Step.IMAGES, meant)
         made = await disks.prepare(remotes[1], copies, suffix)
         try:
@@ -175,7 +174,8 @@ class _Attempt:
         try:
             self._around.desk.check()
             if ending is not None and ending.outcome is Outcome.COMPLETED:
-                return await arrived.finish(self._images, self._around.here, remotes)
+                copies, check = self._plan.copies, self._around.desk.check
+                return await arrived.finish(copies, self._old, self._around.here, remotes, check)
             if not self._engine.ordered or (ending is not None and ending.outcome in STAYS):
                 return Tidied(troubles=await disks.remove(remotes[1], made))
         except VmckptError as exc:

@@ -380,5 +380,5 @@ class _Doing:
         if order is not None:
             await Hands(self._mover).arrived(order, self._warnings.append)
         if step := self._left.open(Step.IMAGES):
-            here, remotes = self._recovery.here, self._recovery.remotes
-            self._warnings += (await arrived.finish(step.intent, here, remotes)).troubles
+            source, remotes = self._recovery.here.host.name, self._recovery.remotes
+            self._warnings += await arrived.after_crash(step.intent, source, remotes)

@@ -44,6 +44,8 @@ async def stoppable(work: Coroutine[object, object, T], stop: asyncio.Event) -> 
         if not working.done():
             working.cancel()
             await asyncio.wait([working])
+            if not working.cancelled():
+                working.exception()  # whoever is stopped does not ask for it
 
 
 async def served(work: Coroutine[object, object, T], stop: asyncio.Event, desk: Desk) -> T:

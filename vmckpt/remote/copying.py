@@ -133,9 +133,14 @@ async def copy(source: Host, target: Host, what: Content, tell: Callable[[float]
         port = int(_number(server, await _heard(server, _OPENS_WITHIN), "port"))
         rate = "" if what.limit is None else str(what.limit)
         send = ["sh", "-c", _SEND, "sh", what.address, str(port), what.format, what.path, rate]
-        async with Program(source, send) as sender:
-            await sender.tell(key)
-            await _followed(sender, what, tell)
+        try:
+            async with Program(source, send) as sender:
+                await sender.tell(key)
+                await _followed(sender, what, tell)
+        except RemoteError as exc:
+            # Nobody can tell whose fault a broken line is; the next try is with another target.
+            why = f"{target.name}: not all of {what.path} came there: {exc.message}"
+            raise RemoteError(why, mend=exc.mend) from exc
 
 
 async def _followed(sender: Program, what: Content, tell: Callable[[float], None]) -> None:

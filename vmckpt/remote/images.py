@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 from shlex import quote
 from typing import Any
 
@@ -233,22 +234,33 @@ async def keep(host: Remote, path: str, kind: str) -> None:
 
 
 async def flush(host: Remote, paths: Sequence[str]) -> None:
-    """See that these files are on their disk. Raises RemoteError."""
-    answer = await host.run(["sync", "--", *paths], limit=_LONG)
+    """See that these files and their names are on their disk. Raises RemoteError."""
+    folders = sorted({str(PurePosixPath(path).parent) for path in paths})
+    answer = await host.run(["sync", "--", *paths, *folders], limit=_LONG)
     if answer.status != 0:
         raise RemoteError(f"{host.host.name}: {paths[0]} may not be on its disk: {_reason(answer)}")
 
 
+UNFIT = "- "
+# Of other file systems other hosts may have it, too, with guests of theirs.
 _MARKS = r"""
 for path in "$@"; do
-    if [ -f "$path" ] && [ ! -L "$path" ]; then stat -c '%d:%i %w' -- "$path" || exit 1
-    else echo; fi
+    on=$(stat -f -c %T -- "$path") || exit 1
+    if [ ! -f "$path" ] || [ -L "$path" ]; then echo "- it is no plain file"; continue; fi
+    case $on in
+        ext*|xfs|btrfs|zfs|f2fs|jfs|reiserfs|bcachefs|tmpfs|overlay*)
+            stat -c '%d:%i %w' -- "$path" || exit 1;;
+        *) echo "- it may be another host's, too: it lies on $on";;
+    esac
 done
 """
 
 
 async def marks(host: Remote, paths: Sequence[str]) -> dict[str, str]:
-    """Images by what `remove` knows them; "" for what is no plain file. Raises RemoteError."""
+    """Images by what `remove` knows them; UNFIT and the reason for what it should not remove.
+
+    Raises RemoteError.
+    """
     answer = await host.run(["sh", "-s", "--", *paths], text=_MARKS)
     found = answer.out.splitlines()
     if answer.status != 0 or len(found) != len(paths):

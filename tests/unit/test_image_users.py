@@ -1,0 +1,85 @@
+"""Which files a host's guests have for images, as its libvirt tells them."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+import libvirt
+import pytest
+
+from tests.unit.builders import HOST
+from vmckpt.errors import HypervisorError
+from vmckpt.hypervisor import image_users
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.image_users import User
+
+URI = "test:///default"
+HOME = replace(HOST, uri=URI)
+POOL = "<pool type='dir'><name>tank</name><target><path>/tank</path></target></pool>"
+VOLUME = (
+    "<volume><name>b.img</name><capacity>4096</capacity><target><format type='qcow2'/></target>"
+    "</volume>"
+)
+GUEST = """<domain type='test'><name>b</name><memory>1024</memory><os><type>hvm</type></os>
+<devices><disk type='volume' device='disk'><driver name='qemu' type='qcow2'/>
+<source pool='{pool}' volume='b.img'/><target dev='vda'/></disk>
+<disk type='file' device='disk'><source file='/b.raw'/><target dev='vdb'/></disk></devices>
+</domain>"""
+
+
+@pytest.fixture
+def connection() -> Iterator[libvirt.virConnect]:
+    """libvirt's test driver, which all of this process share."""
+    made = libvirt.open(URI)
+    pool = made.storagePoolCreateXML(POOL)  # type: ignore[attr-defined]
+    pool.createXML(VOLUME)
+    yield made
+    for domain in made.listAllDomains():
+        if domain.name() == "b":
+            domain.undefine()
+    pool.destroy()
+    made.close()
+
+
+ITS_OWN = {"/guest/diskimage1": User("test", "raw")}
+"""Of the guest that the driver comes with."""
+
+
+def users() -> dict[str, User]:
+    async def ask() -> dict[str, User]:
+        async with Hypervisor(HOME) as hypervisor:
+            return dict(await image_users.of_all(hypervisor))
+
+    return asyncio.run(ask())
+
+
+def test_an_image_by_its_pool_and_volume_is_one(connection: libvirt.virConnect) -> None:
+    connection.defineXML(GUEST.format(pool="tank"))
+    found = {"/tank/b.img": User("b", "qcow2"), "/b.raw": User("b", "raw")}
+    assert users() == {**ITS_OWN, **found}
+
+
+def test_a_volume_that_is_not_there_keeps_nobody_from_being_seen(
+    connection: libvirt.virConnect,
+) -> None:
+    connection.defineXML(GUEST.format(pool="tnak"))
+    assert users() == {**ITS_OWN, "/b.raw": User("b", "raw")}
+
+
+@pytest.mark.parametrize(("code", "fails"), [("VIR_ERR_NO_DOMAIN", False), ("VIR_ERR_RPC", True)])
+def test_only_a_guest_that_went_away_is_passed_over(
+    connection: libvirt.virConnect, monkeypatch: pytest.MonkeyPatch, code: str, fails: bool
+) -> None:
+    """With a connection that broke, nobody would seem to have anything."""
+    error = libvirt.libvirtError("it says no")
+    monkeypatch.setattr(error, "get_error_code", lambda: getattr(libvirt, code, 39))
+
+    def broken(*_: object) -> str:
+        raise error
+
+    monkeypatch.setattr(libvirt.virDomain, "XMLDesc", broken)
+    if fails:
+        with pytest.raises(HypervisorError):
+            users()
+    else:
+        assert users() == {}
