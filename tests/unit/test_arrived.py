@@ -1,6 +1,7 @@
 """What becomes of images once their guest has arrived: old ones go only if nobody has them."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from vmckpt.migrate import arrived
 from vmckpt.migrate.arrived import Tidied
 from vmckpt.migrate.gather import Remotes
 from vmckpt.model.images import CopyPlan, DiskCopy
-from vmckpt.remote import chains, images
+from vmckpt.remote import chains, images, probe
 from vmckpt.remote.ssh import COMMAND_LIMIT, Answer
 from vmckpt.units import MIB, Bytes, Seconds
 
@@ -43,7 +44,7 @@ class Scene:
         return CopyPlan(copies=(copy,), removes=removes)
 
     async def marks(self) -> dict[str, str]:
-        return await arrived.marks(self.remotes[0], self.plan())
+        return await arrived.marks(self.remotes, self.plan(), runs=False)
 
     async def finish(self, marks: dict[str, str] | None = None, *, full: bool = False) -> Tidied:
         old = await self.marks() if marks is None else marks
@@ -53,9 +54,9 @@ class Scene:
     async def keeps(self, why: str, marks: dict[str, str] | None = None) -> None:
         """It does not go, and the reason is told."""
         done = await self.finish(marks)
-        assert done.removed == ()
-        assert [why in one for one in done.troubles] == [True], done.troubles
-        assert str(self.old) in done.troubles[0]
+        assert (done.removed, done.troubles) == ((), ())
+        assert [why in one for one in done.stays] == [True], done.stays
+        assert str(self.old) in done.stays[0]
         assert self.old.exists()
 
     def check(self) -> None:
@@ -80,7 +81,7 @@ async def test_the_old_image_goes(scene: Scene) -> None:
 
 
 async def test_without_the_policys_leave_it_stays(scene: Scene) -> None:
-    marks = await arrived.marks(scene.remotes[0], scene.plan(removes=False))
+    marks = await arrived.marks(scene.remotes, scene.plan(removes=False), runs=True)
     assert await scene.finish(marks) == Tidied()
     assert scene.old.exists()
 
@@ -109,6 +110,61 @@ async def test_one_that_a_guest_there_has_stays(scene: Scene, way: str) -> None:
     other = User("a", "raw")
     scene.there = {str(scene.new): other, str(path): User("b", kind), "/not/there": other}
     await scene.keeps("guest b has it")
+
+
+async def test_an_image_whose_base_is_gone_keeps_nobody(scene: Scene) -> None:
+    """Its guest cannot be started any more; such are forgotten on many a host."""
+    base, clone = scene.folder / "base.qcow2", scene.folder / "clone.qcow2"
+    for more in ([str(base), "1M"], ["-b", str(base), "-F", "qcow2", str(clone)]):
+        make = ["qemu-img", "create", "-q", "-f", "qcow2", *more]
+        await asyncio.to_thread(subprocess.run, make, check=True)
+    scene.there = {str(clone): User("b", "qcow2")}
+    base.write_text("no image any more")
+    await scene.keeps("cannot be read")
+    base.unlink()
+    assert (await scene.finish()).removed == (str(scene.old),)
+
+
+async def test_firmware_of_a_guest_that_runs_goes_too(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each host has its own file of it, and that of the source would bar the way back."""
+    vars_, same = scene.folder / "vars.fd", False
+
+    async def same_files(*_: object) -> dict[str, bool]:
+        return {str(vars_): same}
+
+    monkeypatch.setattr(probe, "same_files", same_files)
+    vars_.write_bytes(bytes(1))
+    mark = (await scene.marks())[str(scene.old)]
+
+    async def known(_: object, paths: list[str], *, held: bool = False) -> dict[str, str]:
+        assert held == (str(scene.old) in paths)
+        return dict.fromkeys(paths, mark)
+
+    monkeypatch.setattr(images, "marks", known)
+    nvram = str(vars_)
+    marks = await arrived.marks(scene.remotes, scene.plan(), runs=True, nvram=nvram)
+    assert list(marks) == [str(scene.old), nvram]
+    same = True
+    marks = await arrived.marks(scene.remotes, scene.plan(), runs=True, nvram=nvram)
+    assert list(marks) == [str(scene.old)]
+
+
+async def test_a_running_guest_with_another_file_open_keeps_this_one(scene: Scene) -> None:
+    """Somebody has put a file in its image's place, for its next start."""
+    marks = await arrived.marks(scene.remotes, scene.plan(), runs=True)
+    await scene.keeps("another file open", marks)
+
+
+async def test_where_images_cannot_be_told_apart_they_stay(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuses(*_: object, **__: object) -> dict[str, str]:
+        raise RemoteError("alpha: there is no qemu-io")
+
+    monkeypatch.setattr(images, "marks", refuses)
+    await scene.keeps("no qemu-io")
 
 
 async def test_where_an_image_of_another_guest_cannot_be_read_all_stays(scene: Scene) -> None:
@@ -192,7 +248,30 @@ async def test_after_a_crash_it_stays_and_is_named(scene: Scene, logins: bool) -
 
 
 @pytest.mark.parametrize(
-    "told", ["", "[1]", '[{"filename": "json:{}"}]', '[{"filename": 3}]', '{"a": 1}']
+    ("name", "files"),
+    [
+        ("/a", ["/a"]),
+        ("file:/a", ["/a"]),
+        ("rbd:pool/volume", []),
+        ("nbd://beta:10809/a", []),
+        ('json:{"driver": "qcow2", "file": {"driver": "file", "filename": "/a"}}', ["/a"]),
+        ('json:{"driver": "raw", "file.filename": "/a"}', ["/a"]),
+    ],
+)
+def test_files_behind_what_qemu_calls_a_file_name(name: str, files: list[str]) -> None:
+    assert list(chains.below(json.dumps([{"filename": name}]))) == files
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "",
+        "[1]",
+        '[{"filename": "a.raw"}]',
+        '[{"filename": "json:{"}]',
+        '[{"filename": 3}]',
+        '{"a": 1}',
+    ],
 )
 def test_nonsense_of_qemu_img_is_refused(told: str) -> None:
     with pytest.raises(RemoteError, match="makes no sense"):

@@ -1,7 +1,7 @@
 """What a run does to hosts, one guest at a time."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from vmckpt.journal import place as places
 from vmckpt.journal import recorder
 from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.migrate import command as moves
+from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import MigrateRequest
 from vmckpt.model.callers import Caller
 from vmckpt.model.guests import GuestState
@@ -59,11 +60,16 @@ class Journal:
         self.states.append(state)
 
 
-def site(journal: Any, stop: asyncio.Event, checks: Any = ()) -> Site:
+def site(
+    journal: Any,
+    stop: asyncio.Event,
+    checks: Any = (),
+    warn: Callable[[str], None] = lambda _: None,
+) -> Site:
     scope: Any = SimpleNamespace(
         inventory=SimpleNamespace(host=lambda name: replace(HOST, name=name)), once=lambda: ()
     )
-    caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=stop)
+    caller = Caller(emit=lambda _: None, warn=warn, stop=stop)
     orders: Any = SimpleNamespace(scope=scope, caller=caller, abort=asyncio.Event())
 
     hosts: Any = SimpleNamespace(logins=lambda *_: nullcontext())
@@ -97,6 +103,23 @@ async def test_a_guest_that_was_off_when_it_was_looked_at_is_moved_as_it_is_now(
     moved = await its.move(known(Way.LIVE), "beta", its_turn())
     assert moved.why == "beta: no"
     assert asked[0].wishes.mode == wished
+
+
+async def test_what_stays_on_the_old_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else who emptied it learns of it from repopulate, which it bars."""
+    told: list[str] = []
+
+    async def migrate(*_: object) -> MigrationReport:
+        return MigrationReport(
+            guest="a", source="alpha", target="beta", outcome=Outcome.COMPLETED, driver=None,
+            began=Seconds(0.0), elapsed=Seconds(1.0), totals=None, observed_downtime=None,
+            stays=("/a is still on alpha: guest b has it",),
+        )  # fmt: skip
+
+    monkeypatch.setattr(moves, "migrate", migrate)
+    its = site(Journal(), asyncio.Event(), warn=told.append)
+    assert (await its.move(known(Way.LIVE), "beta", its_turn())).good
+    assert told == ["a: /a is still on alpha: guest b has it"]
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,11 @@ ITS_OWN = {"/guest/diskimage1": User("test", "raw")}
 """Of the guest that the driver comes with."""
 
 
-def users() -> dict[str, User]:
+def users(but: str | None = None) -> dict[str, User]:
     async def ask() -> dict[str, User]:
         async with Hypervisor(HOME) as hypervisor:
+            if but is not None:
+                return dict(await image_users.of_others(hypervisor, but))
             return dict(await image_users.of_all(hypervisor))
 
     return asyncio.run(ask())
@@ -64,6 +66,18 @@ def test_a_volume_that_is_not_there_keeps_nobody_from_being_seen(
 ) -> None:
     connection.defineXML(GUEST.format(pool="tnak"))
     assert users() == {**ITS_OWN, "/b.raw": User("b", "raw")}
+
+
+def test_what_is_in_a_pool_that_is_off_nobody_knows(connection: libvirt.virConnect) -> None:
+    """Who asks whether an image may go must be told so; a restore is not kept by it."""
+    pool = connection.storagePoolDefineXML(POOL.replace("tank", "closed"))  # type: ignore[attr-defined]
+    connection.defineXML(GUEST.format(pool="closed"))
+    try:
+        with pytest.raises(HypervisorError):
+            users()
+        assert users(but="nobody") == {**ITS_OWN, "/b.raw": User("b", "raw")}
+    finally:
+        pool.undefine()
 
 
 @pytest.mark.parametrize(("code", "fails"), [("VIR_ERR_NO_DOMAIN", False), ("VIR_ERR_RPC", True)])

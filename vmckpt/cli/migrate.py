@@ -195,7 +195,7 @@ def _show(report: MigrationReport) -> None:
         at, numbers = show_seconds(one.at - report.began), wording.numbers(one.numbers)
         output.out.print(f"at {at}: {one.action}, because {one.reason} {numbers}".rstrip())
     for image in report.left_behind:
-        if not any(image in one for one in report.warnings):  # else why it is there is told
+        if not report.stays:  # else it is told below, and is not to be removed by hand either
             output.out.print(f"left on {report.source}: {image}; remove it once all is well")
     for image in report.removed:
         output.out.print(f"removed from {report.source}: {image}")

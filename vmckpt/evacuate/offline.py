@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 
-from vmckpt.errors import HypervisorError, LeaseLost, RemoteError, VmckptError
+from vmckpt.errors import HypervisorError, JournalError, LeaseLost, RemoteError, VmckptError
 from vmckpt.evacuate.plan import Checked
 from vmckpt.evacuate.seen import Known, Way, all_files
 from vmckpt.hypervisor import guests, storage, switching
@@ -162,7 +162,7 @@ class _Copy:
     async def move(self, here: Hypervisor, stop: asyncio.Event, tell: Tell) -> tuple[str, ...]:
         paths, uuid = self._plan.left_behind, self._known.guest.uuid
         before = await images.stamps(self._here, paths)
-        old = await arrived.marks(self._here, self._plan)
+        old = await arrived.marks((self._here, self._there), self._plan, runs=False)
         await self._intend()
         try:
             await stoppable(self._fill(tell), stop)
@@ -187,8 +187,12 @@ class _Copy:
         old = await self._unwritten(old, before)
         tidied = await arrived.finish(self._plan, old, here, both, check)
         result = {"marks": dict(self._made.marks), "removed": list(tidied.removed)}
-        await asyncio.to_thread(self._recorder.conclude, self._step, StepState.DONE, result)
-        return tidied.troubles
+        troubles = (*tidied.troubles, *tidied.stays)
+        try:
+            await asyncio.to_thread(self._recorder.conclude, self._step, StepState.DONE, result)
+        except JournalError as exc:  # it has arrived all the same
+            return (*troubles, exc.message)
+        return troubles
 
     async def _unwritten(self, old: dict[str, str], before: str) -> dict[str, str]:
         """Nobody but QEMU's lock keeps others from writing to the images until libvirt is done."""

@@ -152,6 +152,8 @@ class Site:
                 found = await moves.migrate(setting, request, listener, logins)
             finally:
                 tell(None)
+        for one in found.stays:
+            orders.caller.warn(f"{name}: {one}")
         return reports.judged(await self._resolved(found), known.guest.name)
 
     async def _in_no_hands(self, uuid: str) -> None:

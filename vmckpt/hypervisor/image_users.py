@@ -1,13 +1,13 @@
 """Which files a host's guests have for images, whether they run or not."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 import libvirt
 
 from vmckpt.hypervisor import parse
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.units import Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,26 +19,42 @@ class User:
     """As its definition has it; "" where that says nothing of it."""
 
 
+_NO_VOLUME = (libvirt.VIR_ERR_NO_STORAGE_POOL, libvirt.VIR_ERR_NO_STORAGE_VOL)
+_MANY = Seconds(60.0)
+"""Some calls for each guest, on a host that may be far away."""
+
+
 async def of_all(hypervisor: Hypervisor) -> Mapping[str, User]:
-    """Images of all guests, by path. Raises HypervisorError."""
-    return await of_others(hypervisor, "")
+    """Images of all guests, by path. Raises HypervisorError, also for a pool that is off: nobody
+    knows what is in it."""
+    return await _of(hypervisor, None, _NO_VOLUME)
 
 
 async def of_others(hypervisor: Hypervisor, uuid: str) -> Mapping[str, User]:
-    """Images of all guests but one, by path. Raises HypervisorError."""
+    """Images of all guests but one, by path, but those in pools that are off.
+
+    Raises HypervisorError.
+    """
+    return await _of(hypervisor, uuid, (*_NO_VOLUME, libvirt.VIR_ERR_OPERATION_INVALID))
+
+
+async def _of(
+    hypervisor: Hypervisor, but: str | None, forgiven: tuple[int, ...]
+) -> Mapping[str, User]:
 
     def read(connection: libvirt.virConnect) -> Mapping[str, User]:
         found: dict[str, User] = {}
         for domain in connection.listAllDomains():
-            if domain.UUIDString() == uuid:
+            if domain.UUIDString() == but:
                 continue
             for text in _definitions(domain):
-                volumes = _volumes(connection, text)
+                volumes = _volumes(connection, text, forgiven)
                 for path, format_ in {**images_in(text), **volumes}.items():
-                    found[path] = User(domain.name(), format_)
+                    if path not in found or format_:
+                        found[path] = User(domain.name(), format_)
         return found
 
-    return await hypervisor.ask("reading which images are in use", read)
+    return await hypervisor.ask("reading which images are in use", read, limit=_MANY)
 
 
 def _definitions(domain: libvirt.virDomain) -> list[str]:
@@ -54,16 +70,22 @@ def _definitions(domain: libvirt.virDomain) -> list[str]:
     return texts
 
 
-def _volumes(connection: libvirt.virConnect, xml: str) -> dict[str, str]:
-    """Images by their pool and volume; of a pool that is off nothing is known."""
+def _volumes(connection: libvirt.virConnect, xml: str, forgiven: tuple[int, ...]) -> dict[str, str]:
+    """Images that a definition names by their pool and volume."""
     found: dict[str, str] = {}
     for disk in parse.tree(xml, "domain").iterfind("devices/disk[@type='volume']"):
         driver, source = disk.find("driver"), disk.find("source")
-        if source is not None:
-            with suppress(libvirt.libvirtError):
-                pool = connection.storagePoolLookupByName(source.get("pool", ""))
-                path = pool.storageVolLookupByName(source.get("volume", "")).path()
-                found[path] = driver.get("type", "raw") if driver is not None else "raw"
+        if source is None:
+            continue
+        try:
+            pool = connection.storagePoolLookupByName(source.get("pool", ""))
+            path = pool.storageVolLookupByName(source.get("volume", "")).path()
+        except libvirt.libvirtError as exc:
+            if exc.get_error_code() not in forgiven:
+                raise
+            continue
+        if path.startswith("/"):
+            found[path] = driver.get("type", "raw") if driver is not None else "raw"
     return found
 
 

@@ -14,7 +14,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.migrate import disks
 from vmckpt.migrate.gather import Remotes
 from vmckpt.model.images import CopyPlan, Made
-from vmckpt.remote import chains, images
+from vmckpt.remote import chains, images, probe
 from vmckpt.remote.chains import Has
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import Bytes
@@ -26,6 +26,8 @@ class Tidied:
 
     removed: tuple[str, ...] = ()
     """Images of the source."""
+    stays: tuple[str, ...] = ()
+    """Which of them should have gone and did not, with the reason, line by line."""
     troubles: tuple[str, ...] = ()
 
 
@@ -44,7 +46,7 @@ async def after_crash(
     else:
         lines = [*await give_room(remotes[1], room)]
     why = "its controller ended before it was removed; remove it once all is well"
-    return (*lines, *(f"{path} is still on {source}: {why}" for path in intent.get("old", ())))
+    return (*lines, *(f"{path} may still be on {source}: {why}" for path in intent.get("old", ())))
 
 
 async def give_room(target: Remote, room: Mapping[str, Bytes]) -> tuple[str, ...]:
@@ -58,9 +60,24 @@ async def give_room(target: Remote, room: Mapping[str, Bytes]) -> tuple[str, ...
     return tuple(troubles)
 
 
-async def marks(source: Remote, copies: CopyPlan) -> dict[str, str]:
-    """Images that are to go, as they are known again; before the move. Raises RemoteError."""
-    return await images.marks(source, copies.left_behind) if copies.removes else {}
+async def marks(
+    remotes: Remotes, copies: CopyPlan, *, runs: bool, nvram: str | None = None
+) -> dict[str, str]:
+    """Images that are to go, as they are known again; before the move.
+
+    `nvram`: of a guest that moves while it `runs`, with the contents of it in its memory: each
+    host's file is its own, and that of the source would bar its way back, too.
+    """
+    if not copies.removes:
+        return {}
+    try:
+        found = await images.marks(remotes[0], copies.left_behind, held=runs)
+        if nvram is not None and (await probe.same_files(*remotes, [nvram])).get(nvram) is False:
+            # Firmware in flash memory lets others write: no lock tells that it is held.
+            found |= await images.marks(remotes[0], [nvram])
+    except RemoteError as exc:
+        return dict.fromkeys(copies.left_behind, f"{images.UNFIT}{exc.message}")
+    return found
 
 
 async def finish(
@@ -80,7 +97,8 @@ async def finish(
         return Tidied(troubles=troubles)
     removed, stays = list[str](), dict[str, str]()
     try:
-        await images.flush(remotes[1], [one.path for one in copies.copies])
+        kept_paths = [path for path in old if path not in copies.left_behind]
+        await images.flush(remotes[1], [*(one.path for one in copies.copies), *kept_paths])
         # Guests that are off are held by no lock; those that run are not found by theirs alone.
         all_ = await image_users.of_all(here)
         has = [Has(user.guest, path, user.format) for path, user in all_.items()]
@@ -98,7 +116,7 @@ async def finish(
     except VmckptError as exc:
         stays |= {path: exc.message for path in old if path not in (*removed, *stays)}
     lines = (f"{path} is still on {here.host.name}: {why}" for path, why in stays.items())
-    return Tidied(removed=tuple(removed), troubles=(*troubles, *lines))
+    return Tidied(removed=tuple(removed), stays=tuple(lines), troubles=troubles)
 
 
 def _why_it_stays(mark: str, users: Mapping[str, str]) -> str | None:

@@ -146,7 +146,7 @@ class _Attempt:
         if not copies.copies or remotes is None:
             return None
         suffix = disks.new_suffix()
-        self._old = await arrived.marks(remotes[0], copies)
+        self._old = await arrived.marks(remotes, copies, runs=True, nvram=self._guest.nvram)
         meant = {
             "host": remotes[1].host.name,
             "paths": [copy.path for copy in copies.copies],

@@ -66,6 +66,8 @@ class MigrationReport:
     """What is still on the source: images of disks that were copied."""
     removed: tuple[str, ...] = ()
     """Images that were on the source, until the guest had arrived."""
+    stays: tuple[str, ...] = ()
+    """Which of those left behind should have gone, and why they did not; in the warnings, too."""
 
     @property
     def iterations(self) -> int:

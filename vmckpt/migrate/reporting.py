@@ -55,12 +55,13 @@ def carried_out(
         observed_downtime=observed,
         samples=ending.samples,
         decisions=ending.decisions,
-        warnings=(*begun.warnings, *ending.warnings, *tidied.troubles),
+        warnings=(*begun.warnings, *ending.warnings, *tidied.troubles, *tidied.stays),
         error=ending.error,
         switched=ending.switched,
         forecast=_beside(plan, ending),
         left_behind=left if ending.outcome is Outcome.COMPLETED else (),
         removed=tidied.removed,
+        stays=tidied.stays,
     )
 
 

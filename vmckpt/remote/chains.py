@@ -9,16 +9,30 @@ from typing import Any
 
 from vmckpt.errors import RemoteError
 from vmckpt.remote.ssh import Remote, last_line
+from vmckpt.units import Seconds
 
-# What root does not see is not there.
+_LONG = Seconds(300.0)
+# What root does not see is not there. A chain ends where its next file is gone: then the image is
+# of no use to its guest, and keeps nobody from anything.
 _CHAINS = r"""
+seen() {
+    [ -e "$1" ] || [ "$(id -u)" = 0 ] || { echo "$1 is not seen by this user" >&2; exit 1; }
+    [ -e "$1" ]
+}
 while [ $# -gt 1 ]; do
     kind=$1; path=$2; shift 2
-    if [ ! -e "$path" ]; then
-        [ "$(id -u)" = 0 ] || { echo "$path is not seen by this user" >&2; exit 1; }
-        continue
+    seen "$path" || continue
+    if ! found=$(qemu-img info -U --backing-chain --output=json -f "$kind" -- "$path" 2>/dev/null)
+    then
+        found=$(qemu-img info -U --output=json -f "$kind" -- "$path") || exit 1
+        below=$(printf '%s' "$found" |
+            sed -n 's/^    "full-backing-filename": "\(.*\)",\{0,1\}$/\1/p')
+        case $below in
+            /*) ;;
+            *) echo "$path: what it lies on cannot be read" >&2; exit 1;;
+        esac
+        if seen "$below"; then echo "$below cannot be read" >&2; exit 1; fi
     fi
-    found=$(qemu-img info -U --backing-chain --output=json -f "$kind" -- "$path") || exit 1
     printf '%s' "$found" | tr -d '\n'; echo
 done
 """
@@ -31,6 +45,9 @@ for path in "$@"; do
     fi
 done
 """
+
+_PROTOCOL = re.compile("[a-z][a-z0-9+_]*:")
+"""Behind "rbd:…" and "nbd://…" is no file of this host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +84,7 @@ def _has_more(kind: str) -> bool:
 
 
 async def _run(host: Remote, script: str, args: Sequence[str]) -> list[str]:
-    answer = await host.run(["sh", "-s", "--", *args], text=script)
+    answer = await host.run(["sh", "-s", "--", *args], text=script, limit=_LONG)
     if answer.status != 0:
         why = last_line(answer.err, f"status {answer.status}")
         raise RemoteError(f"{host.host.name}: an image of its guests cannot be read: {why}")
@@ -77,15 +94,40 @@ async def _run(host: Remote, script: str, args: Sequence[str]) -> list[str]:
 def below(told: str) -> Iterator[str]:
     """All files of an image, from qemu-img's JSON; the image first. Raises RemoteError."""
     try:
-        chain: list[dict[str, Any]] = json.loads(told)
-        for one in chain:
+        found: list[dict[str, Any]] | dict[str, Any] = json.loads(told)
+        for one in [found] if isinstance(found, dict) else found:
             name = str(one["filename"])
+            yield from _files(name)
             data = one.get("format-specific", {}).get("data", {}).get("data-file")
-            names = [name] if data is None else [name, str(PurePosixPath(name).parent / data)]
-            for path in names:
-                if path.startswith("/"):
-                    yield path
-                elif not re.match("[a-z+]+://", path):
-                    raise ValueError(f"file {path[:60]!r}")
+            if data is not None:
+                its = str(data)
+                yield from _files(its if _PROTOCOL.match(its) else _beside(name, its))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
         raise RemoteError(f"qemu-img's answer makes no sense: {str(exc)[:80]}") from exc
+
+
+def _files(name: str) -> Iterator[str]:
+    """Files of this host behind what QEMU calls a file name. Raises ValueError."""
+    name = name.removeprefix("file:")
+    if name.startswith("json:"):
+        yield from _named(json.loads(name.removeprefix("json:")))
+    elif name.startswith("/"):
+        yield name
+    elif not _PROTOCOL.match(name):
+        raise ValueError(f"file {name[:60]!r}")
+
+
+def _beside(image: str, path: str) -> str:
+    return str(PurePosixPath(image).parent / path)
+
+
+def _named(tree: Any) -> Iterator[str]:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            if key.rpartition(".")[2] == "filename":
+                yield from _files(str(value))
+            else:
+                yield from _named(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _named(value)

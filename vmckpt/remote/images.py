@@ -244,9 +244,14 @@ async def flush(host: Remote, paths: Sequence[str]) -> None:
 UNFIT = "- "
 # Of other file systems other hosts may have it, too, with guests of theirs.
 _MARKS = r"""
+held=$1; shift
+command -v qemu-io >/dev/null || { echo "there is no qemu-io" >&2; exit 1; }
 for path in "$@"; do
     on=$(stat -f -c %T -- "$path") || exit 1
     if [ ! -f "$path" ] || [ -L "$path" ]; then echo "- it is no plain file"; continue; fi
+    if [ "$held" = held ] && qemu-io -f raw -c quit -- "$path" >/dev/null 2>&1; then
+        echo "- its guest has another file open"; continue
+    fi
     case $on in
         ext*|xfs|btrfs|zfs|f2fs|jfs|reiserfs|bcachefs|tmpfs|overlay*)
             stat -c '%d:%i %w' -- "$path" || exit 1;;
@@ -256,12 +261,13 @@ done
 """
 
 
-async def marks(host: Remote, paths: Sequence[str]) -> dict[str, str]:
+async def marks(host: Remote, paths: Sequence[str], *, held: bool = False) -> dict[str, str]:
     """Images by what `remove` knows them; UNFIT and the reason for what it should not remove.
 
-    Raises RemoteError.
+    `held`: a QEMU is said to have them open. Raises RemoteError.
     """
-    answer = await host.run(["sh", "-s", "--", *paths], text=_MARKS)
+    args = ["held" if held else "free", *paths]
+    answer = await host.run(["sh", "-s", "--", *args], text=_MARKS)
     found = answer.out.splitlines()
     if answer.status != 0 or len(found) != len(paths):
         raise RemoteError(f"{host.host.name}: cannot look at {paths[0]}: {_reason(answer)}")
