@@ -237,6 +237,19 @@ def flood(bench: Bench, rate: int, seconds: float) -> Iterator[None]:
         running.wait()
 
 
+def lost_in_an_epoch_that_cannot_end(bench: Bench, rate: int) -> bool:
+    """Whether packets were lost while the backup took nothing, and the guest was flooded."""
+    with flood(bench, rate, 4.5):
+        signalled(bench, "beta", GUARD, signal.SIGSTOP)
+        signalled(bench, "beta", AGENT, signal.SIGSTOP)
+        time.sleep(4.0)
+        signalled(bench, "beta", AGENT, signal.SIGCONT)
+        signalled(bench, "beta", GUARD, signal.SIGCONT)
+    before = ours(bench)
+    until(lambda: asked(bench).get("epoch", 0) > before["epoch"] + 1, limit=SOON)
+    return bool(ours(bench)["packets_lost"])
+
+
 def test_a_flood_ends_epochs_early_and_what_is_too_much_is_lost_and_told(pair: Bench) -> None:
     pair.guest(**(GUEST | {"dirty": "8MiB@1MiB/s"}))
     protect(pair, "--interval", "5s")
@@ -250,17 +263,10 @@ def test_a_flood_ends_epochs_early_and_what_is_too_much_is_lost_and_told(pair: B
     # The guest answers thousands a second: an epoch of 5 s would have too many.
     assert made > 2
     assert found["packets_lost"] == 0
-    with flood(pair, 20_000, 8.0):
-        # An epoch that cannot end: its backup takes nothing for a while.
-        for _ in range(2):
-            signalled(pair, "beta", GUARD, signal.SIGSTOP)
-            signalled(pair, "beta", AGENT, signal.SIGSTOP)
-            time.sleep(4.0)
-            signalled(pair, "beta", AGENT, signal.SIGCONT)
-            signalled(pair, "beta", GUARD, signal.SIGCONT)
-            time.sleep(0.5)
-    until(lambda: asked(pair).get("packets_lost", 0) > 0, limit=SOON)
+    # Without a core for itself it answers fewer the more it is asked.
+    lost = any(lost_in_an_epoch_that_cannot_end(pair, rate) for rate in (20_000, 8000, 8000, 5000))
     found = ours(pair)
+    assert lost
     sys.stderr.write(f"lost {found['packets_lost']}\n")
     assert "were too many for QEMU, and lost" in pair.good("status", "web1").out
     until(lambda: asked(pair).get("epoch", 0) > found["epoch"] + 1, limit=SOON)

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from vmckpt.errors import RemoteError
-from vmckpt.remote.ssh import Remote, last_line
+from vmckpt.remote.ssh import Answer, Remote, last_line
 from vmckpt.units import Seconds
 
 _LONG = Seconds(300.0)
@@ -69,11 +69,13 @@ async def users(host: Remote, images: Sequence[Has]) -> dict[str, str]:
     files = {one.path: one.guest for one in images}
     layered = [word for one in images if _has_more(one.format) for word in (one.format, one.path)]
     if layered:
-        for line in await _run(host, _CHAINS, layered):
+        chains = await host.run(["sh", "-s", "--", *layered], text=_CHAINS, limit=_LONG)
+        for line in _lines(host, chains):
             found = list(below(line))
             files |= {path: files.get(found[0], "a guest") for path in found if path not in files}
     paths = list(files)
-    numbers = await _run(host, _NUMBERS, paths) if paths else []
+    inodes = await host.run(["sh", "-s", "--", *paths], text=_NUMBERS, limit=_LONG)
+    numbers = _lines(host, inodes)
     if len(numbers) != len(paths):
         raise RemoteError(f"{host.host.name}: the images of its guests cannot be told apart")
     return {number: files[path] for path, number in zip(paths, numbers, strict=True) if number}
@@ -83,8 +85,7 @@ def _has_more(kind: str) -> bool:
     return kind not in ("", "raw")
 
 
-async def _run(host: Remote, script: str, args: Sequence[str]) -> list[str]:
-    answer = await host.run(["sh", "-s", "--", *args], text=script, limit=_LONG)
+def _lines(host: Remote, answer: Answer) -> list[str]:
     if answer.status != 0:
         why = last_line(answer.err, f"status {answer.status}")
         raise RemoteError(f"{host.host.name}: an image of its guests cannot be read: {why}")
