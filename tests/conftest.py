@@ -1,3 +1,4 @@
+import signal
 from typing import Any
 
 import pytest
@@ -9,6 +10,10 @@ from vmckpt.cli import output
 # By the clock an example takes as long as whoever has the cores leaves it.
 settings.register_profile("vmckpt", deadline=None)
 settings.load_profile("vmckpt")
+
+# Of a shell's background, or under nohup, what tests start would ignore these for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -119,9 +119,9 @@ async def test_a_signal_reaches_the_program_and_one_that_is_slow_is_ended(tmp_pa
     running = asyncio.create_task(outside.shell(f"echo $$ > {file}; exec sleep 60", {}, None))
     while not (file.exists() and file.read_text()):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    outside.pass_on(signal.SIGTERM)  # whoever tests under nohup ignores a SIGHUP
-    assert await running == -signal.SIGTERM
-    outside.pass_on(signal.SIGTERM)
+    outside.pass_on(signal.SIGHUP)
+    assert await running == -signal.SIGHUP
+    outside.pass_on(signal.SIGHUP)
     slow = f"60.{os.getpid()}"  # known by that also if it was ended before it could say its number
     with pytest.raises(TimeoutError):
         await outside.shell(f"exec sleep {slow}", {}, Seconds(0.3))
