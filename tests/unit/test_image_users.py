@@ -31,7 +31,7 @@ GUEST = """<domain type='test'><name>b</name><memory>1024</memory><os><type>hvm<
 def connection() -> Iterator[libvirt.virConnect]:
     """libvirt's test driver, which all of this process share."""
     made = libvirt.open(URI)
-    pool = made.storagePoolCreateXML(POOL)  # type: ignore[attr-defined]
+    pool = made.storagePoolCreateXML(POOL)
     pool.createXML(VOLUME)
     yield made
     for domain in made.listAllDomains():
@@ -70,7 +70,7 @@ def test_a_volume_that_is_not_there_keeps_nobody_from_being_seen(
 
 def test_what_is_in_a_pool_that_is_off_nobody_knows(connection: libvirt.virConnect) -> None:
     """Who asks whether an image may go must be told so; a restore is not kept by it."""
-    pool = connection.storagePoolDefineXML(POOL.replace("tank", "closed"))  # type: ignore[attr-defined]
+    pool = connection.storagePoolDefineXML(POOL.replace("tank", "closed"))
     connection.defineXML(GUEST.format(pool="closed"))
     try:
         with pytest.raises(HypervisorError):

@@ -12,13 +12,18 @@ from vmckpt.remote.ssh import Answer, Remote, last_line
 from vmckpt.units import Seconds
 
 _LONG = Seconds(300.0)
-# What root does not see is not there. A chain ends where its next file is gone: then the image is
-# of no use to its guest, and keeps nobody from anything.
-_CHAINS = r"""
+# What root does not see is not there.
+_SEEN = r"""
 seen() {
     [ -e "$1" ] || [ "$(id -u)" = 0 ] || { echo "$1 is not seen by this user" >&2; exit 1; }
     [ -e "$1" ]
 }
+"""
+# A chain ends where its next file is gone: then the image is of no use to its guest, and keeps
+# nobody from anything.
+_CHAINS = (
+    _SEEN
+    + r"""
 while [ $# -gt 1 ]; do
     kind=$1; path=$2; shift 2
     seen "$path" || continue
@@ -36,15 +41,15 @@ while [ $# -gt 1 ]; do
     printf '%s' "$found" | tr -d '\n'; echo
 done
 """
-_NUMBERS = r"""
+)
+_NUMBERS = (
+    _SEEN
+    + r"""
 for path in "$@"; do
-    if [ -e "$path" ]; then stat -L -c %d:%i -- "$path" || exit 1
-    else
-        [ "$(id -u)" = 0 ] || { echo "$path is not seen by this user" >&2; exit 1; }
-        echo
-    fi
+    if seen "$path"; then stat -L -c %d:%i -- "$path" || exit 1; else echo; fi
 done
 """
+)
 
 _PROTOCOL = re.compile("[a-z][a-z0-9+_]*:")
 """Behind "rbd:…" and "nbd://…" is no file of this host."""
