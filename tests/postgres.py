@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
+from vmckpt.lab.pace import Deadline
+
 _PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 AVAILABLE = bool(_PROGRAMS)
 
@@ -49,9 +51,9 @@ class Server:
                 cwd="/", start_new_session=True,
             )  # fmt: skip
         ready = [f"{_PROGRAMS[-1]}/pg_isready", "-q", "-h", str(self._folder)]
-        until = time.monotonic() + 30
+        until = Deadline(30)
         while subprocess.run(ready, check=False).returncode != 0:
-            if self._server.poll() is not None or time.monotonic() > until:
+            if self._server.poll() is not None or until.passed():
                 raise RuntimeError((self._folder / "log").read_text())
             time.sleep(0.05)
 

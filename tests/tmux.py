@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from vmckpt.lab.pace import Deadline
+
 
 class Tmux:
     """One terminal, on a server of its own."""
@@ -36,19 +38,19 @@ class Tmux:
 
     def until(self, *texts: str, limit: float = 40.0) -> str:
         """Wait for a screen that has all these texts."""
-        end = time.monotonic() + limit
+        end = Deadline(limit)
         while True:
             seen = self.screen()
             if all(text in seen for text in texts):
                 return seen
-            assert time.monotonic() < end, f"{texts} never came:\n{seen}"
+            assert not end.passed(), f"{texts} never came:\n{seen}"
             time.sleep(0.1)
 
     def gone(self, text: str, limit: float = 40.0) -> None:
         """Wait until a text is no longer there."""
-        end = time.monotonic() + limit
+        end = Deadline(limit)
         while text in (seen := self.screen()):
-            assert time.monotonic() < end, f"{text} stays:\n{seen}"
+            assert not end.passed(), f"{text} stays:\n{seen}"
             time.sleep(0.1)
 
 

@@ -17,6 +17,7 @@ from vmckpt import inventory
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
 from vmckpt.lab import guests, host, ledger, observer_client
+from vmckpt.lab.pace import Deadline
 from vmckpt.lab.plan import LabPlan
 from vmckpt.lab.sightings import View
 from vmckpt.units import parse_rate
@@ -123,12 +124,16 @@ WHOLE = {"memory": True, "disk": True, "output": True}
 
 def finish(process: subprocess.Popen[str], *, limit: float = 120.0) -> Done:
     """Wait for a command."""
-    try:
-        out, err = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGABRT)  # so that every thread says where it is
-        out, err = process.communicate()
-        raise AssertionError(f"no end in {limit:g} s; it said last:\n{err[-20000:]}") from None
+    deadline, texts = Deadline(limit), None
+    while texts is None:
+        try:
+            texts = process.communicate(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            if deadline.passed():
+                process.send_signal(signal.SIGABRT)  # so that every thread says where it is
+                err = process.communicate()[1]
+                raise AssertionError(f"no end in {limit:g} s; it said:\n{err[-20000:]}") from None
+    out, err = texts
     words = list(process.args) if isinstance(process.args, list) else []
     schemas.held_text([str(one) for one in words[len(VMCKPT) :]], out)
     return Done(process.returncode, out, err)
@@ -136,9 +141,9 @@ def finish(process: subprocess.Popen[str], *, limit: float = 120.0) -> Done:
 
 def until(condition: Callable[[], bool], *, limit: float = 30.0) -> None:
     """Wait for a condition; a test that waits in vain fails."""
-    give_up = time.monotonic() + limit
+    give_up = Deadline(limit)
     while not condition():
-        assert time.monotonic() < give_up, "waited in vain"
+        assert not give_up.passed(), "waited in vain"
         time.sleep(0.02)
 
 

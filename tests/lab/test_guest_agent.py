@@ -93,7 +93,11 @@ def started(
         patch.setattr(guests, "domain_xml", described)
         try:
             bench.guest(
-                memory="128MiB", dirty="4MiB@1MiB/s", disk="8MiB", shared_memory=shared_memory
+                memory="128MiB",
+                dirty="4MiB@1MiB/s",
+                disk="8MiB",
+                shared_memory=shared_memory,
+                boot=True,
             )
         finally:
             if not stays:

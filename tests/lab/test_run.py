@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import yaml
 from tests.lab.bench import Bench, finish, until
 from tests.lab.test_snapshots import SMALL, kept, left, proofs
 from vmckpt.journal.store import Journal
+from vmckpt.lab.pace import Deadline
 from vmckpt.store.places import backend_of
 from vmckpt.store.store import Store
 
@@ -42,12 +42,12 @@ class Told:
     def until(self, event: str, times: int = 1, limit: float = 180.0) -> None:
         """Read on until it has said that so many times in all."""
         assert self.process.stdout is not None
-        end = time.monotonic() + limit
+        end = Deadline(limit)
         while sum(one["event"] == event for one in self.all) < times:
             line = self.process.stdout.readline()
             assert line, f"it ended and had said {self.all}; {self.process.communicate()[1]}"
             self.all.append(json.loads(line))
-            assert time.monotonic() < end, f"no {event}: {self.all}"
+            assert not end.passed(), f"no {event}: {self.all}"
 
 
 def taking(bench: Bench) -> bool:

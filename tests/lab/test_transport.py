@@ -262,7 +262,7 @@ def test_nothing_readable_goes_over_the_wire(bench: Bench, secret: bool) -> None
     )
     bench.inside("beta", "qemu-img", "create", "-q", "-f", "raw", guest.disk_path, "32M")
     with (
-        Capture(bench.plan, "beta", b"VMC_OBSERVER=") as memory,
+        Capture(bench.plan, "beta", b"VMC_MEMORY_MIB=") as memory,
         Capture(bench.plan, "beta", FILLING * 64) as disk,
     ):
         moved = move(

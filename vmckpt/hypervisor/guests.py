@@ -107,6 +107,51 @@ async def define_and_start(hypervisor: Hypervisor, xml: str) -> None:
     await hypervisor.command("starting a guest", change)
 
 
+async def define(hypervisor: Hypervisor, xml: str) -> str:
+    """Define a guest. Returns its definition as libvirt completed it, fit for a save image."""
+
+    def change(connection: libvirt.virConnect) -> str:
+        flags = libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_INACTIVE
+        return connection.defineXML(xml).XMLDesc(flags)
+
+    return await hypervisor.command("defining a guest", change)
+
+
+async def start_transient(hypervisor: Hypervisor, xml: str) -> None:
+    """Start a guest that libvirt forgets once it has ended."""
+
+    def change(connection: libvirt.virConnect) -> None:
+        connection.createXML(xml, 0)
+
+    await hypervisor.command("starting a guest", change)
+
+
+async def save(hypervisor: Hypervisor, name: str, path: str) -> None:
+    """End a guest and keep its memory and device state in a save image."""
+
+    def change(connection: libvirt.virConnect) -> None:
+        connection.lookupByName(name).save(path)
+
+    await hypervisor.long_command(f"saving guest {name}", change)
+
+
+async def restore(hypervisor: Hypervisor, path: str, xml: str) -> None:
+    """Start a guest from a save image, which may be a FIFO, under this definition."""
+
+    def change(connection: libvirt.virConnect) -> None:
+        connection.restoreFlags(path, xml, libvirt.VIR_DOMAIN_SAVE_RUNNING)
+
+    await hypervisor.long_command("restoring a guest", change)
+
+
+async def versions(hypervisor: Hypervisor) -> tuple[int, int]:
+    """Versions of the host's libvirt and QEMU, as libvirt encodes them (7002022 is 7.2.22)."""
+    return await hypervisor.ask(
+        "asking for versions",
+        lambda connection: (connection.getLibVersion(), connection.getVersion()),
+    )
+
+
 async def set_labels(hypervisor: Hypervisor, name: str, labels: Mapping[str, str]) -> None:
     """Give a guest these labels and no others; they go with it wherever it moves."""
 

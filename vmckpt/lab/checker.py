@@ -16,6 +16,7 @@ from vmckpt.hypervisor import guests as hypervisor_guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.mover import LibvirtMover
 from vmckpt.lab import faults, guests, host, image, ledger, observer_client
+from vmckpt.lab.pace import Deadline
 from vmckpt.lab.plan import HostPlan, LabPlan
 from vmckpt.lab.processes import Census
 from vmckpt.model.guests import Guest, GuestState
@@ -164,8 +165,8 @@ class Checker:
 
     def settled(self, guest: str, allowed: Iterable[str], *, limit: float = 10.0) -> list[str]:
         """What is wrong with where it is; libvirt is given a moment to clear away."""
-        give_up = time.monotonic() + limit
-        while (wrong := judge(self.look(guest), allowed=allowed)) and time.monotonic() < give_up:
+        give_up = Deadline(limit)
+        while (wrong := judge(self.look(guest), allowed=allowed)) and not give_up.passed():
             time.sleep(0.2)
         return wrong
 
@@ -230,9 +231,9 @@ class Checker:
         observer_client.ask(
             self._plan.observer_socket, op="watch", guest=guest, address=known.address
         )
-        give_up = time.monotonic() + 40.0
+        give_up = Deadline(40.0)
         while observer_client.status(self._plan.observer_socket, guest).heard < 5:
-            if time.monotonic() > give_up:
+            if give_up.passed():
                 return [f"started again on {on}, it does not answer"]
             time.sleep(0.05)
         return []

@@ -6,13 +6,13 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from vmckpt.errors import LabError
+from vmckpt.lab.pace import Deadline
 from vmckpt.lab.plan import LabPlan
 
 PROGRAM = (sys.executable, "-m", "vmckpt.cli.main")
@@ -160,10 +160,10 @@ class Controller:
 
     def reach(self, moment: Moment, *, limit: float) -> bool:
         """Wait for a moment; False if it ended before, or passed it, or `limit` is over."""
-        give_up = time.monotonic() + limit
+        give_up = Deadline(limit)
         with self._changed:
             while not self._progress.is_at(moment):
-                if not self.running or time.monotonic() > give_up:
+                if not self.running or give_up.passed():
                     return False
                 self._changed.wait(0.05)
         return True

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from vmckpt.errors import LabError
 from vmckpt.lab import host, network
+from vmckpt.lab.pace import Deadline
 from vmckpt.lab.plan import LabPlan
 from vmckpt.lab.processes import Census, Copy
 from vmckpt.lab.shell import run, start_daemon
@@ -177,9 +178,9 @@ def start_postgres(plan: LabPlan, command: list[str], *, limit: float = 30.0) ->
 
 
 def _until(condition: Callable[[], bool], trouble: str, limit: float) -> None:
-    give_up = time.monotonic() + limit
+    give_up = Deadline(limit)
     while not condition():
-        if time.monotonic() > give_up:
+        if give_up.passed():
             raise LabError(trouble)
         time.sleep(0.05)
 
@@ -201,12 +202,12 @@ def root_out(plan: LabPlan, guest: str) -> None:
 
 def _forgotten(plan: LabPlan, name: str, guest: str, *, limit: float = 5.0) -> bool:
     """Undefine a guest that has no QEMU any more; whether that worked."""
-    give_up = time.monotonic() + limit
+    give_up = Deadline(limit)
     while True:
         listed = run(host.enter(plan.host(name), "virsh", "-q", "list", "--all", "--name"))
         if guest not in listed.split():
             return True
-        if time.monotonic() > give_up:
+        if give_up.passed():
             return False
         undefine = ["timeout", "3", "virsh", "-q", "undefine", guest]
         run(host.enter(plan.host(name), *undefine), check=False)

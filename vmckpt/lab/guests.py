@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import secrets
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -15,8 +16,9 @@ from vmckpt import inventory
 from vmckpt.errors import BadInput, LabError, VmckptError
 from vmckpt.hypervisor import guests as hypervisor_guests
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.lab import host, image, observer_client
+from vmckpt.lab import host, image, observer_client, templates
 from vmckpt.lab.lab import Say, silent
+from vmckpt.lab.pace import Deadline
 from vmckpt.lab.plan import GUEST_BRIDGE, LabPlan, check_name
 from vmckpt.lab.shell import run
 from vmckpt.model.guests import Guest
@@ -43,6 +45,8 @@ class LabGuest:
     disk_path: str
     private_disk: bool
     shared_memory: bool
+    seed: int = 0
+    """Makes its random numbers differ from those of other guests that started from one template."""
     chat: int = 0
     """That many guests, from the lab's first address on, send each other numbered messages."""
 
@@ -55,13 +59,14 @@ def parse_dirty(text: str) -> tuple[Bytes, BytesPerSecond]:
 
 def domain_xml(lab: LabPlan, guest: LabGuest, booted: image.Image) -> str:
     """The guest as libvirt wants it described."""
+    mac = "52:54:00:" + ":".join(f"{int(part):02x}" for part in guest.address.split(".")[1:])
     # pti=on: with every return to user space QEMU's TCG flushes its TLB, without which QEMU 7.2
     # forgets to note writes during a long pre-copy (docs/adr/0005-tcg-lost-writes.md).
     words = (
         "console=ttyS0 quiet panic=-1 pti=on cryptomgr.notests"
         f" VMC_ADDRESS={guest.address}/24"
         f" VMC_OBSERVER={lab.observer_address} VMC_MEMORY_MIB={guest.dirty // MIB}"
-        f" VMC_DIRTY_KIB={guest.dirty_rate // 1024}"
+        f" VMC_DIRTY_KIB={guest.dirty_rate // 1024} VMC_MAC={mac} VMC_SEED={guest.seed}"
     )
     if guest.chat:
         first = lab.guest_address(0)
@@ -79,7 +84,6 @@ def domain_xml(lab: LabPlan, guest: LabGuest, booted: image.Image) -> str:
         if guest.disk
         else ""
     )
-    mac = "52:54:00:" + ":".join(f"{int(part):02x}" for part in guest.address.split(".")[1:])
     return f"""
 <domain type='qemu'>
   <name>{guest.name}</name>
@@ -120,12 +124,13 @@ def start(
     vcpus: int = 1,
     written: str = "0",
     chat: int = 0,
+    boot: bool = False,
     say: Say = silent,
 ) -> LabGuest:
     """Make a guest, start it, and wait until the observer hears it.
 
-    `written`: so much in the middle of its disk is `FILLING` from the beginning. `chat`: see
-    LabGuest.
+    `written`: this much in the middle of its disk is `FILLING` from the beginning. `chat`: see
+    LabGuest. `boot`: boot it, instead of starting it from the state of one that has booted.
     """
     try:
         check_name(name)
@@ -149,6 +154,7 @@ def start(
         private_disk=private_disk,
         shared_memory=shared_memory,
         chat=chat,
+        seed=secrets.randbits(63),
     )
     booted = image.prepare()
     if room:
@@ -160,7 +166,7 @@ def start(
     _write_down(lab, [*stored(lab), guest])
     say(f"{name}: starting on {on}")
     try:
-        asyncio.run(_launch(lab, on, domain_xml(lab, guest, booted)))
+        asyncio.run(_launch(lab, on, domain_xml(lab, guest, booted), None if boot else room))
         observer_client.ask(lab.observer_socket, op="watch", guest=name, address=guest.address)
         _wait_until_heard(lab, on, name)
     except BaseException:
@@ -214,16 +220,20 @@ def _free_number(lab: LabPlan) -> int:
     return next(n for n in range(100) if lab.guest_address(n) not in taken)
 
 
-async def _launch(lab: LabPlan, on: str, xml: str) -> None:
+async def _launch(lab: LabPlan, on: str, xml: str, disk: Bytes | None) -> None:
+    """`disk`: its size, to start from a template; None boots."""
     known = inventory.load(lab.inventory)
     async with Hypervisor(known.host(on)) as hypervisor:
-        await hypervisor_guests.define_and_start(hypervisor, xml)
+        if disk is None:
+            await hypervisor_guests.define_and_start(hypervisor, xml)
+        else:
+            await templates.start(hypervisor, lab.host(on), xml, disk=disk)
 
 
 def _wait_until_heard(lab: LabPlan, on: str, name: str, *, limit: float = 60.0) -> None:
-    give_up = time.monotonic() + limit
+    give_up = Deadline(limit)
     while observer_client.status(lab.observer_socket, name).heard < 5:
-        if time.monotonic() > give_up:
+        if give_up.passed():
             raise LabError(
                 f"guest {name} was not heard of within {limit:.0f} s and is removed",
                 mend=f"see {lab.host(on).root}/log/{name}.console; try again once the machine is"

@@ -14,6 +14,7 @@ from pathlib import Path
 import vmckpt
 from vmckpt.errors import LabError
 from vmckpt.lab import configs, network, pki
+from vmckpt.lab.pace import Deadline
 from vmckpt.lab.plan import HostPlan, LabPlan
 from vmckpt.lab.shell import in_namespace, start_daemon
 
@@ -82,10 +83,10 @@ def power_on(plan: LabPlan, host: HostPlan) -> None:
 
 def wait_until_up(host: HostPlan, *, limit: float = 30.0) -> None:
     """Return when ssh and libvirt accept connections, else LabError with the last words."""
-    give_up = time.monotonic() + limit
+    give_up = Deadline(limit)
     for what, port in _PORTS.items():
         while not _answers(host.address, port):
-            if time.monotonic() > give_up:
+            if give_up.passed():
                 raise LabError(f"host {host.name}: {what} does not answer; {_last_words(host)}")
             time.sleep(0.05)
 

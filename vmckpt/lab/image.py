@@ -4,12 +4,16 @@ The kernel is Debian's cloud kernel, unpacked and never installed. The initramfs
 virtio drivers and the prover, which is compiled here.
 """
 
+import fcntl
 import hashlib
 import lzma
 import os
 import shutil
 import subprocess
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -31,6 +35,7 @@ MODULES = (
     "net_failover",
     "virtio_net",
 )
+_SCRIPTS = ("init", "network")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +56,33 @@ def kernel_package() -> str:
     raise LabError("apt knows no linux-image-cloud-amd64", mend="run apt-get update")
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder of the cache, made if need be: labs that run at once do not fill it twice."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                # Python resumes a waiting flock after a signal: Ctrl-C would have to wait.
+                time.sleep(0.02)
+        yield
+
+
 def prepare() -> Image:
     """Build what is missing and return the image; the newest kernel in the cache serves."""
-    folder = CACHE / "guest"
-    folder.mkdir(parents=True, exist_ok=True)
+    with held(CACHE / "guest"):
+        return _prepared(CACHE / "guest")
+
+
+def _prepared(folder: Path) -> Image:
     kept = sorted(folder.glob("linux-image-*/vmlinuz"), key=lambda p: p.stat().st_mtime)
     kernel = kept[-1] if kept else _fetch_kernel(folder, kernel_package())
     source = resources.files("vmckpt.lab") / "assets"
     stamp = hashlib.sha256(
-        source.joinpath("prover.c").read_bytes()
-        + source.joinpath("init").read_bytes()
+        b"".join(source.joinpath(name).read_bytes() for name in ("prover.c", *_SCRIPTS))
         + " ".join(MODULES).encode()
     ).hexdigest()[:12]
     initramfs = kernel.parent / f"initramfs-{stamp}.cpio"
@@ -96,8 +118,9 @@ def _build_initramfs(kernel_folder: Path, final: Path) -> None:
             (root / name).mkdir(parents=True)
         shutil.copy(BUSYBOX, root / "bin/busybox")
         assets = resources.files("vmckpt.lab") / "assets"
-        (root / "init").write_bytes(assets.joinpath("init").read_bytes())
-        (root / "init").chmod(0o755)
+        for name in _SCRIPTS:
+            (root / name).write_bytes(assets.joinpath(name).read_bytes())
+            (root / name).chmod(0o755)
         (root / "modules/order").write_text(
             "".join(f"{name}.ko\n" for name in _copy_modules(kernel_folder, root / "modules"))
         )

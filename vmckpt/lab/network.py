@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.errors import LabError
+from vmckpt.lab.pace import Deadline
 from vmckpt.lab.plan import GUEST_BRIDGE, LabPlan
 from vmckpt.lab.shell import run
 from vmckpt.units import BytesPerSecond
@@ -129,9 +130,9 @@ def remove(prefix: str, bridge: str) -> None:
 
 def kill_all(found: list[str], *, limit: float = 20.0) -> None:
     """SIGKILL every process in the namespaces and wait until they are gone."""
-    give_up = time.monotonic() + limit
+    give_up = Deadline(limit)
     while pids := [pid for name in found for pid in processes_in(name)]:
-        if time.monotonic() > give_up:
+        if give_up.passed():
             raise LabError(f"processes {pids} do not die", mend="look at them with ps")
         for pid in pids:
             with suppress(ProcessLookupError):

@@ -10,6 +10,7 @@ from typing import Any
 
 from vmckpt.errors import LabError
 from vmckpt.lab import wire
+from vmckpt.lab.pace import Deadline
 from vmckpt.lab.plan import LabPlan
 from vmckpt.lab.shell import in_namespace, start_daemon
 from vmckpt.lab.sightings import View
@@ -61,9 +62,9 @@ def answers(plan: LabPlan) -> bool:
 
 def wait_until_up(plan: LabPlan, *, limit: float = 15.0) -> None:
     """Return when the observer answers."""
-    give_up = time.monotonic() + limit
+    give_up = Deadline(limit)
     while not answers(plan):
-        if time.monotonic() > give_up:
+        if give_up.passed():
             log = (plan.folder / "observer.log").read_text(errors="replace").strip()
             raise LabError(f"the observer did not start: {log.splitlines()[-1:] or 'no log'}")
         time.sleep(0.05)
@@ -75,12 +76,12 @@ def verify(control: Path, guest: str, *, limit: float = 30.0) -> View:
     Raises LabError if the guest gives no answer in `limit` seconds.
     """
     token = ask(control, op="verify", guest=guest)["token"]
-    give_up = time.monotonic() + limit
+    give_up = Deadline(limit)
     while True:
         seen = status(control, guest)
         if seen.verified is not None and seen.verified.token == token:
             return seen
-        if time.monotonic() > give_up:
+        if give_up.passed():
             raise LabError(f"guest {guest} did not answer a verify in {limit:g} s")
         time.sleep(0.05)
 

@@ -9,6 +9,7 @@ from vmckpt.lab import controller, network
 from vmckpt.lab.checker import Checker, Seen, truthful
 from vmckpt.lab.controller import End, Moment
 from vmckpt.lab.injuries import Injury, Scene
+from vmckpt.lab.pace import Deadline
 from vmckpt.lab.processes import Census, Copy
 
 # Longer than every time limit of a controller: who needs more hangs.
@@ -106,8 +107,8 @@ def _arrives(scene: Scene) -> bool:
     """Wait until the guest runs on the target and its source is still there."""
     assert scene.controller is not None
     census, first = Census(scene.plan), dict[Copy, int]()
-    give_up = time.monotonic() + _TO_THE_MOMENT
-    while scene.controller.running and time.monotonic() < give_up:
+    give_up = Deadline(_TO_THE_MOMENT)
+    while scene.controller.running and not give_up.passed():
         copies = census.copies(scene.guest)
         for copy in copies:
             ran = census.ran(copy)

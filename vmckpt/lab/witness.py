@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from vmckpt.errors import LabError
+from vmckpt.lab.pace import Deadline
 from vmckpt.lab.plan import LabPlan
 from vmckpt.lab.shell import in_namespace, run, start_daemon
 
@@ -44,9 +45,9 @@ def start(plan: LabPlan) -> None:
 
 
 def _wait(programs: Path, plan: LabPlan, *, limit: float = 30.0) -> None:
-    give_up = time.monotonic() + limit
+    give_up = Deadline(limit)
     ready = [f"{programs}/pg_isready", "-q", "-h", plan.witness_address]
     while subprocess.run(ready, check=False).returncode != 0:
-        if time.monotonic() > give_up:
+        if give_up.passed():
             raise LabError(f"PostgreSQL does not start; see {plan.folder}/witness.log")
         time.sleep(0.1)

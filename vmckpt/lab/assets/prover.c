@@ -9,7 +9,8 @@
  * found in a capture of its memory, what it has sent and received (vmckpt/lab/chat.py reads it).
  *
  * Settings come from the environment (the kernel hands key=value words of its command line to
- * init). The messages are described in vmckpt/lab/wire.py; both ends must agree.
+ * init). A template (vmckpt/lab/templates.py) is saved where it waits for those of the guest that
+ * starts from it. The messages are described in vmckpt/lab/wire.py; both ends must agree.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -22,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/io.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -406,13 +408,62 @@ static void start(void *(*main)(void *), int priority)
         fatal("no thread");
 }
 
+/* --- settings ----------------------------------------------------------------------------- */
+
+/* QEMU's fw_cfg device: a 16-bit selector, then data byte by byte (QEMU docs/specs/fw_cfg). It holds
+ * the command line that this QEMU process was given. A guest that was saved and is restored by
+ * another QEMU process finds that one's command line there, and its old one in /proc/cmdline. */
+enum { FW_CFG_SELECT = 0x510, FW_CFG_DATA = 0x511, CMDLINE_SIZE = 0x14, CMDLINE = 0x15 };
+enum { LONGEST = 2048 };
+
+static void command_line(char *text)
+{
+    uint32_t size = 0;
+    outw(CMDLINE_SIZE, FW_CFG_SELECT);
+    for (unsigned i = 0; i < 4; i++)
+        size |= (uint32_t)inb(FW_CFG_DATA) << 8 * i;
+    if (size >= LONGEST)
+        size = LONGEST - 1;
+    outw(CMDLINE, FW_CFG_SELECT);
+    for (unsigned i = 0; i < size; i++)
+        text[i] = (char)inb(FW_CFG_DATA);
+    text[size] = 0;
+}
+
+/* Wait until this is no template any more, and take the guest's own settings. */
+static void await_settings(void)
+{
+    static char first[LONGEST], second[LONGEST];
+    if (ioperm(FW_CFG_SELECT, 2, 1))
+        fatal("ports of fw_cfg");
+    printf("prover: waiting for settings\n");
+    fflush(stdout);
+    /* Two equal readings: the state may have been saved in the middle of one. */
+    for (;; sleep_ns(5000000)) {
+        command_line(first);
+        command_line(second);
+        if (!strcmp(first, second) && !strstr(first, "VMC_TEMPLATE"))
+            break;
+    }
+    for (char *word = strtok(first, " "); word; word = strtok(NULL, " "))
+        if (!strncmp(word, "VMC_", 4) && putenv(word))
+            fatal("setting");
+}
+
 int main(void)
 {
     struct sockaddr_in here = { .sin_family = AF_INET, .sin_port = htons(7001) };
     struct sched_param first = { .sched_priority = 20 };
-    if (getrandom(&run_id, sizeof run_id, 0) != sizeof run_id)
-        fatal("no random number");
     memory_fill(setting("VMC_MEMORY_MIB", 0));
+    if (setting("VMC_TEMPLATE", 0))
+        await_settings();
+    if (system("/network"))
+        fatal("network");
+    /* Not waiting until the kernel has collected entropy, which takes a second. The seed comes from
+     * the host: guests of one template would draw the same numbers. */
+    if (getrandom(&run_id, sizeof run_id, GRND_INSECURE) != sizeof run_id)
+        fatal("no random number");
+    run_id ^= setting("VMC_SEED", 0);
     disk_open();
     sock = socket(AF_INET, SOCK_DGRAM, 0);
     if (sock < 0 || bind(sock, (struct sockaddr *)&here, sizeof here))
