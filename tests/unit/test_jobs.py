@@ -13,12 +13,11 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.unit.builders import sample
-from vmckpt.cli import jobs, output, watching
+from vmckpt.cli import jobs, main, output, watching
 from vmckpt.errors import BadInput, OutcomeUnknown, ReadOnly, Unattended, VmckptError
 from vmckpt.journal import desk, identity, recorder
 from vmckpt.journal.desk import Answer
@@ -32,8 +31,7 @@ from vmckpt.units import Seconds
 WEB1 = NewOperation(kind="migrate", guest="web1", source="alpha", target="beta")
 SHORT = Seconds(0.3)
 
-app = typer.Typer()
-jobs.add_to(app)
+app = main.app
 
 
 @pytest.fixture
@@ -336,8 +334,7 @@ def test_the_panel_fits_into_80_columns(journal: Journal, monkeypatch: pytest.Mo
 
 WATCH = """
 import sys
-from vmckpt.cli import jobs, main
-jobs.add_to(main.app)
+from vmckpt.cli import main
 sys.exit(main.run(["watch", "web1"]))
 """
 

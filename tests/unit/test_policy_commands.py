@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.builders import GUEST, HOST
 from tests.unit.policies import GOOD, LEAST
-from vmckpt import api
+from vmckpt.api import fleet
 from vmckpt.cli import main
 from vmckpt.inventory import Inventory
 from vmckpt.model.guests import GuestState
@@ -29,7 +29,7 @@ def run(
     async def guests(_inventory: Inventory) -> object:
         return [(replace(HOST, name="beta"), off), (alpha, running)], {}
 
-    monkeypatch.setattr(api, "guests", guests)
+    monkeypatch.setattr(fleet, "guests", guests)
     return Run(capsys)
 
 

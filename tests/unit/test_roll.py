@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.builders import HOST
-from vmckpt import api
-from vmckpt.api import evacuating, rolling
+from vmckpt.api import doctoring, evacuating, rolling
 from vmckpt.errors import Blocked, HookFailed, RemoteError
 from vmckpt.journal import identity, maintenance
 from vmckpt.journal import place as places
@@ -47,7 +46,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     async def doctor(*_: object) -> list[Any]:
         return []
 
-    monkeypatch.setattr(api, "doctor", doctor)
+    monkeypatch.setattr(doctoring, "doctor", doctor)
     monkeypatch.setattr(rolling, "_AGAIN", Seconds(0.01))
 
 

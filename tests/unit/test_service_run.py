@@ -13,7 +13,7 @@ import pytest
 from tests.unit.builders import GUEST
 from tests.unit.stocking import Stock, flip, stocked
 from vmckpt import api
-from vmckpt.api import service, snapshots
+from vmckpt.api import fleet, service, snapshots
 from vmckpt.cli import main
 from vmckpt.errors import BadInput, Cancelled, GuestBusy, HypervisorError, PolicyError
 from vmckpt.inventory import Inventory
@@ -69,7 +69,7 @@ class World:
         async def take(_: Inventory, store: str, request: TakeRequest, caller: Caller) -> Taken:
             return await self.take(store, request, caller)
 
-        monkeypatch.setattr(api, "guests", guests)
+        monkeypatch.setattr(fleet, "guests", guests)
         monkeypatch.setattr(snapshots, "take", take)
 
     @property

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from vmckpt import api
-from vmckpt.cli import jobs, output, protect, watching_protection
+from vmckpt.cli import main, output, watching_protection
 from vmckpt.errors import InventoryError, Unattended
 from vmckpt.inventory import Inventory
 from vmckpt.journal import identity
@@ -36,9 +35,7 @@ FULL: dict[str, Any] = {
     "median": {"pause_s": 0.02, "pause_stop_s": 0.002, "busy_s": 0.01, "bytes": 2048, "pages": 3},
 }  # fmt: skip
 
-app = typer.Typer()
-jobs.add_to(app)
-app.command("status")(protect.status)
+app = main.app
 
 
 @pytest.fixture

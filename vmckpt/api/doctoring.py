@@ -1,17 +1,30 @@
-"""The facade's part for what doctor says of snapshots."""
+"""The facade's part for vmckpt doctor."""
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from vmckpt.agent import agents
 from vmckpt.api.keeping import open_store
 from vmckpt.api.snapshots import keyring
-from vmckpt.doctor import ready, snapshots
+from vmckpt.doctor import checks, ready, snapshots
+from vmckpt.doctor import gather as doctor_gather
 from vmckpt.doctor.snapshots import ControllerReady
 from vmckpt.errors import VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.model.findings import Finding
 from vmckpt.model.hosts import Host
+
+
+async def doctor(inventory: Inventory, names: Sequence[str]) -> tuple[Finding, ...]:
+    """Examine the named hosts, or all."""
+    chosen = [inventory.host(name) for name in names] or list(inventory.hosts.values())
+    examined = await doctor_gather.examine(chosen, list(inventory.hosts.values()))
+    now = datetime.now(UTC)
+    found = tuple(finding for one in examined for finding in checks.check(one, now))
+    if not inventory.stores:
+        return found
+    return (*found, *await findings(inventory, chosen))
 
 
 async def findings(inventory: Inventory, hosts: Sequence[Host]) -> tuple[Finding, ...]:

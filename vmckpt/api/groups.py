@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from vmckpt import api
-from vmckpt.api import snapshots
+from vmckpt.api import fleet, snapshots
 from vmckpt.errors import BadInput, NotInStore, StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance
@@ -29,7 +28,7 @@ async def take(
     inventory.may_act()
     told = group.check_names(names)
     kept_in = inventory.store(store)
-    found = await api.guests(inventory)
+    found = await fleet.guests(inventory)
     places = [(snapshots.host_of(inventory, name, found), name) for name in told]
     return await grouping.take(
         places, kept_in, snapshots.keyring(), request, caller, hosts=inventory.hosts

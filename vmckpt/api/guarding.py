@@ -4,8 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from vmckpt import api
-from vmckpt.api import snapshots
+from vmckpt.api import fleet, snapshots
 from vmckpt.errors import BadInput, Cancelled, KeyRefused, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import recorder as journal
@@ -44,7 +43,7 @@ async def guard(
     inventory.may_act()
     place = inventory.store(store)
     await asyncio.to_thread(_can_open, snapshots.keyring(), identity)
-    known = await api.guests(inventory)
+    known = await fleet.guests(inventory)
     host = snapshots.host_of(inventory, request.guest, known)
     paused = any(
         one.state is GuestState.PAUSED
@@ -114,7 +113,7 @@ def _delete(place: StorePlace, snapshot: str) -> None:
 
 async def _states(inventory: Inventory, guest: str) -> tuple[dict[str, GuestState], list[str]]:
     """How a guest is on each host that knows it, and which hosts do not answer."""
-    found, errors = await api.guests(inventory)
+    found, errors = await fleet.guests(inventory)
     named = {host.name: one.state for host, one in found if guest in (one.uuid, one.name)}
     return named, list(errors)
 

@@ -1,7 +1,6 @@
 """The facade's part for making guests ready."""
 
-from vmckpt import api
-from vmckpt.api import snapshots
+from vmckpt.api import fleet, snapshots
 from vmckpt.inventory import Inventory
 from vmckpt.model.callers import Caller
 from vmckpt.snapshot import preparing
@@ -10,12 +9,12 @@ from vmckpt.snapshot.preparing import Readiness
 
 async def look(inventory: Inventory, guest: str) -> Readiness:
     """What a guest lacks, wherever it is; see snapshot.preparing."""
-    host = snapshots.host_of(inventory, guest, await api.guests(inventory))
+    host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
     return await preparing.look(host, guest)
 
 
 async def make_ready(inventory: Inventory, guest: str, caller: Caller) -> Readiness:
     """Change what is stored of it; see snapshot.preparing."""
     inventory.may_act()
-    host = snapshots.host_of(inventory, guest, await api.guests(inventory))
+    host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
     return await preparing.make_ready(host, guest, caller)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vmckpt import api
+from vmckpt.api import fleet
 from vmckpt.api.snapshots import host_of
 from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.inventory import Inventory
@@ -52,7 +52,7 @@ async def protect(
     """See protect.engine.protect; finds the guest's host, and the policy that is for it."""
     if not request.dry_run:
         inventory.may_act()
-    found = await api.guests(inventory)
+    found = await fleet.guests(inventory)
     primary = host_of(inventory, request.guest, found)
     guest = next(
         one for host, one in found[0]

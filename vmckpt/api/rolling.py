@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt import api
-from vmckpt.api import evacuating
+from vmckpt.api import doctoring, evacuating
 from vmckpt.api.evacuating import Emptying
 from vmckpt.errors import BadInput, Blocked, Cancelled, HookFailed, RemoteError, SomeLeft
 from vmckpt.evacuate.plan import Plan
@@ -221,7 +220,7 @@ async def _unwell(inventory: Inventory, host: Host, left: str | None) -> str | N
             "the connection to the command broke and the host has not been restarted since: the"
             " command may still be at work there"
         )
-    found = await api.doctor(inventory, [host.name])
+    found = await doctoring.doctor(inventory, [host.name])
     return next((one.text for one in found if one.severity is Severity.BLOCKER), None)
 
 

@@ -8,8 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from vmckpt import api
-from vmckpt.api import groups, keeping, snapshots
+from vmckpt.api import fleet, groups, keeping, snapshots
 from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk
@@ -166,7 +165,7 @@ def _setting(
         stores=tuple(inventory.stores),
         policies=policies,
         wanted=wanted,
-        guests=lambda: api.guests(inventory),
+        guests=lambda: fleet.guests(inventory),
         take=take,
         cut=cut,
         reckon=_Past().reckon,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vmckpt import api
+from vmckpt.api import fleet
 from vmckpt.errors import BadInput, HostUnreachable, at_host
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance, place
@@ -28,7 +28,7 @@ from vmckpt.store.store import Store
 
 _CACHE = "cache"
 FoundGuests = tuple[Sequence[tuple[Host, Guest]], Mapping[str, str]]
-"""What api.guests tells."""
+"""What fleet.guests tells."""
 
 
 def keyring() -> Keyring:
@@ -58,7 +58,7 @@ async def take(
     """Take a snapshot of a guest, wherever it runs; see snapshot.taking.take."""
     inventory.may_act()
     kept_in = inventory.store(store)
-    host = host_of(inventory, request.guest, await api.guests(inventory))
+    host = host_of(inventory, request.guest, await fleet.guests(inventory))
     return await taking.take(host, kept_in, keyring(), request, caller, hosts=inventory.hosts)
 
 
@@ -78,7 +78,7 @@ def host_of(inventory: Inventory, guest: str, told: FoundGuests) -> Host:
             f"no host that answers runs guest {guest}; not asked: {at_host(name, why)}",
             host=name,
         )
-    raise api.no_guest(inventory, guest, found)
+    raise fleet.no_guest(inventory, guest, found)
 
 
 async def restore(

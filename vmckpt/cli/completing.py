@@ -7,14 +7,15 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable
 from functools import wraps
+from typing import TYPE_CHECKING
 
 import typer
 
-from vmckpt import api
 from vmckpt.errors import VmckptError
-from vmckpt.inventory import Inventory
-from vmckpt.journal import desk
 from vmckpt.units import Seconds
+
+if TYPE_CHECKING:
+    from vmckpt.inventory import Inventory
 
 _SOON = Seconds(1.5)
 """A host that does not answer by then has no guests to be completed."""
@@ -39,7 +40,9 @@ def _quietly(names: Callable[[typer.Context], Iterable[str]]) -> Complete:
     return complete
 
 
-def _inventory(ctx: typer.Context) -> Inventory:
+def _inventory(ctx: typer.Context) -> "Inventory":
+    from vmckpt import api
+
     return api.load_inventory(ctx.params.get("inventory"))
 
 
@@ -52,13 +55,17 @@ def hosts(ctx: typer.Context) -> Iterable[str]:
 @_quietly
 def guests(ctx: typer.Context) -> Iterable[str]:
     """Guests of the hosts that answer at once."""
-    found, _ = asyncio.run(api.guests(_inventory(ctx), _SOON))
+    from vmckpt.api import fleet
+
+    found, _ = asyncio.run(fleet.guests(_inventory(ctx), _SOON))
     return [guest.name for _, guest in found]
 
 
 @_quietly
 def jobs(_: typer.Context) -> Iterable[str]:
     """Jobs that run, else the latest ones; and their guests."""
+    from vmckpt.journal import desk
+
     with desk.open_journal(read_only=True) as journal:
         found = desk.jobs(journal)[:_LATEST]
         found = found or desk.jobs(journal, everything=True, limit=_LATEST)

@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt import api
-from vmckpt import inventory as inventories
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY
 from vmckpt.errors import BadInput, PolicyError
-from vmckpt.policy.shelf import Shelf
 
 if TYPE_CHECKING:
     from vmckpt.policy.types import Policy
@@ -65,6 +62,8 @@ def dashboard(
 
         vmckpt dashboard --serve --port 8010
     """
+    from vmckpt import inventory as inventories
+
     if fleet is not None and not simulate:
         raise BadInput(f"{fleet!r}: hosts are made up with --simulate", mend="add --simulate")
     if simulate and replay is not None:
@@ -82,7 +81,8 @@ def dashboard(
 def _serve(
     fleet: str | None, replay: Path | None, *, simulate: bool, host: str, port: int, url: str | None
 ) -> None:
-    from vmckpt_tui import serving  # noqa: PLC0415  # only who serves loads a web server
+    from vmckpt import api
+    from vmckpt_tui import serving  # only who serves loads a web server
 
     # What is wrong with it is told here, not in a browser.
     if simulate or replay is not None:
@@ -101,7 +101,7 @@ def _made_up(
     fleet: str | None, replay: Path | None
 ) -> "tuple[Showing | Replayed, Sequence[Policy]]":
     """What stands for hosts and commands, and the policies. Raises BadInput."""
-    from vmckpt.api import pretending  # noqa: PLC0415
+    from vmckpt.api import pretending
 
     made = pretending.replayed(replay) if replay else pretending.simulated(fleet or _FLEET)
     return made, pretending.policies()
@@ -109,18 +109,22 @@ def _made_up(
 
 def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
     # The terminal toolkit is loaded by this command alone.
-    from vmckpt_tui import app as shown  # noqa: PLC0415
+    from vmckpt import api
+    from vmckpt import inventory as inventories
+    from vmckpt.api import policy_files
+    from vmckpt.policy.shelf import Shelf
+    from vmckpt_tui import app as shown
 
     if simulate or replay is not None:
         made, shelf = _made_up(fleet, replay)
         shown.run(shown.Setting(source=made, commands=made, policies=shelf))
         return
-    from vmckpt.api import launching, looking  # noqa: PLC0415
-    from vmckpt.journal import identity  # noqa: PLC0415
+    from vmckpt.api import launching, looking
+    from vmckpt.journal import identity
 
     known = api.load_inventory()
     try:
-        found = api.survey_policies(known)
+        found = policy_files.survey_policies(known)
     except PolicyError as exc:  # there is no such folder
         found = Shelf((), (str(exc),))
     place = {} if known.path is None else {inventories.VARIABLE: str(Path(known.path).absolute())}

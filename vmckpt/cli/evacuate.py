@@ -5,28 +5,26 @@ import signal
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt import api
-from vmckpt.api import evacuating, imagining
-from vmckpt.api.evacuating import Emptying
 from vmckpt.cli import output
 from vmckpt.cli.arguments import HOST, INVENTORY, JSON, POLICIES
 from vmckpt.cli.evacuate_show import Story, show_plan, show_plays, show_report
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import BadInput, Blocked, SomeLeft
-from vmckpt.evacuate.plan import Plan
-from vmckpt.evacuate.report import Report
-from vmckpt.evacuate.task import Kind, Task
 from vmckpt.policy.types import Policy
+
+if TYPE_CHECKING:
+    from vmckpt import api
+    from vmckpt.evacuate.plan import Plan
+    from vmckpt.evacuate.report import Report
+    from vmckpt.evacuate.task import Task
 
 app = typer.Typer(name="evacuate", rich_markup_mode=None, add_completion=False)
 repopulate_app = typer.Typer(name="repopulate", rich_markup_mode=None, add_completion=False)
 balance_app = typer.Typer(name="balance", rich_markup_mode=None, add_completion=False)
-COMMANDS = {"evacuate": app, "repopulate": repopulate_app, "balance": balance_app}
-"""By name."""
 _POLICY = Annotated[
     str | None,
     typer.Option(metavar="NAME|FILE", help="For all guests; else each one's own, or maintenance."),
@@ -79,6 +77,8 @@ def evacuate(
 
         vmckpt evacuate h01 --fleet fleet.yaml --dry-run
     """
+    from vmckpt.evacuate.task import Kind, Task
+
     hosts = None if to is None else frozenset(one.strip() for one in to.split(",") if one.strip())
     if hosts is not None and not hosts:
         raise typer.BadParameter("--to names no host")
@@ -113,6 +113,8 @@ def repopulate(
 
         vmckpt repopulate alpha --yes
     """
+    from vmckpt.api import evacuating
+
     order = evacuating.back_to(host, policy)
     _ask(order, _Wishes(dry_run, yes, partly, "", json), inventory, policies)
 
@@ -138,11 +140,15 @@ def balance(
 
         vmckpt balance --yes --json
     """
+    from vmckpt.evacuate.task import Kind, Task
+
     order = Task(kind=Kind.BALANCE, policy=policy)
     _ask(order, _Wishes(dry_run, yes, True, "", json), inventory, policies)
 
 
-def _imagine(order: Task, fleet: Path, policies: Path | None, *, json: bool) -> None:
+def _imagine(order: "Task", fleet: Path, policies: Path | None, *, json: bool) -> None:
+    from vmckpt.api import imagining
+
     found = imagining.emptied(fleet, order, policies)
     if json:
         output.print_json(found.as_json())
@@ -163,7 +169,9 @@ class _Wishes:
     json: bool
 
 
-def _ask(order: Task, wishes: _Wishes, inventory: Path | None, folder: Path | None) -> None:
+def _ask(order: "Task", wishes: _Wishes, inventory: Path | None, folder: Path | None) -> None:
+    from vmckpt.evacuate.task import Kind
+
     if not (wishes.dry_run or wishes.yes or sys.stdin.isatty()):
         raise BadInput("nobody is there to say yes to the plan", mend="add --yes, or --dry-run")
     report = asyncio.run(_run(order, wishes, inventory, folder))
@@ -189,8 +197,12 @@ def _ask(order: Task, wishes: _Wishes, inventory: Path | None, folder: Path | No
 
 
 async def _run(
-    order: Task, wishes: _Wishes, inventory: Path | None, folder: Path | None
-) -> Report | None:
+    order: "Task", wishes: _Wishes, inventory: Path | None, folder: Path | None
+) -> "Report | None":
+    from vmckpt import api
+    from vmckpt.api import evacuating
+    from vmckpt.api.evacuating import Emptying
+
     abort = asyncio.Event()
     stop = stop_on_signals(
         "stopping: nothing new begins; what is on its way arrives (once more: it goes back)",
@@ -223,18 +235,22 @@ async def _run(
 
 
 def with_policy(
-    known: api.Inventory, folder: Path | None, policy: str | None
+    known: "api.Inventory", folder: Path | None, policy: str | None
 ) -> tuple[tuple[Policy, ...], str | None]:
     """All policies, that of a file among them, and the name of the one asked for."""
-    shelf, forced = api.load_policies(known, folder, policy)
+    from vmckpt.api import policy_files
+
+    shelf, forced = policy_files.load_policies(known, folder, policy)
     if forced is not None and policy != forced:  # a file: the others are needed, too
-        rest = api.load_policies(known, folder)[0]
+        rest = policy_files.load_policies(known, folder)[0]
         shelf = (*shelf, *(one for one in rest if one.name != forced))
     return tuple(shelf), forced
 
 
-def _refuse(plan: Plan, order: Task, *, partly: bool) -> None:
+def _refuse(plan: "Plan", order: "Task", *, partly: bool) -> None:
     """Raise Blocked if somebody has no place to go to."""
+    from vmckpt.evacuate.task import Kind
+
     if not plan.left or partly:
         return
     first = plan.left[0]
@@ -246,7 +262,9 @@ def _refuse(plan: Plan, order: Task, *, partly: bool) -> None:
     )  # fmt: skip
 
 
-def _agreed(order: Task) -> bool:
+def _agreed(order: "Task") -> bool:
+    from vmckpt.evacuate.task import Kind
+
     what = {Kind.EVACUATE: "empty it", Kind.REPOPULATE: "fill it"}.get(order.kind, "move them")
     stops = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -4,22 +4,22 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
 
-from vmckpt.api import imagining
-from vmckpt.api.imagining import Imagined
 from vmckpt.cli import moving, output
 from vmckpt.cli.moving import Row
 from vmckpt.errors import at_host
-from vmckpt.evacuate.placement import Going
-from vmckpt.evacuate.plan import Checked, Plan
-from vmckpt.evacuate.report import Report
-from vmckpt.evacuate.seen import Way
-from vmckpt.evacuate.task import Kind
 from vmckpt.model.events import Decided, Event, OnItsWay, Sampled
 from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from vmckpt.api.imagining import Imagined
+    from vmckpt.evacuate.placement import Going
+    from vmckpt.evacuate.plan import Checked, Plan
+    from vmckpt.evacuate.report import Report
 
 _NAMED = 8
 """So many guests are named that go somewhere for one reason."""
@@ -82,8 +82,10 @@ class Story:
                 yield
 
 
-def show_plan(plan: Plan, console: Console) -> None:
+def show_plan(plan: "Plan", console: Console) -> None:
     """Who goes where and why, how full hosts become, and what stands against it."""
+    from vmckpt.evacuate.task import Kind
+
     host = plan.task.host
     if plan.going:
         _moves(plan, console)
@@ -111,7 +113,7 @@ def show_plan(plan: Plan, console: Console) -> None:
     console.print(f"{len(plan.going)} moves, {total} in all")
 
 
-def _moves(plan: Plan, console: Console) -> None:
+def _moves(plan: "Plan", console: Console) -> None:
     begins = {one.move.name: one.begins for one in plan.course.steps}
     table = output.table("guest", "to", ">size", "how", ">begins", ">takes", ">downtime")
     going = sorted(plan.going, key=lambda one: begins.get(one.tenant.name, 0.0))
@@ -139,14 +141,16 @@ def _moves(plan: Plan, console: Console) -> None:
             console.print(f"warning: {one.tenant.name} → {one.target}: {warning.text}")
 
 
-def _size(going: Going, found: Checked | None) -> str:
+def _size(going: "Going", found: "Checked | None") -> str:
     """Of its memory; of one that is off, what travels."""
+    from vmckpt.evacuate.seen import Way
+
     if found is None or found.mode != Way.OFFLINE:
         return show_bytes(going.tenant.travels)
     return "–" if found.sent is None else show_bytes(Bytes(round(found.sent.high)))
 
 
-def _hosts(plan: Plan, console: Console) -> None:
+def _hosts(plan: "Plan", console: Console) -> None:
     table = output.table(
         "host", ">memory", ">before", ">at most", ">after", ">CPUs before", ">after"
     )
@@ -158,8 +162,10 @@ def _hosts(plan: Plan, console: Console) -> None:
     console.print(table)
 
 
-def show_plays(found: Imagined) -> None:
+def show_plays(found: "Imagined") -> None:
     """How a plan on paper went when it was played."""
+    from vmckpt.api import imagining
+
     if found.plan.going:
         output.out.print(
             f"played {found.plays} times, durations off by up to {imagining.LUCK.off:.0%} and"
@@ -168,8 +174,10 @@ def show_plays(found: Imagined) -> None:
         )
 
 
-def show_report(report: Report) -> None:
+def show_report(report: "Report") -> None:
     """What became of each guest."""
+    from vmckpt.evacuate.task import Kind
+
     if report.arrived:
         table = output.table("guest", "from", "to", ">took", ">downtime", "job")
         for one in report.arrived:

@@ -3,15 +3,17 @@
 import sys
 import time
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vmckpt.cli import output
 from vmckpt.cli.arguments import seconds
-from vmckpt.journal import desk, wording
-from vmckpt.journal.following import Follower, Happening
+from vmckpt.journal import wording
 from vmckpt.units import Seconds
+
+if TYPE_CHECKING:
+    from vmckpt.journal.following import Happening
 
 _LOOK_EVERY = 0.5
 _BACK = Seconds(3600.0)
@@ -53,6 +55,9 @@ def events(
 
         vmckpt events web1 --follow
     """
+    from vmckpt.journal import desk
+    from vmckpt.journal.following import Follower
+
     with desk.open_journal() as journal:
         back = since or (None if follow else _BACK)
         follower = Follower(journal, None if back is None else journal.now() - back)
@@ -69,7 +74,7 @@ def events(
             raise typer.Exit(130) from None
 
 
-def concerns(one: Happening, about: Sequence[str]) -> bool:
+def concerns(one: "Happening", about: Sequence[str]) -> bool:
     """Whether it is about one of these guests, hosts or jobs."""
     operation = one.operation
     named = (
@@ -79,7 +84,7 @@ def concerns(one: Happening, about: Sequence[str]) -> bool:
     return any(word in named for word in about)
 
 
-def _show(one: Happening, *, json: bool) -> None:
+def _show(one: "Happening", *, json: bool) -> None:
     if json:
         output.print_json(one.as_json(), line=True)
     elif (text := one.text) is not None:

@@ -3,20 +3,21 @@
 import asyncio
 import signal
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt import api
-from vmckpt.api import guarding
 from vmckpt.cli import output
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, seconds
 from vmckpt.cli.snapshot_options import IDENTITY, STORE, Ticker, identity_of
 from vmckpt.errors import BadInput, Cancelled, HookFailed, VmckptError, WentBack
-from vmckpt.snapshot.guarding import CHECK_FOR, Ending, Guarded, GuardRequest
-from vmckpt.snapshot.keeping import Identity
-from vmckpt.snapshot.outside import Outside
 from vmckpt.units import Seconds, show_seconds
+
+if TYPE_CHECKING:
+    from vmckpt import api
+    from vmckpt.snapshot.guarding import Guarded, GuardRequest
+    from vmckpt.snapshot.keeping import Identity
+    from vmckpt.snapshot.outside import Outside
 
 app = typer.Typer(name="guard", rich_markup_mode=None, add_completion=False)
 
@@ -63,6 +64,10 @@ def guard(
 
         vmckpt guard db1 --check 'pg_isready -h db1' --check-for 5m --drop -- ./new-firmware.sh
     """
+    from vmckpt import api
+    from vmckpt.snapshot.guarding import CHECK_FOR, Ending, GuardRequest
+    from vmckpt.snapshot.outside import Outside
+
     if not command:
         raise BadInput("no command to be guarded", mend="add it after --")
     known = api.load_inventory(inventory)
@@ -81,15 +86,18 @@ def guard(
 
 
 async def _guard(
-    inventory: api.Inventory, store: str | None, request: GuardRequest,
-    key: Identity | None, outside: Outside,
-) -> Guarded:  # fmt: skip
+    inventory: "api.Inventory", store: str | None, request: "GuardRequest",
+    key: "Identity | None", outside: "Outside",
+) -> "Guarded":  # fmt: skip
+    from vmckpt import api
+    from vmckpt.api import guarding
+
     stop = stop_of(outside)
     caller = api.Caller(emit=Ticker().take, warn=output.say, stop=stop)
     return await guarding.guard(inventory, store, request, caller, identity=key, outside=outside)
 
 
-def stop_of(outside: Outside) -> asyncio.Event:
+def stop_of(outside: "Outside") -> asyncio.Event:
     """Set by a signal, which also reaches the command: the terminal's Ctrl-C does so by itself.
 
     A second one ends the command at once.
@@ -111,7 +119,7 @@ def stop_of(outside: Outside) -> asyncio.Event:
     return stop
 
 
-def ended(done: Guarded) -> VmckptError | None:
+def ended(done: "Guarded") -> VmckptError | None:
     """What the command ends with; None if all is well."""
     if done.restored is None:
         return None

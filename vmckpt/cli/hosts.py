@@ -1,11 +1,10 @@
 """vmckpt hosts, guests and doctor."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt import api
 from vmckpt.cli import completing, output
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON
 from vmckpt.errors import Blocked, HostUnreachable
@@ -13,6 +12,9 @@ from vmckpt.model.findings import Severity
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
 from vmckpt.units import show_bytes
+
+if TYPE_CHECKING:
+    from vmckpt.api import fleet
 
 
 def hosts(inventory: INVENTORY = None, json: JSON = False) -> None:
@@ -22,7 +24,10 @@ def hosts(inventory: INVENTORY = None, json: JSON = False) -> None:
 
         vmckpt hosts --json
     """
-    views = asyncio.run(api.hosts(api.load_inventory(inventory)))
+    from vmckpt import api
+    from vmckpt.api import fleet
+
+    views = asyncio.run(fleet.hosts(api.load_inventory(inventory)))
     if json:
         output.print_json([_host_json(view) for view in views])
     else:
@@ -50,7 +55,7 @@ def hosts(inventory: INVENTORY = None, json: JSON = False) -> None:
         raise HostUnreachable("; ".join(errors), host="", mend="run vmckpt doctor")
 
 
-def _host_json(view: api.HostView) -> dict[str, Any]:
+def _host_json(view: "fleet.HostView") -> dict[str, Any]:
     facts = view.facts
     return {
         "name": view.host.name,
@@ -74,7 +79,10 @@ def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
 
         vmckpt guests
     """
-    found, errors = asyncio.run(api.guests(api.load_inventory(inventory)))
+    from vmckpt import api
+    from vmckpt.api import fleet
+
+    found, errors = asyncio.run(fleet.guests(api.load_inventory(inventory)))
     if json:
         output.print_json([_guest_json(host, guest) for host, guest in found])
     else:
@@ -112,13 +120,16 @@ def label(
 
         vmckpt label web1 owner-
     """
+    from vmckpt import api
+    from vmckpt.api import fleet
+
     changes: dict[str, str | None] = {}
     for text in labels:
         key, equals, value = text.partition("=")
         if not equals and not text.endswith("-"):
             raise typer.BadParameter(f"{text!r}: write KEY=VALUE, or KEY- to take it away")
         changes[key if equals else text[:-1]] = value if equals else None
-    now = asyncio.run(api.label(api.load_inventory(inventory), guest, changes))
+    now = asyncio.run(fleet.label(api.load_inventory(inventory), guest, changes))
     if json:
         output.print_json(dict(now))
     else:
@@ -162,7 +173,10 @@ def doctor(
 
         vmckpt doctor alpha beta
     """
-    found = asyncio.run(api.doctor(api.load_inventory(inventory), hosts or []))
+    from vmckpt import api
+    from vmckpt.api import doctoring
+
+    found = asyncio.run(doctoring.doctor(api.load_inventory(inventory), hosts or []))
     fine = (Severity.OK, Severity.INFO) if quiet else ()
     shown = [finding for finding in found if finding.severity not in fine]
     if json:

@@ -5,28 +5,22 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vmckpt import api
-from vmckpt.cli import output, watching
+from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JOB, JSON, rate, seconds
 from vmckpt.errors import BadInput, InventoryError
-from vmckpt.journal import desk, wording
-from vmckpt.journal.desk import JobDetail, JobView
+from vmckpt.journal import wording
 from vmckpt.journal.records import RequestKind
 from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_seconds
 
-
-def add_to(app: typer.Typer) -> None:
-    """Make these, and watch, commands of `app`."""
-    for command in (jobs, job, watching.watch, postcopy, cancel, pause):
-        app.command()(command)
-    app.command("set")(set_)
+if TYPE_CHECKING:
+    from vmckpt.journal.desk import JobDetail, JobView
 
 
 def jobs(
@@ -51,6 +45,8 @@ def jobs(
 
         vmckpt jobs --all --guest web1
     """
+    from vmckpt.journal import desk
+
     with desk.open_journal() as journal:
         views = desk.jobs(journal, everything=everything, limit=limit, guest=guest)
     entries = protections(views, inventory)
@@ -63,9 +59,11 @@ def jobs(
 
 
 def protections(
-    views: Sequence[JobView], inventory: Path | None
+    views: "Sequence[JobView]", inventory: Path | None
 ) -> Mapping[str, Mapping[str, Any]]:
     """How those of them stand that agents go on with, by job; none without an inventory."""
+    from vmckpt import api
+
     found = [
         view.operation
         for view in views
@@ -74,7 +72,7 @@ def protections(
     if not found:
         return {}
     # What protections need is loaded by those alone who have one.
-    from vmckpt.api import protecting  # noqa: PLC0415
+    from vmckpt.api import protecting
 
     try:
         known = api.load_inventory(inventory)
@@ -86,26 +84,26 @@ def protections(
     return asyncio.run(protecting.glances(known, found))
 
 
-def _as_json(view: JobView, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _as_json(view: "JobView", entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     if (entry := entries.get(view.operation.id)) is None:
         return view.as_json()
-    from vmckpt.protect import news  # noqa: PLC0415
+    from vmckpt.protect import news
 
     return view.as_json() | {"protection": news.look(entry).as_json()}
 
 
-def _state(view: JobView, entries: Mapping[str, Mapping[str, Any]]) -> str | Text:
+def _state(view: "JobView", entries: Mapping[str, Mapping[str, Any]]) -> str | Text:
     if view.unattended:
         return output.styled("bold red", "unattended")
     if (entry := entries.get(view.operation.id)) is None:
         return view.doing
-    from vmckpt.cli import watching_protection  # noqa: PLC0415
+    from vmckpt.cli import watching_protection
 
     return watching_protection.word(entry)
 
 
 def table(
-    views: Sequence[JobView],
+    views: "Sequence[JobView]",
     now: float,
     entries: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Table:
@@ -132,6 +130,8 @@ def job(job: JOB, json: JSON = False) -> None:
 
         vmckpt job m-7k3f --json
     """
+    from vmckpt.journal import desk
+
     with desk.open_journal() as journal:
         found = desk.job(journal, job)
     if json:
@@ -140,7 +140,7 @@ def job(job: JOB, json: JSON = False) -> None:
         show(output.out, found, time.time())
 
 
-def show(console: Console, found: JobDetail, now: float) -> None:
+def show(console: Console, found: "JobDetail", now: float) -> None:
     """A job for people."""
     view, operation = found.view, found.view.operation
     console.print(f"{operation.id} {operation.guest}: {view.doing}, {operation.way}")
@@ -161,7 +161,7 @@ def show(console: Console, found: JobDetail, now: float) -> None:
         console.print(f"warning: {warning}")
 
 
-def _facts(found: JobDetail, now: float) -> list[tuple[str, str]]:
+def _facts(found: "JobDetail", now: float) -> list[tuple[str, str]]:
     operation, controller = found.view.operation, found.view.operation.controller
     by = operation.asked_by + (f" from {operation.asked_from}" if operation.asked_from else "")
     facts = [("began", wording.clock(operation.began_at, now)), ("asked by", by)]
@@ -290,11 +290,15 @@ def _ask(
     json: bool,
 ) -> None:
     """Ask one thing after the other, and say what became of each."""
+    from vmckpt import api
+    from vmckpt.api import migration
+    from vmckpt.journal import desk
+
     refused, told = [], []
     with desk.open_journal() as journal:
         id_ = journal.operation(job).id
     for kind, arguments in wanted:
-        answer = api.control(
+        answer = migration.control(
             lambda: api.load_inventory(inventory), id_, kind, arguments, output.say
         )
         one = {"request": str(kind), "arguments": arguments}

@@ -10,63 +10,53 @@ from typing import Annotated, Any, cast
 import typer
 
 import vmckpt
-from vmckpt.cli import hosts, jobs, lab, output, plan, policy
+from vmckpt.cli import output
 from vmckpt.cli.arguments import help_alone
-from vmckpt.cli.migrate import migrate, resume
-from vmckpt.cli.recover import recover
+from vmckpt.cli.commands import COMMANDS
 from vmckpt.errors import VmckptError
-from vmckpt.inventory import READ_ONLY
 from vmckpt.journal import place
 
 # Typer has a click of its own and exports only the end of its error tree.
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
 
-_ALONE = ("dashboard", "events", "guard", "manual", "prepare", "run", "schema")
-"""Commands with a module of their own, of the same name."""
-_PROTECTION = ("protect", "unprotect", "failover", "status")
-
-
-_HOSTS = ("evacuate", "repopulate", "balance", "roll", "maintenance")
-
-
-def _of_hosts(name: str) -> Any:
-    """Commands on whole hosts."""
-    if name == "maintenance":
-        from vmckpt.cli import maintenance  # noqa: PLC0415
-
-        return typer.main.get_group(maintenance.app)
-    if name == "roll":
-        from vmckpt.cli import roll  # noqa: PLC0415
-
-        return typer.main.get_command(roll.app)
-    from vmckpt.cli import evacuate  # noqa: PLC0415
-
-    return typer.main.get_command(evacuate.COMMANDS[name])
-
-
 class _Commands(typer.core.TyperGroup):
-    """All commands; those for snapshots, and the libraries they need, are loaded when asked for."""
+    """All commands, each loaded with the libraries it needs when it is asked for."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        later = [*_ALONE, "snapshot", *_PROTECTION, *_HOSTS]
-        return [*super().list_commands(ctx), *later]
+        return list(COMMANDS)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
-        if cmd_name in _ALONE:
-            found = importlib.import_module(f"vmckpt.cli.{cmd_name}")
-            return typer.main.get_command(found.app)
-        if cmd_name in _HOSTS:
-            return _of_hosts(cmd_name)
-        if cmd_name in _PROTECTION:
-            from vmckpt.cli import protect  # noqa: PLC0415
+        return loaded(cmd_name) if cmd_name in COMMANDS else None
 
-            return typer.main.get_command(protect.COMMANDS[cmd_name])
-        if cmd_name != "snapshot":
-            return super().get_command(ctx, cmd_name)
-        from vmckpt.cli import snapshot  # noqa: PLC0415
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        room = formatter.width - 6 - max(map(len, COMMANDS))
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, _shortened(place.says, room)) for name, place in COMMANDS.items()]
+            )
 
-        return typer.main.get_group(snapshot.app)
+
+def loaded(name: str) -> Any:
+    """The command of that name as click has it."""
+    place = COMMANDS[name]
+    found = getattr(importlib.import_module(f"vmckpt.cli.{place.module}"), place.name)
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+        alone.command(name)(found)
+        found = alone
+    # As a group it has no options of its own for completion.
+    group = found.registered_callback or len(found.registered_commands) > 1
+    made = typer.main.get_group(found) if group else typer.main.get_command(found)
+    made.name = name
+    return made
+
+
+def _shortened(text: str, room: int) -> str:
+    """As many of its words as have room in a line, as click does it."""
+    if len(text) <= room:
+        return text
+    return text[: room - 2].rpartition(" ")[0] + "..."
 
 
 app = typer.Typer(
@@ -78,18 +68,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(hosts.hosts)
-app.command()(hosts.guests)
-app.command()(hosts.label)
-app.command()(hosts.doctor)
-app.command()(migrate)
-app.command()(plan.plan)
-policy.app.command()(plan.replay)
-app.command()(resume)
-app.command()(recover)
-jobs.add_to(app)
-app.add_typer(lab.app, name="lab")
-app.add_typer(policy.app, name="policy")
 
 
 def _version(asked: bool) -> None:
@@ -125,6 +103,8 @@ def options(
         handlers=[output.log_handler()],
     )
     if read_only:
+        from vmckpt.inventory import READ_ONLY
+
         os.environ[READ_ONLY] = "1"
     if journal is not None:
         place.choose(journal)

@@ -3,15 +3,16 @@
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt import api
-from vmckpt.api import evacuating
 from vmckpt.cli import output
 from vmckpt.cli.arguments import HOST, INVENTORY, JSON, help_alone
 from vmckpt.journal import wording
+
+if TYPE_CHECKING:
+    from vmckpt import api
 
 app = typer.Typer(name="maintenance", invoke_without_command=True, rich_markup_mode=None)
 
@@ -30,6 +31,8 @@ def list_(json: JSON = False) -> None:
 
         vmckpt maintenance list --json
     """
+    from vmckpt.api import evacuating
+
     found = evacuating.maintained()
     if json:
         output.print_json(
@@ -62,6 +65,8 @@ def enter(
 
         vmckpt maintenance enter alpha --why "kernel"
     """
+    from vmckpt.api import evacuating
+
     held, new = evacuating.enter(_known(inventory), host, why)
     said = "is in maintenance" if new else f"was in maintenance already, by {held.asked_by}"
     output.say(f"{held.host} {said}")
@@ -75,11 +80,15 @@ def leave(host: HOST, inventory: INVENTORY = None) -> None:
 
         vmckpt maintenance leave alpha
     """
+    from vmckpt.api import evacuating
+
     held = evacuating.leave(_known(inventory), host)
     output.say(f"{held.host} may take guests again")
 
 
-def _known(path: Path | None) -> api.Inventory:
+def _known(path: Path | None) -> "api.Inventory":
+    from vmckpt import api
+
     return api.load_inventory(path)
 
 

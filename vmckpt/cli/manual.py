@@ -29,7 +29,7 @@ def manual(
         vmckpt manual --to /usr/local/share/man/man1
     """
     # The page of all commands needs all of them: they are loaded here alone.
-    from vmckpt.cli import main  # noqa: PLC0415
+    from vmckpt.cli import main
 
     found = pages("vmckpt", typer.main.get_command(main.app))
     try:

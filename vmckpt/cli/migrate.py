@@ -3,12 +3,11 @@
 import asyncio
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from vmckpt import api
 from vmckpt.cli import completing, endings, output
 from vmckpt.cli.arguments import GUEST, INVENTORY, JOB, JSON, POLICIES, POLICY, PROBE, rate, seconds
 from vmckpt.cli.progress import Progress
@@ -17,12 +16,14 @@ from vmckpt.errors import BadInput
 from vmckpt.journal import wording
 from vmckpt.migrate import report as reports
 from vmckpt.migrate.report import MigrationReport
-from vmckpt.migrate.terms import Wishes
 from vmckpt.model.findings import Severity
 from vmckpt.model.jobs import Outcome
 from vmckpt.model.orders import Driver, Mode
 from vmckpt.policy.types import CopyKind, Tls
 from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_rate, show_seconds
+
+if TYPE_CHECKING:
+    from vmckpt.migrate.requests import MigrateRequest
 
 
 def migrate(
@@ -86,11 +87,14 @@ def migrate(
 
         vmckpt migrate web1 --to beta --dry-run --json
     """
+    from vmckpt.migrate.requests import MigrateRequest
+    from vmckpt.migrate.terms import Wishes
+
     if bandwidth is not None and bandwidth < MIB:
         raise typer.BadParameter("libvirt limits in whole MiB/s: 1MiB/s is the least")
     if max_downtime is not None and max_downtime > 2000:
         raise typer.BadParameter("QEMU takes a downtime of 2000s at the most")
-    request = api.MigrateRequest(
+    request = MigrateRequest(
         guest=guest,
         to=to,
         from_=from_,
@@ -118,15 +122,18 @@ def migrate(
 
 
 async def _run(
-    request: api.MigrateRequest, inventory: Path | None, folder: Path | None
+    request: "MigrateRequest", inventory: Path | None, folder: Path | None
 ) -> MigrationReport:
+    from vmckpt import api
+    from vmckpt.api import migration, policy_files
+
     stop = stop_on_signals("stopping: waiting until the guest is seen running on the source")
     known = api.load_inventory(inventory)
-    shelf, forced = api.load_policies(known, folder, request.policy)
+    shelf, forced = policy_files.load_policies(known, folder, request.policy)
     request = dataclasses.replace(request, policy=forced)
     with Progress(f"{request.guest} → {request.to}") as progress:
         caller = api.Caller(emit=progress.take, warn=output.say, stop=stop)
-        return await api.migrate(known, shelf, request, caller)
+        return await migration.migrate(known, shelf, request, caller)
 
 
 def resume(
@@ -146,8 +153,11 @@ def resume(
 
         vmckpt resume e-4b7x
     """
-    if api.of_whole_host(job):
-        answer = api.go_on(lambda: api.load_inventory(inventory), job)
+    from vmckpt import api
+    from vmckpt.api import migration
+
+    if migration.of_whole_host(job):
+        answer = migration.go_on(lambda: api.load_inventory(inventory), job)
         if not answer.ok:
             raise BadInput(answer.text, mend=f"see vmckpt job {job}")
         if json:
@@ -165,12 +175,15 @@ def resume(
 
 
 async def _resume(job: str, inventory: Path | None, folder: Path | None) -> MigrationReport:
+    from vmckpt import api
+    from vmckpt.api import migration, policy_files
+
     known = api.load_inventory(inventory)
-    policies = api.survey_policies(known, folder).policies
+    policies = policy_files.survey_policies(known, folder).policies
     stop = stop_on_signals("stopping: both parts of the guest stay as they are")
     with Progress(f"resume {job}") as progress:
         caller = api.Caller(emit=progress.take, warn=output.say, stop=stop)
-        return await api.resume(known, policies, job, caller)
+        return await migration.resume(known, policies, job, caller)
 
 
 def _show(report: MigrationReport) -> None:

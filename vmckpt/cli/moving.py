@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.progress_bar import ProgressBar
@@ -9,9 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from vmckpt.journal import forms, wording
-from vmckpt.journal.desk import JobView
 from vmckpt.model.events import Sampled
 from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
+
+if TYPE_CHECKING:
+    from vmckpt.journal.desk import JobView
 
 LOG_EVERY = 10.0
 _SHOWN = 10
@@ -33,7 +36,7 @@ class Row:
         return wording.left(estimate.low, estimate.high, converging=estimate.converging)
 
 
-def rows_of(parts: Iterable[JobView]) -> list[Row]:
+def rows_of(parts: "Iterable[JobView]") -> list[Row]:
     """Those migrations of a job that run and have been measured."""
     return [
         Row(one.operation.guest, one.operation.target or "?", forms.as_sampled(one.sample))

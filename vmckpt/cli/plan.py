@@ -4,25 +4,24 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt import api
 from vmckpt.cli import completing, output
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, POLICY, PROBE
 from vmckpt.cli.progress import Progress
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import Blocked
-from vmckpt.migrate import forecast
-from vmckpt.migrate.forecast import Forecast, Range
-from vmckpt.migrate.planning import Plan
-from vmckpt.migrate.terms import Wishes
 from vmckpt.model.findings import Severity
 from vmckpt.model.hosts import Host
 from vmckpt.model.orders import Mode
-from vmckpt.policy import explain
 from vmckpt.units import Seconds, show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from vmckpt.migrate.forecast import Forecast, Range
+    from vmckpt.migrate.planning import Plan
+    from vmckpt.migrate.requests import MigrateRequest
 
 _LOOK = Seconds(10.0)
 
@@ -52,7 +51,10 @@ def plan(
 
         vmckpt plan web1 --to beta
     """
-    request = api.MigrateRequest(
+    from vmckpt.migrate.requests import MigrateRequest
+    from vmckpt.migrate.terms import Wishes
+
+    request = MigrateRequest(
         guest=guest,
         to=to,
         from_=from_,
@@ -71,17 +73,24 @@ def plan(
 
 
 async def _plan(
-    request: api.MigrateRequest, inventory: Path | None, folder: Path | None
-) -> tuple[Plan, Host, Host]:
+    request: "MigrateRequest", inventory: Path | None, folder: Path | None
+) -> "tuple[Plan, Host, Host]":
+    from vmckpt import api
+    from vmckpt.api import migration, policy_files
+
     known = api.load_inventory(inventory)
-    shelf, forced = api.load_policies(known, folder, request.policy)
+    shelf, forced = policy_files.load_policies(known, folder, request.policy)
     stop = stop_on_signals("stopping")
     with Progress(f"plan {request.guest} → {request.to}", warnings=False) as progress:
         caller = api.Caller(emit=progress.take, warn=output.say, stop=stop)
-        return await api.plan(known, shelf, dataclasses.replace(request, policy=forced), caller)
+        return await migration.plan(
+            known, shelf, dataclasses.replace(request, policy=forced), caller
+        )
 
 
-def _as_json(made: Plan, source: Host, target: Host) -> dict[str, Any]:
+def _as_json(made: "Plan", source: Host, target: Host) -> dict[str, Any]:
+    from vmckpt.policy import explain
+
     guest, outlook = made.facts.guest, made.outlook
     return {
         "guest": guest.name if guest is not None else made.facts.name,
@@ -101,7 +110,10 @@ def _as_json(made: Plan, source: Host, target: Host) -> dict[str, Any]:
     }
 
 
-def _show(made: Plan, source: Host, target: Host) -> None:
+def _show(made: "Plan", source: Host, target: Host) -> None:
+    from vmckpt.migrate import forecast
+    from vmckpt.policy import explain
+
     output.findings(output.out, [f for f in made.findings if f.severity is not Severity.OK])
     if made.chosen is None or made.facts.guest is None:
         return
@@ -133,11 +145,11 @@ def _show(made: Plan, source: Host, target: Host) -> None:
             output.out.print(f"based on: {line}")
 
 
-def _range(span: Range | None, show: Callable[[float], str]) -> str:
+def _range(span: "Range | None", show: Callable[[float], str]) -> str:
     return "never ends" if span is None else span.show(show)
 
 
-def _verdict(one: Forecast) -> str:
+def _verdict(one: "Forecast") -> str:
     if one.converges is None:
         return "may not complete"
     if not one.converges:
@@ -160,7 +172,9 @@ def replay(
 
         vmckpt policy replay slow-night.jsonl --policy must-finish
     """
-    told = api.replay(file, policies, policy, mode)
+    from vmckpt.api import migration
+
+    told = migration.replay(file, policies, policy, mode)
     if json:
         output.print_json(told.as_json())
         return

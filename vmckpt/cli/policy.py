@@ -2,23 +2,20 @@
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt import api
-from vmckpt import inventory as inventories
-from vmckpt.cli import output
+from vmckpt.cli import output, plan
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, help_alone
 from vmckpt.errors import HostUnreachable, PolicyError, at_host
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
-from vmckpt.policy import explain as explanations
-from vmckpt.policy import schema as schemas
-from vmckpt.policy import shelf
-from vmckpt.policy.select import Chosen, Subject, choose
 from vmckpt.policy.types import Policy
 from vmckpt.units import show_seconds
+
+if TYPE_CHECKING:
+    from vmckpt.policy.select import Chosen
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -40,6 +37,9 @@ def list_(policies: POLICIES = None, inventory: INVENTORY = None, json: JSON = F
 
         vmckpt policy list
     """
+    from vmckpt.policy import explain as explanations
+    from vmckpt.policy import shelf
+
     found = shelf.survey(_folder(policies, inventory))
     if json:
         output.print_json([_line(policy) for policy in found.policies])
@@ -94,6 +94,9 @@ def show(
 
         vmckpt policy show ./mine.yaml --json
     """
+    from vmckpt.policy import explain as explanations
+    from vmckpt.policy import shelf
+
     found = shelf.load_one(name, _folder(policies, inventory))
     if json:
         output.print_json(explanations.as_json(found) | {"values": _values(found)})
@@ -112,6 +115,8 @@ def check(
 
         vmckpt policy check policies/*.yaml
     """
+    from vmckpt.policy import shelf
+
     found = shelf.problems(files)
     if json:
         output.print_json(
@@ -147,6 +152,10 @@ def explain(
 
         vmckpt policy explain web1
     """
+    from vmckpt.policy import explain as explanations
+    from vmckpt.policy import shelf
+    from vmckpt.policy.select import Subject, choose
+
     host, found = _find(guest, inventory)
     folder = _folder(policies, inventory)
     subject = Subject(
@@ -180,17 +189,25 @@ def schema(json: JSON = False) -> None:
 
         vmckpt policy schema > policies/schema.json
     """
+    from vmckpt.policy import schema as schemas
+
     output.print_json(schemas.schema())
 
 
 def _folder(policies: Path | None, inventory: Path | None) -> Path | None:
+    from vmckpt import inventory as inventories
+    from vmckpt.policy import shelf
+
     return shelf.folder(policies, inventories.find(inventory))
 
 
 def _find(name: str, inventory: Path | None) -> tuple[Host, Guest]:
     """A guest and the host it is on, rather one where it is active."""
+    from vmckpt import api
+    from vmckpt.api import fleet
+
     known = api.load_inventory(inventory)
-    found, errors = asyncio.run(api.guests(known))
+    found, errors = asyncio.run(fleet.guests(known))
     called = [(host, guest) for host, guest in found if name in (guest.name, guest.uuid)]
     if called:
         return max(called, key=lambda one: one[1].state.is_active)
@@ -201,10 +218,10 @@ def _find(name: str, inventory: Path | None) -> tuple[Host, Guest]:
             host=next(iter(errors)),
             mend="run vmckpt doctor",
         )
-    raise api.no_guest(known, name, found)
+    raise fleet.no_guest(known, name, found)
 
 
-def _choice(host: Host, guest: Guest, chosen: Chosen) -> dict[str, Any]:
+def _choice(host: Host, guest: Guest, chosen: "Chosen") -> dict[str, Any]:
     return {
         "guest": guest.name,
         "host": host.name,
@@ -220,6 +237,8 @@ def _choice(host: Host, guest: Guest, chosen: Chosen) -> dict[str, Any]:
 
 
 def _values(policy: Policy) -> list[dict[str, str]]:
+    from vmckpt.policy import explain as explanations
+
     return [
         {"key": one.key, "value": one.value, "from": one.where, "meaning": one.meaning}
         for one in explanations.values(policy)
@@ -228,9 +247,14 @@ def _values(policy: Policy) -> list[dict[str, str]]:
 
 def _show_values(policy: Policy) -> None:
     """Every value; the file is named once above, and by lines in the table."""
+    from vmckpt.policy import explain as explanations
+
     output.out.print(f"{policy.name}: {policy.file}")
     shown = output.table("key", "value", ">line", "meaning")
     for one in explanations.values(policy):
         line = one.where.removeprefix(f"{policy.file}:")
         shown.add_row(one.key, one.value, line, output.styled("dim", one.meaning))
     output.out.print(shown)
+
+
+app.command()(plan.replay)

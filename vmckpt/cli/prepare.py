@@ -1,16 +1,18 @@
 """vmckpt prepare."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import typer
 
-from vmckpt import api
-from vmckpt.api import preparing
 from vmckpt.cli import output
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON
 from vmckpt.cli.snapshot_options import DRY_RUN, YES, sure
 from vmckpt.model.events import Event
-from vmckpt.snapshot.preparing import Readiness
+
+if TYPE_CHECKING:
+    from vmckpt import api
+    from vmckpt.snapshot.preparing import Readiness
 
 app = typer.Typer(name="prepare", rich_markup_mode=None, add_completion=False)
 
@@ -35,6 +37,9 @@ def prepare(
 
         vmckpt prepare web1 --yes --json
     """
+    from vmckpt import api
+    from vmckpt.api import preparing
+
     known = api.load_inventory(inventory)
     found = asyncio.run(preparing.look(known, guest))
     if found.lacks and not dry_run:
@@ -50,7 +55,10 @@ def prepare(
         output.out.print(_in_words(found, dry_run=dry_run))
 
 
-async def _make_ready(inventory: api.Inventory, guest: str) -> Readiness:
+async def _make_ready(inventory: "api.Inventory", guest: str) -> "Readiness":
+    from vmckpt import api
+    from vmckpt.api import preparing
+
     def unheard(_: Event) -> None:
         """It is over before anybody could read."""
 
@@ -58,7 +66,7 @@ async def _make_ready(inventory: api.Inventory, guest: str) -> Readiness:
     return await preparing.make_ready(inventory, guest, caller)
 
 
-def _in_words(found: Readiness, *, dry_run: bool) -> str:
+def _in_words(found: "Readiness", *, dry_run: bool) -> str:
     if found.changed:
         done = f"the definition of {found.guest} on {found.host} was changed"
     elif found.lacks:

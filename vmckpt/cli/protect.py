@@ -2,13 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt import api
-from vmckpt.api import protecting
-from vmckpt.api.protecting import Request
 from vmckpt.cli import completing, output, protect_trial
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, POLICY, seconds
 from vmckpt.cli.signals import stop_on_signals
@@ -16,21 +13,20 @@ from vmckpt.errors import BadInput, Blocked
 from vmckpt.model.findings import Severity
 from vmckpt.policy.protection import Failover
 from vmckpt.policy.types import Policy
-from vmckpt.protect import news
-from vmckpt.protect.ending import Ended
-from vmckpt.protect.requests import Protected
-from vmckpt.protect.trying import Tested
 from vmckpt.units import Seconds, parse_seconds, show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from vmckpt import api
+    from vmckpt.api.protecting import Request
+    from vmckpt.protect.ending import Ended
+    from vmckpt.protect.requests import Protected
+    from vmckpt.protect.trying import Tested
 
 app = typer.Typer(name="protect", rich_markup_mode=None, add_completion=False)
 unprotect_app = typer.Typer(name="unprotect", rich_markup_mode=None, add_completion=False)
 failover_app = typer.Typer(name="failover", rich_markup_mode=None, add_completion=False)
 status_app = typer.Typer(name="status", rich_markup_mode=None, add_completion=False)
 
-COMMANDS = {
-    "protect": app, "unprotect": unprotect_app, "failover": failover_app, "status": status_app,
-}  # fmt: skip
-"""By name."""
 _AUTO = "auto"
 
 
@@ -93,8 +89,12 @@ def protect(
 
         vmckpt protect web1 --to beta --dry-run --json
     """
+    from vmckpt import api
+    from vmckpt.api import policy_files
+    from vmckpt.api.protecting import Request
+
     known = api.load_inventory(inventory)
-    shelf, forced = api.load_policies(known, policies, policy)
+    shelf, forced = policy_files.load_policies(known, policies, policy)
     wishes: dict[str, Any] = {}
     if interval is not None:
         wishes["interval"] = _interval(interval)
@@ -127,8 +127,11 @@ def _interval(text: str) -> Seconds | None:
 
 
 async def _protect(
-    inventory: api.Inventory, shelf: Sequence[Policy], request: Request
-) -> Protected:
+    inventory: "api.Inventory", shelf: Sequence[Policy], request: "Request"
+) -> "Protected":
+    from vmckpt import api
+    from vmckpt.api import protecting
+
     stop = stop_on_signals("stopping: the guest will be as it was")
     told = _Progress()
     caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
@@ -164,7 +167,7 @@ def _disks(status: dict[str, Any]) -> str:
     )
 
 
-def _show(done: Protected) -> None:
+def _show(done: "Protected") -> None:
     output.findings(output.out, done.findings)
     if done.status is None:
         if all(one.severity is not Severity.BLOCKER for one in done.findings):
@@ -195,12 +198,17 @@ def unprotect(
 
         vmckpt unprotect web1
     """
+    from vmckpt import api
+
     known = api.load_inventory(inventory)
     ended = asyncio.run(_unprotect(known, guest))
     _show_ended(ended, "is not protected any more", json=json)
 
 
-async def _unprotect(inventory: api.Inventory, guest: str) -> Ended:
+async def _unprotect(inventory: "api.Inventory", guest: str) -> "Ended":
+    from vmckpt import api
+    from vmckpt.api import protecting
+
     stop = stop_on_signals("this ends by itself in a moment")
     caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
     return await protecting.unprotect(inventory, guest, caller)
@@ -254,6 +262,8 @@ def failover(
 
         vmckpt failover web1 --fence
     """
+    from vmckpt import api
+
     if planned + off + fence + test + end_test > 1:
         raise BadInput(
             "--planned, --host-is-off, --fence, --test and --end-test exclude each other",
@@ -268,19 +278,25 @@ def failover(
     _show_ended(ended, f"runs on {ended.runs_on}", json=json)
 
 
-async def _failover(inventory: api.Inventory, guest: str, **how: bool) -> Ended:
+async def _failover(inventory: "api.Inventory", guest: str, **how: bool) -> "Ended":
+    from vmckpt import api
+    from vmckpt.api import protecting
+
     stop = stop_on_signals("what was asked for may happen yet: see vmckpt status")
     caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
     return await protecting.failover(inventory, guest, caller, **how)
 
 
-async def _test(inventory: api.Inventory, guest: str, *, begin: bool) -> Tested:
+async def _test(inventory: "api.Inventory", guest: str, *, begin: bool) -> "Tested":
+    from vmckpt import api
+    from vmckpt.api import protecting
+
     stop = stop_on_signals("the copy is taken away" if begin else "this ends by itself in a moment")
     caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
     return await (protecting.test if begin else protecting.end_test)(inventory, guest, caller)
 
 
-def _show_ended(ended: Ended, what: str, *, json: bool) -> None:
+def _show_ended(ended: "Ended", what: str, *, json: bool) -> None:
     if json:
         output.print_json(ended.as_json())
         return
@@ -310,6 +326,9 @@ def status(
 
         vmckpt status web1 --json
     """
+    from vmckpt import api
+    from vmckpt.api import protecting
+
     known = api.load_inventory(inventory)
     found = asyncio.run(protecting.status(known, guest))
     if json:
@@ -322,6 +341,8 @@ def status(
 
 
 def _show_status(one: dict[str, Any]) -> None:
+    from vmckpt.protect import news
+
     ours = one["says"].get(one["primary"]) or {}
     theirs = one["says"].get(one["backup"]) or {}
     who = news.judge(one)

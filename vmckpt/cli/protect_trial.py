@@ -1,14 +1,16 @@
 """What vmckpt shows of a copy that runs for a test."""
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vmckpt.cli import output
-from vmckpt.protect.trying import Tested
 from vmckpt.units import show_seconds
 
+if TYPE_CHECKING:
+    from vmckpt.protect.trying import Tested
 
-def show(done: Tested, *, runs: bool, json: bool) -> None:
+
+def show(done: "Tested", *, runs: bool, json: bool) -> None:
     """A copy that runs, or has ended."""
     if json:
         output.print_json({**done.as_json(), "runs": runs})

@@ -3,18 +3,19 @@
 import asyncio
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt import api
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES
 from vmckpt.cli.progress import line
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import OutcomeUnknown
 from vmckpt.model.events import Decided, Event, PhaseChanged, Sampled
-from vmckpt.recover.engine import Recovered
+
+if TYPE_CHECKING:
+    from vmckpt.recover.engine import Recovered
 
 
 def recover(
@@ -45,10 +46,13 @@ def recover(
 
         vmckpt recover --forget m-7k3f
     """
+    from vmckpt import api
+    from vmckpt.api import migration
+
     if forget is not None:
         if dry_run:
             raise typer.BadParameter("--forget asks no host: there is nothing to try")
-        found = [api.forget(lambda: api.load_inventory(inventory), forget)]
+        found = [migration.forget(lambda: api.load_inventory(inventory), forget)]
     else:
         found = asyncio.run(_run(inventory, policies, dry_run))
     if json:
@@ -67,12 +71,15 @@ def recover(
         )
 
 
-async def _run(inventory: Path | None, folder: Path | None, dry_run: bool) -> list[Recovered]:
+async def _run(inventory: Path | None, folder: Path | None, dry_run: bool) -> "list[Recovered]":
+    from vmckpt import api
+    from vmckpt.api import migration, policy_files
+
     known = api.load_inventory(inventory)
-    policies = api.survey_policies(known, folder).policies
+    policies = policy_files.survey_policies(known, folder).policies
     stop = stop_on_signals("stopping: what still runs goes on without us")
     caller = api.Caller(emit=_Log().take, warn=output.say, stop=stop)
-    return await api.recover(known, policies, caller, dry_run=dry_run)
+    return await migration.recover(known, policies, caller, dry_run=dry_run)
 
 
 class _Log:
@@ -94,7 +101,7 @@ class _Log:
                 pass
 
 
-def _show(found: list[Recovered], dry_run: bool) -> None:
+def _show(found: "list[Recovered]", dry_run: bool) -> None:
     for one in found:
         settled, job = one.settled, one.operation
         output.out.print(output.styled("bold", job.id), f"{job.guest}, {job.way}: {settled.truth}")

@@ -4,13 +4,10 @@ import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt import api
-from vmckpt.api import evacuating, rolling
-from vmckpt.api.rolling import Rolled, Wishes
 from vmckpt.cli import completing, output
 from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, seconds
 from vmckpt.cli.evacuate import with_policy
@@ -18,6 +15,9 @@ from vmckpt.cli.evacuate_show import Story, show_plan, show_report
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import BadInput
 from vmckpt.units import Seconds
+
+if TYPE_CHECKING:
+    from vmckpt.api.rolling import Rolled, Wishes
 
 app = typer.Typer(name="roll", rich_markup_mode=None, add_completion=False)
 
@@ -69,6 +69,8 @@ def roll(
 
         vmckpt roll alpha --before "silence alpha" --run "systemctl reboot" --after "speak alpha"
     """
+    from vmckpt.api.rolling import Wishes
+
     if not yes and not sys.stdin.isatty():
         raise BadInput("nobody is there to say yes", mend="add --yes")
     if not yes:
@@ -89,8 +91,11 @@ def roll(
 
 
 async def _run(
-    hosts: list[str], wishes: Wishes, inventory: Path | None, folder: Path | None, *, json: bool
-) -> list[Rolled]:
+    hosts: list[str], wishes: "Wishes", inventory: Path | None, folder: Path | None, *, json: bool
+) -> "list[Rolled]":
+    from vmckpt import api
+    from vmckpt.api import evacuating, rolling
+
     abort = asyncio.Event()
     stop = stop_on_signals(
         "stopping: nothing new begins; what is on its way arrives (once more: it goes back)",

@@ -4,12 +4,10 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from datetime import datetime, tzinfo
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt import api
-from vmckpt.api import service
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY
 from vmckpt.cli.signals import stop_on_signals
@@ -17,10 +15,12 @@ from vmckpt.cli.snapshot_options import DRY_RUN, IDENTITY, identity_of
 from vmckpt.errors import BadInput, StoreError
 from vmckpt.model.webhooks import NOBODY, Address, Wishes
 from vmckpt.policy.types import Policy
-from vmckpt.service.due import Agenda, Row, Scene
-from vmckpt.service.ordering import Wanted
-from vmckpt.service.serving import Told
-from vmckpt.service.tending import Cut, Take
+
+if TYPE_CHECKING:
+    from vmckpt import api
+    from vmckpt.service.due import Agenda, Row, Scene
+    from vmckpt.service.ordering import Wanted
+    from vmckpt.service.serving import Told
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -77,8 +77,12 @@ def run(
 
         vmckpt run web1 --policy ./nightly.yaml --once --json
     """
+    from vmckpt import api
+    from vmckpt.api import policy_files, service
+    from vmckpt.service.ordering import Wanted
+
     known = api.load_inventory(inventory)
-    everything, forced = api.load_policies(known, policies, policy)
+    everything, forced = policy_files.load_policies(known, policies, policy)
     wanted = Wanted(guests=tuple(guests or ()), policy=forced)
     say = _Teller(json=json)
     if dry_run:
@@ -102,15 +106,17 @@ def run(
 
 
 async def _run(
-    inventory: api.Inventory,
+    inventory: "api.Inventory",
     policies: Sequence[Policy],
-    wanted: Wanted,
+    wanted: "Wanted",
     say: "_Teller",
     *,
     once: bool,
     identity: Any,
     wishes: Wishes,
 ) -> int:
+    from vmckpt.api import service
+
     stop = stop_on_signals("stopping: what is being taken is given up")
     return await service.run(
         inventory, policies, wanted, identity=identity_of(identity), once=once, stop=stop,
@@ -118,7 +124,7 @@ async def _run(
     )  # fmt: skip
 
 
-def _something(policies: Sequence[Policy], wanted: Wanted) -> None:
+def _something(policies: Sequence[Policy], wanted: "Wanted") -> None:
     """Raises BadInput if no policy has a schedule: then it would run for nothing."""
     meant = [one for one in policies if wanted.policy in (None, one.name)]
     if not any(one.snapshots for one in meant):
@@ -136,7 +142,7 @@ class _Teller:
     def __init__(self, *, json: bool) -> None:
         self._json = json
 
-    def take(self, told: Told) -> None:
+    def take(self, told: "Told") -> None:
         """Results on stdout, as they come."""
         if self._json:
             output.print_json(told.as_json(), line=True)
@@ -146,12 +152,12 @@ class _Teller:
         output.out.print(output.in_one_line(f"{at} {mark}{told.text}"), soft_wrap=True)
         sys.stdout.flush()
 
-    def aside(self, told: Told) -> None:
+    def aside(self, told: "Told") -> None:
         """What is not the result."""
         output.say(f"{told.event}: {told.text}")
 
 
-def _agenda_json(told: Agenda) -> dict[str, Any]:
+def _agenda_json(told: "Agenda") -> dict[str, Any]:
     return {
         "schedules": [_row_json(row) for row in told.rows],
         "due": [
@@ -160,7 +166,7 @@ def _agenda_json(told: Agenda) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row_json(row: Row) -> dict[str, Any]:
+def _row_json(row: "Row") -> dict[str, Any]:
     order = row.order
     return {
         "guest": order.seat.name,
@@ -177,7 +183,9 @@ def _row_json(row: Row) -> dict[str, Any]:
     }
 
 
-def _print_agenda(told: Agenda, scene: Scene) -> None:
+def _print_agenda(told: "Agenda", scene: "Scene") -> None:
+    from vmckpt.service.tending import Cut, Take
+
     table = output.table("guest", "host", "schedule", "when", "into", "last", "due", "why")
     for row in told.rows:
         order = row.order

@@ -2,13 +2,10 @@
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt import api
-from vmckpt.api import snapshots
-from vmckpt.api.snapshots import Listed
 from vmckpt.cli import (
     output,
     snapshot_keep,
@@ -20,6 +17,9 @@ from vmckpt.cli import (
 from vmckpt.cli.arguments import INVENTORY, JSON, help_alone
 from vmckpt.cli.snapshot_options import STORE
 from vmckpt.units import Bytes, show_bytes
+
+if TYPE_CHECKING:
+    from vmckpt.api.snapshots import Listed
 
 app = typer.Typer(name="snapshot", invoke_without_command=True, rich_markup_mode=None)
 
@@ -40,6 +40,9 @@ def init(store: STORE = None, inventory: INVENTORY = None) -> None:
 
         vmckpt snapshot init --store far
     """
+    from vmckpt import api
+    from vmckpt.api import snapshots
+
     where = snapshots.init(api.load_inventory(inventory), store)
     output.say(f"{where} is a store now")
 
@@ -59,6 +62,9 @@ def list_(
 
         vmckpt snapshot list web1 --json
     """
+    from vmckpt import api
+    from vmckpt.api import snapshots
+
     known = api.load_inventory(inventory)
     found = asyncio.run(snapshots.listed(known, store, guest))
     if json:
@@ -73,7 +79,7 @@ def list_(
     output.out.print(table)
 
 
-def _row(one: Listed) -> tuple[str, ...]:
+def _row(one: "Listed") -> tuple[str, ...]:
     told = one.public
     if told is None:
         return (one.id, "", "", "", "", "", "", one.wrong or "")
@@ -93,7 +99,7 @@ def _row(one: Listed) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _as_json(one: Listed) -> dict[str, Any]:
+def _as_json(one: "Listed") -> dict[str, Any]:
     told = one.public
     if told is None:
         return {"id": one.id, "wrong": one.wrong}

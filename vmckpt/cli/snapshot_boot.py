@@ -3,20 +3,21 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt import api
-from vmckpt.api import booting
 from vmckpt.cli import output
 from vmckpt.cli.arguments import seconds
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.cli.snapshot_options import Ticker
 from vmckpt.errors import BadInput, StoreDamaged
-from vmckpt.snapshot.booting import WATCH, Booted
-from vmckpt.snapshot.keeping import Identity
 from vmckpt.units import Seconds, show_seconds
+
+if TYPE_CHECKING:
+    from vmckpt import api
+    from vmckpt.snapshot.booting import Booted
+    from vmckpt.snapshot.keeping import Identity
 
 BOOT = Annotated[
     bool,
@@ -34,14 +35,18 @@ FOR = Annotated[
 
 
 def boot(
-    inventory: api.Inventory, store: str | None, words: Sequence[str], key: Identity | None,
+    inventory: "api.Inventory", store: str | None, words: Sequence[str], key: "Identity | None",
     *, on: str | None, scratch: Path | None, watch: Seconds | None,
-) -> tuple[Booted, ...]:  # fmt: skip
+) -> "tuple[Booted, ...]":  # fmt: skip
     """Bring them to life, one after the other; without words the newest of every guest."""
+    from vmckpt import api
+    from vmckpt.api import booting
+    from vmckpt.snapshot.booting import WATCH
+
     if scratch is not None and not scratch.is_absolute():
         raise BadInput(f"--scratch {scratch}: say the whole path, as that host sees it")
 
-    async def run() -> tuple[Booted, ...]:
+    async def run() -> "tuple[Booted, ...]":
         stop = stop_on_signals("stopping: the restored guest will be taken away")
         caller = api.Caller(emit=Ticker().take, warn=output.say, stop=stop)
         return await booting.boot(
@@ -53,12 +58,12 @@ def boot(
     return asyncio.run(run())
 
 
-def _say(one: Booted) -> None:
+def _say(one: "Booted") -> None:
     word = "lives" if one.lives else "does not live"
     output.say(f"{one.snapshot} {one.name}: {word} on {one.host}: {one.why}")
 
 
-def check(booted: Sequence[Booted]) -> None:
+def check(booted: "Sequence[Booted]") -> None:
     """Raises StoreDamaged if one of them did not come to life."""
     dead = [one for one in booted if not one.lives]
     if dead:
@@ -69,7 +74,7 @@ def check(booted: Sequence[Booted]) -> None:
         )
 
 
-def show(booted: Sequence[Booted]) -> None:
+def show(booted: "Sequence[Booted]") -> None:
     """What came of them, in a line."""
     alive = sum(one.lives for one in booted)
     took = show_seconds(Seconds(sum(one.took for one in booted)))

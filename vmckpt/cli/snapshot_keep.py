@@ -1,13 +1,11 @@
 """vmckpt snapshot pin, unpin, delete, prune, gc, copy, export and import."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt import api, units
-from vmckpt.api import keeping
-from vmckpt.api.keeping import Pruning
+from vmckpt import units
 from vmckpt.cli import output, snapshot_look
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.snapshot_options import (
@@ -20,12 +18,13 @@ from vmckpt.cli.snapshot_options import (
     sure,
 )
 from vmckpt.errors import StoreDamaged
-from vmckpt.policy.schedules import Keep
-from vmckpt.snapshot.copying import Moved
-from vmckpt.snapshot.keeping import when
-from vmckpt.snapshot.pruning import Fate
-from vmckpt.store.gc import GRACE, Collected
 from vmckpt.units import Seconds, show_bytes
+
+if TYPE_CHECKING:
+    from vmckpt.api.keeping import Pruning
+    from vmckpt.snapshot.copying import Moved
+    from vmckpt.snapshot.pruning import Fate
+    from vmckpt.store.gc import Collected
 
 _MOST = 100_000
 
@@ -51,6 +50,9 @@ def pin(
 
         vmckpt snapshot pin before-upgrade --why "until the audit is over"
     """
+    from vmckpt import api
+    from vmckpt.api import keeping
+
     id_ = keeping.pin(api.load_inventory(inventory), store, snapshot, why)
     _done({"id": id_, "pinned": True}, f"{id_} is pinned", json=json)
 
@@ -64,6 +66,9 @@ def unpin(
 
         vmckpt snapshot unpin before-upgrade
     """
+    from vmckpt import api
+    from vmckpt.api import keeping
+
     id_ = keeping.unpin(api.load_inventory(inventory), store, snapshot)
     _done({"id": id_, "pinned": False}, f"{id_} is not pinned", json=json)
 
@@ -83,6 +88,9 @@ def delete(
 
         vmckpt snapshot delete monday tuesday --yes --json
     """
+    from vmckpt import api
+    from vmckpt.api import keeping
+
     doomed = keeping.doomed(api.load_inventory(inventory), store, snapshots)
     named = [
         f"{id_} ({doomed.known[id_].name} of {doomed.known[id_].guest})"
@@ -134,6 +142,10 @@ def prune(
 
         vmckpt snapshot prune --schedule nightly --keep-daily 7 --keep-monthly 12 --yes
     """
+    from vmckpt import api
+    from vmckpt.api import keeping
+    from vmckpt.policy.schedules import Keep
+
     keep = Keep(
         last=keep_last,
         hourly=keep_hourly,
@@ -164,7 +176,9 @@ def prune(
         )
 
 
-def _print_fates(found: Pruning) -> None:
+def _print_fates(found: "Pruning") -> None:
+    from vmckpt.snapshot.keeping import when
+
     table = output.table("snapshot", "name", "guest", "made (UTC)", "", "why")
     for one in found.fates:
         told = one.public
@@ -211,6 +225,10 @@ def gc(
 
         vmckpt snapshot gc --grace 12h --store far
     """
+    from vmckpt import api
+    from vmckpt.api import keeping
+    from vmckpt.store.gc import GRACE
+
     known = api.load_inventory(inventory)
     after = GRACE if grace is None else grace
     where, done = keeping.collect(known, store, grace=after, dry_run=dry_run, say=output.say)
@@ -226,7 +244,7 @@ def gc(
         )
 
 
-def _collected_json(where: str, done: Collected, *, dry_run: bool) -> dict[str, Any]:
+def _collected_json(where: str, done: "Collected", *, dry_run: bool) -> dict[str, Any]:
     return {
         "store": where,
         "dry_run": dry_run,
@@ -243,7 +261,7 @@ def _collected_json(where: str, done: Collected, *, dry_run: bool) -> dict[str, 
     }
 
 
-def _print_collected(where: str, done: Collected, *, dry_run: bool) -> None:
+def _print_collected(where: str, done: "Collected", *, dry_run: bool) -> None:
     would = "would be " if dry_run else ""
     output.out.print(
         f"{where}: {done.removed} objects {would}removed ({show_bytes(done.removed_bytes)}),"
@@ -276,6 +294,9 @@ def copy(
 
         vmckpt snapshot copy s-k3fq s-m2aa --store far --to near --json
     """
+    from vmckpt import api
+    from vmckpt.api import keeping
+
     known = api.load_inventory(inventory)
     moved = []
     for one in keeping.copy(known, snapshots, store, to, Ticker().take):
@@ -301,6 +322,9 @@ def export(
 
         vmckpt snapshot export before-upgrade /mnt/stick/web1.vmckpt
     """
+    from vmckpt import api
+    from vmckpt.api import keeping
+
     known = api.load_inventory(inventory)
     moved = keeping.export(known, store, snapshot, file, Ticker().take)
     if json:
@@ -329,6 +353,9 @@ def import_(
 
         vmckpt snapshot import /mnt/stick/web1.vmckpt --store near
     """
+    from vmckpt import api
+    from vmckpt.api import keeping
+
     known = api.load_inventory(inventory)
     place = known.store(store).name
     moved = keeping.import_(known, store, file, Ticker().take)
@@ -338,7 +365,7 @@ def import_(
         _print_moved(moved, place)
 
 
-def _print_moved(moved: Moved, place: str) -> None:
+def _print_moved(moved: "Moved", place: str) -> None:
     if moved.already:
         back = f"; {moved.chunks_new} boxes were brought back" if moved.chunks_new else ""
         output.out.print(f"{moved.id} {moved.name}: is in {place} already{back}")

@@ -1,13 +1,10 @@
 """vmckpt snapshot keys: who can read snapshots, and whose are believed."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt import api
-from vmckpt.api import keeping_keys
-from vmckpt.api.keeping_keys import Keys
 from vmckpt.cli import output, snapshot_salt
 from vmckpt.cli.arguments import INVENTORY, JSON, help_alone
 from vmckpt.cli.snapshot_options import (
@@ -20,9 +17,11 @@ from vmckpt.cli.snapshot_options import (
     sure,
 )
 from vmckpt.errors import KeyRefused, StoreDamaged
-from vmckpt.snapshot.rekeying import Rotated
-from vmckpt.store.keyring import Named
-from vmckpt.store.keytexts import KeyKind, show
+
+if TYPE_CHECKING:
+    from vmckpt.api.keeping_keys import Keys
+    from vmckpt.snapshot.rekeying import Rotated
+    from vmckpt.store.keyring import Named
 
 keys = typer.Typer(name="keys", invoke_without_command=True, rich_markup_mode=None)
 NAME = Annotated[str, typer.Argument(help="What you call it.")]
@@ -48,6 +47,8 @@ def list_(json: JSON = False) -> None:
 
         vmckpt snapshot keys list
     """
+    from vmckpt.api import keeping_keys
+
     found = keeping_keys.keys()
     if json:
         output.print_json(
@@ -63,11 +64,11 @@ def list_(json: JSON = False) -> None:
         _print_keys(found)
 
 
-def _json(one: Named) -> dict[str, Any]:
+def _json(one: "Named") -> dict[str, Any]:
     return {"name": one.name, "key": one.text, "fingerprint": one.fingerprint}
 
 
-def _print_keys(found: Keys) -> None:
+def _print_keys(found: "Keys") -> None:
     lines = [(one, one.name, "reads new snapshots") for one in found.admins]
     if found.writer is not None:
         lines.append((found.writer, "this controller", "signs what it makes, and is believed"))
@@ -100,6 +101,9 @@ def new(
 
         VMCKPT_PASSPHRASE_FILE=/run/secret vmckpt snapshot keys new vmckpt.key --json
     """
+    from vmckpt.api import keeping_keys
+    from vmckpt.store.keytexts import KeyKind, show
+
     passphrase = None if no_passphrase else chosen_passphrase()
     text = show(KeyKind.ADMIN, keeping_keys.new_identity(file, passphrase))
     if json:
@@ -123,6 +127,8 @@ def add(
 
         vmckpt snapshot keys add alice vmckpt-admin-pub:…
     """
+    from vmckpt.api import keeping_keys
+
     first = not keeping_keys.keys().admins
     added = keeping_keys.add_key(name, key)
     if json:
@@ -145,6 +151,8 @@ def remove(name: NAME, json: JSON = False) -> None:
 
         vmckpt snapshot keys remove alice
     """
+    from vmckpt.api import keeping_keys
+
     keeping_keys.remove_key(name)
     _told(name, f"new snapshots are not for {name}", json=json)
     output.say("for those there are: vmckpt snapshot keys rotate --identity FILE")
@@ -162,6 +170,8 @@ def trust(
 
         vmckpt snapshot keys trust other-controller vmckpt-writer-pub:…
     """
+    from vmckpt.api import keeping_keys
+
     added = keeping_keys.trust(name, key)
     if json:
         output.print_json(_json(added))
@@ -177,6 +187,8 @@ def distrust(name: NAME, json: JSON = False) -> None:
 
         vmckpt snapshot keys distrust other-controller
     """
+    from vmckpt.api import keeping_keys
+
     keeping_keys.distrust(name)
     _told(name, f"what {name} has signed is not believed", json=json)
 
@@ -213,6 +225,9 @@ def rotate(
 
         vmckpt snapshot keys rotate --identity ~/vmckpt.key --drop alice --yes
     """
+    from vmckpt import api
+    from vmckpt.api import keeping_keys
+
     key = identity_of(identity)
     if key is None:
         raise KeyRefused("an identity must open the snapshots first", mend="name it: --identity")
@@ -240,7 +255,7 @@ def rotate(
     _check(done)
 
 
-def _print_rotated(one: Rotated, names: str, *, dry_run: bool) -> None:
+def _print_rotated(one: "Rotated", names: str, *, dry_run: bool) -> None:
     would = "would be" if dry_run else "are"
     beside = f"; {len(one.open)} are not encrypted" if one.open else ""
     output.out.print(
@@ -250,7 +265,7 @@ def _print_rotated(one: Rotated, names: str, *, dry_run: bool) -> None:
         output.out.print(f"left as it is: {id_}: {why}", soft_wrap=True)
 
 
-def _check(done: list[Rotated]) -> None:
+def _check(done: "list[Rotated]") -> None:
     """Raises StoreDamaged or KeyRefused if not all snapshots could be made open."""
     damaged = sum(len(one.damaged) for one in done)
     refused = sum(len(one.refused) for one in done)

@@ -1,25 +1,23 @@
 """vmckpt snapshot show, diff and verify: what is in a store, and whether it is whole."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from vmckpt import api
-from vmckpt.api import keeping
-from vmckpt.api.keeping import Compared, Shown
 from vmckpt.cli import output, snapshot_boot
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.snapshot_options import IDENTITY, SNAPSHOT, STORE, Ticker, identity_of
 from vmckpt.errors import BadInput, StoreError
-from vmckpt.snapshot.booting import Booted
-from vmckpt.snapshot.keeping import when
-from vmckpt.snapshot.proving import Depth, Proved
-from vmckpt.snapshot.repairing import Repaired
-from vmckpt.store.facts import Public
-from vmckpt.store.inside import Private
-from vmckpt.store.keytexts import fingerprint
 from vmckpt.units import Bytes, show_bytes
+
+if TYPE_CHECKING:
+    from vmckpt.api.keeping import Compared, Shown
+    from vmckpt.snapshot.booting import Booted
+    from vmckpt.snapshot.proving import Proved
+    from vmckpt.snapshot.repairing import Repaired
+    from vmckpt.store.facts import Public
+    from vmckpt.store.inside import Private
 
 
 def add_to(app: typer.Typer) -> None:
@@ -46,6 +44,9 @@ def show(
 
         vmckpt snapshot show s-k3fq --identity ~/vmckpt.key --xml > web1.xml
     """
+    from vmckpt import api
+    from vmckpt.api import keeping
+
     known = api.load_inventory(inventory)
     found = keeping.show(known, store, snapshot, identity_of(identity))
     if xml:
@@ -87,6 +88,9 @@ def diff(
 
         vmckpt snapshot diff monday tuesday --json
     """
+    from vmckpt import api
+    from vmckpt.api import keeping
+
     known = api.load_inventory(inventory)
     found = keeping.compare(known, store, (before, after), identity_of(identity))
     if found.before.guest_uuid != found.after.guest_uuid:
@@ -144,6 +148,10 @@ def verify(
 
         vmckpt snapshot verify before-upgrade --boot --on beta --scratch /srv/scratch
     """
+    from vmckpt import api
+    from vmckpt.api import keeping
+    from vmckpt.snapshot.proving import Depth
+
     if sealed and deep:
         raise BadInput("--deep reads what --sealed leaves closed", mend="say one of them")
     if boot and sealed:
@@ -180,7 +188,7 @@ def verify(
     snapshot_boot.check(booted)
 
 
-def _print_repaired(mended: Repaired) -> None:
+def _print_repaired(mended: "Repaired") -> None:
     output.out.print(
         f"repaired: {len(mended.removed)} damaged objects removed, {mended.saved} chunks saved from"
         f" them, {mended.brought} brought back ({show_bytes(mended.brought_bytes)})",
@@ -194,7 +202,9 @@ def _print_repaired(mended: Repaired) -> None:
         )
 
 
-def _print_proof(found: Proved) -> None:
+def _print_proof(found: "Proved") -> None:
+    from vmckpt.snapshot.proving import Depth
+
     for flaw in found.flaws:
         output.out.print(str(flaw), soft_wrap=True)
     opened = f", {found.opened} of them opened" if found.depth is not Depth.SEALED else ""
@@ -217,7 +227,10 @@ def _print_rows(rows: list[tuple[str, str]]) -> None:
     output.out.print(shown)
 
 
-def _public_rows(found: Shown) -> list[tuple[str, str]]:
+def _public_rows(found: "Shown") -> list[tuple[str, str]]:
+    from vmckpt.snapshot.keeping import when
+    from vmckpt.store.keytexts import fingerprint
+
     told = found.looked.public
     names = {one.fingerprint: one.name for one in found.admins}
     if found.looked.wrong is not None:
@@ -252,7 +265,9 @@ def _public_rows(found: Shown) -> list[tuple[str, str]]:
     return [(name, text) for name, text in rows if text]
 
 
-def _verified(found: Shown) -> str:
+def _verified(found: "Shown") -> str:
+    from vmckpt.snapshot.keeping import when
+
     last = found.verdict.last
     if last is None:
         return "never"
@@ -260,7 +275,9 @@ def _verified(found: Shown) -> str:
     return f"{last}, {when(last.at)} UTC by {last.by}{wrong}"
 
 
-def _public_json(found: Shown) -> dict[str, Any]:
+def _public_json(found: "Shown") -> dict[str, Any]:
+    from vmckpt.store.keytexts import fingerprint
+
     told: Public = found.looked.public
     fields = (
         "id", "name", "guest", "guest_uuid", "made_at", "by", "host", "parent", "group", "qemu",
@@ -284,7 +301,7 @@ def _public_json(found: Shown) -> dict[str, Any]:
     }
 
 
-def _inside_json(private: Private) -> dict[str, Any]:
+def _inside_json(private: "Private") -> dict[str, Any]:
     facts = private.facts
     return {
         "regions": [
@@ -302,7 +319,7 @@ def _inside_json(private: Private) -> dict[str, Any]:
     }
 
 
-def _print_private(private: Private) -> None:
+def _print_private(private: "Private") -> None:
     facts = private.facts
     regions: Table = output.table("region", "kind", ">size")
     for one in private.regions:
@@ -326,7 +343,7 @@ def _print_private(private: Private) -> None:
         _print_rows(rows)
 
 
-def _print_diff(found: Compared) -> None:
+def _print_diff(found: "Compared") -> None:
     table = output.table("region", "kind", ">before", ">after", ">changed", ">to zeros", ">filled")
     for one in found.regions:
         unit = one.size // one.changed if one.changed else 0

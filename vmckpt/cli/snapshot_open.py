@@ -8,22 +8,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt import api
-from vmckpt.api import opening
-from vmckpt.checkpoint.nbdserver import Server
-from vmckpt.checkpoint.nbdwire import Place, Tcp, Unix
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.snapshot_options import IDENTITY, SNAPSHOT, STORE, Ticker, identity_of
 from vmckpt.errors import BadInput
-from vmckpt.snapshot import insides
-from vmckpt.snapshot.insides import Entry
-from vmckpt.snapshot.opening import Browse
 from vmckpt.units import Bytes, show_bytes
+
+if TYPE_CHECKING:
+    from vmckpt.checkpoint.nbdwire import Place
+    from vmckpt.snapshot.insides import Entry
+    from vmckpt.snapshot.opening import Browse
 
 _DISK = re.compile(r"([^:]+)(?::([0-9]{1,3}))?")
 _PORT = re.compile(r"(?:(.+):)?([0-9]{1,5})")
@@ -76,6 +74,10 @@ def open_(
 
         vmckpt snapshot open before-upgrade --core web1.core && crash vmlinux web1.core
     """
+    from vmckpt import api
+    from vmckpt.api import opening
+    from vmckpt.checkpoint.nbdwire import Unix
+
     _one_of(nbd, listen, files, get, core)
     known = api.load_inventory(inventory)
     with opening.opened(known, store, snapshot, identity_of(identity)) as browse:
@@ -95,14 +97,16 @@ def _one_of(*asked: object) -> None:
         )
 
 
-def _port(text: str | None) -> Place:
+def _port(text: str | None) -> "Place":
+    from vmckpt.checkpoint.nbdwire import Tcp
+
     match = _PORT.fullmatch(text or "")
     if match is None or int(match[2]) > 65535:
         raise BadInput(f"{text!r} is no port", mend="write it like 10809 or 127.0.0.1:10809")
     return Tcp((match[1] or "127.0.0.1").strip("[]"), int(match[2]))
 
 
-def _named(disk: str | None, browse: Browse) -> tuple[str, int | None]:
+def _named(disk: str | None, browse: "Browse") -> tuple[str, int | None]:
     """A disk and one of its partitions, as somebody wrote them. Raises BadInput."""
     if disk is None:
         if len(browse.disks()) != 1:
@@ -117,7 +121,9 @@ def _named(disk: str | None, browse: Browse) -> tuple[str, int | None]:
     return match[1], None if match[2] is None else int(match[2])
 
 
-def _serve(browse: Browse, disk: str | None, place: Place, *, json: bool) -> None:
+def _serve(browse: "Browse", disk: str | None, place: "Place", *, json: bool) -> None:
+    from vmckpt.checkpoint.nbdserver import Server
+
     name = None
     if disk is not None:
         name, number = _named(disk, browse)
@@ -151,8 +157,10 @@ def _until_stopped() -> Iterator[threading.Event]:
 
 
 def _files(
-    browse: Browse, disk: str | None, path: str | None, get: str | None, to: Path, *, json: bool
+    browse: "Browse", disk: str | None, path: str | None, get: str | None, to: Path, *, json: bool
 ) -> None:
+    from vmckpt.snapshot import insides
+
     name, number = _named(disk, browse)
     with insides.opened(browse.export(name), name, number) as found:
         if path is not None:
@@ -173,7 +181,7 @@ def _files(
                 output.say(f"{place}{rest}")
 
 
-def _entry_json(one: Entry) -> dict[str, object]:
+def _entry_json(one: "Entry") -> dict[str, object]:
     return {
         "name": one.name,
         "mode": stat.filemode(one.mode),
@@ -183,7 +191,7 @@ def _entry_json(one: Entry) -> dict[str, object]:
     }
 
 
-def _list(listed: tuple[Entry, ...]) -> None:
+def _list(listed: "tuple[Entry, ...]") -> None:
     table = output.table("mode", ">uid", ">gid", ">size", "name")
     for one in listed:
         size = "" if one.folder else show_bytes(Bytes(one.size))
@@ -192,7 +200,7 @@ def _list(listed: tuple[Entry, ...]) -> None:
     output.out.print(table)
 
 
-def _core(browse: Browse, path: Path, *, json: bool) -> None:
+def _core(browse: "Browse", path: Path, *, json: bool) -> None:
     processors = browse.core(path, Ticker().take)
     size = Bytes(path.stat().st_size)
     if json:

@@ -5,17 +5,17 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.api import keeping_keys
 from vmckpt.cli import output
 from vmckpt.errors import BadInput, Cancelled, KeyRefused
 from vmckpt.model.events import Copied, Event
-from vmckpt.snapshot.keeping import Identity
-from vmckpt.store import keyfiles
 from vmckpt.units import Seconds, show_bytes, show_rate
+
+if TYPE_CHECKING:
+    from vmckpt.snapshot.keeping import Identity
 
 PASSPHRASE = "VMCKPT_PASSPHRASE_FILE"
 _EVERY = Seconds(1.0)
@@ -87,8 +87,10 @@ def sure(question: str, *, yes: bool) -> None:
         raise Cancelled("nothing was changed")
 
 
-def identity_of(path: Path | None) -> Identity | None:
+def identity_of(path: Path | None) -> "Identity | None":
     """What loads the identity that was named, if one was."""
+    from vmckpt.api import keeping_keys
+
     if path is None:
         return None
     return keeping_keys.load_identity(path, lambda: asked_passphrase(path))
@@ -109,6 +111,8 @@ def asked_passphrase(path: Path) -> str:
 
 def given_passphrase() -> str | None:
     """The first line of the file that VMCKPT_PASSPHRASE_FILE names. Raises KeyRefused."""
+    from vmckpt.store import keyfiles
+
     named = os.environ.get(PASSPHRASE)
     if not named:
         return None

@@ -1,22 +1,22 @@
 """vmckpt snapshot restore."""
 
 import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt import api
-from vmckpt.api import groups, snapshots
 from vmckpt.cli import completing, output
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.cli.snapshot_options import IDENTITY, STORE, Ticker, identity_of
 from vmckpt.errors import HookFailed
-from vmckpt.snapshot import group, hooks
-from vmckpt.snapshot.keeping import Identity
-from vmckpt.snapshot.requests import Restored, RestoreRequest
-from vmckpt.snapshot.restoring_group import GroupRestored
 from vmckpt.units import show_seconds
+
+if TYPE_CHECKING:
+    from vmckpt import api
+    from vmckpt.snapshot.keeping import Identity
+    from vmckpt.snapshot.requests import Restored, RestoreRequest
+    from vmckpt.snapshot.restoring_group import GroupRestored
 
 
 def add_to(app: typer.Typer) -> None:
@@ -89,6 +89,11 @@ def restore(
 
         vmckpt snapshot restore g-uq6nkk3ydjr4zqhe --replace
     """
+    from vmckpt import api
+    from vmckpt.snapshot import hooks
+    from vmckpt.snapshot.requests import Restored, RestoreRequest
+    from vmckpt.snapshot.restoring_group import GroupRestored
+
     known = api.load_inventory(inventory)
     request = RestoreRequest(
         snapshot=snapshot, fork=as_, folder=folder, link_up=link, end_running=replace,
@@ -106,7 +111,7 @@ def restore(
         raise HookFailed(text, mend="see to it by hand")
 
 
-def _show(done: Restored, *, paused: bool) -> None:
+def _show(done: "Restored", *, paused: bool) -> None:
     for warning in done.warnings:
         output.say(f"warning: {warning}")
     if not done.runs:
@@ -125,12 +130,16 @@ def _show(done: Restored, *, paused: bool) -> None:
 
 
 async def _restore(
-    inventory: api.Inventory,
+    inventory: "api.Inventory",
     store: str | None,
-    request: RestoreRequest,
+    request: "RestoreRequest",
     on: str | None,
-    key: Identity | None,
-) -> Restored | GroupRestored:
+    key: "Identity | None",
+) -> "Restored | GroupRestored":
+    from vmckpt import api
+    from vmckpt.api import groups, snapshots
+    from vmckpt.snapshot import group
+
     whole = group.is_id(request.snapshot)
     becomes = "it is told how each guest stands" if whole else "disks will be as before"
     stop = stop_on_signals(f"stopping: {becomes}")

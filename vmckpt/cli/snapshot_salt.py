@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from vmckpt.api import keeping_keys
 from vmckpt.cli import output
 from vmckpt.cli.arguments import JSON
 from vmckpt.cli.snapshot_options import asked_passphrase, chosen_passphrase
@@ -35,6 +34,8 @@ def export_salt(
 
         vmckpt snapshot keys export-salt salt.key
     """
+    from vmckpt.api import keeping_keys
+
     passphrase = None if no_passphrase else chosen_passphrase()
     domain = keeping_keys.export_salt(file, passphrase)
     if json:
@@ -55,6 +56,8 @@ def import_salt(file: FILE, json: JSON = False) -> None:
 
         vmckpt snapshot keys import-salt salt.key
     """
+    from vmckpt.api import keeping_keys
+
     domain = keeping_keys.import_salt(file, lambda: asked_passphrase(file))
     encrypts = bool(keeping_keys.keys().admins)
     if json:

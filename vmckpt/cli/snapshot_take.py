@@ -1,21 +1,22 @@
 """vmckpt snapshot create."""
 
 import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt import api
 from vmckpt.agent.choosing import Way
-from vmckpt.api import groups, snapshots
 from vmckpt.cli import completing, output
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.cli.snapshot_options import STORE, Ticker
 from vmckpt.errors import BadInput
-from vmckpt.snapshot.grouping import GroupTaken
-from vmckpt.snapshot.requests import Taken, TakeRequest
 from vmckpt.units import Seconds, show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from vmckpt import api
+    from vmckpt.snapshot.grouping import GroupTaken
+    from vmckpt.snapshot.requests import Taken, TakeRequest
 
 
 def add_to(app: typer.Typer) -> None:
@@ -66,6 +67,9 @@ def create(
 
         vmckpt snapshot create --group web1,web2,db1 --name before-upgrade
     """
+    from vmckpt import api
+    from vmckpt.snapshot.requests import TakeRequest
+
     if (guest is None) == (group is None):
         told = "neither a guest" if guest is None else "both a guest"
         also = "nor" if guest is None else "and"
@@ -88,23 +92,29 @@ def create(
         _show_taken(taken)
 
 
-def _caller(words: str) -> api.Caller:
+def _caller(words: str) -> "api.Caller":
+    from vmckpt import api
+
     return api.Caller(emit=Ticker().take, warn=output.say, stop=stop_on_signals(words))
 
 
-async def _create(inventory: api.Inventory, store: str | None, request: TakeRequest) -> Taken:
+async def _create(inventory: "api.Inventory", store: str | None, request: "TakeRequest") -> "Taken":
+    from vmckpt.api import snapshots
+
     caller = _caller("stopping: the guest will be as it was")
     return await snapshots.take(inventory, store, request, caller)
 
 
 async def _create_group(
-    inventory: api.Inventory, store: str | None, group: str, request: TakeRequest
-) -> GroupTaken:
+    inventory: "api.Inventory", store: str | None, group: str, request: "TakeRequest"
+) -> "GroupTaken":
+    from vmckpt.api import groups
+
     caller = _caller("stopping: the guests will be as they were")
     return await groups.take(inventory, store, group.split(","), request, caller)
 
 
-def _show_group(cut: GroupTaken) -> None:
+def _show_group(cut: "GroupTaken") -> None:
     for one in cut.members:
         _show_taken(one)
     held = max(one.held or 0.0 for one in cut.members)
@@ -114,7 +124,7 @@ def _show_group(cut: GroupTaken) -> None:
     )
 
 
-def _show_taken(taken: Taken) -> None:
+def _show_taken(taken: "Taken") -> None:
     for warning in taken.warnings:
         output.say(f"warning: {warning}")
     output.out.print(

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group
@@ -14,11 +14,13 @@ from rich.live import Live
 from vmckpt.cli import moving, output, progress
 from vmckpt.cli.arguments import INVENTORY, JOB
 from vmckpt.errors import Unattended
-from vmckpt.journal import desk, forms, turns, wording
-from vmckpt.journal.desk import Follower, JobView, News
+from vmckpt.journal import forms, turns, wording
 from vmckpt.journal.records import WHOLE_HOST, Operation, StoredSample, StoredStep
 from vmckpt.model.events import Sampled
 from vmckpt.units import Seconds, show_seconds
+
+if TYPE_CHECKING:
+    from vmckpt.journal.desk import Follower, JobView, News
 
 _LOOK_EVERY = 0.5
 _LOG_EVERY = 1.0
@@ -45,6 +47,9 @@ def watch(
 
         vmckpt watch web1 --json
     """
+    from vmckpt.journal import desk
+    from vmckpt.journal.desk import Follower
+
     with desk.open_journal() as journal:
         operation, follower = journal.operation(job), Follower(journal, job)
         try:
@@ -64,11 +69,11 @@ def watch(
 
 
 def _watch_protection(
-    follower: Follower, guest: str, inventory: Path | None, *, json: bool
+    follower: "Follower", guest: str, inventory: Path | None, *, json: bool
 ) -> None:
     # What protections need is loaded by those alone who have one.
-    from vmckpt.api import load_inventory, protecting  # noqa: PLC0415
-    from vmckpt.cli import watching_protection as watched  # noqa: PLC0415
+    from vmckpt.api import load_inventory, protecting
+    from vmckpt.cli import watching_protection as watched
 
     known = load_inventory(inventory)
 
@@ -94,7 +99,7 @@ def _watch_protection(
         output.out.print(f"{follower.id} {guest}: {why}")
 
 
-def follow(follower: Follower, take: Callable[[News], None]) -> JobView:
+def follow(follower: "Follower", take: "Callable[[News], None]") -> "JobView":
     """Look until the job has ended; how it stands then. Raises Unattended if nobody runs it."""
     while True:
         news = follower.look()
@@ -108,7 +113,7 @@ def follow(follower: Follower, take: Callable[[News], None]) -> JobView:
         time.sleep(_LOOK_EVERY)
 
 
-def nobody(view: JobView) -> Unattended:
+def nobody(view: "JobView") -> Unattended:
     """The error for a job whose controller has ended before it did."""
     operation = view.operation
     return Unattended(
@@ -118,7 +123,7 @@ def nobody(view: JobView) -> Unattended:
     )
 
 
-def ended(view: JobView) -> str:
+def ended(view: "JobView") -> str:
     """How a job ended, in a line."""
     operation = view.operation
     took = (operation.ended_at or operation.began_at) - operation.began_at
@@ -156,7 +161,7 @@ class Window:
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
 
-    def take(self, news: News) -> None:
+    def take(self, news: "News") -> None:
         first = self._view is None
         self._view = news.view
         self._parts, self._steps = news.parts, news.steps
@@ -202,7 +207,7 @@ class Window:
         return progress.panel(title, self._view.doing, elapsed, self._last)
 
 
-def _print_news(news: News) -> None:
+def _print_news(news: "News") -> None:
     lines = [(event.at, event.as_json()) for event in news.events]
     lines += [(sample.at, {"kind": "sampled", **sample.as_json()}) for sample in news.samples]
     for _, line in sorted(lines, key=lambda line: line[0]):

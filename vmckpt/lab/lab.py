@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from vmckpt.errors import BadInput, LabError
 from vmckpt.lab import configs, host, network, observer_client, pki, plan, witness
@@ -190,15 +189,3 @@ def heal(lab: LabPlan, name: str) -> None:
     if not host.is_up(lab.host(name)):
         host.power_on(lab, lab.host(name))
     host.wait_until_up(lab.host(name))
-
-
-def running_inventory() -> Path | None:
-    """hosts.yaml of the one running lab; None if none runs; BadInput if several do."""
-    found = sorted(LABS.glob("*/hosts.yaml"))
-    if len(found) > 1:
-        names_ = ", ".join(path.parent.name for path in found)
-        raise BadInput(
-            f"several labs are up ({names_})",
-            mend=f"choose with --inventory or VMCKPT_INVENTORY, like {LABS}/NAME/hosts.yaml",
-        )
-    return found[0] if found else None

@@ -1,0 +1,71 @@
+"""What a command loads before it does anything: no library that it may not need."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from vmckpt.cli.commands import COMMANDS
+from vmckpt.cli.main import loaded
+
+# Loads what every command needs, then asks each command for its help in a fork of its own.
+_PROGRAM = """
+import io, json, os, sys
+from vmckpt.cli import main
+found = {}
+for name in json.loads(sys.argv[1]):
+    reads, writes = os.pipe()
+    if (child := os.fork()) == 0:
+        sys.stdout = sys.stderr = io.StringIO()
+        code = main.run([*name.split(), "--help"])
+        tops = sorted({one.partition(".")[0] for one in sys.modules})
+        ours = [one for one in sys.modules if one.startswith(("vmckpt.", "vmckpt_"))]
+        told = json.dumps({"code": code, "tops": tops, "ours": ours, "all": len(sys.modules)})
+        os.write(writes, told.encode())
+        os._exit(0)
+    os.close(writes)
+    found[name] = json.loads(os.fdopen(reads).read())
+    os.waitpid(child, 0)
+print(json.dumps(found))
+"""
+HEAVY = {
+    "textual", "boto3", "botocore", "aiohttp", "moto", "sqlalchemy", "libvirt", "numpy", "paramiko",
+    "psycopg", "cryptography", "tenacity", "yaml",
+}  # fmt: skip
+"""Libraries that no help needs."""
+NEEDED = {"watch": {"yaml"}, "lab": {"cryptography", "libvirt", "tenacity", "yaml"}}
+"""Loaded all the same: the lab is imported as a whole, and watch with the journal."""
+OURS = 40
+"""Modules of vmckpt that a command's help may load; the most is 34, the lab's 61 aside."""
+ALL = 460
+"""Modules in all; the most is 413, the lab's 530 aside."""
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    told = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, json.dumps(["", *COMMANDS])],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    found: dict[str, Any] = json.loads(told)
+    return found
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_loads_nothing_that_only_the_command_needs(name: str, seen: dict[str, Any]) -> None:
+    one = seen[name]
+    assert one["code"] == 0
+    assert HEAVY & set(one["tops"]) == NEEDED.get(name, set())
+    assert name == "lab" or (len(one["ours"]) <= OURS and one["all"] <= ALL)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_table_says_what_the_command_says(name: str) -> None:
+    first = " ".join((loaded(name).help or "").split("\n\n")[0].split())
+    assert (first.partition(". ")[0] + ".").replace("..", ".") == _ended(COMMANDS[name].says)
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."

@@ -1,0 +1,112 @@
+"""The hosts and guests of an inventory, and their labels."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vmckpt.errors import (
+    BadInput,
+    GuestBusy,
+    HypervisorError,
+    meant,
+)
+from vmckpt.hypervisor import facts as host_facts
+from vmckpt.hypervisor import guests as hypervisor_guests
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.inventory import Inventory
+from vmckpt.model.guests import Guest
+from vmckpt.model.hosts import Host, HostFacts
+from vmckpt.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostView:
+    """A host and what it says, or why it says nothing."""
+
+    host: Host
+    facts: HostFacts | None
+    error: str | None
+
+
+async def hosts(inventory: Inventory) -> list[HostView]:
+    """All hosts, asked at once."""
+
+    async def one(host: Host) -> HostView:
+        async with Hypervisor(host) as hypervisor:
+            try:
+                return HostView(
+                    host=host, facts=await host_facts.host_facts(hypervisor), error=None
+                )
+            except HypervisorError as exc:
+                return HostView(host=host, facts=None, error=exc.message)
+
+    return list(await asyncio.gather(*(one(host) for host in inventory.hosts.values())))
+
+
+async def guests(
+    inventory: Inventory, within: Seconds | None = None
+) -> tuple[list[tuple[Host, Guest]], Mapping[str, str]]:
+    """All guests of all hosts that answer, `within` that time if it is given, and the errors of
+    those that do not."""
+
+    async def one(host: Host) -> list[Guest] | str:
+        async with Hypervisor(host) as hypervisor:
+            try:
+                async with asyncio.timeout(within):
+                    return await hypervisor_guests.all_guests(hypervisor)
+            except HypervisorError as exc:
+                return exc.message
+            except TimeoutError:
+                return "it does not answer at once"
+
+    everyone = list(inventory.hosts.values())
+    answers = await asyncio.gather(*(one(host) for host in everyone))
+    found = [
+        (host, guest)
+        for host, answer in zip(everyone, answers, strict=True)
+        if not isinstance(answer, str)
+        for guest in answer
+    ]
+    errors = {
+        host.name: answer
+        for host, answer in zip(everyone, answers, strict=True)
+        if isinstance(answer, str)
+    }
+    return found, errors
+
+
+async def label(
+    inventory: Inventory, guest: str, changes: Mapping[str, str | None]
+) -> Mapping[str, str]:
+    """Change labels of a guest (None: take it away); all that it has then."""
+    inventory.may_act()
+    found, errors = await guests(inventory)
+    at = [(host, one) for host, one in found if guest in (one.name, one.uuid)]
+    active = [(host, one) for host, one in at if one.state.is_active] or at
+    if len(active) > 1 and len({one.uuid for _, one in active}) == 1:
+        ends = " and ".join(host.name for host, _ in active)
+        raise GuestBusy(
+            f"{guest} is on {ends}: a migration is under way, or it was left on one of them;"
+            " nothing was changed",
+            mend="label it once it has arrived, or undefine it where it does not belong",
+        )
+    if len(active) != 1:
+        where = f" (not asked: {', '.join(errors)})" if errors else ""
+        raise BadInput(f"{len(active)} guests are called {guest}{where}", mend="run vmckpt guests")
+    host, one = active[0]
+    if one.locked:
+        raise GuestBusy(
+            f"a job holds {guest} on {host.name}: {one.job}; nothing was changed",
+            mend="label it once that has ended",
+        )
+    kept = {**one.labels, **changes}
+    labels = {name: value for name, value in kept.items() if value is not None}
+    async with Hypervisor(host) as hypervisor:
+        await hypervisor_guests.set_labels(hypervisor, one.uuid, labels)
+    return labels
+
+
+def no_guest(inventory: Inventory, name: str, found: Sequence[tuple[Host, Guest]]) -> BadInput:
+    """The error for a guest that no host knows, with those that are called nearly so."""
+    hint = meant(name, {guest.name for _, guest in found}, "run vmckpt guests")
+    return BadInput(f"no guest {name!r} on {', '.join(inventory.hosts)}", mend=hint)

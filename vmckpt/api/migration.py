@@ -1,0 +1,237 @@
+"""Migrations: begin, plan, control, resume, recover and replay them."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vmckpt import api
+from vmckpt import inventory as inventories
+from vmckpt.api import fleet
+from vmckpt.errors import (
+    BadInput,
+    HostUnreachable,
+    JournalError,
+    VmckptError,
+    at_host,
+)
+from vmckpt.inventory import Inventory
+from vmckpt.journal import desk, identity, takeover
+from vmckpt.journal.desk import Answer
+from vmckpt.journal.records import FORGOTTEN, WHOLE_HOST, Operation, RequestKind
+from vmckpt.lab import observer_client
+from vmckpt.migrate import command, direct_control, locate, replaying, resuming, settling
+from vmckpt.migrate import recovering as migrate_recovering
+from vmckpt.migrate.locate import GuestAt
+from vmckpt.migrate.planning import Plan
+from vmckpt.migrate.replaying import ReplayReport
+from vmckpt.migrate.report import MigrationReport
+from vmckpt.migrate.requests import MigrateRequest, Setting
+from vmckpt.migrate.waiting import stoppable
+from vmckpt.model.callers import Caller
+from vmckpt.model.hosts import Host
+from vmckpt.model.jobs import Outcome
+from vmckpt.model.orders import Mode
+from vmckpt.model.recovery import Settled
+from vmckpt.policy import select, shelf
+from vmckpt.policy.types import Policy
+from vmckpt.recover import engine as recovering
+from vmckpt.recover.engine import Recovered
+
+
+async def migrate(
+    inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
+) -> MigrationReport:
+    """See migrate.command.migrate; finds the guest's host if the request does not name it.
+
+    Raises ReadOnly, as everything here that acts, if only looking is allowed.
+    """
+    if not request.dry_run:
+        inventory.may_act()
+    setting = await _put_in_order_and_find(inventory, policies, request, caller)
+    report = await command.migrate(setting, request, caller)
+    if report.outcome is not Outcome.UNKNOWN or report.job is None:
+        return report
+    # Recovery may know what to do where an engine may only wait.
+    try:
+        found = await recovering.one(inventory, policies, caller, report.job)
+    except JournalError as exc:
+        return replace(report, warnings=(*report.warnings, str(exc)))
+    said = (f"it was not known at first; then: {found.truth}", *found.did, *found.warnings)
+    outcome = found.outcome or report.outcome
+    return replace(report, outcome=outcome, warnings=(*report.warnings, *said))
+
+
+async def _put_in_order_and_find(
+    inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
+) -> Setting:
+    """What dead controllers left is put in order first; meanwhile the guest is looked for."""
+    if request.dry_run:
+        return await _setting(inventory, policies, request, caller)
+    await asyncio.to_thread(desk.refuse_entrusted, request.guest)
+    first = asyncio.create_task(recovering.before_acting(inventory, policies, caller))
+    try:
+        setting = await _setting(inventory, policies, request, caller)
+    except VmckptError:
+        if not await first:
+            raise
+        return await _setting(inventory, policies, request, caller)
+    if await first:
+        return await _setting(inventory, policies, request, caller)
+    return setting
+
+
+async def plan(
+    inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
+) -> tuple[Plan, Host, Host]:
+    """What a migration would be, by migrate.command.plan; and its source and target."""
+    setting = await _setting(inventory, policies, request, caller)
+    return await command.plan(setting, request, caller), setting.source, setting.target
+
+
+async def _setting(
+    inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
+) -> Setting:
+    target = inventory.host(request.to)
+    source = inventory.host(request.from_) if request.from_ else None
+    if source is None:
+        finding = _find(inventory, request.guest, request.to)
+        source = await stoppable(finding, caller.stop)
+    watcher = observer_client.LabObserver(inventory.observer) if inventory.observer else None
+    return Setting(source=source, target=target, policies=policies, outside=watcher)
+
+
+async def recover(
+    inventory: Inventory, policies: Sequence[Policy], caller: Caller, *, dry_run: bool
+) -> list[Recovered]:
+    """Look at every operation that nobody attends, and finish or undo it.
+
+    What still runs in libvirt is watched to its end; `caller.stop` ends the watching alone.
+    """
+    if not dry_run:
+        inventory.may_act()
+    return await recovering.everything(inventory, policies, caller, dry_run=dry_run)
+
+
+def forget(inventory: Callable[[], Inventory], job: str) -> Recovered:
+    """End an unattended job by the operator's word. No host is asked or touched.
+
+    Raises BadInput, ReadOnly, and GuestBusy if somebody attends it.
+    """
+    _may_act(inventory)
+    with desk.open_journal() as journal:
+        operation = journal.operation(job)
+        journal.take_over(operation)
+        journal.finish(operation.id, Outcome.UNKNOWN, {FORGOTTEN: identity.asked_by()})
+    ended = Settled(truth="it is over, by your word; no host was asked", outcome=Outcome.UNKNOWN)
+    return Recovered(operation=operation, settled=ended)
+
+
+def _may_act(inventory: Callable[[], Inventory]) -> None:
+    """Raises ReadOnly; what needs no host is done without an inventory, too."""
+    try:
+        known = inventory()
+    except BadInput:
+        inventories.may_act()
+    else:
+        known.may_act()
+
+
+def replay(path: Path, folder: Path | None, wanted: str | None, mode: Mode | None) -> ReplayReport:
+    """What a policy (by name or file; None: the default) would have made of a recorded migration.
+    `folder`: None: that beside the inventory, if there is one.
+
+    Raises BadInput and PolicyError.
+    """
+    policy = shelf.load_one(wanted or select.DEFAULT, shelf.folder(folder, api.inventory_path()))
+    return replaying.replayed(path, replace(policy, mode=mode or policy.mode))
+
+
+def of_whole_host(job: str) -> bool:
+    """Whether a job is about a host and all its guests. Raises BadInput if there is none such."""
+    with desk.open_journal() as journal:
+        return journal.operation(job, ended=True).kind in WHOLE_HOST
+
+
+def go_on(inventory: Callable[[], Inventory], job: str) -> Answer:
+    """Let a job of a whole host go on that was paused. Raises BadInput, ReadOnly, Unattended."""
+    _may_act(inventory)
+    with desk.open_journal() as journal:
+        return desk.control(journal, job, RequestKind.GO_ON, {})
+
+
+async def resume(
+    inventory: Inventory, policies: Sequence[Policy], job: str, caller: Caller
+) -> MigrationReport:
+    """Go on with a broken post-copy whose controller has ended.
+
+    Raises BadInput if there is nothing to resume, GuestBusy if somebody is at it.
+    """
+    inventory.may_act()
+    with desk.open_journal() as journal:
+        operation = journal.operation(job, ended=True)
+        if not operation.active:
+            raise BadInput(
+                f"{operation.id} has ended: {operation.outcome}; there is nothing to resume",
+                mend=f"vmckpt job {operation.id} tells how",
+            )
+        setting = settling.setting_of(operation, inventory, policies)
+        with takeover.taken_over(journal, operation, caller.warn) as kept:
+            left = migrate_recovering.left(operation, journal.steps(operation.id))
+            return await resuming.resume(setting, left, kept, caller)
+
+
+def control(
+    inventory: Callable[[], Inventory],
+    job: str,
+    kind: RequestKind,
+    arguments: Mapping[str, Any],
+    warn: Callable[[str], None],
+) -> Answer:
+    """Ask a running job for something; without its controller libvirt is asked directly.
+
+    Without an inventory that is left out.
+    """
+    _may_act(inventory)
+
+    def direct(operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]) -> Answer:
+        try:
+            hosts_ = inventory()
+            # As its controller, for this one call: nobody else may act on the guest meanwhile.
+            with takeover.taken_over(journal, operation, warn) as kept:
+                return asyncio.run(direct_control.act(hosts_, operation, kind, arguments, kept))
+        except (BadInput, HostUnreachable) as exc:
+            raise desk.unattended(operation, kind, arguments) from exc
+
+    with desk.open_journal() as journal:
+        return desk.control(journal, job, kind, arguments, direct)
+
+
+async def _find(inventory: Inventory, name: str, to: str) -> Host:
+    """The host that a guest is to be moved away from.
+
+    Raises BadInput if no host knows it, HostUnreachable if one that may know it does not answer,
+    OutcomeUnknown if it is active on two hosts.
+    """
+    found, errors = await fleet.guests(inventory)
+    called = [
+        GuestAt(host=host.name, uuid=guest.uuid, state=guest.state)
+        for host, guest in found
+        if name in (guest.name, guest.uuid)
+    ]
+    leaving = [host for host, guest in found if name in (guest.name, guest.uuid) and guest.leaves]
+    if len(leaving) == 1:
+        return leaving[0]  # preflight says what it is busy with
+    states = locate.one_guest(name, called, to=to)
+    holder = locate.holder(name, states, to=to)
+    if holder is not None and (states[holder].is_active or not errors):
+        return inventory.host(holder)
+    if errors:
+        silent = "; ".join(at_host(*one) for one in errors.items())
+        raise HostUnreachable(
+            f"no host that answers runs guest {name}; not asked: {silent}",
+            host=next(iter(errors)),
+            mend="mend the host, or name the source with --from",
+        )
+    raise fleet.no_guest(inventory, name, found)
