@@ -1,10 +1,8 @@
 """The limits of the house that no linter knows."""
 
 import ast
-import re
 import subprocess
 import tomllib
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,8 @@ MODULES = sorted(
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_has_fewer_than_400_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < 400
+def test_a_module_has_at_most_600_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 600
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -65,15 +63,3 @@ def test_the_core_runs_without_the_dashboard_and_its_library() -> None:
     )
 
     assert seen.stdout == "False False\n"
-
-
-def test_every_lab_test_is_in_one_part_of_check() -> None:
-    text = (ROOT / "check").read_text()
-    ways = text[text.index('if [ "$want" = --all ]; then\n    marks') :].split("\nelse\n")
-    files = sorted(one.name for one in (ROOT / "tests/lab").glob("test_*.py"))
-    for way in ways:
-        letters = [word for part in re.findall(r"\$\(lab ([^)]*)\)", way) for word in part.split()]
-        parts = {
-            file: [one for one in letters if fnmatch(file, f"test_{one}*.py")] for file in files
-        }
-        assert {file: found for file, found in parts.items() if len(found) != 1} == {}
