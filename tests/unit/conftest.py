@@ -1,4 +1,4 @@
-"""Journals of both kinds: an SQLite file, and a schema on a PostgreSQL server."""
+"""Journals of both kinds, in SQLite and in PostgreSQL, and S3 servers of both kinds."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import postgres
+from tests.unit import bucket
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +26,26 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
         return tmp_path / "state" / "journal.db"
     server: postgres.Server = request.getfixturevalue("postgresql")
     return server.place()
+
+
+@pytest.fixture(scope="session")
+def seaweed() -> Iterator[bucket.Seaweed]:
+    """A real S3 server for all tests; started when the first of them needs it."""
+    server = bucket.Seaweed()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[bucket.Moto]:
+    """A substitute for an S3 server."""
+    server = bucket.Moto()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module", params=["moto", "seaweed"])
+def s3_server(request: pytest.FixtureRequest) -> bucket.Server:
+    """An S3 server of each kind in turn; tests share it, so each takes a bucket of its own."""
+    server: bucket.Server = request.getfixturevalue(request.param)
+    return server

@@ -1,7 +1,6 @@
 """The far tier in a bucket, and what a service reads of stores again and again."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,16 +23,12 @@ def stock(
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
     """A URL of a store in a bucket."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    server = Server()
-    try:
-        server.bucket("snapshots")
-        yield f"s3://snapshots/far?endpoint={server.endpoint}"
-    finally:
-        server.stop()
+    s3_server.bucket("service-far")
+    return f"s3://service-far/far?endpoint={s3_server.endpoint}"
 
 
 async def test_snapshots_land_near_and_are_copied_into_a_bucket(

@@ -1,4 +1,4 @@
-"""The same store in a bucket: a server that speaks S3, its refusals, and its death."""
+"""The same store in a bucket: servers that speak S3, their refusals, and their death."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
-from tests.unit.bucket import CREDENTIALS, Server
+from tests.unit.bucket import CREDENTIALS, Moto, Server
 from tests.unit.storing import (
     assert_no_garbage,
     assert_whole,
@@ -32,18 +32,14 @@ def credentials() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server(credentials: None) -> Iterator[Server]:
-    server = Server()
-    try:
-        server.bucket("snapshots")
-        yield server
-    finally:
-        server.stop()
+def server(s3_server: Server) -> Server:
+    s3_server.bucket("snapshots")
+    return s3_server
 
 
 @pytest.fixture
 def backend(server: Server, request: pytest.FixtureRequest) -> S3:
-    backend = backend_of(f"s3://snapshots/{request.node.name}?endpoint={server.endpoint}")
+    backend = backend_of(f"s3://snapshots/{request.node.originalname}?endpoint={server.endpoint}")
     assert isinstance(backend, S3)
     return backend
 
@@ -161,7 +157,7 @@ def test_without_an_access_key_the_mend_is_told(
 
 
 def test_a_server_that_dies_is_told_at_once_by_whoever_works() -> None:
-    server = Server()
+    server = Moto()
     try:
         server.bucket("short")
         backend = S3("short", endpoint=server.endpoint, attempts=1, patience=Seconds(2.0))

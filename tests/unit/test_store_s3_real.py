@@ -1,0 +1,198 @@
+"""What only a real S3 server does: check signatures, serialise writers, come back, fill up."""
+
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.unit.bucket import CREDENTIALS, Seaweed
+from tests.unit.storing import assert_no_garbage, assert_whole, chunks, gc, read, write
+from vmckpt.errors import StoreError
+from vmckpt.lab.pki import Authority
+from vmckpt.store import s3
+from vmckpt.store.s3 import S3
+from vmckpt.store.store import Store
+from vmckpt.units import Seconds
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in CREDENTIALS.items():
+        monkeypatch.setenv(key, value)
+
+
+@pytest.fixture(scope="module")
+def server(seaweed: Seaweed) -> Seaweed:
+    seaweed.bucket("real")
+    return seaweed
+
+
+@pytest.fixture
+def backend(server: Seaweed, request: pytest.FixtureRequest) -> S3:
+    return S3("real", request.node.originalname, endpoint=server.endpoint)
+
+
+@pytest.mark.parametrize("part", [32 << 20, 5 << 20], ids=["one object", "in parts"])
+def test_of_many_writers_of_one_name_one_wins(
+    backend: S3, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    monkeypatch.setattr(s3, "_PART", part)
+    size = 100 if part > 5 << 20 else 2 * part + 1
+    ready = threading.Barrier(4)
+
+    def put(number: int) -> bool:
+        ready.wait(30)
+        return backend.put(f"packs/{part}", bytes([number]) * size)
+
+    with ThreadPoolExecutor(4) as pool:
+        won = list(pool.map(put, range(4)))
+    assert won.count(True) == 1
+    assert backend.get(f"packs/{part}") == bytes([won.index(True)]) * size
+    assert list(backend.leftovers()) == []
+
+
+def test_writers_and_a_collection_at_the_same_time(backend: S3, server: Seaweed) -> None:
+    Store.create(backend)
+
+    def work(name: str) -> None:
+        mine = S3("real", backend._prefix, endpoint=server.endpoint)
+        for turn in range(3):
+            write(Store.open(mine), f"{name}{turn}", chunks(turn, 7, hash(name) % 99))
+
+    with ThreadPoolExecutor(3) as pool:
+        each = [pool.submit(work, name) for name in ("a", "b")]
+        while not all(one.done() for one in each):
+            gc(Store.open(backend))
+        for one in each:
+            one.result()
+    store = Store.open(backend)
+    assert len(store.manifests()) == 6
+    assert_whole(store)
+    assert_no_garbage(store)
+    assert_whole(store)
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("AWS_ACCESS_KEY_ID", "InvalidAccessKeyId"),
+        ("AWS_SECRET_ACCESS_KEY", "SignatureDoesNotMatch"),
+    ],
+)
+def test_a_wrong_key_is_one_clear_line(
+    server: Seaweed, monkeypatch: pytest.MonkeyPatch, name: str, code: str
+) -> None:
+    monkeypatch.setenv(name, "wrong")
+    stranger = S3("real", "x", endpoint=server.endpoint)
+    for work in (Store.create, Store.open):
+        with pytest.raises(StoreError) as caught:
+            work(stranger)
+        line = f"the server refuses it ({code}); see the access key and the bucket's policy"
+        assert str(caught.value) == f"s3://real/x: format: {line}"
+    with pytest.raises(StoreError, match=rf"refuses it \({code}\)"):
+        list(stranger.keys("packs/"))
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    """A server that may be killed, and that speaks TLS as well."""
+    folder = tmp_path_factory.mktemp("certified")
+    authority = Authority("s3")
+    key, certificate = authority.issue("s3", ["127.0.0.1"])
+    for name, content in (("key", key), ("certificate", certificate), ("ca", authority.pem)):
+        (folder / name).write_bytes(content)
+    server = Seaweed(folder=folder, tls=(folder / "certificate", folder / "key"))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def test_tls_needs_a_known_authority(
+    certified: Seaweed, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certified.bucket("tls")
+    with pytest.raises(StoreError, match=r"s3://tls: .*certificate verify failed"):
+        Store.create(S3("tls", endpoint=certified.secure, attempts=1))
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certified.folder / "ca"))
+    store = Store.create(S3("tls", endpoint=certified.secure))
+    write(store, "one", chunks(1, 2))
+    assert_whole(store)
+
+
+def test_what_was_published_outlives_a_killed_server(certified: Seaweed) -> None:
+    certified.bucket("killed")
+    backend = S3("killed", endpoint=certified.endpoint, attempts=1, patience=Seconds(5.0))
+    store = Store.create(backend)
+    published: list[str] = []
+    enough = threading.Event()
+
+    def work() -> None:
+        with suppress(StoreError):
+            for number in range(1000):
+                write(store, f"s{number}", chunks(*range(number, number + 9)))
+                published.append(f"s{number}")
+                if number == 2:
+                    enough.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert enough.wait(30)
+    time.sleep(random.random() / 5)
+    certified.kill()
+    thread.join()
+    with pytest.raises(StoreError, match=r"s3://killed: .*no answer: .*; is the server up"):
+        Store.open(backend)
+
+    certified.start()
+    again = Store.open(S3("killed", endpoint=certified.endpoint))
+    there = {one.id for one in again.manifests()}
+    # The last one may have been published without the answer having arrived.
+    assert set(published) <= there <= {*published, f"s{len(published)}"}
+    assert_whole(again)
+    write(again, "after", chunks(1, 5, 2000))
+    assert_no_garbage(again)
+    assert_whole(again)
+    assert read(again, "s0") == chunks(*range(9))
+
+
+def test_a_full_server_is_one_line_and_the_store_stays_whole(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", tmp_path], check=False
+    )
+    if done.returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    server = None
+    try:
+        server = Seaweed(folder=tmp_path)
+        server.bucket("full")
+        store = Store.create(S3("full", endpoint=server.endpoint, attempts=1))
+        write(store, "one", chunks(*range(9)))
+        fill(tmp_path / "filler")
+        with pytest.raises(StoreError) as caught:
+            write(store, "two", chunks(*range(9, 400)))
+        # It does not say that it is full: all we learn is that it failed.
+        assert "InternalError" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        (tmp_path / "filler").unlink()
+        assert_whole(store)
+        write(store, "three", chunks(*range(9, 40)))
+        assert_whole(store)
+        assert_no_garbage(store)
+    finally:
+        if server is not None:
+            server.stop()
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def fill(file: Path) -> None:
+    """Leave no room on a file system."""
+    with file.open("wb", buffering=0) as filler, suppress(OSError):
+        while True:
+            filler.write(bytes(1 << 16))
