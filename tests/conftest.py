@@ -1,7 +1,10 @@
+import gc
 import signal
+from functools import cache
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import settings
 
 from tests import schemas
@@ -14,6 +17,17 @@ settings.load_profile("vmckpt")
 # Of a shell's background, or under nohup, what tests start would ignore these for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# A process builds its commands once, but here thousands of them run in one process.
+for _name in ("get_command", "get_group"):
+    setattr(typer.main, _name, cache(getattr(typer.main, _name)))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the modules and test items, which stay until the end."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 @pytest.fixture(autouse=True)
