@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
-from textual.widgets import ContentSwitcher, Footer
+from textual.widgets import ContentSwitcher
 
 from vmckpt.api.looking import Source
 from vmckpt.errors import VmckptError
@@ -34,7 +34,7 @@ from vmckpt_tui.panes import (
     PoliciesPane,
     SnapshotsPane,
 )
-from vmckpt_tui.parts import Filter, Head, Tab, Trouble
+from vmckpt_tui.parts import Filter, Head, Keys, Tab, Trouble
 from vmckpt_tui.running import Run, Runs
 from vmckpt_tui.scene import Model, Scene, Where, is_move, is_whole
 from vmckpt_tui.table import BY_NAME, TABLE
@@ -130,7 +130,7 @@ class Dashboard(App[None]):
             yield PoliciesPane(self._setting.policies)
             yield DoctorPane(self._setting.commands)
             yield OutputPane(self.runs)
-        yield Footer(show_command_palette=False)
+        yield Keys()
 
     def on_mount(self) -> None:
         pace, source = self._setting.pace, self._setting.source

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.css.query import NoMatches
 from textual.screen import Screen
-from textual.widgets import Footer, Sparkline, Static
+from textual.widgets import Sparkline, Static
 
 from vmckpt.api.looking import Source
 from vmckpt.errors import VmckptError
@@ -25,7 +25,7 @@ from vmckpt_tui.grid import Grid
 from vmckpt_tui.guard_view import Beat
 from vmckpt_tui.move_view import Pass, Told
 from vmckpt_tui.panes import bindings
-from vmckpt_tui.parts import Facts
+from vmckpt_tui.parts import Facts, Keys
 from vmckpt_tui.scene import Model, Scene, Where
 
 _BACK = Binding("escape,q", "app.pop_screen", "Back")
@@ -147,7 +147,7 @@ class MoveScreen(Detail):
                        empty="no pass yet")  # fmt: skip
             yield Grid(_told_columns(), lambda one: f"{one.at} {one.text}", id="story",
                        empty="nothing was decided yet")  # fmt: skip
-        yield Footer(show_command_palette=False)
+        yield Keys()
 
     async def look(self) -> None:
         """Only what is new is read."""
@@ -225,7 +225,7 @@ class DrainScreen(Detail):
                    empty="nobody is to move")  # fmt: skip
         yield Grid(_told_columns(), lambda one: f"{one.at} {one.text}", id="story",
                    empty="nothing was decided yet")  # fmt: skip
-        yield Footer(show_command_palette=False)
+        yield Keys()
 
     async def look(self) -> None:
         """See Detail."""
@@ -292,7 +292,7 @@ class GuardScreen(Detail):
             for name in _SERIES:
                 yield Static("", id=f"of-{name}", classes="strip", markup=False)
                 yield Sparkline([], id=name, summary_function=max)
-        yield Footer(show_command_palette=False)
+        yield Keys()
 
     async def look(self) -> None:
         """See Detail."""

@@ -9,8 +9,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.events import Click, Resize
 from textual.message import Message
+from textual.screen import Screen
 from textual.widget import Widget
-from textual.widgets import Input, Static
+from textual.widgets import Footer, Input, Static
+from textual.widgets._footer import FooterKey
 
 from vmckpt_tui.scene import Model
 
@@ -191,3 +193,28 @@ def _pad(text: Text, start: int, size: int) -> None:
     text.right_crop(len(text) - start)
     text.append_text(part)
     text.append(" ")
+
+
+class Keys(Footer):
+    """The footer; it is only built again when the keys that it shows have changed."""
+
+    def __init__(self) -> None:
+        super().__init__(show_command_palette=False)
+        self._shown: tuple[tuple[Binding, bool], ...] | None = None
+
+    def compose(self) -> ComposeResult:
+        for part in super().compose():
+            if isinstance(part, FooterKey):
+                # It begins as compact, and each would be styled once more to undo that.
+                part.set_reactive(FooterKey.compact, self.compact)
+            yield part
+
+    def bindings_changed(self, screen: Screen[object]) -> None:
+        """Focus that moves tells this, although it is mostly the same keys."""
+        if self.is_attached and screen is self.screen and screen.app.app_focus:
+            active = screen.active_bindings.values()
+            shown = tuple((one.binding, one.enabled) for one in active if one.binding.show)
+            if shown == self._shown:
+                return
+            self._shown = shown
+        super().bindings_changed(screen)
