@@ -9,7 +9,6 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.events import Click, Resize
 from textual.message import Message
-from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer, Input, Static
 from textual.widgets._footer import FooterKey
@@ -209,12 +208,10 @@ class Keys(Footer):
                 part.set_reactive(FooterKey.compact, self.compact)
             yield part
 
-    def bindings_changed(self, screen: Screen[object]) -> None:
-        """Focus that moves tells this, although it is mostly the same keys."""
-        if self.is_attached and screen is self.screen and screen.app.app_focus:
-            active = screen.active_bindings.values()
-            shown = tuple((one.binding, one.enabled) for one in active if one.binding.show)
-            if shown == self._shown:
-                return
+    async def recompose(self) -> None:
+        """Focus that moves asks for this, although it is mostly the same keys."""
+        active = self.screen.active_bindings.values()
+        shown = tuple((one.binding, one.enabled) for one in active if one.binding.show)
+        if shown != self._shown:
             self._shown = shown
-        super().bindings_changed(screen)
+            await super().recompose()
