@@ -13,6 +13,7 @@ for one version of QEMU, of libvirt and of the image that guests boot from.
 import asyncio
 import hashlib
 import os
+from io import FileIO
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -34,7 +35,7 @@ _MAC = "52:54:00:00:00:01"
 _WAITS = "waiting for settings"
 _BOOTS = Seconds(120.0)
 """For a boot that takes 4 s on an idle machine; a failure is noticed much earlier."""
-_KEPT = 24
+_KEPT = 40
 """Templates in the cache, of 100 to 200 MiB each; the least recently used go first."""
 _PIECE = 1 << 20
 
@@ -49,14 +50,26 @@ async def start(hypervisor: Hypervisor, host: HostPlan, xml: str, *, disk: Bytes
     described = generalised(xml)
     versions = await guests.versions(hypervisor)
     wanted = FOLDER / hashlib.sha256(f"{versions} {disk} {described}".encode()).hexdigest()[:16]
-    with image.held(FOLDER):
-        if not wanted.exists():
-            await _make(hypervisor, host, described, disk, wanted)
-        os.utime(wanted)
-        # Open from here on: it may be removed from the cache meanwhile.
-        saved = wanted.open("rb", buffering=0)
+    saved = _opened(wanted)
+    if saved is None:
+        with image.held(FOLDER):
+            # Another lab may have made it while we waited.
+            if not wanted.exists():
+                await _make(hypervisor, host, described, disk, wanted)
+            saved = _opened(wanted)
+    if saved is None:
+        raise LabError(f"{wanted} was removed as soon as it was made", mend="run it again")
     with saved:
         await _restore(hypervisor, host, xml, saved.fileno())
+
+
+def _opened(template: Path) -> FileIO | None:
+    """Open from here on, as it may be removed from the cache meanwhile; None if there is none."""
+    try:
+        os.utime(template)
+        return template.open("rb", buffering=0)
+    except FileNotFoundError:
+        return None
 
 
 def generalised(xml: str) -> str:
