@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, AnyStr, TypeVar
 
 from tests import schemas
 from vmckpt import inventory
@@ -122,21 +124,32 @@ def codes(done: Done) -> list[str]:
 WHOLE = {"memory": True, "disk": True, "output": True}
 
 
-def finish(process: subprocess.Popen[str], *, limit: float = 120.0) -> Done:
-    """Wait for a command."""
-    deadline, texts = Deadline(limit), None
-    while texts is None:
+def gathered(process: subprocess.Popen[AnyStr], *, limit: float = 120.0) -> tuple[AnyStr, AnyStr]:
+    """Wait until a process has ended. Returns what it wrote, which must be for pipes."""
+    deadline = Deadline(limit)
+    while True:
         try:
-            texts = process.communicate(timeout=1.0)
+            return process.communicate(timeout=1.0)
         except subprocess.TimeoutExpired:
             if deadline.passed():
                 process.send_signal(signal.SIGABRT)  # so that every thread says where it is
-                err = process.communicate()[1]
-                raise AssertionError(f"no end in {limit:g} s; it said:\n{err[-20000:]}") from None
-    out, err = texts
+                out, err = process.communicate()
+                said = repr((err or out or "")[-20000:])
+                raise AssertionError(f"no end in {limit:g} s; it said:\n{said}") from None
+
+
+def finish(process: subprocess.Popen[str], *, limit: float = 120.0) -> Done:
+    """Wait for a command."""
+    out, err = gathered(process, limit=limit)
     words = list(process.args) if isinstance(process.args, list) else []
     schemas.held_text([str(one) for one in words[len(VMCKPT) :]], out)
     return Done(process.returncode, out, err)
+
+
+def code_of(process: subprocess.Popen[str], *, limit: float = 60.0) -> int:
+    """Wait until a process has ended that writes little. Returns its exit code."""
+    until(lambda: process.poll() is not None, limit=limit)
+    return int(process.returncode)
 
 
 def until(condition: Callable[[], bool], *, limit: float = 30.0) -> None:
@@ -145,6 +158,17 @@ def until(condition: Callable[[], bool], *, limit: float = 30.0) -> None:
     while not condition():
         assert not give_up.passed(), "waited in vain"
         time.sleep(0.02)
+
+
+def answers(bench: Bench, name: str = "web1", *, limit: float = 60.0) -> None:
+    """Wait until a guest has answered what it was asked from now on, and told new numbers."""
+    began, heard = time.monotonic(), bench.seen(name).heard
+
+    def again() -> bool:
+        seen = bench.seen(name)
+        return (seen.answered_at or 0.0) > began and seen.heard > heard + 5
+
+    until(again, limit=limit)
 
 
 def usable(bench: Bench) -> None:
@@ -157,13 +181,39 @@ def usable(bench: Bench) -> None:
     assert bench.ledgers() == WHOLE
 
 
-def first_line(process: subprocess.Popen[str], word: str) -> None:
-    """Read a command's progress until a line has that word."""
+def first_line(process: subprocess.Popen[str], word: str, *, limit: float = 120.0) -> list[str]:
+    """Read a command's progress until a line has that word. Returns all lines that were read.
+
+    A command that goes on and never says it is ended, so that the test fails and does not hang.
+    """
     assert process.stderr is not None
-    for line in process.stderr:
-        if word in line:
-            return
-    raise AssertionError(f"it ended before it said {word!r}")
+    lines: list[str] = []
+    with ended_late(process, limit):
+        for line in process.stderr:
+            lines.append(line)
+            if word in line:
+                return lines
+    raise AssertionError(f"it ended before it said {word!r}:\n{''.join(lines)[-20000:]}")
+
+
+@contextmanager
+def ended_late(process: subprocess.Popen[str], limit: float) -> Iterator[None]:
+    """Abort a process that is still waited for once the limit has passed."""
+    over, deadline = threading.Event(), Deadline(limit)
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            if deadline.passed():
+                process.send_signal(signal.SIGABRT)
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 def traces(prefix: str) -> list[str]:

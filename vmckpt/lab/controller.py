@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -180,14 +181,16 @@ class Controller:
 
     def end(self, *, limit: float) -> End:
         """Wait until it ends; LabError if it does not, and then it is killed."""
-        try:
-            code = self._process.wait(limit)
-        except subprocess.TimeoutExpired:
+        give_up, code = Deadline(limit), None
+        while code is None and not give_up.passed():
+            with suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(0.5)
+        if code is None:
             self._process.kill()
             self._process.wait()
             last = "".join(self._lines[-8:])
             words = " ".join(self._words)
-            raise LabError(f"vmckpt {words}: no end in {limit:g} s; its last:\n{last}") from None
+            raise LabError(f"vmckpt {words}: no end in {limit:g} s; its last:\n{last}")
         for thread in self._threads:
             thread.join(10)
         return End(code, self._out, "".join(self._lines))
