@@ -4,10 +4,22 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vmckpt.lab.pace import Deadline
+
+_RESTS = 3.0
+"""Seconds for a program to deal with a key; ours need a tenth of one."""
+
+
+def _wants_to_run(process: int) -> bool:
+    """Whether a thread of a process runs, or would if it had a core."""
+    for stat in Path(f"/proc/{process}/task").glob("*/stat"):
+        with suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[0] in "RD":
+                return True
+    return False
 
 
 class Tmux:
@@ -23,10 +35,21 @@ class Tmux:
         return told.stdout
 
     def keys(self, *keys: str) -> None:
-        """Press keys, as tmux names them."""
+        """Press keys, as tmux names them, each once the program has dealt with the one before."""
         for key in keys:
             self._run("send-keys", key)
-            time.sleep(0.15)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait until the program waits, too: at several looks none of its threads wants to run.
+
+        A program that never rests is given up after a while: the next text to come tells.
+        """
+        process = int(self._run("display-message", "-p", "#{pane_pid}"))
+        give_up, rested = Deadline(_RESTS), 0
+        while rested < 4 and not give_up.passed():
+            time.sleep(0.03)
+            rested = 0 if _wants_to_run(process) else rested + 1
 
     def type(self, text: str) -> None:
         """Type a text."""

@@ -120,7 +120,9 @@ def test_a_failover_by_keys_alone(witnessed: Bench, tmp_path: Path) -> None:
             screen.until("goes on at beta from its last epoch")
             keep(screen, "failover")
             # Nobody but a person can know that it is dead, and says so.
-            screen.keys("Enter", "Down", "Enter")
+            screen.keys("Enter")
+            screen.until("is off: you know it")
+            screen.keys("Down", "Enter")
             screen.until("--host-is-off")
             screen.keys("C-y")
             screen.until("it is over", limit=60.0)
