@@ -42,14 +42,19 @@ def versions(bench: Bench, on: str) -> Path:
     return Path(f"{bench.inventory.host(on).agent_state}-versions")
 
 
-def installed(bench: Bench, on: str) -> set[str]:
-    """Versions that are on a host; of one that is not whole nothing may be left."""
+def installed(bench: Bench, on: str, *, count: int, without: str = "") -> set[str]:
+    """Wait until so many versions are on a host, and nothing of one that is not whole."""
 
     def found() -> set[str]:
         return {path.name for path in versions(bench, on).iterdir()}
 
-    # On a host without a free core a command may give up waiting before its installer is done.
-    until(lambda: not [name for name in found() if name[0] == "."], limit=60.0)
+    def done() -> bool:
+        partial = [name for name in found() if name[0] == "."]
+        return not partial and len(found()) == count and without not in found()
+
+    # On a host without a free core a command may give up waiting before its installer is done,
+    # or has begun.
+    until(done, limit=60.0)
     return found()
 
 
@@ -76,11 +81,11 @@ def test_a_protection_brings_its_agents_and_an_upgrade_ends_nothing(
     assert done.code == 0, done.err
     for one in HOSTS:
         assert done.err.count(f"installing the agent on {one} (") == 1
-        (first,) = installed(bare, one)
+        (first,) = installed(bare, one, count=1)
         assert installing.OURS in first
         words_of = Path(f"/proc/{agent(bare, one)}/cmdline").read_bytes().split(b"\0")
         assert words_of[0].decode() == f"{versions(bare, one)}/{first}/bin/python3"
-    (first,) = installed(bare, "alpha")
+    (first,) = installed(bare, "alpha", count=1)
     assert "installing" not in bare.good("status", "web1").err
 
     agents = {one: agent(bare, one) for one in HOSTS}
@@ -90,8 +95,7 @@ def test_a_protection_brings_its_agents_and_an_upgrade_ends_nothing(
     assert done.code == 0, done.err
     for one in HOSTS:
         assert f"installing the agent on {one} (" in done.err
-        assert len(installed(bare, one)) == 2
-        assert first in installed(bare, one)
+        assert first in installed(bare, one, count=2)
         assert agent(bare, one) == agents[one]
     epoch = ours(bare)["epoch"]  # asked by the first version again
     until(lambda: ours(bare)["epoch"] > epoch)
@@ -105,8 +109,7 @@ def test_a_protection_brings_its_agents_and_an_upgrade_ends_nothing(
                   "manual")  # fmt: skip
     assert again.code == 0, again.err
     for one in HOSTS:
-        assert first not in installed(bare, one)
-        assert len(installed(bare, one)) == 2
+        assert first not in installed(bare, one, count=2, without=first)
     done = newer(bare, tmp_path / "third", "unprotect", "web1")
     assert done.code == 0, done.err
     assert bare.ledgers() == WHOLE

@@ -4,9 +4,9 @@ import json
 import signal
 import socket
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.lab.bench import Bench, finish, migrate, until
 from tests.lab.test_run import Told
 from vmckpt.lab import lab
+from vmckpt.lab.pace import slowness
 from vmckpt.monitor.webhooks import SIGNATURE, signature
 
 SMALL = {"memory": "128MiB", "dirty": "8MiB@1MiB/s", "disk": "16MiB"}
@@ -59,7 +60,7 @@ def pager() -> Iterator[Pager]:
 
 
 def scraped(url: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    with urllib.request.urlopen(url, timeout=10) as said:
+    with urllib.request.urlopen(url, timeout=10 * slowness()) as said:
         text = said.read().decode()
     return {
         (one.name, frozenset(one.labels.items())): one.value
@@ -73,17 +74,20 @@ def has(url: str, name: str, value: float, **labels: str) -> bool:
 
 def migrated(bench: Bench, metrics: str) -> None:
     """Move web1 to beta; metrics and events tell it."""
-    events = bench.start("events", "web1", "--follow", "--json")
-    time.sleep(3.0)  # until it follows
+    began = datetime.now(UTC).isoformat()
+    # From before on, as it may take a while until it follows.
+    events = Told(bench.start("events", "web1", "--follow", "--since", "10min", "--json"))
     done = migrate(bench)
     assert done.code == 0, done.err
     until(lambda: has(metrics, "operations_total", 1, kind="migrate", outcome="completed"))
     until(lambda: has(metrics, "host_guests", 1, host="beta", state="running"), limit=40)
     assert has(metrics, "migration_downtime_seconds_count", 1, seen_by="qemu")
     assert has(metrics, "migration_transferred_bytes_total", done.json["bytes_transferred"])
-    time.sleep(1.5)
-    events.send_signal(signal.SIGINT)
-    seen = [json.loads(line) for line in finish(events).out.splitlines()]
+    while (events.next()["job"], events.all[-1]["event"]) != (done.json["job"], "ended"):
+        pass
+    events.process.send_signal(signal.SIGINT)
+    rest = finish(events.process).out.splitlines()
+    seen = [one for one in events.all + list(map(json.loads, rest)) if one["at"] > began]
     assert {one["job"] for one in seen} == {done.json["job"]}
     assert (seen[0]["event"], seen[-1]["event"]) == ("began", "ended")
     assert "phase-changed" in {one["event"] for one in seen}

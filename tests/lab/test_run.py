@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.lab.bench import Bench, finish, until
+from tests.lab.bench import Bench, ended_late, finish, until
 from tests.lab.test_snapshots import SMALL, kept, left, proofs
 from vmckpt.journal.store import Journal
 from vmckpt.lab.pace import Deadline
@@ -41,13 +41,19 @@ class Told:
 
     def until(self, event: str, times: int = 1, limit: float = 180.0) -> None:
         """Read on until it has said that so many times in all."""
-        assert self.process.stdout is not None
         end = Deadline(limit)
         while sum(one["event"] == event for one in self.all) < times:
-            line = self.process.stdout.readline()
-            assert line, f"it ended and had said {self.all}; {self.process.communicate()[1]}"
-            self.all.append(json.loads(line))
+            self.next(limit)
             assert not end.passed(), f"no {event}: {self.all}"
+
+    def next(self, limit: float = 180.0) -> dict[str, Any]:
+        """Wait for the next object, and return it."""
+        assert self.process.stdout is not None
+        with ended_late(self.process, limit):
+            line = self.process.stdout.readline()
+        assert line, f"it ended and had said {self.all}; {self.process.communicate()[1]}"
+        self.all.append(json.loads(line))
+        return self.all[-1]
 
 
 def taking(bench: Bench) -> bool:
