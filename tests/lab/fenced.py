@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.bench import WHOLE, Bench, traces, until
+from tests.lab.protecting import epochs
 from vmckpt.lab import guests, host, lab
 from vmckpt.lab.processes import Census
 
@@ -113,7 +114,8 @@ def protected(bench: Fencing, *words: str) -> Iterator[Fencing]:
     (bench.tmp / "calls").unlink(missing_ok=True)
     bench.guest(**GUEST)
     bench.good("protect", "web1", "--to", "beta", "--interval", "200ms", *words)
-    time.sleep(2.0)
+    # Its standby is ready, and has followed for some epochs.
+    epochs(bench)
     yield bench
     for one in bench.plan.hosts:
         lab.heal(bench.plan, one.name)

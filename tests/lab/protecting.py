@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.lab.bench import Bench, traces
+from tests.lab.bench import Bench, traces, until
 from vmckpt.errors import RemoteError
 from vmckpt.lab import guests, host, lab, network
 from vmckpt.replicate import control
@@ -22,6 +22,9 @@ GUEST: dict[str, Any] = {
 }
 LEFT = "/dev/shm/vmckpt-replica"
 SOON = 40.0
+TTL = 10.0
+"""Seconds of a lease. An agent that gets no core for four fifths of it costs its guest, so that on
+a busy machine a shorter one would run out for no reason."""
 
 
 @contextmanager
@@ -58,7 +61,7 @@ def say_logs(bench: Bench) -> None:
 
 def protect(bench: Bench, *more: str, automatic: bool = True) -> dict[str, Any]:
     how = "automatic" if automatic else "manual"
-    words = ("--to", "beta", "--interval", "200ms", "--failover", how, "--ttl", "4s")
+    words = ("--to", "beta", "--interval", "200ms", "--failover", how, "--ttl", f"{TTL:g}s")
     return dict(bench.good("protect", "web1", *words, "--json", *more).json)
 
 
@@ -83,6 +86,13 @@ def asked(bench: Bench, name: str = "alpha") -> dict[str, Any]:
         with suppress(RemoteError):
             return control.ask(folder, {})
     return {}
+
+
+def epochs(bench: Bench, count: int = 3) -> None:
+    """Wait until the backup has committed so many more epochs, and the guest has told more."""
+    before, heard = asked(bench, "beta").get("committed") or 0, bench.seen().heard
+    until(lambda: (asked(bench, "beta").get("committed") or 0) >= before + count, limit=SOON)
+    until(lambda: bench.seen().heard > heard, limit=SOON)
 
 
 def left(bench: Bench) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.lab import protecting
 from tests.lab.bench import WHOLE, Bench, until
-from tests.lab.protecting import SOON, left, protect, theirs, tidied
+from tests.lab.protecting import SOON, epochs, left, protect, theirs, tidied
 from tests.lab.test_snapshots import left as left_of_snapshots
 from tests.lab.test_snapshots import proofs, taken
 from tests.lab.test_transport import pki, verdict
@@ -75,6 +75,7 @@ def test_a_host_that_dies_is_followed_by_its_standby(pair: Bench) -> None:
     pair.good("failover", "web1", "--test")
     pair.good("failover", "web1", "--end-test")
     until(lambda: bool(theirs(pair).get("ready")), limit=SOON)
+    epochs(pair)
     heard = pair.seen().heard
     until(lambda: pair.seen().heard > heard + 10, limit=SOON)
     host.power_off(pair.plan.host("alpha"))

@@ -13,6 +13,7 @@ from tests.lab.protecting import (
     GUEST,
     SOON,
     agent,
+    epochs,
     lab_with_witness,
     left,
     on_qemu,
@@ -24,6 +25,7 @@ from tests.lab.protecting import (
 )
 from tests.lab.test_guest_agent import started
 from vmckpt.lab import host, lab, network
+from vmckpt.lab.pace import slowness
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +45,10 @@ def test_a_guest_is_protected_and_let_go_again(pair: Bench) -> None:
     pair.guest(**GUEST)
     told = protect(pair)
     assert told["status"]["phase"] == "protecting"
-    time.sleep(2.0)
+    epochs(pair)
     seen = ours(pair)
     assert seen["epoch"] > 2
-    assert 0 < seen["rpo_s"] < 5
+    assert 0 < seen["rpo_s"] < 5 * slowness()
     assert theirs(pair)["ready"]
     listed = {one["host"]: one["state"] for one in pair.good("guests", "--json").json}
     assert listed == {"alpha": "running", "beta": "standby"}
@@ -67,7 +69,7 @@ def test_a_guest_is_protected_and_let_go_again(pair: Bench) -> None:
 def test_a_host_that_dies_is_followed_by_its_standby(pair: Bench) -> None:
     pair.guest(**GUEST)
     protect(pair)
-    time.sleep(3.0)
+    epochs(pair)
     died = time.monotonic()
     host.power_off(pair.plan.host("alpha"))
     until(lambda: (pair.seen().answered_at or 0) > died + 0.2, limit=SOON)
@@ -85,7 +87,7 @@ def test_a_host_that_dies_is_followed_by_its_standby(pair: Bench) -> None:
 def test_a_planned_switch_loses_nothing(pair: Bench) -> None:
     pair.guest(**GUEST)
     protect(pair, automatic=False)
-    time.sleep(1.0)
+    epochs(pair)
     done = pair.good("failover", "web1", "--planned", "--json").json
     assert done["runs_on"] == "beta"
     assert pair.where() == ["beta"]
@@ -123,7 +125,7 @@ def test_a_cut_between_the_hosts_leaves_the_guest_alone_and_then_joins_again(pai
 def test_a_host_that_is_cut_off_from_all_ends_its_guest_before_the_other_runs(pair: Bench) -> None:
     pair.guest(**GUEST)
     protect(pair)
-    time.sleep(1.0)
+    epochs(pair)
     died = time.monotonic()
     network.cut(pair.plan, "alpha", guests_too=True)
     until(lambda: (pair.seen().answered_at or 0) > died + 0.5, limit=SOON)
@@ -162,7 +164,7 @@ def test_a_guest_that_shuts_down_ends_its_protection(pair: Bench) -> None:
 def test_a_qemu_that_dies_is_followed_at_once(pair: Bench) -> None:
     pair.guest(**GUEST)
     protect(pair)
-    time.sleep(1.0)
+    epochs(pair)
     for one in network.processes_in(pair.plan.host("alpha").namespace):
         if b"qemu-system" in Path(f"/proc/{one}/cmdline").read_bytes():
             os.kill(one, signal.SIGKILL)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.lab.bench import WHOLE, Bench, finish, traces, until
-from tests.lab.protecting import LEFT, agent, left, on_qemu, stored
+from tests.lab.bench import WHOLE, Bench, answers, finish, traces, until
+from tests.lab.protecting import LEFT, TTL, agent, epochs, left, on_qemu, stored
 from vmckpt.lab import guests, host, lab
 from vmckpt.units import MIB
 
@@ -18,7 +18,7 @@ GUEST: dict[str, Any] = {
     "memory": "160MiB", "dirty": "32MiB@10MiB/s", "shared_memory": True, "disk": "128MiB",
     "written": "64MiB", "private_disk": True,
 }  # fmt: skip
-HOW = ("--interval", "200ms", "--failover", "automatic", "--ttl", "4s", "--json")
+HOW = ("--interval", "200ms", "--failover", "automatic", "--ttl", f"{TTL:g}s", "--json")
 PATIENT = ("--interval", "200ms", "--failover", "automatic", "--ttl", "20s", "--json")
 """For agents that are killed: a new one has that long to come, on a machine that is busy."""
 SOON = 40.0
@@ -72,7 +72,7 @@ def test_a_host_that_is_back_gets_only_what_differs(pair: Bench) -> None:
     pair.guest(**GUEST)
     first = image(pair, "alpha")
     pair.good("protect", "web1", "--to", "beta", *HOW)
-    time.sleep(3.0)
+    epochs(pair)
     died = time.monotonic()
     host.power_off(pair.plan.host("alpha"))
     until(lambda: (pair.seen().answered_at or 0) > died + 0.2, limit=SOON)
@@ -94,7 +94,7 @@ def test_a_host_that_is_back_gets_only_what_differs(pair: Bench) -> None:
     assert told["status"]["disks_compared_bytes"] == told["status"]["disks_bytes"] == 128 * MIB
     assert 0 < told["status"]["disks_sent_bytes"] < 16 * MIB
     assert qmp(pair, "beta", "query-block-exports") == []
-    time.sleep(1.0)
+    answers(pair)
     switched(pair, "alpha")
     assert image(pair, "alpha") == first
 

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.bench import WHOLE, Bench, until, usable
+from tests.lab.bench import WHOLE, Bench, answers, finish, first_line, until, usable
 from tests.lab.protecting import (
     GUEST,
     LEFT,
     SOON,
+    TTL,
     asked,
     entry,
+    epochs,
     lab_with_witness,
     left,
     ours,
@@ -28,6 +30,7 @@ from tests.lab.protecting import (
 )
 from vmckpt.lab import faults, guests, network
 from vmckpt.lab.faults import SmallDisk
+from vmckpt.lab.pace import slowness
 from vmckpt.lab.processes import Census
 from vmckpt.lab.shell import in_namespace
 from vmckpt.units import parse_rate
@@ -76,17 +79,17 @@ def heard(bench: Bench, since: float) -> bool:
 def test_over_a_slow_link_epochs_come_later_and_the_status_says_why(pair: Bench) -> None:
     pair.guest(**(GUEST | {"memory": "256MiB", "dirty": "64MiB@90MiB/s"}))
     protect(pair)
-    time.sleep(3.0)
+    epochs(pair, 8)
     before = ours(pair)
     network.shape(pair.plan, "beta", SLOW)
     slowed = time.monotonic()
     until(lambda: asked(pair).get("interval_s", 0) > 2 * before["interval_s"], limit=SOON)
     slow = []
     for _ in range(6):
-        time.sleep(1.0)
-        slow.append(asked(pair))
+        time.sleep(1.0)  # looks at several epochs, of a second or more each
         # Two clocks, two agents: neither may be much more hopeful than the other.
         age = asked(pair, "beta")["epoch_age_s"]
+        slow.append(asked(pair))
         assert slow[-1]["rpo_worst_s"] > 0.8 * age, (slow[-1], age)
     found = entry(pair)
     assert (found["says"]["alpha"]["phase"], found["standby"]["ready"]) == ("protecting", True)
@@ -143,7 +146,7 @@ def test_a_backup_without_room_is_gone_on_without_until_there_is_some(
     with small(pair, folder, mib=1024 if what == "tmpfs" else 64) as disk:
         pair.guest(**GUEST)
         protect(pair)
-        time.sleep(2.0)
+        epochs(pair)
         began = time.monotonic()
         (fill_tmpfs if what == "tmpfs" else fill_disk)(pair, disk)
         until(lambda: phase(pair, "alone"), limit=SOON)
@@ -155,10 +158,11 @@ def test_a_backup_without_room_is_gone_on_without_until_there_is_some(
             "ready": False, "why": "the guest runs without it, and it can never take over",
         }  # fmt: skip
         assert "No space left" in pair.good("status", "web1").out
+        # It is tried again and again, which nobody outside is to notice for five seconds.
+        tried = time.monotonic()
         time.sleep(6.0)
-        assert silence(pair, began) < HOLD + SETTLES
-        # It is tried again and again, which nobody outside is to notice.
-        assert silence(pair, time.monotonic() - 5.0) < 2.0
+        assert silence(pair, began) < HOLD + SETTLES * slowness()
+        assert silence(pair, tried + 1.0) < 2.0 * slowness()
         disk.free()
         until(lambda: phase(pair, "protecting"), limit=90.0)
         until(lambda: bool(asked(pair, "beta").get("ready")), limit=SOON)
@@ -174,31 +178,33 @@ def test_without_the_lease_store_the_guest_ends_with_its_lease_and_runs_once_it_
 ) -> None:
     pair.guest(**GUEST)
     protect(pair)
-    time.sleep(2.0)
+    epochs(pair)
     stopped = time.monotonic()
     command = faults.stop_postgres(pair.plan)
     try:
         until(lambda: faults.qemu(pair.plan, "web1", "alpha") is None, limit=SOON)
-        lasted = time.monotonic() - stopped
-        # A lease of 4 s, less a fifth, from when the last renewal was sent.
-        assert 1.5 < lasted < 3.2 + SETTLES
+        gone = time.monotonic()
+        lasted = gone - stopped
+        # A lease, less a fifth, from when the last renewal was sent.
+        assert 0.375 * TTL < lasted < 0.8 * TTL + SETTLES * slowness()
         waits = faults.qemu(pair.plan, "web1", "beta")
         assert waits is not None
         census = Census(pair.plan)
         before = census.ran(waits)
-        time.sleep(8.0)
+        time.sleep(TTL + 2.0)  # nothing may run, though the lease is over
         assert census.ran(waits) == before
         found = entry(pair)
         assert found["says"]["alpha"]["outcome"] == "died"
         assert "the guard ended the guest: the lease has ended" in found["says"]["alpha"]["why"]
-        assert not heard(pair, stopped + 5.0)
+        assert not heard(pair, gone)
     finally:
         faults.start_postgres(pair.plan, command)
     back = time.monotonic()
     until(lambda: heard(pair, back), limit=SOON)
     took = time.monotonic() - back
     sys.stderr.write(f"ended after {lasted:.2f} s, runs {took:.2f} s after the store is back\n")
-    assert took > 3.0
+    # Nobody knows who renewed it meanwhile.
+    assert took > 0.75 * TTL
     assert pair.where() == ["beta"]
     assert pair.ledgers() == WHOLE
 
@@ -208,18 +214,18 @@ def test_a_lease_store_that_is_away_for_less_than_a_lease_is_not_noticed(pair: B
     pair.guest(**GUEST)
     # To stop and start a database takes seconds, too, on a busy machine.
     protect(pair, "--ttl", "20s")
-    time.sleep(2.0)
+    epochs(pair)
     before, began = ours(pair), time.monotonic()
     command = faults.stop_postgres(pair.plan)
     time.sleep(2.0)
     faults.start_postgres(pair.plan, command)
-    time.sleep(24.0)
+    time.sleep(24.0)  # longer than a lease: nothing comes of it
     found = entry(pair)
     assert found["says"]["alpha"]["phase"] == "protecting"
     assert found["says"]["alpha"]["epoch"] > before["epoch"] + 20
     assert found["standby"]["ready"]
     assert pair.where() == ["alpha"]
-    assert silence(pair, began) < 2.0
+    assert silence(pair, began) < 2.0 * slowness()
     assert pair.ledgers() == WHOLE
 
 
@@ -228,13 +234,13 @@ def test_a_lease_store_that_is_away_for_less_than_a_lease_is_not_noticed(pair: B
 
 @contextmanager
 def flood(bench: Bench, rate: int, seconds: float) -> Iterator[None]:
-    """The guest is asked for so many answers a second."""
+    """The guest's kernel is asked for so many answers a second."""
     address = guests.find(bench.plan, "web1").address
     words = [sys.executable, "-m", "tests.lab.flooding", address, str(rate), str(seconds)]
     command = in_namespace(bench.plan.observer_namespace, *words)
     with subprocess.Popen(command, cwd=ROOT) as running:
         yield
-        running.wait()
+        until(lambda: running.poll() is not None, limit=60.0)
 
 
 def lost_in_an_epoch_that_cannot_end(bench: Bench, rate: int) -> bool:
@@ -242,7 +248,7 @@ def lost_in_an_epoch_that_cannot_end(bench: Bench, rate: int) -> bool:
     with flood(bench, rate, 4.5):
         signalled(bench, "beta", GUARD, signal.SIGSTOP)
         signalled(bench, "beta", AGENT, signal.SIGSTOP)
-        time.sleep(4.0)
+        time.sleep(4.0)  # after HOLD the guest would go on alone, and its output would leave
         signalled(bench, "beta", AGENT, signal.SIGCONT)
         signalled(bench, "beta", GUARD, signal.SIGCONT)
     before = ours(bench)
@@ -253,10 +259,10 @@ def lost_in_an_epoch_that_cannot_end(bench: Bench, rate: int) -> bool:
 def test_a_flood_ends_epochs_early_and_what_is_too_much_is_lost_and_told(pair: Bench) -> None:
     pair.guest(**(GUEST | {"dirty": "8MiB@1MiB/s"}))
     protect(pair, "--interval", "5s")
-    time.sleep(6.0)
+    epochs(pair, 1)
     before = ours(pair)
     with flood(pair, 8000, 10.0):
-        time.sleep(9.0)
+        time.sleep(9.0)  # two epochs at the most, if none ended early
         found = ours(pair)
     made = found["epoch"] - before["epoch"]
     sys.stderr.write(f"{made} epochs; last {found['last']}; lost {found['packets_lost']}\n")
@@ -281,15 +287,15 @@ def test_a_flood_ends_epochs_early_and_what_is_too_much_is_lost_and_told(pair: B
 def test_a_backup_that_crashes_is_gone_on_without_and_told_of(pair: Bench) -> None:
     pair.guest(**GUEST)
     protect(pair)
-    time.sleep(2.0)
+    epochs(pair)
     began = time.monotonic()
     for word in (GUARD, AGENT, QEMU):
         signalled(pair, "beta", word, signal.SIGKILL)
     until(lambda: phase(pair, "alone"), limit=SOON)
     found = entry(pair)
     assert not found["standby"]["ready"]
-    time.sleep(3.0)
-    assert silence(pair, began) < HOLD + SETTLES
+    answers(pair)
+    assert silence(pair, began) < HOLD + SETTLES * slowness()
     assert pair.where() == ["alpha"]
     assert "alone" in pair.good("jobs").out
     pair.good("unprotect", "web1")
@@ -305,21 +311,22 @@ def test_a_watched_protection_tells_what_happens_to_it_until_it_ends(pair: Bench
     pair.guest(**GUEST)
     protect(pair, automatic=False)
     watch = pair.start("watch", "web1")
-    time.sleep(5.0)
+    began = time.monotonic()
+    lines = first_line(watch, "protecting, epoch")
+    assert len(lines) == 1
     assert "behind" in pair.good("jobs").out
     network.cut(pair.plan, "beta")
-    time.sleep(14.0)
+    lines += first_line(watch, " alone, ")
     network.heal(pair.plan, "beta")
-    until(lambda: phase(pair, "protecting"), limit=SOON)
-    time.sleep(3.0)
+    lines += first_line(watch, "protecting, epoch")
+    epochs(pair)
     pair.good("failover", "web1", "--planned")
-    out, err = watch.communicate(timeout=30.0)
-    lines = err.splitlines()
-    assert watch.returncode == 0, err
-    assert "protecting, epoch" in lines[0]
-    assert any(" alone, " in line for line in lines), err
-    assert "the guest runs on beta" in out
-    assert len(lines) < 25, err
+    done = finish(watch, limit=30.0)
+    err = "".join(lines) + done.err
+    assert done.code == 0, err
+    assert "the guest runs on beta" in done.out
+    # One each ten seconds, and one for each of the few changes.
+    assert len(err.splitlines()) < 20 + (time.monotonic() - began) / 10, err
 
 
 # --- many epochs ------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.bench import WHOLE, until
+from tests.lab.bench import WHOLE, finish, until
 from tests.lab.fenced import SECRET, SOON, Fencing, fenced_lab, goes_on, protected
 from vmckpt.lab import host, lab, network
 from vmckpt.lab.lookout import Lookout
@@ -42,14 +41,10 @@ def watching(pair: Fencing) -> Iterator[list[dict[str, Any]]]:
         yield told
     finally:
         service.send_signal(signal.SIGTERM)
-        try:
-            out, err = service.communicate(timeout=60.0)
-        except subprocess.TimeoutExpired:
-            service.kill()
-            raise
-    told += [json.loads(line) for line in out.splitlines()]
-    assert service.returncode == 0, err
-    assert SECRET not in out + err
+        done = finish(service, limit=60.0)
+    told += [json.loads(line) for line in done.out.splitlines()]
+    assert done.code == 0, done.err
+    assert SECRET not in done.out + done.err
 
 
 def apart(pair: Fencing, away: str) -> None:
@@ -81,7 +76,7 @@ def test_a_dead_host_is_powered_off_unasked_and_its_guest_runs_on_the_standby(
     pair: Fencing,
 ) -> None:
     with Lookout(pair.plan) as lookout, watching(pair) as told:
-        time.sleep(8.0)  # all is well: nothing is done
+        time.sleep(8.0)  # all is well: nothing is done, longer than a dead host is waited for
         assert pair.actions == []
         network.cut(pair.plan, "alpha", guests_too=True)
         goes_on(pair, time.monotonic())
@@ -108,7 +103,7 @@ def test_a_guest_cut_off_from_its_standby_alone_goes_on_and_is_not_failed_over(
         refused = pair.run("failover", "web1")
         assert refused.code == 18, refused.err
         assert "had leave to go on there without beta" in refused.err
-        time.sleep(12.0)
+        time.sleep(12.0)  # nothing is done, longer than a dead host is waited for
         assert (pair.actions, pair.powered) == ([], True)
         assert pair.runs() == ["alpha"]
         # All is mended: it is brought up, and may run again.
@@ -132,7 +127,7 @@ def test_without_anybody_who_keeps_watch_output_waits_and_recover_lets_it_out(
     apart(pair, "replace")
     until(lambda: "until a controller" in str(primary(pair).get("says")), limit=SOON)
     silent = pair.seen().answered_at
-    time.sleep(3.0)
+    time.sleep(3.0)  # nothing gets out
     assert pair.seen().answered_at == silent
     assert pair.runs() == ["alpha"]
     assert "it goes on alone now" in pair.good("recover").out
