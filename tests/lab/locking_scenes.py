@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tests.lab.bench import SLOW, WHOLE, Bench, until
+from tests.lab.bench import SLOW, WHOLE, Bench, gathered, until
 from tests.lab.locking_commands import ELSEWHERE, MOVE, OURS, PATIENT, VIRSH
 from tests.lab.locking_words import Asked, Then, Under
 from vmckpt.errors import VmckptError
@@ -100,7 +100,7 @@ class Scene:
         """Let libvirt's writer of a file stand still, so that what writes it goes on."""
         wanted = str(self.bench.plan.shared / path)
         until(lambda: self._stop_writer(wanted), limit=10.0)
-        time.sleep(0.3)
+        time.sleep(0.3)  # until what it had read already is written
 
     def _stop_writer(self, path: str) -> bool:
         for command in Path("/proc").glob("[0-9]*/cmdline"):
@@ -156,8 +156,12 @@ class Scene:
 
     def virsh(self, *args: str, at: str | None = None) -> End:
         entered = host.enter(self.bench.plan.host(at or self.home), "virsh", *self.filled(args))
-        done = subprocess.run(entered, capture_output=True, text=True, check=False, timeout=100)
-        return End(done.returncode, done.stdout, done.stderr)
+        with subprocess.Popen(
+            entered, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as asked:  # fmt: skip
+            out, err = gathered(asked, limit=100.0)
+        return End(asked.returncode, out, err)
 
     def ask_together(self, many: list[Asked]) -> Mapping[Asked, End]:
         """Ask for all of these at once: each waits for libvirt's half minute."""
@@ -256,7 +260,7 @@ class Scene:
     def virsh_ended(self) -> str:
         self.release()
         assert self._virsh is not None
-        return self._virsh.communicate(timeout=90)[0]
+        return gathered(self._virsh, limit=90.0)[0]
 
     def clear(self) -> None:
         """Nothing of the scene stays."""
@@ -276,7 +280,7 @@ class Scene:
                 lab.heal(plan, name)
                 self.virsh("undefine", "web1", "--managed-save", "--snapshots-metadata", at=name)
         if self._virsh is not None:
-            self._virsh.communicate(timeout=60)
+            gathered(self._virsh, limit=60.0)
         for guest in guests.stored(plan):
             guests.remove(plan, guest.name)
         with suppress(VmckptError):

@@ -1,6 +1,5 @@
 """How each row of docs/locking.md begins and how it ends if it is left alone."""
 
-import time
 from collections.abc import Callable, Mapping
 
 from tests.lab.bench import BUSY, until
@@ -64,7 +63,8 @@ def _virsh_migrate(scene: Scene) -> None:
     scene.slow()
     scene.start(*VIRSH[Asked.VIRSH_MIGRATE])
     until(lambda: scene.presence("alpha").migrating and bool(scene.presence("beta").state))
-    time.sleep(1.0)
+    # Memory is sent: before, libvirt answers otherwise.
+    until(lambda: "Data processed" in scene.virsh("domjobinfo", "web1").out)
 
 
 def _written(what: tuple[str, ...], path: str) -> Callable[[Scene], None]:

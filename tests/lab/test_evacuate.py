@@ -10,6 +10,7 @@ import pytest
 
 from tests.lab.bench import WHOLE, Bench, Done, finish, first_line, migrate, traces, until
 from vmckpt.lab import guests, host, lab, network
+from vmckpt.lab.pace import slowness
 from vmckpt.units import parse_rate
 
 SMALL = {"memory": "128MiB", "dirty": "8MiB@1MiB/s", "disk": "16MiB"}
@@ -78,7 +79,7 @@ def test_a_host_is_emptied_and_filled_again(bench: Bench) -> None:
     assert {one["guest"] for one in done["moved"]} == {"web1", "web2", "off1"}
     assert bench.inside("alpha", "virsh", "list", "--all", "--name").split() == []
     # A forecast knows nothing of the other guests of a machine without a core to spare.
-    assert plan["total_ms"][0] / 3 <= done["total_ms"] <= plan["total_ms"][1] * 10
+    assert plan["total_ms"][0] / 3 <= done["total_ms"] <= plan["total_ms"][1] * 10 * slowness()
     assert on(bench, "web1", "web2") == {"web1": ["beta"], "web2": ["beta"]}
 
     (held,) = bench.good("maintenance", "list", "--json").json
@@ -149,7 +150,7 @@ def test_controller_target_and_link_die_and_everybody_runs_once(three: Bench) ->
     recovering = three.start("recover", "--json")
     until(lambda: bool(moving(three, names)), limit=60)
     network.cut(three.plan, "beta")
-    time.sleep(4)
+    time.sleep(4)  # for as long as it is cut
     network.heal(three.plan, "beta")
     done = finish(recovering, limit=400)
     shape(three, None)
@@ -238,7 +239,7 @@ def test_paused_from_another_terminal_and_shut_down_by_policy(three: Bench) -> N
 
         threading.Thread(target=ask).start()
         done = finish(running)
-        answered.wait(60)
+        until(answered.is_set, limit=60.0)
     finally:
         (folder / "quiet.yaml").unlink()
     # The lab's guests do not hear their power button: it is left, running, and it is said so.
@@ -335,7 +336,7 @@ def test_a_host_that_goes_down_and_comes_back_is_filled_again(three: Bench) -> N
     rolling = three.start("roll", "alpha", "--run", f"touch {mark}; sleep 600", "--yes", "--json")
     until(mark.exists, limit=60)
     host.power_off(three.plan.host("alpha"))
-    time.sleep(3)
+    time.sleep(3)  # for as long as it is off; nothing is given up
     assert rolling.poll() is None
     lab.heal(three.plan, "alpha")
     done = finish(rolling, limit=180)

@@ -58,7 +58,12 @@ def half_way(bench: Bench, policy: str) -> Popen[str]:
     network.shape(bench.plan, "alpha", parse_rate("50mbit"))
     running = bench.start("evacuate", "alpha", "--policy", policy, "--yes", "--json")
     parts = image(bench, "beta").parent
-    until(lambda: any(one.stat().st_blocks > 8192 for one in parts.glob("*.vmckpt-*")))
+
+    def copied() -> bool:
+        assert running.poll() is None, finish(running)
+        return any(one.stat().st_blocks > 8192 for one in parts.glob("*.vmckpt-*"))
+
+    until(copied, limit=60.0)
     return running
 
 

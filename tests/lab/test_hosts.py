@@ -2,6 +2,7 @@
 
 import asyncio
 import subprocess
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,11 +183,14 @@ def test_statistics_do_not_wait_for_the_long_call(bench: Bench) -> None:
             gate = asyncio.Event()
             loop = asyncio.get_running_loop()
 
+            began = threading.Event()
+
             def block(_connection: object) -> None:
+                began.set()
                 asyncio.run_coroutine_threadsafe(gate.wait(), loop).result()
 
             long_call = asyncio.create_task(hypervisor.long_command("waiting", block))
-            await asyncio.sleep(0.1)
+            assert await asyncio.to_thread(began.wait, 60.0)
             assert await find_guest(hypervisor, "nobody") is None
             assert not long_call.done()
             gate.set()

@@ -86,7 +86,7 @@ def test_what_waits_is_done_as_soon_as_the_migration_has_ended(stage: Stage) -> 
     answers: list[int] = []
     waiting = threading.Thread(target=lambda: answers.append(scene.ask(Asked.SETVCPUS).code))
     waiting.start()
-    time.sleep(2.0)
+    time.sleep(2.0)  # no answer comes
     assert answers == []
     scene.finish()
     waiting.join()

@@ -1,15 +1,15 @@
 """vmckpt migrate, from the command line, on real hosts."""
 
 import signal
-import time
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from tests.lab.bench import BUSY, SLOW, WHOLE, Bench, finish, first_line, migrate, until
+from tests.lab.bench import BUSY, SLOW, WHOLE, Bench, code_of, finish, first_line, migrate, until
 from vmckpt.hypervisor.guests import find_guest
 from vmckpt.lab import network
+from vmckpt.lab.pace import slowness
 from vmckpt.units import parse_rate
 
 SHORT = ("--max-downtime", "20ms")
@@ -29,7 +29,7 @@ def test_a_guest_moves_and_nothing_is_lost(bench: Bench) -> None:
     assert (report["mode"], report["driver"]) == ("hybrid", "peer-to-peer")
     assert report["iterations"] >= 2
     assert report["bytes_transferred"] > 64 << 20
-    assert 0 < report["downtime_ms"] < 1500
+    assert 0 < report["downtime_ms"] < 1500 * slowness()
     assert report["setup_ms"] is not None
     assert report["observed_downtime_ms"] > 5
     assert report["samples"]
@@ -143,14 +143,13 @@ def test_a_definition_that_a_failed_move_has_left_goes(bench: Bench, controller:
     assert bench.ledgers() == WHOLE
 
 
-@pytest.mark.parametrize("after", [0.4, 0.7])
-def test_an_early_ctrl_c_ends_at_once(bench: Bench, after: float) -> None:
+@pytest.mark.parametrize("phase", ["preflight", "setup"])
+def test_an_early_ctrl_c_ends_at_once(bench: Bench, phase: str) -> None:
     """In preflight, or while the target's QEMU starts and there is no job to abort yet."""
     bench.guest(**BUSY)
     network.shape(bench.plan, "alpha", SLOW)
     process = bench.start("migrate", "web1", "--to", "beta")
-    first_line(process, "phase=preflight")
-    time.sleep(after - 0.4)
+    first_line(process, f"phase={phase}")
     process.send_signal(signal.SIGTERM)
     done = finish(process, limit=20)
 
@@ -222,7 +221,7 @@ def test_a_bandwidth_limit_is_kept(bench: Bench) -> None:
     report = bench.good("migrate", "web1", "--to", "beta", "--bandwidth", "20MiB/s", "--json").json
     rate = report["bytes_transferred"] / (report["total_ms"] / 1000)
 
-    assert 10 << 20 < rate < 22 << 20
+    assert (10 << 20) / slowness() < rate < 22 << 20
 
 
 @pytest.mark.long
@@ -243,7 +242,7 @@ def test_a_reader_that_goes_away_does_not_end_the_migration(bench: Bench) -> Non
     first_line(process, "iteration=1")
     assert process.stderr is not None
     process.stderr.close()
-    process.wait(timeout=60)
+    code_of(process)
     assert process.stdout is not None
     report = process.stdout.read()
     process.stdout.close()

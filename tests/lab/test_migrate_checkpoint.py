@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.lab.bench import finish as finish_soon
 from tests.lab.protecting import agent, left, on_qemu, stored
 from vmckpt.lab import network
 from vmckpt.lab.guests import LabGuest
+from vmckpt.lab.pace import slowness
 from vmckpt.units import parse_rate
 
 pytestmark = pytest.mark.long
@@ -80,8 +82,8 @@ def test_a_guest_that_pre_copy_never_ends_with_goes_over_and_comes_back(pair: Be
     assert (told["outcome"], told["mode"], told["driver"]) == (
         "completed", "checkpoint", "by agents",
     )  # fmt: skip
-    assert 0 < told["downtime_ms"] < 1500
-    assert told["observed_downtime_ms"] < 2500
+    assert 0 < told["downtime_ms"] < 1500 * slowness()
+    assert told["observed_downtime_ms"] < 2500 * slowness()
     assert [one["rule"] for one in told["decisions"]] == ["caught up"]
     is_whole(pair, "beta")
     assert stored(pair, "beta") == ["web1"]
@@ -203,7 +205,7 @@ def test_a_controller_that_is_killed_leaves_a_guest_that_recover_lets_stay(
     pair.guest(**GUEST)
     moving = pair.start("migrate", "web1", "--to", "beta", "--json", *NEVER)
     first_line(moving, word)
-    time.sleep(0.5)
+    time.sleep(0.5)  # into the middle of it
     moving.kill()
     finish(moving)
     refused = pair.run("failover", "web1", "--host-is-off")
@@ -242,12 +244,20 @@ def test_agents_that_are_killed_are_started_again_and_it_goes_on(pair: Bench) ->
     moving = pair.start("migrate", "web1", "--to", "beta", "--json", *NEVER)
     first_line(moving, "iteration=2")
     for name in ("alpha", "beta"):
-        os.kill(agent(pair, name), signal.SIGKILL)
-        time.sleep(3.0)
+        killed = agent(pair, name)
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: _another_agent(pair, name, killed), limit=SOON)  # noqa: B023
     pair.good("set", "web1", "--max-downtime", "1s")
     done = finish(moving)
     assert done.code == 0, done.err
     is_whole(pair, "beta")
+
+
+def _another_agent(bench: Bench, name: str, before: int) -> bool:
+    """Whether a host has an agent in place of the one before."""
+    with suppress(ValueError):  # there is none just now
+        return agent(bench, name) != before
+    return False
 
 
 @pytest.mark.campaign
@@ -256,7 +266,7 @@ def test_a_link_that_breaks_for_a_while_only_delays_it(pair: Bench) -> None:
     moving = pair.start("migrate", "web1", "--to", "beta", "--json", *NEVER)
     first_line(moving, "iteration=2")
     network.cut(pair.plan, "beta")
-    time.sleep(8.0)
+    time.sleep(8.0)  # for as long as it is cut
     network.heal(pair.plan, "beta")
     pair.good("set", "web1", "--max-downtime", "1s")
     done = finish(moving)

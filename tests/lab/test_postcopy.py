@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.bench import SLOW, WHOLE, Bench, Done, finish, first_line, until
+from tests.lab.bench import SLOW, WHOLE, Bench, Done, answers, finish, first_line, until
 from vmckpt.lab import network
 
 # Over SLOW its 96 MiB are dirty again after each pass: only post-copy ends it.
@@ -93,7 +93,7 @@ def test_a_link_cut_in_post_copy_is_survived(bench: Bench, seconds: float) -> No
     slow(bench)
     process = switched(bench)
     network.cut(bench.plan, "beta")
-    time.sleep(seconds)
+    time.sleep(seconds)  # for as long as it is cut
     assert process.poll() is None
     network.heal(bench.plan, "beta")
     done = finish(process, limit=180.0)
@@ -109,8 +109,8 @@ def test_a_link_cut_in_post_copy_is_survived(bench: Bench, seconds: float) -> No
 def test_a_stream_that_is_reset_in_post_copy_is_resumed(bench: Bench) -> None:
     slow(bench)
     process = switched(bench)
-    # The pages that QEMU's own devices use have arrived by then.
-    time.sleep(2.5)
+    # The pages that QEMU's own devices use have arrived once it writes and sends again.
+    answers(bench)
     bench.inside("alpha", "ss", "-K", "-t", "dport", "ge", "49152", "dport", "le", "49215")
     done = finish(process, limit=100.0)
 
@@ -150,7 +150,7 @@ def test_a_killed_controller_leaves_a_post_copy_that_another_one_resumes(bench: 
     finish(process)
     # Without a controller only libvirt's own keep-alive notices, after half a minute.
     until(lambda: "unattended" in bench.good("jobs").out)
-    time.sleep(1.0)
+    time.sleep(1.0)  # for as long as it is cut, with nobody there
     network.heal(bench.plan, "beta")
     bench.run("resume", "web1")
     until(lambda: bench.where() == ["beta"], limit=60.0)
@@ -175,7 +175,7 @@ def test_a_target_that_dies_in_post_copy_is_told_as_it_is(bench: Bench) -> None:
     slow(bench)
     process = switched(bench)
     bench.good("lab", "kill", "beta", "--name", bench.plan.name)
-    time.sleep(2.0)
+    time.sleep(2.0)  # for as long as it is off
     bench.good("lab", "heal", "beta", "--name", bench.plan.name)
     done = finish(process, limit=30.0)
 

@@ -15,7 +15,7 @@ __all__ = ["kept"]
 def restart(bench: Bench, seconds: float) -> None:
     """alpha's libvirtd is killed, and comes back after so long."""
     faults.kill(faults.libvirtd(bench.plan, "alpha"))
-    time.sleep(seconds)
+    time.sleep(seconds)  # for as long as it is down
     faults.start_libvirtd(bench.plan, "alpha")
 
 

@@ -3,13 +3,12 @@
 import os
 import shlex
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.lab.bench import VMCKPT, Done, finish, traces
+from tests.lab.bench import VMCKPT, Done, finish, first_line, traces
 from vmckpt.lab.plan import LABS
 
 PAGE = Path(__file__).parents[2] / "docs/start.md"
@@ -56,7 +55,7 @@ def test_every_line_does_what_the_page_says(environment: dict[str, str]) -> None
             continue
         if line == _BROKEN:
             dying = start(line, environment)
-            time.sleep(4.0)
+            first_line(dying, "iteration=1")
             continue
         done = ended[line] = finish(start(line, environment))
         assert done.code == 0, f"{line}: {done.err}"

@@ -3,13 +3,12 @@
 import asyncio
 import datetime
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.lab.bench import WHOLE, Bench
+from tests.lab.bench import WHOLE, Bench, until
 from tests.lab.moving import Moved, move, other
 from vmckpt.lab.capture import Capture
 from vmckpt.lab.guests import FILLING
@@ -168,10 +167,8 @@ def test_the_trap_post_copy_over_two_connections_ends_the_guest(bench: Bench) ->
     moved = move(
         bench, switch_in_pass=2, post_copy=True, connections=2, bandwidth=parse_rate("40MiB/s")
     )
-    time.sleep(1)
-
     if moved.good and qemu(bench) < (10, 1):
-        assert bench.where() == []
+        until(lambda: bench.where() == [])
         return
     if not moved.good:
         assert NOT_YET in moved.explained
