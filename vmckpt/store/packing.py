@@ -17,6 +17,8 @@ from vmckpt.store.faults import fault
 from vmckpt.store.index import PackInfo
 
 PACK_SIZE = 32 << 20
+_FIRST = 1 << 20
+"""Bytes of a new buffer: to clear a whole pack's takes longer than to write a small snapshot."""
 _MOST_ROWS = 1 << 16
 _ROW = struct.Struct(f"<{packs.NAME}sIII{packs.HASH}s")
 # One is filled while two are on their way: one is copied to the system, one waits for the disk.
@@ -71,7 +73,8 @@ class Packing:
                 pack = self._open = self._begin()
             end = pack.end + len(box)
             if end > len(pack.buffer):
-                pack.buffer.extend(bytes(end - len(pack.buffer)))
+                wanted = max(end, min(2 * len(pack.buffer), self._size))
+                pack.buffer.extend(bytes(wanted - len(pack.buffer)))
             pack.buffer[pack.end : end] = box
             pack.rows += _ROW.pack(name, pack.end, len(box), plain, told)
             pack.end = end
@@ -95,7 +98,7 @@ class Packing:
         buffer = self._free.get()
         self._wait(_BUFFERS)
         if buffer is None:
-            buffer = bytearray(self._size)
+            buffer = bytearray(min(self._size, _FIRST))
         head = packs.header(os.urandom(16), foreign=self._foreign)
         buffer[: len(head)] = head
         return _Open(buffer, len(head))
