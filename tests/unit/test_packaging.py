@@ -65,7 +65,8 @@ def test_every_alert_says_what_to_run() -> None:
 def test_promtool_finds_the_rules_good_and_they_fire_when_they_should() -> None:
     promtool = shutil.which("promtool", path=f"{PACKAGING.parent}/.tools/usr/bin:/usr/bin")
     assert promtool is not None, "./check --install fetches it"
-    for words in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts-test.yaml"]):
+    tests = ["alerts-test.yaml", "alerts-days-test.yaml"]
+    for words in (["check", "rules", "alerts.yaml"], ["test", "rules", *tests]):
         done = subprocess.run(
             [promtool, *words], cwd=PACKAGING / "prometheus", capture_output=True, text=True,
             check=False,
