@@ -27,7 +27,7 @@ def pytest_collection_finish() -> None:
     """Spare the garbage collector the modules and test items, which stay until the end."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.fixture(autouse=True)
