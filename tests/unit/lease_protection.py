@@ -16,7 +16,7 @@ TERMS = Terms(ttl=Seconds(1.0), margin=Seconds(0.2))
 class Protection:
     """A lease on a new guest, with clients whose clocks the test moves."""
 
-    def __init__(self, server: postgres.Server, *, limit: float = 0.5) -> None:
+    def __init__(self, server: postgres.Server, *, limit: float = 30.0) -> None:
         self.server, self.limit = server, limit
         self.guest = str(uuid.uuid4())
         self.ahead = 0.0

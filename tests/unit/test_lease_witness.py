@@ -13,6 +13,7 @@ import pytest
 from tests import postgres
 from tests.unit.lease_protection import TERMS, Protection, protected, waited
 from vmckpt.errors import BadInput, LeaseLost
+from vmckpt.lab.pace import slowness
 from vmckpt.lease import witness
 from vmckpt.lease.clock import boottime
 from vmckpt.lease.witness import Denied, LeaseClient, TakenOver
@@ -43,7 +44,7 @@ def test_a_silent_holder_is_followed_after_ttl_and_margin_and_not_before(
         time.sleep(min(0.05, waited(got)))
     passed = boottime() - sent
 
-    assert TERMS.waits <= passed < TERMS.waits + 0.5
+    assert TERMS.waits <= passed < TERMS.waits + 0.5 * slowness()
     assert got == TakenOver(token + 1)
     assert alpha.renew(token) is None
     with pytest.raises(LeaseLost, match="beta holds the lease"):
@@ -94,11 +95,12 @@ def test_a_standby_that_is_not_valid_or_has_an_old_token_is_denied(protection: P
 def test_a_database_whose_clock_is_set_forward_lets_nobody_in_early(
     protection: Protection,
 ) -> None:
+    began = boottime()
     alpha, beta, token = protected(protection)
     beta.look()
     protection.database_clock_forward()
 
-    assert waited(beta.take_over(token)) > TERMS.waits - 0.5
+    assert waited(beta.take_over(token)) >= TERMS.waits - (boottime() - began)
     protection.ahead += TERMS.waits - 0.6
     assert 0 < waited(beta.take_over(token)) < 0.7
     # A renewal that was seen begins it anew, however old it looks.
