@@ -20,6 +20,8 @@ class Protection:
         self.server, self.limit = server, limit
         self.guest = str(uuid.uuid4())
         self.ahead = 0.0
+        self.stopped: float | None = None
+        """Where the clients' clock stands; None: it runs."""
         self.clients: list[LeaseClient] = []
         witness.prepare(server.url())
         self.credential: Credential = witness.issue(server.url(), self.guest, TERMS, "s-1")
@@ -31,7 +33,7 @@ class Protection:
     def client(self, holder: str) -> LeaseClient:
         made = LeaseClient(
             self.dsn(), holder=holder, password=self.credential.password,
-            limit=Seconds(self.limit), clock=lambda: Seconds(boottime() + self.ahead),
+            limit=Seconds(self.limit), clock=lambda: Seconds((self.stopped or boottime()) + self.ahead),
         )  # fmt: skip
         self.clients.append(made)
         return made
