@@ -33,10 +33,13 @@ class Protection:
     def client(self, holder: str) -> LeaseClient:
         made = LeaseClient(
             self.dsn(), holder=holder, password=self.credential.password,
-            limit=Seconds(self.limit), clock=lambda: Seconds((self.stopped or boottime()) + self.ahead),
+            limit=Seconds(self.limit), clock=self.clock,
         )  # fmt: skip
         self.clients.append(made)
         return made
+
+    def clock(self) -> Seconds:
+        return Seconds((self.stopped or boottime()) + self.ahead)
 
     def set(self, values: str) -> None:
         self.server.sql(f"UPDATE vmckpt_lease.lease SET {values} WHERE guest = '{self.guest}'")

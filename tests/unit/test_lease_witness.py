@@ -108,7 +108,7 @@ def test_a_database_whose_clock_is_set_forward_lets_nobody_in_early(
     protection.database_clock_forward()
     protection.ahead += 10
     assert waited(beta.take_over(token)) == pytest.approx(TERMS.waits)
-    protection.ahead += TERMS.waits
+    protection.ahead += TERMS.waits + 0.001
     assert beta.take_over(token) == TakenOver(token + 1)
 
 
