@@ -1,6 +1,8 @@
 import gc
+import re
 import signal
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import settings
 
 from tests import schemas
 from vmckpt.cli import output
+from vmckpt.lab import lab
 
 # By the clock an example takes as long as whoever has the cores leaves it.
 settings.register_profile("vmckpt", deadline=None)
@@ -28,6 +31,17 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the labs of worker processes that ended before they could, as after a SIGINT to the
+    process that started them. A lab's name ends with the number of the process that made it."""
+    if hasattr(config, "workerinput"):
+        return
+    for name in lab.names():
+        made = re.fullmatch(r"[a-z]+(\d+)", name)
+        if made is not None and not Path("/proc", made[1]).exists():
+            lab.down(name)
 
 
 @pytest.fixture(autouse=True)
