@@ -17,8 +17,8 @@ def test_every_target_has_something_to_start_from() -> None:
 
 @pytest.mark.parametrize("path", INPUTS, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_no_input_is_too_much(path: Path) -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
 
     TARGETS[path.parent.name](path.read_bytes())
 
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5

@@ -23,10 +23,10 @@ POLICY = "version: vmckpt/v1\nname: a\n"
 
 def refused(call: Callable[[], object], limit: float = 10.0) -> str:
     """The one line with which it is refused, and soon."""
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(VmckptError) as caught:
         call()
-    assert time.monotonic() - begun < limit
+    assert time.process_time() - begun < limit
     line = str(caught.value)
     assert "\n" not in line
     assert len(line) < 1000
@@ -203,11 +203,11 @@ def test_an_unknown_host_among_thousands_is_one_line() -> None:
 @pytest.mark.parametrize("text", ["1" + " " * 1_000_000 + "!", "9" * 1_000_000, "1" + "k" * 10**6])
 @pytest.mark.parametrize("read", [units.parse_bytes, units.parse_seconds, units.parse_rate])
 def test_a_long_text_is_no_size_time_or_rate(read: Callable[[str], object], text: str) -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(ValueError, match="not understood") as caught:
         read(text)
     assert len(str(caught.value)) < 200
-    assert time.monotonic() - begun < 0.5
+    assert time.process_time() - begun < 0.5
 
 
 def test_what_never_ends_can_be_shown() -> None:

@@ -17,6 +17,7 @@ from vmckpt.hypervisor import connection, facts, guests, library, parse, storage
 from vmckpt.hypervisor.connection import NONSENSE, Hypervisor
 from vmckpt.hypervisor.lanes import Lane
 from vmckpt.hypervisor.mover import LibvirtMover
+from vmckpt.lab.pace import slowness
 from vmckpt.model.hosts import Host
 from vmckpt.units import Seconds
 
@@ -161,7 +162,7 @@ async def test_a_libvirt_that_never_answers_a_connection_is_given_up(
 
     with pytest.raises(HostUnreachable, match=r"alpha: libvirt gave no answer in 0\.2 s"):
         await getattr(hypervisor, way)("a call", lambda _connection: None)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 2 * slowness()
 
 
 async def test_a_call_that_never_comes_back_is_given_up(
@@ -201,10 +202,10 @@ async def test_whoever_waits_hears_of_every_end() -> None:
     ids=range(18),
 )  # fmt: skip
 def test_hostile_xml_is_refused_at_once(xml: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(NONSENSE):
         parse.guest(xml, state=1, persistent=True, autostart=True, snapshots=0, job=None)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_hostile_xml_of_hosts_and_drives_is_refused_too() -> None:
