@@ -33,14 +33,23 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 10, 10)
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the labs of worker processes that ended before they could, as after a SIGINT to the
-    process that started them. A lab's name ends with the number of the process that made it."""
-    if hasattr(config, "workerinput"):
-        return
-    for name in lab.names():
+_workers: set[str] = set()
+"""Process numbers of this process's children: those that run tests for it are among them."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodeready() -> None:
+    for each in Path("/proc/self/task").glob("*/children"):
+        _workers.update(each.read_text().split())
+
+
+def pytest_unconfigure() -> None:
+    """Remove the labs of workers of this run that ended before they could, as after a SIGINT to
+    this process. A test lab's name ends with the number of the process that made it; labs of other
+    runs and of people are left alone."""
+    for name in lab.names() if _workers else ():
         made = re.fullmatch(r"[a-z]+(\d+)", name)
-        if made is not None and not Path("/proc", made[1]).exists():
+        if made is not None and made[1] in _workers and not Path("/proc", made[1]).exists():
             lab.down(name)
 
 
