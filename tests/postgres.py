@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own, for tests and benches: real, with fsync, gone afterwards."""
+"""A real PostgreSQL server for tests and benchmarks, with fsync; it leaves nothing behind."""
 
 import itertools
 import os
@@ -13,7 +13,6 @@ from urllib.parse import quote
 from vmckpt.lab.pace import Deadline
 
 _PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-AVAILABLE = bool(_PROGRAMS)
 
 
 def _as_postgres() -> list[str]:
@@ -28,6 +27,7 @@ class Server:
     """Listens on a socket in a folder of its own, and on no port."""
 
     def __init__(self) -> None:
+        assert _PROGRAMS, "PostgreSQL is not installed; ./check --install does that"
         self._numbers = itertools.count(1)
         self._folder = Path(tempfile.mkdtemp(prefix="vmckpt-pg-"))
         self._server: subprocess.Popen[bytes] | None = None

@@ -1,6 +1,5 @@
 """Every target, fuzzed for a little while."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -8,10 +7,7 @@ import pytest
 from tests.fuzz.run import run
 from tests.fuzz.targets import TARGETS
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="needs atheris"),
-]
+pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))

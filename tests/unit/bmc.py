@@ -12,7 +12,6 @@ from vmckpt.model.fencing import FenceDevice
 from vmckpt.model.hosts import Host
 
 _TOOLS = Path(__file__).parents[2] / ".tools/usr/bin"
-AVAILABLE = (_TOOLS / "ipmi_sim").exists() and Path("/usr/sbin/fence_ipmilan").exists()
 USER, SECRET = "operator", "hunter2-is-it"
 _LAN = """\
 name "bmc"
@@ -48,6 +47,8 @@ class Bmc:
     """A host's controller in a folder, and the power that it controls; stop it in the end."""
 
     def __init__(self, folder: Path) -> None:
+        for program in (_TOOLS / "ipmi_sim", Path("/usr/sbin/fence_ipmilan")):
+            assert program.exists(), f"{program} is missing; ./check --install fetches it"
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]

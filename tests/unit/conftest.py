@@ -12,8 +12,6 @@ from tests.unit import bucket
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[postgres.Server]:
     """A server for all tests; started when the first of them needs it."""
-    if not postgres.AVAILABLE:
-        pytest.skip("PostgreSQL is not installed; ./check --install does that")
     server = postgres.Server()
     yield server
     server.remove()

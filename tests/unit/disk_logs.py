@@ -1,6 +1,5 @@
 """A disk's write log with a real nbdkit, and a guest that writes to it."""
 
-import os
 import random
 import tempfile
 import time
@@ -19,7 +18,6 @@ from vmckpt.units import MIB, Bytes
 SIZE = 64 * MIB + 512
 LIMIT = 2 * MIB
 CONTENT = random.Random(5).randbytes(3 * MIB)
-ROOT = os.geteuid() == 0
 
 
 @dataclass

@@ -6,17 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.bmc import AVAILABLE, SECRET, Bmc
+from tests.unit.bmc import SECRET, Bmc
 from vmckpt.errors import FencingFailed
 from vmckpt.model import fencing as rules
 from vmckpt.model.fencing import Action
 from vmckpt.model.hosts import Host
 from vmckpt.remote import fencing
 from vmckpt.units import Seconds
-
-pytestmark = pytest.mark.skipif(
-    not AVAILABLE, reason="ipmi_sim or fence-agents is missing; ./check --install installs both"
-)
 
 
 @pytest.fixture

@@ -208,8 +208,6 @@ def test_a_controller_that_is_stopped_in_a_transaction_does_not_keep_rows_locked
 @pytest.fixture
 def fragile() -> Iterator[postgres.Server]:
     """A server that may be stopped."""
-    if not postgres.AVAILABLE:
-        pytest.skip("PostgreSQL is not installed; ./check --install does that")
     server = postgres.Server()
     yield server
     server.remove()

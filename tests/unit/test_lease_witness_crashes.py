@@ -20,8 +20,6 @@ from vmckpt.lease.witness_line import LeaseUnreachable
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[postgres.Server]:
     """A server of one's own, to be mistreated."""
-    if not postgres.AVAILABLE:
-        pytest.skip("PostgreSQL is not installed; ./check --install does that")
     server = postgres.Server()
     yield server
     server.remove()

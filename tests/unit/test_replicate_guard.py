@@ -357,7 +357,6 @@ def test_there_is_one_guard_and_another_when_it_was_killed(bench: Bench) -> None
     assert bench.page.guarded > looked
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="these need root")
 def test_it_is_locked_in_memory_and_comes_before_others(bench: Bench) -> None:
     number = bench.begin()
     status = Path(f"/proc/{number}/status").read_text()

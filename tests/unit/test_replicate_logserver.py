@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.disk_logs import LIMIT, ROOT, SIZE, Served, alive, records, serving, until
+from tests.unit.disk_logs import LIMIT, SIZE, Served, alive, records, serving, until
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import BadInput, HypervisorError
 from vmckpt.replicate import logserver
@@ -78,7 +78,6 @@ def test_a_process_that_only_has_its_number_is_left_alone(served: Served) -> Non
 CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
 
 
-@pytest.mark.skipif(not ROOT, reason="only root may give a socket away")
 def test_only_the_user_that_is_named_reaches_the_socket() -> None:
     def connects(user: int) -> bool:
         return subprocess.run(

@@ -220,9 +220,7 @@ def test_a_snapshot_is_copied_without_a_key_and_reads_there(stock: Stock) -> Non
     assert stock("copy", "one", "--to", "nowhere")[0] == 3
 
 
-def test_a_copy_does_not_even_read_what_is_there(
-    stock: Stock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_does_not_even_read_what_is_there(stock: Stock) -> None:
     stock.put("one", list(range(40)))
     stock.put("two", [*range(40), 77])
     assert stock("copy", "one", "--to", "far")[0] == 0
@@ -261,9 +259,7 @@ def test_a_copy_that_broke_off_goes_on_where_it_was(
     assert stock("verify", "--deep", "--store", "far")[0] == 0
 
 
-def test_a_copy_takes_what_is_whole_and_follows_a_collection(
-    stock: Stock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_takes_what_is_whole_and_follows_a_collection(stock: Stock) -> None:
     stock.put("one", list(range(16)))
     store = stock.store()
     rows = packs.parse(stock.packs()[0].name, stock.packs()[0].read_bytes()).rows
@@ -278,14 +274,12 @@ def test_a_copy_takes_what_is_whole_and_follows_a_collection(
     assert stock("verify", "--deep", "--store", "far")[0] == 0
 
 
-def test_a_full_disk_and_a_read_only_store_are_one_clear_line(
-    stock: Stock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_and_a_read_only_store_are_one_clear_line(stock: Stock) -> None:
     stock.encrypt()
     id_ = stock.put("one", list(range(400)))
     key = str(stock.identity("alice"))
     (stock.folder / "far").rename(stock.folder / "away")
-    with mounted(stock.folder / "far", "tmpfs", "size=1m", None, monkeypatch):
+    with mounted(stock.folder / "far", "tmpfs", "size=1m", None):
         Store.create(LocalFolder(stock.folder / "far"))
         code, _, wrong = stock("copy", "one", "--to", "far")
         assert (code, len(wrong.splitlines()), "no room left" in wrong) == (44, 1, True)
@@ -294,7 +288,7 @@ def test_a_full_disk_and_a_read_only_store_are_one_clear_line(
         assert (code, wrong) == (44, "error: far/file: no room left; make room there\n")
         assert [path.name for path in (stock.folder / "far").glob(".file*")] == []
     (stock.folder / "far").rmdir()
-    with mounted(stock.folder / "far", "none", "bind", stock.folder / "near", monkeypatch):
+    with mounted(stock.folder / "far", "none", "bind", stock.folder / "near"):
         for args in (
             ("pin", "one"), ("delete", "one", "--yes"), ("gc",),
             ("keys", "rotate", "--identity", key, "--yes"), ("import", "file"),

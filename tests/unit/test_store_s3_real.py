@@ -175,11 +175,7 @@ def test_what_was_published_outlives_a_killed_server(certified: Seaweed) -> None
 
 
 def test_a_full_server_is_one_line_and_the_store_stays_whole(tmp_path: Path) -> None:
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", tmp_path], check=False
-    )
-    if done.returncode != 0:
-        pytest.skip("nothing can be mounted here")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", tmp_path], check=True)
     server = None
     try:
         server = Seaweed(folder=tmp_path)
