@@ -98,7 +98,7 @@ class Fencing(Bench):
 @contextmanager
 def fenced_lab(folder: Path) -> Iterator[Fencing]:
     """One, of which nothing is left in the end."""
-    name = f"f{os.getpid()}"
+    name = f"d{os.getpid()}"
     plan = lab.up(name, hosts=2)
     made = Fencing(plan, folder)
     made.furnish()

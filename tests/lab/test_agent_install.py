@@ -43,14 +43,14 @@ def versions(bench: Bench, on: str) -> Path:
 
 
 def installed(bench: Bench, on: str, *, count: int, without: str = "") -> set[str]:
-    """Wait until so many versions are on a host, and nothing of one that is not whole."""
+    """Wait until so many whole versions are on a host. What an installer that was given up on has
+    left goes with the next one."""
 
     def found() -> set[str]:
-        return {path.name for path in versions(bench, on).iterdir()}
+        return {path.name for path in versions(bench, on).iterdir() if path.name[0] != "."}
 
     def done() -> bool:
-        partial = [name for name in found() if name[0] == "."]
-        return not partial and len(found()) == count and without not in found()
+        return len(found()) == count and without not in found()
 
     # On a host without a free core a command may give up waiting before its installer is done,
     # or has begun.

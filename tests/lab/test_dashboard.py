@@ -29,7 +29,7 @@ def test_a_migration_and_an_evacuation_by_keys_alone(bench: Bench, tmp_path: Pat
     bench.guest("web1", **QUIET)
     for name in ("alpha", "beta"):
         network.shape(bench.plan, name, SLOW)
-    with terminal(tmp_path, [*VMCKPT, "dashboard"], bench.environment, (120, 34)) as screen:
+    with terminal(tmp_path, [*VMCKPT, "dashboard"], bench.environment, (120, 50)) as screen:
         screen.until("2 hosts", "web1", "alpha")
         keep(screen, "fleet")
         screen.keys("m")
@@ -108,7 +108,7 @@ def test_a_failover_by_keys_alone(witnessed: Bench, tmp_path: Path) -> None:
         pair.guest(**GUEST)
         protect(pair, automatic=False)
         words = [*VMCKPT, "dashboard"]
-        with terminal(tmp_path, words, pair.environment, (120, 34)) as screen:
+        with terminal(tmp_path, words, pair.environment, (120, 50)) as screen:
             screen.until("✓ ")
             screen.keys("3")
             screen.until("protecting")

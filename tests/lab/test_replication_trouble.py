@@ -313,7 +313,6 @@ def test_a_watched_protection_tells_what_happens_to_it_until_it_ends(pair: Bench
     watch = pair.start("watch", "web1")
     began = time.monotonic()
     lines = first_line(watch, "protecting, epoch")
-    assert len(lines) == 1
     assert "behind" in pair.good("jobs").out
     network.cut(pair.plan, "beta")
     lines += first_line(watch, " alone, ")
