@@ -19,10 +19,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint import guestmemory, outputs, settings, userfault
+from vmckpt.checkpoint import guestmemory, outputs, settings
 from vmckpt.checkpoint.settings import IGNORE_SHARED
 from vmckpt.hypervisor import qemuuser
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replicate.buffers import Buffers
 from vmckpt.replicate.capture import Capturer
 from vmckpt.replicate.finder import Changed, CompareFinder
@@ -56,8 +57,7 @@ def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
         undo = settings.look(monitor, want=IGNORE_SHARED, runs=True, folder=None)
         settings.set_bandwidth(monitor, settings.NO_LIMIT)
         stack.callback(settings.break_off, monitor, undo)
-        process = userfault.find_process(uuid)
-        assert process is not None
+        process = stack.enter_context(identity.require(uuid, guest, monitor.host))
         memory = Memory(guestmemory.files(monitor, process), folder, stack)
         compares = stack.enter_context(CompareFinder(memory.live, memory.last, most=16384))
         owner = qemuuser.owner("qemu:///system", "")

@@ -96,6 +96,10 @@ class HypervisorError(VmckptError):
         """libvirt's VIR_ERR_* number; None when the error is our own."""
 
 
+class QemuUnclear(HypervisorError):
+    """Which process is a guest's QEMU cannot be told for sure, so none is touched."""
+
+
 class HostUnreachable(HypervisorError):
     """No connection to the host's libvirt."""
 

@@ -20,7 +20,7 @@ GUEST: dict[str, Any] = {
     "shared_memory": True,
     "disk": "32MiB",
 }
-LEFT = "/dev/shm/vmckpt-replica"
+LEFT = "/run/vmckpt/replication"
 SOON = 40.0
 TTL = 10.0
 """Seconds of a lease. An agent that gets no core for four fifths of it costs its guest, so that on

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint import userfault
+from vmckpt.hypervisor.qemu_process import identity
 
 Words = NDArray[np.uint64]
 _WORDS, _STRIDE = 512, 8
@@ -66,8 +66,8 @@ def judge(memory: Words, pages: int) -> Region:
 
 def read(guest: str, pages: int) -> Region:
     """The same of a guest's QEMU on this machine, by its UUID. It must stand still."""
-    process = userfault.find_process(guest)
-    assert process is not None
+    with identity.require(guest, guest, "this host") as held:
+        process = held.pid
     largest, best = 0, ""
     for line in Path(f"/proc/{process}/maps").read_text().splitlines():
         words = line.split(maxsplit=5)

@@ -15,8 +15,9 @@ import pytest
 
 from tests.unit.replicas import Ends, session, two_ends, until
 from vmckpt.agent import afterlife, giving
-from vmckpt.checkpoint import userfault
 from vmckpt.errors import HypervisorError, RemoteError
+from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qemu_process.held import HeldProcess
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.wire import End
@@ -31,11 +32,11 @@ class Qemu:
     events: list[str] = field(default_factory=list)
     when_it_ends: Callable[[], None] = lambda: None
 
-    def find(self, _: str) -> int | None:
-        return 77 if self.lives else None
+    def hold(self, _: str) -> HeldProcess | None:
+        return HeldProcess(os.getpid()) if self.lives else None
 
-    def kill(self, process: int) -> None:
-        assert process == 77
+    def kill(self, process: HeldProcess) -> None:
+        assert process.pid == os.getpid()
         self.lives = False
         self.events.append("killed")
         self.when_it_ends()
@@ -55,17 +56,18 @@ class One:
     qemu: Qemu
 
     def give(self, told: Session, tenure: object = None) -> None:
-        giving.give(
-            told, self.folder, self.near, tenure=cast("Any", tenure), process=77,
-            stopped=time.monotonic() - 0.5,
-        )  # fmt: skip
+        with HeldProcess(os.getpid()) as process:
+            giving.give(
+                told, self.folder, self.near, tenure=cast("Any", tenure), process=process,
+                stopped=time.monotonic() - 0.5,
+            )  # fmt: skip
 
 
 @pytest.fixture
 def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[One]:
     with two_ends() as ends, ExitStack() as stack:
         qemu = Qemu()
-        monkeypatch.setattr(userfault, "find_process", qemu.find)
+        monkeypatch.setattr(identity, "hold", qemu.hold)
         monkeypatch.setattr(afterlife, "kill", qemu.kill)
         monkeypatch.setattr(giving, "_wait_for_libvirt", qemu.noted)
         near, far = ends.lines(stack)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vmckpt import hostdirs
 from vmckpt.agent import choosing, lining, ways
 from vmckpt.agent.choosing import Seen, Way
 from vmckpt.agent.regions import RamRegion
@@ -168,13 +169,20 @@ def test_pages_that_did_not_change_are_named_and_not_read() -> None:
 UUID = "3e6f1c52-0000-4000-8000-000000000001"
 
 
-def test_a_copy_goes_with_its_process(tmp_path: Path) -> None:
-    root = tmp_path / "copies"
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where copies are kept, as long as the test lasts."""
+    monkeypatch.setattr(hostdirs, "RUN", tmp_path / "run")
+    monkeypatch.setattr(hostdirs, "SHM", tmp_path)
+    return copies.root()
+
+
+def test_a_copy_goes_with_its_process(root: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
-        folder = copies.place(UUID, process.pid, root)
+        folder = copies.place(UUID, process.pid)
         copies.watch(folder, process.pid)
         folder.mkdir()
-        copies.sweep(root)
+        copies.sweep()
         assert folder.is_dir()
         process.kill()
     give_up = time.monotonic() + 20
@@ -183,16 +191,15 @@ def test_a_copy_goes_with_its_process(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_what_nobody_watches_is_swept_unless_it_is_still_stored(tmp_path: Path) -> None:
-    folder = tmp_path / f"{UUID}-1-77"  # no process of that number began then
+def test_what_nobody_watches_is_swept_unless_it_is_still_stored(root: Path) -> None:
+    folder = root / f"{UUID}-1-77"  # no process of that number began then
     folder.mkdir()
-    (tmp_path / "not ours").mkdir()
+    (root / "not ours").mkdir()
     with copies._locked(folder):
-        copies.sweep(tmp_path)
+        copies.sweep()
         assert folder.exists()
-    copies.sweep(tmp_path)
-    assert [one.name for one in tmp_path.iterdir()] == ["not ours"]
-    copies.sweep(tmp_path / "none")
+    copies.sweep()
+    assert [one.name for one in root.iterdir()] == ["not ours"]
 
 
 def test_an_image_tells_of_its_size_version_and_bitmaps() -> None:

@@ -12,11 +12,12 @@ import pytest
 from tests.unit.test_capture_settings import Qemu
 from vmckpt.agent import spool
 from vmckpt.agent.talk import error_as_json, error_from_json
-from vmckpt.checkpoint import background, keeper, settings, userfault
+from vmckpt.checkpoint import background, keeper, settings
 from vmckpt.checkpoint.background import Hooks
 from vmckpt.checkpoint.keeper import Keeper
 from vmckpt.errors import CaptureFailed, GuestBusy, HostUnreachable, HypervisorError, StoreError
 from vmckpt.hypervisor import monitor as monitors
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Seconds
 
 UNDO = settings.Undo(guest="u", capabilities={}, bandwidth=1, runs=True, folder="")
@@ -148,7 +149,7 @@ def test_it_tries_over_connections_of_its_own_for_a_while(
     undone: list[object] = []
     monkeypatch.setattr(monitors, "Monitor", Monitor)
     monkeypatch.setattr(settings, "give_up", lambda *_, **__: undone.append(1))
-    monkeypatch.setattr(userfault, "find_process", lambda _: process)
+    monkeypatch.setattr(identity, "runs", lambda _: process is not None)
     monkeypatch.setattr(keeper, "_TURN", 0.01)
     monkeypatch.setattr(keeper, "LASTS", 0.2)
     assert keeper._undo("", "alpha", UNDO.to_json()) is well

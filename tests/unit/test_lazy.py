@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.stocking import page
+from vmckpt import hostdirs
 from vmckpt.agent import discard, lazy, serving
 from vmckpt.agent.afterwards import DiscardOrder, FinishOrder
 from vmckpt.agent.lazy import Keeper
@@ -39,7 +40,7 @@ def talk() -> Talk:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where sockets and orders are."""
-    monkeypatch.setattr(serving, "RUN", tmp_path / "run")
+    monkeypatch.setattr(hostdirs, "RUN", tmp_path / "run")
     monkeypatch.setattr(qemuuser, "owner", lambda _uri, _host: (-1, -1))
     return tmp_path / "run"
 

@@ -13,9 +13,9 @@ import pytest
 from tests.unit.replicas import session as made_session
 from vmckpt.agent import afterlife, replicas
 from vmckpt.agent.orders import ReplicaOrder
-from vmckpt.checkpoint import userfault
 from vmckpt.errors import GuestBusy, HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import standby as hypervisor_standby
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.lease import witness
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
@@ -193,7 +193,7 @@ def test_what_its_owner_has_changed_or_stopped_since_a_failover_stays_so(
     known = [True]
     monkeypatch.setattr(replicas, "folder_of", lambda _: folder)
     monkeypatch.setattr(replicas, "_known", lambda _: known[0])
-    monkeypatch.setattr(userfault, "find_process", lambda _: None)
+    monkeypatch.setattr(identity, "runs", lambda _: False)
     monkeypatch.setattr(afterlife, "define", lambda one: defined.append(one.name))
     for settled_already, is_known, wanted in (
         (True, True, []), (False, True, []), (True, False, []), (False, False, [told.name]),

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from vmckpt.checkpoint import reopening, userfault
+from vmckpt.checkpoint import reopening
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qemu_process.held import HeldProcess
 
 NOBODY = 65534
 GUEST = "5c6f9c5e-9f35-4c39-8c66-0e6f4f8d7f10"
@@ -79,7 +81,7 @@ def test_root_may_open_all() -> None:
 def test_an_image_that_went_back_to_its_owner_is_told_before_the_guest_stands_still(
     folder: Path, process: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(userfault, "find_process", lambda _guest: process)
+    monkeypatch.setattr(identity, "hold", lambda _guest: HeldProcess(process))
     image = folder / "a b\n.raw"
     image.touch(mode=0o600)
     nodes = [{"node-name": "s0", "drv": "file", "ro": False, "file": str(image)}]
@@ -97,7 +99,7 @@ def test_an_image_that_went_back_to_its_owner_is_told_before_the_guest_stands_st
 def test_without_the_programs_for_it_nothing_is_refused(
     folder: Path, process: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(userfault, "find_process", lambda _guest: process)
+    monkeypatch.setattr(identity, "hold", lambda _guest: HeldProcess(process))
     monkeypatch.setenv("PATH", str(folder))
     nodes = [{"node-name": "s0", "drv": "file", "ro": False, "file": "/root/x"}]
     reopening.check(Asked(nodes))

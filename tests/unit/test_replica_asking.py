@@ -12,7 +12,7 @@ from tests.unit.replicas import session
 from tests.unit.staging import in_memory
 from vmckpt.agent import afterlife, replicas
 from vmckpt.agent.orders import ReplicaOrder
-from vmckpt.checkpoint import userfault
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replicate import guard
 from vmckpt.replicate.control import Control
 
@@ -44,7 +44,7 @@ def test_an_agent_that_is_gone_is_told_with_its_last_words(folder: Path) -> None
 def test_an_agent_that_is_just_started_again_is_waited_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(userfault, "find_process", lambda _: 1)
+    monkeypatch.setattr(identity, "runs", lambda _: True)
     again: list[Control] = []
 
     def starts() -> None:

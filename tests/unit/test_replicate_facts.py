@@ -1,6 +1,7 @@
 """What an agent leaves for the next one to begin with."""
 
 import json
+import os
 import resource
 from dataclasses import asdict
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 
 from tests.unit.replicas import LEASE, session
-from vmckpt.errors import BadInput
-from vmckpt.replicate.facts import ROOT, Session, Terms, folder_of
+from vmckpt import hostdirs
+from vmckpt.errors import BadInput, RemoteError
+from vmckpt.replicate import facts
+from vmckpt.replicate.facts import Session, Terms, folder_of
 from vmckpt.units import Seconds
 
 ALL = session(
@@ -72,10 +75,44 @@ def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, text: str) -> None:
         Session.read(tmp_path)
 
 
-def test_each_guest_has_a_folder_of_its_own_on_tmpfs() -> None:
-    assert folder_of("u-1").parent == ROOT
-    assert folder_of("u-1") != folder_of("u-2")
-    assert Path("/dev/shm") in ROOT.parents
+@pytest.fixture
+def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where earlier versions had their folders, as long as the test lasts."""
+    monkeypatch.setattr(hostdirs, "RUN", tmp_path / "run")
+    monkeypatch.setattr(hostdirs, "SHM", tmp_path)
+    monkeypatch.setattr(facts, "EARLIER", tmp_path / "earlier")
+    (tmp_path / "earlier").mkdir()
+    return tmp_path / "earlier"
+
+
+def test_each_guest_has_a_folder_of_its_own_that_goes_as_a_whole(earlier: Path) -> None:
+    made = facts.make_folder("u-1")
+    assert folder_of("u-1") == made != facts.make_folder("u-2")
+    memory = facts.memory_of(made)
+    (memory / "last-0").touch()
+    assert memory.parent.parent.parent == hostdirs.SHM == earlier.parent
+    assert facts.make_folder("u-1") == made
+    assert facts.memory_of(made) == memory
+    facts.remove_folder(made)
+    assert not made.exists()
+    assert not memory.exists()
+    facts.remove_folder(made)
+
+
+def test_a_protection_of_an_earlier_version_is_found(earlier: Path) -> None:
+    (earlier / "u-1").mkdir(mode=0o711)
+    assert folder_of("u-1") == facts.memory_of(folder_of("u-1")) == earlier / "u-1"
+    facts.make_folder("u-1")
+    assert folder_of("u-1") == hostdirs.RUN / "replication/u-1"
+
+
+def test_what_another_user_put_there_is_not_listened_to(earlier: Path) -> None:
+    (earlier / "u-1").mkdir()
+    os.chown(earlier, 65534, 65534)
+    assert folder_of("u-1") == hostdirs.RUN / "replication/u-1"
+    os.chown(facts.make_folder("u-2"), 65534, 65534)
+    with pytest.raises(RemoteError, match="belongs to user 65534"):
+        folder_of("u-2")
 
 
 def test_the_lease_s_terms_are_those_that_both_ends_keep_to() -> None:

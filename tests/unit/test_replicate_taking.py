@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.unit.replicas import session
+from vmckpt import hostdirs
 from vmckpt.agent import replicas
 from vmckpt.agent.orders import ReplicaOrder
-from vmckpt.checkpoint import userfault
 from vmckpt.errors import BadInput, HypervisorError
 from vmckpt.hypervisor import standby as libvirt_side
-from vmckpt.replicate import facts, standing
+from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.replicate import standing
 from vmckpt.replicate.facts import Disk, Session
 from vmckpt.replicate.taking import Image, look, why_not
 from vmckpt.units import MIB, Bytes
@@ -157,8 +158,9 @@ def order(what: str, **more: object) -> ReplicaOrder:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where agents have their folders, as long as the test lasts."""
-    monkeypatch.setattr(replicas, "folder_of", lambda guest: facts.folder_of(guest, tmp_path))
-    return tmp_path
+    monkeypatch.setattr(hostdirs, "RUN", tmp_path / "run")
+    monkeypatch.setattr(hostdirs, "SHM", tmp_path)
+    return hostdirs.run_dir("replication")
 
 
 def test_the_host_says_what_it_has_of_the_guest(
@@ -177,7 +179,7 @@ def test_the_host_says_what_it_has_of_the_guest(
     # db1's image lies on it.
     assert (found["vda"].user, found["vda"].size) == ("db1", MIB)
     assert found["vdb"].there is False
-    monkeypatch.setattr(userfault, "find_process", lambda _: 7)
+    monkeypatch.setattr(identity, "runs", lambda _: True)
     told = replicas.carry_out(asked, None)  # type: ignore[arg-type]
     assert told["runs"] is True
 

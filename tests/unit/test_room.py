@@ -1,12 +1,15 @@
 """Room on a host: looked at before a snapshot, and watched while it is taken."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vmckpt.checkpoint import room, userfault
+from vmckpt.checkpoint import room
 from vmckpt.errors import CaptureFailed
+from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qemu_process.held import HeldProcess
 from vmckpt.units import GIB, MIB, Bytes
 
 STATUS = (
@@ -28,10 +31,10 @@ def test_memory_that_was_never_touched_takes_no_room(monkeypatch: pytest.MonkeyP
             return {"base-memory": 64 * GIB, "plugged-memory": GIB}
 
     monitor: Any = Monitor()
-    monkeypatch.setattr(userfault, "find_process", lambda _: 1)
+    monkeypatch.setattr(identity, "hold", lambda _: HeldProcess(os.getpid()))
     monkeypatch.setattr(Path, "read_text", lambda _: STATUS)
     assert room.memory(monitor) == 3584 << 10
-    monkeypatch.setattr(userfault, "find_process", lambda _: None)
+    monkeypatch.setattr(identity, "hold", lambda _: None)
     assert room.memory(monitor) == 65 * GIB
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 from vmckpt.checkpoint import userfault
+from vmckpt.hypervisor.qemu_process.held import HeldProcess
 
 SMAPS = """7f0000000000-7f0000400000 rw-p 00000000 00:00 0
 Size:               4096 kB
@@ -48,12 +49,9 @@ def test_a_hanging_process_is_freed() -> None:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "hangs\n"
-            assert userfault.free(process.pid) == 1
-            assert process.stdout.readline() == "free\n"
-            assert userfault.free(process.pid) == 0
+            with HeldProcess(process.pid) as held:
+                assert userfault.free(held) == 1
+                assert process.stdout.readline() == "free\n"
+                assert userfault.free(held) == 0
         finally:
             process.kill()
-
-
-def test_a_guest_without_process_is_not_found() -> None:
-    assert userfault.find_process("00000000-0000-0000-0000-000000000000") is None

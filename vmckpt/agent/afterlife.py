@@ -1,10 +1,7 @@
 """What becomes of a protection when it ends: on the primary, whichever way it did."""
 
 import json
-import os
-import select
 import shutil
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,14 +9,16 @@ from pathlib import Path
 
 from vmckpt import wholefile
 from vmckpt.agent import writes
-from vmckpt.checkpoint import settings, userfault
+from vmckpt.checkpoint import settings
 from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qemu_process.held import HeldProcess
 from vmckpt.lease.witness import LeaseClient
 from vmckpt.replicate import buffers, guard, link
-from vmckpt.replicate.facts import Session
+from vmckpt.replicate.facts import Session, memory_of, remove_folder
 from vmckpt.replicate.fates import Fate
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.tenure import Tenure
@@ -95,7 +94,7 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
         with suppress(VmckptError, OSError, ValueError):
             _hand_over(session, folder)
         (folder / guard.OVER).touch()
-        for copy in folder.glob("last-*"):
+        for copy in memory_of(folder).glob("last-*"):
             copy.unlink()  # as large as the guest's memory was
         return
     (folder / guard.OVER).touch()
@@ -145,24 +144,16 @@ def _hears_in_time(session: Session, folder: Path) -> bool:
         time.sleep(_AGAIN)
 
 
-def give_away(session: Session, tenure: Tenure, process: int) -> None:
+def give_away(session: Session, tenure: Tenure, process: HeldProcess) -> None:
     """The guest, which stands still for good, is the backup's. Raises VmckptError: not yet."""
     tenure.hand_over(session.peer)
     kill(process)
 
 
-def kill(process: int, limit: Seconds = _ENDS) -> None:
+def kill(process: HeldProcess) -> None:
     """End a QEMU at once, and wait until it is gone."""
-    try:
-        file = os.pidfd_open(process)
-    except ProcessLookupError:
-        return
-    try:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(file, signal.SIGKILL)
-        select.select([file], [], [], limit)
-    finally:
-        os.close(file)
+    process.kill()
+    process.ended(_ENDS)
 
 
 def switched(session: Session, folder: Path) -> None:
@@ -180,7 +171,7 @@ def is_alone(folder: Path) -> bool:
 def forget(session: Session, folder: Path) -> None:
     """Remove the files of a protection that is over here."""
     shutil.rmtree(session.state, ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)
 
 
 def outcome(folder: Path, what: Fate, why: str, **more: float) -> None:
@@ -210,7 +201,7 @@ def _hand_over(session: Session, folder: Path) -> None:
     """A guest that is dead for sure need not be waited for."""
     if session.lease is None or not session.terms.automatic:
         return
-    if userfault.find_process(session.guest) is not None:
+    if identity.runs(session.guest):
         return
     with lease(session) as client:
         client.hand_over(token(folder), session.peer)

@@ -17,10 +17,11 @@ from typing import Any
 
 from vmckpt import wholefile
 from vmckpt.agent import afterlife
-from vmckpt.checkpoint import userfault
 from vmckpt.errors import HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qemu_process.held import HeldProcess
 from vmckpt.replicate import link
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.link import Cut, Line
@@ -40,7 +41,13 @@ _TURN = Seconds(0.05)
 
 
 def give(
-    session: Session, folder: Path, line: Line, *, tenure: Tenure, process: int, stopped: float
+    session: Session,
+    folder: Path,
+    line: Line,
+    *,
+    tenure: Tenure,
+    process: HeldProcess,
+    stopped: float,
 ) -> None:
     """The guest has stood still since `stopped`, and the backup has all of it.
 
@@ -102,9 +109,10 @@ def take_back(folder: Path) -> None:
 
 def finish(session: Session, folder: Path) -> None:
     """End what is left of a guest that was given away; may be repeated. Raises VmckptError."""
-    process = userfault.find_process(session.guest)
+    process = identity.hold(session.guest)
     if process is not None:
-        afterlife.kill(process)
+        with process:
+            afterlife.kill(process)
     noted = given(folder) or {}
     _wait_for_libvirt(session)
     for path, owner in dict(noted.get("owners") or {}).items():

@@ -5,6 +5,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from vmckpt.hypervisor.qemu_process.held import HeldProcess
 from vmckpt.replicate import guard
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.guard import Facts
@@ -21,7 +22,7 @@ def command(folder: Path) -> tuple[str, ...]:
     return (sys.executable, "-m", "vmckpt.agent.replica", str(folder))
 
 
-def begin(session: Session, folder: Path, process: int) -> GuardPage:
+def begin(session: Session, folder: Path, process: HeldProcess) -> GuardPage:
     """The guard's page, with us on it; and the guard of that QEMU. Raises GuardFailed."""
     path = folder / PAGE
     lasts = Seconds(0.0)
@@ -33,7 +34,7 @@ def begin(session: Session, folder: Path, process: int) -> GuardPage:
     page.agent = identity(os.getpid())
     patience = max(_PATIENCE, 2 * session.terms.max_pause)
     facts = Facts(
-        page=str(path), qemu=identity(process), command=command(folder), folder=str(folder),
+        page=str(path), qemu=identity(process.pid), command=command(folder), folder=str(folder),
         rules=Rules(patience=Seconds(patience)),
     )  # fmt: skip
     guard.begin(facts)

@@ -12,19 +12,18 @@ from typing import Any
 from vmckpt import wholefile
 from vmckpt.agent import afterlife, clockkeeping, guarded, trial_files
 from vmckpt.agent.replica_trial import Trials
-from vmckpt.checkpoint import userfault
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.agent import GuestAgent
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.replicate import guard, standing
+from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.replicate import guard, guardpage, standing
 from vmckpt.replicate import standby as standbys
 from vmckpt.replicate.backup import Backup, Ours, StandbyGone
 from vmckpt.replicate.claim import LeaseClaim, Tokens
 from vmckpt.replicate.control import Control
-from vmckpt.replicate.facts import Session
+from vmckpt.replicate.facts import Session, memory_of
 from vmckpt.replicate.fates import Fate
-from vmckpt.replicate.guard import Process
-from vmckpt.replicate.guardpage import identity
 from vmckpt.replicate.link import Cut
 from vmckpt.replicate.stage import Stage
 from vmckpt.replicate.standby import Standby
@@ -42,17 +41,15 @@ _WAITS = "inmigrate"
 
 def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
     """Until the guest runs here or nobody wants a standby any more. Raises VmckptError."""
-    process = userfault.find_process(session.guest)
-    qemu = None if process is None else Process.hold(identity(process))
-    if process is None or qemu is None:
+    qemu = identity.hold(session.guest)
+    if qemu is None:
         _lost(session, folder)
         return
-    try:
-        _run_beside(session, folder, wishes, process, qemu)
-    except StandbyGone:
-        _lost(session, folder)
-    finally:
-        qemu.close()
+    with qemu:
+        try:
+            _run_beside(session, folder, wishes, qemu)
+        except StandbyGone:
+            _lost(session, folder)
 
 
 def _lost(session: Session, folder: Path) -> None:
@@ -65,10 +62,8 @@ def _lost(session: Session, folder: Path) -> None:
     (folder / guard.OVER).touch()
 
 
-def _run_beside(
-    session: Session, folder: Path, wishes: Wishes, process: int, qemu: Process
-) -> None:
-    guarded.begin(session, folder, process)
+def _run_beside(session: Session, folder: Path, wishes: Wishes, qemu: HeldProcess) -> None:
+    guarded.begin(session, folder, qemu)
     with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
         if standing.is_ours(folder) and monitor.run_state() != _WAITS:
             _finish(session, folder, monitor)
@@ -84,8 +79,8 @@ def _run_beside(
             standby = stack.enter_context(Standby(monitor, session.disks, folder, session.owner))
             stage = stack.enter_context(
                 Stage(
-                    folder / "stage", Path(session.state), standby.memory, standby.disks,
-                    standby=f"{identity(process)}",
+                    memory_of(folder) / "stage", Path(session.state), standby.memory, standby.disks,
+                    standby=f"{guardpage.identity(qemu.pid)}",
                 )
             )  # fmt: skip
             trials = Trials(session, folder, stage, standby)

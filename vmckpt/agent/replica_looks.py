@@ -6,16 +6,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from vmckpt import hostdirs
 from vmckpt.agent import chains
 from vmckpt.agent.orders import ReplicaOrder
-from vmckpt.checkpoint import guestmemory, outputs, reopening, settings, userfault
+from vmckpt.checkpoint import guestmemory, outputs, reopening, settings
 from vmckpt.checkpoint.settings import IGNORE_SHARED, Undo
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor import blocks
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replicate import logserver, taking
-from vmckpt.replicate.facts import ROOT, Session, folder_of
+from vmckpt.replicate.facts import Session, folder_of
 from vmckpt.units import Seconds
 
 _TURN = 0.05
@@ -26,10 +28,8 @@ _EPOCH = Seconds(5.0)
 def look(order: ReplicaOrder) -> dict[str, Any]:
     """All that a protection must know of a running guest. Raises CannotCapture."""
     with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
-        process = userfault.find_process(order.guest)
-        if process is None:
-            raise CannotCapture(f"{monitor.name} has no QEMU process on {order.host}")
-        files = guestmemory.files(monitor, process)
+        with identity.require(order.guest, monitor.name, order.host) as process:
+            files = guestmemory.files(monitor, process)
         reopening.check(monitor)
         held = outputs.look(monitor)
         undo = _settings(order, monitor)
@@ -40,7 +40,7 @@ def look(order: ReplicaOrder) -> dict[str, Any]:
         return {
             "name": monitor.name, "undo": undo.to_json(), "cards": held.cards,
             "memory": [file.size for file in files], "xml": monitor.xml(),
-            "room": _room(ROOT), "disk_logs": logserver.installed(),
+            "room": _room(hostdirs.SHM), "disk_logs": logserver.installed(),
             "definition": stored[0] if stored else "", "autostart": bool(stored and stored[1]),
             "qemu": monitor.qemu_version(), "disks": [asdict(disk) for disk in disks],
         }  # fmt: skip
@@ -78,7 +78,7 @@ def rooms(order: ReplicaOrder) -> dict[str, Any]:
     missing, folder = [one for one in order.files if not Path(one).exists()], Path(order.state)
     device = str(_made(folder).stat().st_dev)
     return {
-        "memory": _room(ROOT), "images": _room(folder), "images_device": device,
+        "memory": _room(hostdirs.SHM), "images": _room(folder), "images_device": device,
         "missing": missing,
     }  # fmt: skip
 
@@ -92,4 +92,4 @@ def before(order: ReplicaOrder) -> dict[str, Any]:
         )
         for name, (path, format_) in order.images.items()
     }  # fmt: skip
-    return {"runs": userfault.find_process(order.guest) is not None, "images": found}
+    return {"runs": identity.runs(order.guest), "images": found}

@@ -14,18 +14,20 @@ from typing import Any
 from vmckpt.agent import afterlife, giving, guarded
 from vmckpt.agent.clockkeeping import ClockKeeper
 from vmckpt.agent.writes import Mirrors
-from vmckpt.checkpoint import guestmemory, settings, userfault
+from vmckpt.checkpoint import guestmemory, settings
 from vmckpt.checkpoint.settings import Commands, Undo
-from vmckpt.errors import CannotCapture, GuestBusy, LeaseLost, VmckptError
+from vmckpt.errors import GuestBusy, LeaseLost, VmckptError
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.endings import Ending, Endings
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qemu_process.held import HeldProcess
 from vmckpt.lease.clock import boottime
 from vmckpt.replicate import buffers, choosing
 from vmckpt.replicate.buffers import Buffers
 from vmckpt.replicate.capture import Capturer
 from vmckpt.replicate.control import Control
-from vmckpt.replicate.facts import Session
+from vmckpt.replicate.facts import Session, memory_of
 from vmckpt.replicate.finder import CompareFinder
 from vmckpt.replicate.leave import Leave
 from vmckpt.replicate.memory import Memory
@@ -51,17 +53,20 @@ def run_primary(session: Session, folder: Path, wishes: Wishes) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise GuestBusy(f"{session.name} has an agent already") from None
-        process = userfault.find_process(session.guest)
+        process = identity.hold(session.guest)
         if process is None:
             _ended(session, folder, wished=False)
             return
-        _Agent(session, folder, wishes, process).run()
+        with process:
+            _Agent(session, folder, wishes, process).run()
 
 
 class _Agent:
     """One life of it."""
 
-    def __init__(self, session: Session, folder: Path, wishes: Wishes, process: int) -> None:
+    def __init__(
+        self, session: Session, folder: Path, wishes: Wishes, process: HeldProcess
+    ) -> None:
         self._session, self._folder = session, folder
         self._wishes, self._process = wishes, process
         self._status = PrimaryStatus()
@@ -98,7 +103,7 @@ class _Agent:
                     raise VmckptError("told to end, while its standby may still be let run")
                 afterlife.unprotect(session, folder, monitor, tenure)
         except Exception:
-            if userfault.find_process(session.guest) is not None:
+            if identity.runs(session.guest):
                 raise
             _ended(session, folder, wished=self._endings.how(_TELLS) is Ending.WISHED)
 
@@ -106,7 +111,7 @@ class _Agent:
         session = self._session
         return Tenure(
             session.lease, self._folder, self._page, holder=session.host,
-            note=self._status.note, lives=lambda: Path(f"/proc/{self._process}").exists(),
+            note=self._status.note, lives=self._process.lives,
             guard_again=lambda: guarded.begin(session, self._folder, self._process).close(),
         )  # fmt: skip
 
@@ -135,10 +140,7 @@ class _Agent:
     def _parts(self, monitor: Monitor, tenure: Tenure, stack: ExitStack) -> Parts:
         session, folder = self._session, self._folder
         settings.set_bandwidth(monitor, settings.NO_LIMIT)
-        process = userfault.find_process(session.guest)
-        if process is None:
-            raise CannotCapture(f"{session.name} has ended")
-        memory = Memory(guestmemory.files(monitor, process), folder, stack)
+        memory = Memory(guestmemory.files(monitor, self._process), memory_of(folder), stack)
         finder = stack.enter_context(CompareFinder(memory.live, memory.last, most=_ASIDE))
         mirrors = Mirrors(session, folder, monitor)
         begun = mirrors.begin()
@@ -169,7 +171,8 @@ class _Agent:
             alone=self._alone, switching=self._switching,
             go_on=lambda: self._resume(monitor),
             switch=lambda line: giving.give(
-                session, folder, line, tenure=tenure, process=process, stopped=self._stopped
+                session, folder, line, tenure=tenure, process=self._process,
+                stopped=self._stopped,
             ),
             devices=lambda: self._same_devices(monitor),
         )  # fmt: skip

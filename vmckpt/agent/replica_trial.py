@@ -7,12 +7,10 @@ backup's loop only holds still for a moment, in which the copy becomes one epoch
 import itertools
 import logging
 import os
-import select
 import shutil
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -21,16 +19,14 @@ from uuid import uuid4
 from vmckpt.agent import trial_files
 from vmckpt.agent.trial_files import Traces
 from vmckpt.checkpoint import room as rooms
-from vmckpt.checkpoint import userfault
 from vmckpt.errors import BadInput, Cancelled, CaptureFailed, GuestBusy, VmckptError
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replicate import fleecing, trial_room, trial_xml, twin
 from vmckpt.replicate import standby as standbys
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.fleecing import Fleece
-from vmckpt.replicate.guard import Process
-from vmckpt.replicate.guardpage import identity
 from vmckpt.replicate.redo import Memory
 from vmckpt.replicate.stage import Stage
 from vmckpt.replicate.standby import Standby, socket_of
@@ -281,20 +277,15 @@ class _Trial:
 
     def _watch(self) -> None:
         """Until somebody has ended it. Raises CaptureFailed: there is no room any more."""
-        process = None
-        with suppress(OSError):
-            if (number := userfault.find_process(self._uuid)) is not None:
-                process = Process.hold(identity(number))
+        process = identity.hold(self._uuid)
         if process is None:
             return
-        try:
+        with process:
             looked = time.monotonic()
-            while not self._stop.is_set() and not select.select([process.file], [], [], _LOOK)[0]:
+            while not self._stop.is_set() and not process.ended(_LOOK):
                 if time.monotonic() - looked > _LOOK_AT_ROOM:
                     looked = time.monotonic()
                     self._look_at_room()
-        finally:
-            process.close()
 
     def _look_at_room(self) -> None:
         free = _beside_images(self._session)

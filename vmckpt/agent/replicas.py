@@ -12,7 +12,6 @@ from vmckpt.agent import afterlife, giving, guarded, replica_looks, trial_files,
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.agent.replica_backup import PORT
 from vmckpt.agent.talk import Talk
-from vmckpt.checkpoint import userfault
 from vmckpt.errors import (
     BadInput,
     GuestBusy,
@@ -23,11 +22,12 @@ from vmckpt.errors import (
 )
 from vmckpt.hypervisor import library, qemuuser
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replicate import control, guard, link, standing
 from vmckpt.replicate import standby as standbys
-from vmckpt.replicate.facts import Session, folder_of
+from vmckpt.replicate.facts import Session, folder_of, make_folder, remove_folder
 from vmckpt.replicate.fates import Fate
-from vmckpt.replicate.guardpage import GuardPage, process_of
+from vmckpt.replicate.guardpage import GuardPage
 from vmckpt.units import Seconds
 
 _STARTS = Seconds(30.0)
@@ -47,9 +47,8 @@ def carry_out(order: ReplicaOrder, talk: Talk) -> dict[str, Any]:
 def _identity(order: ReplicaOrder) -> dict[str, Any]:
     """A certificate for the session; nothing of an earlier one may be there."""
     _must_be_free(order)
-    folder_of(order.guest).mkdir(mode=0o711, parents=True, exist_ok=True)
     return {
-        "certificate": link.make_identity(folder_of(order.guest)),
+        "certificate": link.make_identity(make_folder(order.guest)),
         "owner": qemuuser.owner(order.uri, order.host),
     }
 
@@ -61,7 +60,7 @@ def _must_be_free(order: ReplicaOrder) -> None:
             f"{session.name} is protected or moves already, from or to {order.host}",
             mend=f"run vmckpt recover, or vmckpt unprotect {session.name} first",
         )
-    shutil.rmtree(folder_of(order.guest), ignore_errors=True)
+    remove_folder(folder_of(order.guest))
 
 
 def _stand(order: ReplicaOrder) -> dict[str, Any]:
@@ -107,12 +106,12 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
     except BadInput:
         session = None
     if session is None:
-        runs = userfault.find_process(order.guest) is not None
+        runs = identity.runs(order.guest)
         return {"role": None, "runs": runs, "known": runs or _may_know(order)}
     told = {
         "role": session.role, "session": session.session, "peer": session.peer,
         "name": session.name, "guest": session.guest, "host": session.host,
-        "runs": userfault.find_process(session.guest) is not None,
+        "runs": identity.runs(session.guest),
     }  # fmt: skip
     # The agent may have ended before the guest did.
     if not told["runs"] and (why := afterlife.shot(folder)) is not None:
@@ -152,7 +151,7 @@ def _end(order: ReplicaOrder) -> dict[str, Any]:
     """See that nothing of a protection is left on this host; may be repeated."""
     session = Session.read(folder_of(order.guest))
     if session is None:
-        shutil.rmtree(folder_of(order.guest), ignore_errors=True)
+        remove_folder(folder_of(order.guest))
         # If its host was started anew, all on tmpfs is gone.
         did = _forget_images(order) if order.state else []
         wanted = order.define and order.state and not _known(order)
@@ -250,7 +249,7 @@ def _settle(order: ReplicaOrder, session: Session, folder: Path) -> None:
     if standing.is_settled(folder):
         return
     autostart = bool(session.extra.get("autostart"))
-    if userfault.find_process(session.guest) is not None:
+    if identity.runs(session.guest):
         with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
             standbys.settle(monitor, session.definition, autostart=autostart)
     elif not _known(order):
@@ -259,7 +258,7 @@ def _settle(order: ReplicaOrder, session: Session, folder: Path) -> None:
 
 def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
     folder = folder_of(order.guest)
-    runs_here = userfault.find_process(session.guest) is not None
+    runs_here = identity.runs(session.guest)
     if runs_here and not order.standby_gone:
         _stop_safely(session, folder)
     else:
@@ -332,10 +331,13 @@ def _stop_agent(folder: Path) -> None:
     (folder / guard.OVER).touch()
     with suppress(OSError, ValueError):
         page = GuardPage.open(folder / guarded.PAGE)
-        process = process_of(page.agent)
+        known = page.agent
         page.close()
-        if str(folder).encode() in Path(f"/proc/{process}/cmdline").read_bytes():
-            afterlife.kill(process, _ENDS)
+        process = guard.hold(known)
+        if process is not None:
+            with process:
+                process.kill()
+                process.ended(_ENDS)
 
 
 _WHAT = {

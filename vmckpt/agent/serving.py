@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt import wholefile
+from vmckpt import hostdirs, wholefile
 from vmckpt.agent import restore, spool
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
@@ -30,7 +30,6 @@ from vmckpt.store.inside import Private
 from vmckpt.store.store import Store
 from vmckpt.units import Seconds
 
-RUN = Path("/run/vmckpt")
 _ORDER = "order.json"
 _COMES = "come in from it on"
 _TURN = Seconds(0.2)
@@ -41,9 +40,7 @@ _ARRIVES = Seconds(20.0)
 
 def folder_of(guest: str) -> Path:
     """Where the sockets are of a guest's disks that come in, and the order to serve them."""
-    # QEMU, as whatever user it runs, must get to its socket.
-    RUN.mkdir(mode=0o711, parents=True, exist_ok=True)
-    return RUN / f"lazy-{guest}"
+    return hostdirs.run_dir() / f"lazy-{guest}"
 
 
 def kept(guest: str) -> dict[str, Any] | None:
@@ -85,8 +82,7 @@ def serve(order: RestoreOrder, talk: Talk) -> dict[str, Any]:
 
 
 def _furnished(order: RestoreOrder) -> Path:
-    folder = folder_of(order.guest)
-    folder.mkdir(mode=0o711, exist_ok=True)
+    folder = hostdirs.run_dir(folder_of(order.guest).name)
     # With the snapshot's key: for root alone, and gone with the last disk or the next reboot.
     wholefile.put(folder / _ORDER, json.dumps({**order.as_json(), "do": "serve"}), private=True)
     return folder

@@ -6,23 +6,19 @@ It lies on a disk: after a reboot of the host nothing else tells whose those fil
 import json
 import logging
 import os
-import select
 import subprocess
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
 from vmckpt import wholefile
-from vmckpt.checkpoint import userfault
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replicate import fleecing
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.fleecing import Fleece
-from vmckpt.replicate.guard import Process
-from vmckpt.replicate.guardpage import identity
 from vmckpt.units import Seconds
 
 log = logging.getLogger("vmckpt.replica")
@@ -99,15 +95,11 @@ def _make(session: Session, *words: str) -> None:
 
 def kill(uuid: str) -> None:
     """End a test's QEMU at once, and wait until it is gone."""
-    process = userfault.find_process(uuid)
-    if process is None:
-        return
-    with suppress(OSError):
-        held = Process.hold(identity(process))
-        if held is not None:
-            held.kill()
-            select.select([held.file], [], [], _ENDS)
-            held.close()
+    process = identity.hold(uuid)
+    if process is not None:
+        with process:
+            process.kill()
+            process.ended(_ENDS)
 
 
 def clear(session: Session) -> None:

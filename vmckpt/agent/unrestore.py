@@ -10,14 +10,14 @@ from vmckpt.agent import images, leftover, spool
 from vmckpt.agent.leftover import Seat, Seen, Spot, Verdict
 from vmckpt.agent.orders import UnrestoreOrder
 from vmckpt.agent.talk import Talk
-from vmckpt.errors import GuestBusy, HypervisorError
+from vmckpt.errors import GuestBusy, HypervisorError, QemuUnclear
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Seconds
 
 _PATIENCE = Seconds(30.0)
 _TURN = Seconds(0.5)
-_PIDS = Path("/run/libvirt/qemu")
 
 
 def unrestore(order: UnrestoreOrder, _: Talk | None = None) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _seat(order: UnrestoreOrder) -> Seat:
                 if state in ("shutdown", "internal-error"):
                     return Seat(runs=False, revived=False)
                 if state != "inmigrate":
-                    return Seat(runs=True, revived=_revived(monitor.name))
+                    return Seat(runs=True, revived=_revived(order.guest))
         except HypervisorError as exc:
             if exc.code in library.NOT_HERE:
                 return Seat(runs=False, revived=False)
@@ -112,11 +112,14 @@ def _seat(order: UnrestoreOrder) -> Seat:
         time.sleep(_TURN)
 
 
-def _revived(name: str) -> bool:
+def _revived(guest: str) -> bool:
     """Whether its QEMU was started to take memory in; False also if that cannot be told."""
     try:
-        process = int((_PIDS / f"{name}.pid").read_text())
-        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError):
+        process = identity.hold(guest)
+        if process is None:
+            return False
+        with process:
+            words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, QemuUnclear):
         return False
     return b"-incoming" in words

@@ -15,7 +15,6 @@ from vmckpt.checkpoint import (
     guestmemory,
     reopening,
     room,
-    userfault,
 )
 from vmckpt.checkpoint.background import Captured, Hooks
 from vmckpt.checkpoint.compare import Flags
@@ -23,6 +22,7 @@ from vmckpt.checkpoint.image import FrozenImage
 from vmckpt.checkpoint.shared import SharedMemory
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Bytes, Seconds
 
 _SHORT = Seconds(0.0)
@@ -97,17 +97,18 @@ def _look(monitor: Monitor, way: Way) -> Seen:
     runs = monitor.run_state() == "running"
     if way in (Way.BACKGROUND, Way.LIBVIRT):
         return Seen(runs=runs, private=None)
-    process = userfault.find_process(monitor.guest)
+    process = identity.hold(monitor.guest)
     if process is None:
         return Seen(runs=runs, private="its QEMU is not on this host")
-    try:
-        files = guestmemory.files(monitor, process)
-    except CannotCapture as exc:
-        return Seen(runs=runs, private=exc.message.partition(": ")[2] or exc.message)
+    with process:
+        try:
+            files = guestmemory.files(monitor, process)
+        except CannotCapture as exc:
+            return Seen(runs=runs, private=exc.message.partition(": ")[2] or exc.message)
     return Seen(
         runs=runs,
         private=None,
-        kept=(copies.place(monitor.guest, process) / "last.json").exists(),
+        kept=(copies.place(monitor.guest, process.pid) / "last.json").exists(),
         memory=Bytes(sum(file.size for file in files)),
         room=copies.room(),
     )
@@ -144,12 +145,10 @@ class _Capture:
 
     def _shared(self, choice: Choice, warnings: tuple[str, ...]) -> Memory:
         monitor = self._monitor
-        process = userfault.find_process(monitor.guest)
-        if process is None:
-            raise CannotCapture(f"{monitor.name} on {monitor.host}: its QEMU has ended")
-        folder = copies.place(monitor.guest, process)
-        self._stack.enter_context(spool.held(folder, patience=_SHORT))
-        copies.watch(folder, process)
+        with identity.require(monitor.guest, monitor.name, monitor.host) as process:
+            folder = copies.place(monitor.guest, process.pid)
+            self._stack.enter_context(spool.held(folder, patience=_SHORT))
+            copies.watch(folder, process.pid)
         memory = self._stack.enter_context(SharedMemory(monitor, folder))
         since = memory.epoch
         found = memory.capture(self._wanted.number, self._hooks, stop=self._stop)

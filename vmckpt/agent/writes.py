@@ -8,7 +8,7 @@ from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.replicate import diskreading, logserver, mirroring
 from vmckpt.replicate.diskcompare import Readable
 from vmckpt.replicate.diskepochs import LogPlace, WriteLog
-from vmckpt.replicate.facts import Session
+from vmckpt.replicate.facts import Session, memory_of
 from vmckpt.replicate.logcontrol import Control
 from vmckpt.replicate.logserver import Socket
 from vmckpt.replicate.mirroring import MirrorEnded
@@ -93,7 +93,7 @@ class Mirrors:
 
 def place_of(folder: Path, disk: int) -> tuple[LogPlace, Path]:
     """Where the log of a disk's writes is, and the socket that QEMU writes to."""
-    return LogPlace(folder=folder / "writes", disk=disk), folder / "nbd" / f"{disk}.sock"
+    return LogPlace(folder=memory_of(folder) / "writes", disk=disk), folder / "nbd" / f"{disk}.sock"
 
 
 def end(monitor: Monitor, place: LogPlace, job: str) -> None:

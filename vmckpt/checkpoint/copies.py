@@ -1,7 +1,7 @@
 """Where last copies of memory are kept, how much room there is, and how they go.
 
-One folder for each QEMU process, on tmpfs. It goes with its QEMU: a shell waits for the process to
-end, and whoever comes by sweeps what a killed one has left.
+One folder for each QEMU process, on tmpfs and for root alone. It goes with its QEMU: a shell waits
+for the process to end, and whoever comes by sweeps what a killed one has left.
 """
 
 import fcntl
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from vmckpt import hostdirs
 from vmckpt.checkpoint import guestmemory
 from vmckpt.units import Bytes
 
-ROOT = Path("/dev/shm/vmckpt")
 _NAME = re.compile(r"[0-9a-f-]{36}-(\d+)-(\d+)")
 _LOCK, _MARK = ".lock", ".watched"
 # tail looks once a second whether the process is there. Who still stores the copy holds the lock.
@@ -24,15 +24,19 @@ _WAIT = 'tail --pid="$0" -f /dev/null; exec flock "$1.lock" rm -rf "$1" "$1.watc
 _MEMORY = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 
 
-def place(guest: str, process: int, root: Path = ROOT) -> Path:
+def root() -> Path:
+    """The folder of all copies. Raises RemoteError if others can have written there."""
+    return hostdirs.memory_dir("snapshots")
+
+
+def place(guest: str, process: int) -> Path:
     """The folder for a guest (a UUID) that is that process; `.lock` beside it is its lock."""
-    return root / f"{guest}-{process}-{guestmemory.started(process)}"
+    return root() / f"{guest}-{process}-{guestmemory.started(process)}"
 
 
-def room(root: Path = ROOT) -> Bytes:
+def room() -> Bytes:
     """How much a copy may take: of the tmpfs, and of memory that is free or easily freed."""
-    there = root if root.exists() else root.parent
-    stat = os.statvfs(there)
+    stat = os.statvfs(hostdirs.SHM)
     found = _MEMORY.search(Path("/proc/meminfo").read_text())
     free = int(found[1]) << 10 if found else 0
     return Bytes(min(stat.f_bavail * stat.f_frsize, free))
@@ -40,7 +44,6 @@ def room(root: Path = ROOT) -> Bytes:
 
 def watch(folder: Path, process: int) -> None:
     """See that a folder goes when a process has ended, also long after us. Raises OSError."""
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     mark = folder.with_suffix(_MARK)
     with suppress(OSError, ValueError):
         if b"--pid=" in Path(f"/proc/{int(mark.read_text())}/cmdline").read_bytes():
@@ -52,17 +55,17 @@ def watch(folder: Path, process: int) -> None:
     mark.write_bytes(told.stdout)
 
 
-def drop(guest: str, root: Path = ROOT) -> None:
+def drop(guest: str) -> None:
     """Remove every copy of a guest."""
-    for folder in root.glob(f"{guest}-*-*"):
+    for folder in root().glob(f"{guest}-*-*"):
         if folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep(root: Path = ROOT) -> None:
+def sweep() -> None:
     """Remove the copies whose QEMU has ended, but for one that somebody still stores."""
     with suppress(OSError):
-        for folder in root.iterdir():
+        for folder in root().iterdir():
             found = _NAME.fullmatch(folder.name)
             if found is not None and not _lives(int(found[1]), found[2]):
                 with suppress(OSError), _locked(folder):

@@ -10,6 +10,7 @@ from typing import Any
 
 from vmckpt.checkpoint.settings import Commands
 from vmckpt.errors import CannotCapture
+from vmckpt.hypervisor.qemu_process.held import HeldProcess
 
 _PREPARE = "run vmckpt prepare, or use another way of capture"
 _REASONS = {
@@ -28,17 +29,31 @@ class MemoryFile:
     size: int
     path: Path
     """Under which it can be opened from outside QEMU's mount namespace."""
+    qemu: HeldProcess | None = None
+    """Through which that path leads; None: the file is our own."""
+
+    def open(self, flags: int) -> int:
+        """Open it as `os.open` does. Raises OSError, also if QEMU has ended: its ID may be another
+        process's by now."""
+        opened = os.open(self.path, flags | os.O_CLOEXEC)
+        if self.qemu is not None and not self.qemu.lives():
+            os.close(opened)
+            raise ProcessLookupError(f"QEMU, process {self.qemu.pid}, has ended")
+        return opened
 
 
-def files(monitor: Commands, process: int) -> tuple[MemoryFile, ...]:
-    """All of a guest's memory as files. Raises CannotCapture with the reason, HypervisorError."""
+def files(monitor: Commands, process: HeldProcess) -> tuple[MemoryFile, ...]:
+    """All of a guest's memory as files, to be opened while `process` is held.
+
+    Raises CannotCapture with the reason, HypervisorError.
+    """
     backends: list[dict[str, Any]] = monitor.ask("query-memdev")
     if not backends:
         raise _cannot(monitor, "its memory", _REASONS["memory-backend-ram"])
     return tuple(_file(monitor, process, backend) for backend in backends)
 
 
-def _file(monitor: Commands, process: int, backend: dict[str, Any]) -> MemoryFile:
+def _file(monitor: Commands, process: HeldProcess, backend: dict[str, Any]) -> MemoryFile:
     name = str(backend.get("id", ""))
     path = f"/objects/{name}"
     kind = str(monitor.ask("qom-get", path=path, property="type"))
@@ -48,20 +63,22 @@ def _file(monitor: Commands, process: int, backend: dict[str, Any]) -> MemoryFil
         raise _cannot(monitor, f"its memory {name!r}", "is a file, but not shared")
     size = int(backend["size"])
     try:
-        opened = _mapped(process, size, str(monitor.ask("qom-get", path=path, property="mem-path")))
+        opened = _mapped(
+            process.pid, size, str(monitor.ask("qom-get", path=path, property="mem-path"))
+        )
     except OSError as exc:
         raise _cannot(
             monitor, f"the file of its memory {name!r}", f"cannot be read: {exc}"
         ) from exc
     if opened is None:
         raise _cannot(monitor, f"the file of its memory {name!r}", "is not mapped by QEMU")
-    kind = file_system(Path(f"/proc/{process}/mountinfo").read_text(), opened.stat().st_dev)
+    kind = file_system(Path(f"/proc/{process.pid}/mountinfo").read_text(), opened.stat().st_dev)
     if kind != "tmpfs":
         raise _cannot(
             monitor, f"its memory {name!r}", f"is a file on {kind}, and must be on tmpfs",
             mend="set memory_backing_dir in qemu.conf to a folder on tmpfs and restart the guest",
         )  # fmt: skip
-    return MemoryFile((name, f"/objects/{name}"), size, opened)
+    return MemoryFile((name, f"/objects/{name}"), size, opened, process)
 
 
 def _cannot(monitor: Commands, what: str, why: str, *, mend: str = _PREPARE) -> CannotCapture:

@@ -96,8 +96,9 @@ def _drain(stream: int) -> None:
 def _undo(uri: str, host: str, undo: str) -> bool:
     """Whether all is put back."""
     # Only now: a keeper that is not needed costs little.
-    from vmckpt.checkpoint import settings, userfault  # noqa: PLC0415
+    from vmckpt.checkpoint import settings  # noqa: PLC0415
     from vmckpt.hypervisor.monitor import Monitor  # noqa: PLC0415
+    from vmckpt.hypervisor.qemu_process import identity  # noqa: PLC0415
 
     facts = settings.Undo.from_json(undo)
     give_up = time.monotonic() + LASTS
@@ -108,8 +109,9 @@ def _undo(uri: str, host: str, undo: str) -> bool:
             break
         except (HypervisorError, CaptureFailed):
             # A QEMU that has ended took all of it along.
-            if userfault.find_process(facts.guest) is None:
-                break
+            with suppress(HypervisorError):
+                if not identity.runs(facts.guest):
+                    break
         if time.monotonic() > give_up:
             return False
         time.sleep(_TURN)

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Protocol, Self
 from xml.etree import ElementTree as ET
 
-from vmckpt.checkpoint import settings, userfault
+from vmckpt.checkpoint import settings
 from vmckpt.checkpoint.keeper import Keeper
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.hypervisor import parse
 from vmckpt.hypervisor.monitor import Refused
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Seconds
 
 LIMIT = Seconds(15.0)
@@ -142,13 +143,14 @@ def look(monitor: Commands) -> HoldUndo:
 
 def _uses_vhost(guest: str) -> bool:
     """Whether QEMU has the kernel's vhost open, for any card. Only true on the guest's host."""
-    process = userfault.find_process(guest)
+    process = identity.hold(guest)
     if process is None:
         return False
-    for file in Path(f"/proc/{process}/fd").iterdir():
-        with suppress(OSError):
-            if os.readlink(file) == _VHOST:  # noqa: PTH115 - it names a device
-                return True
+    with process:
+        for file in Path(f"/proc/{process.pid}/fd").iterdir():
+            with suppress(OSError):
+                if os.readlink(file) == _VHOST:  # noqa: PTH115 - it names a device
+                    return True
     return False
 
 

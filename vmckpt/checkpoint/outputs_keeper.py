@@ -33,17 +33,19 @@ def main() -> None:
 
 def _undo(uri: str, host: str, undo: str, *, resume: bool) -> bool:
     """Whether all is let go."""
-    from vmckpt.checkpoint import outputs, userfault  # noqa: PLC0415
+    from vmckpt.checkpoint import outputs  # noqa: PLC0415
     from vmckpt.errors import HypervisorError  # noqa: PLC0415
     from vmckpt.hypervisor.monitor import Monitor  # noqa: PLC0415
+    from vmckpt.hypervisor.qemu_process import identity  # noqa: PLC0415
 
     facts = outputs.HoldUndo.from_json(undo)
     for _ in range(_TRIES):
         with suppress(HypervisorError), Monitor(facts.guest, host=host, uri=uri) as monitor:
             outputs.put_back(monitor, facts, resume=resume)
             return True
-        if userfault.find_process(facts.guest) is None:
-            return True  # a QEMU that has ended holds nothing
+        with suppress(HypervisorError):
+            if not identity.runs(facts.guest):
+                return True  # a QEMU that has ended holds nothing
         time.sleep(_BETWEEN)
     return False
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint import userfault
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qemu_process import identity
 
 _ON_HOST = {"file", "host_device"}
 _HANDED = "/dev/fdset/"
@@ -27,16 +27,18 @@ def check(monitor: Monitor) -> None:
 
     Where that cannot be tried nothing is said.
     """
-    process = userfault.find_process(monitor.guest)
+    process = identity.hold(monitor.guest)
     if process is None:
         return
-    closed = _closed(process, writable(monitor.ask("query-named-block-nodes", flat=True)))
+    with process:
+        closed = _closed(process.pid, writable(monitor.ask("query-named-block-nodes", flat=True)))
+        user = _user(process.pid) if closed else 0
     if closed:
         place = f"{monitor.host}: " if monitor.host else ""
         raise CannotCapture(
             f"{place}{monitor.name} would stand still: its QEMU may not open {closed[0]} again,"
             " which is not its user's any more",
-            mend=f"give it to QEMU's user there: chown {_user(process)} {closed[0]}",
+            mend=f"give it to QEMU's user there: chown {user} {closed[0]}",
         )
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint import userfault
 from vmckpt.checkpoint.settings import Commands
-from vmckpt.errors import CaptureFailed
+from vmckpt.errors import CaptureFailed, QemuUnclear
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import GIB, Bytes, Seconds, show_bytes
 
 RESERVE = Bytes(GIB)
@@ -31,12 +31,13 @@ def memory(monitor: Commands) -> Bytes:
     """How much an image of a guest's memory takes at most: pages never touched are holes in it."""
     told: Mapping[str, Any] = monitor.ask("query-memory-size-summary")
     whole = int(told["base-memory"]) + int(told.get("plugged-memory", 0))
-    process = userfault.find_process(monitor.guest)
-    if process is None:
-        return Bytes(whole)
     try:
-        return Bytes(min(whole, held(Path(f"/proc/{process}/status").read_text())))
-    except OSError:
+        process = identity.hold(monitor.guest)
+        if process is None:
+            return Bytes(whole)
+        with process:
+            return Bytes(min(whole, held(Path(f"/proc/{process.pid}/status").read_text())))
+    except (OSError, QemuUnclear):
         return Bytes(whole)
 
 

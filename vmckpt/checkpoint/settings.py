@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from vmckpt.checkpoint import image, userfault
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Seconds
 
 # libvirt keeps this one on and needs it for its own migrations.
@@ -223,7 +224,7 @@ class Rescue:
 
     def __init__(self, monitor: Commands) -> None:
         self._monitor = monitor
-        self._process = userfault.find_process(monitor.guest)
+        self._process = identity.hold(monitor.guest)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rescue", daemon=True)
 
@@ -236,7 +237,7 @@ class Rescue:
         self._over.set()
         self._thread.join()
         try:
-            self._free()
+            self._free_for_good()
         except OSError as exc:
             if kind is None:
                 raise CaptureFailed(
@@ -251,8 +252,15 @@ class Rescue:
                 self._free()
             self._over.wait(_RESCUE_TURN)
 
+    def _free_for_good(self) -> None:
+        try:
+            self._free()
+        finally:
+            if self._process is not None:
+                self._process.close()
+
     def _free(self) -> None:
-        if self._process is not None and Path(f"/proc/{self._process}").exists():
+        if self._process is not None and self._process.lives():
             userfault.free(self._process)
 
 

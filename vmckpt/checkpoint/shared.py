@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from vmckpt.checkpoint import guestmemory, settings, userfault
+from vmckpt.checkpoint import guestmemory, settings
 from vmckpt.checkpoint.activation import Activation
 from vmckpt.checkpoint.background import Hooks, keeper_for
 from vmckpt.checkpoint.compare import Flags, Mapping, bring_up
@@ -25,6 +25,7 @@ from vmckpt.checkpoint.settings import IGNORE_SHARED, Commands
 from vmckpt.checkpoint.standstill import Mark, Standstill
 from vmckpt.checkpoint.stream import StreamParser
 from vmckpt.errors import Cancelled, CannotCapture, CaptureFailed, HypervisorError
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Seconds
 
 # One processor is for QEMU and libvirt, which are at work on the same pause.
@@ -68,28 +69,23 @@ class SharedMemory:
     def __init__(self, monitor: Commands, folder: Path) -> None:
         """Raises CannotCapture if the guest's memory cannot be shared with us."""
         self._monitor = monitor
-        process = userfault.find_process(monitor.guest)
-        if process is None:
-            raise CannotCapture(
-                f"{monitor.name} has no QEMU process on {monitor.host}",
-                mend="capture it on the host where it runs",
-            )
-        self._files = guestmemory.files(monitor, process)
-        identity = f"{monitor.guest} {process} {guestmemory.started(process)}"
         self._live: list[Mapping] = []
         self._held: list[Flags] = []
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="compare")
-        self._last = LastCopy(folder, self._files, identity)
-        try:
-            for file in self._files:
-                self._live.append(self._map(file))
-        except BaseException:
-            self.close()
-            raise
+        with identity.require(monitor.guest, monitor.name, monitor.host) as qemu:
+            self._files = guestmemory.files(monitor, qemu)
+            started = guestmemory.started(qemu.pid)
+            self._last = LastCopy(folder, self._files, f"{monitor.guest} {qemu.pid} {started}")
+            try:
+                for file in self._files:
+                    self._live.append(self._map(file))
+            except BaseException:
+                self.close()
+                raise
 
     def _map(self, file: guestmemory.MemoryFile) -> Mapping:
         try:
-            opened = os.open(file.path, os.O_RDONLY)
+            opened = file.open(os.O_RDONLY)
         except OSError as exc:
             raise CannotCapture(
                 f"{self._monitor.name} on {self._monitor.host}: its memory {file.names[0]!r}"

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from vmckpt.hypervisor.qemu_process.held import HeldProcess
+
 _PIDFD_GETFD = 438
 _UNREGISTER = 0x8010AA01
 _WRITEPROTECT = 0xC018AA06
@@ -21,16 +23,6 @@ _KIND = "anon_inode:[userfaultfd]"
 # What the kernel calls memory whose writes are watched.
 _WATCHED = "uw"
 _RANGE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
-
-
-def find_process(guest: str) -> int | None:
-    """The QEMU process of a guest on this host, by UUID; None if there is none."""
-    mark = b"\0-uuid\0" + guest.encode() + b"\0"
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if mark in command.read_bytes():
-                return int(command.parent.name)
-    return None
 
 
 def watched(smaps: str) -> list[tuple[int, int]]:
@@ -44,17 +36,17 @@ def watched(smaps: str) -> list[tuple[int, int]]:
     return found
 
 
-def free(process: int) -> int:
+def free(process: HeldProcess) -> int:
     """Stop watching all of a process's memory; how many ranges were watched.
 
     No snapshot may be under way. Raises OSError, also if we may not do that.
     """
-    ranges = watched(Path(f"/proc/{process}/smaps").read_text())
+    ranges = watched(Path(f"/proc/{process.pid}/smaps").read_text())
     if not ranges:
         return 0
     files = list(_files(process))
     if not files:
-        raise OSError(f"process {process} has no userfaultfd any more")
+        raise OSError(f"process {process.pid} has no userfaultfd any more")
     left = set(ranges)
     try:
         for file in files:
@@ -68,24 +60,20 @@ def free(process: int) -> int:
         for file in files:
             os.close(file)
     if left:
-        raise OSError(f"{len(left)} ranges of process {process} stay write-protected")
+        raise OSError(f"{len(left)} ranges of process {process.pid} stay write-protected")
     return len(ranges)
 
 
-def _files(process: int) -> Iterator[int]:
+def _files(process: HeldProcess) -> Iterator[int]:
     """Copies of a process's userfaultfds; to be closed."""
     library = ctypes.CDLL(None, use_errno=True)
-    pidfd = os.pidfd_open(process)
-    try:
-        for link in Path(f"/proc/{process}/fd").iterdir():
-            if not _is_userfaultfd(link):
-                continue
-            copy = library.syscall(_PIDFD_GETFD, pidfd, int(link.name), 0)
-            if copy < 0:
-                raise OSError(ctypes.get_errno(), "its userfaultfd cannot be had")
-            yield copy
-    finally:
-        os.close(pidfd)
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        if not _is_userfaultfd(link):
+            continue
+        copy = library.syscall(_PIDFD_GETFD, process.pidfd, int(link.name), 0)
+        if copy < 0:
+            raise OSError(ctypes.get_errno(), "its userfaultfd cannot be had")
+        yield copy
 
 
 def _is_userfaultfd(link: Path) -> bool:

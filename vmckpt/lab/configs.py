@@ -96,7 +96,7 @@ mount --bind {root}/libvirt /var/lib/libvirt
 mount --bind {root}/log /var/log/libvirt
 mount --bind {root}/cache /var/cache/libvirt
 mount --bind {root}/private {plan.private}
-mount -t tmpfs tmpfs /run
+mount -t tmpfs -o mode=755 tmpfs /run
 mount -t tmpfs tmpfs /tmp
 mount -t tmpfs tmpfs /dev/shm
 {_kvm(plan)}{shown}mkdir -p /run/sshd /run/lock /run/libvirt /dev/shm/ram

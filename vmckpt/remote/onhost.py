@@ -39,20 +39,18 @@ class Refused(Exception):
 
 
 def process_of(uuid: str, name: str) -> int:
-    """The guest's QEMU process: what libvirt wrote down, if its command line names the guest."""
-    found = []
+    """The guest's QEMU process: the one that libvirt recorded, if its command line names the guest.
+
+    No other is looked for: any user can start a process with that command line.
+    """
     try:
-        found.append(int(Path(f"/run/libvirt/qemu/{name}.pid").read_text()))
+        pid = int(Path(f"/run/libvirt/qemu/{name}.pid").read_text())
+        words = command_of(pid).split("\0")
     except (OSError, ValueError):
-        found += [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    for pid in found:
-        try:
-            words = command_of(pid).split("\0")
-        except OSError:
-            continue
-        if uuid in words and "qemu" in words[0]:
-            return pid
-    raise Refused("no QEMU process of it is seen")
+        raise Refused("libvirt has recorded no QEMU process of it") from None
+    if uuid not in words or "qemu" not in words[0]:
+        raise Refused("the process that libvirt recorded is not its QEMU")
+    return pid
 
 
 def command_of(pid: int) -> str:

@@ -5,23 +5,63 @@ start, and so does the guest. A new agent begins with what it finds there.
 """
 
 import json
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from vmckpt import wholefile
-from vmckpt.errors import BadInput
+from vmckpt import hostdirs, wholefile
+from vmckpt.errors import BadInput, RemoteError
 from vmckpt.lease import terms as lease_terms
 from vmckpt.units import BytesPerSecond, Seconds
 
-ROOT = Path("/dev/shm/vmckpt-replica")
-_FILE = "session.json"
+EARLIER = Path("/dev/shm/vmckpt-replica")
+"""Where earlier versions had these folders."""
+_FILE, _MEMORY = "session.json", "memory"
+_REPLICATION = "replication"
 
 
-def folder_of(guest: str, root: Path = ROOT) -> Path:
-    """Where the agents of a guest (a UUID) have their files on this host."""
-    return root / guest
+def folder_of(guest: str) -> Path:
+    """Where the agents of a guest (a UUID) have their files on this host.
+
+    Raises RemoteError if others than root can have written there.
+    """
+    folder, earlier = hostdirs.RUN / _REPLICATION / guest, EARLIER / guest
+    if folder.exists():
+        hostdirs.verify(folder)
+    elif earlier.exists():
+        # Whoever else made one there is not listened to.
+        with suppress(RemoteError):
+            hostdirs.verify(earlier)
+            return earlier
+    return folder
+
+
+def make_folder(guest: str) -> Path:
+    """Make it, and the one for what is as large as the guest's memory.
+
+    Raises RemoteError as `folder_of`, OSError.
+    """
+    folder = hostdirs.run_dir(_REPLICATION, guest)
+    with suppress(FileExistsError):
+        (folder / _MEMORY).symlink_to(hostdirs.memory_dir(_REPLICATION, guest))
+    return folder
+
+
+def memory_of(folder: Path) -> Path:
+    """Where copies of memory and logs of disk writes are that belong to such a folder."""
+    link = folder / _MEMORY
+    return link.readlink() if link.is_symlink() else folder
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove it with all that belongs to it; fine if there is none."""
+    memory = memory_of(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    if memory != folder:
+        shutil.rmtree(memory, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The guard beside a protected guest: it kills QEMU when the lease has ended, whoever hangs.
 
-`python -m vmckpt.replicate.guard FILE` returns when it is armed; the guard itself goes on in a
-session of its own, locked in memory. It also ends an agent that hangs and starts one that is gone.
-Its folder must be on tmpfs: it waits for no disk. Markers there: `over` is made by whoever ends the
+`python -m vmckpt.replicate.guard FOLDER <FACTS` returns when it is armed; the guard itself goes on
+in a session of its own, locked in memory. It also ends an agent that hangs and starts one that is
+gone. Its folder must be on tmpfs: it waits for no disk. Markers there: `over` is made by whoever ends the
 protection, `killed` is made here, with time and reason. A folder is used for one protection.
 """
 
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Self
 
 from vmckpt.errors import VmckptError
+from vmckpt.hypervisor.qemu_process.held import HeldProcess
 from vmckpt.lease.clock import boottime
 from vmckpt.replicate import guarding
 from vmckpt.replicate.guarding import Rules, Seen
@@ -42,7 +43,7 @@ class GuardFailed(VmckptError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What it must know; a file of JSON."""
+    """What it must know; JSON on its standard input."""
 
     page: str
     """The page's path."""
@@ -68,52 +69,33 @@ class Facts:
             raise ValueError(f"no facts of a guard: {text[:60]!r}") from exc
 
 
-class Process:
-    """A process held by a file of its own, so that no other is ever meant."""
-
-    def __init__(self, file: int) -> None:
-        self.file = file
-
-    @classmethod
-    def hold(cls, known: int) -> Self | None:
-        """None if it is gone. `known`: its identity. Raises OSError."""
-        try:
-            file = os.pidfd_open(process_of(known))
-        except (ProcessLookupError, OverflowError):
-            return None
-        with suppress(ProcessLookupError):
-            if identity(process_of(known)) == known:
-                return cls(file)
-        os.close(file)
+def hold(known: int) -> HeldProcess | None:
+    """A process by its `guardpage.identity`, to be closed; None if it has ended. Raises OSError."""
+    try:
+        process = HeldProcess(process_of(known))
+    except (ProcessLookupError, OverflowError):
         return None
-
-    def lives(self) -> bool:
-        return not select.select([self.file], [], [], 0)[0]
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.file, signal.SIGKILL)
-
-    def close(self) -> None:
-        os.close(self.file)
+    with suppress(ProcessLookupError):
+        if identity(process.pid) == known:
+            return process
+    process.close()
+    return None
 
 
 def begin(facts: Facts) -> None:
     """Start a guard and wait until it looks; fine if this one runs already. Raises GuardFailed."""
-    file = Path(facts.folder) / "guard.json"
     try:
-        temporary = file.with_suffix(f".{os.getpid()}")
-        temporary.write_text(facts.to_json())
-        temporary.rename(file)
         page = GuardPage.open(Path(facts.page))
     except (OSError, ValueError) as exc:
         raise GuardFailed(f"the guest's guard cannot be started: {exc}") from exc
     before = boottime()
-    command = [sys.executable, "-m", "vmckpt.replicate.guard", str(file)]
+    # It runs what the facts say, so they come by a pipe: a file could be another by then.
+    command = [sys.executable, "-m", "vmckpt.replicate.guard", facts.folder]
     try:
         subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ARMING, check=True
-        )
+            command, input=facts.to_json().encode(), capture_output=True, timeout=_ARMING,
+            check=True,
+        )  # fmt: skip
         while page.guarded < before:  # another page's guard may be the one that runs
             if boottime() > before + _ARMING:
                 raise GuardFailed("the guest's guard does not look at its page")
@@ -135,11 +117,11 @@ class Guard:
         self._facts = facts
         self._folder = Path(facts.folder)
         self._page = GuardPage.open(Path(facts.page))
-        qemu = Process.hold(facts.qemu)
+        qemu = hold(facts.qemu)
         if qemu is None:
             raise ProcessLookupError(f"QEMU, process {process_of(facts.qemu)}, is gone")
         self._qemu = qemu
-        self._agent: Process | None = None
+        self._agent: HeldProcess | None = None
         self._known = 0
         """The agent's identity."""
         self._told = 0
@@ -220,12 +202,12 @@ class Guard:
         if self._agent is not None:
             self._agent.close()
         self._agent, self._known, self._agent_since = None, known, now
-        self._agent = Process.hold(known)
+        self._agent = hold(known)
 
     def _wait(self, until: float) -> None:
-        files = [] if self._gone else [self._qemu.file]
+        files = [] if self._gone else [self._qemu.pidfd]
         if self._agent is not None and self._agent.lives():
-            files.append(self._agent.file)
+            files.append(self._agent.pidfd)
         select.select(files, [], [], min(max(0.0, until - boottime()), guarding.TURN))
 
     def _kill_guest(self, why: str) -> None:
@@ -237,7 +219,7 @@ class Guard:
                 temporary = self._folder / f".{KILLED}"
                 temporary.write_text(f"{_date()} {why}\n")
                 temporary.rename(self._folder / KILLED)
-        select.select([self._qemu.file], [], [], guarding.TURN)
+        select.select([self._qemu.pidfd], [], [], guarding.TURN)
 
     def _kill_agent(self, why: str) -> None:
         if self._agent is not None:
@@ -330,7 +312,7 @@ def _daemon(facts: Facts, ready: int) -> None:
 
 def main() -> None:
     """Arm a guard and leave it. Exit status 1: there is none."""
-    facts = Facts.from_json(Path(sys.argv[1]).read_text())
+    facts = Facts.from_json(sys.stdin.read())
     lock = os.open(Path(facts.folder) / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

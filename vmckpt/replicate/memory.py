@@ -29,9 +29,9 @@ class Memory:
         self.live: list[Mapping] = []
         self.last: list[Mapping] = []
         for number, file in enumerate(files):
-            self.live.append(_mapped(file.path, file.size, os.O_RDONLY, stack))
+            self.live.append(_live(file, stack))
             copy = folder / f"last-{number}"
-            self.last.append(_mapped(copy, file.size, os.O_RDWR | os.O_CREAT, stack))
+            self.last.append(_copy(copy, file.size, stack))
         self.stale: list[Flags] = [np.zeros(len(one.pages), dtype=np.bool_) for one in self.last]
         """Pages of which it is not known what the backup has."""
 
@@ -81,11 +81,17 @@ def _not_zero(mapping: Mapping) -> Flags:
     return found
 
 
-def _mapped(path: Path, size: int, how: int, stack: ExitStack) -> Mapping:
-    opened = os.open(path, how | os.O_CLOEXEC, 0o600)
+def _live(file: MemoryFile, stack: ExitStack) -> Mapping:
+    opened = file.open(os.O_RDONLY)
     try:
-        if not how & os.O_CREAT:
-            return stack.enter_context(Mapping(opened, size))
+        return stack.enter_context(Mapping(opened, file.size))
+    finally:
+        os.close(opened)
+
+
+def _copy(path: Path, size: int, stack: ExitStack) -> Mapping:
+    opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
         before = os.fstat(opened).st_size
         # A hole that a full tmpfs cannot fill would kill us in the middle of an epoch.
         os.posix_fallocate(opened, 0, size)

@@ -12,14 +12,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
-from vmckpt.checkpoint import guestmemory, settings, userfault
+from vmckpt.checkpoint import guestmemory, settings
 from vmckpt.checkpoint.compare import Mapping
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.checkpoint.settings import EVENTS, IGNORE_SHARED
-from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
+from vmckpt.errors import CaptureFailed, HypervisorError
 from vmckpt.hypervisor import qemuuser
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replicate import standby_xml
 from vmckpt.replicate.facts import Disk
 from vmckpt.replicate.nbdwriter import NbdWriter
@@ -87,19 +88,17 @@ class Standby:
 
     def _map(self) -> None:
         monitor = self._monitor
-        process = userfault.find_process(monitor.guest)
-        if process is None:
-            raise CannotCapture(f"{monitor.name} on {monitor.host} has no QEMU process there")
-        for file in guestmemory.files(monitor, process):
-            opened = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                # A hole that a full tmpfs cannot fill would kill us in the middle of an epoch.
-                os.posix_fallocate(opened, 0, file.size)
-                self.memory.append(
-                    self._stack.enter_context(Mapping(opened, file.size, write=True))
-                )
-            finally:
-                os.close(opened)
+        with identity.require(monitor.guest, monitor.name, monitor.host) as process:
+            for file in guestmemory.files(monitor, process):
+                opened = file.open(os.O_RDWR)
+                try:
+                    # A hole that a full tmpfs cannot fill would kill us in the middle of an epoch.
+                    os.posix_fallocate(opened, 0, file.size)
+                    self.memory.append(
+                        self._stack.enter_context(Mapping(opened, file.size, write=True))
+                    )
+                finally:
+                    os.close(opened)
 
     def _export(self) -> None:
         if not self._disks:

@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt import wholefile
-from vmckpt.checkpoint import userfault
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replicate import standby_xml, taking
-from vmckpt.replicate.facts import Disk, Session
+from vmckpt.replicate.facts import Disk, Session, remove_folder
 
 _WAITS = "inmigrate"
 _MADE = "vmckpt-standby"
@@ -146,7 +146,7 @@ def may_have_run(folder: Path) -> bool:
 def never_came_to_life(session: Session, folder: Path) -> bool:
     """Whether its QEMU is gone, and nothing ever ran in it: the guest was to run here, and is no
     guest of this host."""
-    return not may_have_run(folder) and userfault.find_process(session.guest) is None
+    return not may_have_run(folder) and not identity.runs(session.guest)
 
 
 def waits(session: Session) -> bool:
@@ -195,7 +195,7 @@ def clear(session: Session, folder: Path) -> None:
     """Remove the session's files."""
     if session.state:
         shutil.rmtree(session.state, ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)
 
 
 def _runs_here(session: Session) -> bool:
