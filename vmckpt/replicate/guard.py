@@ -2,8 +2,9 @@
 
 `python -m vmckpt.replicate.guard FOLDER <FACTS` returns when it is armed; the guard itself goes on
 in a session of its own, locked in memory. It also ends an agent that hangs and starts one that is
-gone. Its folder must be on tmpfs: it waits for no disk. Markers there: `over` is made by whoever ends the
-protection, `killed` is made here, with time and reason. A folder is used for one protection.
+gone. Its folder must be on tmpfs: it waits for no disk. Markers there: `over` is made by whoever
+ends the protection, `killed` is made here, with time and reason. A folder is used for one
+protection.
 """
 
 import ctypes

@@ -1,0 +1,354 @@
+"""One system call in the context of another process's main thread, by ptrace(2).
+
+QEMU goes on whatever happens to us meanwhile. Its registers are only ever set to a detour that
+leads back by itself: the system call, then rt_sigreturn(2) with a frame of the registers as they
+were. So a tracer that is killed at any moment leaves a process that runs on, as after a signal.
+
+The thread must wait in a system call, as QEMU's main thread nearly always does: it is interrupted
+there, and the kernel begins that call again afterwards. x86-64 only.
+"""
+
+import ctypes
+import os
+import platform
+import re
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+from vmckpt.errors import VmckptError
+from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.units import Seconds
+
+T = TypeVar("T")
+
+LIMIT = Seconds(1.0)
+"""So long a thread may take to stop; one that waits in poll(2) takes less than a millisecond."""
+SCRATCH = 2048
+"""Bytes that a call's arguments may take."""
+_SEIZE, _INTERRUPT, _DETACH, _CONT, _SYSCALL = 0x4206, 0x4207, 17, 7, 24
+_GETREGS, _SETREGS = 12, 13
+_MARK_SYSCALLS = 1  # PTRACE_O_TRACESYSGOOD
+_WALL = 0x40000000
+_EVENT_STOP = 128
+_AT_SYSCALL, _EINTR = 5 | 0x80, 4
+_NO_CALL = (1 << 64) - 1
+_CALL, _CALL_RET = b"\x0f\x05", b"\x0f\x05\xc3"
+# mov $15, %rax; syscall: glibc's and musl's return from a signal handler.
+_SIGRETURN = re.compile(rb"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05|\xb8\x0f\x00\x00\x00\x0f\x05")
+_RED_ZONE = 128
+_NAMES = (
+    "r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx",
+    "rsi", "rdi", "orig_rax", "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es",
+    "fs", "gs",
+)  # fmt: skip
+_IN_FRAME = (
+    "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "rdi", "rsi", "rbp", "rbx", "rdx", "rax",
+    "rcx", "rsp", "rip", "eflags",
+)  # fmt: skip
+_ARGUMENTS = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
+# UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS
+_FRAME_FLAGS = 6
+
+
+class Why(Enum):
+    """Why a call could not be made."""
+
+    UNSUPPORTED = "this processor or this program is not supported"
+    REFUSED = "the kernel does not permit to trace it"
+    BUSY = "its main thread does not wait in a system call"
+    HANGS = "its main thread does not stop: it waits for storage, perhaps"
+    ENDED = "it has ended"
+
+
+class CannotInject(VmckptError):
+    """No call was made, and the process runs as before."""
+
+    exit_code = 10
+
+    def __init__(self, process: int, why: Why, detail: str = "") -> None:
+        super().__init__(f"process {process}: {why.value}{detail and f': {detail}'}")
+        self.why = why
+
+
+class Registers(ctypes.Structure):
+    """`struct user_regs_struct` of x86-64."""
+
+    _fields_ = tuple((name, ctypes.c_ulonglong) for name in _NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class Gadgets:
+    """Addresses of instructions in the process that the detour is made of."""
+
+    call: int
+    """A system call, and a return."""
+    back: int
+    """rt_sigreturn(2)."""
+
+
+def frame(registers: Registers, blocked: int) -> bytes:
+    """What rt_sigreturn(2) takes (`struct rt_sigframe` without the address that it begins with).
+
+    `blocked`: the mask of blocked signals. A wait that was interrupted says EINTR. Floating point
+    registers are not in it: in a system call nobody needs them.
+    """
+    values = {name: getattr(registers, name) for name in _IN_FRAME}
+    values["rax"] = -_EINTR & _NO_CALL
+    context = struct.pack("<18Q", *(values[name] for name in _IN_FRAME))
+    segments = struct.pack(
+        "<4H", registers.cs & 0xFFFF, registers.gs & 0xFFFF, registers.fs & 0xFFFF,
+        registers.ss & 0xFFFF,
+    )  # fmt: skip
+    # err, trapno, oldmask, cr2, no floating point, reserved
+    context += segments + bytes(4 * 8) + bytes(8) + bytes(8 * 8)
+    head = struct.pack("<QQQiiQ", _FRAME_FLAGS, 0, 0, 0, 0, 0)
+    return head + context + struct.pack("<Q", blocked)
+
+
+class Stopped:
+    """A thread that is stopped in a system call, to be used inside `run`."""
+
+    def __init__(self, tracer: "_Tracer", registers: Registers) -> None:
+        self._tracer = tracer
+        self._registers = registers
+        self.scratch = _scratch(tracer.pid, registers.rsp)
+        """Address of SCRATCH bytes that nobody uses until it runs again."""
+
+    def write(self, content: bytes) -> None:
+        """Put a call's arguments into the scratch bytes."""
+        if len(content) > SCRATCH:
+            raise ValueError("too much for the scratch bytes")
+        self._tracer.write(self.scratch, content)
+
+    def read(self, length: int, at: int = 0) -> bytes:
+        """What a call has left there."""
+        return self._tracer.read(self.scratch + at, length)
+
+    def call(self, number: int, *arguments: int) -> int:
+        """What the system call returned. Raises OSError if that was an error."""
+        result = self._tracer.step(self._registers, self.scratch, number, arguments)
+        if -4096 < result < 0:
+            raise OSError(-result, os.strerror(-result))
+        return result
+
+
+def run(process: HeldProcess, work: Callable[[Stopped], T], limit: Seconds = LIMIT) -> T:
+    """Stop the process's main thread, do that, and let it go on; what `work` returns.
+
+    `work` may make several calls. Raises CannotInject, and what `work` raises.
+    """
+    if platform.machine() != "x86_64":
+        raise CannotInject(process.pid, Why.UNSUPPORTED, platform.machine())
+    # The kernel lets go of what a thread has traced when that thread ends, whatever it waits for.
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def trace() -> None:
+        try:
+            done.append(_Tracer(process, limit).run(work))
+        except BaseException as exc:  # noqa: BLE001 - the caller's thread raises it
+            failed.append(exc)
+
+    thread = threading.Thread(target=trace, name="tracer")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return done[0]
+
+
+class _Tracer:
+    """One thread's hold on another process; it lets go when it ends."""
+
+    def __init__(self, process: HeldProcess, limit: Seconds) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._until = time.monotonic() + limit
+        self._signals: list[int] = []
+        """That came while it was stopped, and are for it to see."""
+        self._stopped = False
+        """It has been."""
+
+    def run(self, work: Callable[[Stopped], T]) -> T:
+        while True:
+            registers = self._stop()
+            if self._in_call(registers):
+                break
+            self._let_go()
+            if time.monotonic() > self._until:
+                raise CannotInject(self.pid, Why.BUSY)
+            time.sleep(0.0002)
+        try:
+            stopped = Stopped(self, registers)
+            return work(stopped)
+        finally:
+            with suppress(OSError):  # it hangs in the call, or has ended: it takes the detour alone
+                # The kernel begins again what the thread waited for.
+                _ptrace(_SETREGS, self.pid, ctypes.addressof(registers))
+                self._let_go()
+
+    def _stop(self) -> Registers:
+        self._seize()
+        if not self._process.lives():
+            raise CannotInject(self.pid, Why.ENDED)
+        _ptrace(_INTERRUPT, self.pid, 0)
+        self._wait()
+        return self._registers()
+
+    def _seize(self) -> None:
+        while True:
+            try:
+                _ptrace(_SEIZE, self.pid, _MARK_SYSCALLS)
+            except ProcessLookupError as exc:
+                raise CannotInject(self.pid, Why.ENDED) from exc
+            except PermissionError as exc:
+                # Another of our own processes may be at it, for a moment.
+                if time.monotonic() > self._until:
+                    raise CannotInject(self.pid, Why.REFUSED, str(exc.strerror)) from exc
+            else:
+                return
+            time.sleep(0.001)
+
+    def _wait(self) -> int:
+        """Wait until it stops, for what; a signal that it was to get is kept for it."""
+        while True:
+            found, status = os.waitpid(self.pid, os.WNOHANG | _WALL)
+            if found:
+                break
+            if time.monotonic() > self._until:
+                raise CannotInject(self.pid, Why.BUSY if self._stopped else Why.HANGS)
+            time.sleep(0.00005)
+        self._stopped = True
+        if not os.WIFSTOPPED(status):
+            raise CannotInject(self.pid, Why.ENDED)
+        if status >> 16 == _EVENT_STOP:
+            return _EVENT_STOP
+        signal = os.WSTOPSIG(status)
+        if signal != _AT_SYSCALL:
+            self._signals.append(signal)
+        return signal
+
+    def _registers(self) -> Registers:
+        registers = Registers()
+        _ptrace(_GETREGS, self.pid, ctypes.addressof(registers))
+        return registers
+
+    def _in_call(self, registers: Registers) -> bool:
+        return (
+            ctypes.c_longlong(registers.orig_rax).value >= 0
+            and self.read(registers.rip - len(_CALL), len(_CALL)) == _CALL
+        )
+
+    def step(self, before: Registers, scratch: int, number: int, arguments: tuple[int, ...]) -> int:
+        """Make the detour as far as the end of its call; what that returned."""
+        gadgets = _gadgets(self.pid, _identity(self.pid))
+        at = scratch - 1024 & ~15
+        self.write(at, struct.pack("<Q", gadgets.back) + frame(before, _blocked(self.pid)))
+        call = Registers.from_buffer_copy(before)
+        call.rip, call.rsp, call.rax, call.orig_rax = gadgets.call, at, number, _NO_CALL
+        for name, value in zip(_ARGUMENTS, arguments, strict=False):
+            setattr(call, name, value)
+        _ptrace(_SETREGS, self.pid, ctypes.addressof(call))
+        # Not by single steps: a tracer that dies then leaves the trap flag set, which kills it.
+        self._go_on(_SYSCALL, _AT_SYSCALL)
+        self._go_on(_SYSCALL, _AT_SYSCALL)
+        result = ctypes.c_longlong(self._registers().rax).value
+        # Out of the call, to where it was stopped before.
+        _ptrace(_INTERRUPT, self.pid, 0)
+        self._go_on(_CONT, _EVENT_STOP)
+        return result
+
+    def _go_on(self, how: int, until: int) -> None:
+        while True:
+            _ptrace(how, self.pid, 0)
+            if self._wait() == until:
+                return
+
+    def _let_go(self) -> None:
+        for signal in self._signals:
+            os.kill(self.pid, signal)
+        self._signals = []
+        _ptrace(_DETACH, self.pid, 0)
+
+    def read(self, address: int, length: int) -> bytes:
+        with Path(f"/proc/{self.pid}/mem").open("rb", buffering=0) as memory:
+            memory.seek(address)
+            return memory.read(length)
+
+    def write(self, address: int, content: bytes) -> None:
+        with Path(f"/proc/{self.pid}/mem").open("r+b", buffering=0) as memory:
+            memory.seek(address)
+            memory.write(content)
+
+
+def _ptrace(request: int, pid: int, data: int) -> None:
+    library = _library()
+    if library.ptrace(request, pid, 0, data) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.ptrace.restype = ctypes.c_long
+    library.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    return library
+
+
+def _identity(pid: int) -> str:
+    """Tells it from a later process of that ID."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+@lru_cache(maxsize=64)
+def _gadgets(pid: int, started: str) -> Gadgets:
+    """Find them in what the process has mapped to run. Raises CannotInject."""
+    del started
+    call = back = 0
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for start, end in _executable(pid):
+            memory.seek(start)
+            text = memory.read(end - start)
+            if not call and (found := text.find(_CALL_RET)) >= 0:
+                call = start + found
+            if not back and (match := _SIGRETURN.search(text)):
+                back = start + match.start()
+            if call and back:
+                return Gadgets(call=call, back=back)
+    raise CannotInject(pid, Why.UNSUPPORTED, "its C library is not known")
+
+
+def _executable(pid: int) -> list[tuple[int, int]]:
+    """Mappings of the C library."""
+    found = []
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        words = line.split(maxsplit=5)
+        if "x" in words[1] and len(words) == 6 and re.search(r"/(libc|ld-musl)[-.]", words[5]):
+            start, end = (int(one, 16) for one in words[0].split("-"))
+            found.append((start, end))
+    return found
+
+
+def _blocked(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"^SigBlk:\s*(\w+)", status, re.MULTILINE)[1], 16)  # type: ignore[index]
+
+
+def _scratch(pid: int, stack: int) -> int:
+    """Below the stack and its red zone, where the stack has been already. Raises CannotInject."""
+    address = stack - _RED_ZONE - SCRATCH & ~15
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        words = line.split(maxsplit=5)
+        start, end = (int(one, 16) for one in words[0].split("-"))
+        if start <= address - 2048 and address + SCRATCH <= end and words[1].startswith("rw"):
+            return address
+    raise CannotInject(pid, Why.UNSUPPORTED, "its stack is not where it should be")
