@@ -16,7 +16,7 @@ from tests.unit.replicas import until
 from tests.unit.staging import in_memory
 from tests.unit.witnesses import Witness
 from vmckpt import wholefile
-from vmckpt.errors import LeaseLost
+from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease.clock import boottime
 from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.replicate import tenure as tenures
@@ -40,6 +40,27 @@ class Wire:
         self.sent.append(message)
 
 
+@dataclass
+class Kernel:
+    """The timer inside QEMU."""
+
+    ends: float | None = None
+    fails: bool = False
+
+    def armed(self) -> bool:
+        return self.ends is not None
+
+    def arm(self, ends: float) -> None:
+        if self.fails:
+            raise VmckptError("its main thread does not stop")
+        self.ends = ends
+
+    def disarm(self) -> None:
+        if self.fails:
+            raise VmckptError("its main thread does not stop")
+        self.ends = None
+
+
 class World:
     """An agent's folder and page; `tenure` makes one agent's, the next one's, ..."""
 
@@ -51,6 +72,7 @@ class World:
         self.lease: Lease | None = cast("Lease", SimpleNamespace(url="", terms=terms))
         self.lives = True
         self.guards = 0
+        self.kernel = Kernel()
 
     def tenure(self, holder: str = "alpha") -> Tenure:
         def again() -> None:
@@ -59,7 +81,7 @@ class World:
 
         return Tenure(
             self.lease, self.folder, self.page, holder=holder, note=lambda: {"phase": "copying"},
-            lives=lambda: self.lives, guard_again=again,
+            lives=lambda: self.lives, guard_again=again, enforcer=self.kernel,
         )  # fmt: skip
 
     def stored(self) -> int:
@@ -129,6 +151,67 @@ def test_a_renewal_comes_before_the_standby_is_declared_valid(one: World) -> Non
         tenure.validate()
         at = one.witness.asked.index("validate 2")
         assert "renew 2" in one.witness.asked[:at]
+
+
+def test_all_that_ends_the_guest_is_armed_before_the_witness_calls_the_standby_valid(
+    one: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that died in between would leave a guest that another may run, and nothing ends."""
+    seen: list[tuple[float, float | None]] = []
+    with one.tenure() as tenure:
+        client = tenure._client
+        assert client is not None
+        validate = client.validate
+
+        def looked(token: int) -> None:
+            seen.append((one.page.renewed, one.kernel.ends))
+            validate(token)
+
+        monkeypatch.setattr(client, "validate", looked)
+        before = boottime()
+        tenure.validate()
+    assert seen[0][0] >= before
+    assert seen[0][1] == pytest.approx(seen[0][0] + LASTS)
+
+
+def test_without_the_timer_a_standby_is_not_declared_valid(one: World) -> None:
+    with one.tenure() as tenure:
+        one.kernel.fails = True
+        with pytest.raises(VmckptError, match="does not stop"):
+            tenure.validate()
+        assert one.witness.count("validate 2") == 0
+
+
+def test_the_timer_goes_with_each_renewal_and_ends_with_the_standby(one: World) -> None:
+    with one.tenure() as tenure:
+        one.renewals()
+        assert not one.kernel.armed()
+        tenure.validate()
+        first = one.kernel.ends
+        assert first is not None
+        until(lambda: (one.kernel.ends or 0.0) > first)
+        tenure.invalidate()
+        one.renewals()
+        assert not one.kernel.armed()
+
+
+def test_a_timer_that_could_not_be_removed_is_removed_with_a_later_renewal(one: World) -> None:
+    with one.tenure() as tenure:
+        tenure.validate()
+        one.kernel.fails = True
+        with pytest.raises(VmckptError, match="does not stop"):
+            tenure.invalidate()
+        one.kernel.fails = False
+        until(lambda: one.kernel.ends is None)
+        assert one.witness.state != "protected"
+
+
+def test_the_next_agent_removes_a_timer_that_nothing_needs(one: World) -> None:
+    with one.tenure():
+        pass
+    one.kernel.ends = boottime() + 3600
+    with one.tenure():
+        assert one.kernel.ends is None
 
 
 def test_a_lost_lease_ends_the_guest_and_the_renewals(one: World) -> None:

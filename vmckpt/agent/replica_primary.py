@@ -20,8 +20,9 @@ from vmckpt.errors import GuestBusy, LeaseLost, VmckptError
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.endings import Ending, Endings
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qemu_process import identity, lease_timer
 from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.lease_timer import LeaseTimer
 from vmckpt.lease.clock import boottime
 from vmckpt.replicate import buffers, choosing
 from vmckpt.replicate.buffers import Buffers
@@ -113,7 +114,16 @@ class _Agent:
             session.lease, self._folder, self._page, holder=session.host,
             note=self._status.note, lives=self._process.lives,
             guard_again=lambda: guarded.begin(session, self._folder, self._process).close(),
+            enforcer=self._enforcer(),
         )  # fmt: skip
+
+    def _enforcer(self) -> LeaseTimer | None:
+        """The kernel's timer inside QEMU, where there is a lease and we may trace QEMU."""
+        if self._session.lease is None:
+            return None
+        why = lease_timer.why_not(self._process)
+        self._status.enforced("the kernel and a guard" if why is None else "a guard", why)
+        return LeaseTimer(self._process) if why is None else None
 
     def _was_given_away(self, tenure: Tenure) -> bool:
         """An agent before us died in the middle of a switch: it is given away, or never will be."""

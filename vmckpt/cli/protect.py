@@ -378,13 +378,23 @@ def _rows(
     if ours.get("rpo_s") is not None and ours.get("phase") != "alone":
         worst = show_seconds(ours["rpo_worst_s"])
         found.append(("behind (RPO)", f"{show_seconds(ours['rpo_s'])}, worst {worst}"))
+    found += _choices(ours)
+    if (median := ours.get("median")) is not None:
+        found += _medians(median, ours)
+    return found
+
+
+def _choices(ours: dict[str, Any]) -> list[tuple[str, str]]:
+    """How it is protected, and why so."""
+    found = []
     if ours.get("interval_s") is not None:
         why = ours.get("interval_why")
         found.append(("interval", f"{show_seconds(ours['interval_s'])} ({why})"))
     if ours.get("finder") is not None:
         found.append(("changes by", f"{ours['finder']} ({ours['finder_why']})"))
-    if (median := ours.get("median")) is not None:
-        found += _medians(median, ours)
+    if ours.get("enforced_by") is not None:
+        why = ours.get("enforced_why")
+        found.append(("lease kept by", str(ours["enforced_by"]) + (f" ({why})" if why else "")))
     return found
 
 

@@ -72,6 +72,13 @@ class PrimaryStatus:
         with self._lock:
             self._told["finder"], self._told["finder_why"] = finder, why
 
+    def enforced(self, by: str, why_not: str | None) -> None:
+        """What kills the guest at the end of its lease; why the kernel does not."""
+        with self._lock:
+            self._told["enforced_by"] = by
+            if why_not is not None:
+                self._told["enforced_why"] = why_not
+
     def let_out(self, lost: int) -> None:
         """Output is held no more; `lost` as for an epoch."""
         with self._lock:

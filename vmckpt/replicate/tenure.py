@@ -1,7 +1,8 @@
 """The primary's hold on its guest: renewals, heartbeats, and what the guard is told.
 
-While a standby may take over, the guard kills the guest if the last renewal is too old, whatever
-this process does. Renewals stop by themselves when an epoch hangs in libvirt: its output is held
+While a standby may take over, the guest is killed if the last renewal is too old, whatever this
+process does: by its guard, and by a timer of the kernel's inside QEMU, which needs neither of us.
+Renewals stop by themselves when an epoch hangs in libvirt: its output is held
 then, and nobody is served.
 """
 
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from vmckpt import wholefile
 from vmckpt.errors import LeaseLost, VmckptError
@@ -33,18 +34,28 @@ _UNGUARDED = Seconds(1.0)
 _AGAIN = Seconds(0.2)
 
 
+class Enforcer(Protocol):
+    """Kills the guest at the end of its lease without any process of ours."""
+
+    def arm(self, ends: float) -> None:
+        """At that time of CLOCK_BOOTTIME, unless it is armed again. Raises VmckptError."""
+
+    def disarm(self) -> None:
+        """Not any more. May be repeated. Raises VmckptError."""
+
+
 class Tenure:
     """Use as `with Tenure(...) as tenure`: as long as the block lasts the guest may run here."""
 
     def __init__(
         self, lease: Lease | None, folder: Path, page: GuardPage, *, holder: str,
         note: Callable[[], dict[str, Any]], lives: Callable[[], bool],
-        guard_again: Callable[[], None] = lambda: None,
+        guard_again: Callable[[], None] = lambda: None, enforcer: Enforcer | None = None,
     ) -> None:  # fmt: skip
         """`note`: what heartbeats tell of us; `lives`: whether the guest's QEMU is there;
-        `guard_again`: starts the guard if it is gone."""
+        `guard_again`: starts the guard if it is gone; `enforcer`: None, if the guard is alone."""
         self._lease, self._folder, self._page, self._note = lease, folder, page, note
-        self._lives, self._guard_again = lives, guard_again
+        self._lives, self._guard_again, self._enforcer = lives, guard_again, enforcer
         self._client = self._renewer = None
         if lease is not None:
             limit = lease.terms.limit
@@ -70,6 +81,8 @@ class Tenure:
         """Raises LeaseLost, LeaseUnreachable."""
         if self._client is not None:
             self._begin(self._client)
+            if not self._page.renewed:
+                self._disarm()  # an agent before us may have died right before it
         self.token = self.token or 1
         for thread in self._threads:
             thread.start()
@@ -130,7 +143,7 @@ class Tenure:
         with self._tokens:
             self._renew()
             self.check()
-            self._page.renewed = self._renewed
+            self._enforce(self._renewed)
             self._client.validate(self.token)
 
     def invalidate(self) -> None:
@@ -216,7 +229,17 @@ class Tenure:
                 return
             self._renewed = sent
             if self._page.renewed:
-                self._page.renewed = sent
+                self._enforce(sent)
+
+    def _enforce(self, sent: float) -> None:
+        """Whatever becomes of us, the guest ends with the lease that was renewed then."""
+        self._page.renewed = sent
+        if self._enforcer is not None and self._lease is not None:
+            self._enforcer.arm(sent + self._lease.terms.lasts)
+
+    def _disarm(self) -> None:
+        if self._enforcer is not None:
+            self._enforcer.disarm()
 
     def _is_lost(self) -> bool:
         return self.lost is not None
@@ -225,6 +248,7 @@ class Tenure:
         """Nobody can take over since that token: whatever becomes of the file, the guard ends no
         guest, and output need not wait. An agent that finds an old one takes the lease anew."""
         self._page.renewed = 0.0
+        self._disarm()
         self.token = token
         with suppress(OSError):
             wholefile.put(self._folder / _TOKEN, str(token))

@@ -23,6 +23,19 @@ _TIMER = re.compile(
 )
 
 
+class LeaseTimer:
+    """The timer of one process; see the functions of these names."""
+
+    def __init__(self, process: HeldProcess) -> None:
+        self._process = process
+
+    def arm(self, ends: float) -> None:
+        arm(self._process, ends)
+
+    def disarm(self) -> None:
+        disarm(self._process)
+
+
 def arm(process: HeldProcess, ends: float) -> None:
     """The kernel kills the process at that time of CLOCK_BOOTTIME, unless it is armed again.
 
