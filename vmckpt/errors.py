@@ -198,6 +198,12 @@ class SomeLeft(VmckptError):
     exit_code = 26
 
 
+class TwoCopies(VmckptError):
+    """A guest runs on two hosts, and both copies were heard outside: only a person can choose."""
+
+    exit_code = 27
+
+
 class LabError(VmckptError):
     """The lab could not do what was asked."""
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.unit.replicas import Ends, GuestDisk, GuestMemory, Qemu, session, two_ends, until
 from tests.unit.staging import Disk, Ram
-from vmckpt.errors import LeaseLost, VmckptError
+from vmckpt.errors import HypervisorError, LeaseLost, VmckptError
 from vmckpt.replicate import diskcompare, mirroring
 from vmckpt.replicate import memory as memories
 from vmckpt.replicate.capture import Epoch
@@ -175,6 +175,8 @@ class Held:
     def __init__(self, events: list[str]) -> None:
         self._events = events
         self.waiting = self.lost = 0
+        self.unplugged = False
+        """A card, and its filters with it."""
 
     def add(self) -> None:
         self._events.append("hold")
@@ -183,7 +185,12 @@ class Held:
         self._events.append("let all out")
 
     def release(self) -> None:
+        if self.unplugged:
+            raise HypervisorError("no such object", host="alpha")
         self._events.append("released")
+
+    def complete(self) -> bool:
+        return not self.unplugged
 
     def collected(self) -> int:
         return self.waiting
@@ -268,6 +275,11 @@ class World:
         self.peer = stack.enter_context(Peer(ends, folder, self.events))
         self.raised: BaseException | None = None
 
+    def _is_alone(self) -> bool:
+        """As an agent before this one has noted it."""
+        noted = [event for event in self.events if event in ("alone", "not alone")]
+        return noted[-1:] != ["not alone"]
+
     def _switch(self, line: Line) -> None:
         self.events.append("given away")
         line.send(End(why="switched"))
@@ -281,6 +293,7 @@ class World:
     @contextmanager
     def run(self, **parts: Any) -> Iterator[None]:
         """Protected as long as the block lasts, unless it ends by itself."""
+        self.parts["is_alone"] = self._is_alone()
         primary = Primary(self._session, self.ends.primary, Parts(**{**self.parts, **parts}))
         self.primary = primary
         thread = threading.Thread(target=self._run, args=(primary,), daemon=True)

@@ -7,9 +7,11 @@ import pytest
 
 from tests.unit.primaries import World, world
 from tests.unit.replicas import until
+from vmckpt.checkpoint.standstill import Resumed
 from vmckpt.errors import HypervisorError, LeaseLost
 from vmckpt.replicate import mirroring, primary
 from vmckpt.replicate.buffers import EARLY
+from vmckpt.replicate.capture import Epoch
 from vmckpt.replicate.facts import Terms
 from vmckpt.replicate.primary import Switched
 from vmckpt.replicate.status import Phase
@@ -374,3 +376,46 @@ def test_packets_that_qemu_dropped_are_counted(one: World) -> None:
         assert one.status.as_json()["packets_lost"] == 0
         one.held.lost = 7
         until(lambda: one.status.as_json()["packets_lost"] == 7)
+
+
+def test_an_epoch_in_which_the_guest_was_resumed_is_taken_again(one: World) -> None:
+    taken = one.capturer.take
+
+    def take(*, goes_on: bool = True) -> Epoch:
+        epoch = taken(goes_on=goes_on)
+        if one.capturer.count in (3, 4):
+            failed = Resumed("web1 on alpha was resumed while it was captured")
+            failed.found = epoch.changed
+            raise failed
+        return epoch
+
+    one.capturer.take = take  # type: ignore[method-assign]
+    with one.run():
+        one.epochs(2)
+        one.memory.write(0, 3, 77)
+        one.epochs(3)
+        until(one.follows)
+        assert one.events.count("captured") >= one.events.count("released") + 2
+    assert one.raised is None
+
+
+def test_a_switch_in_which_the_guest_was_resumed_is_tried_again(one: World) -> None:
+    taken = one.capturer.take
+    left = [1]
+
+    def take(*, goes_on: bool = True) -> Epoch:
+        epoch = taken(goes_on=goes_on)
+        if not goes_on and left:
+            failed = Resumed("web1 on alpha was resumed while it was captured")
+            failed.found, _ = epoch.changed, left.pop()
+            raise failed
+        return epoch
+
+    one.capturer.take = take  # type: ignore[method-assign]
+    with one.run():
+        one.epochs(2)
+        one.wishes.add(Wish.PLANNED)
+        assert isinstance(one.ended(), Switched)
+    assert one.capturer.goes_on.count(False) == 2
+    assert one.events.index("go on") < one.events.index("given away")
+    assert one.follows()

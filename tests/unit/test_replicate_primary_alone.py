@@ -13,6 +13,7 @@ from vmckpt.replicate.facts import Terms
 from vmckpt.replicate.finder import Changed
 from vmckpt.replicate.sender import Sender
 from vmckpt.replicate.status import Phase
+from vmckpt.replicate.wishes import Wishes
 from vmckpt.units import Seconds
 
 HOLDS = Terms(interval=Seconds(0.02), automatic=False, hold=Seconds(0.3))
@@ -175,3 +176,41 @@ def test_all_that_qemu_is_asked_between_epochs_may_hang_and_is_at_work(command: 
             one.epochs(3)
         assert seen
         assert all(seen)
+
+
+def test_an_agent_that_finds_a_filter_gone_forgoes_the_standby_before_anything_gets_out() -> None:
+    """The standby's host may be away, and its epoch is from before what goes out."""
+    terms = Terms(interval=Seconds(0.02), automatic=True, hold=Seconds(0.3))
+    with world(terms=terms, lease=LEASE) as one:
+        with one.run():
+            one.epochs(3)
+            one.peer.away = True
+        before = len(one.events)
+        one.parts["wishes"] = one.wishes = Wishes()
+        with one.run(held=False, whole=False, begun=False):
+            until(lambda: "alone" in one.events[before:])
+        after = [event for event in one.events[before:] if event in LAST_WORDS]
+        assert after[:3] == ["invalidated", "alone", "let all out"]
+
+
+def test_without_a_lease_store_that_takes_leave() -> None:
+    with world(terms=Terms(interval=Seconds(0.02), automatic=True)) as one:
+        with one.run():
+            until(lambda: "not alone" in one.events)
+        one.parts["wishes"] = one.wishes = Wishes()
+        before = len(one.events)
+        with one.run(held=False, whole=False, begun=False):
+            until(lambda: one.leave.wanted is not None)
+            assert "let all out" not in one.events[before:]
+            assert one.leave.give(str(one.leave.wanted))
+            until(lambda: "let all out" in one.events[before:])
+
+
+def test_a_card_that_is_unplugged_ends_no_agent() -> None:
+    with world() as one:
+        with one.run():
+            one.epochs(2)
+            one.held.unplugged = True
+            until(lambda: "let all out" in one.since("hold"))
+            until(lambda: "plugged in or out" in one.says())
+        assert "invalidated" in one.since("hold")

@@ -14,7 +14,7 @@ from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qemu_process import identity, lease_timer
 from vmckpt.hypervisor.qemu_process.held import HeldProcess
 from vmckpt.lease.witness import LeaseClient
 from vmckpt.replicate import buffers, guard, link
@@ -42,6 +42,8 @@ def unprotect(
     if tenure is not None:
         # Before anything gets out that the standby does not know.
         tenure.invalidate()
+    else:
+        _disarm(session)
     buffers.remove(monitor, session.cards)
     settings.break_off(monitor, Undo.from_json(session.undo))
     writes.end_all(session, folder, monitor)
@@ -52,6 +54,27 @@ def unprotect(
         with suppress(VmckptError):
             tenure.release()
     forget(session, folder)
+
+
+def renewed(session: Session, sent: float) -> None:
+    """The lease was renewed by us, not by an agent: the kernel's timer must know.
+
+    Raises VmckptError.
+    """
+    process = identity.hold(session.guest)
+    if process is None or session.lease is None:
+        return
+    with process:
+        if lease_timer.armed(process) is not None:
+            lease_timer.arm(process, sent + session.lease.terms.lasts)
+
+
+def _disarm(session: Session) -> None:
+    """Nobody may take over any more: the kernel need not end the guest. Raises VmckptError."""
+    process = identity.hold(session.guest)
+    if process is not None:
+        with process:
+            lease_timer.disarm(process)
 
 
 def keep_definition(session: Session) -> None:
@@ -161,6 +184,11 @@ def switched(session: Session, folder: Path) -> None:
     (folder / guard.OVER).touch()
     writes.end_all(session, folder, None)
     outcome(folder, Fate.SWITCHED, f"the guest runs on {session.peer}")
+
+
+def note_alone(folder: Path) -> None:
+    """What the guest sends goes out without its standby, from now on. Raises OSError."""
+    (folder / ALONE).touch()
 
 
 def is_alone(folder: Path) -> bool:

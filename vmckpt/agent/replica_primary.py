@@ -156,10 +156,11 @@ class _Agent:
         begun = mirrors.begin()
         logs = [stack.enter_context(one) for one in mirrors.logs()]
         filters = Buffers(monitor, session.cards, folder, session.owner)
-        held = buffers.there(monitor, session.cards) and not afterlife.is_alone(folder)
+        alone = afterlife.is_alone(folder)
+        held = buffers.there(monitor, session.cards) and not alone
         if held:
             filters.attach()
-        else:
+        elif alone:
             buffers.remove(monitor, session.cards)
         # On disk before it is nowhere else.
         afterlife.keep_definition(session)
@@ -176,7 +177,7 @@ class _Agent:
             monitor=monitor, memory=memory, finder=finder, capturer=capturer, logs=logs,
             buffers=filters, tenure=tenure, wishes=self._wishes,
             leave=self._leave, status=self._status,
-            mirrors=mirrors, disks=mirrors.disks, begun=begun, held=held,
+            mirrors=mirrors, disks=mirrors.disks, begun=begun, held=held, is_alone=alone,
             whole=held and not begun and not tenure.acquired,
             alone=self._alone, switching=self._switching,
             go_on=lambda: self._resume(monitor),
@@ -195,7 +196,7 @@ class _Agent:
 
     def _alone(self, on: bool) -> None:
         if on:
-            (self._folder / afterlife.ALONE).touch()
+            afterlife.note_alone(self._folder)
         else:
             (self._folder / afterlife.ALONE).unlink(missing_ok=True)
 

@@ -18,11 +18,13 @@ from vmckpt.errors import (
     HypervisorError,
     LeaseLost,
     RemoteError,
+    TwoCopies,
     VmckptError,
 )
 from vmckpt.hypervisor import library, qemuuser
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.replicate import control, guard, link, standing
 from vmckpt.replicate import standby as standbys
 from vmckpt.replicate.facts import Session, folder_of, make_folder, remove_folder
@@ -84,6 +86,7 @@ def _protect(order: ReplicaOrder) -> dict[str, Any]:
     session = _session(order)
     (folder_of(order.guest) / link.PEER).write_text(order.peer)
     session.write(folder_of(order.guest))
+    afterlife.note_alone(folder_of(order.guest))  # the standby has nothing of it yet
     _begin(order, "the guest's agent")
     return {}
 
@@ -259,6 +262,10 @@ def _settle(order: ReplicaOrder, session: Session, folder: Path) -> None:
 def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
     folder = folder_of(order.guest)
     runs_here = identity.runs(session.guest)
+    if runs_here and not order.define:
+        return _end_second_copy(session, folder)
+    if runs_here and order.standby_gone:
+        _must_hold_lease(session, folder)
     if runs_here and not order.standby_gone:
         _stop_safely(session, folder)
     else:
@@ -272,6 +279,40 @@ def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
         afterlife.define(session)
     afterlife.forget(session, folder)
     return ["removed what was left of the protection"]
+
+
+def _end_second_copy(session: Session, folder: Path) -> list[str]:
+    """The guest is the other host's and runs here as well: end it, unless it was heard outside.
+
+    What it sent since its last epoch waits in its filters, and goes with it. Raises TwoCopies.
+    """
+    if afterlife.is_alone(folder):
+        raise TwoCopies(
+            f"{session.name} runs on {session.host} and on {session.peer}, and what it sent went"
+            " out on both",
+            mend=f"choose one, and end the other: virsh -c {session.uri} destroy {session.name}",
+        )
+    _stop_agent(folder)
+    process = identity.hold(session.guest)
+    if process is not None:
+        with process:
+            afterlife.kill(process)
+    writes.end_all(session, folder, None)
+    afterlife.forget(session, folder)
+    return [f"ended the copy that ran here; {session.peer} runs it, and nobody heard this one"]
+
+
+def _must_hold_lease(session: Session, folder: Path) -> None:
+    """Raises TwoCopies if another host has it. A store that is silent is no hindrance where the
+    standby is known to be gone."""
+    if session.lease is None:
+        return
+    with suppress(LeaseUnreachable, OSError, ValueError), afterlife.lease(session) as client:
+        if client.renew(afterlife.token(folder)) is None:
+            raise TwoCopies(
+                f"{session.name} runs on {session.host}, and another host holds its lease",
+                mend=f"run vmckpt recover; see where it runs: vmckpt guests {session.peer}",
+            )
 
 
 def _session(order: ReplicaOrder) -> Session:
@@ -313,9 +354,11 @@ def _stop_safely(session: Session, folder: Path) -> None:
         return
     with afterlife.lease(session) as client:
         # Nobody takes over for as long as this is good; longer than what follows may last.
-        if client.renew(afterlife.token(folder)) is None:
+        sent = client.renew(afterlife.token(folder))
+        if sent is None:
             raise LeaseLost(f"{session.name}: another host holds the lease")
         _stop_agent(folder)
+        afterlife.renewed(session, sent)
         try:
             token = client.invalidate(afterlife.token(folder))
         except BaseException:

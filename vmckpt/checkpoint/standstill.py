@@ -33,6 +33,16 @@ class Comparison(Protocol[T_co]):
         """Wait for it."""
 
 
+class Resumed(CaptureFailed):
+    """Another program let the guest run in the middle of the pause: what was captured is not of one
+    moment. It can be taken again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, mend="do not resume it meanwhile: virsh resume lets it run")
+        self.found: object = None
+        """What the comparison found, which holds these for changes that it has seen."""
+
+
 class Standstill:
     """One epoch's pause. The pipe must have been handed over, and the facts noted."""
 
@@ -51,20 +61,27 @@ class Standstill:
     ) -> T:
         """From stop to cont. `compare` begins to look for changes once nobody writes memory any
         more; `barrier` is called once the device state is out. Unless `goes_on` it stands still
-        after it. Raises HypervisorError, CaptureFailed: then it may stand still, too."""
+        after it. Raises HypervisorError, CaptureFailed: then it may stand still, too; and Resumed.
+        """
         monitor = self._monitor
         self.mark("begin")
         monitor.tell("stop", {})
         self.mark("stop")
         # QEMU writes no memory any more: the devices were drained, and their state is only read.
         comparing = compare()
-        settings.set_capabilities(monitor, {k: not on for k, on in self._undo.capabilities.items()})
-        monitor.tell("migrate", {"uri": f"fd:{PIPE}"})
-        self._wait()
-        self.mark("device state")
-        barrier(self.mark)
-        found = comparing.result()
-        self.mark("compare")
+        try:
+            off = {name: not on for name, on in self._undo.capabilities.items()}
+            settings.set_capabilities(monitor, off)
+            monitor.tell("migrate", {"uri": f"fd:{PIPE}"})
+            self._wait()
+            self.mark("device state")
+            barrier(self.mark)
+            found = comparing.result()
+            self.mark("compare")
+            self._must_stand()
+        except Resumed as exc:
+            exc.found = comparing.result()
+            raise
         settings.set_capabilities(monitor, self._undo.capabilities)
         if goes_on:
             monitor.tell("cont", {})
@@ -82,6 +99,8 @@ class Standstill:
         began = looked = time.monotonic()
         while (state := self._monitor.run_state()) != "postmigrate":
             now = time.monotonic()
+            if state == "running":
+                raise self._resumed()
             if state not in ("paused", "finish-migrate") or now - began > _PATIENCE:
                 raise self._failed(f"it is {state}")
             if now - looked < _LOOK:
@@ -90,6 +109,17 @@ class Standstill:
             status = self._monitor.ask("query-migrate")
             if status["status"] == "failed":
                 raise self._failed(str(status.get("error-desc", "QEMU says 'failed'")))
+
+    def _must_stand(self) -> None:
+        """It has stood still all the time: any other run state than that of a migration that has
+        ended says that somebody let it run. Raises Resumed."""
+        if self._monitor.run_state() != "postmigrate":
+            raise self._resumed()
+
+    def _resumed(self) -> Resumed:
+        return Resumed(
+            f"{self._monitor.name} on {self._monitor.host} was resumed while it was captured"
+        )
 
     def _failed(self, why: str) -> CaptureFailed:
         return CaptureFailed(

@@ -76,6 +76,11 @@ class Buffers:
         told = {**what, "id": mark + card, "netdev": f"host{card}", "queue": "rx"}
         self._monitor.tell("object-add", told)
 
+    def complete(self) -> bool:
+        """Whether all are in their place; those of a card that is unplugged go with it. Raises
+        HypervisorError."""
+        return there(self._monitor, self._cards)
+
     def collected(self) -> int:
         """Packets in the open epoch, at the card with the most."""
         return max((self._count(card) for card in self._cards), default=0)

@@ -63,3 +63,5 @@ class Parts:
     """A switch came to nothing: the guest goes on, if it stands still for it."""
     devices: Callable[[], bool]
     """Whether the guest has the devices that its standby has."""
+    is_alone: bool = False
+    """It is noted that the standby is worth nothing; see `alone`."""

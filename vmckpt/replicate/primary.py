@@ -7,18 +7,22 @@ next epoch that arrives carries all that the backup has not got.
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from vmckpt.checkpoint.compare import Flags
 from vmckpt.checkpoint.settings import ACTIVE
-from vmckpt.errors import VmckptError
+from vmckpt.checkpoint.standstill import Resumed
+from vmckpt.errors import HypervisorError, VmckptError
 from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.replicate import link, mirroring, pacing
 from vmckpt.replicate.awaiting import await_ack
 from vmckpt.replicate.buffers import EARLY
 from vmckpt.replicate.capture import Epoch
 from vmckpt.replicate.facts import Session
+from vmckpt.replicate.finder import Changed
 from vmckpt.replicate.firstcopy import FirstCopy
 from vmckpt.replicate.link import Cut, Line
 from vmckpt.replicate.pacing import Cycle
@@ -91,12 +95,26 @@ class Primary:
 
     def run(self) -> None:
         """Raises Switched after a planned switch, VmckptError; returns if it shall end."""
+        if not (self._held or self._parts.is_alone):
+            self._forgo_standby()
         while not self._parts.wishes.has(Wish.END):
             try:
                 with self._connected() as line:
                     self._serve(line)
             except (Cut, WireError, LeaseUnreachable, ValueError) as exc:
                 self._cut(exc)
+            except HypervisorError:
+                if not self._held or self._parts.buffers.complete():
+                    raise
+                self._parts.status.cut("a network card was unplugged")
+                self._wait_alone()
+
+    def _forgo_standby(self) -> None:
+        """A filter is gone, and with it what it held: before more gets out that the standby has
+        not, it must never be let run."""
+        why = "a network card's filter is gone: its standby is made anew"
+        while not self._go_alone(why) and not self._parts.wishes.has(Wish.END):
+            self._parts.wishes.wait(_AGAIN)
 
     def _connected(self) -> Line:
         status = self._parts.status
@@ -132,24 +150,26 @@ class Primary:
             self._go_alone(str(why))
         parts.wishes.wait(_AGAIN if self._held else self._again)
 
-    def _go_alone(self, why: str) -> None:
-        """Without the backup; never before it is written down that the standby is worth nothing."""
+    def _go_alone(self, why: str) -> bool:
+        """Without the backup; never before it is written down that the standby is worth nothing.
+        Whether that is so."""
         parts = self._parts
         self._valid = False
         if not parts.leave.has():
             parts.status.say(f"output waits until a controller lets the guest go on alone: {why}")
-            return
+            return False
         try:
             parts.tenure.invalidate()
         except VmckptError as exc:
             parts.status.say(f"output waits: that the standby is behind cannot be noted: {exc}")
-            return
+            return False
         parts.alone(True)
         self._let_out()
         parts.mirrors.end()
         self._whole = self._begun = False
         parts.status.alone(why)
         parts.leave.over()  # only now nobody takes the standby for one that is whole
+        return True
 
     def _let_out(self) -> None:
         """Output is held no more: no standby may ever go on from before it."""
@@ -168,7 +188,11 @@ class Primary:
             if final:
                 parts.switching()
                 sender.bandwidth = None  # the guest stands still for it
-            self._cycle(line, sender, final=final)
+            try:
+                self._cycle(line, sender, final=final)
+            except Resumed as exc:
+                self._discard(exc)
+                continue
             if final:
                 parts.switch(line)
                 raise Switched
@@ -267,6 +291,14 @@ class Primary:
         self._pace = pacing.decide(self._pace, cycle, self._terms)
         parts.status.pace(self._pace)
         self._due = began + self._pace.interval
+
+    def _discard(self, why: Resumed) -> None:
+        """An epoch that is not of one moment: what it holds goes with the next one."""
+        parts = self._parts
+        parts.memory.doubt(parts.memory.flags(cast("Sequence[Changed]", why.found)))
+        parts.go_on()
+        parts.status.say(f"an epoch was discarded and is taken again: {why.message}")
+        self._due = time.monotonic()
 
     def _committed(self, flight: Flight) -> None:
         """The backup has it: its output goes out, if we may speak still."""

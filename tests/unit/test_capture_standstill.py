@@ -1,0 +1,91 @@
+"""An epoch's pause, and what another program's `resume` in the middle of it does to it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from vmckpt.checkpoint.draining import Drain
+from vmckpt.checkpoint.settings import Undo
+from vmckpt.checkpoint.standstill import Resumed, Standstill
+from vmckpt.errors import CaptureFailed
+
+UNDO = Undo(guest="u-1", capabilities={"x-ignore-shared": False}, bandwidth=0, runs=True, folder="")
+
+
+@dataclass
+class Qemu:
+    """Says what state it is in; `resumed` after an order of that name."""
+
+    resumed: str = ""
+    state: str = "running"
+    told: list[str] = field(default_factory=list)
+    name: str = "web1"
+    host: str = "alpha"
+
+    def tell(self, what: str, _: object, **__: object) -> None:
+        self.told.append(what)
+        after = {"stop": "paused", "migrate": "postmigrate", "cont": "running"}
+        self.state = after.get(what, self.state)
+        if what == self.resumed:
+            self.state = "running"
+
+    def ask(self, what: str, **_: object) -> Any:
+        return {"status": "completed"} if what == "query-migrate" else {}
+
+    def run_state(self) -> str:
+        return self.state
+
+
+class Ended:
+    """A pipe of which all was read."""
+
+    def ended(self, _: float) -> bool:
+        return True
+
+
+class Comparison:
+    def __init__(self, qemu: Qemu, while_it_compares: Callable[[], None]) -> None:
+        self._qemu, self._work = qemu, while_it_compares
+        self.asked = 0
+
+    def result(self) -> list[int]:
+        self.asked += 1
+        self._work()
+        return [7]
+
+
+def take(qemu: Qemu, while_it_compares: Callable[[], None] = lambda: None) -> list[int]:
+    still = Standstill(cast("Any", qemu), UNDO, cast("Drain", Ended()))
+    return still.take(lambda: Comparison(qemu, while_it_compares), lambda mark: mark("output"))
+
+
+def test_one_that_stands_still_goes_on_afterwards() -> None:
+    qemu = Qemu()
+    assert take(qemu) == [7]
+    assert (qemu.told[0], qemu.told[-1], qemu.state) == ("stop", "cont", "running")
+
+
+@pytest.mark.parametrize("state", ["running", "paused"])
+def test_one_that_was_resumed_while_it_was_compared_is_discarded(state: str) -> None:
+    """It may also have been paused again: then it has run for a moment."""
+    qemu = Qemu()
+    with pytest.raises(Resumed, match="web1 on alpha was resumed while it was captured") as caught:
+        take(qemu, lambda: setattr(qemu, "state", state))
+    assert caught.value.found == [7]
+    assert "cont" not in qemu.told
+
+
+def test_one_that_was_resumed_while_its_state_was_written_is_discarded() -> None:
+    qemu = Qemu(resumed="migrate")
+    with pytest.raises(Resumed) as caught:
+        take(qemu)
+    assert caught.value.found == [7]
+
+
+def test_a_stream_that_fails_is_another_matter() -> None:
+    qemu = Qemu(resumed="migrate")
+    qemu.tell = lambda what, _, **__: setattr(qemu, "state", "shutdown")  # type: ignore[method-assign]
+    with pytest.raises(CaptureFailed, match="broke off: it is shutdown"):
+        take(qemu)
