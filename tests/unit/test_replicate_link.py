@@ -143,3 +143,59 @@ def test_nothing_to_receive_is_none(ends: Ends, stack: ExitStack) -> None:
     near, _ = ends.lines(stack)
     assert near.receive(Seconds(0.0)) is None
     assert near.receive(Seconds(0.05)) is None
+
+
+class Door:
+    """Accepts as a standby's agent does, over and over, until the end."""
+
+    def __init__(self, ends: Ends) -> None:
+        self._ends, self._over = ends, threading.Event()
+        self.came: list[object] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Door":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            made = link.accept(self._ends.folders[1], self._ends.server, limit=Seconds(0.2))
+            if made is not None:
+                self.came.append(made)
+                made.close()
+
+
+@pytest.mark.parametrize("says", [b"", b"\x16", b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01\x02\x00"])
+def test_those_that_call_and_are_not_the_peer_keep_it_from_nothing(
+    ends: Ends, stack: ExitStack, says: bytes
+) -> None:
+    """Whoever reaches the network of migrations can do so, at no cost."""
+    address = ends.server.getsockname()
+    with Door(ends) as door:
+        for _ in range(10):
+            for _ in range(20):
+                caller = stack.enter_context(socket.create_connection(address))
+                with suppress(OSError):
+                    caller.sendall(says)
+            link.connect(ends.folders[0], address, limit=SHORT).close()
+        until = time.monotonic() + SHORT
+        while len(door.came) < 10:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def test_no_more_than_some_are_listened_to_at_once(
+    ends: Ends, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "_AT_ONCE", 5)
+    address = ends.server.getsockname()
+    callers = [stack.enter_context(socket.create_connection(address)) for _ in range(20)]
+    with Door(ends):
+        for caller in callers[:15]:
+            caller.settimeout(SHORT)
+            assert caller.recv(1) == b""
+        link.connect(ends.folders[0], address, limit=SHORT).close()

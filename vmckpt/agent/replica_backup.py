@@ -145,7 +145,7 @@ def _listening(session: Session, folder: Path) -> socket.socket:
     with suppress(OSError, ValueError):
         known = int((folder / PORT).read_text())
     family = socket.AF_INET6 if ":" in session.address else socket.AF_INET
-    server = socket.create_server((session.address, known), family=family, backlog=4)
+    server = socket.create_server((session.address, known), family=family, backlog=128)
     if (port := server.getsockname()[1]) != known:  # there may be no room to write it again
         wholefile.put(folder / PORT, str(port))
     return server

@@ -8,6 +8,7 @@ import datetime
 import os
 import queue
 import select
+import selectors
 import socket
 import ssl
 import threading
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -35,7 +36,11 @@ _WAITING = 8
 """Messages that were received and not taken yet: a slow taker slows the sender."""
 _TURN = 0.5
 _HANDSHAKE = 3.0
-"""A busy host takes its time; whoever else calls waits meanwhile."""
+"""A busy host takes its time."""
+_SPEAKS = 0.5
+"""The other end begins to speak as soon as it has called."""
+_AT_ONCE = 64
+"""So many may call at the same time; of more the first that says nothing is sent away."""
 # The kernel gives a connection up if the other end acknowledges nothing for so long.
 _SILENT_MS = 5000
 
@@ -87,42 +92,121 @@ def _context(folder: Path, purpose: int) -> ssl.SSLContext:
 def connect(folder: Path, address: tuple[str, int], *, limit: Seconds) -> ssl.SSLSocket:
     """Raises Cut if the other end does not answer, or is another one."""
     try:
-        plain = socket.create_connection(address, timeout=limit)
-        return _wrapped(plain, _context(folder, ssl.PROTOCOL_TLS_CLIENT), folder, server=False)
+        with socket.create_connection(address, timeout=limit) as plain:
+            made = _ready(_context(folder, ssl.PROTOCOL_TLS_CLIENT).wrap_socket(plain))
+            if not _is_peer(made, folder):
+                raise ConnectionRefusedError("the other end has another certificate")
+            return made
     except OSError as exc:
         raise Cut(f"{address[0]}:{address[1]}: {_why(exc)}") from exc
 
 
 def accept(folder: Path, server: socket.socket, *, limit: Seconds) -> ssl.SSLSocket | None:
-    """The next one who shows the right certificate; None if nobody came in that time."""
-    server.settimeout(limit)
-    try:
-        plain, _ = server.accept()
-    except TimeoutError:
-        return None
-    plain.settimeout(_HANDSHAKE)
-    try:
-        return _wrapped(plain, _context(folder, ssl.PROTOCOL_TLS_SERVER), folder, server=True)
-    except OSError:
-        plain.close()
-        return None
+    """The next one that shows the right certificate; None if nobody came in that time.
+
+    All that call at the same time are listened to: one that is slow, or says nothing, keeps nobody
+    else waiting. Raises OSError: the server is closed.
+    """
+    with _Door(_context(folder, ssl.PROTOCOL_TLS_SERVER), server) as door:
+        until = time.monotonic() + limit
+        while (left := until - time.monotonic()) > 0 or door.busy():
+            made = door.turn(Seconds(max(left, 0.05)))
+            if made is not None and _is_peer(made, folder):
+                return _ready(made)
+    return None
 
 
-def _wrapped(
-    plain: socket.socket, context: ssl.SSLContext, folder: Path, *, server: bool
-) -> ssl.SSLSocket:
-    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
-    try:
-        made = context.wrap_socket(plain, server_side=server)
-    except OSError:
-        plain.close()
-        raise
-    wanted = ssl.PEM_cert_to_DER_cert((folder / PEER).read_text())
-    if made.getpeercert(binary_form=True) != wanted:
-        made.close()
-        raise ConnectionRefusedError("the other end has another certificate")
+class _Door:
+    """Handshakes under way with all that call at a server's socket."""
+
+    def __init__(self, context: ssl.SSLContext, server: socket.socket) -> None:
+        self._context, self._server = context, server
+        self._select = selectors.DefaultSelector()
+        self._since: dict[ssl.SSLSocket, float] = {}
+        """When each called; the one that called first comes first."""
+        self._spoke: set[ssl.SSLSocket] = set()
+
+    def __enter__(self) -> Self:
+        if self._server.fileno() < 0:
+            raise OSError("the server is closed")
+        self._server.setblocking(False)
+        self._select.register(self._server, selectors.EVENT_READ)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in list(self._since):
+            self._drop(one)
+        self._select.close()
+
+    def busy(self) -> bool:
+        """Whether somebody is in the middle of a handshake, or has only just called."""
+        now = time.monotonic()
+        return any(one in self._spoke or now - at < _SPEAKS for one, at in self._since.items())
+
+    def turn(self, limit: Seconds) -> ssl.SSLSocket | None:
+        """Go on with all of them, for as long; one whose handshake is done. Raises OSError."""
+        for key, _ in self._select.select(min(limit, _TURN)):
+            if key.fileobj is self._server:
+                self._call()
+                continue
+            one = cast("ssl.SSLSocket", key.fileobj)
+            self._spoke.add(one)
+            if self._shaken(one):
+                self._select.unregister(one)
+                del self._since[one]
+                self._spoke.discard(one)
+                return one
+        now = time.monotonic()
+        for one, at in list(self._since.items()):
+            if now - at > _HANDSHAKE:
+                self._drop(one)
+        return None
+
+    def _call(self) -> None:
+        with suppress(BlockingIOError, ConnectionAbortedError):
+            plain, _ = self._server.accept()
+            plain.setblocking(False)
+            made = self._context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+            self._since[made] = time.monotonic()
+            self._select.register(made, selectors.EVENT_READ)
+            if len(self._since) > _AT_ONCE:
+                idle = [one for one in self._since if one not in self._spoke]
+                self._drop((idle or list(self._since))[0])
+
+    def _shaken(self, one: ssl.SSLSocket) -> bool:
+        try:
+            one.do_handshake()
+        except ssl.SSLWantReadError:
+            self._select.modify(one, selectors.EVENT_READ)
+        except ssl.SSLWantWriteError:
+            self._select.modify(one, selectors.EVENT_WRITE)
+        except OSError:
+            self._drop(one)
+        else:
+            return True
+        return False
+
+    def _drop(self, one: ssl.SSLSocket) -> None:
+        self._select.unregister(one)
+        self._since.pop(one)
+        self._spoke.discard(one)
+        one.close()
+
+
+def _ready(made: ssl.SSLSocket) -> ssl.SSLSocket:
+    made.settimeout(_HANDSHAKE)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
     return made
+
+
+def _is_peer(made: ssl.SSLSocket, folder: Path) -> bool:
+    """Whether it shows the certificate of the other end, and no other."""
+    wanted = ssl.PEM_cert_to_DER_cert((folder / PEER).read_text())
+    if made.getpeercert(binary_form=True) == wanted:
+        return True
+    made.close()
+    return False
 
 
 def _why(exc: OSError) -> str:
