@@ -30,6 +30,7 @@ POINTS = (
     "gc: locked",
     "gc: decided",
     "gc: object deleted",
+    "gc: to be looked for again",
     "gc: condemnation closed",
     "gc: rewritten",
     "gc: condemned",

@@ -8,6 +8,7 @@ of the dead are removed before manifests are looked at: who wakes later publishe
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreError, StoreNewer
@@ -192,7 +193,7 @@ def _carry_out(
         progress(f"removing {len(keys)} objects")
         for key in keys:
             lock.still_ours()
-            backend.delete(key)
+            _remove(backend, key)
             fault("gc: object deleted")
         backend.delete(f"condemned/{token}")
         fault("gc: condemnation closed")
@@ -214,6 +215,27 @@ def _carry_out(
         backend.clear(name)
         fault("gc: leftover removed")
     return _told(found, decision, condemn, old)
+
+
+def _remove(backend: Backend, key: str) -> None:
+    """Remove an object, unless its snapshot has been published since.
+
+    The key of a pack is random, and whoever writes that pack anew writes another one. What belongs
+    to a snapshot has the snapshot's key: a writer may put it there again at any moment. So its
+    manifest is looked for before and after; `Store.publish` looks in the other order, for its part.
+    """
+    if key.startswith("packs/"):
+        backend.delete(key)
+        return
+    manifest = f"snapshots/{key.rpartition('/')[2]}"
+    if any(backend.keys(manifest)):
+        return
+    with suppress(NotInStore):
+        content = backend.get(key)
+        backend.delete(key)
+        fault("gc: to be looked for again")
+        if any(backend.keys(manifest)):
+            backend.put(key, content)
 
 
 def _told(

@@ -114,6 +114,9 @@ class Store:
         if not self.backend.put(key, manifest) and self.backend.get(key) != manifest:
             raise BadInput(f"{self.backend.where} has another snapshot {id_} already")
         fault("publish: manifest")
+        # A collection may have found the keys without their manifest, and removed them.
+        if wraps is not None and self.wraps(id_) is None:
+            self.put_wraps(id_, wraps)
         # A collection that found us dead meanwhile may have taken what the manifest names.
         try:
             writer.lock.still_ours()
