@@ -1,4 +1,4 @@
-"""Servers that speak S3, each a process: moto, a substitute, and SeaweedFS, a real one."""
+"""Servers that speak S3, each a process: moto, a substitute; SeaweedFS; and rclone, a bad one."""
 
 import json
 import os
@@ -8,9 +8,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import boto3  # type: ignore[import-untyped]
@@ -42,15 +43,16 @@ class Server(Protocol):
         """End it and remove what it kept."""
 
 
-class Moto:
-    """moto: quick to start, checks no signature, keeps everything in memory."""
+class _Program:
+    """A server that is one program."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: Callable[[int], Sequence[str | Path]]) -> None:
+        """`command` for a port of this machine's."""
         port = _free_ports(1)[0]
         self.endpoint = f"http://127.0.0.1:{port}"
         self._process = subprocess.Popen(
-            [_PROGRAMS / "moto_server", "-H", "127.0.0.1", "-p", str(port)],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | CREDENTIALS,
+            command(port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env=os.environ | CREDENTIALS,
         )  # fmt: skip
         try:
             self._wait()
@@ -74,10 +76,37 @@ class Moto:
             try:
                 with urlopen(self.endpoint, timeout=1):
                     return
+            except HTTPError:
+                return
             except (URLError, OSError):
                 if time.monotonic() > until or self._process.poll() is not None:
                     raise
                 time.sleep(0.05)
+
+
+class Moto(_Program):
+    """moto: quick to start, checks no signature, keeps everything in memory."""
+
+    def __init__(self) -> None:
+        server = _PROGRAMS / "moto_server"
+        super().__init__(lambda port: [server, "-H", "127.0.0.1", "-p", str(port)])
+
+
+class Rclone(_Program):
+    """rclone: writes over what is there, whatever it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        key = f"{CREDENTIALS['AWS_ACCESS_KEY_ID']},{CREDENTIALS['AWS_SECRET_ACCESS_KEY']}"
+        serve: list[str | Path] = [
+            _PROGRAMS / "rclone",
+            "--config",
+            "",
+            "serve",
+            "s3",
+            "--auth-key",
+            key,
+        ]
+        super().__init__(lambda port: [*serve, "--addr", f"127.0.0.1:{port}", folder])
 
 
 class Seaweed:

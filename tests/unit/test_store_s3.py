@@ -129,20 +129,35 @@ def test_a_servers_refusal_is_told_by_what_it_means(
     assert message in str(caught.value)
 
 
-def test_a_server_that_knows_no_conditions_is_asked_first(
-    backend: S3, monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_refuses_conditions_is_refused(
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    backend = S3("snapshots", "conditions", endpoint=server.endpoint)
+
+    def put(**_: object) -> object:
+        raise ClientError({"Error": {"Code": "NotImplemented"}}, "PutObject")
+
+    monkeypatch.setattr(backend._client, "put_object", put)
+    with pytest.raises(StoreError, match=r"at http://127.* ignores If-None-Match.*use a server"):
+        backend.put("a", b"1")
+
+
+def test_that_a_server_keeps_what_is_there_is_tried_once_and_leaves_nothing(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = S3("snapshots", "tried", endpoint=server.endpoint)
+    named: list[str] = []
     real = backend._client.put_object
 
     def put(**arguments: object) -> object:
-        if "IfNoneMatch" in arguments:
-            raise ClientError({"Error": {"Code": "NotImplemented"}}, "PutObject")
+        named.append(str(arguments["Key"]))
         return real(**arguments)
 
     monkeypatch.setattr(backend._client, "put_object", put)
-    assert backend.put("a", b"1")
-    assert not backend.put("a", b"2")
-    assert backend.get("a") == b"1"
+    assert [backend.put(key, b"1") for key in ("a", "b", "a")] == [True, True, False]
+    assert sum("/probe-" in name for name in named) == 2
+    told = backend._client.list_objects_v2(Bucket="snapshots", Prefix="tried/")
+    assert [one["Key"] for one in told["Contents"]] == ["tried/a", "tried/b"]
 
 
 def test_without_an_access_key_the_mend_is_told(

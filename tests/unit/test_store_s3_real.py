@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.bucket import CREDENTIALS, Seaweed
+from tests.unit.bucket import CREDENTIALS, Rclone, Seaweed
 from tests.unit.storing import assert_no_garbage, assert_whole, chunks, gc, read, write
 from vmckpt.errors import StoreError
 from vmckpt.lab.pki import Authority
@@ -109,6 +109,21 @@ def test_a_wrong_key_is_one_clear_line(
         assert str(caught.value) == f"s3://real/x: format: {line}"
     with pytest.raises(StoreError, match=rf"refuses it \({code}\)"):
         list(stranger.keys("packs/"))
+
+
+def test_a_server_that_writes_over_what_is_there_is_refused(tmp_path: Path) -> None:
+    rclone = Rclone(tmp_path)
+    try:
+        rclone.bucket("bad")
+        backend = S3("bad", "x", endpoint=rclone.endpoint)
+        with pytest.raises(StoreError) as caught:
+            Store.create(backend)
+        assert str(caught.value).startswith(
+            f"s3://bad/x: the server at {rclone.endpoint} ignores If-None-Match and writes over"
+        )
+        assert list(backend.keys("format")) == []
+    finally:
+        rclone.stop()
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ condition. The client tries again by itself what failed on the way; what then st
 """
 
 import contextlib
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -59,6 +60,8 @@ class S3:
             retries={"mode": "standard", "max_attempts": attempts},
             max_pool_connections=16,
         )
+        self._keeps = False
+        """The server was seen to keep what is there, when it is asked to."""
         with self._explained(""):
             # A session of its own: the library's common one remembers whose keys it found first.
             self._client: Any = boto3.session.Session().client(
@@ -66,6 +69,8 @@ class S3:
             )
 
     def put(self, key: str, data: Data, *, replace: bool = False) -> bool:
+        if not replace and not self._keeps:
+            self._must_keep_what_is_there(key)
         if len(data) > 2 * _PART:
             view = memoryview(data).cast("B")
             part = max(_PART, -(-len(view) // _MOST_PARTS))
@@ -158,18 +163,35 @@ class S3:
             except ClientError as exc:
                 if _code(exc) in _THERE:
                     return False
-                if _code(exc) in _NO_CONDITIONS:
-                    break
                 if last or _code(exc) not in _LATER:
                     raise
             else:
                 return True
-        # A server that knows no conditions: the names that matter are random.
-        name = str(arguments["Key"])
-        if any(self.keys(name.removeprefix(self._prefix))):
-            return False
-        call(Bucket=self._bucket, **arguments)
-        return True
+        raise AssertionError("the last attempt returns or raises")
+
+    def _must_keep_what_is_there(self, key: str) -> None:
+        """Locks hold because a server refuses to write over what is there. One that does it all the
+        same says nothing of that, so it is tried. Raises StoreError."""
+        name = f"{self._prefix}probe-{secrets.token_hex(8)}"
+        put, written = self._client.put_object, True
+        with self._explained(key):
+            try:
+                for content in (b"first", b"second"):
+                    written = self._unless_there(False, put, Key=name, Body=content)
+            except ClientError as exc:
+                if _code(exc) not in _NO_CONDITIONS:
+                    raise
+            finally:
+                with contextlib.suppress(ClientError, BotoCoreError):
+                    self._client.delete_object(Bucket=self._bucket, Key=name)
+        if written:
+            at = self._client.meta.endpoint_url
+            raise StoreError(
+                f"{self.where}: the server at {at} ignores If-None-Match and writes over what is"
+                " there, so no lock on this store would hold",
+                mend="use a server that honours conditional writes, or a newer version of it",
+            )
+        self._keeps = True
 
     def _pages(self, pages: Any, what: str) -> Iterator[Any]:
         each = iter(pages)
