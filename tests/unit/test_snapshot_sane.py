@@ -10,7 +10,7 @@ PLAIN = """<os><nvram>/var/lib/libvirt/qemu/nvram/web1_VARS.fd</nvram></os>
 <seclabel type='dynamic' model='dac'><label>+64055:+108</label></seclabel>
 <devices><emulator>/usr/bin/qemu-system-x86_64</emulator>
 <disk type='file'><source file='/srv/images/web1.qcow2'/><target dev='vda'/></disk>
-<disk type='file' device='cdrom'><source file='/iso/x.iso'/><target dev='sda'/><readonly/></disk>
+<disk type='file' device='cdrom'><source file='/srv/images/x.iso'/><readonly/></disk>
 <serial type='file'><source path='/var/log/libvirt/web1.console'/></serial>
 <console type='pty'><source path='/dev/pts/3'/></console>
 <channel type='unix'><source path='/var/lib/libvirt/qemu/channel/target/web1/a.0'/></channel>
@@ -99,3 +99,117 @@ def test_a_fork_may_be_beside_what_the_guest_has_there() -> None:
 @pytest.mark.parametrize("made", [disk("../x"), disk("a/b"), disk(""), disk(format_="luks")])
 def test_disks_have_plain_names_and_formats_that_are_known(made: DiskMake) -> None:
     assert told(domain(), disks=(made,))
+
+
+DISK = "<devices><disk type='file'><source file='/srv/images/a.raw'>{}</source></disk></devices>"
+
+
+@pytest.mark.parametrize(
+    ("inside", "reason"),
+    [
+        (
+            "<devices><filesystem type='mount'><binary path='/srv/images/tool'/></filesystem>"
+            "</devices>",
+            "<devices/filesystem/binary>",
+        ),
+        (
+            "<devices><disk type='volume'><source pool='other' volume='x.img'/></disk></devices>",
+            "<devices/disk type='volume'>",
+        ),
+        (
+            "<devices><disk type='file'><source pool='other' volume='x.img'/></disk></devices>",
+            "<devices/disk/source pool='other'>",
+        ),
+        ("<devices><disk type='nvme'/></devices>", "<devices/disk type='nvme'>"),
+        ("<devices><disk type='network'/></devices>", "<devices/disk type='network'>"),
+        ("<devices><interface type='hostdev'/></devices>", "<devices/interface type='hostdev'>"),
+        (
+            "<devices><interface type='user'><backend type='passt' logFile='/etc/cron.d/x'/>"
+            "</interface></devices>",
+            "<devices/interface/backend logFile='/etc/cron.d/x'>",
+        ),
+        (
+            DISK.format("<dataStore type='file'><source file='/etc/shadow'/></dataStore>"),
+            "<devices/disk/source/dataStore>",
+        ),
+        (
+            "<devices><tpm><backend type='emulator'><source type='dir' path='/etc/cron.d'/>"
+            "</backend></tpm></devices>",
+            "<devices/tpm/backend/source> would be read at '/etc/cron.d'",
+        ),
+        (
+            "<devices><disk type='file'><source file='/etc/shadow'/><readonly/></disk></devices>",
+            "<devices/disk/source> would be read at '/etc/shadow'",
+        ),
+        ("<os><kernel>/etc/shadow</kernel></os>", "<os/kernel> would be read at '/etc/shadow'"),
+        ("<os><loader>/usr/share/../../etc/shadow</loader></os>", "<os/loader> would be read"),
+        (
+            "<sysinfo type='fwcfg'><entry name='opt/x' file='/etc/shadow'/></sysinfo>",
+            "<sysinfo type='fwcfg'>",
+        ),
+        ("<devices><input type='evdev'/></devices>", "<devices/input type='evdev'>"),
+        ("<devices><shmem name='other'/></devices>", "<devices/shmem>"),
+        ("<devices><lease/></devices>", "<devices/lease>"),
+        ("<devices><invented/></devices>", "<devices/invented>"),
+        ("<devices><disk type='file' invented='x'/></devices>", "<devices/disk invented='x'>"),
+        ("<invented/>", "<invented>"),
+        (
+            "<devices><rng model='virtio'><backend model='random'>/etc/shadow</backend></rng>"
+            "</devices>",
+            "<devices/rng/backend> would be read at '/etc/shadow'",
+        ),
+        (
+            "<devices><graphics type='vnc'><listen type='socket' socket='/etc/x'/></graphics>"
+            "</devices>",
+            "<devices/graphics/listen> would be read at '/etc/x'",
+        ),
+        (
+            "<devices><disk type='file'><backingStore type='file'><source file='/etc/shadow'/>"
+            "<backingStore type='block'><source dev='/dev/sda'/></backingStore></backingStore>"
+            "</disk></devices>",
+            "'/dev/sda'",
+        ),
+    ],
+)
+def test_what_is_not_known_to_be_harmless_is_refused_by_name(inside: str, reason: str) -> None:
+    assert reason in told(domain(inside))
+    assert told(domain(inside), here=domain(inside)) == ""
+
+
+USUAL = """<memory unit='KiB'>1048576</memory><vcpu placement='static'>2</vcpu>
+<resource><partition>/machine</partition></resource>
+<sysinfo type='smbios'><system><entry name='serial'>/1</entry></system></sysinfo>
+<os firmware='efi'><type arch='x86_64' machine='pc-q35-7.2'>hvm</type>
+<loader readonly='yes' secure='no' type='pflash'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader>
+<nvram template='/usr/share/OVMF/OVMF_VARS_4M.fd'>/var/lib/libvirt/qemu/nvram/w_VARS.fd</nvram>
+<boot dev='hd'/></os>
+<features><acpi/><hyperv mode='custom'><relaxed state='on'/></hyperv></features>
+<cpu mode='host-model' check='partial'/><clock offset='utc'><timer name='rtc'/></clock>
+<on_poweroff>destroy</on_poweroff><pm><suspend-to-mem enabled='no'/></pm>
+<devices><emulator>/usr/bin/qemu-system-x86_64</emulator>
+<disk type='file' device='disk'><driver name='qemu' type='qcow2' discard='unmap'/>
+<source file='/srv/images/web1.qcow2' index='2'/>
+<backingStore type='file' index='3'><format type='qcow2'/><source file='/srv/images/b.qcow2'/>
+<backingStore type='file'><format type='raw'/><source file='/srv/images/c.raw'/><backingStore/>
+</backingStore></backingStore>
+<target dev='vda' bus='virtio'/><alias name='d'/><address type='pci' bus='0x04'/></disk>
+<controller type='usb' index='0' model='qemu-xhci' ports='15'><address type='pci'/></controller>
+<interface type='network'><mac address='52:54:00:01:02:03'/><source network='default'
+portid='x' bridge='virbr0'/><target dev='vnet1'/><model type='virtio'/><link state='up'/>
+</interface>
+<serial type='pty'><source path='/dev/pts/3'/><target type='isa-serial' port='0'>
+<model name='isa-serial'/></target></serial>
+<channel type='unix'><source mode='bind' path='/run/libvirt/qemu/channel/1-w/org.qemu.0'/>
+<target type='virtio' name='org.qemu.guest_agent.0' state='connected'/></channel>
+<channel type='spicevmc'><target type='virtio' name='com.redhat.spice.0'/></channel>
+<input type='tablet' bus='usb'/><tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>
+<graphics type='spice' port='5900' autoport='yes'><listen type='address' address='127.0.0.1'/>
+<image compression='off'/></graphics><sound model='ich9'/><audio id='1' type='spice'/>
+<video><model type='virtio' heads='1' primary='yes'/></video>
+<redirdev bus='usb' type='spicevmc'/><watchdog model='itco' action='reset'/>
+<memballoon model='virtio'/><rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>
+</devices>"""
+
+
+def test_a_guest_as_virt_install_makes_it_is_welcome() -> None:
+    assert told(domain(USUAL)) == ""

@@ -50,6 +50,13 @@ def restore(
     lazy: Annotated[
         bool, typer.Option("--lazy", help="It runs at once, and its disks come in behind it.")
     ] = False,
+    trust_definition: Annotated[
+        bool,
+        typer.Option(
+            "--trust-definition",
+            help="Start it whatever of the host its definition uses: files, devices, programs.",
+        ),
+    ] = False,
     on_restore: Annotated[
         str | None,
         typer.Option(metavar="CMD", help="Run here by a shell, once the guest is back."),
@@ -76,6 +83,10 @@ def restore(
     _UUID, _HOST, _ORIGIN, _SNAPSHOT, _NAME, _STORE, _MADE_AT and _FORK in its environment. If it
     fails, the guest stays, a fork's network stays off, and the command ends with 24.
 
+    A definition that uses more of the host than a guest ordinarily does is refused, each element by
+    name: the host that took the snapshot wrote it. What the guest on that host has already may
+    stay; --trust-definition lets all of it pass.
+
     A group comes back as the one cut that it is: none of its guests is ended before all can be, and
     none runs before all are back.
 
@@ -97,7 +108,7 @@ def restore(
     known = api.load_inventory(inventory)
     request = RestoreRequest(
         snapshot=snapshot, fork=as_, folder=folder, link_up=link, end_running=replace,
-        paused=paused, on_restore=on_restore, lazy=lazy,
+        paused=paused, on_restore=on_restore, lazy=lazy, trust_definition=trust_definition,
     )  # fmt: skip
     key = identity_of(identity)
     done = asyncio.run(_restore(known, store, request, on, key))

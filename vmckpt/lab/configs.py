@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from shlex import quote
 
-from vmckpt.lab.plan import HostPlan, LabPlan
+from vmckpt.lab.plan import CACHE, HostPlan, LabPlan
 
 
 def libvirtd(host: HostPlan) -> str:
@@ -125,7 +125,7 @@ def inventory(plan: LabPlan, key_file: str, known_hosts: str) -> str:
             f" known_hosts: {known_hosts}}}",
             f"    migration_address: {host.address}",
             "    labels: {lab: " + plan.name + "}",
-            f"    storage: [{plan.shared}, {plan.private}]",
+            f"    storage: [{CACHE}, {plan.shared}, {plan.private}]",  # kernels are in the first
             "    networks: [guests]",
             f"    agent_state: {host.root}/agent",
         ]

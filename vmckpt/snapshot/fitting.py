@@ -68,7 +68,8 @@ async def bounded(
         raise BadInput(
             f"{public.id} is not restored on {host.name}: {'; '.join(reasons)}",
             mend=f"if that is as it should be, add the folder to {host.name}'s storage in the"
-            f" inventory, or define {public.guest} there first with what it may use",
+            f" inventory, define {public.guest} there first with what it may use, or pass"
+            " --trust-definition",
         )
 
 

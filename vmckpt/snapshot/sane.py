@@ -1,5 +1,8 @@
 """What of a snapshot's definition reaches into the host it is restored on, beyond the guest. Pure.
 
+Only what is known to be harmless passes (see `harmless`), and what the guest has on that host
+already.
+
 Disks and definition are what the host that took the snapshot has told: the signature says which
 snapshot it is, and not that this host was honest. Whoever had it could else write any file of
 another host as root, or have a program run there.
@@ -12,6 +15,7 @@ from dataclasses import dataclass, field
 from xml.etree import ElementTree as ET
 
 from vmckpt.hypervisor import parse
+from vmckpt.snapshot import harmless
 from vmckpt.store.facts import DiskMake
 
 _FOLDERS = (
@@ -37,13 +41,18 @@ class Here:
     """Folders that the inventory names, and what the operator has chosen for this once."""
     paths: frozenset[str] = field(init=False)
     uses: frozenset[str] = field(init=False)
+    has: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         root = None if self.definition is None else parse.tree(self.definition, "domain")
-        paths = frozenset() if root is None else frozenset(path for _, path in _files(root))
-        uses = frozenset() if root is None else frozenset(use for _, use in _uses(root))
-        object.__setattr__(self, "paths", paths)
-        object.__setattr__(self, "uses", uses)
+        paths, uses, has = set[str](), set[str](), set[str]()
+        if root is not None:
+            paths = {path for _, path in (*_files(root), *harmless.paths(root))}
+            uses = {use for _, use in _uses(root)}
+            has = {harmless.written(node) for node in root.iter()}
+        object.__setattr__(self, "paths", frozenset(paths))
+        object.__setattr__(self, "uses", frozenset(uses))
+        object.__setattr__(self, "has", frozenset(has))
 
     def holds(self, path: str) -> bool:
         """Whether a file may be at a path: also beside one that the guest has there already."""
@@ -72,12 +81,15 @@ def against(
     reached = {path: f"{name} would be written" for name, path in images.items()}
     for what, path in _files(root):
         reached.setdefault(path, f"{what} would be used")
+    for where, path in harmless.paths(root):
+        reached.setdefault(path, f"<{where}> would be read")
     found += [
         f"{what} at {path!r}, which is in no storage folder of {here.host}"
         for path, what in reached.items()
         if not here.holds(path)
     ]
-    return (*found, *(what for what, use in _uses(root) if use not in here.uses))
+    found += [what for what, use in _uses(root) if use not in here.uses]
+    return (*found, *harmless.unknown(root, but=here.has))
 
 
 def _files(root: ET.Element) -> Iterator[tuple[str, str]]:
@@ -122,24 +134,21 @@ def _uses(root: ET.Element) -> Iterator[tuple[str, str]]:
     for node in root:
         if node.tag.startswith("{"):
             name = node.tag.rpartition("}")[2]
-            yield f"it has words of its own for QEMU ({name})", _text(node)
+            yield f"it has words of its own for QEMU ({name})", harmless.written(node)
     for node in root.findall("seclabel"):
         if node.get("type", "dynamic") in ("static", "none"):
-            yield f"it sets its own security label ({node.get('model', '')})", _text(node)
+            yield (
+                f"it sets its own security label ({node.get('model', '')})",
+                harmless.written(node),
+            )
     for node in root.findall("devices/emulator"):
         program = (node.text or "").strip()
         if not _EMULATOR.fullmatch(program):
-            yield f"its emulator is {program!r}", _text(node)
+            yield f"its emulator is {program!r}", harmless.written(node)
     for tag in ("script", "downscript"):
         for node in root.findall(f"devices/interface/{tag}"):
-            yield f"a card runs {node.get('path', '')!r}", _text(node)
+            yield f"a card runs {node.get('path', '')!r}", harmless.written(node)
     for node in root.findall("devices/hostdev"):
         source = node.find("source")
-        told = "" if source is None else _text(source)
+        told = "" if source is None else harmless.written(source)
         yield f"it takes a {node.get('type', '')} device of the host", told
-
-
-def _text(node: ET.Element) -> str:
-    """The same for the same element, however it is laid out."""
-    own = sorted(node.attrib.items())
-    return f"{node.tag} {own} {(node.text or '').strip()} {[_text(child) for child in node]}"
