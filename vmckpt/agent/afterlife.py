@@ -16,10 +16,12 @@ from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.qemu_process import identity, lease_timer
 from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.lease.clock import boottime
 from vmckpt.lease.witness import LeaseClient
 from vmckpt.replicate import buffers, guard, link
 from vmckpt.replicate.facts import Session, memory_of, remove_folder
 from vmckpt.replicate.fates import Fate
+from vmckpt.replicate.guardpage import GuardPage
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.tenure import Tenure
 from vmckpt.replicate.wire import End, Hello, Welcome
@@ -135,12 +137,29 @@ def ended_by_wish(folder: Path) -> bool:
 
 
 def shot(folder: Path) -> str | None:
-    """Why the guard has ended the guest; None: it has not."""
+    """Why the guard, or the kernel, has ended a guest that is gone; None: neither has."""
     try:
         _, _, why = (folder / guard.KILLED).read_text().strip().partition(" ")
     except OSError:
-        return None
+        return _lease_ended(folder)
     return f"the guard ended the guest: {why}"
+
+
+def _lease_ended(folder: Path) -> str | None:
+    """The same by the last renewal: the kernel leaves no word."""
+    try:
+        page = GuardPage.open(folder / guard.PAGE)
+    except (OSError, ValueError):
+        return None
+    try:
+        ago = boottime() - page.renewed
+        if not page.renewed or ago < page.lasts:
+            return None
+        return (
+            f"the kernel ended the guest: the lease has ended, which was good for {page.lasts:g} s"
+        )
+    finally:
+        page.close()
 
 
 def _standby_is_told(session: Session, folder: Path) -> bool:

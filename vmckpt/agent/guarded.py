@@ -13,7 +13,6 @@ from vmckpt.replicate.guarding import Rules
 from vmckpt.replicate.guardpage import GuardPage, identity
 from vmckpt.units import Seconds
 
-PAGE = "page"
 _PATIENCE = 1.0
 
 
@@ -24,7 +23,7 @@ def command(folder: Path) -> tuple[str, ...]:
 
 def begin(session: Session, folder: Path, process: HeldProcess) -> GuardPage:
     """The guard's page, with us on it; and the guard of that QEMU. Raises GuardFailed."""
-    path = folder / PAGE
+    path = folder / guard.PAGE
     lasts = Seconds(0.0)
     if session.role == "primary" and session.lease is not None:
         lasts = session.lease.terms.lasts

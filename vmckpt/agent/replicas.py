@@ -373,7 +373,7 @@ def _stop_agent(folder: Path) -> None:
     """End the agent of a folder for good, by force: all it knows is written down."""
     (folder / guard.OVER).touch()
     with suppress(OSError, ValueError):
-        page = GuardPage.open(folder / guarded.PAGE)
+        page = GuardPage.open(folder / guard.PAGE)
         known = page.agent
         page.close()
         process = guard.hold(known)

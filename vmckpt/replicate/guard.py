@@ -30,6 +30,7 @@ from vmckpt.replicate.guarding import Rules, Seen
 from vmckpt.replicate.guardpage import GuardPage, identity, process_of
 
 OVER, KILLED, LOG, AGENT_LOG, LOCK = "over", "killed", "guard.log", "agent.log", "guard.lock"
+PAGE = "page"
 _EVERYTHING = 3  # MCL_CURRENT | MCL_FUTURE
 # A turn that comes later than this was held up, by more than a busy machine.
 _GAP = 0.5
