@@ -7,9 +7,9 @@ import typer
 
 from vmckpt.cli import completing, output
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON
-from vmckpt.errors import Blocked, HostUnreachable
+from vmckpt.errors import Blocked, HostUnreachable, TwoCopies
 from vmckpt.model.findings import Severity
-from vmckpt.model.guests import Guest
+from vmckpt.model.guests import Guest, running_twice
 from vmckpt.model.hosts import Host
 from vmckpt.units import show_bytes
 
@@ -75,6 +75,8 @@ def _host_json(view: "fleet.HostView") -> dict[str, Any]:
 def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
     """Show all guests of all hosts.
 
+    A guest whose CPUs run on more than one host is named at the end (exit code 27).
+
     Example:
 
         vmckpt guests
@@ -98,6 +100,9 @@ def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
                 guest.job or "",
             )
         output.out.print(shown)
+    if twice := running_twice((host.name, guest) for host, guest in found):
+        told = (f"{name} runs on {' and '.join(hosts)}" for name, hosts in twice)
+        raise TwoCopies("; ".join(told), mend="run vmckpt recover; end the copy that is not needed")
     if errors:
         raise HostUnreachable(
             "; ".join(errors.values()), host=next(iter(errors)), mend="run vmckpt doctor"
