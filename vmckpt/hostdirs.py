@@ -31,14 +31,21 @@ def run_dir(*names: str) -> Path:
         path = path / name
         with suppress(FileExistsError):
             path.mkdir(mode=0o711)
-    verify(path)
+        verify(path)  # before anything is made in it
     return path
+
+
+def check() -> None:
+    """Raises RemoteError, before anything is begun, if another user made /run/vmckpt."""
+    if RUN.is_symlink() or RUN.exists():
+        verify(RUN)
 
 
 def memory_dir(*names: str) -> Path:
     """The same for copies of guest memory, on tmpfs and for us alone."""
     path = _memory_root()
     for name in names:
+        verify(path)
         path = path / name
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)

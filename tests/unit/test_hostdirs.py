@@ -91,6 +91,16 @@ def test_memory_that_was_given_away_is_refused() -> None:
         hostdirs.memory_dir("snapshots")
 
 
+def test_it_can_be_checked_before_anything_is_begun() -> None:
+    hostdirs.check()
+    assert not hostdirs.RUN.exists()
+    hostdirs.run_dir()
+    hostdirs.check()
+    _open_up(hostdirs.RUN)
+    with pytest.raises(RemoteError, match="can be written by others"):
+        hostdirs.check()
+
+
 def test_a_parent_that_others_may_write_must_be_sticky(tmp_path: Path) -> None:
     hostdirs.run_dir()
     tmp_path.chmod(0o777)
@@ -98,3 +108,11 @@ def test_a_parent_that_others_may_write_must_be_sticky(tmp_path: Path) -> None:
         hostdirs.run_dir()
     tmp_path.chmod(0o1777)
     assert hostdirs.run_dir() == hostdirs.RUN
+
+
+def test_nothing_is_made_in_what_another_user_made() -> None:
+    hostdirs.RUN.mkdir()
+    _give_away(hostdirs.RUN)
+    with pytest.raises(RemoteError, match="belongs to user 65534"):
+        hostdirs.run_dir("replication", "u-1")
+    assert list(hostdirs.RUN.iterdir()) == []

@@ -26,7 +26,8 @@ _EPOCH = Seconds(5.0)
 
 
 def look(order: ReplicaOrder) -> dict[str, Any]:
-    """All that a protection must know of a running guest. Raises CannotCapture."""
+    """All that a protection must know of a running guest. Raises CannotCapture, RemoteError."""
+    hostdirs.check()
     with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
         with identity.require(order.guest, monitor.name, order.host) as process:
             files = guestmemory.files(monitor, process)
@@ -75,6 +76,7 @@ def _room(folder: Path) -> int:
 def rooms(order: ReplicaOrder) -> dict[str, Any]:
     """What is free on the backup, for memory and epochs and for images, and on which file system
     those are; and which files of a guest it lacks."""
+    hostdirs.check()
     missing, folder = [one for one in order.files if not Path(one).exists()], Path(order.state)
     device = str(_made(folder).stat().st_dev)
     return {
