@@ -262,7 +262,7 @@ def _settle(order: ReplicaOrder, session: Session, folder: Path) -> None:
 def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
     folder = folder_of(order.guest)
     runs_here = identity.runs(session.guest)
-    if runs_here and not order.define:
+    if runs_here and not order.define and not session.moves:
         return _end_second_copy(session, folder)
     if runs_here and order.standby_gone:
         _must_hold_lease(session, folder)
@@ -357,8 +357,8 @@ def _stop_safely(session: Session, folder: Path) -> None:
         sent = client.renew(afterlife.token(folder))
         if sent is None:
             raise LeaseLost(f"{session.name}: another host holds the lease")
-        _stop_agent(folder)
         afterlife.renewed(session, sent)
+        _stop_agent(folder)
         try:
             token = client.invalidate(afterlife.token(folder))
         except BaseException:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from vmckpt.errors import (
     HypervisorError,
     OutcomeUnknown,
     RemoteError,
+    TwoCopies,
     VmckptError,
 )
 from vmckpt.journal import desk, takeover
@@ -304,13 +305,17 @@ async def _failed_over(
 
 async def tidy(known: Known, *, off: bool = False) -> None:
     """After a failover: the agents' files go, where hosts answer; and the lease. `off`: the primary
-    need not be asked."""
+    need not be asked. Raises TwoCopies, VmckptError."""
     if not off:
-        with suppress(VmckptError):
+        try:
             await asking.order(
                 known.primary, known.uuid, "end", owner=known.session, define=False,
                 standby_gone=True, state=asking.kept_in(known.primary, known.uuid),
             )  # fmt: skip
+        except TwoCopies:
+            raise
+        except VmckptError:
+            pass  # its files stay until that host is started anew
     await asking.order(known.backup, known.uuid, "end", owner=known.session)
     await give_back(known)
 

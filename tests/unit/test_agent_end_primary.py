@@ -1,0 +1,140 @@
+"""How a protection ends on the host of a guest that runs: never with two copies that are heard."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit.replicas import LEASE, session
+from vmckpt.agent import afterlife, replicas, writes
+from vmckpt.agent.orders import ReplicaOrder
+from vmckpt.errors import LeaseLost, TwoCopies, VmckptError
+from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.replicate.facts import Session
+
+
+class World:
+    """A host on which the guest runs; what is done to it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.did = folder, list[str]()
+        self.sent: float | None = 7.0
+        """What the lease store says to a renewal; None: another host has the lease."""
+        self.silent = False
+        note = self.did.append
+        monkeypatch.setattr(replicas, "folder_of", lambda _: folder)
+        monkeypatch.setattr(replicas, "_stop_agent", lambda _: note("agent ended"))
+        monkeypatch.setattr(replicas, "Monitor", Monitor)
+        monkeypatch.setattr(identity, "runs", lambda _: True)
+        monkeypatch.setattr(identity, "hold", lambda _: Process(note))
+        monkeypatch.setattr(afterlife, "unprotect", lambda *_: note("output let out"))
+        monkeypatch.setattr(afterlife, "forget", lambda *_: note("forgotten"))
+        monkeypatch.setattr(afterlife, "renewed", self._renewed)
+        monkeypatch.setattr(afterlife, "lease", self._lease)
+        monkeypatch.setattr(afterlife, "token", lambda _: 3)
+        monkeypatch.setattr(writes, "end_all", lambda *_: None)
+        self.fails = False
+
+    def _renewed(self, _: Session, sent: float) -> None:
+        if self.fails:
+            raise VmckptError("its main thread does not stop")
+        self.did.append(f"timer set by {sent:g}")
+
+    @contextmanager
+    def _lease(self, _: Session) -> Iterator[Any]:
+        def renew(token: int) -> float | None:
+            assert token == 3
+            if self.silent:
+                raise LeaseUnreachable("the lease store is silent")
+            return self.sent
+
+        yield SimpleNamespace(renew=renew, invalidate=lambda _: 4)
+
+    def end(self, told: Session, **more: Any) -> list[str]:
+        order = ReplicaOrder(what="end", guest=told.guest, uri="", host="alpha", **more)
+        return replicas._end_primary(order, told)
+
+
+class Monitor:
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> "Monitor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class Process:
+    def __init__(self, note: Any) -> None:
+        self._note = note
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def kill(self) -> None:
+        self._note("killed")
+
+    def ended(self, _: float) -> bool:
+        return True
+
+
+@pytest.fixture
+def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+PROTECTED = session(lease=LEASE, disks=())
+
+
+def test_a_copy_that_nobody_heard_is_killed_and_not_let_out(one: World) -> None:
+    (line,) = one.end(PROTECTED, define=False, standby_gone=True)
+    assert one.did == ["agent ended", "killed", "forgotten"]
+    assert "nobody heard this one" in line
+
+
+def test_of_two_that_were_heard_none_is_chosen(one: World) -> None:
+    afterlife.note_alone(one.folder)
+    with pytest.raises(TwoCopies, match="went out on both") as caught:
+        one.end(PROTECTED, define=False, standby_gone=True)
+    assert one.did == []
+    assert "virsh" in str(caught.value)
+
+
+def test_a_guest_that_moves_and_was_never_given_away_runs_on(one: World) -> None:
+    one.end(session(moves=True, disks=()), define=False, standby_gone=True)
+    assert one.did == ["agent ended", "output let out"]
+
+
+def test_output_is_not_let_out_where_another_host_has_the_lease(one: World) -> None:
+    one.sent = None
+    with pytest.raises(TwoCopies, match="another host holds its lease"):
+        one.end(PROTECTED, standby_gone=True)
+    assert one.did == []
+    with pytest.raises(LeaseLost):
+        one.end(PROTECTED)
+    assert one.did == []
+
+
+def test_a_silent_lease_store_keeps_nobody_whose_standby_is_gone(one: World) -> None:
+    one.silent = True
+    one.end(PROTECTED, standby_gone=True)
+    assert one.did == ["agent ended", "output let out"]
+
+
+def test_the_timer_is_set_before_the_agent_is_ended(one: World) -> None:
+    one.end(PROTECTED)
+    assert one.did == ["timer set by 7", "agent ended", "output let out"]
+    one.did.clear()
+    one.fails = True
+    with pytest.raises(VmckptError, match="does not stop"):
+        one.end(PROTECTED)
+    assert one.did == []
