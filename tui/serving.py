@@ -20,6 +20,20 @@ _COOKIE = "vmckpt-token"
 """And the port: cookies do not tell ports of a host apart."""
 
 
+# textual-serve's page has its script and style in itself, and xterm.js sets styles.
+_POLICY = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; font-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'"
+)
+_HEADERS = {
+    "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY", "Cache-Control": "no-store",
+}  # fmt: skip
+_ELSEWHERE = re.compile(r"<link[^>]*\bhref=[\"']https?://[^>]*>")
+"""It asks another site for a font."""
+
+
 class Guarded(Server):
     """Lets in who has the token: first in the address, from then on in a cookie.
 
@@ -46,7 +60,14 @@ class Guarded(Server):
     async def _make_app(self) -> web.Application:
         app = await super()._make_app()
         app.middlewares.append(self._checked)
+        app.on_response_prepare.append(self._harden)
         return app
+
+    async def _harden(self, _: web.Request, response: web.StreamResponse) -> None:
+        """Let no other page show this one, and this one load nothing from elsewhere."""
+        socket = self._origin.replace("http", "ws", 1)
+        response.headers.update(_HEADERS)
+        response.headers["Content-Security-Policy"] = f"{_POLICY}; connect-src 'self' {socket}"
 
     @web.middleware
     async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -62,7 +83,10 @@ class Guarded(Server):
             answer.set_cookie(cookie, self.token, httponly=True, samesite="Strict", secure=secure)
             raise answer
         if self._fits(request.cookies.get(cookie, "")):
-            return await handler(request)
+            page = await handler(request)
+            if isinstance(page, web.Response) and page.text and request.path == "/":
+                page.text = _ELSEWHERE.sub("", page.text)
+            return page
         raise web.HTTPForbidden(text="open the address that vmckpt dashboard --serve has printed")
 
     def _fits(self, given: str) -> bool:

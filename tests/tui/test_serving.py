@@ -76,6 +76,30 @@ async def test_only_who_has_the_token_is_let_in(served: tuple[str, str]) -> None
             assert answer.status == 403
 
 
+async def test_no_other_page_may_show_it_and_it_loads_nothing_from_elsewhere(
+    served: tuple[str, str],
+) -> None:
+    url, token = served
+    async with browser() as session:
+        async with session.get(f"{url}/?token={token}") as answer:
+            assert answer.status == 200
+            text = await answer.text()
+            assert "textual.js" in text
+            assert re.findall(r"(?:href|src)=.https?:", text.replace(url, "")) == []
+        for page, status in (("/", 200), ("/static/js/textual.js", 200), ("/nothing", 404)):
+            async with session.get(url + page) as answer:
+                assert answer.status == status
+                policy = answer.headers["Content-Security-Policy"]
+                assert "frame-ancestors 'none'" in policy
+                assert "default-src 'none'" in policy
+                assert f"connect-src 'self' {url.replace('http', 'ws', 1)}" in policy
+                assert answer.headers["Referrer-Policy"] == "no-referrer"
+                assert answer.headers["X-Frame-Options"] == "DENY"
+    async with browser() as session, session.get(url) as answer:
+        assert answer.status == 403
+        assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+
+
 async def test_it_draws_and_answers_keys(served: tuple[str, str]) -> None:
     url, token = served
     async with browser() as session:
