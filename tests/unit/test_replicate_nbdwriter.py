@@ -16,11 +16,18 @@ from tests.unit.nbd_peers import qemu_nbd, run, scripted
 from vmckpt.checkpoint import nbdwire as wire
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import HypervisorError
+from vmckpt.lab.pace import Deadline
 from vmckpt.replicate import writelog
 from vmckpt.replicate.nbdwriter import NbdWriter
 from vmckpt.units import MIB
 
 SIZE = 8 * MIB
+
+
+def listens(place: Path) -> bool:
+    """The name of a socket is there a moment before anybody listens."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        return asking.connect_ex(str(place)) == 0
 
 
 @contextmanager
@@ -30,10 +37,10 @@ def writable(path: Path, kind: str = "raw") -> Iterator[Unix]:
     words += ["--discard=unmap", str(path)]
     with subprocess.Popen(words, stderr=subprocess.PIPE) as server:
         try:
-            give_up = time.monotonic() + 10.0
-            while not place.exists():
+            until = Deadline(10)
+            while not listens(place):
                 assert server.poll() is None
-                assert time.monotonic() < give_up
+                assert not until.passed()
                 time.sleep(0.01)
             yield Unix(str(place))
         finally:

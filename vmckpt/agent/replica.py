@@ -8,16 +8,30 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.agent.replica_backup import run_backup
 from vmckpt.agent.replica_primary import run_primary
 from vmckpt.errors import VmckptError
 from vmckpt.replicate.facts import Session
+from vmckpt.replicate.guard import AGENT_LOG
 from vmckpt.replicate.wishes import Wish, Wishes
 
 log = logging.getLogger("vmckpt.replica")
 _NICE = -10
+_LOG_LIMIT, _LOG_KEPT = 1 << 20, 64 << 10
+
+
+def _bound_log(folder: Path) -> None:
+    """Keep the end of a log that has grown: it lies in memory, and an agent that fails again and
+    again writes into it each second."""
+    log_file = folder / AGENT_LOG
+    with suppress(OSError):
+        if log_file.stat().st_size > _LOG_LIMIT and os.path.samestat(os.fstat(2), log_file.stat()):
+            end = log_file.read_bytes()[-_LOG_KEPT:]
+            os.ftruncate(2, 0)
+            os.write(2, end)  # it was opened to append
 
 
 def main() -> None:
@@ -25,6 +39,7 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
     os.umask(0o022)  # folders of ours that QEMU enters; what is private says so
     folder = Path(sys.argv[1])
+    _bound_log(folder)
     wishes = Wishes()
     signal.signal(signal.SIGTERM, lambda *_: wishes.add(Wish.END))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
