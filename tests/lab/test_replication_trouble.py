@@ -80,7 +80,7 @@ def test_over_a_slow_link_epochs_come_later_and_the_status_says_why(pair: Bench)
     pair.guest(**(GUEST | {"memory": "256MiB", "dirty": "64MiB@90MiB/s"}))
     protect(pair)
     epochs(pair, 8)
-    before = ours(pair)
+    before = asked(pair)
     network.shape(pair.plan, "beta", SLOW)
     slowed = time.monotonic()
     until(lambda: asked(pair).get("interval_s", 0) > 2 * before["interval_s"], limit=SOON)
@@ -300,7 +300,7 @@ def test_a_backup_that_crashes_is_gone_on_without_and_told_of(pair: Bench) -> No
     answers(pair)
     assert silence(pair, began) < HOLD + SETTLES * slowness()
     assert pair.where() == ["alpha"]
-    assert "alone" in pair.good("jobs").out
+    until(lambda: "alone" in pair.good("jobs").out, limit=SOON)
     pair.good("unprotect", "web1")
     assert left(pair) == []
     assert protect(pair)["status"]["phase"] == "protecting"

@@ -23,7 +23,8 @@ def prepare(folder: Path) -> Store:
     write(store, "kept", chunks(0, 4, 8, 20, 21))
     write(store, "older", chunks(*range(30, 38)))
     store.delete("older")
-    gc(store, life=0.0)  # condemns what `older` needed
+    store.put_wraps("copied-in-part", b"a key")
+    gc(store, life=0.0)  # condemns what `older` needed, and these keys
     store.delete("old")
     # What a writer left that was killed.
     store.backend.put("locks/write-dead", b"nonsense")
