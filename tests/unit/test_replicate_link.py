@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -200,3 +201,22 @@ def test_no_more_than_some_are_listened_to_at_once(
             caller.settimeout(SHORT)
             assert caller.recv(1) == b""
         link.connect(ends.folders[0], address, limit=SHORT).close()
+
+
+def test_one_that_hangs_up_at_once_leaves_nothing_open(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be gone between the handshake and the look at its certificate."""
+    closed: list[object] = []
+
+    class Gone:
+        def getpeercert(self, **_: object) -> bytes:
+            raise OSError("Transport endpoint is not connected")
+
+        def close(self) -> None:
+            closed.append(self)
+
+    monkeypatch.setattr(link, "_context", lambda *_: SimpleNamespace(wrap_socket=lambda _: Gone()))
+    with pytest.raises(Cut, match="not connected"):
+        link.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
+    assert len(closed) == 1

@@ -93,10 +93,8 @@ def connect(folder: Path, address: tuple[str, int], *, limit: Seconds) -> ssl.SS
     """Raises Cut if the other end does not answer, or is another one."""
     try:
         with socket.create_connection(address, timeout=limit) as plain:
-            made = _ready(_context(folder, ssl.PROTOCOL_TLS_CLIENT).wrap_socket(plain))
-            if not _is_peer(made, folder):
-                raise ConnectionRefusedError("the other end has another certificate")
-            return made
+            made = _context(folder, ssl.PROTOCOL_TLS_CLIENT).wrap_socket(plain)
+        return _checked(made, folder)
     except OSError as exc:
         raise Cut(f"{address[0]}:{address[1]}: {_why(exc)}") from exc
 
@@ -111,8 +109,9 @@ def accept(folder: Path, server: socket.socket, *, limit: Seconds) -> ssl.SSLSoc
         until = time.monotonic() + limit
         while (left := until - time.monotonic()) > 0 or door.busy():
             made = door.turn(Seconds(max(left, 0.05)))
-            if made is not None and _is_peer(made, folder):
-                return _ready(made)
+            if made is not None:
+                with suppress(OSError):  # another one, or it has hung up already
+                    return _checked(made, folder)
     return None
 
 
@@ -193,20 +192,20 @@ class _Door:
         one.close()
 
 
-def _ready(made: ssl.SSLSocket) -> ssl.SSLSocket:
-    made.settimeout(_HANDSHAKE)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
+def _checked(made: ssl.SSLSocket, folder: Path) -> ssl.SSLSocket:
+    """The same, if it shows the certificate of the other end and no other. Raises OSError: it is
+    closed."""
+    try:
+        wanted = ssl.PEM_cert_to_DER_cert((folder / PEER).read_text())
+        if made.getpeercert(binary_form=True) != wanted:
+            raise ConnectionRefusedError("the other end has another certificate")
+        made.settimeout(_HANDSHAKE)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
+    except BaseException:
+        made.close()
+        raise
     return made
-
-
-def _is_peer(made: ssl.SSLSocket, folder: Path) -> bool:
-    """Whether it shows the certificate of the other end, and no other."""
-    wanted = ssl.PEM_cert_to_DER_cert((folder / PEER).read_text())
-    if made.getpeercert(binary_form=True) == wanted:
-        return True
-    made.close()
-    return False
 
 
 def _why(exc: OSError) -> str:
