@@ -1,6 +1,6 @@
 """An epoch's pause, and what another program's `resume` in the middle of it does to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -21,13 +21,15 @@ class Qemu:
     resumed: str = ""
     state: str = "running"
     told: list[str] = field(default_factory=list)
+    after: Mapping[str, str] = field(
+        default_factory=lambda: {"stop": "paused", "migrate": "postmigrate", "cont": "running"}
+    )
     name: str = "web1"
     host: str = "alpha"
 
     def tell(self, what: str, _: object, **__: object) -> None:
         self.told.append(what)
-        after = {"stop": "paused", "migrate": "postmigrate", "cont": "running"}
-        self.state = after.get(what, self.state)
+        self.state = self.after.get(what, self.state)
         if what == self.resumed:
             self.state = "running"
 
@@ -85,7 +87,6 @@ def test_one_that_was_resumed_while_its_state_was_written_is_discarded() -> None
 
 
 def test_a_stream_that_fails_is_another_matter() -> None:
-    qemu = Qemu(resumed="migrate")
-    qemu.tell = lambda what, _, **__: setattr(qemu, "state", "shutdown")  # type: ignore[method-assign]
+    qemu = Qemu(after={"stop": "paused", "migrate": "shutdown"})
     with pytest.raises(CaptureFailed, match="broke off: it is shutdown"):
         take(qemu)

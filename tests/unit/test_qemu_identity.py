@@ -167,6 +167,15 @@ def test_no_process_of_another_user_is_taken_for_it(start: Start, tmp_path: Path
         assert held.pid == real.pid
 
 
+def test_without_a_recorded_user_it_must_be_one_as_whom_qemu_runs(
+    start: Start, tmp_path: Path
+) -> None:
+    imitation = start("m", user=65534)
+    file = record(tmp_path, "web1", imitation.pid)
+    file.write_text(file.read_text().replace("model='dac'", "model='selinux'"))
+    assert identity.hold(GUEST) is None
+
+
 def test_without_the_monitors_socket_it_is_another(start: Start, tmp_path: Path) -> None:
     process = start("m")
     record(tmp_path, "web1", process.pid, "elsewhere")

@@ -106,6 +106,22 @@ def test_a_protection_of_an_earlier_version_is_found(earlier: Path) -> None:
     assert folder_of("u-1") == hostdirs.RUN / "replication/u-1"
 
 
+def test_memory_that_another_user_made_in_its_place_is_refused_and_left_alone(
+    earlier: Path,
+) -> None:
+    """Ours was removed, and everybody may make a directory on /dev/shm."""
+    assert earlier.exists()
+    made = facts.make_folder("u-1")
+    memory = facts.memory_of(made)
+    memory.rmdir()
+    memory.mkdir()
+    os.chown(memory, 65534, 65534)
+    with pytest.raises(RemoteError, match="belongs to user 65534"):
+        facts.memory_of(made)
+    facts.remove_folder(made)
+    assert (made.exists(), memory.exists()) == (False, True)
+
+
 def test_what_another_user_put_there_is_not_listened_to(earlier: Path) -> None:
     (earlier / "u-1").mkdir()
     os.chown(earlier, 65534, 65534)

@@ -175,7 +175,7 @@ class Door:
 def test_those_that_call_and_are_not_the_peer_keep_it_from_nothing(
     ends: Ends, stack: ExitStack, says: bytes
 ) -> None:
-    """Whoever reaches the network of migrations can do so, at no cost."""
+    """Any client on the migration network can do so, at no cost."""
     address = ends.server.getsockname()
     with Door(ends) as door:
         for _ in range(10):

@@ -25,7 +25,7 @@ SIZE = 8 * MIB
 
 
 def listens(place: Path) -> bool:
-    """The name of a socket is there a moment before anybody listens."""
+    """The name of a socket is there a moment before its server listens."""
     with socket.socket(socket.AF_UNIX) as asking:
         return asking.connect_ex(str(place)) == 0
 

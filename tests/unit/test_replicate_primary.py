@@ -378,7 +378,9 @@ def test_packets_that_qemu_dropped_are_counted(one: World) -> None:
         until(lambda: one.status.as_json()["packets_lost"] == 7)
 
 
-def test_an_epoch_in_which_the_guest_was_resumed_is_taken_again(one: World) -> None:
+def test_an_epoch_in_which_the_guest_was_resumed_is_taken_again(
+    one: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken = one.capturer.take
 
     def take(*, goes_on: bool = True) -> Epoch:
@@ -389,7 +391,7 @@ def test_an_epoch_in_which_the_guest_was_resumed_is_taken_again(one: World) -> N
             raise failed
         return epoch
 
-    one.capturer.take = take  # type: ignore[method-assign]
+    monkeypatch.setattr(one.capturer, "take", take)
     with one.run():
         one.epochs(2)
         one.memory.write(0, 3, 77)
@@ -399,7 +401,9 @@ def test_an_epoch_in_which_the_guest_was_resumed_is_taken_again(one: World) -> N
     assert one.raised is None
 
 
-def test_a_switch_in_which_the_guest_was_resumed_is_tried_again(one: World) -> None:
+def test_a_switch_in_which_the_guest_was_resumed_is_tried_again(
+    one: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken = one.capturer.take
     left = [1]
 
@@ -411,7 +415,7 @@ def test_a_switch_in_which_the_guest_was_resumed_is_tried_again(one: World) -> N
             raise failed
         return epoch
 
-    one.capturer.take = take  # type: ignore[method-assign]
+    monkeypatch.setattr(one.capturer, "take", take)
     with one.run():
         one.epochs(2)
         one.wishes.add(Wish.PLANNED)

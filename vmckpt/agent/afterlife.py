@@ -72,7 +72,10 @@ def renewed(session: Session, sent: float) -> None:
 
 
 def _disarm(session: Session) -> None:
-    """Nobody may take over any more: the kernel need not end the guest. Raises VmckptError."""
+    """No other host may take over any more, so the kernel need not end the guest.
+
+    Raises VmckptError.
+    """
     process = identity.hold(session.guest)
     if process is not None:
         with process:
@@ -194,8 +197,7 @@ def give_away(session: Session, tenure: Tenure, process: HeldProcess) -> None:
 
 def kill(process: HeldProcess) -> None:
     """End a QEMU at once, and wait until it is gone."""
-    process.kill()
-    process.ended(_ENDS)
+    process.end(_ENDS)
 
 
 def switched(session: Session, folder: Path) -> None:

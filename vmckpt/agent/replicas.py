@@ -299,7 +299,7 @@ def _end_second_copy(session: Session, folder: Path) -> list[str]:
             afterlife.kill(process)
     writes.end_all(session, folder, None)
     afterlife.forget(session, folder)
-    return [f"ended the copy that ran here; {session.peer} runs it, and nobody heard this one"]
+    return [f"ended the copy here, whose output was held; the guest runs on {session.peer}"]
 
 
 def _must_hold_lease(session: Session, folder: Path) -> None:
@@ -379,8 +379,7 @@ def _stop_agent(folder: Path) -> None:
         process = guard.hold(known)
         if process is not None:
             with process:
-                process.kill()
-                process.ended(_ENDS)
+                process.end(_ENDS)
 
 
 _WHAT = {

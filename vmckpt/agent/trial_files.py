@@ -98,8 +98,7 @@ def kill(uuid: str) -> None:
     process = identity.hold(uuid)
     if process is not None:
         with process:
-            process.kill()
-            process.ended(_ENDS)
+            process.end(_ENDS)
 
 
 def clear(session: Session) -> None:

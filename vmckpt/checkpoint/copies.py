@@ -1,7 +1,7 @@
 """Where last copies of memory are kept, how much room there is, and how they go.
 
 One folder for each QEMU process, on tmpfs and for root alone. It goes with its QEMU: a shell waits
-for the process to end, and whoever comes by sweeps what a killed one has left.
+for the process to end, and the next capture removes what a killed shell has left.
 """
 
 import fcntl

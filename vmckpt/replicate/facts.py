@@ -51,16 +51,26 @@ def make_folder(guest: str) -> Path:
 
 
 def memory_of(folder: Path) -> Path:
-    """Where copies of memory and logs of disk writes are that belong to such a folder."""
+    """Where copies of memory and logs of disk writes are that belong to such a folder.
+
+    Raises RemoteError if another user made what is there now, OSError.
+    """
     link = folder / _MEMORY
-    return link.readlink() if link.is_symlink() else folder
+    if not link.is_symlink():
+        return folder
+    memory = link.readlink()
+    if memory.exists():
+        hostdirs.verify(memory)
+    return memory
 
 
 def remove_folder(folder: Path) -> None:
     """Remove it with all that belongs to it; fine if there is none."""
-    memory = memory_of(folder)
+    memory = None
+    with suppress(OSError, RemoteError):  # what is another user's is left alone
+        memory = memory_of(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    if memory != folder:
+    if memory is not None:
         shutil.rmtree(memory, ignore_errors=True)
 
 

@@ -105,7 +105,7 @@ def accept(folder: Path, server: socket.socket, *, limit: Seconds) -> ssl.SSLSoc
     All that call at the same time are listened to: one that is slow, or says nothing, keeps nobody
     else waiting. Raises OSError: the server is closed.
     """
-    with _Door(_context(folder, ssl.PROTOCOL_TLS_SERVER), server) as door:
+    with _Door(folder, server) as door:
         until = time.monotonic() + limit
         while (left := until - time.monotonic()) > 0 or door.busy():
             made = door.turn(Seconds(max(left, 0.05)))
@@ -118,8 +118,10 @@ def accept(folder: Path, server: socket.socket, *, limit: Seconds) -> ssl.SSLSoc
 class _Door:
     """Handshakes under way with all that call at a server's socket."""
 
-    def __init__(self, context: ssl.SSLContext, server: socket.socket) -> None:
-        self._context, self._server = context, server
+    def __init__(self, folder: Path, server: socket.socket) -> None:
+        self._folder, self._server = folder, server
+        self._context: ssl.SSLContext | None = None
+        """Its files are read when the first one calls."""
         self._select = selectors.DefaultSelector()
         self._since: dict[ssl.SSLSocket, float] = {}
         """When each called; the one that called first comes first."""
@@ -162,6 +164,8 @@ class _Door:
         return None
 
     def _call(self) -> None:
+        if self._context is None:
+            self._context = _context(self._folder, ssl.PROTOCOL_TLS_SERVER)
         with suppress(BlockingIOError, ConnectionAbortedError):
             plain, _ = self._server.accept()
             plain.setblocking(False)

@@ -35,6 +35,11 @@ class HeldProcess:
         """Wait up to `within` seconds for its end; whether it has ended."""
         return bool(select.select([self.pidfd], [], [], within)[0])
 
+    def end(self, within: float) -> bool:
+        """Send SIGKILL and wait up to `within` seconds for its end; whether it has ended."""
+        self.kill()
+        return self.ended(within)
+
     def kill(self) -> None:
         """Send SIGKILL; fine if it has ended."""
         with suppress(ProcessLookupError):

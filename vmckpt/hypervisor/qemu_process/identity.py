@@ -208,7 +208,10 @@ def _verified(known: Recorded) -> HeldProcess | None:
     except (OSError, OverflowError, ValueError):
         return None
     try:
-        if mismatch(known, _seen(known.pid, {known.monitor})) is None and process.lives():
+        seen = _seen(known.pid, {known.monitor})
+        # Where libvirt records no user, it must be one as whom QEMU may run at all.
+        trusted = known.user is not None or seen.users <= _trusted()
+        if trusted and mismatch(known, seen) is None and process.lives():
             return process
     except OSError:  # it has ended meanwhile
         pass

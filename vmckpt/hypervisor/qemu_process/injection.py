@@ -340,7 +340,7 @@ def _executable(pid: int) -> list[tuple[int, int]]:
 
 def _blocked(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(r"^SigBlk:\s*(\w+)", status, re.MULTILINE)[1], 16)  # type: ignore[index]
+    return int(next(one for one in status.splitlines() if one.startswith("SigBlk:")).split()[1], 16)
 
 
 def _scratch(pid: int, stack: int) -> int:
