@@ -14,6 +14,8 @@ hosts:
       agent: fence_ipmilan                # of ClusterLabs' fence-agents, on this machine; or a path
       options:                            # the agent's own, as text
         {ip: 10.9.0.11, username: admin, lanplus: "1", password_file: /etc/vmckpt/alpha.password}
+    # or levels, tried in turn; a level succeeds if all of its devices report off:
+    # fence: {levels: [[{agent: fence_ipmilan, ...}], [{agent: fence_apc, ...}, {agent: ...}]]}
 stores:                                   # optional: where snapshots are kept
   near: /srv/vmckpt                       # the first: they land there; a folder that all hosts see
   far: s3://bucket/vmckpt?endpoint=https://s3.example.com
@@ -34,12 +36,20 @@ from types import MappingProxyType
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+)
 
 from vmckpt import yamlfile
 from vmckpt.errors import InventoryError, ReadOnly
 from vmckpt.model import fencing
-from vmckpt.model.fencing import FenceDevice
+from vmckpt.model.fencing import FenceDevice, FenceTopology
 from vmckpt.model.hosts import AGENT_STATE, Host, SshAddress
 from vmckpt.model.stores import StorePlace
 from vmckpt.model.webhooks import Webhook
@@ -118,9 +128,29 @@ def _password_file(text: str) -> str:
 
 
 def _fence(value: Any) -> Any:
-    """Values in it may be passwords, and whoever mistypes them must not read them in an error."""
-    if value is None:
-        return None
+    """Check a device, or levels of devices. Values in it may be passwords: no error shows one."""
+    if value is None or _kind_of_fence(value) == "(device)":
+        return value if value is None else _fence_device(value)
+    levels = value["levels"]
+    if not isinstance(levels, list) or not all(isinstance(one, list) for one in levels):
+        raise ValueError("levels must be a list of levels, each one a list of devices")
+    if not levels or not all(levels):
+        raise ValueError("each level must have a device; there must be a level")
+    for number, devices in enumerate(levels, start=1):
+        for one in devices:
+            try:
+                _fence_device(one)
+            except ValueError as exc:
+                raise ValueError(f"level {number}: {exc}") from None
+    return value
+
+
+def _kind_of_fence(value: Any) -> str:
+    levels = isinstance(value, _FenceLevels) or (isinstance(value, dict) and "levels" in value)
+    return "(levels)" if levels else "(device)"
+
+
+def _fence_device(value: Any) -> Any:
     if not isinstance(value, dict) or not all(word.isidentifier() for word in value):
         raise ValueError("must be agent: NAME and options: {name: value, ...}")
     agent = value.get("agent", "fence_ipmilan")
@@ -162,9 +192,19 @@ class _Fence(_Strict):
     options: dict[str, str] = {}
 
 
+class _FenceLevels(_Strict):
+    levels: list[list[_Fence]]
+
+
 class _Webhook(_Strict):
     url: Annotated[str, AfterValidator(_http)]
     secret_file: _Path | None = None
+
+
+_AnyFence = Annotated[
+    Annotated[_Fence, Tag("(device)")] | Annotated[_FenceLevels, Tag("(levels)")],
+    Discriminator(_kind_of_fence),
+]
 
 
 class _Host(_Strict):
@@ -176,7 +216,7 @@ class _Host(_Strict):
     storage: list[str] = []
     networks: list[str] = []
     agent_state: Annotated[str, Field(pattern="/.+")] = AGENT_STATE
-    fence: Annotated[_Fence | None, BeforeValidator(_fence)] = None
+    fence: Annotated[_AnyFence | None, BeforeValidator(_fence)] = None
 
 
 class _File(_Strict):
@@ -309,13 +349,18 @@ def _host(name: str, entry: _Host) -> Host:
         storage=tuple(entry.storage),
         networks=tuple(entry.networks),
         agent_state=entry.agent_state,
-        fence=_device(entry.fence),
+        fence=_topology(entry.fence),
     )
 
 
-def _device(entry: _Fence | None) -> FenceDevice | None:
+def _topology(entry: _Fence | _FenceLevels | None) -> FenceTopology | None:
     if entry is None:
         return None
+    levels = [[entry]] if isinstance(entry, _Fence) else entry.levels
+    return FenceTopology(tuple(tuple(_device(one) for one in level) for level in levels))
+
+
+def _device(entry: _Fence) -> FenceDevice:
     options = dict(entry.options)
     file = options.pop(fencing.PASSWORD_FILE, None)
     return FenceDevice(

@@ -33,14 +33,19 @@ one = lab.load(options["lab"]).host(options["plug"])
 mode = Path({mode!r}).read_text()
 with Path({calls!r}).open("a") as calls:
     calls.write(options["action"] + "\\n")
+outlet = Path({tmp!r}, "outlet" + options.get("outlet", ""))
 if options["action"] == "off":
-    if mode == "fails":
+    if mode in ("fails", "stuck") and options.get("outlet") != "1":
         sys.exit("Failed: Timed out waiting to power OFF " + options["password"])
-    if mode != "lies":
+    outlet.touch()
+    others = int(options.get("outlets", 1)) - len(list(outlet.parent.glob("outlet*")))
+    if mode != "lies" and not others:
         host.power_off(one)
     sys.exit(0)
 while Path({mode!r}).read_text() == "hangs":
     time.sleep(0.05)
+if "outlet" in options:
+    sys.exit(2 if outlet.exists() else 0)
 sys.exit(0 if network.processes_in(one.namespace) else 2)
 """
 
@@ -52,7 +57,8 @@ class Fencing(Bench):
     tmp: Path
 
     def behaves(self, mode: str) -> None:
-        """ "works", "fails", "lies" (off does nothing), or "hangs" (its status)."""
+        """ "works", "fails", "stuck" (all but the first outlet), "lies" (off does nothing), or
+        "hangs" (its status)."""
         (self.tmp / "mode").write_text(mode)
 
     @property
@@ -64,7 +70,8 @@ class Fencing(Bench):
         """Give alpha its agent, whose password is in a file."""
         agent, password = self.tmp / "fence_lab", self.tmp / "password"
         mode, calls = str(self.tmp / "mode"), str(self.tmp / "calls")
-        agent.write_text(AGENT.format(python=sys.executable, secret=SECRET, mode=mode, calls=calls))
+        words = {"secret": SECRET, "mode": mode, "calls": calls, "tmp": str(self.tmp)}
+        agent.write_text(AGENT.format(python=sys.executable, **words))
         agent.chmod(0o755)
         password.write_text(f"{SECRET}\n")
         password.chmod(0o600)
@@ -72,6 +79,26 @@ class Fencing(Bench):
         entry = f"  alpha:\n    fence: {{agent: {agent}, options: {options}}}\n"
         text = self.plan.inventory.read_text()
         self.plan.inventory.write_text(text.replace("  alpha:\n", entry, 1))
+
+    @contextmanager
+    def two_supplies(self) -> Iterator[None]:
+        """Meanwhile alpha has two levels: a controller that is gone, then two power supplies."""
+        before = self.plan.inventory.read_text()
+        common = f"lab: {self.plan.name}, plug: alpha, password_file: {self.tmp / 'password'}"
+        outlets = [
+            f"{{agent: {self.tmp / 'fence_lab'}, options: {{{common}, outlet: '{number}',"
+            " outlets: '2'}}"
+            for number in (1, 2)
+        ]
+        gone = "{agent: fence_ipmilan, options: {ip: 127.0.0.1, ipport: '1', password: x}}"
+        levels = f"    fence: {{levels: [[{gone}], [{', '.join(outlets)}]]}}\n"
+        lines = before.splitlines(keepends=True)
+        with_levels = [levels if line.startswith("    fence:") else line for line in lines]
+        self.plan.inventory.write_text("".join(with_levels))
+        try:
+            yield
+        finally:
+            self.plan.inventory.write_text(before)
 
     def copies(self) -> list[str]:
         """Hosts that have a QEMU of the guest, the standby's too."""
@@ -111,7 +138,8 @@ def fenced_lab(folder: Path) -> Iterator[Fencing]:
 def protected(bench: Fencing, *words: str) -> Iterator[Fencing]:
     """web1 of alpha has a standby on beta; afterwards all hosts are healed, and it is gone."""
     bench.behaves("works")
-    (bench.tmp / "calls").unlink(missing_ok=True)
+    for path in (bench.tmp / "calls", *bench.tmp.glob("outlet*")):
+        path.unlink(missing_ok=True)
     bench.guest(**GUEST)
     bench.good("protect", "web1", "--to", "beta", "--interval", "200ms", *words)
     # Its standby is ready, and has followed for some epochs.

@@ -78,6 +78,29 @@ def test_a_host_that_may_be_on_keeps_its_guest(pair: Fencing, mode: str) -> None
     pair.no_secret()
 
 
+@pytest.mark.long
+def test_a_host_with_two_supplies_is_off_only_without_both(pair: Fencing) -> None:
+    with pair.two_supplies(), Lookout(pair.plan) as lookout:
+        found = pair.run("doctor", "alpha", "--json").json
+        assert len([one for one in found if one["code"] == "fence"]) == 3
+        (pair.tmp / "calls").unlink()
+        network.cut(pair.plan, "alpha", guests_too=True)
+        pair.behaves("stuck")
+        refused = pair.run("failover", "web1")
+        assert refused.code == 25
+        assert "fence_ipmilan (level 1): it could not be switched off" in refused.err
+        assert "fence_lab (level 2, device 2 of 2): it could not be switched off" in refused.err
+        assert pair.powered
+        assert pair.runs() == ["alpha"]
+        pair.behaves("works")
+        done = pair.good("failover", "web1", "--json").json
+        goes_on(pair, time.monotonic())
+        assert lookout.two_copies() == []
+    assert (done["fenced"]["level"], len(done["fenced"]["devices"])) == (2, 2)
+    assert pair.actions == ["off", "off", "off", "off", "status", "status"]
+    pair.no_secret()
+
+
 @pytest.mark.campaign
 @pytest.mark.long
 def test_a_controller_that_is_killed_in_between_is_followed_by_the_next(pair: Fencing) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from vmckpt.model.fencing import FenceDevice
+from vmckpt.model.fencing import FenceDevice, FenceTopology
 from vmckpt.model.hosts import Host
 
 _TOOLS = Path(__file__).parents[2] / ".tools/usr/bin"
@@ -53,7 +53,7 @@ class Bmc:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
         self._folder = folder
-        (folder / "state").mkdir()
+        (folder / "state").mkdir(parents=True)
         words = {"port": self.port, "folder": folder, "user": USER, "secret": SECRET}
         (folder / "lan.conf").write_text(_LAN.format(**words))
         (folder / "controller").write_text(_CONTROLLER)
@@ -78,19 +78,29 @@ class Bmc:
     def is_on(self) -> bool:
         return (self._folder / "power").read_text() == "1\n"
 
+    def switch_on(self) -> None:
+        """As somebody does it at the machine."""
+        (self._folder / "power").write_text("1\n")
+
     def stick(self) -> None:
         """From now on it accepts orders and the power stays as it is."""
         (self._folder / "stuck").touch()
 
     def host(self, **more: str) -> Host:
         """A host of the inventory that is fenced by it with fence_ipmilan."""
+        return Host(
+            name="alpha", uri="qemu+tcp://alpha/system",
+            fence=FenceTopology(((self.device(**more),),)),
+        )  # fmt: skip
+
+    def device(self, **more: str) -> FenceDevice:
+        """This controller as a device of the inventory, asked by fence_ipmilan."""
         options: Mapping[str, str] = {
             "ip": "127.0.0.1", "ipport": str(self.port), "username": USER, "password": SECRET,
             # The simulator cannot tell which ciphers it has; ipmitool would ask for 14 seconds.
             "lanplus": "1", "cipher": "3", "ipmitool_path": str(_TOOLS / "ipmitool"), **more,
         }  # fmt: skip
-        device = FenceDevice(agent="fence_ipmilan", options=MappingProxyType(options))
-        return Host(name="alpha", uri="qemu+tcp://alpha/system", fence=device)
+        return FenceDevice(agent="fence_ipmilan", options=MappingProxyType(options))
 
     def _wait(self) -> None:
         until = time.monotonic() + 30

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from vmckpt.model.fencing import FenceDevice
+from vmckpt.model.fencing import FenceDevice, FenceTopology
 from vmckpt.model.hosts import Host, SshAddress
 
 SECRET = "hunter2 'n\\ so=on"
@@ -46,6 +46,9 @@ if action == "off":
 if mode == "late":
     (folder / "modes").write_text("{{}}")
     sys.exit(0)
+if mode == "returns" and power.read_text() == "off":
+    power.write_text("on")
+    sys.exit(2)
 sys.exit(2 if power.read_text() == "off" else 0)
 """
 
@@ -64,7 +67,7 @@ class FakeAgent:
 
     def behaves(self, **modes: str | int) -> None:
         """By action: "works", "lies" (off does nothing), "late" (on once more), "hangs", "dies",
-        "tells" (all it knows), or the exit code."""
+        "tells" (all it knows), "returns" (off once, then on again), or the exit code."""
         (self._folder / "modes").write_text(json.dumps(modes))
 
     @property
@@ -94,12 +97,25 @@ class FakeAgent:
         self, options: Mapping[str, str] | None = None, *, agent: str | None = None,
         password_file: Path | None = None, ssh: SshAddress | None = None,
     ) -> Host:  # fmt: skip
+        device = self.device(options, agent=agent, password_file=password_file)
+        return host((device,), ssh=ssh)
+
+    def device(
+        self, options: Mapping[str, str] | None = None, *, agent: str | None = None,
+        password_file: Path | None = None,
+    ) -> FenceDevice:  # fmt: skip
+        """It as an entry of the inventory."""
         given = {"ip": "10.9.0.11", "password": SECRET} if options is None else options
-        device = FenceDevice(
+        return FenceDevice(
             agent=agent or str(self.path), options=MappingProxyType(dict(given)),
             password_file=password_file,
         )  # fmt: skip
-        return Host(name="alpha", uri="qemu+tcp://alpha/system", fence=device, ssh=ssh)
+
+
+def host(*levels: tuple[FenceDevice, ...], ssh: SshAddress | None = None) -> Host:
+    """A host with these levels of devices."""
+    topology = FenceTopology(levels)
+    return Host(name="alpha", uri="qemu+tcp://alpha/system", fence=topology, ssh=ssh)
 
 
 def _lives(pid: int) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.builders import HOST, PROBE, host_facts
 from vmckpt.doctor import checks, gather
-from vmckpt.doctor.checks import Examined, FenceSeen
+from vmckpt.doctor.checks import DeviceSeen, Examined, FenceSeen
 from vmckpt.lab import pki
 from vmckpt.model.fencing import Ran
 from vmckpt.model.findings import Severity
@@ -28,9 +28,22 @@ def facts(**changes: Any) -> Examined:
     return replace(GOOD, facts=replace(host_facts("a"), **changes))
 
 
-def fenced(status: int | None, **changes: Any) -> Examined:
-    seen = FenceSeen(agent="fence_ipmilan", ran=Ran(status, Seconds(15.0)))
-    return replace(GOOD, fence=replace(seen, **changes))
+def fenced(*statuses: int | None, levels: int = 1, **changes: Any) -> Examined:
+    """A host whose devices have ended so, all of one level or each of its own."""
+    devices = tuple(
+        DeviceSeen(
+            name="fence_ipmilan" if len(statuses) == 1 else f"device {number}",
+            agent="fence_ipmilan", level=number % levels, ran=Ran(status, Seconds(15.0)),
+        )
+        for number, status in enumerate(statuses)
+    )  # fmt: skip
+    return replace(GOOD, fence=replace(FenceSeen(devices=devices), **changes))
+
+
+def unasked(error: str) -> Examined:
+    """Its agent could not be run."""
+    seen = DeviceSeen(name="fence_ipmilan", agent="fence_ipmilan", level=0, error=error)
+    return fenced(0, devices=(seen,))
 
 
 def wrong(examined: Examined, now: datetime = NOW) -> dict[str, Severity]:
@@ -82,8 +95,8 @@ def test_nothing_is_wrong_with_a_good_host() -> None:
         (fenced(1), "fence", Severity.WARNING),
         (fenced(2), "fence", Severity.WARNING),
         (fenced(None), "fence", Severity.WARNING),
-        (fenced(0, ran=None, error="no such agent; install it"), "fence", Severity.WARNING),
-        (fenced(0, too_open="/etc/p"), "fence-password", Severity.WARNING),
+        (unasked("no such agent; install it"), "fence", Severity.WARNING),
+        (fenced(0, too_open=("/etc/p",)), "fence-password", Severity.WARNING),
     ],
 )
 def test_each_fault_is_found_and_has_a_mend(
@@ -113,7 +126,7 @@ def test_certificates_are_warned_of_before_they_end(days: int, severity: Severit
         (fenced(2), "alpha: fence_ipmilan says that it is off, but it answers: it asks another"),
         (fenced(1), "alpha: fence_ipmilan cannot tell whether it is on: it ended with 1"),
         (fenced(None), "cannot tell whether it is on: no answer in 15.0 s"),
-        (fenced(0, ran=None, error="no such agent; install it"), "alpha: no such agent"),
+        (unasked("no such agent; install it"), "alpha: no such agent"),
         (
             replace(fenced(2), facts=None, facts_error="no answer"),
             "alpha: fence_ipmilan says that it is off",
@@ -124,3 +137,22 @@ def test_a_fence_agent_is_told_of(examined: Examined, told: str) -> None:
     (found,) = [one for one in checks.check(examined, NOW) if one.code == "fence"]
     assert told in f"{found.where}: {found.text}"
     assert (found.severity is Severity.OK) == (found.mend is None)
+
+
+def test_each_device_of_a_host_is_told_of() -> None:
+    def told(examined: Examined) -> list[tuple[bool, str]]:
+        found = [one for one in checks.check(examined, NOW) if one.code == "fence"]
+        return [(one.severity is Severity.OK, one.text) for one in found]
+
+    assert told(fenced(0, 1)) == [
+        (True, "device 0 says that it is on"),
+        (False, "device 1 cannot tell whether it is on: it ended with 1"),
+    ]
+    # One of two supplies that is off: the host runs on the other one.
+    assert told(fenced(2, 0)) == [
+        (False, "device 0 says that it is off: alpha has only its other supplies"),
+        (True, "device 1 says that it is on"),
+    ]
+    wrong = "says that it is off, but it answers: it asks another machine"
+    assert told(fenced(2, 2)) == [(False, f"device 0 {wrong}"), (False, f"device 1 {wrong}")]
+    assert told(fenced(0, 2, levels=2))[1] == (False, f"device 1 {wrong}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.fence_agents import SECRET, FakeAgent
+from tests.unit.fence_agents import SECRET, FakeAgent, host
 from vmckpt.errors import Cancelled, FencingFailed, InventoryError, VmckptError
 from vmckpt.model import fencing as rules
 from vmckpt.model.fencing import Action
@@ -167,21 +167,22 @@ def test_a_file_that_others_read_is_told_of(
     file = tmp_path / "password"
     file.write_text("x")
     file.chmod(mode)
-    device = agent.host(password_file=file).fence
-    assert device is not None
-    assert (fencing.too_open(device) == file) is told
+    topology = agent.host(password_file=file).fence
+    assert topology is not None
+    assert fencing.too_open(topology) == ((file,) if told else ())
 
 
 async def test_a_host_that_answers_is_not_off_whatever_is_said(agent: FakeAgent) -> None:
     with socket.create_server(("127.0.0.1", 0)) as alive:
         ssh = SshAddress(address="127.0.0.1", port=alive.getsockname()[1])
         line = await refused(agent.host(ssh=ssh))
-    assert "says that alpha is off, but alpha answers: it is about another machine" in line
+    assert "off is said, but it answers: that is about another machine" in line
     assert (await power_off(agent.host(ssh=ssh))).host == "alpha"
 
 
 async def test_a_status_switches_nothing_off(agent: FakeAgent) -> None:
-    found = await fencing.run(agent.host(), Action.STATUS, stop=asyncio.Event())
+    host = agent.host()
+    found = await fencing.run(host, agent.device(), Action.STATUS, stop=asyncio.Event())
     assert (found.status, agent.power, agent.actions) == (0, "on", ["status"])
 
 
@@ -190,3 +191,63 @@ async def test_refusals_have_an_exit_code_of_their_own(agent: FakeAgent) -> None
     with pytest.raises(FencingFailed) as caught:
         await power_off(agent.host())
     assert caught.value.exit_code == 25
+
+
+@pytest.fixture
+def pair(agent: FakeAgent, tmp_path: Path) -> tuple[FakeAgent, FakeAgent]:
+    return agent, FakeAgent(tmp_path / "second")
+
+
+async def test_all_devices_of_a_level_are_switched_off_before_any_is_looked_at(
+    pair: tuple[FakeAgent, FakeAgent],
+) -> None:
+    one, two = pair
+    two.behaves(status="late")
+    done = await power_off(host((one.device(), two.device())))
+    assert (done.level, done.agent) == (1, f"{one.path} and {two.path}")
+    assert done.as_json()["devices"] == [
+        f"{one.path} (device 1 of 2)",
+        f"{two.path} (device 2 of 2)",
+    ]
+    # The second round asks both again.
+    assert (one.actions, two.actions) == (["off", "status", "status"],) * 2
+
+
+async def test_a_supply_that_comes_back_means_not_fenced(
+    pair: tuple[FakeAgent, FakeAgent],
+) -> None:
+    one, two = pair
+    one.behaves(status="returns")
+    two.behaves(status="late")
+    line = await refused(host((one.device(), two.device())))
+    assert f"{one.path} (device 1 of 2): it was off, and is on again" in line
+
+
+@pytest.mark.parametrize("why", ["missing", "hangs", "fails", "password"])
+async def test_a_level_that_fails_in_any_way_leads_to_the_next(
+    pair: tuple[FakeAgent, FakeAgent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    one, two = pair
+    monkeypatch.setattr(fencing, "_OFF_LIMIT", Seconds(0.6))
+    one.behaves(off={"hangs": "hangs", "fails": "tells"}.get(why, "works"))
+    first = {
+        "missing": one.device(agent="fence_nowhere"),
+        "password": one.device({"ip": "10.9.0.11"}, password_file=tmp_path / "nowhere"),
+    }.get(why, one.device())
+    done = await power_off(host((first,), (two.device(),)))
+    assert (done.level, done.devices) == (2, (f"{two.path} (level 2)",))
+    assert (one.power, two.power) == ("on", "off")
+    assert one.hanging() == []
+
+
+async def test_where_no_level_succeeds_each_one_is_told_of_without_a_secret(
+    pair: tuple[FakeAgent, FakeAgent],
+) -> None:
+    one, two = pair
+    two.behaves(off="tells")
+    line = await refused(host((one.device(agent="fence_nowhere"),), (two.device(),)))
+    assert line.startswith(
+        "alpha is not known to be off: fence_nowhere (level 1): it could not be switched off: there"
+        f" is no fence agent fence_nowhere on this machine, and {two.path} (level 2): it could not"
+    )
+    assert "add --host-is-off" in line

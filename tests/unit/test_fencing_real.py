@@ -9,10 +9,31 @@ import pytest
 from tests.unit.bmc import SECRET, Bmc
 from vmckpt.errors import FencingFailed
 from vmckpt.model import fencing as rules
-from vmckpt.model.fencing import Action
+from vmckpt.model.fencing import Action, FenceTopology, Ran
 from vmckpt.model.hosts import Host
 from vmckpt.remote import fencing
 from vmckpt.units import Seconds
+
+
+@pytest.fixture
+def supplies(tmp_path: Path) -> Iterator[tuple[Bmc, Bmc]]:
+    """Two power supplies of one host, each with a controller of its own."""
+    first = Bmc(tmp_path / "first")
+    try:
+        second = Bmc(tmp_path / "second")
+    except BaseException:
+        first.stop()
+        raise
+    yield first, second
+    first.stop()
+    second.stop()
+
+
+def fed_by(*levels: tuple[Bmc, ...]) -> Host:
+    topology = FenceTopology(
+        tuple(tuple(one.device(power_timeout="1") for one in those) for those in levels)
+    )
+    return Host(name="alpha", uri="qemu+tcp://alpha/system", fence=topology)
 
 
 @pytest.fixture
@@ -20,6 +41,10 @@ def bmc(tmp_path: Path) -> Iterator[Bmc]:
     bmc = Bmc(tmp_path)
     yield bmc
     bmc.stop()
+
+
+async def status(bmc: Bmc) -> Ran:
+    return await fencing.run(bmc.host(), bmc.device(), Action.STATUS, stop=asyncio.Event())
 
 
 async def refused(host: Host) -> str:
@@ -32,14 +57,14 @@ async def refused(host: Host) -> str:
 
 
 async def test_a_host_is_switched_off_through_its_controller(bmc: Bmc) -> None:
-    seen = await fencing.run(bmc.host(), Action.STATUS, stop=asyncio.Event())
+    seen = await status(bmc)
     assert (seen.status, bmc.is_on) == (0, True)
 
     done = await fencing.power_off(bmc.host(), asyncio.Event())
     assert (done.host, done.agent) == ("alpha", "fence_ipmilan")
     assert not bmc.is_on
     await fencing.power_off(bmc.host(), asyncio.Event())
-    seen = await fencing.run(bmc.host(), Action.STATUS, stop=asyncio.Event())
+    seen = await status(bmc)
     assert seen.status == 2
 
 
@@ -64,3 +89,26 @@ async def test_a_controller_that_is_gone_is_one_line(bmc: Bmc) -> None:
     bmc.stop()
     line = await refused(bmc.host(login_timeout="1", power_timeout="1"))
     assert "ended with 1: Connection timed out; run this again, or switch it off yourself" in line
+
+
+async def test_both_supplies_of_a_host_are_switched_off(supplies: tuple[Bmc, Bmc]) -> None:
+    done = await fencing.power_off(fed_by(supplies), asyncio.Event())
+    assert [one.is_on for one in supplies] == [False, False]
+    assert done.agent == "fence_ipmilan and fence_ipmilan"
+    assert done.devices == ("fence_ipmilan (device 1 of 2)", "fence_ipmilan (device 2 of 2)")
+
+
+async def test_a_host_with_one_supply_left_is_not_off(supplies: tuple[Bmc, Bmc]) -> None:
+    supplies[1].stick()
+    line = await refused(fed_by(supplies))
+    assert "fence_ipmilan (device 2 of 2): it could not be switched off: it ended with 1: " in line
+    assert [one.is_on for one in supplies] == [False, True]
+
+
+async def test_the_next_level_is_tried_where_a_controller_is_gone(
+    supplies: tuple[Bmc, Bmc],
+) -> None:
+    supplies[0].stop()
+    done = await fencing.power_off(fed_by((supplies[0],), (supplies[1],)), asyncio.Event())
+    assert (done.level, done.devices) == (2, ("fence_ipmilan (level 2)",))
+    assert not supplies[1].is_on

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.model import fencing
-from vmckpt.model.fencing import Action, FenceDevice, Power, Ran, Step
+from vmckpt.model.fencing import Action, FenceDevice, FenceTopology, Power, Ran, Step, Tried
 from vmckpt.units import Seconds
 
 LIMIT = Seconds(15.0)
@@ -18,6 +18,18 @@ def ran(status: Code) -> Ran | None:
     if status is None:
         return None
     return Ran(status if isinstance(status, int) else None, LIMIT)
+
+
+def decided(
+    off: Code, status: Code, waited: Seconds, *, answers: bool | None = False
+) -> fencing.Decision:
+    """Of a host with one device, asked at most once for each action."""
+    answered, looked = ran(off), ran(status)
+    tried = Tried(
+        off=() if answered is None else (answered,), looks=() if looked is None else (looked,),
+        host_answers=answers,
+    )  # fmt: skip
+    return fencing.decide(FenceTopology(((device(),),)), [tried], waited)
 
 
 STORIES = [
@@ -53,9 +65,15 @@ STORIES = [
     ids=[story[0] for story in STORIES],
 )
 def test_what_is_done_next(off: Code, status: Code, waited: Seconds, step: Step, why: str) -> None:
-    found = fencing.decide(ran(off), ran(status), waited)
+    found = decided(off, status, waited)
     assert found.step is step
     assert why in found.why
+    assert found.why == "" or found.why.startswith("fence_fake: ")
+
+
+def test_a_host_that_answers_is_not_off() -> None:
+    found = decided(0, 2, SOON, answers=True)
+    assert (found.step, "it answers: that is about another" in found.why) == (Step.REFUSE, True)
 
 
 @given(
@@ -66,7 +84,7 @@ def test_what_is_done_next(off: Code, status: Code, waited: Seconds, step: Step,
 def test_only_a_good_off_and_then_a_status_of_2_is_off(
     off: Code, status: Code, waited: float
 ) -> None:
-    found = fencing.decide(ran(off), ran(status), Seconds(waited))
+    found = decided(off, status, Seconds(waited))
     assert (found.step is Step.OFF) == ((off, status) == (0, 2))
 
 

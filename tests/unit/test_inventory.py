@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from vmckpt import inventory
 from vmckpt.errors import InventoryError
+from vmckpt.model.fencing import FenceDevice
 
 PATH = Path("hosts.yaml")
 GOOD = """\
@@ -180,9 +181,75 @@ hosts:
 """
 
 
-def test_a_fence_agent_is_read_and_its_secrets_are_not_shown() -> None:
-    found = inventory.parse(FENCED, PATH).host("alpha").fence
+LEVELS = """\
+hosts:
+  alpha:
+    uri: qemu:///system
+    fence:
+      levels:
+        - [{agent: fence_ipmilan, options: {ip: 10.9.0.11, password: hunter2}}]
+        - - {agent: fence_apc, options: {ip: 10.9.0.21, port: "3", password_file: /etc/pdu}}
+          - {agent: fence_apc, options: {ip: 10.9.0.22, port: "3", password_file: /etc/pdu}}
+"""
+
+
+def only_device(text: str) -> FenceDevice:
+    topology = inventory.parse(text, PATH).host("alpha").fence
+    assert topology is not None
+    ((found,),) = topology.levels
+    return found
+
+
+def test_levels_of_fence_devices_are_read_in_their_order() -> None:
+    found = inventory.parse(LEVELS, PATH).host("alpha").fence
     assert found is not None
+    assert found.in_words == "fence_ipmilan, else fence_apc and fence_apc"
+    assert [found.name(*place) for place in found.places] == [
+        "fence_ipmilan (level 1)",
+        "fence_apc (level 2, device 1 of 2)",
+        "fence_apc (level 2, device 2 of 2)",
+    ]
+    assert found.levels[1][1].options == {"ip": "10.9.0.22", "port": "3"}
+    assert found.levels[1][1].password_file == Path("/etc/pdu")
+    assert "hunter2" not in repr(found)
+
+
+IPMI = "[{agent: fence_ipmilan, options: {ip: 10.9.0.11, password: hunter2}}]"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        (LEVELS[LEVELS.index("      levels") :], "      levels: []\n", "there must be a level"),
+        (
+            LEVELS[LEVELS.index("      levels") :],
+            "      levels: hunter2\n",
+            "must be a list of lev",
+        ),
+        (IPMI, "[]", "hosts.alpha.fence: each level must have a device"),
+        (IPMI, IPMI[1:-1], "levels must be a list of levels, each one a list of devices"),
+        (IPMI, "hunter2", "levels must be a list of levels"),
+        (IPMI, "[hunter2]", "level 1: must be agent: NAME and options"),
+        ("agent: fence_ipmilan", "agent: [hunter2]", "level 1: agent must be"),
+        ('ip: 10.9.0.22, port: "3"', "ip: 10.9.0.22, port: 4711", "level 2: port must be text"),
+        ("agent: fence_ipmilan, ", "", ":6: hosts.alpha.fence.levels.0.0.agent is missing"),
+        ("agent: fence_ipmilan", "agnet: x, agent: y", ":6: unknown key 'agnet'; did you mean 'a"),
+        ("      levels", "      agent: x\n      levels", ":5: unknown key 'agent'"),
+    ],
+)
+def test_a_mistake_in_levels_is_named_without_secrets(old: str, new: str, complaint: str) -> None:
+    assert old in LEVELS
+    with pytest.raises(InventoryError) as caught:
+        inventory.parse(LEVELS.replace(old, new, 1), PATH)
+    line = str(caught.value)
+    assert complaint in line
+    assert "hunter2" not in line
+    assert "4711" not in line
+    assert "\n" not in line
+
+
+def test_a_fence_agent_is_read_and_its_secrets_are_not_shown() -> None:
+    found = only_device(FENCED)
     assert found.agent == "fence_ipmilan"
     assert found.options == {
         "ip": "10.9.0.11", "username": "admin", "lanplus": "1", "password": "hunter2",
@@ -193,8 +260,7 @@ def test_a_fence_agent_is_read_and_its_secrets_are_not_shown() -> None:
 
 def test_a_password_s_file_is_no_option_of_the_agent() -> None:
     text = FENCED.replace("password: hunter2", "password_file: ~/alpha.password")
-    found = inventory.parse(text, PATH).host("alpha").fence
-    assert found is not None
+    found = only_device(text)
     assert found.password_file == Path("~/alpha.password").expanduser()
     assert set(found.options) == {"ip", "username", "lanplus"}
 
@@ -245,7 +311,7 @@ def test_a_host_without_a_fence_agent_has_none() -> None:
         (
             FENCED[FENCED.index("\n      agent") :],
             " {agent: x, password: hunter2}\n",
-            "unknown key 'password'; known are agent, options",
+            "unknown key 'password'; known are agent, levels, options",
         ),
     ],
 )

@@ -22,7 +22,7 @@ from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation
 from vmckpt.lease import witness
 from vmckpt.model.callers import Caller
-from vmckpt.model.fencing import Fenced, FenceDevice
+from vmckpt.model.fencing import Fenced, FenceDevice, FenceTopology
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
 from vmckpt.protect import asking, ending, fencing, leaving
@@ -38,9 +38,12 @@ KNOWN = Known(
     primary=ALPHA, backup=BETA, lease="postgresql://witness/vmckpt", session="5e55",
 )  # fmt: skip
 NO_LEASE = replace(KNOWN, lease=None)
-FENCED = Fenced(host="alpha", agent="fence_fake", at=1.0, took=Seconds(2.0))
+FENCED = Fenced(
+    host="alpha", agent="fence_fake", level=1, devices=("fence_fake",), at=1.0, took=Seconds(2.0)
+)
+FAKE = FenceTopology(((FenceDevice(agent="fence_fake", options={}),),))
 HAS_FENCE = replace(
-    NO_LEASE, primary=replace(ALPHA, fence=FenceDevice(agent="fence_fake", options={}))
+    NO_LEASE, primary=replace(ALPHA, fence=FAKE)
 )  # fmt: skip
 WATCHED = replace(
     HAS_FENCE,

@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.unit.fence_agents import SECRET, FakeAgent
+from tests.unit.fence_agents import SECRET, FakeAgent, host
 from vmckpt.cli.main import app
 from vmckpt.doctor import gather
+from vmckpt.doctor.checks import DeviceSeen
 from vmckpt.errors import FencingFailed, JournalError, LeaseLost
 from vmckpt.journal import recorder
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation, StepState, StoredStep
 from vmckpt.journal.store import Journal
 from vmckpt.model.callers import Caller
+from vmckpt.model.fencing import Power
+from vmckpt.model.hosts import Host
 from vmckpt.protect import fencing
 from vmckpt.protect.steps import Step
 from vmckpt.remote import fencing as agents
@@ -84,9 +87,9 @@ async def test_no_secret_is_written_down(scene: Scene, tmp_path: Path, mode: str
     file = tmp_path / "password"
     file.write_text("correct-horse\n")
     file.chmod(0o644)
-    host = scene.agent.host({"ip": "10.9.0.11", "snmp": SECRET}, password_file=file)
+    fenced = scene.agent.host({"ip": "10.9.0.11", "snmp": SECRET}, password_file=file)
     try:
-        await fencing.fence(host, scene.recorder, scene.caller)
+        await fencing.fence(fenced, scene.recorder, scene.caller)
     except FencingFailed as exc:
         scene.warned.append(str(exc))
     scene.recorder.close()
@@ -120,22 +123,34 @@ async def test_a_journal_that_breaks_afterwards_does_not_keep_the_guest_off(
     assert (await fencing.fence(scene.agent.host(), scene.recorder, scene.caller)).host == "alpha"
 
 
-async def test_doctor_asks_the_agent_and_switches_nothing_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_doctor_asks_the_agent_and_switches_nothing_off(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path / "agent")
-    seen = await gather._fence(agent.host())
-    assert seen is not None
+    (seen,) = await asked(agent.host())
     assert seen.ran is not None
     assert (seen.ran.status, seen.error) == (0, None)
     agent.behaves(status="tells")
-    seen = await gather._fence(agent.host())
-    assert seen is not None
+    (seen,) = await asked(agent.host())
     assert "hunter2" not in repr(seen)
-    missing = await gather._fence(agent.host(agent="fence_nowhere"))
-    assert missing is not None
+    (missing,) = await asked(agent.host(agent="fence_nowhere"))
     assert "no fence agent fence_nowhere" in str(missing.error)
     assert (agent.power, set(agent.actions)) == ("on", {"status"})
+
+
+async def test_doctor_asks_all_devices(tmp_path: Path) -> None:
+    agents = [FakeAgent(tmp_path / str(number)) for number in range(3)]
+    agents[1].behaves(status=1)
+    one, two, three = (agent.device() for agent in agents)
+    seen = await asked(host((one,), (two, three)))
+    assert [(device.power, device.level) for device in seen] == [
+        (Power.ON, 0), (Power.UNKNOWN, 1), (Power.ON, 1),
+    ]  # fmt: skip
+    assert seen[2].name == f"{agents[2].path} (level 2, device 2 of 2)"
+
+
+async def asked(host: Host) -> tuple[DeviceSeen, ...]:
+    seen = await gather._fence(host)
+    assert seen is not None
+    return seen.devices
 
 
 @pytest.mark.parametrize(

@@ -27,15 +27,33 @@ _NEEDED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FenceSeen:
-    """What became of asking a host's fence agent for the host's status."""
+class DeviceSeen:
+    """What became of asking one fence device of a host for the status."""
 
+    name: str
+    """For people, see `FenceTopology.name`."""
     agent: str
-    ran: Ran | None
+    level: int
+    ran: Ran | None = None
     error: str | None = None
-    """Why it was not run, and what mends that."""
-    too_open: str | None = None
-    """The password's file, which others may read."""
+    """Why its agent was not run, and what mends that."""
+
+    @property
+    def power(self) -> Power:
+        return Power.UNKNOWN if self.ran is None else power(self.ran)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceSeen:
+    """What became of asking all fence devices of a host for the status."""
+
+    devices: tuple[DeviceSeen, ...]
+    too_open: tuple[str, ...] = ()
+    """The passwords' files that others may read."""
+
+    def all_off(self, level: int) -> bool:
+        """Whether all devices of a level say that they are off."""
+        return all(one.power is Power.OFF for one in self.devices if one.level == level)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,23 +327,32 @@ def _peers(examined: Examined) -> Iterator[Finding]:
 
 
 def _fence(examined: Examined, seen: FenceSeen) -> Iterator[Finding]:
-    """Warnings only: migrations do without."""
+    for device in seen.devices:
+        yield _fence_device(examined, seen, device)
+    for path in seen.too_open:
+        yield _finding(
+            "fence-password", Severity.WARNING, examined.host.name,
+            f"others may read the password in {path}", f"run chmod 600 {path}",
+        )  # fmt: skip
+
+
+def _fence_device(examined: Examined, seen: FenceSeen, device: DeviceSeen) -> Finding:
+    """A warning at the most: migrations do without."""
     name, answers = examined.host.name, examined.facts is not None
     severity, mend = Severity.WARNING, f"mend fence: of {name} in the inventory"
-    if seen.ran is None:
-        text, _, told = (seen.error or "it was not asked").partition("; ")
+    if device.ran is None:
+        text, _, told = (device.error or "it was not asked").partition("; ")
+        text = text if device.name == device.agent else f"{device.name}: {text}"
         mend = told or mend
-    elif (found := power(seen.ran)) is Power.UNKNOWN:
-        text = f"{seen.agent} cannot tell whether it is on: {seen.ran.in_words}"
-        mend = f"run {seen.agent} by hand with its options and action=status"
-    elif found is Power.OFF and answers:
-        text = f"{seen.agent} says that it is off, but it answers: it asks another machine"
+    elif device.power is Power.UNKNOWN:
+        text = f"{device.name} cannot tell whether it is on: {device.ran.in_words}"
+        mend = f"run {device.agent} by hand with its options and action=status"
+    elif device.power is Power.OFF and answers and seen.all_off(device.level):
+        text = f"{device.name} says that it is off, but it answers: it asks another machine"
+    elif device.power is Power.OFF and answers:
+        text = f"{device.name} says that it is off: {name} has only its other supplies"
+        mend = f"switch it on; if it is on, mend fence: of {name} in the inventory"
     else:
         severity, mend = Severity.OK, ""
-        text = f"{seen.agent} says that it is {found}"
-    yield _finding("fence", severity, name, text, mend or None)
-    if seen.too_open is not None:
-        yield _finding(
-            "fence-password", Severity.WARNING, name,
-            f"others may read the password in {seen.too_open}", f"run chmod 600 {seen.too_open}",
-        )  # fmt: skip
+        text = f"{device.name} says that it is {device.power}"
+    return _finding("fence", severity, name, text, mend or None)

@@ -4,11 +4,11 @@ import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from vmckpt.doctor.checks import FIRST_PORT, Examined, FenceSeen
+from vmckpt.doctor.checks import FIRST_PORT, DeviceSeen, Examined, FenceSeen
 from vmckpt.errors import HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.facts import host_facts
-from vmckpt.model.fencing import Action
+from vmckpt.model.fencing import Action, FenceTopology
 from vmckpt.model.hosts import Host, HostFacts, HostProbe
 from vmckpt.remote import fencing, probe
 from vmckpt.remote.ssh import Remote
@@ -46,14 +46,20 @@ async def _one(host: Host, everyone: Sequence[Host]) -> Examined:
 
 
 async def _fence(host: Host) -> FenceSeen | None:
+    """Ask each of its fence devices for the status; nothing is switched."""
     if host.fence is None:
         return None
-    path = fencing.too_open(host.fence)
-    seen = FenceSeen(
-        agent=host.fence.agent, ran=None, too_open=None if path is None else str(path)
-    )  # fmt: skip
+    too_open = tuple(str(path) for path in fencing.too_open(host.fence))
+    # One after the other: some devices let only one in at a time.
+    devices = [await _device(host, host.fence, *place) for place in host.fence.places]
+    return FenceSeen(devices=tuple(devices), too_open=too_open)
+
+
+async def _device(host: Host, topology: FenceTopology, level: int, number: int) -> DeviceSeen:
+    device = topology.levels[level][number]
+    seen = DeviceSeen(name=topology.name(level, number), agent=device.agent, level=level)
     try:
-        ran = await fencing.run(host, Action.STATUS, stop=asyncio.Event())
+        ran = await fencing.run(host, device, Action.STATUS, stop=asyncio.Event())
     except VmckptError as exc:
         return dataclasses.replace(seen, error=str(exc))
     return dataclasses.replace(seen, ran=ran)

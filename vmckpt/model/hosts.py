@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from vmckpt.model.fencing import FenceDevice
+from vmckpt.model.fencing import FenceTopology
 from vmckpt.model.guests import GuestState
 from vmckpt.units import Bytes, Seconds
 
@@ -44,7 +44,7 @@ class Host:
     """Bridges and libvirt networks for guests, by name."""
     agent_state: str = AGENT_STATE
     """A folder there for what outlives an agent."""
-    fence: FenceDevice | None = None
+    fence: FenceTopology | None = None
     """What powers it off from outside; None: a person."""
     read_only: bool = False
     """Nothing is changed there: its libvirt is opened for reading."""

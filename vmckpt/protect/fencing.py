@@ -20,12 +20,12 @@ async def fence(host: Host, recorder: Recorder, caller: Caller) -> Fenced:
 
     The options, of which some are secrets, are written down nowhere.
     """
-    agent = "" if host.fence is None else host.fence.agent
-    if host.fence is not None and (path := fencing.too_open(host.fence)) is not None:
+    agents = "" if host.fence is None else host.fence.in_words
+    for path in () if host.fence is None else fencing.too_open(host.fence):
         caller.warn(f"{path}: others may read the password in it; run chmod 600 {path}")
-    intent = {"host": host.name, "agent": agent, "action": "off"}
+    intent = {"host": host.name, "agent": agents, "action": "off"}
     step = await asyncio.to_thread(recorder.intend, Step.FENCE, intent)
-    caller.warn(f"fencing {host.name}: {agent} powers it off, with all that runs there")
+    caller.warn(f"fencing {host.name}: {agents} powers it off, with all that runs there")
     try:
         done = await fencing.power_off(host, caller.stop)
     except VmckptError as exc:
@@ -36,5 +36,5 @@ async def fence(host: Host, recorder: Recorder, caller: Caller) -> Fenced:
         raise
     with suppress(JournalError):  # the guest must not wait for a full disk here
         await asyncio.to_thread(recorder.conclude, step, StepState.DONE, done.as_json())
-    caller.warn(f"{host.name} is off, says {agent}")
+    caller.warn(f"{host.name} is off, says {done.agent}")
     return done

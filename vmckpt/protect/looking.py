@@ -87,7 +87,7 @@ async def seen(
             free=Bytes(int(room["images"])), needed=copied, grown=copied,
         ),
         has_lease=setting.lease is not None, automatic=request.automatic,
-        fence=None if setting.primary.fence is None else setting.primary.fence.agent,
+        fence=None if setting.primary.fence is None else setting.primary.fence.in_words,
         max_pause=request.terms.max_pause, missing=tuple(room["missing"]),
         disk_logs=bool(looked["disk_logs"]),
     )  # fmt: skip

@@ -9,12 +9,23 @@ import stat
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from vmckpt.errors import Cancelled, FencingFailed, InventoryError
+from vmckpt.errors import Cancelled, FencingFailed, InventoryError, VmckptError
 from vmckpt.model import fencing
-from vmckpt.model.fencing import PASSWORD, Action, Decision, Fenced, FenceDevice, Ran, Step
+from vmckpt.model.fencing import (
+    PASSWORD,
+    Action,
+    Decision,
+    Fenced,
+    FenceDevice,
+    FenceTopology,
+    Ran,
+    Step,
+    Tried,
+)
 from vmckpt.model.hosts import Host
 from vmckpt.units import Seconds
 
@@ -35,42 +46,65 @@ async def power_off(host: Host, stop: asyncio.Event) -> Fenced:
 
     Raises FencingFailed if that is not known, InventoryError, and Cancelled if `stop` is set.
     """
-    device, began = _device(host), time.monotonic()
-    off: Ran | None = None
-    status: Ran | None = None
-    answered = began
+    topology, began = _topology(host), time.monotonic()
+    tried, answered = [Tried()], began
+    error: VmckptError | None = None
     while True:
-        decision = fencing.decide(off, status, Seconds(time.monotonic() - answered))
+        decision = fencing.decide(topology, tried, Seconds(time.monotonic() - answered))
+        level, last = len(tried) - 1, tried[-1]
         match decision.step:
             case Step.SWITCH_OFF:
-                off = await run(host, Action.OFF, limit=_OFF_LIMIT, stop=stop)
+                device = topology.levels[level][decision.number]
+                ran, error = await _heard(host, device, Action.OFF, stop)
+                tried[-1] = replace(last, off=(*last.off, ran))
                 answered = time.monotonic()
             case Step.LOOK:
-                if status is not None:
+                if last.looks and decision.number == 0:
                     await asyncio.sleep(_TURN)
-                status = await run(host, Action.STATUS, limit=_STATUS_LIMIT, stop=stop)
+                device = topology.levels[level][decision.number]
+                ran, error = await _heard(host, device, Action.STATUS, stop)
+                tried[-1] = replace(last, looks=(*last.looks, ran))
+            case Step.KNOCK:
+                tried[-1] = replace(last, host_answers=await _answers(host))
+            case Step.NEXT_LEVEL:
+                tried.append(Tried())
             case Step.REFUSE:
-                raise _refused(host, device, decision)
+                raise _refused(host, decision) if error is None or len(tried) > 1 else error
             case Step.OFF:
-                break
-    if await _answers(host):
-        raise FencingFailed(
-            f"{device.agent} says that {host.name} is off, but {host.name} answers: it is about"
-            " another machine",
-            mend=f"mend fence: of {host.name} in the inventory",
-        )
-    took = Seconds(time.monotonic() - began)
-    return Fenced(host=host.name, agent=device.agent, at=time.time(), took=took)
+                return _fenced(host.name, topology, level, began)
 
 
-def _refused(host: Host, device: FenceDevice, decision: Decision) -> FencingFailed:
+async def _heard(
+    host: Host, device: FenceDevice, action: Action, stop: asyncio.Event
+) -> tuple[Ran, VmckptError | None]:
+    """What an agent answered; that it cannot be run is an answer, too, beside the error."""
+    limit = _OFF_LIMIT if action is Action.OFF else _STATUS_LIMIT
+    try:
+        return await run(host, device, action, limit=limit, stop=stop), None
+    except (FencingFailed, InventoryError) as exc:
+        return Ran(None, limit, error=exc.message.removeprefix(_not_fenced(host))), exc
+
+
+def _fenced(host: str, topology: FenceTopology, level: int, began: float) -> Fenced:
+    return Fenced(
+        host=host, agent=topology.level_in_words(level), level=level + 1, at=time.time(),
+        devices=tuple(topology.name(*place) for place in topology.places if place[0] == level),
+        took=Seconds(time.monotonic() - began),
+    )  # fmt: skip
+
+
+def _not_fenced(host: Host) -> str:
+    return f"{host.name} is not fenced: "
+
+
+def _refused(host: Host, decision: Decision) -> FencingFailed:
     return FencingFailed(
-        f"{host.name} is not known to be off: {device.agent}: {decision.why}",
+        f"{host.name} is not known to be off: {decision.why}",
         mend="run this again, or switch it off yourself and add --host-is-off",
     )
 
 
-def _device(host: Host) -> FenceDevice:
+def _topology(host: Host) -> FenceTopology:
     if host.fence is None:
         raise InventoryError(
             f"{host.name} has no fence agent in the inventory",
@@ -80,13 +114,14 @@ def _device(host: Host) -> FenceDevice:
 
 
 async def run(
-    host: Host, action: Action, *, stop: asyncio.Event, limit: Seconds = _STATUS_LIMIT
-) -> Ran:
-    """Run a host's agent once; any end of it is an answer, and after `limit` it is ended.
+    host: Host, device: FenceDevice, action: Action, *, stop: asyncio.Event,
+    limit: Seconds = _STATUS_LIMIT,
+) -> Ran:  # fmt: skip
+    """Run the agent of one of a host's devices once; any end of it is an answer, and after `limit`
+    it is ended.
 
     Raises FencingFailed if it cannot be run, InventoryError, and Cancelled if `stop` is set.
     """
-    device = _device(host)
     program = _program(host, device)
     try:
         text = fencing.told(device, action, await asyncio.to_thread(_password, device))
@@ -100,7 +135,7 @@ async def run(
             )  # fmt: skip
         except OSError as exc:
             raise FencingFailed(
-                f"{host.name} is not fenced: {program} cannot be run: {exc.strerror or exc}",
+                f"{_not_fenced(host)}{program} cannot be run: {exc.strerror or exc}",
                 mend="run it by hand to see why",
             ) from exc
         try:
@@ -142,7 +177,7 @@ def _program(host: Host, device: FenceDevice) -> str:
     found = shutil.which(device.agent, path=f"{os.environ.get('PATH', '')}:{_MORE_PLACES}")
     if found is None:
         raise FencingFailed(
-            f"{host.name} is not fenced: there is no fence agent {device.agent} on this machine",
+            f"{_not_fenced(host)}there is no fence agent {device.agent} on this machine",
             mend="run apt-get install fence-agents, or mend fence: in the inventory",
         )
     return found
@@ -178,13 +213,15 @@ def _password(device: FenceDevice) -> str | None:
     return lines[0]
 
 
-def too_open(device: FenceDevice) -> Path | None:
-    """The password's file, if others than its owner may read or write it."""
-    path = device.password_file
-    with suppress(OSError):
-        if path is not None and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            return path
-    return None
+def too_open(topology: FenceTopology) -> tuple[Path, ...]:
+    """Return the passwords' files that others than their owner may read or write."""
+    found = []
+    devices = [one for level in topology.levels for one in level]
+    for path in dict.fromkeys(one.password_file for one in devices if one.password_file):
+        with suppress(OSError):
+            if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                found.append(path)
+    return tuple(found)
 
 
 async def _answers(host: Host) -> bool:
