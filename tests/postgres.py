@@ -7,6 +7,8 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -83,6 +85,31 @@ class Server:
         psql = [f"{_PROGRAMS[-1]}/psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"]
         psql += ["-h", str(self._folder), "-U", "postgres"]
         return self._run(*psql, "-c", f"SET search_path = {schema}", "-c", statement).strip()
+
+    def reload(self) -> None:
+        """Have it read its configuration anew, and wait until it has."""
+        before = self.sql("SELECT pg_conf_load_time()")
+        self.sql("SELECT pg_reload_conf()")
+        until = Deadline(30)
+        while self.sql("SELECT pg_conf_load_time()") == before:
+            if until.passed():
+                raise RuntimeError("it does not read its configuration")
+            time.sleep(0.02)
+
+    @contextmanager
+    def asking(self, user: str, password: str) -> Iterator[None]:
+        """Meanwhile there is a user who has to show a password."""
+        self.sql(f"CREATE ROLE {user} LOGIN PASSWORD '{password}'")
+        rules = self._folder / "data/pg_hba.conf"
+        before = rules.read_text()
+        rules.write_text(f"local all {user} scram-sha-256\n{before}")
+        self.reload()
+        try:
+            yield
+        finally:
+            rules.write_text(before)
+            self.reload()
+            self.sql(f"DROP OWNED BY {user}; DROP ROLE {user}")
 
     def _run(self, *command: str) -> str:
         done = subprocess.run(

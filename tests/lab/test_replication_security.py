@@ -1,5 +1,6 @@
 """Two running copies, and local users of a host: what a protection must never allow, tried."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,12 +8,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.lab.bench import WHOLE, Bench, until
 from tests.lab.protecting import (
     GUEST,
+    LEFT,
     SOON,
     TTL,
     asked,
@@ -25,6 +29,7 @@ from tests.lab.protecting import (
     signalled,
     tidied,
 )
+from tests.processes import command_lines
 from vmckpt.lab import faults, host
 
 pytestmark = pytest.mark.long
@@ -103,6 +108,21 @@ def test_a_process_that_imitates_qemu_is_not_taken_for_it(pair: Bench) -> None:
         pair.good("failover", "web1", "--planned")
         assert pair.where() == ["beta"]
     assert pair.ledgers() == WHOLE
+
+
+def test_no_command_line_has_the_password_of_a_lease(pair: Bench) -> None:
+    pair.guest(**GUEST)
+    protect(pair)
+    epochs(pair)
+    first = host.first_process(pair.plan.host("alpha"))
+    (session,) = Path(f"/proc/{first}/root{LEFT}").glob("*/session.json")
+    password = urlsplit(json.loads(session.read_text())["lease"]["url"]).password
+    assert password
+    lines = command_lines()
+    assert any(AGENT in line for line in lines.values())
+    assert any(GUARD in line for line in lines.values())
+    assert [line for line in lines.values() if password.encode() in line] == []
+    pair.good("unprotect", "web1")
 
 
 def test_a_folder_that_another_user_made_is_refused_by_name(pair: Bench) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.processes import command_lines
+
 
 def free_port() -> int:
     with socket.socket() as made:
@@ -109,6 +111,10 @@ async def test_it_draws_and_answers_keys(served: tuple[str, str]) -> None:
             assert "Fleet" in await seen(web, "4 hosts")
             await web.send_json(["stdin", "2"])
             assert "from → to" in await seen(web, "from → to")
+            lines = command_lines()
+            begun = [line for line in lines.values() if b"dashboard\0--simulate\x004x12" in line]
+            assert len(begun) > 1  # the server, and what it has started for this browser
+            assert all(token.encode() not in line for line in lines.values())
 
 
 async def seen(web: aiohttp.ClientWebSocketResponse, wanted: str) -> str:

@@ -13,7 +13,7 @@ import vmckpt
 from vmckpt.cli import output
 from vmckpt.cli.arguments import help_alone
 from vmckpt.cli.commands import COMMANDS
-from vmckpt.errors import VmckptError
+from vmckpt.errors import BadInput, VmckptError
 from vmckpt.journal import place
 
 # Typer has a click of its own and exports only the end of its error tree.
@@ -87,7 +87,8 @@ def options(
         typer.Option(
             metavar="FILE|URL|none",
             envvar=place.VARIABLE,
-            help="Where jobs are recorded: postgresql://USER@HOST/DB serves several machines.",
+            help="Where jobs are recorded: postgresql://USER@HOST/DB serves several machines. No"
+            " password in it: ~/.pgpass.",
         ),
     ] = None,
     read_only: Annotated[
@@ -107,8 +108,20 @@ def options(
 
         os.environ[READ_ONLY] = "1"
     if journal is not None:
-        place.choose(journal)
+        source = context.get_parameter_source("journal")
+        _choose_journal(journal, typed=source is not None and source.name == "COMMANDLINE")
     help_alone(context)
+
+
+def _choose_journal(journal: str, *, typed: bool) -> None:
+    """Raises BadInput if it was typed with a password in it; JournalError as `place.choose`."""
+    if typed and place.has_password(journal):
+        raise BadInput(
+            "--journal has a password in it, which every user of this machine can read (ps)",
+            mend="change that password; put the new one in ~/.pgpass or PGPASSFILE, or the URL in"
+            f" {place.VARIABLE}",
+        )
+    place.choose(journal)
 
 
 def run(args: list[str]) -> int:

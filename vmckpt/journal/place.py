@@ -1,6 +1,7 @@
 """Where the journal is: a file, or a PostgreSQL database that several controllers share."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ VARIABLE = "VMCKPT_JOURNAL"
 NONE = "none"
 """Chosen instead of a journal: nothing is recorded, and nobody else is kept away."""
 _SCHEME = "postgresql"
+_PASSWORD = re.compile(r"(?:^|[?&\s])(?:ssl)?password=")
 
 
 def state_folder(environ: Mapping[str, str], *, root: bool) -> Path:
@@ -43,6 +45,13 @@ def parse(text: str) -> Path | str:
             mend="name a file, or postgresql://user@host/database",
         )
     return text
+
+
+def has_password(text: str) -> bool:
+    """Whether a place has a password in it, also where it is written in a wrong way. Pure."""
+    _, found, rest = text.partition("://")
+    login, at, _ = rest.partition("?")[0].rpartition("@")
+    return bool(found and at and ":" in login) or _PASSWORD.search(text) is not None
 
 
 def choose(text: str) -> None:

@@ -4,6 +4,7 @@ Rows are locked where SQLite locks the file: an operation by who writes to it, a
 looks at its token. The server's clock is everybody's.
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,10 @@ from vmckpt.units import Seconds
 T = TypeVar("T")
 
 _PAUSE = 0.1
-_FORM = "write postgresql://user:password@host:port/database, with %40 for an @ in the password"
+_FORM = "write postgresql://user@host:port/database, or postgresql:///?service=name"
+# Where libpq takes a database from that the URL does not name.
+_ELSEWHERE = ("service", "dbname")
+_ENVIRONMENT = ("PGSERVICE", "PGDATABASE")
 # A number of our own; whoever holds it makes or migrates tables.
 _SCHEMA_LOCK = 0x766D636B7074
 # Neither lost its connection, nor is it there for good.
@@ -73,7 +77,7 @@ class PostgresDatabase(Database):
     def __init__(self, place: str, *, busy: Seconds, read_only: bool) -> None:
         url = _parsed(place)
         super().__init__(f"journal {_shown(url)}", read_only=read_only)
-        secrets = (url.password, url.query.get("password"))
+        secrets = (url.password, url.query.get("password"), url.query.get("sslpassword"))
         self._secrets = [str(one) for one in secrets if one]
         self._patience = busy
         self._met = False
@@ -153,8 +157,11 @@ def _parsed(place: str) -> URL:
             raise ValueError
         url = make_url(place)
     except (ArgumentError, ValueError):
-        raise JournalError("the journal's URL cannot be read", mend=_FORM) from None
-    if not url.database:
+        raise JournalError(
+            "the journal's URL cannot be read", mend=f"{_FORM}; an @ in a password is %40"
+        ) from None
+    named = any(url.query.get(one) for one in _ELSEWHERE)
+    if not (url.database or named or any(os.environ.get(one) for one in _ENVIRONMENT)):
         raise JournalError(f"the journal's URL {_shown(url)} names no database", mend=_FORM)
     return url
 
@@ -164,7 +171,9 @@ def _shown(url: URL) -> str:
     user = f"{url.username}@" if url.username else ""
     port = url.port or url.query.get("port")
     host = f"{url.host or url.query.get('host', '')}{f':{port}' if port else ''}"
-    return f"postgresql://{user}{host}/{url.database or ''}"
+    service = url.query.get("service") or ("" if url.database else os.environ.get("PGSERVICE", ""))
+    where = f"postgresql://{user}{host}/{url.database or url.query.get('dbname', '')}"
+    return f"{where}?service={service}" if service else where
 
 
 def _engine(url: URL, busy: Seconds, *, read_only: bool) -> Engine:

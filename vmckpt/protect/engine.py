@@ -39,6 +39,8 @@ _PATIENCE = 15.0
 """So long an agent that died is started again by its guard."""
 _MARGIN = 0.2
 """Of the lease's lifetime: the holder ends that much earlier, and others begin that much later."""
+# Of a lease store's URL; what an agent does not need, or could not find on its host.
+_CONTROLLERS = frozenset({"user", "password", "passfile", "service", "sslpassword"})
 _NOTHING = MappingProxyType(dict[str, str]())
 Told = Callable[[dict[str, Any]], None]
 """Is told how far the first copy is."""
@@ -279,8 +281,8 @@ def _as_user(url: str, user: str, password: str) -> str:
     """The same database for another user."""
     parts = urlsplit(url)
     place = parts.netloc.rpartition("@")[2]
-    # Whoever put a password there: it is not the agents'.
-    query = urlencode([one for one in parse_qsl(parts.query) if one[0] not in ("user", "password")])
+    # What the controller logs in with is not the agents'.
+    query = urlencode([one for one in parse_qsl(parts.query) if one[0] not in _CONTROLLERS])
     login = f"{quote(user)}:{quote(password)}@{place}"
     return urlunsplit(parts._replace(netloc=login, query=query))
 
