@@ -18,7 +18,7 @@ from vmckpt.checkpoint import nbdwire as wire
 from vmckpt.checkpoint.nbd import Client, Extent
 from vmckpt.checkpoint.nbdserver import Server
 from vmckpt.checkpoint.nbdsession import Export
-from vmckpt.checkpoint.nbdwire import Place, Tcp, Unix
+from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import BadInput, HypervisorError, StoreDamaged
 from vmckpt.units import MIB
 
@@ -38,23 +38,21 @@ EXPORT = Export(SIZE, lambda offset, length: CONTENT[offset : offset + length], 
 
 
 @contextmanager
-def serving(folder: Path, *, tcp: bool = False, **exports: Export) -> Iterator[Server]:
-    place: Place = Tcp("127.0.0.1", 0) if tcp else Unix(str(folder / "served.sock"))
-    with Server(exports or {"vda": EXPORT}, place) as server:
+def serving(folder: Path, **exports: Export) -> Iterator[Server]:
+    with Server(exports or {"vda": EXPORT}, Unix(str(folder / "served.sock"))) as server:
         yield server
     assert not (folder / "served.sock").exists()
     assert [t.name for t in threading.enumerate() if t.name.startswith("NBD")] == []
 
 
-@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
-def test_qemu_img_finds_the_same_bytes_and_the_holes(tmp_path: Path, tcp: bool) -> None:
+def test_qemu_img_finds_the_same_bytes_and_the_holes(tmp_path: Path) -> None:
     copy = tmp_path / "copy.raw"
-    with serving(tmp_path, tcp=tcp) as server:
+    with serving(tmp_path) as server:
         uri = server.uri("vda")
         told = json.loads(run("qemu-img", "info", "--output=json", uri))
         mapped = json.loads(run("qemu-img", "map", "--output=json", uri))
         run("qemu-img", "convert", "-f", "raw", "-O", "raw", uri, copy)
-        listed = run("qemu-nbd", "-L", *_where(server))
+        listed = run("qemu-nbd", "-L", "-k", server.place.path)
 
     assert told["virtual-size"] == SIZE
     assert [(e["start"], e["length"], e["zero"]) for e in mapped] == [
@@ -64,12 +62,6 @@ def test_qemu_img_finds_the_same_bytes_and_the_holes(tmp_path: Path, tcp: bool) 
     assert "exports available: 1" in listed
     assert "'vda'" in listed
     assert "base:allocation" in listed
-
-
-def _where(server: Server) -> list[str]:
-    if isinstance(server.place, Tcp):
-        return ["-b", server.place.host, "-p", str(server.place.port)]
-    return ["-k", server.place.path]
 
 
 def test_it_serves_as_the_backing_of_an_overlay(tmp_path: Path) -> None:
@@ -288,8 +280,6 @@ def test_it_listens_only_where_nobody_else_can_reach_or_is(tmp_path: Path) -> No
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(left))
     for place, why in (
-        (Tcp("0.0.0.0", 0), "other machines"),
-        (Tcp("example.org", 0), "give an address"),
         (Unix(str(file)), "something else"),
         (Unix(str(tmp_path / "no" / "folder")), "cannot listen"),
     ):

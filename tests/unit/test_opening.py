@@ -3,13 +3,16 @@
 import json
 import os
 import signal
+import stat
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import IO, Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -139,32 +142,101 @@ def test_single_files_come_out_of_a_disk(filled: Export, tmp_path: Path) -> None
     assert "vmckpt-" not in Path("/proc/self/mounts").read_text()
 
 
+@contextmanager
+def serving(*words: str) -> Iterator[dict[str, Any]]:
+    """`snapshot open` of "one" in a process: what it says once it serves; then Ctrl-C."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "vmckpt.cli.main", "snapshot", "open", "one", "--json", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert server.stdout is not None
+        assert server.stderr is not None
+        for line in server.stderr:
+            if line.startswith("served read-only"):
+                break
+        yield first_value(server.stdout)
+    finally:
+        server.send_signal(signal.SIGINT)
+        _, said = server.communicate(timeout=30)
+    assert (server.returncode, "served no more" in said) == (0, True), said
+
+
+def first_value(stream: IO[str]) -> dict[str, Any]:
+    """Of JSON that goes on no further, and whose stream stays open."""
+    text = ""
+    while line := stream.readline():
+        text += line
+        with suppress(ValueError):
+            return dict(json.loads(text))
+    raise AssertionError(text)
+
+
+def as_nobody(*words: str) -> "subprocess.CompletedProcess[str]":
+    drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    return subprocess.run([*drop, *words], capture_output=True, text=True, check=False, cwd="/")
+
+
+CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+
+
 def test_a_disk_is_served_until_somebody_stops_it(stock: Stock) -> None:
     key = str(stock.encrypt())
     stock.put("one", [1, 2], disk=7)
-    words = ["snapshot", "open", "one", "--nbd", "disk.sock", "--identity", key, "--json"]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "vmckpt.cli.main", *words], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        give_up = time.monotonic() + 60
-        while not Path("disk.sock").exists():
-            assert time.monotonic() < give_up
-            time.sleep(0.05)
+    with serving("--nbd", "disk.sock", "--identity", key) as told:
         uri = f"nbd+unix:///vda?socket={Path('disk.sock').absolute()}"
+        assert told["exports"] == {"vda": uri}
+        assert stat.S_IMODE(Path("disk.sock").stat().st_mode) == 0o600
         subprocess.run(["qemu-img", "convert", "-O", "raw", uri, "disk.raw"], check=True)
-    finally:
-        server.send_signal(signal.SIGINT)
-        told, _ = server.communicate(timeout=30)
-    assert (server.returncode, json.loads(told)["exports"]) == (0, {"vda": uri})
     assert Path("disk.raw").read_bytes() == page(7, 65536)
     assert not Path("disk.sock").exists()
+
+
+def test_no_other_user_reads_a_disk_that_is_served(
+    stock: Stock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory is the last thing to keep them out, so it is opened for the trial."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", "/tmp")  # which every user can enter
+    stock.put("one", [1, 2], disk=7)
+    with serving() as told:
+        uri = told["exports"]["vda"]
+        place = Path(parse_qs(urlsplit(uri).query)["socket"][0])
+        assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+        assert stat.S_IMODE(place.stat().st_mode) == 0o600
+        for mode in (0o700, 0o755):
+            place.parent.chmod(mode)
+            refused = as_nobody("/usr/bin/python3", "-c", CONNECT, str(place))
+            assert "PermissionError" in refused.stderr
+            assert as_nobody("qemu-img", "info", uri).returncode != 0
+        subprocess.run(["qemu-img", "convert", "-O", "raw", uri, "disk.raw"], check=True)
+    assert Path("disk.raw").read_bytes() == page(7, 65536)
+    assert not place.parent.exists()
+
+
+def test_on_a_port_other_users_lack_the_key(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", "/tmp")
+    stock.put("one", [1, 2], disk=7)
+    with serving("--listen", "0") as told:
+        uri = urlsplit(told["exports"]["vda"])
+        key = Path(parse_qs(uri.query)["tls-psk-file"][0])
+        assert key.parent == Path(told["tls_psk_dir"])
+        image = f"driver=nbd,host=127.0.0.1,port={uri.port},export=vda,tls-creds=key"
+        words = ["qemu-img", "convert", "-O", "raw", "--object"]
+        words += [f"tls-creds-psk,id=key,endpoint=client,dir={key.parent}", "--image-opts", image]
+        refused = as_nobody(*words, "/dev/null")
+        assert "Permission denied" in refused.stderr
+        assert as_nobody("qemu-img", "info", f"nbd://127.0.0.1:{uri.port}/vda").returncode != 0
+        subprocess.run([*words, "disk.raw"], check=True)
+    assert Path("disk.raw").read_bytes() == page(7, 65536)
+    assert not key.parent.exists()
 
 
 def test_what_is_wanted_must_be_said_and_be_there(stock: Stock) -> None:
     stock.put("one", [1])
     for words, code, why in (
-        ((), 2, "say one of --nbd"),
+        (("--nbd", "x", "--listen", "0"), 2, "say one of --nbd"),
         (("--nbd", "x", "--core", "y"), 2, "say one of --nbd"),
         (("--nbd", "x", "--disk", "vdz"), 2, "no disk 'vdz'; it has vda"),
         (("--nbd", "x", "--disk", "vda:1"), 2, "served whole; say --disk vda"),

@@ -1,10 +1,9 @@
-"""A read-only NBD server over anything that can be read at an offset.
+"""A read-only NBD server over anything that can be read at an offset, on a socket of its owner's.
 
 Each client has threads of its own, and is read for a MiB at a time: a slow or silent client keeps
 no other waiting, and the memory stays bounded.
 """
 
-import ipaddress
 import logging
 import os
 import socket
@@ -17,12 +16,12 @@ from typing import Self
 from urllib.parse import quote
 
 from vmckpt.checkpoint.nbdsession import Export, Session
-from vmckpt.checkpoint.nbdwire import Line, Place, Tcp, Unix
+from vmckpt.checkpoint.nbdwire import Line, Unix
 from vmckpt.errors import BadInput
 
 log = logging.getLogger("vmckpt.nbd")
 
-_MOST_CLIENTS = 16
+MOST_CLIENTS = 16
 
 
 class Server:
@@ -32,12 +31,12 @@ class Server:
     VmckptError is an input/output error to the client that asked.
     """
 
-    def __init__(self, exports: Mapping[str, Export], place: Place) -> None:
+    def __init__(self, exports: Mapping[str, Export], place: Unix) -> None:
         """Raises BadInput if nothing can listen there."""
         if not exports:
             raise ValueError("nothing to serve")
         self._exports = {"": next(iter(exports.values())), **exports}
-        self._socket, self.place = _listen(place)
+        self._socket, self.place = _listen(place), place
         self._sessions: dict[Session, threading.Thread] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -53,9 +52,7 @@ class Server:
     def uri(self, export: str = "") -> str:
         """How other programs name an export."""
         name = quote(export, safe="")
-        if isinstance(self.place, Unix):
-            return f"nbd+unix:///{name}?socket={quote(self.place.path)}"
-        return f"nbd://{self.place}/{name}"
+        return f"nbd+unix:///{name}?socket={quote(self.place.path)}"
 
     @property
     def clients(self) -> int:
@@ -75,8 +72,7 @@ class Server:
         for session, thread in left:
             session.hang_up()
             thread.join()
-        if isinstance(self.place, Unix):
-            Path(self.place.path).unlink(missing_ok=True)
+        Path(self.place.path).unlink(missing_ok=True)
 
     def _accept(self) -> None:
         while True:
@@ -84,12 +80,10 @@ class Server:
                 connected, _ = self._socket.accept()
             except OSError:
                 return
-            if self.clients >= _MOST_CLIENTS:
-                log.warning("%s: more than %d clients; one is sent away", self.place, _MOST_CLIENTS)
+            if self.clients >= MOST_CLIENTS:
+                log.warning("%s: more than %d clients; one is sent away", self.place, MOST_CLIENTS)
                 connected.close()
                 continue
-            if connected.family != socket.AF_UNIX:
-                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             session = Session(Line(connected), self._exports)
             thread = threading.Thread(
                 target=self._serve, args=(session,), name="NBD client", daemon=True
@@ -109,44 +103,21 @@ class Server:
                 del self._sessions[session]
 
 
-def _listen(place: Place) -> tuple[socket.socket, Place]:
-    family = socket.AF_UNIX
-    if isinstance(place, Tcp):
-        family = _loopback(place)
-    else:
-        _clear(place.path)
-    made = socket.socket(family)
+def _listen(place: Unix) -> socket.socket:
+    _clear(place.path)
+    made = socket.socket(socket.AF_UNIX)
     try:
-        if isinstance(place, Unix):
-            made.bind(place.path)
-            # Nobody can connect before it listens, so nobody but the owner ever can.
-            Path(place.path).chmod(0o600)
-        else:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((place.host, place.port))
-            place = Tcp(place.host, made.getsockname()[1])
-        made.listen(_MOST_CLIENTS)
+        # The file has this mode from its beginning on: nobody but the owner can ever connect.
+        os.fchmod(made.fileno(), 0o600)
+        made.bind(place.path)
+        made.listen(MOST_CLIENTS)
     except OSError as exc:
         made.close()
         raise BadInput(f"{place}: cannot listen there: {exc.strerror or exc}") from exc
     except BaseException:
         made.close()
         raise
-    return made, place
-
-
-def _loopback(place: Tcp) -> socket.AddressFamily:
-    """Whoever can connect can read the disk, so other machines must not."""
-    try:
-        address = ipaddress.ip_address(place.host)
-    except ValueError as exc:
-        raise BadInput(f"{place}: give an address, such as 127.0.0.1") from exc
-    if not address.is_loopback:
-        raise BadInput(
-            f"{place}: other machines could read the disk",
-            mend="use 127.0.0.1 and let ssh forward the port",
-        )
-    return socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    return made
 
 
 def _clear(path: str) -> None:

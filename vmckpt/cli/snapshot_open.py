@@ -5,8 +5,8 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,12 +19,14 @@ from vmckpt.errors import BadInput
 from vmckpt.units import Bytes, show_bytes
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.nbdwire import Place
+    from vmckpt.checkpoint.nbdsession import Export
+    from vmckpt.checkpoint.nbdwire import Tcp
     from vmckpt.snapshot.insides import Entry
     from vmckpt.snapshot.opening import Browse
 
 _DISK = re.compile(r"([^:]+)(?::([0-9]{1,3}))?")
 _PORT = re.compile(r"(?:(.+):)?([0-9]{1,5})")
+_LOOK = 1.0
 
 
 def add_to(app: typer.Typer) -> None:
@@ -39,10 +41,12 @@ def open_(
         typer.Option(metavar="DISK[:PARTITION]", help="Which one, like vda:1; else all, or one."),
     ] = None,
     nbd: Annotated[
-        Path | None, typer.Option(metavar="SOCKET", help="Serve disks, read-only, at this socket.")
+        Path | None,
+        typer.Option(metavar="SOCKET", help="Serve disks at this socket, of mode 0600."),
     ] = None,
     listen: Annotated[
-        str | None, typer.Option(metavar="[ADDRESS:]PORT", help="The same on a loopback port.")
+        str | None,
+        typer.Option(metavar="[ADDRESS:]PORT", help="On a loopback port, to who has a key."),
     ] = None,
     files: Annotated[str | None, typer.Option(metavar="PATH", help="List a folder.")] = None,
     get: Annotated[
@@ -59,16 +63,20 @@ def open_(
 ) -> None:
     """Look into a snapshot: nothing is restored, and nothing can be written.
 
-    --nbd and --listen serve its disks until Ctrl-C: what is read is fetched from the store. --files
+    Its disks are served over NBD until Ctrl-C: what is read is fetched from the store. Unless --nbd
+    or --listen says otherwise that is on a socket in a new directory of your own. No other user of
+    this machine can read them: --listen wants a key, which it leaves in such a directory. --files
     and --get read single files of ext2, ext3 and ext4, on a disk or in a partition, without
     mounting it; what was only in its journal is not seen, owners and links are not kept. --core
     writes an ELF core for gdb and crash, sparse.
 
     Examples:
 
-        vmckpt snapshot open before-upgrade --nbd /tmp/web1.sock
+        vmckpt snapshot open before-upgrade
 
-        qemu-img convert nbd+unix:///vda?socket=/tmp/web1.sock web1.raw
+        vmckpt snapshot open before-upgrade --nbd ~/web1.sock
+
+        qemu-img convert nbd+unix:///vda?socket=$HOME/web1.sock web1.raw
 
         vmckpt snapshot open before-upgrade --disk vda:1 --get /etc/fstab --to -
 
@@ -76,31 +84,33 @@ def open_(
     """
     from vmckpt import api
     from vmckpt.api import opening
-    from vmckpt.checkpoint.nbdwire import Unix
 
-    _one_of(nbd, listen, files, get, core)
+    _at_most_one(nbd, listen, files, get, core)
+    port = None if listen is None else _port(listen)
     known = api.load_inventory(inventory)
     with opening.opened(known, store, snapshot, identity_of(identity)) as browse:
         if core is not None:
             _core(browse, core, json=json)
         elif files is not None or get is not None:
             _files(browse, disk, files, get, to, json=json)
+        elif port is not None:
+            _serve_with_key(browse, disk, port, json=json)
         else:
-            _serve(browse, disk, Unix(str(nbd.absolute())) if nbd else _port(listen), json=json)
+            _serve(browse, disk, nbd, json=json)
 
 
-def _one_of(*asked: object) -> None:
-    if sum(one is not None for one in asked) != 1:
+def _at_most_one(*asked: object) -> None:
+    if sum(one is not None for one in asked) > 1:
         raise BadInput(
             "say one of --nbd, --listen, --files, --get and --core: what is wanted of it",
             mend="see vmckpt snapshot open --help",
         )
 
 
-def _port(text: str | None) -> "Place":
+def _port(text: str) -> "Tcp":
     from vmckpt.checkpoint.nbdwire import Tcp
 
-    match = _PORT.fullmatch(text or "")
+    match = _PORT.fullmatch(text)
     if match is None or int(match[2]) > 65535:
         raise BadInput(f"{text!r} is no port", mend="write it like 10809 or 127.0.0.1:10809")
     return Tcp((match[1] or "127.0.0.1").strip("[]"), int(match[2]))
@@ -121,26 +131,61 @@ def _named(disk: str | None, browse: "Browse") -> tuple[str, int | None]:
     return match[1], None if match[2] is None else int(match[2])
 
 
-def _serve(browse: "Browse", disk: str | None, place: "Place", *, json: bool) -> None:
-    from vmckpt.checkpoint.nbdserver import Server
-
+def _exports(browse: "Browse", disk: str | None) -> "Mapping[str, Export]":
     name = None
     if disk is not None:
         name, number = _named(disk, browse)
         if number is not None:
             raise BadInput(f"{disk}: a disk is served whole", mend=f"say --disk {name}")
-    exports = browse.exports(name)
-    with _until_stopped() as ended, Server(exports, place) as server:
+    return browse.exports(name)
+
+
+def _serve(browse: "Browse", disk: str | None, path: Path | None, *, json: bool) -> None:
+    from vmckpt.checkpoint.nbdserver import Server
+    from vmckpt.checkpoint.nbdwire import Unix
+    from vmckpt.snapshot import tlsport
+
+    exports = _exports(browse, disk)
+    with ExitStack() as stack:
+        ended = stack.enter_context(_until_stopped())
+        if path is None:
+            path = stack.enter_context(tlsport.own_directory()) / "nbd"
+        server = stack.enter_context(Server(exports, Unix(str(path.absolute()))))
         uris = {one: server.uri(one) for one in exports}
         if json:
             output.print_json({"snapshot": browse.public.id, "exports": uris})
         else:
             for one, uri in uris.items():
                 output.out.print(f"{one}: {uri}", soft_wrap=True)
-        sys.stdout.flush()
-        output.say("served read-only until Ctrl-C")
+        _say_served()
         ended.wait()
     output.say("served no more")
+
+
+def _serve_with_key(browse: "Browse", disk: str | None, place: "Tcp", *, json: bool) -> None:
+    from vmckpt.snapshot import tlsport
+
+    exports = _exports(browse, disk)
+    with _until_stopped() as ended, tlsport.served(exports, place) as port:
+        uris = {one: port.uri(one) for one in exports}
+        directory = str(port.key_directory)
+        if json:
+            told = {"exports": uris, "tls_psk_dir": directory}
+            output.print_json({"snapshot": browse.public.id, **told})
+        else:
+            for one, uri in uris.items():
+                output.out.print(f"{one}: {uri}", soft_wrap=True)
+                output.out.print(f"  qemu-img convert {port.qemu_options(one)} ...", soft_wrap=True)
+        output.say(f"{place.host}:{port.place.port} wants the key in {directory}, which is yours")
+        _say_served()
+        while not ended.wait(_LOOK):
+            port.must_live()
+    output.say("served no more")
+
+
+def _say_served() -> None:
+    sys.stdout.flush()
+    output.say("served read-only until Ctrl-C")
 
 
 @contextmanager

@@ -1,0 +1,136 @@
+"""Disks on a loopback port: only who has the key reads them."""
+
+import os
+import secrets
+import socket
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import command_lines
+from tests.unit.nbd_peers import run
+from vmckpt.checkpoint.nbd import Client
+from vmckpt.checkpoint.nbdsession import Export
+from vmckpt.checkpoint.nbdwire import Tcp
+from vmckpt.errors import BadInput, HypervisorError, VmckptError
+from vmckpt.snapshot import tlsport
+from vmckpt.snapshot.tlsport import Port
+from vmckpt.units import MIB
+
+CONTENT = os.urandom(MIB) + bytes(MIB)
+EXPORTS = {
+    name: Export(len(data), lambda at, length, data=data: data[at : at + length])  # type: ignore[misc]
+    for name, data in (("vda", CONTENT), ("v,d b", CONTENT[::-1]))
+}
+
+
+@pytest.fixture
+def port() -> Iterator[Port]:
+    with tlsport.served(EXPORTS, Tcp("127.0.0.1", 0)) as made:
+        yield made
+    assert not made.key_directory.exists()
+
+
+def convert(port: Port, export: str, copy: Path, *, key: Path | None = None) -> str:
+    """Copy with qemu-img: what it complains about."""
+    words = port.qemu_options(export)
+    if key is not None:
+        words = words.replace(str(port.key_directory), str(key))
+    first, given, second, image = words.split(" ", 3)
+    done = subprocess.run(
+        ["qemu-img", "convert", "-O", "raw", first, given, second, image, copy],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stderr
+
+
+def test_who_has_the_key_reads_all_disks(port: Port, tmp_path: Path) -> None:
+    for name, content in (("vda", CONTENT), ("v,d b", CONTENT[::-1])):
+        assert convert(port, name, tmp_path / "copy") == ""
+        assert (tmp_path / "copy").read_bytes() == content
+    assert port.uri("v,d b").startswith(f"nbds://qemu@{port.place}/v%2Cd%20b?tls-psk-file=/")
+
+
+def test_the_key_is_in_a_directory_and_a_file_of_our_own(port: Port) -> None:
+    (key,) = port.key_directory.glob("*.psk")
+    assert stat.S_IMODE(port.key_directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    secret = key.read_text().strip().partition(":")[2]
+    assert len(secret) == 64
+    lines = command_lines()
+    assert any(b"qemu-storage-daemon" in line for line in lines.values())
+    assert all(secret.encode() not in line for line in lines.values())
+
+
+def test_who_has_none_or_another_one_reads_nothing(port: Port, tmp_path: Path) -> None:
+    with pytest.raises(HypervisorError, match="it wants TLS first"):
+        Client(port.place, "vda", host="here")
+    (tmp_path / "keys.psk").write_text(f"qemu:{secrets.token_hex(32)}\n")
+    assert "TLS handshake failed" in convert(port, "vda", tmp_path / "copy", key=tmp_path)
+    bare = ["qemu-img", "convert", "-O", "raw", f"nbd://{port.place}/vda", tmp_path / "copy"]
+    assert subprocess.run(bare, capture_output=True, check=False).returncode != 0
+    assert not (tmp_path / "copy").exists() or CONTENT[:512] not in (tmp_path / "copy").read_bytes()
+
+
+def test_nothing_can_be_written(port: Port) -> None:
+    words = port.qemu_options("vda").split(" ", 3)
+    done = subprocess.run(
+        ["qemu-io", *words, "-c", "write 0 64k"], capture_output=True, text=True, check=False
+    )
+    assert "read-only" in (done.stdout + done.stderr).lower()
+
+
+def test_it_listens_on_this_machine_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for place, why in (
+            (Tcp("0.0.0.0", 0), "other machines"),
+            (Tcp("example.org", 0), "give an address"),
+            (Tcp("127.0.0.1", taken.getsockname()[1]), "cannot listen there"),
+        ):
+            with pytest.raises(BadInput, match=why), tlsport.served(EXPORTS, place):
+                pass
+
+
+def test_what_serves_may_die(port: Port) -> None:
+    port.must_live()
+    port._daemon.kill()
+    port._daemon.wait()
+    with pytest.raises(VmckptError, match=r"nothing is served at 127\.0\.0\.1:\d+ any more"):
+        port.must_live()
+
+
+def test_a_program_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with (
+        pytest.raises(BadInput, match="install qemu-system-common"),
+        tlsport.served(EXPORTS, Tcp("127.0.0.1", 0)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("mode", "used"), [(0o700, True), (0o755, False), (0o770, False)])
+def test_a_runtime_directory_is_used_if_it_is_ours_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, used: bool
+) -> None:
+    place = tmp_path / "run"
+    place.mkdir()
+    place.chmod(mode)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
+    with tlsport.own_directory() as made:
+        assert (made.parent == place) is used
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert not made.exists()
+
+
+def test_the_runtime_directory_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "run"
+    place.mkdir(mode=0o700)
+    run("chown", "nobody", place)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
+    with tlsport.own_directory() as made:
+        assert made.parent != place
