@@ -10,7 +10,7 @@ from tests.unit.builders import HOST
 from tests.unit.stocking import stocked
 from vmckpt.cli import main
 from vmckpt.doctor import ready, snapshots
-from vmckpt.doctor.snapshots import ControllerReady, HostReady
+from vmckpt.doctor.snapshots import ControllerReady, HostReady, StoreReady
 from vmckpt.model.findings import Finding, Severity
 from vmckpt.units import Bytes
 
@@ -18,7 +18,7 @@ GOOD = HostReady(
     name="alpha", agent=None, state="/var/lib/vmckpt/agent", room=Bytes(50 << 30),
     stores={"near": None},
 )  # fmt: skip
-OWN = ControllerReady(stores={"near": None}, admins=("alice",), keys=None)
+OWN = ControllerReady(stores={"near": StoreReady()}, admins=("alice",), keys=None)
 
 
 def wrong(found: list[Finding]) -> list[str]:
@@ -53,11 +53,20 @@ def test_a_host(examined: HostReady, told: list[str]) -> None:
         (OWN, []),
         (replace(OWN, admins=()), ["controller: snapshots are not encrypted"]),
         (replace(OWN, keys="k: others can read it"), ["controller: k: others can read it"]),
-        (replace(OWN, stores={"near": "no answer"}), ["controller: store near: no answer"]),
+        (
+            replace(OWN, stores={"near": StoreReady(wrong="no answer")}),
+            ["controller: store near: no answer"],
+        ),
     ],
 )
 def test_the_controller(examined: ControllerReady, told: list[str]) -> None:
     assert wrong(list(snapshots.of_controller(examined))) == told
+
+
+@pytest.mark.parametrize(("tried", "told"), [(True, ", and its locks hold"), (False, "")])
+def test_a_store_is_told_to_hold_locks_only_if_that_was_tried(tried: bool, told: str) -> None:
+    own = replace(OWN, stores={"near": StoreReady(tried=tried)})
+    assert next(snapshots.of_controller(own)).text == f"store near: can be opened{told}"
 
 
 @pytest.mark.parametrize(

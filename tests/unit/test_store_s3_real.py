@@ -13,8 +13,12 @@ import pytest
 
 from tests.unit.bucket import CREDENTIALS, Rclone, Seaweed
 from tests.unit.storing import assert_no_garbage, assert_whole, chunks, gc, read, write
+from vmckpt import inventory
+from vmckpt.api import doctoring
+from vmckpt.doctor import snapshots as doctor_snapshots
 from vmckpt.errors import StoreError
 from vmckpt.lab.pki import Authority
+from vmckpt.model.findings import Finding, Severity
 from vmckpt.store import s3
 from vmckpt.store.s3 import S3
 from vmckpt.store.store import Store
@@ -122,6 +126,44 @@ def test_a_server_that_writes_over_what_is_there_is_refused(tmp_path: Path) -> N
             f"s3://bad/x: the server at {rclone.endpoint} ignores If-None-Match and writes over"
         )
         assert list(backend.keys("format")) == []
+    finally:
+        rclone.stop()
+
+
+def found_by_doctor(bucket: str, endpoint: str, *, read_only: bool = False) -> Finding:
+    text = f"hosts: {{a: {{uri: 'qemu:///system'}}}}\nstores: {{far: 's3://{bucket}/x?endpoint="
+    text += f"{endpoint}'}}\nread_only: {str(read_only).lower()}\n"
+    known = inventory.parse(text, Path("hosts.yaml"))
+    found = doctor_snapshots.of_controller(doctoring._controller(known))
+    return next(one for one in found if one.code == "snapshot-store")
+
+
+def test_doctor_names_a_server_that_writes_over_what_is_there(
+    tmp_path: Path, server: Seaweed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VMCKPT_STATE", str(tmp_path / "state"))
+    Store.create(S3("real", "x", endpoint=server.endpoint))
+    good = found_by_doctor("real", server.endpoint)
+    assert (good.severity, good.text) == (
+        Severity.OK, "store far: can be opened, and its locks hold",
+    )  # fmt: skip
+    (tmp_path / "kept").mkdir()
+    rclone = Rclone(tmp_path / "kept")
+    try:
+        rclone.bucket("bad")
+        # A store that is there already, as on a server that was good once.
+        made = S3("real", "x", endpoint=server.endpoint).get("format")
+        bad = S3("bad", "x", endpoint=rclone.endpoint)
+        bad.put("format", made, replace=True)
+        found = found_by_doctor("bad", rclone.endpoint)
+        assert found.severity is Severity.WARNING
+        assert f"the server at {rclone.endpoint} ignores If-None-Match" in found.text
+        assert found.mend is not None
+        assert found.mend.startswith("use a server that honours conditional writes")
+        assert list((tmp_path / "kept").rglob("probe*")) == []
+        # Who only looks writes nothing, so it is not known.
+        looked = found_by_doctor("bad", rclone.endpoint, read_only=True)
+        assert (looked.severity, looked.text) == (Severity.OK, "store far: can be opened")
     finally:
         rclone.stop()
 

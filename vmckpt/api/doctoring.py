@@ -9,7 +9,7 @@ from vmckpt.api.keeping import open_store
 from vmckpt.api.snapshots import keyring
 from vmckpt.doctor import checks, ready, snapshots
 from vmckpt.doctor import gather as doctor_gather
-from vmckpt.doctor.snapshots import ControllerReady
+from vmckpt.doctor.snapshots import ControllerReady, StoreReady
 from vmckpt.errors import VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.model.findings import Finding
@@ -38,14 +38,18 @@ async def findings(inventory: Inventory, hosts: Sequence[Host]) -> tuple[Finding
     return (*found, *snapshots.of_controller(own))
 
 
+def _store(inventory: Inventory, name: str) -> StoreReady:
+    try:
+        opened = open_store(inventory, name)
+        if not inventory.read_only:
+            opened.backend.prove_locks()
+    except VmckptError as exc:
+        return StoreReady(wrong=exc.message, mend=exc.mend)
+    return StoreReady(tried=not inventory.read_only)
+
+
 def _controller(inventory: Inventory) -> ControllerReady:
-    stores: dict[str, str | None] = {}
-    for name in inventory.stores:
-        try:
-            open_store(inventory, name)
-            stores[name] = None
-        except VmckptError as exc:
-            stores[name] = exc.message
+    stores = {name: _store(inventory, name) for name in inventory.stores}
     try:
         admins = tuple(one.name for one in keyring().admins())
     except VmckptError as exc:

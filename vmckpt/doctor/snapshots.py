@@ -25,11 +25,21 @@ class HostReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreReady:
+    """What a store is like from the controller."""
+
+    wrong: str | None = None
+    """Why it cannot be used; None: it can."""
+    mend: str | None = None
+    tried: bool = True
+    """It was tried whether what is there stays there, which locks depend on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerReady:
     """What the controller has for snapshots."""
 
-    stores: Mapping[str, str | None]
-    """By store: why it cannot be opened; None: it can."""
+    stores: Mapping[str, StoreReady]
     admins: Sequence[str]
     """For whom snapshots are encrypted."""
     keys: str | None
@@ -53,10 +63,11 @@ def of_host(ready: HostReady) -> Iterator[Finding]:
 def of_controller(ready: ControllerReady) -> Iterator[Finding]:
     """Findings about the controller."""
     where = "controller"
-    for store, why in ready.stores.items():
+    for store, seen in ready.stores.items():
+        text = seen.wrong or "can be opened" + (", and its locks hold" if seen.tried else "")
         yield _finding(
-            "snapshot-store", where, f"store {store}: {why or 'can be opened'}", why,
-            "vmckpt snapshot init makes a new one; else see its place in hosts.yaml",
+            "snapshot-store", where, f"store {store}: {text}", seen.wrong,
+            seen.mend or "vmckpt snapshot init makes a new one; else see its place in hosts.yaml",
         )  # fmt: skip
     if ready.keys is not None:
         yield _finding(

@@ -34,6 +34,12 @@ class Backend(Protocol):
         StoreFull.
         """
 
+    def prove_locks(self) -> None:
+        """Try whether what is there stays, if it is not to be replaced: locks depend on it.
+
+        Writes something and removes it. Raises StoreError if it is written over.
+        """
+
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """An object or a part of it; less if it ends before. Raises NotInStore."""
 

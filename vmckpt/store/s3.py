@@ -81,6 +81,9 @@ class S3:
                 replace, self._client.put_object, Key=self._name(key), Body=bytes(data)
             )
 
+    def prove_locks(self) -> None:
+        self._must_keep_what_is_there("a trial of If-None-Match")
+
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         if length == 0:
             return b""
