@@ -28,16 +28,21 @@ def _as_postgres() -> list[str]:
 class Server:
     """Listens on a socket in a folder of its own, and on no port."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, follows: "Server | None" = None, name: str = "", slot: str = "") -> None:
+        """`follows`: it becomes a replica of that one, of that application_name and slot."""
         assert _PROGRAMS, "PostgreSQL is not installed; ./check --install does that"
         self._numbers = itertools.count(1)
         self._folder = Path(tempfile.mkdtemp(prefix="vmckpt-pg-"))
         self._server: subprocess.Popen[bytes] | None = None
         if os.geteuid() == 0:
             shutil.chown(self._folder, "postgres", "postgres")
-        make = ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--no-sync"]
+        make = ["initdb", "--auth=trust", "--username=postgres", "--encoding=UTF8", "--no-sync"]
+        if follows is not None:
+            primary = f"host={follows._folder} user=postgres application_name={name}"
+            make = ["pg_basebackup", "-d", primary, "-R", "--checkpoint=fast", "--no-sync"]
+            make += ["--create-slot", f"--slot={slot}"] if slot else []
         try:
-            self._run(f"{_PROGRAMS[-1]}/initdb", *make, str(self._folder / "data"))
+            self._run(f"{_PROGRAMS[-1]}/{make[0]}", *make[1:], "-D", str(self._folder / "data"))
             self.start()
         except BaseException:
             self.remove()

@@ -95,6 +95,13 @@ def test_nothing_is_said_of_a_guest_that_can_be_protected() -> None:
     assert check(FINE) == []
 
 
+@pytest.mark.parametrize("severity", list(Severity))
+def test_a_lease_store_that_may_forget_is_warned_of(severity: Severity) -> None:
+    told = Finding(code="lease-replicas", severity=severity, where="lease store", text="x")
+    found = check(replace(FINE, lease_store=told))
+    assert found == ([told] if severity is Severity.WARNING else [])
+
+
 @pytest.mark.parametrize(
     ("code", "where", "seen", "text"), BLOCKERS,
     ids=[f"{number}-{one[0]}" for number, one in enumerate(BLOCKERS)],

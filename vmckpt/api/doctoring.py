@@ -12,6 +12,7 @@ from vmckpt.doctor import gather as doctor_gather
 from vmckpt.doctor.snapshots import ControllerReady, StoreReady
 from vmckpt.errors import VmckptError
 from vmckpt.inventory import Inventory
+from vmckpt.lease import replicas
 from vmckpt.model.findings import Finding
 from vmckpt.model.hosts import Host
 
@@ -22,6 +23,8 @@ async def doctor(inventory: Inventory, names: Sequence[str]) -> tuple[Finding, .
     examined = await doctor_gather.examine(chosen, list(inventory.hosts.values()))
     now = datetime.now(UTC)
     found = tuple(finding for one in examined for finding in checks.check(one, now))
+    if inventory.lease is not None:
+        found = (*found, await asyncio.to_thread(replicas.look, inventory.lease))
     if not inventory.stores:
         return found
     return (*found, *await findings(inventory, chosen))

@@ -1,7 +1,11 @@
 """The facade's part for making guests ready."""
 
+import asyncio
+from dataclasses import replace
+
 from vmckpt.api import fleet, snapshots
 from vmckpt.inventory import Inventory
+from vmckpt.lease import replicas
 from vmckpt.model.callers import Caller
 from vmckpt.snapshot import preparing
 from vmckpt.snapshot.preparing import Readiness
@@ -10,11 +14,19 @@ from vmckpt.snapshot.preparing import Readiness
 async def look(inventory: Inventory, guest: str) -> Readiness:
     """What a guest lacks, wherever it is; see snapshot.preparing."""
     host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
-    return await preparing.look(host, guest)
+    return await _with_lease_store(inventory, await preparing.look(host, guest))
 
 
 async def make_ready(inventory: Inventory, guest: str, caller: Caller) -> Readiness:
     """Change what is stored of it; see snapshot.preparing."""
     inventory.may_act()
     host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
-    return await preparing.make_ready(host, guest, caller)
+    return await _with_lease_store(inventory, await preparing.make_ready(host, guest, caller))
+
+
+async def _with_lease_store(inventory: Inventory, found: Readiness) -> Readiness:
+    """A guest is ready for replication only if what decides a failover is."""
+    if inventory.lease is None:
+        return found
+    seen = await asyncio.to_thread(replicas.look, inventory.lease)
+    return replace(found, findings=(*found.findings, seen))

@@ -3,7 +3,7 @@
 It keeps who may run the guest. The token grows with each change of hands and whenever the standby
 becomes worthless, and who shows an older one is refused. See `witness_schema` for what holds after
 a crash of the database, `terms` for the times. A database with replicas needs them synchronous
-(`synchronous_standby_names`), or a promoted one may not know the last token.
+(`synchronous_standby_names`), or a promoted one may not know the last token: see `replicas`.
 """
 
 import secrets
@@ -90,7 +90,7 @@ def prepare(url: str) -> None:
     Its user needs CREATE on the database, and CREATEROLE for `issue`. Raises LeaseUnreachable, and
     LeaseRefused if the database cannot be a witness.
     """
-    with _admin(url) as connection:
+    with admin(url) as connection:
         _fit(connection)
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [witness_schema.LOCK])
         connection.execute(witness_schema.TABLES.encode())
@@ -127,7 +127,7 @@ def issue(url: str, guest: str, terms: Terms, session: str) -> Credential:
     """
     user = f"vmckpt_lease_{guest.replace('-', '')[:12]}_{secrets.token_hex(4)}"
     password = secrets.token_urlsafe(32)
-    with _admin(url) as connection:
+    with admin(url) as connection:
         row = connection.execute(
             "INSERT INTO vmckpt_lease.lease AS l (guest, session, role, ttl, margin, state, token,"
             " renewed_at, beat)"
@@ -179,7 +179,7 @@ def revoke(url: str, guest: str, *, force: bool = False, session: str | None = N
     more, so the holder releases it first.
     Raises LeaseRefused if it may still be held, unless `force`; LeaseUnreachable.
     """
-    with _admin(url) as connection:
+    with admin(url) as connection:
         row = connection.execute(
             "SELECT role, holder, renewed_at + make_interval(secs => ttl + margin)"
             " >= clock_timestamp() FROM vmckpt_lease.lease"
@@ -206,7 +206,7 @@ def revoke(url: str, guest: str, *, force: bool = False, session: str | None = N
 
 
 @contextmanager
-def _admin(url: str) -> Iterator[psycopg.Connection[Any]]:
+def admin(url: str) -> Iterator[psycopg.Connection[Any]]:
     """A transaction of the controller, on disk when it ends. Raises LeaseUnreachable."""
     told = settings(url)
     told["options"] = f"{told.get('options') or ''} -c synchronous_commit=on -c lock_timeout=10s"

@@ -8,6 +8,8 @@ from xml.etree import ElementTree as ET
 
 from vmckpt.hypervisor import facts, image_users
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.lease import replicas
+from vmckpt.model.findings import Finding
 from vmckpt.model.guests import Guest
 from vmckpt.model.images import Room
 from vmckpt.protect import asking, reversing
@@ -89,8 +91,15 @@ async def seen(
         has_lease=setting.lease is not None, automatic=request.automatic,
         fence=None if setting.primary.fence is None else setting.primary.fence.in_words,
         max_pause=request.terms.max_pause, missing=tuple(room["missing"]),
+        lease_store=await _lease_store(setting, request),
         disk_logs=bool(looked["disk_logs"]),
     )  # fmt: skip
+
+
+async def _lease_store(setting: Setting, request: ProtectRequest) -> Finding | None:
+    if setting.lease is None or not request.automatic:
+        return None
+    return await asyncio.to_thread(replicas.look, setting.lease)
 
 
 def _folder(setting: Setting, request: ProtectRequest) -> str:

@@ -46,6 +46,8 @@ class Seen:
     """The primary's fence agent."""
     automatic: bool
     max_pause: Seconds
+    lease_store: Finding | None = None
+    """What is said of the lease store's replicas."""
     missing: tuple[str, ...] = ()
     """Files of the guest that are not copied, and that the backup lacks."""
     disk_logs: bool = True
@@ -212,6 +214,8 @@ def _decision(seen: Seen) -> Iterator[Finding]:
             f"a failover waits for vmckpt run, which powers {seen.primary} off first by"
             f" {seen.fence}: keep it running, on neither host",
         )  # fmt: skip
+    if seen.lease_store is not None and seen.lease_store.severity is Severity.WARNING:
+        yield seen.lease_store
     if not seen.automatic:
         yield _warning("by-hand", seen.guest, "only a person decides a failover: vmckpt failover")
 

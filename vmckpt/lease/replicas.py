@@ -1,0 +1,160 @@
+"""Whether the lease store's replicas are synchronous.
+
+A replica that was promoted and does not have the last change of a lease would let two hosts run the
+same guest. So with replicas each commit must wait for one of them, and only such a one is promoted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from vmckpt.errors import VmckptError
+from vmckpt.lease import witness
+from vmckpt.model.findings import Finding, Severity
+
+CODE = "lease-replicas"
+_WHERE = "lease store"
+_SYNCHRONOUS = ("sync", "quorum")
+_WAITS_FOR_NONE = ("off", "local")
+_FIX = (
+    "on it: ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf();"
+    " and have two replicas, so that it need not wait for one that is down"
+)
+# Not what makes a backup, nor what gets single tables or only the log: none of them is promoted.
+_REPLICAS = """
+SELECT coalesce(r.application_name, ''), r.sync_state
+  FROM pg_stat_replication r LEFT JOIN pg_replication_slots s ON s.active_pid = r.pid
+ WHERE coalesce(s.slot_type, 'physical') = 'physical' AND coalesce(r.state, '') <> 'backup'
+   AND coalesce(r.application_name, '') <> 'pg_receivewal'
+ ORDER BY 1
+"""
+_AWAY = """
+SELECT slot_name FROM pg_replication_slots
+ WHERE slot_type = 'physical' AND NOT active AND NOT temporary ORDER BY 1
+"""
+_SETTINGS = """
+SELECT pg_is_in_recovery(), current_setting('synchronous_commit'),
+       current_setting('synchronous_standby_names'), current_user
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A server that follows the lease store's."""
+
+    name: str
+    """Its application_name; several may have the same."""
+    sync: str | None
+    """pg_stat_replication.sync_state; None: the login may not see it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the lease store's PostgreSQL says."""
+
+    user: str
+    follows: bool
+    """It is a replica itself."""
+    commit: str
+    """synchronous_commit, as it is for what is written about leases."""
+    names: str
+    """synchronous_standby_names."""
+    replicas: tuple[Replica, ...] = ()
+    """Those that are connected."""
+    away: tuple[str, ...] = ()
+    """Replication slots of those that are not."""
+
+
+def look(url: str) -> Finding:
+    """Ask the lease store; that it does not answer is a finding, too."""
+    try:
+        with witness.admin(url) as connection:
+            return judge(_ask(connection))
+    except VmckptError as exc:
+        mend = exc.mend or "see that PostgreSQL runs there and lets this user in"
+        return _finding(Severity.WARNING, f"its replicas are unknown: {exc.message}", mend)
+
+
+def _ask(connection: psycopg.Connection[Any]) -> Seen:
+    (settings,) = connection.execute(_SETTINGS).fetchall()
+    follows, commit, names, user = settings
+    replicas = connection.execute(_REPLICAS).fetchall()
+    away = connection.execute(_AWAY).fetchall()
+    return Seen(
+        user=user, follows=follows, commit=commit, names=names.strip(),
+        replicas=tuple(Replica(*row) for row in replicas), away=tuple(row[0] for row in away),
+    )  # fmt: skip
+
+
+def judge(seen: Seen) -> Finding:
+    """Say whether a lease outlives the promotion of a replica. Pure."""
+    if seen.follows:
+        return _finding(
+            Severity.WARNING, "it is a replica itself, and nothing can be written there",
+            "name the primary in lease: of hosts.yaml",
+        )  # fmt: skip
+    if not seen.replicas:
+        return _judge_alone(seen)
+    if any(one.sync is None for one in seen.replicas):
+        return _finding(
+            Severity.WARNING,
+            f"whether its {len(seen.replicas)} replicas are synchronous is unknown: {seen.user} may"
+            " not see it",
+            f'on it: GRANT pg_read_all_stats TO "{seen.user}"',
+        )
+    safe = [one.name for one in seen.replicas if one.sync in _SYNCHRONOUS]
+    if safe and seen.commit in _WAITS_FOR_NONE:
+        return _finding(
+            Severity.WARNING,
+            f"synchronous_commit is {seen.commit} for {seen.user}, so no commit waits for a"
+            " replica",
+            "connect to it without a pooler that ignores a connection's settings",
+        )
+    if safe:
+        others = len(seen.replicas) - len(safe)
+        text = f"{len(safe)} of {len(seen.replicas)} replicas synchronous: {_listed(safe)}"
+        text += "; never promote another one" if others else ""
+        return _finding(Severity.OK, text)
+    if seen.names:
+        return _waits_in_vain(seen)
+    return _finding(
+        Severity.WARNING,
+        f"none of its replicas is synchronous ({_listed([one.name for one in seen.replicas])}): one"
+        " that is promoted may not know the last change of a lease, and two copies of a guest could"
+        " run",
+        _FIX,
+    )
+
+
+def _judge_alone(seen: Seen) -> Finding:
+    if seen.names:
+        return _waits_in_vain(seen)
+    if seen.away:
+        return _finding(
+            Severity.WARNING,
+            f"a replica is not connected (slot {_listed(seen.away)}), and no commit waits for one",
+            _FIX,
+        )
+    return _finding(
+        Severity.INFO, "it has no replicas: it is a single point of failure",
+        "add two replicas, and see that commits wait for one: docs/replication.md",
+    )  # fmt: skip
+
+
+def _waits_in_vain(seen: Seen) -> Finding:
+    return _finding(
+        Severity.WARNING,
+        f"no connected replica is one of synchronous_standby_names ({seen.names}): every change of"
+        " a lease waits until one is",
+        "start that replica, or mend synchronous_standby_names",
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def _finding(severity: Severity, text: str, mend: str | None = None) -> Finding:
+    return Finding(code=CODE, severity=severity, where=_WHERE, text=text, mend=mend)
