@@ -80,7 +80,7 @@ def test_nothing_can_be_written(port: Port) -> None:
     done = subprocess.run(
         ["qemu-io", *words, "-c", "write 0 64k"], capture_output=True, text=True, check=False
     )
-    assert "read-only" in (done.stdout + done.stderr).lower()
+    assert "Permission denied" in done.stderr
 
 
 def test_it_listens_on_this_machine_alone() -> None:
