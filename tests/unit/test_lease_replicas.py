@@ -11,6 +11,7 @@ from tests import postgres
 from vmckpt import inventory
 from vmckpt.api import doctoring, preparing
 from vmckpt.doctor import gather
+from vmckpt.doctor.checks import Examined
 from vmckpt.lease import replicas
 from vmckpt.lease.replicas import Replica, Seen
 from vmckpt.model.findings import Finding, Severity
@@ -158,7 +159,7 @@ def test_a_server_that_does_not_answer_is_a_finding() -> None:
 async def test_doctor_and_prepare_tell_it(
     primary: postgres.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def none(*_: object) -> list[gather.Examined]:
+    async def none(*_: object) -> list[Examined]:
         return []
 
     monkeypatch.setattr(gather, "examine", none)

@@ -70,7 +70,7 @@ def test_who_has_none_or_another_one_reads_nothing(port: Port, tmp_path: Path) -
         Client(port.place, "vda", host="here")
     (tmp_path / "keys.psk").write_text(f"qemu:{secrets.token_hex(32)}\n")
     assert "TLS handshake failed" in convert(port, "vda", tmp_path / "copy", key=tmp_path)
-    bare = ["qemu-img", "convert", "-O", "raw", f"nbd://{port.place}/vda", tmp_path / "copy"]
+    bare = ["qemu-img", "convert", "-O", "raw", f"nbd://{port.place}/vda", str(tmp_path / "copy")]
     assert subprocess.run(bare, capture_output=True, check=False).returncode != 0
     assert not (tmp_path / "copy").exists() or CONTENT[:512] not in (tmp_path / "copy").read_bytes()
 
