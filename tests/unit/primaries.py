@@ -220,6 +220,7 @@ class Tenure:
         self.line: Line | None = None
         self.lost = False
         self.unreachable = False
+        self.validated = True
         self.busy = 0
 
     @contextmanager

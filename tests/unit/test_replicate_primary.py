@@ -75,6 +75,16 @@ def test_the_standby_is_declared_valid_once_and_after_a_whole_epoch(one: World) 
     assert one.events.index("validated") > one.events.index("committed 1")
 
 
+def test_a_standby_that_the_witness_forgot_is_declared_valid_again(one: World) -> None:
+    with one.run():
+        one.epochs(2)
+        one.tenure.validated = False
+        one.epochs(2)
+        one.tenure.validated = True
+        one.epochs(2)
+    assert one.events.count("validated") > 1
+
+
 def test_an_acknowledgement_that_was_lost_counts_once_the_backup_is_back(one: World) -> None:
     one.peer.unheard = {2}
     one.capturer.before = lambda count: one.memory.write(0, min(count, 3), min(count, 3))

@@ -227,6 +227,62 @@ def test_a_lost_lease_ends_the_guest_and_the_renewals(one: World) -> None:
         assert one.witness.count("renew") == count
 
 
+def test_a_witness_that_forgot_an_invalidation_ends_no_guest(one: World) -> None:
+    """It was failed over to a replica that lacked it; the standby is as worthless as it was."""
+    with one.tenure() as tenure:
+        tenure.validate()
+        fail_over = one.witness.backup()
+        tenure.invalidate()
+        assert tenure.token == 3
+        fail_over()
+        assert (one.witness.token, one.witness.state) == (2, "protected")
+        until(lambda: one.witness.token == 4)
+        one.renewals()
+        assert (one.witness.state, tenure.token, one.stored()) == ("held", 4, 4)
+        assert tenure.lost is None
+        assert one.page.renewed == 0
+        tenure.check()
+
+
+def test_a_witness_that_forgot_a_valid_standby_is_told_again(one: World) -> None:
+    with one.tenure() as tenure:
+        fail_over = one.witness.backup()
+        tenure.validate()
+        one.renewals()
+        assert tenure.validated
+        fail_over()
+        until(lambda: not tenure.validated)
+        assert one.page.renewed > 0  # who knows what else knows of it
+        tenure.validate()
+        one.renewals()
+        assert tenure.validated
+
+
+def test_a_witness_that_forgot_the_token_is_told_that_the_standby_is_invalid(one: World) -> None:
+    """Also where the first that it hears since is that."""
+    with one.tenure() as tenure:
+        tenure.validate()
+        fail_over = one.witness.backup()
+        tenure.invalidate()
+        tenure.validate()
+        with tenure._tokens:
+            fail_over()
+            tenure.invalidate()
+        assert (one.witness.state, one.witness.token, tenure.token) == ("held", 4, 4)
+        assert tenure.lost is None
+
+
+def test_the_next_agent_of_a_witness_that_forgot_makes_its_standby_anew(one: World) -> None:
+    with one.tenure() as tenure:
+        fail_over = one.witness.backup()
+        tenure.invalidate()
+        tenure.validate()
+    fail_over()
+    with one.tenure() as tenure:
+        assert tenure.acquired
+        assert (tenure.token, one.witness.state) == (4, "held")
+
+
 def test_a_witness_that_is_silent_for_a_moment_is_borne(one: World) -> None:
     with one.tenure() as tenure:
         tenure.validate()

@@ -8,6 +8,7 @@ from typing import Any
 
 from vmckpt.errors import LeaseLost
 from vmckpt.lease.clock import boottime
+from vmckpt.lease.witness import LeaseForgotten
 from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.units import Seconds
 
@@ -35,6 +36,17 @@ class Witness:
             self._claims[claim] = self.token
         return self._claims[claim]
 
+    def backup(self) -> Callable[[], None]:
+        """Keep what is known now. Returns what fails over to a replica that knows no more."""
+        kept, claims = (self.token, self.holder, self.state), dict(self._claims)
+
+        def fail_over() -> None:
+            with self._lock:
+                self.token, self.holder, self.state = kept
+                self._claims = dict(claims)
+
+        return fail_over
+
     def ask(self, what: str, call: Callable[[], Any]) -> Any:
         with self._lock:
             self.asked.append(what)
@@ -56,6 +68,7 @@ class Client:
     witness: Witness
     holder: str
     closed: bool = False
+    protected: bool = False
 
     def close(self) -> None:
         self.closed = True
@@ -73,13 +86,26 @@ class Client:
 
         return int(self.witness.ask("acquire", call))
 
+    def acquire_again(self, token: int) -> int:
+        def call() -> int:
+            if self.witness.holder not in ("", self.holder):
+                raise LeaseLost("the lease is lost: another holds it")
+            self.witness.token = max(self.witness.token, token)
+            return self.witness.change(f"{id(self)} again {token}", self.holder, "held")
+
+        return int(self.witness.ask(f"again {token}", call))
+
     def renew(self, token: int) -> Seconds | None:
         sent = boottime()
-        has = (token, self.holder)
-        told = self.witness.ask(
-            f"renew {token}", lambda: has == (self.witness.token, self.witness.holder)
-        )
-        return sent if told else None
+
+        def call() -> bool:
+            witness = self.witness
+            if witness.token < token and witness.holder in ("", self.holder):
+                raise LeaseForgotten(f"the witness has forgotten token {token}")
+            self.protected = witness.state == "protected"
+            return (token, self.holder) == (witness.token, witness.holder)
+
+        return sent if self.witness.ask(f"renew {token}", call) else None
 
     def validate(self, token: int) -> None:
         def call() -> None:

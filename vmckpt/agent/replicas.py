@@ -24,6 +24,7 @@ from vmckpt.errors import (
 from vmckpt.hypervisor import library, qemuuser
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.lease.witness import LeaseClient, LeaseForgotten
 from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.replicate import control, guard, link, standing
 from vmckpt.replicate import standby as standbys
@@ -308,7 +309,7 @@ def _must_hold_lease(session: Session, folder: Path) -> None:
     if session.lease is None:
         return
     with suppress(LeaseUnreachable, OSError, ValueError), afterlife.lease(session) as client:
-        if client.renew(afterlife.token(folder)) is None:
+        if _renewed(client, folder) is None:
             raise TwoCopies(
                 f"{session.name} runs on {session.host}, and another host holds its lease",
                 mend=f"run vmckpt recover; see where it runs: vmckpt guests {session.peer}",
@@ -354,7 +355,7 @@ def _stop_safely(session: Session, folder: Path) -> None:
         return
     with afterlife.lease(session) as client:
         # Nobody takes over for as long as this is good; longer than what follows may last.
-        sent = client.renew(afterlife.token(folder))
+        sent = _renewed(client, folder)
         if sent is None:
             raise LeaseLost(f"{session.name}: another host holds the lease")
         afterlife.renewed(session, sent)
@@ -367,6 +368,20 @@ def _stop_safely(session: Session, folder: Path) -> None:
             raise
         # Who tries this again must know it.
         (folder / "token").write_text(str(token))
+
+
+def _renewed(client: LeaseClient, folder: Path) -> float | None:
+    """Renew, also at a lease store that was failed over without the last token. None: it is lost.
+
+    Raises LeaseUnreachable.
+    """
+    token = afterlife.token(folder)
+    try:
+        return client.renew(token)
+    except LeaseForgotten:
+        token = client.acquire_again(token)
+        (folder / "token").write_text(str(token))
+        return client.renew(token)
 
 
 def _stop_agent(folder: Path) -> None:

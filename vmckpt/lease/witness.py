@@ -3,7 +3,8 @@
 It keeps who may run the guest. The token grows with each change of hands and whenever the standby
 becomes worthless, and who shows an older one is refused. See `witness_schema` for what holds after
 a crash of the database, `terms` for the times. A database with replicas needs them synchronous
-(`synchronous_standby_names`), or a promoted one may not know the last token: see `replicas`.
+(`synchronous_standby_names`): one that is promoted without the last token is noticed, and lets
+nothing take over until the holder has confirmed what it lacks.
 """
 
 import secrets
@@ -36,6 +37,11 @@ class Credential:
 
     def __repr__(self) -> str:
         return f"Credential(user={self.user!r})"
+
+
+class LeaseForgotten(VmckptError):
+    """The witness knows an older token than its holder: it was failed over to a replica that lacks
+    the last change. No other host holds the lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +107,10 @@ def prepare(url: str) -> None:
                 f" {witness_schema.LAYOUT})",
                 mend="upgrade vmckpt here",
             )
+        if found is not None and found < witness_schema.LAYOUT:
+            connection.execute(witness_schema.UPGRADE.encode())
         connection.execute(witness_schema.FUNCTIONS.encode())
-        if found is None:
+        if found != witness_schema.LAYOUT:
             connection.execute(
                 "INSERT INTO vmckpt_lease.layout VALUES (%s)", [witness_schema.LAYOUT]
             )
@@ -251,6 +259,10 @@ class LeaseClient:
         self._name = secrets.token_hex(8)
         self._beat, self._since = "", Seconds(0.0)
         """The beat seen last, and when its first sight arrived."""
+        self._timeline = ""
+        """PostgreSQL's, as it was told last."""
+        self.protected = False
+        """Whether the witness called the standby valid, at the last renewal."""
 
     def close(self) -> None:
         self._line.close()
@@ -263,14 +275,26 @@ class LeaseClient:
         """
         return self._token("acquire(%s, %s)", self._holder, f"{self._name} acquire")
 
+    def acquire_again(self, token: int) -> int:
+        """The same after LeaseForgotten, which was raised for this token. Returns a newer one."""
+        claim = f"{self._name} acquire after {token}"
+        return self._token("acquire_again(%s, %s, %s)", self._holder, claim, token)
+
     def renew(self, token: int) -> Seconds | None:
         """When it was sent, by CLOCK_BOOTTIME: the guest may run for `Terms.lasts` from then.
 
         None: the lease is lost for good; the guest must be killed. After anything raised it runs on
-        until its guard's time.
+        until its guard's time. Raises LeaseForgotten: `acquire_again` is the way on.
         """
         sent = self._clock()
-        told = self._ask("renew(%s, %s)", token, self._holder)
+        told = self._ask("renew_on(%s, %s, %s)", token, self._holder, self._timeline)
+        if told.get("forgot"):
+            raise LeaseForgotten(
+                f"the witness has forgotten token {token}: it was failed over to a replica that"
+                " lacks the last change",
+                mend="make its replicas synchronous (synchronous_standby_names)",
+            )
+        self.protected = told.get("state") == "protected"
         return sent if told["said"] == "done" else None
 
     def validate(self, token: int) -> None:
@@ -337,6 +361,7 @@ class LeaseClient:
         told = self._line.ask(f"SELECT vmckpt_lease.{call}", arguments)
         if not isinstance(told, dict):
             raise LeaseUnreachable("the witness answers in a way that is not known here")
+        self._timeline = str(told.get("timeline", self._timeline))
         return told
 
     def _done(self, call: str, *arguments: object) -> dict[str, Any]:

@@ -11,16 +11,23 @@ them whose lease it is about. Each locks that lease's row first and reads the cl
 * `beat` is new with each renewal and each time the memory was lost. Who has seen the same one for
   ttl + margin *by a clock of its own that is never set* knows that nobody renewed, even if the
   database's clock was set forward; a takeover asks for that besides what the database's clock says.
+* `timeline` is PostgreSQL's, as of the last renewal. A replica that is promoted begins a new one,
+  and may lack changes that the old server had confirmed: also that a standby is invalid. So nothing
+  is taken over on a timeline on which the holder has not confirmed its token, unless all changes
+  were on the synchronous replicas. The holder names the timeline that it was told of, so that a
+  renewal which was sent before, and arrives late, confirms nothing.
 """
 
-LAYOUT = 1
+LAYOUT = 2
 """Version of all this; a database with a greater one was prepared by a newer vmckpt."""
 LOCK = 0x766D636B6C73
 """Number of the advisory lock under which it is made."""
 SCHEMA = "vmckpt_lease"
 AGENT_CALLS = (
     "acquire(text, text)",
+    "acquire_again(text, text, bigint)",
     "renew(bigint, text)",
+    "renew_on(bigint, text, text)",
     "validate(bigint, text)",
     "invalidate(bigint, text, text)",
     "take_over(bigint, text, text, text, float8)",
@@ -44,7 +51,9 @@ CREATE TABLE IF NOT EXISTS vmckpt_lease.lease (
     holder text,
     claim text,
     renewed_at timestamptz NOT NULL,
-    beat uuid NOT NULL
+    beat uuid NOT NULL,
+    timeline text,
+    synchronous boolean
 ) WITH (fillfactor = 50);
 CREATE UNLOGGED TABLE IF NOT EXISTS vmckpt_lease.memory (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
@@ -53,6 +62,10 @@ CREATE UNLOGGED TABLE IF NOT EXISTS vmckpt_lease.memory (
 );
 REVOKE ALL ON ALL TABLES IN SCHEMA vmckpt_lease FROM PUBLIC;
 """
+UPGRADE = """
+ALTER TABLE vmckpt_lease.lease ADD COLUMN timeline text, ADD COLUMN synchronous boolean;
+"""
+"""From layout 1."""
 
 _HEAD = "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, vmckpt_lease, pg_temp"
 
@@ -66,6 +79,11 @@ BEGIN
     INSERT INTO memory DEFAULT VALUES ON CONFLICT DO NOTHING;
     SELECT * INTO l FROM lease WHERE role = session_user FOR UPDATE;
     RETURN l;
+END $$;
+
+CREATE OR REPLACE FUNCTION vmckpt_lease.timeline() RETURNS text {_HEAD} AS $$
+BEGIN
+    RETURN left(pg_walfile_name(pg_current_wal_lsn()), 8);
 END $$;
 
 CREATE OR REPLACE FUNCTION vmckpt_lease.waits(l vmckpt_lease.lease) RETURNS float8 {_HEAD} AS $$
@@ -114,6 +132,11 @@ END $$;
 """
 
 _CALLS = f"""
+CREATE OR REPLACE FUNCTION vmckpt_lease.acquired(p_token bigint) RETURNS jsonb {_HEAD} AS $$
+BEGIN
+    RETURN jsonb_build_object('said', 'done', 'token', p_token, 'timeline', timeline());
+END $$;
+
 CREATE OR REPLACE FUNCTION vmckpt_lease.acquire(p_holder text, p_claim text)
 RETURNS jsonb {_HEAD} AS $$
 DECLARE l vmckpt_lease.lease := mine();
@@ -121,9 +144,44 @@ BEGIN
     IF l.guest IS NULL OR coalesce(l.holder, p_holder) <> p_holder THEN
         RETURN refusal(l, l.token, p_holder);
     ELSIF l.holder = p_holder AND l.claim = p_claim THEN
-        RETURN jsonb_build_object('said', 'done', 'token', l.token);
+        RETURN acquired(l.token);
     END IF;
-    RETURN jsonb_build_object('said', 'done', 'token', change(l, p_holder, 'held', p_claim));
+    RETURN acquired(change(l, p_holder, 'held', p_claim));
+END $$;
+
+CREATE OR REPLACE FUNCTION vmckpt_lease.acquire_again(p_holder text, p_claim text, p_after bigint)
+RETURNS jsonb {_HEAD} AS $$
+DECLARE l vmckpt_lease.lease := mine();
+BEGIN
+    IF l.guest IS NULL OR coalesce(l.holder, p_holder) <> p_holder THEN
+        RETURN refusal(l, l.token, p_holder);
+    ELSIF l.holder = p_holder AND l.claim = p_claim THEN
+        RETURN acquired(l.token);
+    END IF;
+    l.token := greatest(l.token, p_after);
+    RETURN acquired(change(l, p_holder, 'held', p_claim));
+END $$;
+
+CREATE OR REPLACE FUNCTION vmckpt_lease.renew_on(p_token bigint, p_holder text, p_timeline text)
+RETURNS jsonb {_HEAD} AS $$
+DECLARE
+    now_on text := timeline();
+    l vmckpt_lease.lease;
+    state_is text;
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    INSERT INTO memory DEFAULT VALUES ON CONFLICT DO NOTHING;
+    UPDATE lease SET renewed_at = clock_timestamp(), beat = gen_random_uuid(),
+        timeline = CASE WHEN p_timeline = now_on THEN now_on ELSE lease.timeline END,
+        synchronous = current_setting('synchronous_standby_names') <> ''
+     WHERE role = session_user AND token = p_token AND holder = p_holder
+     RETURNING lease.state INTO state_is;
+    IF FOUND THEN
+        RETURN jsonb_build_object('said', 'done', 'timeline', now_on, 'state', state_is);
+    END IF;
+    SELECT * INTO l FROM lease WHERE role = session_user;
+    RETURN jsonb_build_object('said', 'lost', 'timeline', now_on, 'forgot', coalesce(
+        l.token < p_token AND coalesce(l.holder, p_holder) = p_holder, false));
 END $$;
 
 CREATE OR REPLACE FUNCTION vmckpt_lease.renew(p_token bigint, p_holder text)
@@ -183,6 +241,9 @@ BEGIN
             THEN 'the standby has token ' || p_token || ', the lease has ' || l.token
         WHEN l.state <> 'protected' THEN 'the standby is not valid'
         WHEN l.holder = p_holder THEN p_holder || ' holds the lease itself'
+        WHEN l.timeline <> timeline() AND NOT coalesce(l.synchronous, false)
+            THEN 'the lease store was failed over, perhaps without its last changes, and '
+                || l.holder || ' has not confirmed the standby since'
     END;
     IF why IS NOT NULL THEN
         RETURN jsonb_build_object('said', 'denied', 'why', why);

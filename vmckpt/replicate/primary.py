@@ -308,7 +308,7 @@ class Primary:
         for log, end in zip(parts.logs, flight.epoch.ends, strict=True):
             log.consume(end)
         with parts.tenure.at_work():
-            if not self._valid:
+            if not (self._valid and parts.tenure.validated):
                 parts.tenure.validate()
                 self._whole = self._valid = True
             parts.leave.over()

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 from vmckpt import wholefile
 from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease.clock import boottime
-from vmckpt.lease.witness import LeaseClient
+from vmckpt.lease.witness import LeaseClient, LeaseForgotten
 from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.replicate.facts import Lease
 from vmckpt.replicate.guardpage import GuardPage
@@ -68,6 +68,7 @@ class Tenure:
         """Why the guest may run here no more."""
         self.acquired = False
         """The lease was taken anew: a standby that there was may never take over."""
+        self._validated = False
         self._renewed = float("-inf")
         self._busy: float | None = None
         self._tokens, self._changing = threading.RLock(), False
@@ -135,6 +136,12 @@ class Tenure:
         if boottime() - self._renewed > self._lease.terms.lasts:
             raise LeaseLost("the lease was not renewed in time")
 
+    @property
+    def validated(self) -> bool:
+        """Whether the witness knows that the standby is whole; without one nothing is to be known.
+        A witness that was failed over may have forgotten it."""
+        return self._client is None or self._validated
+
     def validate(self) -> None:
         """The backup has a whole epoch: from now on it may take over, and the guard enforces our
         end of the lease. May be repeated. Raises VmckptError."""
@@ -145,6 +152,7 @@ class Tenure:
             self.check()
             self._enforce(self._renewed)
             self._client.validate(self.token)
+            self._validated = True
 
     def invalidate(self) -> None:
         """The backup's standby is worth nothing any more. Raises VmckptError: that is not sure,
@@ -158,9 +166,20 @@ class Tenure:
             # Who dies between the witness and the file has a token that is nobody's.
             with suppress(OSError):
                 (self._folder / _CHANGING).touch()
-            token = self._client.invalidate(self.token)
-            self._kept(token)
+            self._kept(self._newer(self._client))
         self._changing = False
+
+    def _newer(self, client: LeaseClient) -> int:
+        """A token with which no standby can take over. Raises VmckptError."""
+        try:
+            return client.invalidate(self.token)
+        except LeaseLost:
+            # Another host has it, or the witness has forgotten our last token: it says so here.
+            try:
+                client.renew(self.token)
+            except LeaseForgotten:
+                return client.acquire_again(self.token)
+            raise
 
     def hand_over(self, to: str) -> None:
         """The guest stands still here and is the other's from now on.
@@ -223,11 +242,18 @@ class Tenure:
             if self._changing:
                 # It had no answer: only whoever asks again knows which token is the right one.
                 self._change()
-            sent = self._renewer.renew(self.token)
+            try:
+                sent = self._renewer.renew(self.token)
+            except LeaseForgotten:
+                # No standby can take over until it is validated again, and nobody else holds it.
+                self._kept(self._renewer.acquire_again(self.token))
+                self.acquired = True
+                sent = self._renewer.renew(self.token)
             if sent is None:
                 self.lost = "another host has the lease: the guest must not run here"
                 return
             self._renewed = sent
+            self._validated = self._validated and self._renewer.protected
             if self._page.renewed:
                 self._enforce(sent)
 
@@ -247,6 +273,7 @@ class Tenure:
     def _kept(self, token: int) -> None:
         """Nobody can take over since that token: whatever becomes of the file, the guard ends no
         guest, and output need not wait. An agent that finds an old one takes the lease anew."""
+        self._validated = False
         self._page.renewed = 0.0
         self._disarm()
         self.token = token
