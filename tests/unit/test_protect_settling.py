@@ -7,10 +7,12 @@ from typing import Any, cast
 import pytest
 
 from vmckpt.journal.records import Operation
+from vmckpt.journal.unattended import Unattended
 from vmckpt.model.hosts import Host
 from vmckpt.model.jobs import Outcome
+from vmckpt.protect import asking, settling
 from vmckpt.protect.ending import Known
-from vmckpt.protect.settling import truth
+from vmckpt.protect.settling import is_abandoned, truth
 
 KNOWN = Known(
     operation=cast("Operation", SimpleNamespace(id="7", guest="web1", guest_uuid="u-1")),
@@ -144,3 +146,59 @@ def test_every_mixture_is_told_in_one_line_and_something_is_done_only_at_an_end(
     assert "web1" in found.truth
     assert "\n" not in found.truth + found.settle
     assert bool(found.did) == (found.outcome is not None)
+
+
+@pytest.mark.parametrize(
+    ("told", "abandoned"),
+    [
+        (NOTHING, False), (SILENT, False), (WORKS, False), (STARTS, True), (ENDED, False),
+        (DIED, False), (SWITCHED, False), (STANDS, False), ({**STANDS, "runs": True}, False),
+        (BEGINS, False), ({**BEGINS, "runs": True}, True), (RUNS, False), (LOST, False),
+    ],
+)  # fmt: skip
+def test_a_qemu_without_an_agent_is_abandoned(told: Mapping[str, Any], abandoned: bool) -> None:
+    assert is_abandoned(told) is abandoned
+
+
+def test_a_standby_without_an_agent_is_looked_after_whatever_the_primary_says() -> None:
+    left = {**BEGINS, "runs": True}
+    for ours in (SILENT, DIED, WORKS):
+        found = settling._with_agents(KNOWN, truth(KNOWN, ours, left), ours, left)
+        assert (found.outcome, found.goes_on) == (None, True)
+        assert found.settle == "vmckpt recover starts its agent on beta again"
+    ended = truth(KNOWN, ENDED, left)
+    assert settling._with_agents(KNOWN, ended, ENDED, left) == ended
+
+
+@pytest.mark.parametrize("dry", [False, True])
+async def test_agents_that_are_gone_with_their_guards_are_started_again(
+    monkeypatch: pytest.MonkeyPatch, dry: bool
+) -> None:
+    says = {"alpha": STARTS, "beta": {**BEGINS, "runs": True}}
+    orders: list[tuple[str, str, str]] = []
+
+    async def status(host: Host, guest: str) -> dict[str, Any]:
+        return dict(says[host.name])
+
+    async def order(host: Host, guest: str, what: str, *, owner: str) -> dict[str, Any]:
+        orders.append((host.name, what, owner))
+        return {"did": [f"started the agent on {host.name} again"]}
+
+    monkeypatch.setattr(asking, "status", status)
+    monkeypatch.setattr(asking, "order", order)
+    step = SimpleNamespace(intent={"session": "5e55", "lease": True})
+    inventory = SimpleNamespace(host=lambda _: KNOWN.backup, lease="postgresql://")
+    recorder = SimpleNamespace(entrust=lambda _: None, update=lambda **_: None)
+    operation = SimpleNamespace(guest="web1", guest_uuid="u-1", target="beta")
+    case = SimpleNamespace(
+        step=lambda _: step, inventory=inventory, host=KNOWN.primary, dry=dry,
+        recorder=None if dry else recorder, operation=operation,
+    )  # fmt: skip
+    found = await settling.settle(cast("Unattended", case), [])
+
+    again = [("beta", "revive", "5e55"), ("alpha", "revive", "5e55")]
+    assert orders == ([] if dry else again)
+    told = tuple(f"started the agent on {name} again" for name in ("beta", "alpha"))
+    assert found.did == (() if dry else told)
+    assert (found.outcome, found.goes_on) == (None, True)
+    assert found.settle == "vmckpt recover starts its agent on alpha and on beta again"

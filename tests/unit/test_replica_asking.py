@@ -10,8 +10,9 @@ import pytest
 
 from tests.unit.replicas import session
 from tests.unit.staging import in_memory
-from vmckpt.agent import afterlife, replicas
+from vmckpt.agent import afterlife, giving, replicas
 from vmckpt.agent.orders import ReplicaOrder
+from vmckpt.errors import GuestBusy
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replicate import guard
 from vmckpt.replicate.control import Control
@@ -80,3 +81,48 @@ def test_what_an_agent_left_of_its_end_goes_before_that(folder: Path) -> None:
     told = asked()
 
     assert (told["outcome"], told["why"]) == ("switched", "the guest runs on beta")
+
+
+@pytest.fixture
+def started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done to agents."""
+    done: list[str] = []
+    monkeypatch.setattr(replicas, "_end_agent", lambda _: done.append("ended"))
+    monkeypatch.setattr(replicas, "_begin", lambda *_: done.append("started"))
+    return done
+
+
+def revived(owner: str) -> dict[str, Any]:
+    one = session()
+    order = ReplicaOrder(what="revive", guest=one.guest, uri=one.uri, host=one.host, owner=owner)
+    return replicas.carry_out(order, None)  # type: ignore[arg-type]  # nobody is talked with
+
+
+def test_an_agent_that_nothing_starts_again_is_started(folder: Path, started: list[str]) -> None:
+    (folder / guard.OVER).touch()  # by a command that was killed
+
+    assert revived(session().session) == {"did": [f"started the agent on {session().host} again"]}
+    assert started == ["ended", "started"]
+    assert not (folder / guard.OVER).exists()
+
+
+def test_an_agent_that_answers_or_has_ended_or_is_another_s_is_left_alone(
+    folder: Path, started: list[str]
+) -> None:
+    assert revived("another")["did"] == []
+    with Control(folder, lambda _: {"epoch": 7}):
+        assert revived(session().session)["did"] == []
+    (folder / afterlife.OUTCOME).write_text("{}")
+    assert revived(session().session)["did"] == []
+    assert started == []
+
+
+def test_a_folder_has_one_agent(folder: Path) -> None:
+    with (
+        giving.only_agent(session(), folder),
+        pytest.raises(GuestBusy, match="has an agent already"),
+        giving.only_agent(session(), folder),
+    ):
+        pass
+    with giving.only_agent(session(), folder):
+        pass

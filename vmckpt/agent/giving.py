@@ -17,7 +17,7 @@ from typing import Any
 
 from vmckpt import wholefile
 from vmckpt.agent import afterlife
-from vmckpt.errors import HypervisorError, RemoteError, VmckptError
+from vmckpt.errors import GuestBusy, HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.qemu_process import identity
@@ -118,6 +118,17 @@ def finish(session: Session, folder: Path) -> None:
     for path, owner in dict(noted.get("owners") or {}).items():
         with suppress(OSError):
             _put_owner_back(path, (int(owner[0]), int(owner[1])))
+
+
+@contextmanager
+def only_agent(session: Session, folder: Path) -> Iterator[None]:
+    """Be the one agent of the folder. Raises GuestBusy: there is one."""
+    with (folder / AGENT_LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise GuestBusy(f"{session.name} has an agent already") from None
+        yield
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt import wholefile
-from vmckpt.agent import afterlife, clockkeeping, guarded, trial_files
+from vmckpt.agent import afterlife, clockkeeping, giving, guarded, trial_files
 from vmckpt.agent.replica_trial import Trials
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.agent import GuestAgent
@@ -41,15 +41,16 @@ _WAITS = "inmigrate"
 
 def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
     """Until the guest runs here or nobody wants a standby any more. Raises VmckptError."""
-    qemu = identity.hold(session.guest)
-    if qemu is None:
-        _lost(session, folder)
-        return
-    with qemu:
-        try:
-            _run_beside(session, folder, wishes, qemu)
-        except StandbyGone:
+    with giving.only_agent(session, folder):
+        qemu = identity.hold(session.guest)
+        if qemu is None:
             _lost(session, folder)
+            return
+        with qemu:
+            try:
+                _run_beside(session, folder, wishes, qemu)
+            except StandbyGone:
+                _lost(session, folder)
 
 
 def _lost(session: Session, folder: Path) -> None:

@@ -1,6 +1,5 @@
 """The primary's agent: puts together what an epoch needs, and takes it apart in the end."""
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -16,7 +15,7 @@ from vmckpt.agent.clockkeeping import ClockKeeper
 from vmckpt.agent.writes import Mirrors
 from vmckpt.checkpoint import guestmemory, settings
 from vmckpt.checkpoint.settings import Commands, Undo
-from vmckpt.errors import GuestBusy, LeaseLost, VmckptError
+from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.endings import Ending, Endings
 from vmckpt.hypervisor.monitor import Monitor
@@ -49,11 +48,7 @@ _SWITCHING, _DEVICES = "switching", "devices"
 
 def run_primary(session: Session, folder: Path, wishes: Wishes) -> None:
     """Until the protection ends, or the guest does. Raises Exception: to be started again."""
-    with (folder / giving.AGENT_LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise GuestBusy(f"{session.name} has an agent already") from None
+    with giving.only_agent(session, folder):
         process = identity.hold(session.guest)
         if process is None:
             _ended(session, folder, wished=False)

@@ -384,9 +384,30 @@ def _renewed(client: LeaseClient, folder: Path) -> float | None:
         return client.renew(token)
 
 
+def _revive(order: ReplicaOrder) -> dict[str, Any]:
+    """Start the agent of a session that has none, and no guard that would; what was done.
+
+    Raises RemoteError if it does not start.
+    """
+    folder = folder_of(order.guest)
+    session = Session.read(folder)
+    if session is None or session.session != order.owner or _answers(folder):
+        return {"did": []}
+    if (folder / afterlife.OUTCOME).exists():
+        return {"did": []}
+    _end_agent(folder)  # it does not answer: it may be stopped
+    (folder / guard.OVER).unlink(missing_ok=True)  # of a command that did not come to its end
+    _begin(order, "the agent")
+    return {"did": [f"started the agent on {order.host} again"]}
+
+
 def _stop_agent(folder: Path) -> None:
     """End the agent of a folder for good, by force: all it knows is written down."""
     (folder / guard.OVER).touch()
+    _end_agent(folder)
+
+
+def _end_agent(folder: Path) -> None:
     with suppress(OSError, ValueError):
         page = GuardPage.open(folder / guard.PAGE)
         known = page.agent
@@ -404,6 +425,7 @@ _WHAT = {
     "identity": _identity,
     "look": replica_looks.look,
     "protect": _protect,
+    "revive": _revive,
     "room": replica_looks.rooms,
     "stand": _stand,
 }

@@ -105,10 +105,9 @@ def _show(found: "list[Recovered]", dry_run: bool) -> None:
     for one in found:
         settled, job = one.settled, one.operation
         output.out.print(output.styled("bold", job.id), f"{job.guest}, {job.way}: {settled.truth}")
+        done = not dry_run and (settled.outcome is not None or settled.goes_on)
         for did in settled.did:
-            output.out.print(
-                f"    {'would' if dry_run or settled.outcome is None else 'done'}: {did}"
-            )
+            output.out.print(f"    {'done' if done else 'would'}: {did}")
         if settled.outcome is not None:
             output.out.print(f"    {'would end' if dry_run else 'ended'} as {settled.outcome}")
         if settled.settle and not settled.goes_on:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vmckpt.journal.recorder import Recorder
@@ -35,6 +36,7 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
     name = ours.get("wants_leave")
     if name and found.outcome is None:
         return await _let_alone(known, case.recorder, str(name))
+    found = _with_agents(known, found, ours, theirs)
     if case.dry:
         return found
     if found.outcome is None:
@@ -42,12 +44,41 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
             if ours.get("phase") == READY:  # who began it may have died before
                 case.recorder.update(phase=READY)
             case.recorder.entrust(known.primary.name)
-        return found
+        return replace(found, did=await _revived(known, ours, theirs))
     if ending.is_backups(ours, theirs):
         await ending.tidy(known)
         return case.ended(found, failed_over=known.backup.name)
     await ending.put_back(known)
     return case.ended(found)
+
+
+def _with_agents(
+    known: Known, found: Settled, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> Settled:
+    """The same, with what is done about agents that are gone. Pure."""
+    sides = ((known.primary, ours), (known.backup, theirs))
+    gone = [host.name for host, told in sides if is_abandoned(told)]
+    if found.outcome is not None or not gone:
+        return found
+    settle = f"vmckpt recover starts its agent on {' and on '.join(gone)} again"
+    return replace(found, goes_on=True, settle=settle)
+
+
+async def _revived(
+    known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Start agents that nothing starts again: their guards are gone, too. Raises VmckptError."""
+    did: list[str] = []
+    for host, told in ((known.backup, theirs), (known.primary, ours)):
+        if is_abandoned(told):
+            done = await asking.order(host, known.uuid, "revive", owner=known.session)
+            did += done["did"]
+    return tuple(did)
+
+
+def is_abandoned(told: Mapping[str, Any]) -> bool:
+    """Whether a QEMU of the protection has no agent, by what its host says. Pure."""
+    return bool(told.get("runs")) and told.get("agent") is False and "outcome" not in told
 
 
 async def _let_alone(known: Known, recorder: Recorder | None, name: str) -> Settled:
