@@ -27,8 +27,13 @@ _CHUNK = 1 << 16
 
 def kill(pid: int) -> bool:
     """SIGKILL; whether there was such a process."""
+    return send(pid, signal.SIGKILL)
+
+
+def send(pid: int, number: signal.Signals) -> bool:
+    """Send a signal; whether there was such a process."""
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except ProcessLookupError:
         return False
     return True

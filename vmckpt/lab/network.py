@@ -86,10 +86,24 @@ def cut(plan: LabPlan, host: str, *, guests_too: bool = False) -> None:
         _ip(f"link set g-{host} down", plan.observer_namespace)
 
 
+_NOWHERE = "02:00:00:00:00:01"
+
+
+def mute(namespace: str, address: str) -> None:
+    """Lose all that a namespace sends to an address, silently; what comes from there arrives."""
+    _ip(f"neigh replace {address} lladdr {_NOWHERE} dev eth0 nud permanent", namespace)
+
+
+def unmute(namespace: str) -> None:
+    """All that it sends arrives again."""
+    _ip("neigh flush dev eth0 nud permanent", namespace)
+
+
 def heal(plan: LabPlan, host: str) -> None:
     """Put the host's cables back in."""
     _ip(f"link set {plan.host(host).link} up")
     _ip(f"link set g-{host} up", plan.observer_namespace)
+    unmute(plan.host(host).namespace)
 
 
 def shape(plan: LabPlan, host: str, rate: BytesPerSecond | None) -> None:

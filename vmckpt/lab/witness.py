@@ -36,6 +36,7 @@ def start(plan: LabPlan) -> None:
         # Only the owner needs no password: other logins are as they are in life.
         hba.write(f"host all postgres {network} trust\n")
         hba.write(f"host all all {network} scram-sha-256\n")
+        hba.write(f"host replication postgres {network} trust\n")
     server = [f"{programs[-1]}/postgres", "-D", str(data)]
     server += ["-c", f"listen_addresses={plan.witness_address}"]
     server += ["-c", f"unix_socket_directories={data}"]
