@@ -1,0 +1,425 @@
+"""Faults at each step of a protection's life, over and over: no copy too many, and nothing lost.
+
+    sudo .venv/bin/python -m bench.replication_faults 300 [--seed 1] [--json FILE [--more]]
+        [--only signals|one-way|clock|lost-commit|card|host] [--ttl 3] [--keep-going]
+
+Each round has a guest at work, a lease store and automatic failover. Its seed chooses a step, at
+which the process that comes there stands still (bench/points.py), and what happens then: SIGKILL or
+SIGSTOP to any of the agent, the watchdog, libvirtd and the disk log (of a snapshot: the undo
+process); a network that loses all in one direction; a wall clock that jumps by an hour; a lease
+store that fails over to a replica without its last commits; a network card that is plugged in or
+taken away; a host that loses power or cables, freezes, or loses its QEMU.
+
+Then all is mended, `vmckpt recover` and `unprotect` end what is left, and these must hold: never
+two copies ran, or were heard; memory, disk, and what the outside was told agree; the guest runs,
+unless its host died without a valid standby; nothing of the protection is left. The first violation
+ends the campaign; its row has the agents' logs and what commands said. With --more it goes on after
+the rounds that the file has.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import faults_checks
+from bench.faults_acts import Strike, cards, end, other
+from bench.faults_checks import TapWatch
+from bench.faults_plan import Kind, Round, Way, round_of
+from bench.faults_scene import GUEST, HOSTS, Command, Done, Scene, begin, heal, scene
+from vmckpt.errors import LabError, VmckptError
+from vmckpt.lab import guests, host
+from vmckpt.lab.faults import send
+from vmckpt.lab.lookout import Lookout
+from vmckpt.lab.pace import Deadline
+from vmckpt.lab.plan import GUEST_BRIDGE
+from vmckpt.lab.shell import run
+
+_REACHED: dict[Way, float] = {
+    Way.BEGINNING: 25.0, Way.EPOCH: 8.0, Way.ALONE: 15.0, Way.TAKEOVER: 15.0, Way.SWITCH: 15.0,
+    Way.ENDING: 15.0, Way.SNAPSHOT: 20.0,
+}  # fmt: skip
+"""Seconds in which a step is reached."""
+_QUIET = 1.0
+"""After a fault nothing is asked for so long."""
+_HEARD = 20.0
+_BACK = 15.0
+"""A protection that is not whole again by then is ended."""
+
+
+class Violated(Exception):
+    """What must not happen. `row` has the evidence."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.row = row
+        super().__init__("; ".join(row["violations"]))
+
+
+@dataclass
+class Told:
+    """What happened in a round."""
+
+    hit: bool = False
+    struck: list[str] = field(default_factory=list)
+    lease: dict[str, str] = field(default_factory=dict)
+    """As it was when the fault struck."""
+    at: float = 0.0
+    """When it struck."""
+    behind_s: float | None = None
+    command: Command | None = None
+    """Which led to the step, and may be under way."""
+    needed: str = "nothing"
+    """Which command it took to have the guest run."""
+    gone: bool = False
+    """The guest has rightly ended."""
+    commands: list[Done] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+
+
+class Campaign:
+    """Rounds in one lab, with one guest for as long as it lives."""
+
+    def __init__(self, made: Scene, ttl: float) -> None:
+        self._scene, self._ttl = made, ttl
+        self._home: str | None = None
+        self._kept = False
+        """The guest is protected, since a round before."""
+
+    def play(self, chosen: Round) -> dict[str, Any]:
+        """One round. Raises Violated."""
+        began = time.monotonic()
+        if self._home is None:
+            self._home = HOSTS[chosen.seed % 2]
+            begin(self._scene, self._home)
+        primary, told = self._home, Told()
+        logs: dict[str, str] = {}
+        with Lookout(self._scene.plan) as lookout, TapWatch(self._scene) as taps:
+            try:
+                self._play(chosen, primary, told)
+                logs = self._scene.logs()
+                self._mended(chosen, told)
+                self._in_order(chosen, told)
+            except VmckptError as exc:
+                told.violations.append(f"the round broke off: {exc}")
+            told.violations += lookout.two_copies()
+        told.violations += taps.speakers.seen
+        row = {
+            **chosen.as_json(), "hit": told.hit, "struck": told.struck, "lease": told.lease,
+            "home": [primary, self._home], "needed": told.needed, "gone": told.gone,
+            "behind_s": told.behind_s, "kept": self._kept, "packets": taps.speakers.packets,
+            "commands": [str(one) for one in told.commands],
+            "took_s": round(time.monotonic() - began, 1),
+        }  # fmt: skip
+        if told.violations:
+            row |= {
+                "violations": told.violations, "logs": logs, "logs_after": self._scene.logs(),
+            }  # fmt: skip
+            raise Violated(row)
+        return row
+
+    def _play(self, chosen: Round, primary: str, told: Told) -> None:
+        """Bring the protection to the step, strike, and wait for what comes of it."""
+        made, backup = self._scene, other(primary)
+        at = backup if chosen.place.backup else primary
+        if chosen.place.way in (Way.BEGINNING, Way.SNAPSHOT) or chosen.plugs is False:
+            self._end_kept(told)
+        with ExitStack() as stack:
+            if chosen.plugs is False:
+                plug(made, primary, 1)
+            told.command = self._approach(chosen, primary, told)
+            stopped = made.stopped(at, _REACHED[chosen.place.way])
+            told.hit, told.lease, told.at = stopped is not None, made.lease(), time.monotonic()
+            strike = Strike(made, chosen, primary, backup, at, stopped)
+            stack.callback(strike.over)
+            strike()
+            told.struck = strike.struck
+            self._until_quiet(chosen, told)
+
+    def _approach(self, chosen: Round, primary: str, told: Told) -> Command | None:
+        """Until the step is armed and near; the command under way that leads there."""
+        made, backup, way = self._scene, other(primary), chosen.place.way
+        at = backup if chosen.place.backup else primary
+        forgets = chosen.kind is Kind.LOST_COMMIT
+        if way is Way.BEGINNING:
+            made.arm(at, "lease armed" if forgets else chosen.step)
+            command = made.protect(backup)
+            if forgets:  # what began the lease is known to the replica
+                self._held_back(made.stopped(at, _REACHED[way]), at, chosen.step)
+            return command
+        if way is Way.SNAPSHOT:
+            made.run("snapshot", "init")  # fine if there is a store
+            made.arm(at, chosen.step)
+            return made.start("snapshot", "create", GUEST)
+        self._protect(backup, told)
+        if forgets:
+            made.pair.caught_up()
+            made.pair.hold_back()
+        time.sleep(chosen.delay)
+        made.arm(at, chosen.step)
+        if way is Way.ALONE:
+            Strike(made, chosen, primary, backup, at, None).mute("primary", "backup")
+        elif way is Way.TAKEOVER:
+            end(made, primary, chosen.end)
+        elif way is Way.SWITCH:
+            return made.start("failover", GUEST, "--planned", "--json")
+        elif way is Way.ENDING:
+            return made.start("unprotect", GUEST, "--json")
+        return None
+
+    def _held_back(self, process: int | None, at: str, step: str) -> None:
+        """The process goes on to the step, of which the lease store's replica hears nothing."""
+        made = self._scene
+        made.pair.caught_up()
+        made.pair.hold_back()
+        made.arm(at, step)
+        if process is not None:
+            send(process, signal.SIGCONT)
+
+    def _protect(self, backup: str, told: Told) -> None:
+        """Unless it is. Raises LabError."""
+        if self._kept:
+            return
+        done = self._scene.protect(backup).end()
+        if done.code != 0:
+            told.commands.append(done)
+            raise LabError(f"the guest cannot be protected: {done}")
+
+    def _end_kept(self, told: Told) -> None:
+        """The round has a protection of its own, or none. Raises LabError."""
+        if self._kept:
+            self._kept = False
+            done = self._scene.run("unprotect", GUEST)
+            told.commands.append(done)
+            if done.code != 0 or (found := self._left()):
+                raise LabError(f"{done}; left: {found if done.code == 0 else 'not looked for'}")
+
+    def _until_quiet(self, chosen: Round, told: Told) -> None:
+        """Until the guest is heard again, or would have been long ago."""
+        quiet = told.at + max(_QUIET, chosen.seconds + 0.5)
+        give_up = quiet + 2.5 * self._ttl + 2.0
+        while (now := time.monotonic()) < give_up:
+            if now > quiet and self._scene.heard(max(quiet, now - 0.5)):
+                return
+            time.sleep(0.05)
+
+    def _heard(self, limit: float) -> bool:
+        """Whether the guest answers from now on."""
+        since, give_up = time.monotonic(), Deadline(limit)
+        while not self._scene.heard(since):
+            if give_up.passed():
+                return False
+            time.sleep(0.05)
+        return True
+
+    def _mended(self, chosen: Round, told: Told) -> None:
+        made = self._scene
+        made.disarm()
+        heal(made)
+        if chosen.kind is Kind.LOST_COMMIT:
+            made.pair.follow()
+        if told.command is not None:
+            done = told.command.end()
+            told.commands.append(done)
+            if done.code is None:
+                told.violations.append(f"it did not end: {done}")
+
+    def _in_order(self, chosen: Round, told: Told) -> None:
+        """What a person does: recover, fail over if that is what it takes, and end what is left."""
+        made = self._scene
+        heard = self._heard(self._ttl + 2.0)
+        outcomes = [text for name, text in made.logs().items() if name.endswith("outcome.json")]
+        behind = [json.loads(one).get("behind_s") for one in outcomes]
+        told.behind_s = next((one for one in behind if one is not None), None)
+        for words in (("recover", "--json"), ("failover", GUEST, "--json"), ("unprotect", GUEST)):
+            if not heard:
+                told.needed = words[0]
+                told.commands.append(made.run(*words))
+                heard = self._heard(_HEARD)
+        if not heard and not self._may_be_gone(chosen, told):
+            told.violations.append(f"the guest is lost: QEMU is there on {self._copies()}")
+        told.gone = not heard
+        self._kept = not told.gone and told.needed == "nothing" and self._goes_on()
+        if not self._kept:
+            self._end(told)
+        self._check(told)
+        self._next(told)
+
+    def _goes_on(self) -> bool:
+        """Whether the guest is protected as before: it is kept for the next round."""
+        made, copies = self._scene, self._copies()
+        give_up = Deadline(_BACK)
+        if self._home is None or len(copies) < 2 or len(cards(made, self._home)) != 1:
+            return False
+        while not give_up.passed():
+            ours, theirs = made.asked(self._home), made.asked(other(self._home))
+            if ours.get("phase") == "protecting" and theirs.get("ready"):
+                return bool(made.lease().get("state") == "protected")
+            if not ours.get("phase") or theirs.get("outcome"):
+                return False
+            time.sleep(0.1)
+        return False
+
+    def _may_be_gone(self, chosen: Round, told: Told) -> bool:
+        """Its host is lost, and no standby could take over."""
+        lost = chosen.kind is Kind.HOST and chosen.injury in ("power", "QEMU killed")
+        return lost and told.lease.get("state") != "protected"
+
+    def _copies(self) -> list[str]:
+        return [name for name in HOSTS if self._scene.qemus(name)]
+
+    def _end(self, told: Told) -> None:
+        """Both commands may be needed twice: after a crash the first may only see what is so."""
+        for _ in range(2):
+            for words in (("recover", "--json"), ("unprotect", GUEST)):
+                told.commands.append(self._scene.run(*words))
+                if not self._left():
+                    return
+
+    def _left(self) -> list[str]:
+        homes = self._copies()
+        return faults_checks.left(self._scene, homes[0] if len(homes) == 1 else None)
+
+    def _check(self, told: Told) -> None:
+        """All that must hold. Raises VmckptError."""
+        made, copies = self._scene, self._copies()
+        if len(copies) > 1 and not self._kept:
+            told.violations.append(f"QEMU is there on {' and '.join(copies)} for good")
+        if told.gone:
+            return
+        running = faults_checks.runs_on(made)
+        if len(running) != 1:
+            told.violations.append(f"the guest runs on {running or 'no host'}")
+        if not self._kept:
+            told.violations += [f"left: {one}" for one in self._left()]
+        # A checker of the whole history of what was heard has its place here: each is a sentence.
+        told.violations += faults_checks.ledgers(made)
+
+    def _next(self, told: Told) -> None:
+        """The guest of the next round: this one, as it was in the beginning, or none."""
+        made, copies = self._scene, self._copies()
+        if self._kept and not told.violations:
+            return
+        self._kept = False
+        self._home = copies[0] if len(copies) == 1 and not told.violations else None
+        if self._home is not None and not plug(made, self._home, 0):
+            self._home = None
+        if self._home is None:
+            if not told.violations:
+                guests.remove(made.plan, GUEST)
+            return
+        for name in HOSTS:  # images of standbys and of guests that went away
+            for image in (made.plan.host(name).root / "private").glob(f"{GUEST}-*.raw"):
+                if name != self._home or str(image.name) not in disks(made, name):
+                    image.unlink()
+
+
+def plug(made: Scene, on: str, more: int) -> bool:
+    """Let the guest have so many cards besides its first; whether it has them in time."""
+    bridge = ["virsh", "-q", "attach-interface", GUEST, "bridge", GUEST_BRIDGE]
+    give_up = Deadline(15.0)
+    while (found := cards(made, on)) and len(found) - 1 != more:
+        if give_up.passed():
+            return False
+        words = [*bridge, "--model", "virtio", "--live"]
+        if len(found) - 1 > more:
+            words = [
+                "virsh",
+                "-q",
+                "detach-interface",
+                GUEST,
+                "bridge",
+                "--mac",
+                found[-1],
+                "--live",
+            ]
+        run(host.enter(made.plan.host(on), *words), check=False)
+        time.sleep(0.3)
+    return True
+
+
+def disks(made: Scene, on: str) -> str:
+    """Which images the guest has there, as libvirt lists them."""
+    return run(host.enter(made.plan.host(on), "virsh", "-q", "domblklist", GUEST), check=False)
+
+
+def summary(rows: list[dict[str, Any]], ttl: float) -> dict[str, Any]:
+    """What came of all rounds."""
+    clean = [one for one in rows if "violations" not in one]
+    behind = sorted(one["behind_s"] for one in clean if one.get("behind_s") is not None)
+    counted: dict[str, dict[str, int]] = {}
+    for key in ("kind", "step", "how", "needed"):
+        counted[f"by_{key}"] = dict(sorted(Counter(str(one.get(key)) for one in rows).items()))
+    victims = Counter(", ".join(one["victims"]) for one in rows if one.get("victims"))
+    return {
+        "rounds": len(rows), "seeds": [rows[0]["seed"], rows[-1]["seed"]] if rows else [],
+        "lease_s": ttl, "violations": len(rows) - len(clean),
+        "steps_hit": sum(bool(one["hit"]) for one in rows),
+        "failovers": sum(one["home"][0] != one["home"][1] for one in clean if one["home"][1]),
+        "rightly_gone": sum(bool(one["gone"]) for one in clean),
+        "behind_worst_s": behind[-1] if behind else None,
+        "seconds": round(sum(one["took_s"] for one in rows), 1),
+        **counted, "by_victims": dict(sorted(victims.items())),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Round after round; what was found is printed, and kept."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rounds", type=int)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--more", action="store_true", help="Keep the rounds that the file has.")
+    parser.add_argument("--only", type=Kind, choices=list(Kind))
+    parser.add_argument("--ttl", type=float, default=3.0, help="Seconds of a lease.")
+    parser.add_argument("--keep-going", action="store_true", help="In a new lab.")
+    chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # the lab is taken down
+    rows: list[dict[str, Any]] = []
+    if chosen.more and chosen.json is not None and chosen.json.exists():
+        rows = json.loads(chosen.json.read_text())["rounds"]
+    first = max((one["seed"] + 1 for one in rows), default=chosen.seed)
+    seeds = list(range(first, first + chosen.rounds))
+    while seeds:
+        name = f"bf{os.getpid()}"
+        try:
+            with scene(name, chosen.ttl) as made:
+                campaign = Campaign(made, chosen.ttl)
+                while seeds:
+                    _one(campaign, round_of(seeds.pop(0), chosen.only), rows)
+                    _keep(chosen.json, rows, chosen.ttl)
+        except Violated:
+            _keep(chosen.json, rows, chosen.ttl)
+            if not chosen.keep_going:
+                break
+    sys.stdout.write(json.dumps(summary(rows, chosen.ttl), indent=1) + "\n")
+    sys.exit(any("violations" in one for one in rows))
+
+
+def _one(campaign: Campaign, round_: Round, rows: list[dict[str, Any]]) -> None:
+    try:
+        rows.append(campaign.play(round_))
+    except Violated as exc:
+        rows.append(exc.row)
+        sys.stdout.write(f"{round_}: VIOLATION {exc}\n")
+        raise
+    told = {key: rows[-1][key] for key in ("hit", "struck", "home", "needed", "took_s")}
+    sys.stdout.write(f"{round_}: {json.dumps(told)}\n")
+    sys.stdout.flush()
+
+
+def _keep(path: Path | None, rows: list[dict[str, Any]], ttl: float) -> None:
+    if path is not None:
+        path.write_text(
+            json.dumps({"summary": summary(rows, ttl), "rounds": rows}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
