@@ -33,6 +33,7 @@ def campaign() -> Iterator[Campaign]:
         Round(seed=4, kind=Kind.ONE_WAY, step="sent", link=("backup", "primary"), seconds=3.0),
         Round(seed=5, kind=Kind.CARD, step="idle", plugs=True),
         Round(seed=6, kind=Kind.LOST_COMMIT, step="standby invalid", victims=BOTH, how=How.KILL),
+        Round(seed=7, kind=Kind.SIGNALS, step="lease armed", victims=BOTH, how=How.KILL),
     ],
     ids=str,
 )

@@ -4,16 +4,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.unit.replicas import LEASE, session
 from vmckpt.agent import afterlife, replicas, writes
 from vmckpt.agent.orders import ReplicaOrder
-from vmckpt.errors import LeaseLost, TwoCopies, VmckptError
+from vmckpt.errors import GuestBusy, LeaseLost, TwoCopies, VmckptError
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.replicate import buffers
 from vmckpt.replicate.facts import Session
 
 
@@ -52,11 +53,23 @@ class World:
                 raise LeaseUnreachable("the lease store is silent")
             return self.sent
 
-        yield SimpleNamespace(renew=renew, invalidate=lambda _: 4)
+        def noted(what: str) -> Any:
+            return lambda *given: self.did.append(f"{what} {' '.join(map(str, given))}")
+
+        yield SimpleNamespace(
+            renew=renew, invalidate=lambda _: 4, validate=noted("valid"), hand_over=noted("given"),
+        )  # fmt: skip
 
     def end(self, told: Session, **more: Any) -> list[str]:
         order = ReplicaOrder(what="end", guest=told.guest, uri="", host="alpha", **more)
         return replicas._end_primary(order, told)
+
+    def give(self, told: Session) -> bool:
+        told.write(self.folder)
+        order = ReplicaOrder(
+            what="give", guest=told.guest, uri="", host="alpha", owner=PROTECTED.session
+        )
+        return bool(replicas._give(order)["given"])
 
 
 class Monitor:
@@ -136,3 +149,37 @@ def test_the_timer_is_set_before_the_agent_is_ended(one: World) -> None:
     with pytest.raises(VmckptError, match="does not stop"):
         one.end(PROTECTED)
     assert one.did == []
+
+
+def test_a_guest_that_ended_before_its_standby_was_declared_valid_is_given_to_it(
+    one: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if agent and guard were killed between arming the timer and saying so."""
+    monkeypatch.setattr(identity, "runs", lambda _: False)
+    assert one.give(PROTECTED)
+    assert one.did == ["valid 3", "given 3 beta"]
+
+
+def test_a_guest_that_runs_or_went_on_alone_is_given_to_no_standby(
+    one: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(GuestBusy, match="runs on alpha"):
+        one.give(PROTECTED)
+    monkeypatch.setattr(identity, "runs", lambda _: False)
+    afterlife.note_alone(one.folder)
+    with pytest.raises(GuestBusy, match="went on without its standby"):
+        one.give(PROTECTED)
+    assert not one.give(session(lease=None, disks=()))
+    assert one.did == []
+
+
+def test_that_output_was_let_out_is_noted_before_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove(*_: object) -> None:
+        raise VmckptError(f"alone: {afterlife.is_alone(tmp_path)}")
+
+    monkeypatch.setattr(afterlife, "_disarm", lambda _: None)
+    monkeypatch.setattr(buffers, "remove", remove)
+    with pytest.raises(VmckptError, match="alone: True"):
+        afterlife.unprotect(PROTECTED, tmp_path, cast("Any", None))

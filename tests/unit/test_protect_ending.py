@@ -238,6 +238,28 @@ async def test_a_dead_host_s_guest_is_failed_over_by_the_lease(one: World) -> No
     assert one.finished[0][0] is Outcome.COMPLETED
 
 
+async def test_a_primary_that_says_its_guest_died_gives_it_to_a_ready_standby(one: World) -> None:
+    """Also one that died before the lease store called its standby valid."""
+    one.says["alpha"] = {"role": "primary", "agent": False, "runs": False, "outcome": "died"}
+    one.after = RUNS_THERE
+    await ending.failover(KNOWN, one.caller)
+    assert one.did[:2] == ["alpha give", "beta failover"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [({"alone": True}, {}), ({}, {"ready": False}), ({"runs": True}, {})]
+)
+async def test_a_guest_that_is_not_gone_or_has_no_whole_standby_is_given_to_nobody(
+    one: World, ours: dict[str, Any], theirs: dict[str, Any]
+) -> None:
+    died = {"role": "primary", "agent": False, "runs": False, "outcome": "died"}
+    one.says["alpha"] = {**died, **ours}
+    one.says["beta"] |= {"connected": False, **theirs}
+    one.after = RUNS_THERE
+    await ending.failover(KNOWN, one.caller)
+    assert "alpha give" not in one.did
+
+
 async def test_without_a_lease_a_person_must_say_that_the_host_is_off(one: World) -> None:
     one.silent, one.after = {"alpha"}, RUNS_THERE
     one.says["beta"]["connected"] = False

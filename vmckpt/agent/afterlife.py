@@ -46,6 +46,7 @@ def unprotect(
         tenure.invalidate()
     else:
         _disarm(session)
+    note_alone(folder)  # whatever comes of the rest: no standby may go on from before this
     buffers.remove(monitor, session.cards)
     settings.break_off(monitor, Undo.from_json(session.undo))
     writes.end_all(session, folder, monitor)

@@ -401,6 +401,28 @@ def _revive(order: ReplicaOrder) -> dict[str, Any]:
     return {"did": [f"started the agent on {order.host} again"]}
 
 
+def _give(order: ReplicaOrder) -> dict[str, Any]:
+    """Hand the lease of a guest whose QEMU is gone to the backup, whose standby is whole; whether
+    that was done.
+
+    Its agent may have died between arming what ends the guest and calling the standby valid.
+    Raises GuestBusy: it runs here, or had gone on without its standby; LeaseLost, LeaseUnreachable.
+    """
+    folder = folder_of(order.guest)
+    session = Session.read(folder)
+    if session is None or session.session != order.owner or session.lease is None:
+        return {"given": False}
+    if identity.runs(session.guest):
+        raise GuestBusy(f"{session.name} runs on {session.host}")
+    if afterlife.is_alone(folder):
+        raise GuestBusy(f"{session.name} went on without its standby before it ended")
+    with afterlife.lease(session) as client:
+        token = afterlife.token(folder)
+        client.validate(token)
+        client.hand_over(token, session.peer)
+    return {"given": True}
+
+
 def _stop_agent(folder: Path) -> None:
     """End the agent of a folder for good, by force: all it knows is written down."""
     (folder / guard.OVER).touch()
@@ -422,6 +444,7 @@ _WHAT = {
     "ask": _ask,
     "before": replica_looks.before,
     "end": _end,
+    "give": _give,
     "identity": _identity,
     "look": replica_looks.look,
     "protect": _protect,

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -241,6 +241,9 @@ async def failover(
             fenced = await fencing.fence(known.primary, recorder, caller)
         if known.watched:  # it took a while; who has taken over may have given leave
             JournalDesk(recorder).check()
+        if why is Proof.LEASE and case.gone and case.theirs.get("ready"):
+            with suppress(VmckptError):  # the lease runs out, or says no
+                await asking.order(known.primary, known.uuid, "give", owner=known.session)
         if why is not Proof.RUNS:
             await asking.ask(known.backup, known.uuid, wish="failover")
         found = await _until_runs(known, caller)
