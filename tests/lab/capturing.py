@@ -196,7 +196,8 @@ class Capture:
     def undo(self) -> dict[str, object]:
         undo = Undo.from_json(self.facts.read_text())
         settings.break_off(self.monitor, undo)
-        settings.remove_folder(undo)
+        if undo.folder:
+            shutil.rmtree(undo.folder, ignore_errors=True)
         return {}
 
     def look(self) -> dict[str, object]:

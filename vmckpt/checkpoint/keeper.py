@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Self
 
 from vmckpt.errors import CaptureFailed, HypervisorError, VmckptError
@@ -96,7 +97,7 @@ def _drain(stream: int) -> None:
 def _undo(uri: str, host: str, undo: str) -> bool:
     """Whether all is put back."""
     # Only now: a keeper that is not needed costs little.
-    from vmckpt.checkpoint import settings  # noqa: PLC0415
+    from vmckpt.checkpoint import image, settings  # noqa: PLC0415
     from vmckpt.hypervisor.monitor import Monitor  # noqa: PLC0415
     from vmckpt.hypervisor.qemu_process import identity  # noqa: PLC0415
 
@@ -115,7 +116,8 @@ def _undo(uri: str, host: str, undo: str) -> bool:
         if time.monotonic() > give_up:
             return False
         time.sleep(_TURN)
-    settings.remove_folder(facts)
+    if facts.folder:
+        image.remove(Path(facts.folder))  # what a capture that died had written so far
     return True
 
 

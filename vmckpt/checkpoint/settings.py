@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from vmckpt.checkpoint import image, userfault
+from vmckpt.checkpoint import userfault
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Seconds
@@ -207,12 +207,6 @@ def give_up(monitor: Commands, undo: Undo, *, at_once: bool = False) -> None:
             left, since = remaining, time.monotonic()
         time.sleep(0.05)
     break_off(monitor, undo, at_once=at_once)
-
-
-def remove_folder(undo: Undo) -> None:
-    """Remove what a capture that died had written so far."""
-    if undo.folder:
-        image.remove(Path(undo.folder))
 
 
 class Rescue:
