@@ -54,7 +54,7 @@ def test_a_guest_whose_agent_and_guard_are_killed_ends_with_its_lease(pair: Benc
     pair.guest(**GUEST)
     protect(pair)
     epochs(pair)
-    assert ours(pair)["enforced_by"] == "the kernel and a guard"
+    assert ours(pair)["enforced_by"] == "the kernel and a watchdog"
     for word in (GUARD, AGENT):
         signalled(pair, "alpha", word, signal.SIGKILL)
     killed = time.monotonic()

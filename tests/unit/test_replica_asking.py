@@ -70,7 +70,7 @@ def test_a_guest_that_its_guard_has_ended_is_told_so_though_its_agent_died_befor
     told = asked()
 
     assert told["outcome"] == "died"
-    assert told["why"] == "the guard ended the guest: the lease has ended: too late"
+    assert told["why"] == "the watchdog ended the guest: the lease has ended: too late"
 
 
 def test_what_an_agent_left_of_its_end_goes_before_that(folder: Path) -> None:

@@ -1,12 +1,10 @@
 """What a guard decides, and what it does with real processes."""
 
-import itertools
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,30 +12,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.guards import RULES, Bench, dead, folder, until
 from vmckpt.lease.clock import boottime
-from vmckpt.replicate import guard, guardpage
-from vmckpt.replicate.guard import Facts, GuardFailed
+from vmckpt.replicate import guard, guardpage, priority
+from vmckpt.replicate.guard import GuardFailed
+from vmckpt.replicate.guardfacts import Facts
 from vmckpt.replicate.guarding import (
     TURN,
     End,
     KillAgent,
     KillGuest,
+    ResumeGuest,
     Rules,
     Seen,
     StartAgent,
     Wait,
     decide,
 )
-from vmckpt.replicate.guardpage import GuardPage
 from vmckpt.units import Seconds
 
-RULES = Rules()
+__all__ = ["folder"]
+
 NOW = 1000.0
 # A guard needs a fifth of it; the test itself, which looks, may be kept waiting.
 PROMPT = 0.1 + 0.15
 WELL = Seen(
     guest_lives=True, gone=0.0, over=False, renewed=NOW - 1, lasts=4.0, stopped=0, agent_lives=True,
-    agent_since=NOW - 100, spoke=NOW - 0.1, started=None, woke=NOW - 500,
+    agent_since=NOW - 100, came=NOW - 99, spoke=NOW - 0.1, started=None, woke=NOW - 500,
+    resumable=True, resuming=False, resumed=None,
 )  # fmt: skip
 
 GONE = {"guest_lives": False, "gone": NOW - 1}
@@ -70,11 +72,54 @@ def test_where_all_is_well_it_waits_for_a_turn_or_for_the_end_of_the_lease() -> 
         pytest.param({"stopped": NOW - 0.9}, Wait, id="for an epoch"),
         pytest.param({"stopped": NOW - 9, "woke": NOW - 0.5}, Wait, id="the machine was frozen"),
         pytest.param({"stopped": NOW - 9, "woke": NOW - 1.5}, KillAgent, id="and is no more"),
-        pytest.param({"stopped": NOW - 9, "agent_since": NOW - 4}, Wait, id="left by another"),
-        pytest.param({"stopped": NOW - 9, "agent_since": NOW - 6}, KillAgent, id="not undone"),
+        pytest.param({"stopped": NOW - 9, "came": NOW - 4}, Wait, id="left by another"),
+        pytest.param({"stopped": NOW - 9, "came": NOW - 6}, KillAgent, id="not undone"),
         pytest.param({"spoke": NOW - 2.1}, KillAgent, id="silent"),
         pytest.param({"spoke": 0}, Wait, id="never spoke"),
-        pytest.param({"spoke": NOW - 9, "agent_since": NOW - 4}, Wait, id="not there yet"),
+        pytest.param({"spoke": NOW - 90, "came": NOW - 50}, Wait, id="another's beats"),
+        pytest.param({"spoke": NOW - 90, "came": NOW - 61}, KillAgent, id="and none of its own"),
+        pytest.param({"came": 0, "agent_since": NOW - 50}, Wait, id="still starting"),
+        pytest.param({"came": 0, "spoke": NOW - 50, "agent_since": NOW - 49}, Wait, id="silently"),
+        pytest.param({"came": 0, "agent_since": NOW - 61}, KillAgent, id="for a minute"),
+        pytest.param(
+            {"came": 0, "agent_since": NOW - 61, "woke": NOW - 50}, Wait, id="most of it frozen"
+        ),
+        pytest.param({"stopped": NOW - 0.1, "agent_lives": False}, ResumeGuest, id="left paused"),
+        pytest.param(
+            {"stopped": NOW - 0.1, "agent_lives": False, "resumable": False},
+            StartAgent,
+            id="a standby",
+        ),
+        pytest.param(
+            {"stopped": NOW - 0.1, "agent_lives": False, "resuming": True, "resumed": NOW - 0.1},
+            Wait,
+            id="that is under way",
+        ),
+        pytest.param(
+            {"stopped": NOW - 0.5, "agent_lives": False, "resumed": NOW - 0.4},
+            StartAgent,
+            id="and has failed",
+        ),
+        pytest.param(
+            {"stopped": NOW - 2, "came": 0, "agent_since": NOW - 1.5, "resumed": NOW - 1},
+            ResumeGuest,
+            id="once more while it starts",
+        ),
+        pytest.param(
+            {"stopped": NOW - 2, "came": 0, "agent_since": NOW - 1.5, "resumed": NOW - 0.9},
+            Wait,
+            id="not yet",
+        ),
+        pytest.param(
+            {"stopped": NOW - 0.1, "agent_lives": False, "resumed": NOW - 0.3},
+            ResumeGuest,
+            id="paused anew",
+        ),
+        pytest.param(
+            {"stopped": NOW - 0.1, "agent_lives": False, "renewed": NOW - 10},
+            KillGuest,
+            id="its lease has ended",
+        ),
         pytest.param({"agent_lives": False}, StartAgent, id="gone"),
         pytest.param({"agent_lives": False, "started": NOW - 0.9}, Wait, id="once a second"),
         pytest.param({"agent_lives": False, "started": NOW - 1}, StartAgent, id="again"),
@@ -105,87 +150,11 @@ def test_nothing_that_is_wrong_with_the_agent_keeps_a_guest_alive(
     assert isinstance(decide(seen, NOW, RULES), KillGuest) is not good
 
 
-class Bench:
-    """Processes that stand for QEMU and the agent, and a guard."""
-
-    def __init__(self, folder: Path, *, lasts: float = 30.0, rules: Rules = RULES) -> None:
-        self.folder = folder
-        self.page = GuardPage.create(folder / "page", lasts=Seconds(lasts))
-        self.qemu = subprocess.Popen(["sleep", "600"])
-        self.agent = subprocess.Popen(["sleep", "600"])
-        self.page.agent = guardpage.identity(self.agent.pid)
-        self.facts = Facts(
-            page=str(folder / "page"), qemu=guardpage.identity(self.qemu.pid),
-            command=("sh", "-c", f"echo $$ >> {folder}/agents; exec sleep 600"),
-            folder=str(folder), rules=rules,
-        )  # fmt: skip
-
-    def begin(self) -> int:
-        """The guard's number."""
-        guard.begin(self.facts)
-        return self.guard()
-
-    def guard(self) -> int:
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                command = (process / "cmdline").read_bytes()
-                if b"vmckpt.replicate.guard" in command and str(self.folder).encode() in command:
-                    return int(process.name)
-        return 0
-
-    def log(self) -> str:
-        file = self.folder / guard.LOG
-        return file.read_text() if file.exists() else ""
-
-    def agents(self) -> list[int]:
-        """Those that the guard has started."""
-        file = self.folder / "agents"
-        return [int(line) for line in file.read_text().split()] if file.exists() else []
-
-    def close(self) -> None:
-        (self.folder / guard.OVER).touch()
-        for process in (self.qemu, self.agent):
-            process.kill()
-            process.wait()
-        until(lambda: not self.guard())
-        for number in self.agents():
-            with suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
-        self.page.close()
-
-
-def until(true: Callable[[], object], limit: float = 10.0) -> float:
-    """Wait for it; when it came true."""
-    end = boottime() + limit
-    while not true():
-        assert boottime() < end, "it did not come true"
-        time.sleep(0.005)
-    return boottime()
-
-
-_NUMBERS = itertools.count()
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """On tmpfs, as it must be."""
-    made = Path(f"/dev/shm/vmckpt-guard-{os.getpid()}-{next(_NUMBERS)}")
-    made.mkdir()
-    yield made
-    for file in made.iterdir():
-        file.unlink()
-    made.rmdir()
-
-
 @pytest.fixture
 def bench(folder: Path) -> Iterator[Bench]:
     made = Bench(folder)
     yield made
     made.close()
-
-
-def _dead(process: "subprocess.Popen[bytes]") -> bool:
-    return process.poll() is not None
 
 
 def test_it_kills_the_guest_when_the_lease_ends_and_tells_why(bench: Bench) -> None:
@@ -194,10 +163,10 @@ def test_it_kills_the_guest_when_the_lease_ends_and_tells_why(bench: Bench) -> N
     bench.page.renewed = boottime()
     for _ in range(5):  # renewed in time it runs on
         time.sleep(0.3)
-        assert not _dead(bench.qemu)
+        assert not dead(bench.qemu)
         bench.page.renewed = boottime()
     ends = bench.page.renewed + 0.5
-    died = until(lambda: _dead(bench.qemu))
+    died = until(lambda: dead(bench.qemu))
 
     assert ends <= died < ends + PROMPT
     assert bench.qemu.returncode == -signal.SIGKILL
@@ -215,7 +184,7 @@ def test_a_stopped_agent_saves_nobody(bench: Bench) -> None:
     bench.agent.send_signal(signal.SIGSTOP)
     ends = bench.page.renewed + 0.3
 
-    assert until(lambda: _dead(bench.qemu)) < ends + PROMPT
+    assert until(lambda: dead(bench.qemu)) < ends + PROMPT
 
 
 def test_a_lease_that_is_lost_ends_the_guest_at_once(bench: Bench) -> None:
@@ -224,7 +193,7 @@ def test_a_lease_that_is_lost_ends_the_guest_at_once(bench: Bench) -> None:
     bench.page.lose()
     lost = boottime()
 
-    assert until(lambda: _dead(bench.qemu)) < lost + PROMPT
+    assert until(lambda: dead(bench.qemu)) < lost + PROMPT
     until((bench.folder / guard.KILLED).exists)
     assert "another holds it" in (bench.folder / guard.KILLED).read_text()
 
@@ -236,12 +205,12 @@ def test_after_a_frozen_machine_the_guest_dies_at_once(bench: Bench) -> None:
     for process in (number, bench.agent.pid):
         os.kill(process, signal.SIGSTOP)
     time.sleep(0.7)
-    assert not _dead(bench.qemu)
+    assert not dead(bench.qemu)
     for process in (bench.agent.pid, number):
         os.kill(process, signal.SIGCONT)
     thawed = boottime()
 
-    assert until(lambda: _dead(bench.qemu)) < thawed + PROMPT
+    assert until(lambda: dead(bench.qemu)) < thawed + PROMPT
 
 
 def test_an_agent_that_was_killed_is_started_again_and_for_how_long_the_guest_lives(
@@ -262,6 +231,9 @@ def test_an_agent_that_was_killed_is_started_again_and_for_how_long_the_guest_li
     assert os.getsid(int(second.name)) == int(second.name)
     assert (second / "oom_score_adj").read_text() == "0\n"
     assert os.sched_getscheduler(int(second.name)) == os.SCHED_OTHER
+    assert os.getpriority(os.PRIO_PROCESS, int(second.name)) == priority.NICE
+    group = second / "autogroup"
+    assert not group.exists() or group.read_text().endswith(f" nice {priority.NICE}\n")
     bench.qemu.kill()
     bench.qemu.wait()
     time.sleep(1.0)
@@ -290,12 +262,12 @@ def test_a_guard_whose_agent_leaves_no_word_ends_all_the_same(folder: Path) -> N
 def test_an_agent_that_lets_the_guest_stand_still_is_replaced(bench: Bench) -> None:
     bench.begin()
     bench.page.stopped = since = boottime()
-    assert since + 1 <= until(lambda: _dead(bench.agent)) < since + 1.2
+    assert since + 1 <= until(lambda: dead(bench.agent)) < since + 1.2
     assert until(bench.agents) < since + 1.5
     time.sleep(0.3)
 
     assert len(bench.agents()) == 1  # which has time to undo it
-    assert not _dead(bench.qemu)
+    assert not dead(bench.qemu)
     assert "killed the agent" in bench.log()
 
 
@@ -305,8 +277,8 @@ def test_an_agent_whose_beats_cease_is_replaced(folder: Path) -> None:
     for _ in range(8):
         bench.page.beat()
         time.sleep(0.1)
-    assert not _dead(bench.agent)
-    until(lambda: _dead(bench.agent), 1.0)
+    assert not dead(bench.agent)
+    until(lambda: dead(bench.agent), 1.0)
     bench.close()
 
 
@@ -318,7 +290,7 @@ def test_a_process_that_got_the_number_of_another_is_left_alone(bench: Bench) ->
     bench.page.stopped = boottime()
     until(bench.agents)
     time.sleep(1.2)
-    assert not _dead(bystander)
+    assert not dead(bystander)
     bystander.kill()
     bystander.wait()
 
@@ -340,7 +312,7 @@ def test_the_marker_sends_it_away_and_signals_do_not(bench: Bench) -> None:
     until(lambda: not bench.guard())
 
     assert "ends: the protection has ended" in bench.log()
-    assert not _dead(bench.qemu)
+    assert not dead(bench.qemu)
     with pytest.raises(GuardFailed):
         guard.begin(bench.facts)
 

@@ -141,12 +141,12 @@ def ended_by_wish(folder: Path) -> bool:
 
 
 def shot(folder: Path) -> str | None:
-    """Why the guard, or the kernel, has ended a guest that is gone; None: neither has."""
+    """Why the watchdog, or the kernel, has ended a guest that is gone; None: neither has."""
     try:
         _, _, why = (folder / guard.KILLED).read_text().strip().partition(" ")
     except OSError:
         return _lease_ended(folder)
-    return f"the guard ended the guest: {why}"
+    return f"the watchdog ended the guest: {why}"
 
 
 def _lease_ended(folder: Path) -> str | None:

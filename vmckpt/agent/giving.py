@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from vmckpt import wholefile
 from vmckpt.agent import afterlife
@@ -124,10 +124,8 @@ def finish(session: Session, folder: Path) -> None:
 def only_agent(session: Session, folder: Path) -> Iterator[None]:
     """Be the one agent of the folder. Raises GuestBusy: there is one."""
     with (folder / AGENT_LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise GuestBusy(f"{session.name} has an agent already") from None
+        if not locked(lock):
+            raise GuestBusy(f"{session.name} has an agent already")
         yield
 
 
@@ -135,15 +133,24 @@ def only_agent(session: Session, folder: Path) -> Iterator[None]:
 def without_agent(session: Session, folder: Path) -> Iterator[None]:
     """No agent of the folder runs, or begins, as long as the block lasts. Raises RemoteError."""
     with (folder / AGENT_LOCK).open("w") as lock:
-        give_up = time.monotonic() + _LOCKS
-        while True:
-            with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            if time.monotonic() > give_up:
-                raise RemoteError(f"{session.host}: the agent of {session.name} does not end")
-            time.sleep(_TURN)
+        if not locked(lock):
+            raise RemoteError(f"{session.host}: the agent of {session.name} does not end")
         yield
+
+
+def locked(lock: IO[str]) -> bool:
+    """Wait for a moment for the lock of the process that works with the guest; whether it is ours.
+
+    The watchdog takes it, too, while it resumes a guest whose agent died.
+    """
+    give_up = time.monotonic() + _LOCKS
+    while True:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(_TURN)
 
 
 def _note(session: Session, folder: Path, stopped: float) -> None:

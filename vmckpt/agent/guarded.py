@@ -1,15 +1,17 @@
-"""The guard beside an agent of a protection, which starts it again when it dies."""
+"""The watchdog beside an agent of a protection, which starts it again when it dies."""
 
 import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 
+from vmckpt.agent import giving, writes
+from vmckpt.hypervisor.qemu_process import lease_timer
 from vmckpt.hypervisor.qemu_process.held import HeldProcess
-from vmckpt.replicate import guard
+from vmckpt.replicate import guard, guarding, guardunit
 from vmckpt.replicate.facts import Session
-from vmckpt.replicate.guard import Facts
-from vmckpt.replicate.guarding import Rules
+from vmckpt.replicate.guardfacts import Facts, Resumable
+from vmckpt.replicate.guarding import Keeper, Rules
 from vmckpt.replicate.guardpage import GuardPage, identity
 from vmckpt.units import Seconds
 
@@ -21,8 +23,21 @@ def command(folder: Path) -> tuple[str, ...]:
     return (sys.executable, "-m", "vmckpt.agent.replica", str(folder))
 
 
-def begin(session: Session, folder: Path, process: HeldProcess) -> GuardPage:
-    """The guard's page, with us on it; and the guard of that QEMU. Raises GuardFailed."""
+def keeper(session: Session, process: HeldProcess) -> tuple[Keeper | None, str | None]:
+    """What enforces the guest's lease here, and why the kernel does not; nothing without a lease.
+
+    Tries whether QEMU's main thread can be reached, which stops it for a moment.
+    """
+    if session.lease is None:
+        return None, None
+    why = lease_timer.why_not(process)
+    return guarding.keeper(timer=why is None, systemd=guardunit.available()), why
+
+
+def begin(
+    session: Session, folder: Path, process: HeldProcess, kept_by: Keeper | None = None
+) -> GuardPage:
+    """The watchdog's page, with us on it; and the watchdog of that QEMU. Raises GuardFailed."""
     path = folder / guard.PAGE
     lasts = Seconds(0.0)
     if session.role == "primary" and session.lease is not None:
@@ -34,7 +49,19 @@ def begin(session: Session, folder: Path, process: HeldProcess) -> GuardPage:
     patience = max(_PATIENCE, 2 * session.terms.max_pause)
     facts = Facts(
         page=str(path), qemu=identity(process.pid), command=command(folder), folder=str(folder),
-        rules=Rules(patience=Seconds(patience)),
+        rules=Rules(patience=Seconds(patience)), resumable=_resumable(session, folder),
+        pair=kept_by is Keeper.PAIR,
     )  # fmt: skip
-    guard.begin(facts)
+    guard.begin(facts, unit=kept_by is Keeper.UNIT)
     return page
+
+
+def _resumable(session: Session, folder: Path) -> Resumable | None:
+    if session.role != "primary":
+        return None
+    disks = range(len(session.disks))
+    return Resumable(
+        guest=session.guest, host=session.host, uri=session.uri, undo=session.undo,
+        lock=str(folder / giving.AGENT_LOCK),
+        logs=tuple(str(writes.place_of(folder, number)[0].control) for number in disks),
+    )  # fmt: skip

@@ -14,12 +14,12 @@ from pathlib import Path
 from vmckpt.agent.replica_backup import run_backup
 from vmckpt.agent.replica_primary import run_primary
 from vmckpt.errors import VmckptError
+from vmckpt.replicate import priority
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.guard import AGENT_LOG
 from vmckpt.replicate.wishes import Wish, Wishes
 
 log = logging.getLogger("vmckpt.replica")
-_NICE = -10
 _LOG_LIMIT, _LOG_KEPT = 1 << 20, 64 << 10
 
 
@@ -48,7 +48,7 @@ def main() -> None:
         log.error("%s: nothing is to be protected here", folder)
         return
     try:
-        os.nice(_NICE)
+        priority.raise_own()
     except OSError:
         log.warning("not as important as it should be: it may not raise its priority")
     try:

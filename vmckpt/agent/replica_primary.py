@@ -19,7 +19,7 @@ from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.endings import Ending, Endings
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.hypervisor.qemu_process import identity, lease_timer
+from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qemu_process.held import HeldProcess
 from vmckpt.hypervisor.qemu_process.lease_timer import LeaseTimer
 from vmckpt.lease.clock import boottime
@@ -29,6 +29,7 @@ from vmckpt.replicate.capture import Capturer
 from vmckpt.replicate.control import Control
 from vmckpt.replicate.facts import Session, memory_of
 from vmckpt.replicate.finder import CompareFinder
+from vmckpt.replicate.guarding import Keeper
 from vmckpt.replicate.leave import Leave
 from vmckpt.replicate.memory import Memory
 from vmckpt.replicate.parts import Parts
@@ -69,7 +70,10 @@ class _Agent:
         self._leave = Leave(needed=session.needs_leave)
         self._endings = Endings(session.guest, uri=session.uri)
         self._undo = Undo.from_json(session.undo)
-        self._page = guarded.begin(session, folder, process)
+        self._keeper, why = guarded.keeper(session, process)
+        if self._keeper is not None:
+            self._status.enforced(self._keeper, why)
+        self._page = guarded.begin(session, folder, process, self._keeper)
         self._stopped = 0.0
         """When the guest last stood still, by time.monotonic()."""
 
@@ -105,20 +109,16 @@ class _Agent:
 
     def _tenure(self) -> Tenure:
         session = self._session
+        # The kernel's timer inside QEMU, where there is a lease and we may trace QEMU.
+        by_kernel = self._keeper is Keeper.KERNEL
         return Tenure(
             session.lease, self._folder, self._page, holder=session.host,
-            note=self._status.note, lives=self._process.lives,
-            guard_again=lambda: guarded.begin(session, self._folder, self._process).close(),
-            enforcer=self._enforcer(),
+            note=self._status.note, lives=self._process.lives, guard_again=self._guard_again,
+            enforcer=LeaseTimer(self._process) if by_kernel else None,
         )  # fmt: skip
 
-    def _enforcer(self) -> LeaseTimer | None:
-        """The kernel's timer inside QEMU, where there is a lease and we may trace QEMU."""
-        if self._session.lease is None:
-            return None
-        why = lease_timer.why_not(self._process)
-        self._status.enforced("the kernel and a guard" if why is None else "a guard", why)
-        return LeaseTimer(self._process) if why is None else None
+    def _guard_again(self) -> None:
+        guarded.begin(self._session, self._folder, self._process, self._keeper).close()
 
     def _was_given_away(self, tenure: Tenure) -> bool:
         """An agent before us died in the middle of a switch: it is given away, or never will be."""

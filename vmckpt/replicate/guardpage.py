@@ -17,7 +17,7 @@ from vmckpt.units import Seconds
 SIZE = 4096
 MAGIC = 0x564D434B47415244
 """Of version 1."""
-_MAGIC, _RENEWED, _LASTS, _STOPPED, _PROCESS, _BEATS, _GUARDED = range(7)
+_MAGIC, _RENEWED, _LASTS, _STOPPED, _PROCESS, _BEATS, _GUARDED, _SPARED = range(8)
 # A process's number has at most 22 bits; its start, in ticks of 10 ms, fits the rest for ages.
 _PID_BITS = 22
 
@@ -134,3 +134,12 @@ class GuardPage:
     @guarded.setter
     def guarded(self, now: float) -> None:
         self._times[_GUARDED] = now
+
+    @property
+    def spared(self) -> float:
+        """When the spare watchdog of a pair last looked; 0: never."""
+        return self._times[_SPARED]
+
+    @spared.setter
+    def spared(self, now: float) -> None:
+        self._times[_SPARED] = now

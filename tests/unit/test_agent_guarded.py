@@ -1,0 +1,86 @@
+"""What the agent tells its watchdog, and which kind that is."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.replicas import LEASE, session
+from tests.unit.staging import in_memory
+from vmckpt.agent import giving, guarded, writes
+from vmckpt.hypervisor.qemu_process import lease_timer
+from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.replicate import guard, guardunit
+from vmckpt.replicate.facts import Session
+from vmckpt.replicate.guardfacts import Facts
+from vmckpt.replicate.guarding import Keeper
+
+REFUSED = "process 1: the kernel does not permit to trace it"
+
+
+@pytest.fixture
+def process() -> Iterator[HeldProcess]:
+    with HeldProcess(os.getpid()) as held:
+        yield held
+
+
+def begun(
+    monkeypatch: pytest.MonkeyPatch, one: Session, process: HeldProcess, kept_by: Keeper | None
+) -> tuple[Facts, bool, Path]:
+    told: list[tuple[Facts, bool]] = []
+
+    def begin(facts: Facts, *, unit: bool) -> None:
+        told.append((facts, unit))
+
+    monkeypatch.setattr(guard, "begin", begin)
+    with in_memory() as folder:
+        guarded.begin(one, folder, process, kept_by).close()
+    ((facts, unit),) = told
+    return facts, unit, folder
+
+
+@pytest.mark.parametrize(
+    ("kept_by", "pair", "unit"),
+    [
+        (None, False, False),
+        (Keeper.KERNEL, False, False),
+        (Keeper.UNIT, False, True),
+        (Keeper.PAIR, True, False),
+    ],
+)
+def test_the_watchdog_is_of_the_kind_that_was_chosen(
+    monkeypatch: pytest.MonkeyPatch, process: HeldProcess, kept_by: Keeper | None, pair: bool,
+    unit: bool,
+) -> None:  # fmt: skip
+    facts, as_unit, _ = begun(monkeypatch, session(lease=LEASE), process, kept_by)
+    assert (facts.pair, as_unit) == (pair, unit)
+
+
+def test_a_guest_can_be_resumed_and_a_standby_is_never(
+    monkeypatch: pytest.MonkeyPatch, process: HeldProcess
+) -> None:
+    facts, _, folder = begun(monkeypatch, session(undo="{}"), process, None)
+    assert facts.resumable is not None
+    assert facts.resumable.lock == str(folder / giving.AGENT_LOCK)
+    assert facts.resumable.logs == (str(writes.place_of(folder, 0)[0].control),)
+    facts, _, _ = begun(monkeypatch, session(role="backup"), process, None)
+    assert facts.resumable is None
+
+
+@pytest.mark.parametrize(
+    ("refused", "systemd", "kept_by"),
+    [
+        (None, True, Keeper.KERNEL),
+        (REFUSED, True, Keeper.UNIT),
+        (REFUSED, False, Keeper.PAIR),
+    ],
+)
+def test_where_qemu_may_not_be_traced_watchdogs_are_restarted(
+    monkeypatch: pytest.MonkeyPatch, process: HeldProcess, refused: str | None, systemd: bool,
+    kept_by: Keeper,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(lease_timer, "why_not", lambda _: refused)
+    monkeypatch.setattr(guardunit, "available", lambda: systemd)
+    assert guarded.keeper(session(lease=LEASE), process) == (kept_by, refused)
+    assert guarded.keeper(session(), process) == (None, None)

@@ -1,0 +1,71 @@
+"""A watchdog as a transient systemd unit: in a cgroup of its own, and started again by systemd.
+
+So neither the end of a login session nor the out-of-memory killer in an agent's cgroup ends it for
+good. Its facts are part of the unit (StandardInputData=), which systemd hands to it anew at each
+start, as standard input; no file is read for them.
+"""
+
+import base64
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+_BOOTED = Path("/run/systemd/system")
+"""There if systemd runs this host (sd_booted(3))."""
+_PROPERTIES = (
+    "Type=exec",
+    "Restart=always", "RestartPreventExitStatus=0", "RestartSec=250ms", "StartLimitIntervalSec=0",
+    # The agents that it starts are not its own to end.
+    "KillMode=process", "OOMPolicy=continue",
+    "OOMScoreAdjust=-1000", "ManagedOOMPreference=omit",
+    # A guest that is shut down with its host is guarded to its end.
+    "DefaultDependencies=no",
+)  # fmt: skip
+
+
+def available() -> bool:
+    """Whether systemd runs this host and can be asked for a unit."""
+    return _BOOTED.is_dir() and shutil.which("systemd-run") is not None
+
+
+def name_of(folder: str) -> str:
+    """The unit of the watchdog that has that folder, which is named after the guest's UUID."""
+    return f"vmckpt-watchdog-{Path(folder).name}.service"
+
+
+def command(name: str, words: Sequence[str], told: bytes) -> list[str]:
+    """What starts a unit of that name: `words` run with `told` on standard input. Pure."""
+    data = base64.b64encode(told).decode()
+    properties = (*_PROPERTIES, "StandardInput=data", f"StandardInputData={data}")
+    return [
+        "systemd-run", "--quiet", "--collect", "--no-ask-password",
+        f"--unit={name}", "--slice=vmckpt.slice",
+        "--description=vmckpt: enforces the lease of a protected guest",
+        *(f"--property={one}" for one in properties),
+        # As the agent's launcher has it.
+        "--setenv=PYTHONSAFEPATH=1", "--setenv=PYTHONDONTWRITEBYTECODE=1",
+        "--", *words,
+    ]  # fmt: skip
+
+
+def start(words: Sequence[str], told: bytes, *, folder: str, limit: float) -> None:
+    """Start the unit of a folder; fine if systemd has it already, and starts it again if need be.
+
+    Raises OSError, subprocess.SubprocessError.
+    """
+    name = name_of(folder)
+    try:
+        subprocess.run(
+            command(name, words, told), stdin=subprocess.DEVNULL, capture_output=True,
+            timeout=limit, check=True,
+        )  # fmt: skip
+    except subprocess.CalledProcessError:
+        if not _lives(name, limit):
+            raise
+
+
+def _lives(name: str, limit: float) -> bool:
+    words = ["systemctl", "show", "--property=ActiveState", "--value", name]
+    told = subprocess.run(words, capture_output=True, timeout=limit, check=False).stdout
+    return told.strip() in (b"active", b"activating")

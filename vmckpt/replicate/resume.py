@@ -1,0 +1,45 @@
+"""Resume a guest that its agent left paused in the middle of an epoch.
+
+The watchdog does this in a process that it forks from itself: on a host whose processors are busy
+a new agent takes seconds to start, and the guest would be paused for as long. What the guest has
+sent stays buffered. So only the epoch under way is lost, of which nothing was released; the
+standby's last epoch is still the one that all released output belongs to.
+"""
+
+import fcntl
+from contextlib import suppress
+from pathlib import Path
+
+from vmckpt.checkpoint import settings
+from vmckpt.checkpoint.settings import Undo
+from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.replicate.guardfacts import Resumable
+from vmckpt.replicate.guardpage import GuardPage
+from vmckpt.replicate.logcontrol import Control
+
+
+def resume(facts: Resumable, page: GuardPage) -> bool:
+    """Undo what an epoch has changed in QEMU, and let the guest run, as a new agent would.
+
+    Returns False if an agent is at work with the guest, which then does it itself.
+    Raises VmckptError, OSError, ValueError: the guest may still be paused.
+    """
+    with Path(facts.lock).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if page.stopped == 0:
+            return True  # an agent came, undid it and went
+        with Monitor(facts.guest, host=facts.host, uri=facts.uri) as monitor:
+            settings.break_off(monitor, Undo.from_json(facts.undo))
+        _bound_logs(facts)
+        page.stopped = 0.0
+        return True
+
+
+def _bound_logs(facts: Resumable) -> None:
+    """Until an agent empties the logs, writes must wait once those are full."""
+    for path in facts.logs:
+        with suppress(OSError, ValueError), Control(Path(path)) as control:
+            control.never_wait = False
