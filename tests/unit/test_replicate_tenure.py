@@ -4,7 +4,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,11 +72,13 @@ class World:
         self.lease: Lease | None = cast("Lease", SimpleNamespace(url="", terms=terms))
         self.lives = True
         self.guards = 0
+        self.starting: Callable[[], object] = lambda: None
         self.kernel = Kernel()
 
     def tenure(self, holder: str = "alpha") -> Tenure:
         def again() -> None:
             self.guards += 1
+            self.starting()
             self.page.guarded = boottime() + 3600
 
         return Tenure(
@@ -439,6 +441,29 @@ def test_a_guard_that_does_not_look_any_more_is_started_again(one: World) -> Non
         assert one.guards == 0
         one.page.guarded = boottime() - 2
         until(lambda: one.guards == 1)
+
+
+def test_the_lease_is_renewed_while_a_guard_is_started_again(one: World) -> None:
+    """On a busy host that took longer than the lease lasts, which ended the guest."""
+    starts = threading.Event()
+    one.starting = lambda: starts.wait(5.0)
+    with one.tenure():
+        one.page.guarded = boottime() - 2
+        until(lambda: one.guards == 1)
+        one.renewals(20)
+        assert one.guards == 1  # and no second one meanwhile
+        starts.set()
+
+
+def test_the_lease_is_renewed_though_no_guard_can_be_started(one: World) -> None:
+    def refuse() -> None:
+        raise VmckptError("no more processes")
+
+    one.starting = refuse
+    with one.tenure():
+        one.page.guarded = boottime() - 2
+        until(lambda: one.guards >= 3)
+        one.renewals(20)
 
 
 def test_without_a_lease_store_there_is_one_token_and_nobody_is_asked(one: World) -> None:

@@ -24,6 +24,7 @@ from vmckpt.replicate.claim import LeaseClaim, Tokens
 from vmckpt.replicate.control import Control
 from vmckpt.replicate.facts import Session, memory_of
 from vmckpt.replicate.fates import Fate
+from vmckpt.replicate.guardrestart import GuardRestart
 from vmckpt.replicate.link import Cut
 from vmckpt.replicate.stage import Stage
 from vmckpt.replicate.standby import Standby
@@ -64,7 +65,9 @@ def _lost(session: Session, folder: Path) -> None:
 
 
 def _run_beside(session: Session, folder: Path, wishes: Wishes, qemu: HeldProcess) -> None:
-    guarded.begin(session, folder, qemu)
+    watchdog = GuardRestart(
+        guarded.begin(session, folder, qemu), lambda: guarded.begin(session, folder, qemu).close()
+    )
     with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
         if standing.is_ours(folder) and monitor.run_state() != _WAITS:
             _finish(session, folder, monitor)
@@ -86,9 +89,14 @@ def _run_beside(session: Session, folder: Path, wishes: Wishes, qemu: HeldProces
             )  # fmt: skip
             trials = Trials(session, folder, stage, standby)
             stack.callback(trials.close)
+
+            def between() -> None:
+                watchdog.look()
+                trials.turn()
+
             backup = Backup(
                 session, folder, stage=stage, standby=standby, claim=claim, wishes=wishes,
-                between=trials.turn, lives=qemu.lives,
+                between=between, lives=qemu.lives,
             )  # fmt: skip
             ours = _watch(session, folder, backup, _Answers(session, backup, wishes, trials), stack)
             trials.no_more()

@@ -21,6 +21,7 @@ from vmckpt.lease.witness import LeaseClient, LeaseForgotten
 from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.replicate.facts import Lease
 from vmckpt.replicate.guardpage import GuardPage
+from vmckpt.replicate.guardrestart import GuardRestart
 from vmckpt.replicate.link import Cut, Line
 from vmckpt.replicate.wire import Beat
 from vmckpt.units import Seconds
@@ -30,7 +31,6 @@ HUNG = Seconds(3.0)
 """So long no call of libvirt lasts that will still come to an end."""
 _TOKEN, _CHANGING = "token", "token-changing"
 _WITHOUT_LEASE = Seconds(1.0)
-_UNGUARDED = Seconds(1.0)
 _AGAIN = Seconds(0.2)
 
 
@@ -53,9 +53,10 @@ class Tenure:
         guard_again: Callable[[], None] = lambda: None, enforcer: Enforcer | None = None,
     ) -> None:  # fmt: skip
         """`note`: what heartbeats tell of us; `lives`: whether the guest's QEMU is there;
-        `guard_again`: starts the guard if it is gone; `enforcer`: None, if the guard is alone."""
+        `guard_again`: starts the watchdog if it is gone; `enforcer`: None, if the kernel cannot."""
         self._lease, self._folder, self._page, self._note = lease, folder, page, note
-        self._lives, self._guard_again, self._enforcer = lives, guard_again, enforcer
+        self._lives, self._enforcer = lives, enforcer
+        self._watchdog = GuardRestart(page, guard_again)
         self._client = self._renewer = None
         if lease is not None:
             limit = lease.terms.limit
@@ -225,9 +226,8 @@ class Tenure:
                 continue
             if not self._lives():
                 return  # nobody is to be kept from running it
+            self._watchdog.look()
             with suppress(VmckptError):
-                if boottime() - self._page.guarded > _UNGUARDED:
-                    self._guard_again()
                 self._renew()
             if self._is_lost():
                 self._page.lose()
