@@ -36,7 +36,7 @@ class World:
         )  # fmt: skip
 
     def mirrors(self) -> Mirrors:
-        return Mirrors(self.session, self.folder, cast("Any", self.qemu))
+        return Mirrors(self.session, self.folder, cast("Any", self.qemu), mirroring.unnoticed)
 
     def sizes(self, stack: ExitStack) -> list[int]:
         return [log.size() for log in self.logs(stack)]

@@ -293,6 +293,14 @@ def test_nothing_is_broken_off_while_the_guest_writes(
     assert monitor.did == did
 
 
+def test_a_pause_to_break_one_off_is_told_while_it_lasts() -> None:
+    """An agent that was killed in it left the guest paused for good."""
+    monitor = Monitor(READY | {"io-status": "failed"}, None)
+    mirroring.end(monitor, JOB, lambda on: monitor.did.append(f"still {on}"))
+
+    assert monitor.did == ["still True", *FORCED, "still False"]
+
+
 def test_one_that_does_not_end_gently_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirroring, "_GENTLY", 0.05)
     monkeypatch.setattr(mirroring, "_PATIENCE", 0.2)

@@ -147,7 +147,7 @@ class _Agent:
         settings.set_bandwidth(monitor, settings.NO_LIMIT)
         memory = Memory(guestmemory.files(monitor, self._process), memory_of(folder), stack)
         finder = stack.enter_context(CompareFinder(memory.live, memory.last, most=_ASIDE))
-        mirrors = Mirrors(session, folder, monitor)
+        mirrors = Mirrors(session, folder, monitor, self._still)
         begun = mirrors.begin()
         logs = [stack.enter_context(one) for one in mirrors.logs()]
         filters = Buffers(monitor, session.cards, folder, session.owner)

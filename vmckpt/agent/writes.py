@@ -20,8 +20,10 @@ _LOG_LIMIT = Bytes(64 * MIB)
 class Mirrors:
     """The jobs and servers that bring the guest's writes to the logs; see primary.Mirrors."""
 
-    def __init__(self, session: Session, folder: Path, monitor: Monitor) -> None:
-        self._monitor = monitor
+    def __init__(
+        self, session: Session, folder: Path, monitor: Monitor, still: mirroring.Still
+    ) -> None:
+        self._monitor, self._still = monitor, still
         nodes: Mapping[str, str] = session.extra["nodes"]
         self._disks = [
             (number, nodes[disk.target], Bytes(disk.size), *place_of(folder, number))
@@ -58,7 +60,7 @@ class Mirrors:
     def end(self) -> None:
         """Bring nothing any more. Raises HypervisorError."""
         for number, _, _, place, _ in self._disks:
-            end(self._monitor, place, mirroring.name_of(number))
+            end(self._monitor, place, mirroring.name_of(number), self._still)
 
     def logs(self) -> list[WriteLog]:
         found = [WriteLog(place) for *_, place, _ in self._disks]
@@ -79,7 +81,7 @@ class Mirrors:
     def _begin(self, number: int, node: str, size: Bytes, place: LogPlace, path: Path) -> None:
         job = mirroring.name_of(number)
         socket = Socket(path=path, owner=self._owner)
-        end(self._monitor, place, job)
+        end(self._monitor, place, job, self._still)
         if logserver.running(place) is not None:
             with WriteLog(place) as log:
                 spoiled = log.failed()
@@ -88,7 +90,7 @@ class Mirrors:
             if spoiled is not None:
                 logserver.stop(place, socket)
         logserver.start(place, socket, size=size, limit=_LOG_LIMIT)
-        mirroring.begin(self._monitor, node=node, socket=path, job=job)
+        mirroring.begin(self._monitor, node=node, socket=path, job=job, still=self._still)
 
 
 def place_of(folder: Path, disk: int) -> tuple[LogPlace, Path]:
@@ -96,12 +98,14 @@ def place_of(folder: Path, disk: int) -> tuple[LogPlace, Path]:
     return LogPlace(folder=memory_of(folder) / "writes", disk=disk), folder / "nbd" / f"{disk}.sock"
 
 
-def end(monitor: Monitor, place: LogPlace, job: str) -> None:
+def end(
+    monitor: Monitor, place: LogPlace, job: str, still: mirroring.Still = mirroring.unnoticed
+) -> None:
     """Take a mirror away; the guest's writes wait for nothing any more. Raises HypervisorError."""
     with suppress(OSError, ValueError), Control(place.control) as told:
         # Else the end would wait for writes that wait for us.
         told.never_wait = True
-    mirroring.end(monitor, job)
+    mirroring.end(monitor, job, still)
 
 
 def end_all(session: Session, folder: Path, monitor: Monitor | None) -> None:

@@ -5,6 +5,7 @@ libvirt knows nothing of it: a `virsh save` ends the guest, and the mirror with 
 """
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,23 @@ class MirrorEnded(HypervisorError):
     """A disk's writes do not come to its log any more; the guest itself is unharmed."""
 
 
+Still = Callable[[bool], None]
+"""Is told True right before the guest is stopped, and False when it runs again: if we die in
+between, the watchdog resumes it."""
+
+
+def unnoticed(_: bool) -> None:
+    """Where no watchdog looks, as while a protection is taken away."""
+
+
 def name_of(disk: int) -> str:
     """The name of the job, and of the node that it writes to, for one of the guest's disks."""
     return f"{MARK}{disk}"
 
 
-def begin(monitor: Commands, *, node: str, socket: Path, job: str) -> None:
+def begin(
+    monitor: Commands, *, node: str, socket: Path, job: str, still: Still = unnoticed
+) -> None:
     """Mirror what is written to a disk from now on into the log served at `socket`.
 
     Fine if that job is there already. Raises HypervisorError; nothing is left then.
@@ -42,7 +54,7 @@ def begin(monitor: Commands, *, node: str, socket: Path, job: str) -> None:
         raise ValueError(f"{job} is too long for the name of a node")
     if _why_over(_job(monitor, job)) is None:
         return
-    end(monitor, job)
+    end(monitor, job, still)
     target: dict[str, object] = {
         "driver": "nbd", "node-name": job, "server": {"type": "unix", "path": str(socket)},
         # Zeros shall take no room in the log, nor need to be copied one by one.
@@ -59,7 +71,7 @@ def begin(monitor: Commands, *, node: str, socket: Path, job: str) -> None:
     try:
         monitor.tell("blockdev-mirror", order)
     except HypervisorError:
-        end(monitor, job)
+        end(monitor, job, still)
         raise
 
 
@@ -80,7 +92,7 @@ def begun(monitor: Commands, job: str) -> bool:
     return bool(found["ready"])
 
 
-def end(monitor: Commands, job: str) -> None:
+def end(monitor: Commands, job: str, still: Still = unnoticed) -> None:
     """Take the mirror away, as it is; fine if there is none, or half of one.
 
     The log must not hold writes back meanwhile. Raises HypervisorError.
@@ -100,7 +112,7 @@ def end(monitor: Commands, job: str) -> None:
                 monitor.tell("job-dismiss", {"id": job})
         elif found["status"] not in ("aborting", "pending", "null"):
             if waited > _GENTLY or _why_over(found) is not None:
-                _break_off(monitor, job)
+                _break_off(monitor, job, still)
             elif found["ready"] and not asked:
                 asked = True
                 _cancel(monitor, job, force=False)
@@ -109,17 +121,19 @@ def end(monitor: Commands, job: str) -> None:
         monitor.tell("blockdev-del", {"node-name": job})
 
 
-def _break_off(monitor: Commands, job: str) -> None:
+def _break_off(monitor: Commands, job: str, still: Still) -> None:
     """Of one that fails, or never was ready. The guest stands still for it: QEMU (7.2, mirror.c)
     frees what writes that are under way then still write to, and its heap is damaged."""
     runs = monitor.run_state() == "running"
     if runs:
+        still(True)
         monitor.tell("stop", {})
     try:
         _cancel(monitor, job, force=True)
     finally:
         if runs:
             monitor.tell("cont", {})
+            still(False)
 
 
 def _cancel(monitor: Commands, job: str, *, force: bool) -> None:
