@@ -10,7 +10,7 @@ from vmckpt.doctor.checks import DeviceSeen, Examined, FenceSeen
 from vmckpt.lab import pki
 from vmckpt.model.fencing import Ran
 from vmckpt.model.findings import Severity
-from vmckpt.model.hosts import Host, HostFacts
+from vmckpt.model.hosts import Host, HostFacts, NoTrace
 from vmckpt.units import Bytes, Seconds
 
 NOW = datetime.now(UTC)
@@ -87,6 +87,7 @@ def test_nothing_is_wrong_with_a_good_host() -> None:
         (probed(userfaultfd=False), "post-copy", Severity.WARNING),
         (probed(post_copy_by_root_only=True), "post-copy", Severity.WARNING),
         (probed(memory_backing_kind="ext2/ext3"), "shared-memory", Severity.WARNING),
+        *((probed(no_trace=why), "watchdog", Severity.WARNING) for why in NoTrace),
         (probed(storage_free={}), "storage", Severity.WARNING),
         (probed(storage_free={"/srv": Bytes(1)}), "storage", Severity.WARNING),
         (probed(certificates={"/x.pem": "no"}), "certificate", Severity.WARNING),
@@ -103,6 +104,29 @@ def test_each_fault_is_found_and_has_a_mend(
     examined: Examined, code: str, severity: Severity
 ) -> None:
     assert wrong(examined) == {code: severity}
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "told"),
+    [
+        ({}, Severity.OK, "enforced by the kernel and a watchdog"),
+        (
+            {"no_trace": NoTrace.YAMA, "systemd": True}, Severity.INFO,
+            "enforced by a watchdog in a systemd unit of its own, as the kernel cannot:"
+            " kernel.yama.ptrace_scope = 3 forbids ptrace(2)",
+        ),
+        (
+            {"no_trace": NoTrace.CAPABILITY}, Severity.WARNING,
+            "enforced by two watchdogs that restart each other, as the kernel cannot:"
+            " the ssh login lacks CAP_SYS_PTRACE",
+        ),
+    ],
+)  # fmt: skip
+def test_it_is_told_what_would_enforce_leases(
+    changes: dict[str, Any], severity: Severity, told: str
+) -> None:
+    (found,) = [one for one in checks.check(probed(**changes), NOW) if one.code == "watchdog"]
+    assert (found.severity, found.text) == (severity, f"leases of protected guests are {told}")
 
 
 def test_a_skew_that_the_round_trip_explains_is_none() -> None:

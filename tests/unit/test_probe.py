@@ -3,6 +3,7 @@ import base64
 import pytest
 
 from vmckpt.errors import RemoteError
+from vmckpt.model.hosts import NoTrace
 from vmckpt.remote import probe
 
 ANSWER = f"""\
@@ -33,6 +34,29 @@ def test_the_answer_of_a_host_is_read() -> None:
 def test_userfaultfd_may_be_there_and_not_be_for_qemu() -> None:
     seen = probe.parse(ANSWER.replace("uffd usable\n", ""), asked=0, answered=0, host="a")
     assert (seen.userfaultfd, seen.post_copy_by_root_only) == (True, True)
+
+
+TRACING = "machine x86_64\nyama 1\ndeny-ptrace 0\ncaps 000001ffffffffff\nsystemd yes\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("", "", None),
+        ("x86_64", "aarch64", NoTrace.PROCESSOR),
+        ("yama 1", "yama 3", NoTrace.YAMA),
+        ("yama 1", "yama ", None),  # a kernel without it
+        ("deny-ptrace 0", "deny-ptrace 1", NoTrace.SELINUX),
+        ("caps 000001ffffffffff", "caps 000001fffff7ffff", NoTrace.CAPABILITY),
+        ("caps 000001ffffffffff", "caps 0000000000000000", NoTrace.CAPABILITY),
+        ("caps 000001ffffffffff", "caps ", None),
+    ],
+)
+def test_what_keeps_agents_from_tracing_qemu(old: str, new: str, why: NoTrace | None) -> None:
+    seen = probe.parse(ANSWER + TRACING.replace(old, new), asked=0, answered=0, host="a")
+    assert (seen.no_trace, seen.systemd) == (why, True)
+    seen = probe.parse(ANSWER, asked=0, answered=0, host="a")
+    assert (seen.no_trace, seen.systemd) == (None, False)
 
 
 @pytest.mark.parametrize("text", ["", "hello", "clock now", "clock $(reboot)"])

@@ -181,6 +181,8 @@ def _show(done: "Protected") -> None:
         f"{done.guest} on {done.primary} is protected by {done.backup}, which takes over {who};"
         f" ready after {show_seconds(done.took)}"
     )
+    if (kept := _lease_kept_by(done.status)) is not None:
+        output.out.print(f"its lease is enforced by {kept}")
 
 
 @unprotect_app.command()
@@ -392,10 +394,17 @@ def _choices(ours: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(("interval", f"{show_seconds(ours['interval_s'])} ({why})"))
     if ours.get("finder") is not None:
         found.append(("changes by", f"{ours['finder']} ({ours['finder_why']})"))
-    if ours.get("enforced_by") is not None:
-        why = ours.get("enforced_why")
-        found.append(("lease kept by", str(ours["enforced_by"]) + (f" ({why})" if why else "")))
+    if (kept := _lease_kept_by(ours)) is not None:
+        found.append(("lease kept by", kept))
     return found
+
+
+def _lease_kept_by(ours: dict[str, Any]) -> str | None:
+    """What enforces it, and why the kernel does not; None: there is no lease."""
+    if ours.get("enforced_by") is None:
+        return None
+    why = ours.get("enforced_why")
+    return str(ours["enforced_by"]) + (f" (not by the kernel: {why})" if why else "")
 
 
 def _medians(median: dict[str, Any], ours: dict[str, Any]) -> list[tuple[str, str]]:

@@ -8,7 +8,9 @@ from cryptography import x509
 
 from vmckpt.model.fencing import Power, Ran, power
 from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.hosts import Host, HostFacts, HostProbe
+from vmckpt.model.hosts import Host, HostFacts, HostProbe, NoTrace
+from vmckpt.replicate import guarding
+from vmckpt.replicate.guarding import Keeper
 from vmckpt.units import MIB, show_bytes, show_seconds
 
 OLDEST_LIBVIRT = (9, 0, 0)
@@ -23,6 +25,18 @@ _NEEDED = {
     "/etc/pki/libvirt/servercert.pem": "libvirt over TLS",
     "/etc/pki/libvirt/clientcert.pem": "peer-to-peer migration over TLS",
     "/etc/pki/qemu/server-cert.pem": "encrypted migration streams",
+}
+_WATCHDOGS = {
+    Keeper.KERNEL: Severity.OK,
+    Keeper.UNIT: Severity.INFO,
+    # It does not outlast all of them being killed at once.
+    Keeper.PAIR: Severity.WARNING,
+}
+_TRACES = {
+    NoTrace.PROCESSOR: "run that host with systemd, which restarts a watchdog that is killed",
+    NoTrace.YAMA: "set kernel.yama.ptrace_scope = 1 in /etc/sysctl.d, then reboot that host",
+    NoTrace.SELINUX: "run setsebool -P deny_ptrace off there",
+    NoTrace.CAPABILITY: "use ssh as root: protections need it",
 }
 
 
@@ -87,6 +101,7 @@ def check(examined: Examined, now: datetime) -> tuple[Finding, ...]:
         found += _clock(examined.host.name, examined.probe)
         found += _post_copy(examined.host.name, examined.probe)
         found += _shared_memory(examined.host.name, examined.probe)
+        found += _watchdog(examined.host.name, examined.probe)
         found += _storage(examined.host, examined.probe)
         found += _certificates(examined.host.name, examined.probe, now)
     found += _peers(examined)
@@ -241,6 +256,19 @@ def _shared_memory(name: str, probe: HostProbe) -> Iterator[Finding]:
         None
         if on_memory
         else 'set memory_backing_dir = "/dev/shm" in /etc/libvirt/qemu.conf; restart libvirtd',
+    )
+
+
+def _watchdog(name: str, probe: HostProbe) -> Iterator[Finding]:
+    """What would enforce the leases of guests that are protected there."""
+    kept_by = guarding.keeper(timer=probe.no_trace is None, systemd=probe.systemd)
+    why = "" if probe.no_trace is None else f", as the kernel cannot: {probe.no_trace}"
+    yield _finding(
+        "watchdog",
+        _WATCHDOGS[kept_by],
+        name,
+        f"leases of protected guests are enforced by {kept_by}{why}",
+        None if probe.no_trace is None else _TRACES[probe.no_trace],
     )
 
 

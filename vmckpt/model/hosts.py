@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
@@ -89,6 +90,15 @@ class HostFacts:
     guests: tuple[GuestOnHost, ...]
 
 
+class NoTrace(StrEnum):
+    """Why agents on a host may not trace QEMU, as far as can be seen without trying."""
+
+    PROCESSOR = "only x86-64 is supported"
+    YAMA = "kernel.yama.ptrace_scope = 3 forbids ptrace(2)"
+    SELINUX = "SELinux's deny_ptrace forbids ptrace(2)"
+    CAPABILITY = "the ssh login lacks CAP_SYS_PTRACE"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostProbe:
     """What one look over ssh says of a host."""
@@ -110,3 +120,7 @@ class HostProbe:
     """For each storage folder of the inventory that exists."""
     certificates: Mapping[str, str]
     """PEM text by path; only those that exist."""
+    no_trace: NoTrace | None = None
+    """None: nothing is known that forbids it."""
+    systemd: bool = False
+    """systemd runs the host."""

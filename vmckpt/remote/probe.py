@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 from vmckpt.errors import RemoteError
-from vmckpt.model.hosts import HostProbe
+from vmckpt.model.hosts import HostProbe, NoTrace
 from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Bytes, Seconds
 
@@ -22,6 +22,8 @@ CERTIFICATES = (
     "/etc/pki/qemu/server-cert.pem",
     "/etc/pki/qemu/client-cert.pem",
 )
+_SYS_PTRACE = 19
+"""The number of that capability."""
 
 # QEMU fetches missing pages by userfaultfd: by the system call, so the device, which is root's,
 # does not count. Which user it runs as: Debian's own choice is libvirt-qemu, and a line of its own
@@ -51,6 +53,11 @@ backing=${backing:-/var/lib/libvirt/qemu/ram}
 say "backing $backing"
 at=$backing; while [ ! -e "$at" ] && [ "$at" != / ]; do at=$(dirname "$at"); done
 say "backing-kind $(stat -f -c %T "$at" 2>/dev/null)"
+say "machine $(uname -m)"
+say "yama $(cat /proc/sys/kernel/yama/ptrace_scope 2>/dev/null)"
+say "deny-ptrace $(cut -c1 /sys/fs/selinux/booleans/deny_ptrace 2>/dev/null)"
+say "caps $(sed -n 's/^CapEff:[[:space:]]*//p' /proc/self/status)"
+[ -d /run/systemd/system ] && command -v systemd-run >/dev/null && say "systemd yes"
 for path in "$@"; do
     case $path in
     *.pem) [ -r "$path" ] && say "pem $path $(base64 -w0 <"$path")";;
@@ -93,7 +100,23 @@ def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
         memory_backing_kind=_first(found, "backing-kind") or "missing",
         storage_free={path: Bytes(int(size)) for size, path in room},
         certificates={path: decoded(body) for path, body in pems},
+        no_trace=_no_trace(found),
+        systemd="systemd" in found,
     )
+
+
+def _no_trace(found: dict[str, list[str]]) -> NoTrace | None:
+    """What speaks against it; what a host does not tell, does not."""
+    if _first(found, "machine") not in ("", "x86_64"):
+        return NoTrace.PROCESSOR
+    if _first(found, "yama") == "3":
+        return NoTrace.YAMA
+    if _first(found, "deny-ptrace") == "1":
+        return NoTrace.SELINUX
+    caps = _first(found, "caps")
+    if re.fullmatch("[0-9a-f]{1,16}", caps) and not int(caps, 16) >> _SYS_PTRACE & 1:
+        return NoTrace.CAPABILITY
+    return None
 
 
 def _nonsense(host: str, text: str) -> RemoteError:
