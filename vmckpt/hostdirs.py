@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.errors import RemoteError
+from vmckpt.hostfiles import Folder
 
 RUN = Path("/run/vmckpt")
 SHM = Path("/dev/shm")
@@ -39,6 +40,17 @@ def check() -> None:
     """Raises RemoteError, before anything is begun, if another user made /run/vmckpt."""
     if RUN.is_symlink() or RUN.exists():
         verify(RUN)
+
+
+def check_state(path: Path) -> None:
+    """Raises RemoteError if another user can change, or make, an agent's directory on a disk.
+
+    Links that root made may lead there. Raises OSError.
+    """
+    while not os.path.lexists(path):
+        path = path.parent
+    Folder(path).close()  # no link of another user is on the way
+    verify(path.resolve())
 
 
 def memory_dir(*names: str) -> Path:

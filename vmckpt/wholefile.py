@@ -8,7 +8,8 @@ def put(path: Path, text: str, *, private: bool = False, for_good: bool = False)
     """`private`: for us alone to read; `for_good`: also after a loss of power. Raises OSError."""
     new = path.with_name(f"{path.name}.new")
     mode = 0o600 if private else 0o666
-    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(new, flags, mode)
     with os.fdopen(file, "w") as out:
         out.write(text)
         if for_good:

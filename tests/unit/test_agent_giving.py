@@ -1,7 +1,6 @@
 """How a guest that stands still is given away: over a real line, with a QEMU that is none."""
 
 import fcntl
-import json
 import os
 import threading
 import time
@@ -142,20 +141,30 @@ def test_images_that_both_hosts_see_keep_their_owner_when_libvirt_ends_the_guest
     """libvirt gives the images of a guest that has ended to root; on the target they are in use."""
     image, missing = tmp_path / "web1.raw", tmp_path / "gone.raw"
     image.touch()
-    own = (image.stat().st_uid, image.stat().st_gid)
-    owned: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(os, "chown", lambda path, user, group: owned.append((path, user, group)))
+    os.chown(image, 4242, 4343)
     told = session(moves=True, disks=(), extra={"shared": [str(image), str(missing)]})
     monkeypatch.setattr(giving, "_ARRIVES", Seconds(0.1))
     one.give(told)
+    assert owner(image) == (4242, 4343)  # nobody has changed it
+    os.chown(image, 0, 0)
     giving.finish(told, one.folder)
-    assert owned == []  # nobody has changed it
-    noted = json.loads((one.folder / "given.json").read_text())
-    assert noted["owners"] == {str(image): list(own)}
-    noted["owners"] = {str(image): [4242, 4343], str(missing): [1, 1]}
-    (one.folder / "given.json").write_text(json.dumps(noted))
+    assert owner(image) == (4242, 4343)
+    # Another file is in its place: only the one that was given away is meant.
+    image.rename(tmp_path / "kept")
+    image.touch()
     giving.finish(told, one.folder)
-    assert owned == [(str(image), 4242, 4343)]
+    assert owner(image) == (0, 0)
+    image.unlink()
+    image.symlink_to(tmp_path / "kept")
+    os.chown(tmp_path / "kept", 0, 0)
+    os.lchown(image, 4242, 4343)
+    giving.finish(told, one.folder)
+    assert owner(tmp_path / "kept") == (0, 0)
+
+
+def owner(path: Path) -> tuple[int, int]:
+    seen = path.stat()
+    return seen.st_uid, seen.st_gid
 
 
 def test_what_was_given_away_can_be_taken_back(one: One, monkeypatch: pytest.MonkeyPatch) -> None:

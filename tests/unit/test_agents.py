@@ -183,7 +183,7 @@ async def test_our_own_interpreter_is_used_where_the_host_sees_it(
 ) -> None:
     monkeypatch.undo()
 
-    assert await agents.command(machine.host) == (sys.executable, "-m", "vmckpt.agent.main")
+    assert await agents.command(machine.host) == (sys.executable, "-P", "-m", "vmckpt.agent.main")
 
 
 async def test_an_upgrade_goes_beside_what_runs(

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -110,6 +111,10 @@ def test_what_a_shell_reads_from_its_input_is_a_constant() -> None:
 def _is_constant(tree: ast.AST, script: ast.expr) -> bool:
     if isinstance(script, ast.Name):
         values = _assigned(tree, script.id)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and script.id in {one.name for one in node.names}:
+                tree = tree_of(ROOT / f"{str(node.module).replace('.', '/')}.py")
+                values = _assigned(tree, script.id)
         return bool(values) and all(_is_constant(tree, one) for one in values)
     if isinstance(script, ast.BinOp) and isinstance(script.op, ast.Add):
         return _is_constant(tree, script.left) and _is_constant(tree, script.right)
@@ -253,15 +258,17 @@ LIES = [
 
 @pytest.mark.parametrize("lie", LIES, ids=range(len(LIES)))
 async def test_a_lie_removes_nothing_and_is_told_in_one_line(lie: str) -> None:
-    host = Liar(lie)
+    host, files = Liar(lie), ["/srv/a.raw", "/srv/b.raw"]
     told = ""
     try:
-        await probe.same_files(host, host, ["/srv/a.raw", "/srv/b.raw"])
+        await probe.same_files(host, host, files)
     except RemoteError as exc:
         told = str(exc)
 
     assert "\n" not in told
-    assert all(words[0] != "rm" for words in host.told)
+    # Nothing that it said is a name for what it is told to do.
+    named = {words[-1] for words in host.told} - set(files)
+    assert all(re.fullmatch(r"\.vmckpt-probe-[0-9a-f]{16}", one) for one in named)
 
 
 @pytest.mark.parametrize("lie", LIES, ids=range(len(LIES)))

@@ -1,11 +1,12 @@
 """What a guard decides, and what it does with real processes."""
 
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -245,6 +246,18 @@ def test_an_agent_that_was_killed_is_started_again_and_for_how_long_the_guest_li
     os.kill(bench.agents()[2], signal.SIGKILL)
     time.sleep(0.1)
     assert len(bench.agents()) == 3
+
+
+def test_what_it_runs_comes_by_a_pipe(bench: Bench) -> None:
+    """No file says it, which another user could have swapped."""
+    planted = json.dumps({**asdict(bench.facts), "command": ["touch", f"{bench.folder}/planted"]})
+    for name in ("guard.json", "facts.json", "session.json"):
+        (bench.folder / name).write_text(planted)
+    number = bench.begin()
+    assert b"agents" not in Path(f"/proc/{number}/cmdline").read_bytes()
+    bench.agent.kill()
+    until(lambda: len(bench.agents()) == 1)
+    assert not (bench.folder / "planted").exists()
 
 
 def test_a_guard_whose_agent_leaves_no_word_ends_all_the_same(folder: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from vmckpt.agent.images import Images
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
+from vmckpt.hostfiles import Folder
 from vmckpt.model.stores import StorePlace
 from vmckpt.store.facts import DiskMake, Facts
 from vmckpt.store.inside import Private
@@ -63,15 +64,17 @@ def test_whichever_rename_fails_the_images_are_those_from_before(
     tmp_path: Path, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(tmp_path)
-    rename, count = Path.rename, iter(range(10))
+    rename, count = Folder.rename, iter(range(10))
 
-    def once(self: Path, target: Path) -> Path:
+    def once(self: Folder, old: str, new: str) -> None:
         if next(count) == failing:
             raise OSError("no")
-        return rename(self, target)
+        rename(self, old, new)
 
-    monkeypatch.setattr(Path, "rename", once)
-    with pytest.raises(OSError, match="no"), work(tmp_path) as images_:
+    monkeypatch.setattr(Folder, "rename", once)
+    images_ = work(tmp_path)
+    images_.marks()
+    with pytest.raises(OSError, match="no"), images_:
         images_.swap()
     assert contents(tmp_path) == {"vda": "before", "vdb": "before"}
 

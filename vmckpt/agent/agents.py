@@ -5,7 +5,7 @@ import logging
 import shutil
 import sys
 import time
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from weakref import WeakKeyDictionary
 
 from vmckpt import __version__
@@ -13,6 +13,7 @@ from vmckpt.agent import bundle
 from vmckpt.errors import RemoteError
 from vmckpt.model.hosts import Host
 from vmckpt.remote import installing
+from vmckpt.remote.careful import PROGRAMS
 from vmckpt.remote.installing import Parcel
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import Bytes, Seconds, show_bytes
@@ -20,21 +21,28 @@ from vmckpt.units import Bytes, Seconds, show_bytes
 LIBVIRT = "qemu:///system"
 """As an agent finds it, on its own host."""
 _NAME = "vmckpt-agent"
-_MODULE = ("-m", "vmckpt.agent.main")
+_MODULE = ("-P", "-m", "vmckpt.agent.main")
+"""-P: nothing is imported from the current directory, which may be any."""
 log = logging.getLogger("vmckpt.installing")
 # Told to people, whatever else is not: a first order takes a minute longer over a slow line.
 log.setLevel(logging.INFO)
 # An agent of our version that is installed there, else the one beside this program if the host
-# sees it, too. Standard input is this script.
-_FIND = r"""
+# sees it, too: it is the same machine, or no other user there can have made such a path. Standard
+# input is this script.
+_FIND = (
+    PROGRAMS
+    + r"""
 if path=$(command -v vmckpt-agent) && [ "$("$path" --version </dev/null 2>/dev/null)" = "$2" ]
 then echo "$path"; exit 0; fi
 say='from importlib import import_module as get
 from vmckpt.agent import bundle
 for name in bundle.MODULES: get(name)
 print(bundle.vmckpt.__version__)'
-[ -x "$1" ] && [ "$("$1" -c "$say" </dev/null 2>/dev/null)" = "$2" ] && echo "$1"
+[ -x "$1" ] || exit 1
+[ "$(cat /proc/sys/kernel/random/boot_id)" = "$3" ] || ours "$1" || exit 1
+[ "$("$1" -P -c "$say" </dev/null 2>/dev/null)" = "$2" ] && echo "$1"
 """
+)
 _installing: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]]
 _installing = WeakKeyDictionary()
 """By host: many orders at once bring it there once."""
@@ -97,11 +105,17 @@ def _here(host: Host) -> tuple[str, ...]:
 
 
 async def _found(remote: Remote) -> tuple[str, ...] | None:
-    told = await remote.run(["sh", "-s", "--", sys.executable, __version__], text=_FIND)
+    words = [sys.executable, __version__, _boot()]
+    told = await remote.run(["sh", "-s", "--", *words], text=_FIND)
     path = told.out.strip()
     if told.status != 0 or not path.startswith("/"):
         return None
     return (path,) if PurePosixPath(path).name == _NAME else (path, *_MODULE)
+
+
+def _boot() -> str:
+    """This machine's kernel since its start: no other has the same."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 async def _installed(remote: Remote) -> str:

@@ -18,6 +18,7 @@ from typing import IO, Any
 from vmckpt import wholefile
 from vmckpt.agent import afterlife
 from vmckpt.errors import GuestBusy, HypervisorError, RemoteError, VmckptError
+from vmckpt.hostfiles import held, path_of
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.qemu_process import identity
@@ -117,7 +118,7 @@ def finish(session: Session, folder: Path) -> None:
     _wait_for_libvirt(session)
     for path, owner in dict(noted.get("owners") or {}).items():
         with suppress(OSError):
-            _put_owner_back(path, (int(owner[0]), int(owner[1])))
+            _put_owner_back(path, *(int(one) for one in owner))
 
 
 @contextmanager
@@ -157,9 +158,9 @@ def _note(session: Session, folder: Path, stopped: float) -> None:
     """Raises OSError: then it is not given away."""
     owners = {}
     for path in session.extra.get("shared", ()):
-        with suppress(OSError):
-            seen = Path(path).stat()
-            owners[path] = (seen.st_uid, seen.st_gid)
+        with suppress(OSError), held(Path(path)) as file:
+            seen = os.fstat(file)
+            owners[path] = (seen.st_uid, seen.st_gid, seen.st_dev, seen.st_ino)
     told = {"stood_s": time.monotonic() - stopped, "owners": owners}
     wholefile.put(folder / _GIVEN, json.dumps(told))
 
@@ -180,8 +181,11 @@ def _wait_for_libvirt(session: Session) -> None:
         time.sleep(_TURN)
 
 
-def _put_owner_back(path: str, owner: tuple[int, int]) -> None:
-    """On storage that both hosts see the image is in use there."""
-    seen = Path(path).stat()
-    if (seen.st_uid, seen.st_gid) != owner:
-        os.chown(path, *owner)
+def _put_owner_back(path: str, user: int, group: int, device: int, inode: int) -> None:
+    """On storage that both hosts see the image is in use there. Another file is left alone."""
+    with held(Path(path)) as file:
+        seen = os.fstat(file)
+        if (seen.st_dev, seen.st_ino) == (device, inode) and (
+            (seen.st_uid, seen.st_gid) != (user, group)
+        ):
+            os.chown(path_of(file), user, group)

@@ -20,7 +20,7 @@ _PATIENCE = 1.0
 
 def command(folder: Path) -> tuple[str, ...]:
     """What starts the agent of a folder."""
-    return (sys.executable, "-m", "vmckpt.agent.replica", str(folder))
+    return (sys.executable, "-P", "-m", "vmckpt.agent.replica", str(folder))
 
 
 def keeper(session: Session, process: HeldProcess) -> tuple[Keeper | None, str | None]:

@@ -1,19 +1,20 @@
 """Disk images out of a snapshot: made beside their places, and put there in one go."""
 
-import os
-import stat
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
+from vmckpt.agent import beside
+from vmckpt.agent.beside import Beside
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
 from vmckpt.checkpoint.nbdserver import Server
 from vmckpt.checkpoint.nbdsession import Export
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import BadInput, Cancelled, StoreDamaged, StoreError
+from vmckpt.hostfiles import path_of
 from vmckpt.store.assemble import Assembly, Source
 from vmckpt.store.facts import DiskMake
 from vmckpt.store.inside import Private
@@ -22,100 +23,59 @@ from vmckpt.store.regions import Kind
 _TURN = 0.2
 
 
-def beside(place: Path, snapshot: str) -> tuple[Path, Path]:
-    """What an image is called until it is in its place, and what was there before, after that."""
-    return Path(f"{place}.{snapshot}.new"), Path(f"{place}.{snapshot}.old")
-
-
-def mark(image: Path) -> str:
-    """By which an image is known again, and that nobody has written into it since."""
-    found = image.stat()
-    return f"{found.st_ino}:{found.st_mtime_ns}"
-
-
-def free(place: Path, snapshot: str, *, replace: bool) -> None:
-    """Raises BadInput if a file may not be put there."""
-    aside = beside(place, snapshot)[1]
-    if aside.exists():
-        raise BadInput(
-            f"{aside} is what an interrupted restore has put aside",
-            mend="run vmckpt recover; if it stays, move it away",
-        )
-    if place.exists() and not replace:
-        raise BadInput(
-            f"{place} is there already",
-            mend="say --replace to write over it, or choose another name or folder",
-        )
-
-
-def _as_it_was(new: Path, before: os.stat_result) -> None:
-    """Right before it takes its place: while the guest ran that was QEMU's user's."""
-    new.chmod(stat.S_IMODE(before.st_mode))
-    os.chown(new, before.st_uid, before.st_gid)
-
-
 class Images:
     """The images of one restore. Use as a context manager: what was not kept is taken back."""
 
     def __init__(self, order: RestoreOrder, private: Private, reader: Source, talk: Talk) -> None:
         self._order, self._private, self._reader = order, private, reader
         self._talk = talk
-        self._swapped: list[DiskMake] = []
+        self._files: dict[str, Beside] = {}
+        """By target."""
         self._left = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for disk in reversed(self._swapped):
-            place, aside = self._place(disk), self._aside(disk)
-            if aside.exists():
-                aside.replace(place)
-            elif not self._new(disk).exists():
-                place.unlink(missing_ok=True)  # it is ours, and nothing was there before
-        self._swapped = []
-        for disk in () if self._left else self._private.facts.disks:
-            self._new(disk).unlink(missing_ok=True)
+        files, self._files = self._files, {}
+        with ExitStack() as stack:
+            for file in files.values():
+                stack.callback(file.close)
+                if not self._left:
+                    stack.callback(file.take_back)
 
     def write(self) -> None:
         """Make all of them, whole. Raises BadInput, StoreError, Cancelled."""
         for disk in self._private.facts.disks:
-            free(self._place(disk), self._order.snapshot, replace=self._order.replace)
+            place = Path(self._order.images[disk.target])
+            beside.check(place, self._order.snapshot, replace=self._order.replace)
         for disk in self._private.facts.disks:
             self._make(disk)
 
     def marks(self) -> dict[str, str]:
         """Of each, before it is in its place."""
-        return {disk.target: mark(self._new(disk)) for disk in self._private.facts.disks}
+        return {disk.target: self._file(disk).mark() for disk in self._private.facts.disks}
 
     def swap(self) -> None:
         """Put them in their places; what is there is put aside until `keep`. Raises OSError."""
         for disk in self._private.facts.disks:
-            place = self._place(disk)
-            self._swapped.append(disk)
-            if place.exists():
-                _as_it_was(self._new(disk), place.stat())
-                place.rename(self._aside(disk))
-            self._new(disk).rename(place)
+            self._file(disk).swap()
 
     def keep(self) -> None:
         """They are in use: what was put aside goes."""
-        swapped, self._swapped = self._swapped, []
-        for disk in swapped:
-            self._aside(disk).unlink(missing_ok=True)
+        self._left = True
+        for file in self._files.values():
+            file.keep()
 
     def leave(self) -> None:
         """Nobody knows whether they are in use: nothing is taken back."""
-        self._swapped, self._left = [], True
+        self._left = True
 
-    def _place(self, disk: DiskMake) -> Path:
-        return Path(self._order.images[disk.target])
-
-    def _new(self, disk: DiskMake) -> Path:
-        return beside(self._place(disk), self._order.snapshot)[0]
-
-    def _aside(self, disk: DiskMake) -> Path:
-        return beside(self._place(disk), self._order.snapshot)[1]
+    def _file(self, disk: DiskMake) -> Beside:
+        if disk.target not in self._files:
+            place = Path(self._order.images[disk.target])
+            self._files[disk.target] = Beside(place, self._order.snapshot)
+        return self._files[disk.target]
 
     def _make(self, disk: DiskMake) -> None:
         region = self._private.region(disk.target)
@@ -148,12 +108,18 @@ class Images:
                 "-O",
                 disk.format,
             ]
-            self._run([*words, "--", server.uri(), str(self._new(disk))], trouble)
+            self._run(self._file(disk), [*words, "--", server.uri()], trouble)
 
-    def _run(self, words: Sequence[str], trouble: Sequence[Exception]) -> None:
+    def _run(
+        self, image: Beside, words: Sequence[str], trouble: Sequence[Exception], *more: str
+    ) -> None:
+        """Let qemu-img make an image; its path comes between `words` and `more`."""
+        file = image.create()
+        place = path_of(file)
         with subprocess.Popen(
-            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, umask=0o077
-        ) as program:
+            [*words, place, *more], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            pass_fds=(file,),
+        ) as program:  # fmt: skip
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     _, said = program.communicate(timeout=_TURN)
@@ -165,4 +131,6 @@ class Images:
             raise trouble[0]
         if program.returncode != 0:
             why = said.strip().splitlines()[-1:] or [f"status {program.returncode}"]
-            raise BadInput(f"{words[-1]} was not written: {why[0]}")
+            raise BadInput(
+                f"{image.place} was not written: {why[0].replace(place, str(image.place))}"
+            )

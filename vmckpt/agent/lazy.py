@@ -82,7 +82,7 @@ class Keeper:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "vmckpt.agent.main"],
+            [sys.executable, "-P", "-m", "vmckpt.agent.main"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True, start_new_session=True,
         )  # fmt: skip
@@ -173,4 +173,4 @@ class _Overlays(Images):
     def _make(self, disk: DiskMake) -> None:
         base = f"nbd+unix:///{disk.target}?socket={self._sockets[disk.target]}"
         words = ["qemu-img", "create", "-q", "-f", disk.format, "-F", "raw", "-b", base]
-        self._run([*words, "--", str(self._new(disk)), str(disk.size)], ())
+        self._run(self._file(disk), [*words, "--"], (), str(disk.size))

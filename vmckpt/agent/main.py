@@ -15,10 +15,13 @@ import logging
 import os
 import signal
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+from vmckpt import hostdirs
 from vmckpt.agent.talk import Talk, error_as_json
 from vmckpt.errors import BadInput, VmckptError
+from vmckpt.hostfiles import Refused
 
 log = logging.getLogger("vmckpt.agent")
 
@@ -44,7 +47,8 @@ def main() -> None:
             failed = VmckptError(f"unexpected: {type(exc).__name__}: {exc}")
         else:
             where = f"{exc.filename}: " if exc.filename else ""
-            failed = VmckptError(f"{where}{exc.strerror or exc}")
+            mend = exc.mend if isinstance(exc, Refused) else None
+            failed = VmckptError(f"{where}{exc.strerror or exc}", mend=mend)
         failed.__cause__ = exc
         talk.tell(error=error_as_json(failed))
         sys.exit(1)
@@ -82,6 +86,8 @@ def _carry_out(talk: Talk) -> dict[str, Any]:
         order = parse.from_json(told)
     except (ValueError, TypeError, KeyError, AttributeError, EOFError) as exc:
         raise BadInput(f"no order that can be read: {exc}") from exc
+    if state := getattr(order, "state", ""):
+        hostdirs.check_state(Path(state))
     return dict(do(order, talk))
 
 

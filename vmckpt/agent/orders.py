@@ -209,6 +209,8 @@ class ReplicaOrder:
     """To look at what was there before: path and format of each, by disk."""
     users: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Images of other guests with their guest and format."""
+    folder: str = ""
+    """To look for room: where images are to be made, perhaps another user's."""
     files: Sequence[str] = ()
     """To look for room: files that must be there, too."""
 

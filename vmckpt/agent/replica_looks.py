@@ -77,7 +77,7 @@ def rooms(order: ReplicaOrder) -> dict[str, Any]:
     """What is free on the backup, for memory and epochs and for images, and on which file system
     those are; and which files of a guest it lacks."""
     hostdirs.check()
-    missing, folder = [one for one in order.files if not Path(one).exists()], Path(order.state)
+    missing, folder = [one for one in order.files if not Path(one).exists()], Path(order.folder)
     device = str(_made(folder).stat().st_dev)
     return {
         "memory": _room(hostdirs.SHM), "images": _room(folder), "images_device": device,

@@ -7,7 +7,6 @@ backup's loop only holds still for a moment, in which the copy becomes one epoch
 import itertools
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -204,8 +203,7 @@ class _Trial:
         Traces(uuid=self._uuid, name=name, files=tuple(files)).write(Path(session.state))
         trial_files.make_images(session, fleeces, socket)
         if firmware is not None and nvram is not None:
-            shutil.copyfile(firmware, nvram)
-            Path(nvram).chmod(0o600)
+            trial_files.copy_firmware(firmware, nvram)
         fleecing.prepare(monitor, fleeces)
         disks = {target: (image, str(socket)) for target, image in images.items()}
         description = trial_xml.copy(

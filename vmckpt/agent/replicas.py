@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vmckpt import hostdirs
 from vmckpt.agent import afterlife, giving, guarded, replica_looks, trial_files, writes
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.agent.replica_backup import PORT
@@ -319,7 +320,10 @@ def _must_hold_lease(session: Session, folder: Path) -> None:
 def _session(order: ReplicaOrder) -> Session:
     if order.session is None:
         raise BadInput("an order without a session")
-    return Session.from_json(order.session)
+    session = Session.from_json(order.session)
+    if session.state:
+        hostdirs.check_state(Path(session.state))
+    return session
 
 
 def _start(folder: Path) -> None:

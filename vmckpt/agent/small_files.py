@@ -3,12 +3,14 @@
 import os
 import pwd
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
-from vmckpt.agent.images import beside, free
+from vmckpt.agent import beside
+from vmckpt.agent.beside import Beside
 from vmckpt.errors import BadInput
+from vmckpt.hostfiles import Folder
 
 # Who runs the TPM's program, by distribution.
 _TPM_USERS = ("swtpm", "tss")
@@ -25,82 +27,79 @@ class SmallFiles:
         missing = sorted(set(files) - set(places))
         if missing:
             raise BadInput(f"nobody said where file {missing[0]} is to be")
-        self._files, self._snapshot = files, snapshot
+        self._contents, self._snapshot = files, snapshot
         self._places = {name: Path(places[name]) for name in files}
         self._replace = replace
-        self._swapped: list[Path] = []
+        self._files: dict[str, Beside] = {}
+        """By their names in the snapshot."""
         self._made: list[Path] = []
+        self._left = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for place in reversed(self._swapped):
-            new, aside = beside(place, self._snapshot)
-            if aside.exists():
-                aside.replace(place)
-            elif not new.exists():
-                place.unlink(missing_ok=True)
-        for place in self._places.values():
-            beside(place, self._snapshot)[0].unlink(missing_ok=True)
-        for folder in reversed(self._made):
-            with suppress(OSError):
-                folder.rmdir()
-        self._swapped, self._made = [], []
+        files, self._files = self._files, {}
+        with ExitStack() as stack:
+            for folder in () if self._left else self._made:
+                stack.callback(_drop, folder)
+            for file in files.values():
+                stack.callback(file.close)
+                if not self._left:
+                    stack.callback(file.take_back)
 
     def write(self) -> None:
         """Make all of them beside their places. Raises BadInput, OSError."""
         for place in self._places.values():
-            free(place, self._snapshot, replace=self._replace)
-        for name, content in self._files.items():
-            place = self._places[name]
-            self._folder(place.parent, tpm=name.startswith(_TPM))
-            new = beside(place, self._snapshot)[0]
-            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(file, "wb") as out:
-                out.write(content)
+            beside.check(place, self._snapshot, replace=self._replace)
+        for name, place in self._places.items():
+            self._folder(place.parent, tpm=name.startswith(_TPM)).close()
+            file = self._files[name] = Beside(place, self._snapshot)
+            with os.fdopen(file.create(), "wb", closefd=False) as out:
+                out.write(self._contents[name])
                 out.flush()
                 os.fsync(out.fileno())
 
     def swap(self) -> None:
-        """Put them in their places; what is there is put aside until `keep`. Raises OSError."""
-        for name, place in self._places.items():
-            new, aside = beside(place, self._snapshot)
-            self._swapped.append(place)
-            _owned(new, place, tpm=name.startswith(_TPM))
-            if place.exists():
-                place.rename(aside)
-            new.rename(place)
+        """Put them in their places; what is there is put aside until `keep`. Raises OSError.
+
+        libvirt itself gives NVRAM to QEMU, and a TPM's folder but not its files to the TPM's
+        program.
+        """
+        for name, file in self._files.items():
+            file.swap(_tpm_owner() if name.startswith(_TPM) else None)
 
     def keep(self) -> None:
         """They are in use: what was put aside goes."""
-        swapped, self._swapped, self._made = self._swapped, [], []
-        for place in swapped:
-            beside(place, self._snapshot)[1].unlink(missing_ok=True)
+        self._left = True
+        for file in self._files.values():
+            file.keep()
 
     def leave(self) -> None:
         """Nobody knows whether they are in use: nothing is taken back."""
-        self._swapped, self._made, self._places = [], [], {}
+        self._left = True
 
-    def _folder(self, folder: Path, *, tpm: bool) -> None:
-        if folder.is_dir():
-            return
-        self._folder(folder.parent, tpm=tpm)
-        folder.mkdir(mode=0o700 if tpm else 0o711)  # QEMU is given the files, not their folders
-        self._made.append(folder)
-        if tpm:
-            _owned(folder, folder, tpm=True)
+    def _folder(self, path: Path, *, tpm: bool) -> Folder:
+        with suppress(FileNotFoundError):
+            return Folder(path)
+        with self._folder(path.parent, tpm=tpm) as above:
+            # QEMU is given the files, not their folders.
+            made = above.make(path.name, 0o700 if tpm else 0o711)
+            self._made.append(path)
+            if tpm and (owner := _tpm_owner()) is not None:
+                made.give(*owner)
+            return made
 
 
-def _owned(new: Path, place: Path, *, tpm: bool) -> None:
-    """As what was there; libvirt itself gives NVRAM to QEMU, and a TPM's folder but not its files
-    to the TPM's program."""
-    if place.exists() and place != new:
-        before = place.stat()
-        os.chown(new, before.st_uid, before.st_gid)
-    elif tpm:
-        for user in _TPM_USERS:
-            with suppress(KeyError):
-                found = pwd.getpwnam(user)
-                os.chown(new, found.pw_uid, found.pw_gid)
-                return
+def _drop(folder: Path) -> None:
+    with suppress(OSError), Folder(folder.parent) as above:
+        above.drop(folder.name)
+
+
+def _tpm_owner() -> tuple[int, int] | None:
+    """User and group of the TPM's program; None: it is not installed here."""
+    for user in _TPM_USERS:
+        with suppress(KeyError):
+            found = pwd.getpwnam(user)
+            return found.pw_uid, found.pw_gid
+    return None

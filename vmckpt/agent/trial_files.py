@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Self
 
 from vmckpt import wholefile
+from vmckpt.agent import beside
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
+from vmckpt.hostfiles import Folder, opened, path_of
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.qemu_process import identity
@@ -77,20 +79,36 @@ def _beside(image: str, what: str) -> str:
 def make_images(session: Session, fleeces: tuple[Fleece, ...], socket: Path) -> None:
     """Raises BadInput, OSError."""
     for disk, fleece in zip(session.disks, fleeces, strict=True):
-        size = str(disk.size)
-        _make(session, "-f", "qcow2", "--", fleece.image, size)
-        os.chown(fleece.image, *session.owner)
         served = f"nbd+unix:///{fleece.export}?socket={socket}"
-        new = overlay(disk.path)
-        _make(session, "-u", "-f", "qcow2", "-F", "raw", "-b", served, "--", new, size)
+        _make(session, fleece.image, disk.size, owner=session.owner)
+        _make(session, overlay(disk.path), disk.size, "-u", "-F", "raw", "-b", served)
 
 
-def _make(session: Session, *words: str) -> None:
-    command = ["qemu-img", "create", "-q", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, umask=0o077)
+def _make(
+    session: Session, image: str, size: int, *words: str, owner: tuple[int, int] | None = None
+) -> None:
+    path = Path(image)
+    with Folder(path.parent) as folder:
+        file = folder.renew(path.name)
+    try:
+        command = ["qemu-img", "create", "-q", "-f", "qcow2", *words, "--", path_of(file)]
+        done = subprocess.run(
+            [*command, str(size)], capture_output=True, text=True, check=False, pass_fds=(file,)
+        )
+        if owner is not None:
+            os.fchown(file, *owner)
+    finally:
+        os.close(file)
     if done.returncode != 0:
         why = done.stderr.strip().splitlines()[-1:] or ["no word"]
         raise BadInput(f"{session.host}: an image for the test cannot be made: {why[0]}")
+
+
+def copy_firmware(firmware: str, own: str) -> None:
+    """Copy a firmware's file for the test alone. Raises OSError."""
+    path = Path(own)
+    with os.fdopen(opened(Path(firmware)), "rb") as source, Folder(path.parent) as folder:
+        folder.write(path.name, source.read())
 
 
 def kill(uuid: str) -> None:
@@ -133,7 +151,7 @@ def forget_files(state: Path) -> bool:
     if found is None:
         return False
     for file in found.files:
-        Path(file).unlink(missing_ok=True)
+        beside.remove(Path(file))
     (state / _FILE).unlink(missing_ok=True)
     return True
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import images, leftover, spool
+from vmckpt.agent import beside, leftover, spool
 from vmckpt.agent.leftover import Seat, Seen, Spot, Verdict
 from vmckpt.agent.orders import UnrestoreOrder
 from vmckpt.agent.talk import Talk
@@ -48,10 +48,10 @@ def _verdict(order: UnrestoreOrder) -> tuple[Verdict, str]:
 def _seen(order: UnrestoreOrder, name: str) -> Seen:
     assert order.made is not None
     place = Path(order.images[name])
-    there = images.mark(place) if place.exists() else None
+    there = beside.mark(place) if beside.is_there(place) else None
     return Seen(
         spot=leftover.spot(there, order.made[name]),
-        aside=images.beside(place, order.snapshot)[1].exists(),
+        aside=beside.is_there(beside.paths(place, order.snapshot)[1]),
         empty=name in order.empty,
     )
 
@@ -62,32 +62,35 @@ def _deeds(order: UnrestoreOrder, verdict: Verdict) -> Iterator[tuple[str, Path,
         return
     for name, path in order.images.items():
         place = Path(path)
-        new, old = images.beside(place, order.snapshot)
-        if verdict is Verdict.ARRIVED and old.exists():
+        new, old = beside.paths(place, order.snapshot)
+        if verdict is Verdict.ARRIVED and beside.is_there(old):
             yield "remove the images from before", old, None
         elif order.made is not None and verdict is Verdict.BACK:
             # Small files have no mark: QEMU's helpers write them anew. They go as the disks do.
             ours = name not in order.made or _seen(order, name).spot is Spot.NEW
-            if old.exists():
+            if beside.is_there(old):
                 yield "put the images from before back", old, place
-            elif name in order.empty and ours and place.exists():
+            elif name in order.empty and ours and beside.is_there(place):
                 yield "remove the images that were put there", place, None
-        if new.exists():
+        if beside.is_there(new):
             yield "remove images that were not used", new, None
 
 
 def _carry_out(path: Path, target: Path | None) -> None:
     if target is None:
-        path.unlink(missing_ok=True)
+        beside.remove(path)
     else:
-        path.replace(target)
+        beside.rename(path, target)
 
 
 def _left(order: UnrestoreOrder) -> list[str]:
     """Files beside the places that stay."""
-    beside = [one for path in order.images.values()
-              for one in images.beside(Path(path), order.snapshot)]  # fmt: skip
-    return [str(one) for one in beside if one.exists()]
+    return [
+        str(one)
+        for path in order.images.values()
+        for one in beside.paths(Path(path), order.snapshot)
+        if beside.is_there(one)
+    ]
 
 
 def _seat(order: UnrestoreOrder) -> Seat:

@@ -3,6 +3,7 @@ that comes whatever happens. For a thread on the guest's host.
 """
 
 import json
+import os
 import subprocess
 from collections.abc import Collection
 from contextlib import suppress
@@ -14,6 +15,7 @@ from vmckpt.checkpoint.disk_plan import DiskPlan, Parent, plan
 from vmckpt.checkpoint.disks import DiskReader, opened
 from vmckpt.checkpoint.keeper import left_behind
 from vmckpt.errors import HypervisorError, OutcomeUnknown
+from vmckpt.hostfiles import Folder, path_of
 from vmckpt.hypervisor.backups import Backups, BitmapLost
 from vmckpt.model.backups import BackupOrder, DiskFacts, OpenBackup, OpenDisk, checkpoint_of
 
@@ -65,9 +67,9 @@ def put_back(backups: Backups, undo: DiskUndo, *, published: bool | None) -> Non
 
 def remove_left(files: Collection[str]) -> None:
     """Remove a backup's files on this host; its backup must have ended."""
-    for path in files:
-        with suppress(OSError):
-            Path(path).unlink()
+    for path in map(Path, files):
+        with suppress(OSError), Folder(path.parent) as folder:
+            folder.remove(path.name)
 
 
 class DiskCapture:
@@ -223,13 +225,22 @@ class DiskCapture:
 
 
 def _made(path: str, size: int) -> bool:
-    """An image for what the guest overwrites; libvirt sets the disk itself below it."""
-    words = ["qemu-img", "create", "-q", "-f", "qcow2", "--", path, str(size)]
+    """An image for what the guest overwrites; libvirt sets the disk itself below it.
+
+    It is a part of the guest's disk: libvirt gives it to QEMU, and no other user may read it. QEMU
+    owns the folder.
+    """
+    place = Path(path)
     try:
-        # It is a part of the guest's disk: libvirt gives it to QEMU, and nobody else may read it.
-        done = subprocess.run(
-            words, capture_output=True, check=False, timeout=_PATIENCE, umask=0o077
-        )
+        with Folder(place.parent) as folder:
+            file = folder.renew(place.name)
+        try:
+            words = ["qemu-img", "create", "-q", "-f", "qcow2", "--", path_of(file), str(size)]
+            done = subprocess.run(
+                words, capture_output=True, check=False, timeout=_PATIENCE, pass_fds=(file,)
+            )
+        finally:
+            os.close(file)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

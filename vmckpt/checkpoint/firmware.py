@@ -5,18 +5,20 @@ Names in a snapshot: "nvram", and "tpm/…" for what is in the TPM's folder.
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree as ET
 
 from vmckpt.errors import HypervisorError
+from vmckpt.hostfiles import Folder, Refused, opened
 from vmckpt.hypervisor import parse
 from vmckpt.hypervisor.nvram import path_of
 
 NVRAM, TPM = "nvram", "tpm"
 _TPM_FOLDER = PurePosixPath("/var/lib/libvirt/swtpm")
 # A manifest holds 64 MiB of such files.
-_LARGEST = 32 << 20
+_LARGEST, _MOST = 32 << 20, 64 << 20
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def nvram(xml: str) -> str | None:
@@ -77,24 +79,47 @@ def there(xml: str, uuid: str) -> bool:
 
 
 def read(xml: str, uuid: str, host: str) -> Mapping[str, bytes]:
-    """All of them, of a guest that stands still; on its host. Raises HypervisorError."""
-    files: dict[str, Path] = {}
+    """All of them, of a guest that stands still; on its host. Raises HypervisorError.
+
+    QEMU and the TPM's program own these directories, so no link in them is followed.
+    """
     path, folder = nvram(xml), tpm(xml, uuid)
-    if path is not None and Path(path).exists():  # it is made when the guest first starts
-        files[NVRAM] = Path(path)
-    if folder is not None:
-        for found in sorted(Path(folder).rglob("*")):
-            if stat.S_ISREG(found.lstat().st_mode) and found.name != ".lock":
-                files[f"{TPM}/{found.relative_to(folder)}"] = found
+    found: dict[str, bytes] = {}
     try:
-        return {name: _content(one, host) for name, one in files.items()}
+        if path is not None and Path(path).exists():  # it is made when the guest first starts
+            found[NVRAM] = _content(opened(Path(path)), path, host)
+        if folder is not None and Path(folder).exists():
+            found |= {f"{TPM}/{name}": data for name, data in _below(Path(folder), host)}
     except OSError as exc:
         text = f"{host}: {exc.filename}: {exc.strerror}"
-        raise HypervisorError(text, host=host) from exc
+        mend = exc.mend if isinstance(exc, Refused) else None
+        raise HypervisorError(text, host=host, mend=mend) from exc
+    return found
 
 
-def _content(path: Path, host: str) -> bytes:
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size > _LARGEST:
+def _below(top: Path, host: str) -> Iterator[tuple[str, bytes]]:
+    """The regular files of a TPM, by their paths in its folder."""
+    left = _MOST
+    with Folder(top) as folder, folder.listed() as listed:
+        for below, folders, names, at in os.fwalk(".", dir_fd=listed):
+            folders.sort()
+            for name in sorted(names):
+                seen = os.stat(name, dir_fd=at, follow_symlinks=False)
+                if not stat.S_ISREG(seen.st_mode) or name == ".lock":
+                    continue
+                inside = str(PurePosixPath(below, name))
+                content = _content(os.open(name, _READ, dir_fd=at), str(top / inside), host)
+                left -= len(content)
+                if left < 0:
+                    raise HypervisorError(f"{host}: {top} is too large for a snapshot", host=host)
+                yield inside, content
+
+
+def _content(file: int, path: str, host: str) -> bytes:
+    with os.fdopen(file, "rb") as content:
+        seen = os.fstat(file)
+        if not stat.S_ISREG(seen.st_mode):
+            raise HypervisorError(f"{host}: {path} is no regular file", host=host)
+        if seen.st_size > _LARGEST:
             raise HypervisorError(f"{host}: {path} is too large for a snapshot", host=host)
-        return file.read()
+        return content.read(_LARGEST)

@@ -90,7 +90,8 @@ def _mapped(process: int, size: int, path: str) -> Path | None:
     best = None
     for line in Path(f"/proc/{process}/maps").read_text().splitlines():
         words = line.split(maxsplit=5)
-        if len(words) < 6 or "s" not in words[1]:
+        # QEMU can write to what it maps as writable, so our writing there gives it nothing new.
+        if len(words) < 6 or not words[1].startswith("rw") or "s" not in words[1]:
             continue
         start, end = (int(word, 16) for word in words[0].split("-"))
         if end - start == size and words[5].removesuffix(" (deleted)").startswith(path):

@@ -53,7 +53,7 @@ class Keeper:
         ours, self._line = os.pipe2(os.O_CLOEXEC)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, facts],
+                [sys.executable, "-P", "-m", module, facts],
                 stdin=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 pass_fds=(*held, *(() if stream is None else (stream,))), start_new_session=True,
             )  # fmt: skip

@@ -131,11 +131,18 @@ def _clear(path: str) -> None:
     if not stat.S_ISSOCK(found.st_mode):
         raise BadInput(f"{path}: there is something else already", mend="choose another path")
     with socket.socket(socket.AF_UNIX) as trial:
+        trial.setblocking(False)  # one that accepts no connection is another server, too
         try:
             trial.connect(path)
         except ConnectionRefusedError:
             Path(path).unlink(missing_ok=True)
+        except BlockingIOError as exc:
+            raise _taken(path) from exc
         except OSError as exc:
             raise BadInput(f"{path}: {exc.strerror}") from exc
         else:
-            raise BadInput(f"{path}: another server listens there", mend="choose another path")
+            raise _taken(path)
+
+
+def _taken(path: str) -> BadInput:
+    return BadInput(f"{path}: another server listens there", mend="choose another path")

@@ -72,7 +72,9 @@ def _closed(process: int, paths: Sequence[str]) -> list[str]:
         if words is None:
             return []
         command = ["setpriv", *words, "sh", "-c", _TRY, "sh", *paths]
-        if not _sees_as_we_do(process):  # other devices, say
+        if not _shares(process, "mnt"):  # other devices, say
+            if not _shares(process, "user"):  # what is mounted there was not mounted by root
+                return []
             command = ["nsenter", "--mount", "--target", str(process), "--", *command]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:  # it has ended, or there are no such programs
@@ -80,6 +82,7 @@ def _closed(process: int, paths: Sequence[str]) -> list[str]:
     return [path for path in done.stdout.split("\0") if path]
 
 
-def _sees_as_we_do(process: int) -> bool:
-    own, its = (Path(f"/proc/{one}/ns/mnt").stat() for one in ("self", process))
+def _shares(process: int, namespace: str) -> bool:
+    """Whether a process is in the same namespace of a kind as we are."""
+    own, its = (Path(f"/proc/{one}/ns/{namespace}").stat() for one in ("self", process))
     return (own.st_dev, own.st_ino) == (its.st_dev, its.st_ino)

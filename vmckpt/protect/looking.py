@@ -70,7 +70,7 @@ async def seen(
             facts.host_facts(one),
             facts.host_facts(other),
             asking.order(
-                setting.backup, guest.uuid, "room", state=_folder(setting, request), files=files
+                setting.backup, guest.uuid, "room", folder=_folder(setting, request), files=files
             ),
         )
     name_taken = any(guest.name == one.name or guest.uuid == one.uuid for one in theirs.guests)

@@ -13,6 +13,7 @@ from typing import IO
 import paramiko
 
 from vmckpt.errors import RemoteError
+from vmckpt.remote.careful import PROGRAMS
 from vmckpt.remote.ssh import Answer, Remote, last_line
 from vmckpt.units import Bytes, Seconds
 
@@ -25,8 +26,11 @@ _SILENCE = Seconds(360.0)
 _PIECE = 1 << 18
 _MOST_WORDS = 1 << 16
 # What is there and starts; else the Pythons that it could be installed for.
-_LOOK = r"""
-if [ -x "$1/bin/vmckpt-agent" ] && "$1/bin/vmckpt-agent" --version </dev/null >/dev/null 2>&1
+_LOOK = (
+    PROGRAMS
+    + r"""
+if [ -x "$1/bin/vmckpt-agent" ] && ours "$1/bin/vmckpt-agent" &&
+    "$1/bin/vmckpt-agent" --version </dev/null >/dev/null 2>&1
 then touch -c "$1/used"; echo found; exit 0; fi
 for name in "$2" python3; do
     python=$(command -v "$name") || continue
@@ -36,6 +40,7 @@ print("python", machinery.EXTENSION_SUFFIXES[0], sys.executable)' </dev/null 2>/
 done
 exit 0
 """
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

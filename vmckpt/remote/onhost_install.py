@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tarfile
@@ -61,15 +62,29 @@ def install(folder: Path, name: str, digest: str, size: int, program: str) -> No
 
 def make(folder: Path) -> None:
     """The folder of all versions; only we may write where it is. Raises Refused and OSError."""
+    there = folder
+    while not os.path.lexists(there):
+        there = there.parent
+    verify(there, folder)  # before anything is made in it
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink():
         raise Refused(f"{folder}: no folder")
-    for one in [folder, *folder.resolve().parents]:
+    verify(folder, folder)
+
+
+def verify(there: Path, folder: Path) -> None:
+    """Raises Refused if others may change what leads to `there`, or `folder` itself."""
+    for one in [there, *there.parents, *there.resolve().parents]:
         seen = one.lstat()
-        writable = seen.st_mode & 0o022 if one == folder else seen.st_mode & 0o002
-        sticky = seen.st_mode & 0o1000 and one != folder
-        if seen.st_uid not in (0, os.geteuid()) or (writable and not sticky):
+        if seen.st_uid not in (0, os.geteuid()) or others_write(seen, parent=one != folder):
             raise Refused(f"{one}: others may write there")
+
+
+def others_write(seen: os.stat_result, *, parent: bool) -> bool:
+    """Whether others may put something there, or replace what is ours. Root's group may."""
+    if stat.S_ISLNK(seen.st_mode) or (parent and seen.st_mode & stat.S_ISVTX):
+        return False
+    return bool(seen.st_mode & 0o002 or (seen.st_mode & 0o020 and (seen.st_gid or not parent)))
 
 
 @contextmanager

@@ -121,7 +121,7 @@ def _start(facts: Facts, *, unit: bool) -> None:
         raise _failed(f"QEMU, process {process_of(facts.qemu)}, is gone")
     process.close()
     # It runs what the facts say, so they come by a pipe: a file could be another by then.
-    command, told = [sys.executable, "-m", "vmckpt.replicate.guard"], facts.to_json().encode()
+    command, told = [sys.executable, "-P", "-m", "vmckpt.replicate.guard"], facts.to_json().encode()
     if unit:
         words = [*command, _STAY, facts.folder]
         guardunit.start(words, told, folder=facts.folder, limit=_ARMING)

@@ -4,13 +4,16 @@ Images are made for it, or were there before (`Disk.taken`): those are never our
 """
 
 import json
+import os
 import shutil
+import stat
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from vmckpt import wholefile
+from vmckpt import hostfiles, wholefile
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
+from vmckpt.hostfiles import Folder, path_of
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
@@ -21,6 +24,8 @@ from vmckpt.replicate.facts import Disk, Session, remove_folder
 _WAITS = "inmigrate"
 _MADE = "vmckpt-standby"
 _OURS, _RAN, _SETTLED = "ours", "ran", "settled"
+_LONGEST = 256
+"""Bytes of a mark; a session's ID is far shorter."""
 _IMAGES = "images.json"
 """In the folder that outlives a reboot."""
 
@@ -59,16 +64,21 @@ def _check(session: Session, disk: Disk) -> None:
 
 def _image(session: Session, disk: Disk) -> Path:
     path = Path(disk.path)
-    if path.exists() and not _mark(path).exists():
-        raise BadInput(
-            f"{session.host}: {path} is there already, and is no standby's image",
-            mend="move it away, or name another folder with --storage",
+    with Folder(path.parent, make=True) as folder:
+        if folder.look(path.name) is not None and not _is_standbys(folder, path, session):
+            raise BadInput(
+                f"{session.host}: {path} is there already, and is no standby's image",
+                mend="move it away, or name another folder with --storage",
+            )
+        folder.write(_mark(path).name, session.session.encode())
+        file = folder.renew(path.name)
+    try:
+        command = ["qemu-img", "create", "-q", "-f", disk.format, path_of(file), str(disk.size)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, pass_fds=(file,)
         )
-    path.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _mark(path).write_text(session.session)
-    command = ["qemu-img", "create", "-q", "-f", disk.format, str(path), str(disk.size)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, umask=0o077)
+    finally:
+        os.close(file)
     if done.returncode != 0:
         _forget(path)
         why = done.stderr.strip().splitlines()[-1:] or ["no word"]
@@ -81,9 +91,29 @@ def _mark(path: Path) -> Path:
     return path.with_name(f".{path.name}.{_MADE}")
 
 
+def _is_standbys(folder: Folder, path: Path, session: Session) -> bool:
+    """Whether an image is marked as a standby's, by us: another user could mark any image.
+
+    Where a server of files makes all that is root's another user's, this session's ID proves it.
+    """
+    seen = folder.look(_mark(path).name)
+    if seen is None or not stat.S_ISREG(seen.st_mode):
+        return False
+    return hostfiles.is_ours(seen) or _marked_by(folder, path) == session.session
+
+
+def _marked_by(folder: Folder, path: Path) -> str | None:
+    """The session whose standby's image that is; None: it is not marked."""
+    try:
+        return folder.read(_mark(path).name, _LONGEST).decode(errors="replace")
+    except OSError:
+        return None
+
+
 def _forget(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    _mark(path).unlink(missing_ok=True)
+    with suppress(FileNotFoundError), Folder(path.parent) as folder:
+        folder.remove(path.name)
+        folder.remove(_mark(path).name)
 
 
 def _note_images(session: Session) -> None:
@@ -103,8 +133,8 @@ def forget_images(state: Path, session: str | None) -> list[str]:
         return []
     gone = []
     for path in noted:
-        with suppress(OSError):
-            if session is not None and _mark(path).read_text() == session:
+        with suppress(OSError), Folder(path.parent) as folder:
+            if session is not None and _marked_by(folder, path) == session:
                 _forget(path)
                 gone.append(str(path))
     (state / _IMAGES).unlink(missing_ok=True)
@@ -114,8 +144,9 @@ def forget_images(state: Path, session: str | None) -> list[str]:
 def adopt(session: Session, folder: Path) -> None:
     """The guest is to run on these images: from now on they are nobody's to remove."""
     (folder / _OURS).touch()
-    for disk in session.disks:
-        _mark(Path(disk.path)).unlink(missing_ok=True)
+    for path in (Path(disk.path) for disk in session.disks):
+        with suppress(FileNotFoundError), Folder(path.parent) as images:
+            images.remove(_mark(path).name)
 
 
 def is_ours(folder: Path) -> bool:
@@ -184,11 +215,17 @@ def remove(session: Session, folder: Path) -> tuple[str, ...]:
     for disk in session.disks:
         if disk.taken:
             did.append(f"left {disk.path}, which was there before")
-        elif _mark(Path(disk.path)).exists() or (dead and is_ours(folder)):
+        elif _was_made(session, Path(disk.path)) or (dead and is_ours(folder)):
             _forget(Path(disk.path))
             did.append(f"removed {disk.path}")
     clear(session, folder)
     return tuple(did)
+
+
+def _was_made(session: Session, path: Path) -> bool:
+    with suppress(FileNotFoundError), Folder(path.parent) as folder:
+        return _is_standbys(folder, path, session)
+    return False
 
 
 def clear(session: Session, folder: Path) -> None:

@@ -1,4 +1,7 @@
-"""A store in a folder: objects are files that appear by rename, after they are on the disk."""
+"""A store in a folder: objects are files that appear by rename, after they are on the disk.
+
+Its keeper may be another user: no link of others in it is followed, and no FIFO is read.
+"""
 
 import contextlib
 import errno
@@ -10,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vmckpt.errors import NotInStore, StoreError, StoreFull
+from vmckpt.hostfiles import Folder
 from vmckpt.store.backend import Data, Stored, checked, is_key
 from vmckpt.store.faults import fault
 from vmckpt.units import Seconds
@@ -30,27 +34,30 @@ class LocalFolder:
         self._folder = folder
 
     def put(self, key: str, data: Data, *, replace: bool = False) -> bool:
-        final = self._path(key)
-        temporary = self._folder / _TEMPORARY / secrets.token_hex(12)
-        with self._explained(key):
-            self._make_folder(temporary.parent)
-            self._make_folder(final.parent)
+        inside, name = _split(key)
+        temporary = secrets.token_hex(12)
+        with (
+            self._explained(key),
+            self._made(_TEMPORARY) as drafts,
+            self._made(inside) as folder,
+        ):
             try:
-                self._write(temporary, data)
-                done = _publish(temporary, final, replace=replace)
+                self._write(drafts, temporary, data)
+                done = _publish(drafts, temporary, folder, name, replace=replace)
                 fault("local: published")
                 if done:
-                    sync_folder(final.parent)
+                    folder.sync()
                 return done
             finally:
-                temporary.unlink(missing_ok=True)
+                drafts.remove(temporary)
 
     def prove_locks(self) -> None:
         """Nothing to try: the kernel makes no second file of a name."""
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        with self._explained(key):
-            file = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+        inside, name = _split(key)
+        with self._explained(key), self._opened(inside) as folder:
+            file = folder.open(name)
             try:
                 size = os.fstat(file).st_size
                 end = size if length is None else min(size, offset + length)
@@ -62,30 +69,43 @@ class LocalFolder:
         if prefix.endswith("/"):
             yield from self._below(prefix.rstrip("/"))
             return
-        path = self._path(prefix)
-        with self._explained(prefix):
-            status = path.stat() if path.exists() else None
+        inside, name = _split(prefix)
+        status = None
+        with (
+            contextlib.suppress(NotInStore),
+            self._explained(prefix),
+            self._opened(inside) as folder,
+        ):
+            status = folder.look(name)
         if status is not None:
             yield self._stored(prefix, status)
 
     def delete(self, key: str) -> None:
-        path = self._path(key)
-        with contextlib.suppress(NotInStore), self._explained(key):
-            path.unlink()
-            sync_folder(path.parent)
+        inside, name = _split(key)
+        with (
+            contextlib.suppress(NotInStore),
+            self._explained(key),
+            self._opened(inside) as folder,
+        ):
+            folder.remove(name)
+            folder.sync()
         fault("local: deleted")
 
     def leftovers(self) -> Iterator[Stored]:
         yield from self._below(_TEMPORARY)
 
     def clear(self, leftover: str) -> None:
-        with contextlib.suppress(NotInStore), self._explained(leftover):
-            self._path(leftover).unlink()
+        inside, name = _split(leftover)
+        with (
+            contextlib.suppress(NotInStore),
+            self._explained(leftover),
+            self._opened(inside) as folder,
+        ):
+            folder.remove(name)
 
     @staticmethod
-    def _write(temporary: Path, data: Data) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        file = os.open(temporary, flags, 0o640)
+    def _write(folder: Folder, name: str, data: Data) -> None:
+        file = folder.create(name, 0o640)
         try:
             fault("local: temporary made")
             left = memoryview(data).cast("B")
@@ -97,18 +117,32 @@ class LocalFolder:
         finally:
             os.close(file)
 
-    def _make_folder(self, folder: Path) -> None:
-        """Make a folder inside the store; that it is there is durable too."""
-        if folder.is_dir():
-            return
-        if folder != self._folder:
-            self._make_folder(folder.parent)
-        elif not folder.parent.is_dir():
+    def _opened(self, inside: str) -> Folder:
+        """A folder inside the store. Raises OSError."""
+        return Folder.below(self._folder, inside)
+
+    def _made(self, inside: str) -> Folder:
+        """The same, made if it is missing; that it is there is durable too."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._opened(inside)
+        if not inside:
+            self._make_root()
+            return self._opened(inside)
+        above, _, name = inside.rpartition("/")
+        with self._made(above) as folder:
+            with contextlib.suppress(FileExistsError):
+                folder.make(name, 0o750).close()
+            folder.sync()
+        return self._opened(inside)
+
+    def _make_root(self) -> None:
+        if not self._folder.parent.is_dir():
             raise StoreError(
-                f"{self.where}: there is no folder {folder.parent}", mend="make it, or mount it"
+                f"{self.where}: there is no folder {self._folder.parent}",
+                mend="make it, or mount it",
             )
-        folder.mkdir(mode=0o750, exist_ok=True)
-        sync_folder(folder.parent)
+        self._folder.mkdir(mode=0o750, exist_ok=True)
+        sync_folder(self._folder.parent)
 
     def _below(self, folder: str) -> Iterator[Stored]:
         """All files below a folder, which may be gone or change meanwhile."""
@@ -123,8 +157,13 @@ class LocalFolder:
 
     def _listed(self, folder: str) -> list[tuple[str, os.stat_result]]:
         found = []
-        path = self._path(folder)
-        with contextlib.suppress(NotInStore), self._explained(folder), os.scandir(path) as entries:
+        with (
+            contextlib.suppress(NotInStore),
+            self._explained(folder),
+            self._opened(checked(folder)) as opened,
+            opened.listed() as listed,
+            os.scandir(listed) as entries,
+        ):
             for entry in entries:
                 # What is no key is of somebody else: NFS (.nfs…), rsync, a desktop.
                 if not is_key(entry.name):
@@ -133,9 +172,6 @@ class LocalFolder:
                     status = entry.stat(follow_symlinks=False)
                     found.append((f"{folder}/{entry.name}", status))
         return found
-
-    def _path(self, key: str) -> Path:
-        return self._folder / checked(key)
 
     @staticmethod
     def _stored(key: str, status: os.stat_result) -> Stored:
@@ -165,25 +201,31 @@ class LocalFolder:
                     f"{self.where}: {key}: {_REFUSED[code]}",
                     mend="see its owner, mode and mount options",
                 ) from exc
-            raise StoreError(f"{self.where}: {key}: {os.strerror(code)}") from exc
+            raise StoreError(f"{self.where}: {key}: {exc.strerror or exc}") from exc
 
 
-def _publish(temporary: Path, final: Path, *, replace: bool) -> bool:
+def _split(key: str) -> tuple[str, str]:
+    """The folder inside the store, and the name in it. Raises BadInput if it is no key."""
+    inside, _, name = checked(key).rpartition("/")
+    return inside, name
+
+
+def _publish(drafts: Folder, temporary: str, folder: Folder, name: str, *, replace: bool) -> bool:
     """Give a file its name; False if there is one of that name, which stays."""
     if replace:
-        temporary.rename(final)
+        drafts.rename(temporary, name, folder)
         return True
     try:
-        os.link(temporary, final)
+        drafts.link(temporary, name, folder)
     except FileExistsError:
         return False
     except OSError as exc:
         if exc.errno not in _NO_LINKS:
             raise
         # The names that matter are random: two writers do not choose the same one.
-        if final.exists():
+        if folder.look(name) is not None:
             return False
-        temporary.rename(final)
+        drafts.rename(temporary, name, folder)
     return True
 
 

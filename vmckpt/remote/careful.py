@@ -1,0 +1,98 @@
+"""Shell functions for files on hosts in directories that another user may own.
+
+That user can replace any name there, at any moment, by a symbolic link, a FIFO or another file. So
+a directory is entered level by level, names are then relative to it, and programs get an open file
+as /proc/self/fd/4. What `hostfiles` is for agents, this is for hosts without one.
+"""
+
+# enter FOLDER: make it the current directory. A symbolic link on the way is followed if only root,
+# or our own user, can have put it there. Status 1: refused, and why on stderr; 2: it is missing.
+# reach FILE: enter its directory, and have its name there in $name; it may be such a link itself.
+_ENTER = r"""
+me=$(id -u)
+state() { LC_ALL=C stat -c '%d:%i %u %F' -- "$1" 2>/dev/null; }
+# Where the link of that name leads, in $to.
+target() {
+    case $(state "./$1") in
+    *" 0 symbolic link" | *" $me symbolic link") ;;
+    *) echo "$1 is a symbolic link of another user, or no directory" >&2; return 1 ;;
+    esac
+    case $(LC_ALL=C stat -c '%u %A' .) in
+    0\ d????-??-? | "$me "d????-??-? | *[tT]) ;;
+    *) echo "others can replace the symbolic link $1" >&2; return 1 ;;
+    esac
+    to=$(readlink -- "./$1"; echo .)
+    to=${to%??}
+}
+enter() {
+    cd / || return 1
+    rest=${1#/}; turns=0
+    while [ -n "$rest" ]; do
+        one=${rest%%/*}
+        case $rest in */*) rest=${rest#*/} ;; *) rest= ;; esac
+        case $one in '' | .) continue ;; esac
+        turns=$((turns + 1))
+        [ "$turns" -le 256 ] || { echo "$1 leads over too many links" >&2; return 1; }
+        found=$(state "./$one") || { [ -x . ] && return 2; echo "$1: no access" >&2; return 1; }
+        case $found in
+        *" directory")
+            cd -P -- "./$one" 2>/dev/null && [ "$(state .)" = "$found" ] || {
+                echo "$1: $one cannot be entered" >&2
+                return 1
+            }
+            ;;
+        *)
+            target "$one" || return 1
+            case $to in /*) cd / ;; esac
+            rest=$to/$rest
+            ;;
+        esac
+    done
+}
+reach() {
+    path=$1; links=0
+    while :; do
+        enter "${path%/*}" || return
+        name=${path##*/}
+        [ -L "./$name" ] || return 0
+        links=$((links + 1))
+        [ "$links" -le 40 ] || { echo "$1 leads over too many links" >&2; return 1; }
+        target "$name" || return 1
+        case $to in /*) path=$to ;; *) at=$(pwd -P; echo .); path=${at%??}/$to ;; esac
+    done
+}
+"""
+# hold NAME: open a regular file of the current directory as descriptor 4, to be read and written.
+# Opened so a FIFO keeps nobody waiting; of a link that was there for a moment nothing is touched.
+_HOLD = r"""
+hold() {
+    [ -f "./$1" ] && [ ! -L "./$1" ] || { echo "$1 is no regular file" >&2; return 1; }
+    exec 4<>"./$1" || return 1
+    [ -f /proc/self/fd/4 ] &&
+        [ "$(stat -c %d:%i -- "./$1")" = "$(stat -L -c %d:%i /proc/self/fd/4)" ] || {
+        echo "$1 was replaced meanwhile" >&2
+        return 1
+    }
+}
+"""
+FILES = _ENTER + _HOLD
+
+# ours FILE: whether no user but root, or our own, can have put that program there.
+PROGRAMS = r"""
+ours() {
+    case $1 in /*) ;; *) return 1 ;; esac
+    real=$(readlink -f -- "$1") || return 1
+    set -- "$1" "$real"
+    for at in "$@"; do
+        while [ "$at" != / ]; do
+            at=$(dirname -- "$at"); set -- "$@" "$at"
+        done
+    done
+    # What is found belongs to another user, or others can write to it. In a sticky directory they
+    # can replace nothing that is ours.
+    me=$(id -u)
+    [ -z "$(find "$@" -maxdepth 0 ! -uid 0 ! -uid "$me" 2>&1
+        find -L "$@" -maxdepth 0 \( ! -uid 0 ! -uid "$me" -o \
+            \( -perm -0002 -o -perm -0020 ! -gid 0 \) ! \( -type d -perm -1000 \) \) 2>&1)" ]
+}
+"""
