@@ -13,6 +13,7 @@ from typing import Any
 
 from vmckpt.errors import RemoteError
 from vmckpt.model.hosts import Host
+from vmckpt.remote.careful import FILES
 from vmckpt.remote.program import Program
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
@@ -36,9 +37,11 @@ tls="tls-creds-psk,id=tls,dir=$keys"
 # Only libvirt's ports for migrations are let through between hosts; from the upper end, since
 # libvirt takes from the lower one.
 SERVE = (
-    _KEY
+    FILES
+    + _KEY
     + r"""
 address=$1; format=$2; path=$3
+enter "${path%/*}" && hold "${path##*/}" || exit 1
 command -v qemu-nbd >/dev/null || { echo "no qemu-nbd there" >&2; exit 1; }
 # A host may know its own name as that of a loopback: such a name is heard on all addresses.
 ip -o address 2>/dev/null | grep -qF " $address/" || address=
@@ -50,7 +53,7 @@ low=$(port min); low=${low:-49152}; port=$(port max); port=${port:-49215}
 while [ "$port" -ge "$low" ]; do
     if qemu-nbd --fork --pid-file="$keys/pid" --object "$tls,endpoint=server" --tls-creds=tls \
         --bind="$address" --port="$port" --export-name=disk --cache=writeback --discard=unmap \
-        --format="$format" -- "$path" 2>"$keys/errors"
+        --format="$format" -- /proc/self/fd/4 2>"$keys/errors"
     then
         child=$(cat "$keys/pid")
         echo "{\"port\": $port}"

@@ -14,11 +14,14 @@ from typing import Any
 
 from vmckpt.errors import RemoteError
 from vmckpt.model.images import DiskCopy, Image, Made, Place
+from vmckpt.remote.careful import FILES
 from vmckpt.remote.ssh import Answer, Remote, last_line
 from vmckpt.units import Bytes, Seconds
 
 # Taking the room of a large image, on a file system that must write it.
 _LONG = Seconds(600.0)
+_PERMISSIONS = 0o666
+"""All that an image may be given: a host that could have a program made on another would own it."""
 _IN_USE = 4
 _NOT_OURS = 3
 
@@ -61,7 +64,7 @@ def parse(text: str, mode: str, kind: str) -> Image:
         size=size,
         allocated=_size(told.get("actual-size", size)),
         options=_options(make, told) if kind == "qcow2" else "",
-        mode=mode,
+        mode=f"{int(mode, 8) & _PERMISSIONS:o}",
         backing=_name(told.get("backing-filename")),
         data_file=_name(make.get("data-file")),
         snapshots=len(told.get("snapshots", ())),
@@ -135,16 +138,23 @@ def _is_place(line: Sequence[str]) -> bool:
     return len(line) == 4 and re.fullmatch("[0-9]{1,18}", line[3]) is not None
 
 
-# -C: a file that is there already is never opened for writing, however late it came.
-_CREATE = r"""
-set -Ceu; umask 077
+# conv=excl: whatever is there already, however late it came, is never opened.
+_CREATE = (
+    FILES
+    + r"""
+set -eu; umask 077
 path=$1; kind=$2; size=$3; mode=$4; options=$5
-: > "$path"
-if qemu-img create -q -f "$kind" ${options:+-o "$options"} -- "$path" "$size" >&2 &&
-    chmod "$mode" -- "$path"
-then stat -c '%d:%i %w' -- "$path"
-else rm -f -- "$path"; exit 1; fi
+name=${path##*/}; image=/proc/self/fd/4
+enter "${path%/*}"
+dd if=/dev/null of="./$name" conv=excl status=none
+hold "$name"
+[ "$(stat -L -c '%s %h' "$image")" = "0 1" ] || { echo "$name was replaced" >&2; exit 1; }
+if qemu-img create -q -f "$kind" ${options:+-o "$options"} -- "$image" "$size" >&2 &&
+    chmod "$mode" "$image"
+then stat -L -c '%d:%i %w' "$image"
+else rm -f -- "./$name"; exit 1; fi
 """
+)
 
 
 async def create(host: Remote, copy: DiskCopy, path: str) -> str:
@@ -163,12 +173,16 @@ async def create(host: Remote, copy: DiskCopy, path: str) -> str:
 
 
 # A link is never made over a file that is there; where there are no links, mv -n looks first.
-_PUBLISH = r"""
-path=$1; temporary=$2
-if ln -T -- "$temporary" "$path" 2>/dev/null; then exec rm -f -- "$temporary"; fi
-[ ! -e "$path" ] || { echo "File exists" >&2; exit 1; }
-mv -nT -- "$temporary" "$path" && [ ! -e "$temporary" ]
+_PUBLISH = (
+    FILES
+    + r"""
+path=$1; temporary=./${2##*/}; name=./${path##*/}
+enter "${path%/*}" || exit 1
+if ln -T -- "$temporary" "$name" 2>/dev/null; then exec rm -f -- "$temporary"; fi
+[ ! -e "$name" ] && [ ! -L "$name" ] || { echo "File exists" >&2; exit 1; }
+mv -nT -- "$temporary" "$name" && [ ! -e "$temporary" ]
 """
+)
 
 
 async def publish(host: Remote, made: Made) -> None:
@@ -180,19 +194,24 @@ async def publish(host: Remote, made: Made) -> None:
             raise RemoteError(f"{host.host.name}: {path} was not made: {_reason(answer)}")
 
 
-_REMOVE = r"""
-path=$1; mark=$2; temporary=$3
+_REMOVE = (
+    FILES
+    + r"""
+path=$1; mark=$2; temporary=./${3##*/}; name=./${path##*/}
+enter "${path%/*}" || { [ $? = 2 ] && exit 0; exit 1; }
 published=y; [ ! -e "$temporary" ] || published=n
 rm -f -- "$temporary"
-if [ -z "$mark" ] || [ ! -e "$path" ]; then exit 0; fi
-if [ "$(stat -c '%d:%i %w' -- "$path")" != "$mark" ]; then
+if [ -z "$mark" ] || [ ! -e "$name" ]; then exit 0; fi
+if [ "$(stat -c '%d:%i %w' -- "$name")" != "$mark" ]; then
     [ $published = n ] || exit 3
     exit 0
 fi
+hold "${path##*/}" || exit 3
 # To open it for writing takes the file's locks, which a QEMU that has it open holds.
-qemu-io -f raw -c quit -- "$path" >/dev/null 2>&1 || exit 4
-rm -f -- "$path"
+qemu-io -f raw -c quit -- /proc/self/fd/4 >/dev/null 2>&1 || exit 4
+rm -f -- "$name"
 """
+)
 
 
 async def remove(host: Remote, made: Made, *, patience: Seconds = Seconds(5.0)) -> tuple[str, ...]:
@@ -243,22 +262,27 @@ async def flush(host: Remote, paths: Sequence[str]) -> None:
 
 UNFIT = "- "
 # Of other file systems other hosts may have it, too, with guests of theirs.
-_MARKS = r"""
-held=$1; shift
-command -v qemu-io >/dev/null || { echo "there is no qemu-io" >&2; exit 1; }
-for path in "$@"; do
-    on=$(stat -f -c %T -- "$path") || exit 1
-    if [ ! -f "$path" ] || [ -L "$path" ]; then echo "- it is no plain file"; continue; fi
-    if [ "$held" = held ] && qemu-io -f raw -c quit -- "$path" >/dev/null 2>&1; then
-        echo "- its guest has another file open"; continue
+_MARKS = (
+    FILES
+    + r"""
+look() {
+    enter "${1%/*}" && on=$(stat -f -c %T -- .) || exit 1
+    hold "${1##*/}" 2>/dev/null || { echo "- it is no plain file"; return; }
+    image=/proc/self/fd/4
+    if [ "$2" = held ] && qemu-io -f raw -c quit -- "$image" >/dev/null 2>&1; then
+        echo "- its guest has another file open"; return
     fi
     case $on in
         ext*|xfs|btrfs|zfs|f2fs|jfs|reiserfs|bcachefs|tmpfs|overlay*)
-            stat -c '%d:%i %w' -- "$path" || exit 1;;
+            stat -L -c '%d:%i %w' "$image" || exit 1;;
         *) echo "- it may be another host's, too: it lies on $on";;
     esac
-done
+}
+held=$1; shift
+command -v qemu-io >/dev/null || { echo "there is no qemu-io" >&2; exit 1; }
+for path in "$@"; do (look "$path" "$held") || exit 1; done
 """
+)
 
 
 async def marks(host: Remote, paths: Sequence[str], *, held: bool = False) -> dict[str, str]:
@@ -282,13 +306,21 @@ async def stamps(host: Remote, paths: Sequence[str]) -> str:
     return answer.out
 
 
+_ROOM = (
+    FILES
+    + r"""
+enter "${1%/*}" && hold "${1##*/}" && fallocate --length "$2" /proc/self/fd/4
+"""
+)
+
+
 async def take_room(host: Remote, path: str, size: Bytes) -> None:
     """Give a raw image all its room; what is in it stays, also while a guest writes.
 
     Raises RemoteError. The copy itself leaves holes where the source has some, even in an image
     that had its room before.
     """
-    answer = await host.run(["fallocate", "--length", str(size), "--", path], limit=_LONG)
+    answer = await host.run(["sh", "-s", "--", path, str(size)], text=_ROOM, limit=_LONG)
     if answer.status != 0:
         raise RemoteError(
             f"{host.host.name}: {path} did not get its room: {_reason(answer)}",

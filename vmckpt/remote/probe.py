@@ -4,14 +4,15 @@ The script only reads. What it is told (folders, ports) goes in as arguments, qu
 """
 
 import base64
-import posixpath
 import re
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 from vmckpt.errors import RemoteError
 from vmckpt.model.hosts import HostProbe, NoTrace
+from vmckpt.remote.careful import FILES
 from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Bytes, Seconds
 
@@ -156,10 +157,10 @@ async def links(remote: Remote) -> frozenset[str]:
 async def same_files(source: Remote, target: Remote, files: Sequence[str]) -> dict[str, bool]:
     """For each file, whether both hosts see the same one under that path.
 
-    Links are followed first. Then a file with a random name is made in the folder on the source,
-    looked for on the target, and removed: equal paths, sizes and even inode numbers can belong to
-    different disks of cloned hosts. A file in a folder that we may not write to is left out:
-    nothing is known of it.
+    Links are followed first. Then a file with random content is made in the folder on the source,
+    read on the target, and removed: equal paths, sizes and even inode numbers can belong to
+    different disks of cloned hosts, and a user of both hosts could make a file of that name. A file
+    in a folder that we may not write to is left out: nothing is known of it.
     """
     here, there = await _resolved(source, files), await _resolved(target, files)
     shared: dict[str, bool | None] = {}
@@ -175,29 +176,70 @@ async def same_files(source: Remote, target: Remote, files: Sequence[str]) -> di
     return same
 
 
+_RESOLVE = (
+    FILES
+    + r"""
+for file in "$@"; do
+    if reach "$file"; then
+        at=$(pwd -P; echo .); at=${at%??}
+        printf '%s/%s' "${at%/}" "$name"
+    fi
+    printf '\0'
+done
+"""
+)
+
+
 async def _resolved(host: Remote, files: Sequence[str]) -> dict[str, str]:
-    """Each file with all links followed; itself where that fails. Raises RemoteError."""
-    script = 'for f in "$@"; do readlink -z -f -- "$f" || printf \'\\0\'; done'
-    found = (await host.run(["sh", "-c", script, "sh", *files])).out.split("\0")
+    """Each file with all links followed that no other user made; itself where that fails.
+
+    Raises RemoteError.
+    """
+    found = (await host.run(["sh", "-s", "--", *files], text=_RESOLVE)).out.split("\0")
     # What follows the last zero byte is none. A path that is not absolute is something else's.
     if len(found) != len(files) + 1 or not all(one == "" or one[0] == "/" for one in found):
         raise _nonsense(host.host.name, "\n".join(found))
     return {name: line or name for name, line in zip(files, found, strict=False)}
 
 
+# No list of processes shows the content.
+_PLANT = (
+    FILES
+    + r"""
+umask 077
+enter "$1" || exit 1
+content=$(od -An -tx1 -N16 /dev/urandom | tr -d ' \n')
+printf %s "$content" | dd of="./$2" conv=excl status=none || exit 1
+printf %s "$content"
+"""
+)
+_FOUND = (
+    FILES
+    + r"""
+enter "$1" && [ -f "./$2" ] && [ ! -L "./$2" ] || exit 1
+exec dd if="./$2" iflag=nofollow,nonblock bs=64 count=1 status=none
+"""
+)
+_UPROOT = (
+    FILES
+    + r"""
+enter "$1" && rm -f -- "./$2"
+"""
+)
+
+
 async def _same_folder(source: Remote, target: Remote, folder: str) -> bool | None:
-    begin = posixpath.join(folder, ".vmckpt-probe-")
-    made = await source.run(["mktemp", "--", f"{begin}XXXXXXXXXX"])
-    if made.status != 0:
-        return None
-    path = made.out.removesuffix("\n")
-    # It will be removed: nothing else may be.
-    if not path.startswith(begin) or not re.fullmatch("[A-Za-z0-9]{10}", path[len(begin) :]):
-        raise _nonsense(source.host.name, made.out)
+    name = f".vmckpt-probe-{secrets.token_hex(8)}"
+    planted = await source.run(["sh", "-s", "--", folder, name], text=_PLANT)
     try:
-        return (await target.run(["test", "-e", path])).status == 0
+        if planted.status != 0:
+            return None
+        if not re.fullmatch("[0-9a-f]{32}", planted.out):
+            raise _nonsense(source.host.name, planted.out)
+        found = await target.run(["sh", "-s", "--", folder, name], text=_FOUND)
+        return found.status == 0 and found.out == planted.out
     finally:
-        await source.run(["rm", "-f", "--", path])
+        await source.run(["sh", "-s", "--", folder, name], text=_UPROOT)
 
 
 async def peer_login(source: Remote, uri: str) -> str | None:
