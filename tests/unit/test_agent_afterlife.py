@@ -8,6 +8,9 @@ from tests.unit.backing import following
 from tests.unit.replicas import SHORT, session
 from vmckpt.agent import afterlife, writes
 from vmckpt.errors import RemoteError
+from vmckpt.lease.clock import boottime
+from vmckpt.replicate import guard
+from vmckpt.replicate.guardpage import GuardPage
 from vmckpt.replicate.link import Cut
 from vmckpt.replicate.standstill import Standstill
 from vmckpt.units import Seconds
@@ -69,3 +72,21 @@ def test_a_backup_that_only_breathes_has_not_heard(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(afterlife, "_CONNECT", SHORT)
         afterlife._tell_backup(us, one.ends.primary, "the guest has ended")
         assert one.came() is None
+
+
+@pytest.mark.parametrize(
+    ("renewed", "ended"),
+    [(-5.0, True), (-60.0, True), (-2.0, False), (None, False), (float("-inf"), True)],
+)
+def test_of_a_guest_whose_lease_ended_it_is_not_said_what_ended_it(
+    tmp_path: Path, renewed: float | None, ended: bool
+) -> None:
+    """The kernel leaves no word. A QEMU that crashed with its agent dead looks the same."""
+    page = GuardPage.create(tmp_path / guard.PAGE, lasts=Seconds(4.0))
+    page.renewed = 0.0 if renewed is None else boottime() + renewed
+    page.close()
+    why = afterlife.shot(tmp_path)
+    assert ("which is unknown" in why if why is not None else False) is ended
+    (tmp_path / guard.KILLED).write_text("2026-11-01T00:00:00Z the lease was lost\n")
+    assert afterlife.shot(tmp_path) == "the guard ended the guest: the lease was lost"
+    assert afterlife.shot(tmp_path / "none") is None

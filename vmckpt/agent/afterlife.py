@@ -141,7 +141,7 @@ def ended_by_wish(folder: Path) -> bool:
 
 
 def shot(folder: Path) -> str | None:
-    """Why the watchdog, or the kernel, has ended a guest that is gone; None: neither has."""
+    """Why a guest whose QEMU is gone must have ended; None: neither guard nor lease ended it."""
     try:
         _, _, why = (folder / guard.KILLED).read_text().strip().partition(" ")
     except OSError:
@@ -150,17 +150,21 @@ def shot(folder: Path) -> str | None:
 
 
 def _lease_ended(folder: Path) -> str | None:
-    """The same by the last renewal: the kernel leaves no word."""
+    """The same by the last renewal, as far as it can be known.
+
+    The kernel leaves no word, and its exit status reaches QEMU's parent alone. So a QEMU that died
+    before while no agent was there to see it looks the same.
+    """
     try:
         page = GuardPage.open(folder / guard.PAGE)
     except (OSError, ValueError):
         return None
     try:
-        ago = boottime() - page.renewed
-        if not page.renewed or ago < page.lasts:
+        if not page.renewed or boottime() < page.renewed + page.lasts:
             return None
         return (
-            f"the kernel ended the guest: the lease has ended, which was good for {page.lasts:g} s"
+            "the guest's QEMU is gone, and its lease has ended: the kernel ended it then, unless it"
+            " had died before, which is unknown"
         )
     finally:
         page.close()

@@ -122,7 +122,10 @@ def runs(guest: str) -> bool:
 def hold(guest: str) -> HeldProcess | None:
     """The QEMU process of a guest (a UUID) on this host, to be closed; None: it has none.
 
-    Raises QemuUnclear if more than one process can be it, or one that libvirt does not know.
+    A process that libvirt does not know may run the guest as well, as after libvirt lost its files:
+    each call looks for one among all processes. That takes 20 µs a process, and each action asks
+    once: no pause of a guest and no renewal of a lease contains it. Raises QemuUnclear if more than
+    one process can be it, or one that libvirt does not know.
     """
     found = [one for known in _recorded(guest) if (one := _verified(known)) is not None]
     try:
