@@ -17,6 +17,8 @@ from vmckpt.errors import Cancelled, VmckptError
 from vmckpt.units import Seconds
 
 _INTERVAL = Seconds(0.2)
+_LONGEST = 2000
+"""Characters of an error of the other end."""
 _GONE: dict[str, Any] = {}
 
 
@@ -108,7 +110,8 @@ def _undone(error: BaseException) -> bool:
 def error_from_json(told: Mapping[str, Any], host: str) -> VmckptError:
     """The other end's error as one of ours; of a kind that is not known, the general one."""
     kind = getattr(errors, str(told.get("kind")), VmckptError)
-    message, mend = str(told.get("message"))[:2000], told.get("mend")
+    message, mend = str(told.get("message"))[:_LONGEST], told.get("mend")
+    mend = None if mend is None else str(mend)[:_LONGEST]
     if not (isinstance(kind, type) and issubclass(kind, VmckptError)):
         kind = VmckptError
     if issubclass(kind, errors.HypervisorError):

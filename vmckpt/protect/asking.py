@@ -9,6 +9,7 @@ from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.errors import RemoteError, VmckptError
 from vmckpt.model.events import Event
 from vmckpt.model.hosts import Host
+from vmckpt.protect import answers
 from vmckpt.units import Seconds
 
 _ANSWERS = Seconds(20.0)
@@ -22,7 +23,11 @@ def _nobody(_: Event) -> None:
 async def order(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any]:
     """Have a short order carried out; what the agent answers. Raises VmckptError."""
     told = ReplicaOrder(what=what, guest=guest, uri=agents.LIBVIRT, host=host.name, **more)
-    return await session.carried_out(host, told.as_json(), _nobody, asyncio.Event())
+    answer = await session.carried_out(host, told.as_json(), _nobody, asyncio.Event())
+    if what == "ask":
+        with session.sensible(host):
+            answers.check(answer)
+    return answer
 
 
 async def ask(host: Host, guest: str, **more: Any) -> dict[str, Any]:

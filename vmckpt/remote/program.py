@@ -49,6 +49,10 @@ class Program:
         self._remote: Remote | None = None
         self._streams: _Streams | None = None
         self._said: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._unheard = 0
+        """Bytes that were read and not heard."""
+        self._ending = False
+        self._room = threading.Condition()
         self._errors = bytearray()
         self._threads: list[threading.Thread] = []
 
@@ -73,6 +77,9 @@ class Program:
             await self._remote.__aexit__()
 
     def _end(self, streams: _Streams) -> None:
+        with self._room:
+            self._ending = True
+            self._room.notify_all()
         with suppress(OSError, EOFError, paramiko.SSHException):
             streams.no_more()
         for thread in self._threads:
@@ -86,8 +93,21 @@ class Program:
             streams.lines() as lines,
         ):
             while line := lines.readline(_LONGEST):
-                _tell(loop, self._said, line)
+                self._take(loop, line)
         _tell(loop, self._said, None)
+
+    def _take(self, loop: asyncio.AbstractEventLoop, line: bytes) -> None:
+        """One that says more than is heard waits, as any program with a full pipe."""
+        with self._room:
+            if not self._ending:
+                self._unheard += len(line)
+                _tell(loop, self._said, line)
+                self._room.wait_for(lambda: self._ending or self._unheard <= _LONGEST)
+
+    def _heard(self, size: int) -> None:
+        with self._room:
+            self._unheard -= size
+            self._room.notify_all()
 
     def _keep_errors(self, _: asyncio.AbstractEventLoop, streams: _Streams) -> None:
         with (
@@ -113,6 +133,7 @@ class Program:
         if line is None:
             self._said.put_nowait(None)
             raise self._broken()
+        self._heard(len(line))
         try:
             said = json.loads(line)
             if not isinstance(said, dict):

@@ -29,7 +29,6 @@ from vmckpt.snapshot.requests import Restored, RestoreRequest
 from vmckpt.snapshot.steps import Step
 from vmckpt.store.facts import Contents, Public
 from vmckpt.store.inside import Private
-from vmckpt.units import Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,21 +290,22 @@ class _Restoring:
                 exc.mend = f"start it with virsh start {plan.guest} on {self._host.name}"
             raise
         await self.follow(plan)
-        warnings = (*warnings, *map(str, told.get("warnings", ())))
-        return Restored(
-            snapshot=order.snapshot,
-            guest=plan.guest,
-            host=self._host.name,
-            disks=Seconds(told["disks"]),
-            memory=Seconds(told["memory"]),
-            took=Seconds(told["took"]),
-            images=plan.images,
-            warnings=warnings,
-            job=self._recorder.id,
-            hook=self._hook,
-            whole=bool(told.get("whole", True)),
-            runs=order.xml is not None,
-        )
+        with session.sensible(self._host):
+            warnings = (*warnings, *session.texts(told.get("warnings", [])))
+            return Restored(
+                snapshot=order.snapshot,
+                guest=plan.guest,
+                host=self._host.name,
+                disks=session.seconds(told["disks"]),
+                memory=session.seconds(told["memory"]),
+                took=session.seconds(told["took"]),
+                images=plan.images,
+                warnings=warnings,
+                job=self._recorder.id,
+                hook=self._hook,
+                whole=bool(told.get("whole", True)),
+                runs=order.xml is not None,
+            )
 
     @property
     def _links_up_at_once(self) -> bool:

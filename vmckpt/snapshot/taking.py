@@ -34,7 +34,6 @@ from vmckpt.snapshot.steps import NOTED, Step
 from vmckpt.store import manifest, opening
 from vmckpt.store.facts import Labels, Word, new_id
 from vmckpt.store.keyring import Keyring
-from vmckpt.units import Bytes, Seconds
 
 _WORD: TypeAdapter[str] = TypeAdapter(Word)
 _LABELS: TypeAdapter[Mapping[str, str]] = TypeAdapter(Labels)
@@ -171,27 +170,28 @@ class Taking:
         told = await session.carried_out(
             self._host, order.as_json(), self._emit, stop, self._answer
         )
-        return Taken(
-            id=order.snapshot,
-            name=order.name,
-            guest=guest.name,
-            host=self._host.name,
-            store=self._store.name,
-            pause=Seconds(told["pause"]),
-            way=str(told["way"]),
-            why=str(told["why"]),
-            phases={str(name): Seconds(time) for name, time in told["phases"].items()},
-            took=Seconds(told["took"]),
-            read=Bytes(told["read"]),
-            same=Bytes(told["same"]),
-            zero=Bytes(told["zero"]),
-            written=Bytes(told["written"]),
-            encrypted=order.salt is not None,
-            warnings=tuple(told["warnings"]),
-            group=order.group,
-            held=None if told.get("held") is None else Seconds(told["held"]),
-            job=self._recorder.id,
-        )
+        with session.sensible(self._host):
+            return Taken(
+                id=order.snapshot,
+                name=order.name,
+                guest=guest.name,
+                host=self._host.name,
+                store=self._store.name,
+                pause=session.seconds(told["pause"]),
+                way=str(told["way"]),
+                why=str(told["why"]),
+                phases={str(name): session.seconds(time) for name, time in told["phases"].items()},
+                took=session.seconds(told["took"]),
+                read=session.size(told["read"]),
+                same=session.size(told["same"]),
+                zero=session.size(told["zero"]),
+                written=session.size(told["written"]),
+                encrypted=order.salt is not None,
+                warnings=session.texts(told["warnings"]),
+                group=order.group,
+                held=None if told.get("held") is None else session.seconds(told["held"]),
+                job=self._recorder.id,
+            )
 
     def _order(self, guest: Guest, request: TakeRequest) -> CreateOrder:
         encrypts, fence = self._keys.encrypts, self._recorder.fence

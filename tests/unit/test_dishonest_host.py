@@ -1,0 +1,210 @@
+"""What the agent of a host that lies can do to the controller."""
+
+import asyncio
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Self
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmckpt.agent import agents, session
+from vmckpt.agent.talk import error_from_json
+from vmckpt.errors import RemoteError, VmckptError
+from vmckpt.model.events import Event
+from vmckpt.model.hosts import Host
+from vmckpt.protect import answers, asking, news
+from vmckpt.protect.proof import Case, decide
+from vmckpt.remote import program
+from vmckpt.remote.program import Program
+from vmckpt.units import Seconds
+
+HERE = Host(name="liar", uri="qemu:///system")
+
+
+class Liar:
+    """An agent that tells these things, and remembers what it was answered."""
+
+    said: list[Any]
+    heard: list[Mapping[str, Any]]
+
+    def __init__(self, host: Host, args: object) -> None:
+        pass
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def tell(self, message: Mapping[str, Any]) -> None:
+        self.heard.append(message)
+
+    async def hear(self) -> dict[str, Any]:
+        if not self.said:
+            raise RemoteError("it ended")
+        return dict(self.said.pop(0))
+
+
+@pytest.fixture
+def liar(monkeypatch: pytest.MonkeyPatch) -> type[Liar]:
+    async def known(_: Host) -> tuple[str, ...]:
+        return ("vmckpt-agent",)
+
+    monkeypatch.setattr(session, "Program", Liar)
+    monkeypatch.setattr(agents, "known", known)
+    monkeypatch.setattr(Liar, "said", [], raising=False)
+    monkeypatch.setattr(Liar, "heard", [], raising=False)
+    return Liar
+
+
+async def carried_out(emitted: list[Event]) -> dict[str, Any]:
+    return await session.carried_out(HERE, {"do": "x"}, emitted.append, asyncio.Event())
+
+
+NONSENSE = [
+    {"done": None}, {"done": 7}, {"done": "yes"}, {"done": [1]}, {"done": ["ab"]},
+    {"error": None}, {"error": "no"}, {"error": [{}]}, {"ask": "sign", "about": "me"},
+    {"ask": "sign", "about": [1]}, {"progress": None}, {"progress": "half"}, {"progress": []},
+    {"progress": {"done": "many"}}, {"progress": {"done": -1}}, {"progress": {"total": 1e400}},
+    {"progress": {"done": math.nan}}, {"progress": {"done": 1 << 70}}, {"progress": {"new": {}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("told", NONSENSE, ids=range(len(NONSENSE)))
+async def test_nonsense_of_an_agent_is_one_line_that_names_its_host(
+    liar: type[Liar], told: dict[str, Any]
+) -> None:
+    liar.said[:] = [told, {"done": {}}]
+    with pytest.raises(RemoteError, match=r"^liar: what its agent tells makes no sense") as caught:
+        await carried_out([])
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+async def test_what_was_not_ordered_is_refused_and_changes_nothing(liar: type[Liar]) -> None:
+    asked: list[dict[str, Any]] = [
+        {"ask": word, "about": {}} for word in ("sign", "intend", "make way", "\x1b[2J")
+    ]
+    liar.said[:] = [*asked, {"done": {}}]
+    assert await carried_out([]) == {}
+    assert liar.heard[1:] == [{"refused": "that is not what was ordered"}] * len(asked)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["kind", "message", "mend", "undone"]),
+        st.none() | st.integers() | st.text() | st.lists(st.text()) | st.dictionaries(
+            st.text(), st.text()
+        ),
+    )
+)  # fmt: skip
+def test_any_error_of_an_agent_is_one_of_ours(told: dict[str, Any]) -> None:
+    assert isinstance(error_from_json(told, "liar"), VmckptError)
+
+
+def test_a_long_error_is_cut() -> None:
+    told = {"kind": "GuestBusy", "message": "m" * 1_000_000, "mend": "n" * 1_000_000}
+    assert len(str(error_from_json(told, "liar"))) < 5000
+
+
+_FLOOD = """
+import sys
+line = '{"progress": {"done": 1, "x": "' + "x" * 1_000_000 + '"}}\\n'
+try:
+    while True:
+        sys.stdout.write(line)
+except BrokenPipeError:
+    pass
+"""
+
+
+def filled(flood: Program) -> None:
+    give_up = time.monotonic() + 60.0
+    while flood._unheard < program._LONGEST and time.monotonic() < give_up:
+        time.sleep(0.05)
+
+
+async def test_an_agent_that_says_more_than_is_heard_takes_little_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("_ENDS_WITHIN", "_GIVES_UP_WITHIN"):
+        monkeypatch.setattr(program, name, Seconds(0.2))
+    async with Program(HERE, [sys.executable, "-c", _FLOOD]) as flood:
+        await asyncio.to_thread(filled, flood)
+        await asyncio.sleep(0.5)  # in which it says as much again, if it may
+        assert program._LONGEST <= flood._unheard < program._LONGEST + 2_000_000
+        for _ in range(40):  # all of it can be heard all the same
+            assert (await flood.hear())["progress"]["done"] == 1
+
+
+async def test_a_line_without_an_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_ENDS_WITHIN", "_GIVES_UP_WITHIN"):
+        monkeypatch.setattr(program, name, Seconds(0.2))
+    endless = "import sys\nwhile True: sys.stdout.write('[' * 65536)"
+    async with Program(HERE, [sys.executable, "-c", endless]) as liar:
+        with pytest.raises(RemoteError, match="says what makes no sense") as caught:
+            await asyncio.wait_for(liar.hear(), 30.0)
+    assert len(str(caught.value)) < 300
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["pause_s", "ready", "x"]), inner, max_size=3
+    ),
+    max_leaves=6,
+)  # fmt: skip
+KEYS = st.sampled_from([
+    "role", "phase", "outcome", "why", "says", "error", "runs", "ready", "connected", "silent_s",
+    "epoch", "rpo_s", "interval_s", "interval_why", "output_delay_s", "packets_lost", "median",
+    "standby", "test", "wants_leave", "alone", "silent", "recent", "enforced_by",
+])  # fmt: skip
+ANSWERS = st.dictionaries(KEYS, JSON, max_size=8)
+
+
+@given(ANSWERS, ANSWERS, st.tuples(*[st.booleans()] * 6))
+def test_any_answer_of_a_protections_agents_is_refused_or_can_be_judged(
+    ours: dict[str, Any], theirs: dict[str, Any], flags: tuple[bool, ...]
+) -> None:
+    try:
+        answers.check(ours)
+        answers.check(theirs)
+    except ValueError:
+        return
+    entry = {
+        "primary": "alpha", "backup": "beta", "says": {"alpha": ours, "beta": theirs},
+        "judge": None, "automatic": True,
+    }  # fmt: skip
+    json.dumps(news.look(entry).as_json())
+    has_lease, has_fence, word, fence, watched, alone = flags
+    case = Case(
+        guest="web1", primary="alpha", backup="beta", ours=ours, theirs=theirs, word=word,
+        has_lease=has_lease, has_fence=has_fence, fence=fence, watched=watched, alone=alone,
+    )  # fmt: skip
+    try:
+        decide(case)
+    except VmckptError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"silent_s": "long"}, {"epoch": True}, {"rpo_s": math.inf}, {"why": ["a"]},
+        {"says": "x" * 100_000}, {"median": {"pause_s": "1"}}, {"recent": [1]}, {"given": 7},
+        {"standby": {"role": 1}}, {"packets_lost": 10**30},
+    ],
+)  # fmt: skip
+async def test_an_answer_of_another_kind_is_as_no_answer(
+    liar: type[Liar], told: dict[str, Any]
+) -> None:
+    liar.said[:] = [{"done": told}]
+    found = await asking.status(HERE, "u")
+    assert "what its agent tells makes no sense" in found["error"]
+    liar.said[:] = [{"done": {"role": "primary", "epoch": 7, "rpo_s": 0.5, "median": None}}]
+    assert (await asking.status(HERE, "u"))["epoch"] == 7
