@@ -12,6 +12,7 @@ import pytest
 from tests.lab import protecting
 from tests.lab.bench import WHOLE, Bench, until
 from tests.lab.protecting import SOON, epochs, left, protect, theirs, tidied
+from tests.lab.test_replication_security import imitation
 from tests.lab.test_snapshots import left as left_of_snapshots
 from tests.lab.test_snapshots import proofs, taken
 from tests.lab.test_transport import pki, verdict
@@ -96,6 +97,54 @@ def test_it_is_protected_the_other_way_round_and_let_go(pair: Bench) -> None:
     assert users(pair, "alpha") == {USER}
     taken(pair)
     assert pair.ledgers() == WHOLE
+
+
+# What nobody, the user, leaves on a host: where earlier versions or this one might work, links to
+# what is root's, FIFOs, and directories of its own.
+_PLANTED = """
+set -eu
+mkdir -m 700 /root/bait
+cd "$1"
+for name in .web1.qcow2.vmckpt-standby .web1.qcow2.vmckpt-test-old .web1.qcow2.vmckpt-test-new; do
+    echo "root's $name" >"/root/bait/$name"
+    [ "$2" = with-links ] && ln -s "/root/bait/$name" "$name" || mkfifo "$name"
+done
+ln -s /root/bait /dev/shm/vmckpt
+ln -s /root/bait /tmp/vmckpt
+mkdir -m 777 /dev/shm/vmckpt-replica
+mkfifo /dev/shm/vmckpt-memory /tmp/vmckpt-agent
+chown -h nobody . .web1* /dev/shm/vmckpt* /tmp/vmckpt*
+"""
+
+
+def bait(bench: Bench) -> list[str]:
+    """All that is known of root's files to which links lead."""
+    look = "cd /root/bait; stat -c '%n %a %u %g %s %i %y' . .web1*; cat .web1*"
+    return [bench.inside(one.name, "sh", "-c", look) for one in bench.plan.hosts]
+
+
+@pytest.mark.long
+def test_whole_commands_go_on_among_what_a_local_user_planted(pair: Bench) -> None:
+    guest = pair.guest(**SHARED, private_disk=True)
+    for name, how in (("alpha", "with-links"), ("beta", "with-fifos")):
+        pair.inside(name, "sh", "-c", _PLANTED, "sh", str(pair.plan.private), how)
+    uuid = pair.inside("alpha", "virsh", "domuuid", "web1").strip()
+    before = bait(pair)
+    with imitation(pair, "alpha", uuid), imitation(pair, "beta", uuid):
+        one = taken(pair).json
+        pair.good("snapshot", "restore", one["id"], "--replace")
+        protect(pair)
+        pair.good("failover", "web1", "--test")
+        pair.good("failover", "web1", "--end-test")
+        assert pair.good("failover", "web1", "--planned", "--json").json["runs_on"] == "beta"
+        assert bait(pair) == before
+        # Now the other way, without an agent, among FIFOs and links once more.
+        pair.good("migrate", "web1", "--to", "alpha", "--copy-storage", "thin")
+        assert users(pair, "alpha") == {USER}
+    assert bait(pair) == before
+    assert Path(guest.disk_path).name in pair.inside("alpha", "ls", str(pair.plan.private))
+    assert proofs(pair) == []
+    assert left(pair) == []
 
 
 def test_a_key_that_qemu_may_not_read_is_found_before_the_start(pair: Bench) -> None:

@@ -79,3 +79,41 @@ def test_links_lead_somewhere(page: Path) -> None:
             heads = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
             known = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in heads}
             assert anchor[1:] in known, f"{page.name}: {target}{anchor}"
+
+
+_SECURITY = ROOT / "docs/security.md"
+_TEST = re.compile(r"(tests/[\w/]+\.py)(?:::(\w+))?")
+ATTACKERS = (
+    "Local users of a host", "The migration network", "A dishonest host", "A dishonest store",
+    "A web browser",
+)  # fmt: skip
+
+
+def sections() -> dict[str, str]:
+    parts = re.split(r"^## (.*)$", _SECURITY.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_every_test_that_the_page_on_security_names_is_there() -> None:
+    named = _TEST.findall(_SECURITY.read_text())
+    missing = [
+        (file, test)
+        for file, test in named
+        if not (ROOT / file).is_file()
+        or (test and not re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(), re.M))
+    ]
+    assert (missing, len(named) > 50) == ([], True)
+
+
+@pytest.mark.parametrize("attacker", ATTACKERS)
+def test_each_claim_about_an_attacker_names_the_test_that_shows_it(attacker: str) -> None:
+    rows = [
+        line for line in sections()[attacker].splitlines()
+        if line.startswith("| ") and not line.startswith(("| |", "| what", "|--"))
+    ]  # fmt: skip
+    assert rows
+    assert [line for line in rows if not _TEST.search(line.rpartition("|")[0])] == []
+
+
+def test_the_page_on_security_says_what_is_not_protected() -> None:
+    assert sections()["What is not protected"].count("\n* ") > 5
