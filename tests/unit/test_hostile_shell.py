@@ -56,6 +56,39 @@ async def test_images_of_a_copy(place: Ground, rounds: int) -> None:
     assert place.untouched()
 
 
+class Meddled(Shell):
+    """A host on which the user's moment comes right after one program has run."""
+
+    def __init__(self, place: Ground, program: str, word: str) -> None:
+        """`word`: only if that is among the program's arguments."""
+        super().__init__(place.top)
+        own, image = place.top / program, place.theirs / NEW
+        own.write_text(
+            f'#!/bin/sh\n/usr/bin/{program} "$@" || exit\n'
+            f'case "$*" in *"{word}"*) ;; *) exit ;; esac\n'
+            f"ln -sf {place.bait}/shadow {image}; chown -h nobody {image}\n"
+        )
+        own.chmod(0o755)
+
+    async def run(
+        self, args: Sequence[str], *, text: str = "", limit: Seconds = ssh.COMMAND_LIMIT
+    ) -> Answer:
+        return await super().run(args, text=f"PATH={self.folder}:$PATH\n{text}", limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("program", "word"), [("dd", ""), ("stat", "%s %h"), ("qemu-img", "create"), ("chmod", "644")]
+)
+async def test_an_image_that_is_swapped_between_two_steps(
+    place: Ground, program: str, word: str
+) -> None:
+    with suppress(RemoteError):
+        path = f"{copy_of(place).path}.vmckpt-1"
+        await images.create(Meddled(place, program, word), copy_of(place), path)
+    assert (place.theirs / NEW).is_symlink()
+    assert place.untouched()
+
+
 @pytest.mark.parametrize("rounds", ROUNDS)
 async def test_the_proof_of_shared_storage(place: Ground, rounds: int) -> None:
     host = Shell(place.top)
