@@ -1,10 +1,12 @@
 """The dashboard in a browser: textual-serve behind a token."""
 
+import asyncio
 import hmac
 import logging
 import re
 import secrets
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -30,6 +32,11 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY", "Cache-Control": "no-store",
 }  # fmt: skip
+_MOST, _PATIENCE = 64, 5.0
+"""This many connections may be open without the token, each for this many seconds."""
+_BACKLOG = 100
+"""asyncio accepts this many at once, beside those that are open."""
+_SHUTDOWN = 1.0
 _ELSEWHERE = re.compile(r"<link[^>]*\bhref=[\"']https?://[^>]*>")
 """It asks another site for a font."""
 
@@ -48,14 +55,58 @@ class Guarded(Server):
         self._say = say
         # As browsers say it: in small letters, without a port that goes without saying.
         self._origin = str(URL(url).origin())
+        self._strangers: dict[web.RequestHandler, None] = {}
+        """Connections that have not shown the token, the oldest first."""
+
+    def serve(self, debug: bool = False) -> None:
+        """Serve until SIGINT or SIGTERM. Raises OSError."""
+        self.debug = debug
+        self.initialize_logging()
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, over.set)
+        runner = web.AppRunner(await self._make_app(), shutdown_timeout=_SHUTDOWN)
+        await runner.setup()
+        try:
+            made = runner.server
+            assert made is not None
+            listening = await loop.create_server(
+                lambda: self._meet(made()), self.host, self.port, backlog=_BACKLOG
+            )
+            self._say(f"{self.public_url}/?token={self.token}")
+            await over.wait()
+            listening.close()
+        finally:
+            await runner.cleanup()
+
+    def _meet(self, connection: web.RequestHandler) -> web.RequestHandler:
+        """Bound how many connections without the token there are, and for how long.
+
+        Idle ones would take all of our files, and a browser that has the token gets none. It shows
+        the token at once, so the oldest connection is the one to close.
+        """
+        self._strangers[connection] = None
+        asyncio.get_running_loop().call_later(_PATIENCE, self._dismiss, connection)
+        # What is being accepted has no transport yet, by which to close it.
+        older = [one for one in self._strangers if one.transport is not None]
+        for one in older[: max(0, len(self._strangers) - _MOST)]:
+            self._dismiss(one)
+        return connection
+
+    def _dismiss(self, connection: web.RequestHandler) -> None:
+        if connection in self._strangers:
+            del self._strangers[connection]
+            connection.force_close()
 
     def initialize_logging(self) -> None:
         """What it logs goes to stderr as everything else does, and only if it is bad."""
         logging.getLogger("textual-serve").setLevel(logging.ERROR)
 
     async def on_startup(self, app: web.Application) -> None:
-        """Tell where it is."""
-        self._say(f"{self.public_url}/?token={self.token}")
+        """Print nothing: `serve` tells where it is, once it listens."""
 
     async def _make_app(self) -> web.Application:
         app = await super()._make_app()
@@ -83,6 +134,7 @@ class Guarded(Server):
             answer.set_cookie(cookie, self.token, httponly=True, samesite="Strict", secure=secure)
             raise answer
         if self._fits(request.cookies.get(cookie, "")):
+            self._strangers.pop(request.protocol, None)
             page = await handler(request)
             if isinstance(page, web.Response) and page.text and request.path == "/":
                 page.text = _ELSEWHERE.sub("", page.text)

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import re
+import resource
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from http.cookies import SimpleCookie
 from pathlib import Path
@@ -14,6 +16,7 @@ import aiohttp
 import pytest
 
 from tests.processes import command_lines
+from vmckpt.lab.pace import slowness
 
 
 def free_port() -> int:
@@ -23,16 +26,26 @@ def free_port() -> int:
         return port
 
 
+FILES = 256
+"""The dashboard may have open at once, in the test that is about that."""
+
+
+def few_files() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
+
+
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[str, str]]:
+def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     """A dashboard that is served: where, and its token."""
     port = free_port()
+    prepare = getattr(request, "param", None)
     words = [sys.executable, "-m", "vmckpt.cli.main", "dashboard", "--simulate", "4x12", "--serve"]
     log = tmp_path / "log"
     with log.open("w") as out:
         process = subprocess.Popen(
-            [*words, "--port", str(port)], stdout=out, stderr=out, start_new_session=True
-        )
+            [*words, "--port", str(port)], stdout=out, stderr=out, start_new_session=True,
+            preexec_fn=prepare,  # noqa: PLW1509 - this process has no other thread then
+        )  # fmt: skip
     try:
         found = None
         for _ in range(300):
@@ -128,3 +141,50 @@ async def seen(web: aiohttp.ClientWebSocketResponse, wanted: str) -> str:
             elif message.type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSE):
                 raise AssertionError(f"it ended: {text[-2000:]}")
     return text
+
+
+def idle(url: str, says: bytes) -> socket.socket:
+    """A connection that never shows a token."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    made = socket.create_connection((host, int(port)), 5.0)
+    with contextlib.suppress(OSError):  # it may be closed at once
+        made.sendall(says)
+    return made
+
+
+@pytest.mark.parametrize("served", [few_files], indirect=True)
+@pytest.mark.parametrize("says", [b"", b"GET / HTTP/1.1\r\nHost: x\r\nX: "], ids=["", "half"])
+async def test_idle_connections_leave_room_for_a_browser_that_has_the_token(
+    served: tuple[str, str], says: bytes
+) -> None:
+    url, token = served
+    with contextlib.ExitStack() as stack:
+        for _ in range(FILES + 50):
+            stack.enter_context(idle(url, says))
+        began = time.monotonic()
+        async with browser() as session:
+            async with session.get(f"{url}/?token={token}") as answer:
+                assert answer.status == 200
+            assert time.monotonic() - began < 3.0 * slowness()
+            async with session.ws_connect(f"{url}/ws?width=100&height=30") as web:
+                assert "Fleet" in await seen(web, "4 hosts")
+
+
+async def test_a_connection_without_the_token_is_closed_after_a_while_and_one_with_it_stays(
+    served: tuple[str, str],
+) -> None:
+    url, token = served
+    async with browser() as session:
+        async with session.get(f"{url}/?token={token}") as answer:
+            assert answer.status == 200
+        async with session.ws_connect(f"{url}/ws?width=100&height=30") as web:
+            assert "Fleet" in await seen(web, "4 hosts")
+            host, _, port = url.removeprefix("http://").partition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            began = time.monotonic()
+            async with asyncio.timeout(20.0):
+                assert await reader.read() == b""
+            assert time.monotonic() - began > 3.0
+            writer.close()
+            await web.send_json(["stdin", "2"])
+            assert "from → to" in await seen(web, "from → to")
