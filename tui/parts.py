@@ -13,6 +13,7 @@ from textual.widget import Widget
 from textual.widgets import Footer, Input, Static
 from textual.widgets._footer import FooterKey
 
+from vmckpt.model.copies import MEND
 from vmckpt_tui.scene import Model
 
 
@@ -103,7 +104,7 @@ class Tab(Line):
 
 
 class Trouble(Line):
-    """What cannot be asked, in a line; away when all is well."""
+    """Guests that have two copies, and what cannot be asked, a line each; away when all is well."""
 
     DEFAULT_CSS = """
     Trouble { height: auto; max-height: 3; padding: 0 1; background: $error 20%; display: none; }
@@ -112,7 +113,8 @@ class Trouble(Line):
 
     def show(self, model: Model) -> None:
         """Everything at once."""
-        lines = [f"✗ {what}: {why}" for what, why in sorted(model.trouble.items())]
+        lines = [f"✗ two copies: {one.text}; {MEND}" for one in model.copies]
+        lines += [f"✗ {what}: {why}" for what, why in sorted(model.trouble.items())]
         self.set_class(bool(lines), "some")
         self.say("\n".join(lines))
 

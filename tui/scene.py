@@ -9,7 +9,9 @@ from typing import Any
 
 from vmckpt.journal.desk import JobView
 from vmckpt.journal.records import WHOLE_HOST
+from vmckpt.model.copies import Copies, merged
 from vmckpt.model.now import FleetNow, GuestNow, HostNow, SnapshotNow
+from vmckpt.protect.copies import of_protections
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][\w.@+-]*", re.ASCII)
 _MIGRATE = "migrate"
@@ -52,6 +54,11 @@ class Model:
     @property
     def active(self) -> Sequence[JobView]:
         return [one for one in self.jobs if one.operation.active]
+
+    @property
+    def copies(self) -> Sequence[Copies]:
+        """Guests that have two copies."""
+        return merged(self.fleet.copies, of_protections(self.protections.values()))
 
     def host(self, name: str | None) -> HostNow | None:
         return next((one for one in self.fleet.hosts if one.name == name), None)

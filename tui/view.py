@@ -11,6 +11,7 @@ from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.guests import GuestState
 from vmckpt.model.now import GuestNow, HostNow, SnapshotNow
 from vmckpt.protect import news
+from vmckpt.protect.copies import of_protections
 from vmckpt.units import show_bytes, show_seconds
 from vmckpt_tui.columns import Cell, Column
 from vmckpt_tui.scene import Model
@@ -43,6 +44,8 @@ class Index:
     """When the last one was made, by UUID."""
     running: Mapping[str, int]
     """Guests by host."""
+    twice: frozenset[str]
+    """Guests that have two copies, by UUID."""
 
 
 def index(model: Model, now: float, before: Index | None = None) -> Index:
@@ -73,6 +76,7 @@ def index(model: Model, now: float, before: Index | None = None) -> Index:
         standing=standing,
         snapshots=last,
         running=running,
+        twice=frozenset(one.uuid for one in model.copies),
     )
 
 
@@ -87,6 +91,8 @@ def _last(snapshots: Sequence[SnapshotNow]) -> Mapping[str, float]:
 
 def guarded(entry: Mapping[str, object]) -> Cell:
     """How a protection stands, in a word or two."""
+    if of_protections([entry]):
+        return "✗ 2 copies", "bad"
     seen = news.look(entry)
     if seen.end is not None:
         return "✗ ended", "bad"
@@ -183,6 +189,11 @@ def guest_columns(look: Callable[[], Index]) -> Sequence[Column[GuestNow]]:
         tone = "bad" if found.unattended else "bold"
         return f"{found.operation.id}{done}", tone
 
+    def state(guest: GuestNow) -> Cell:
+        if guest.uuid in look().twice and guest.state.is_active:
+            return "✗ 2 copies", "bad"
+        return _STATES.get(guest.state, (f"? {guest.state}", "warn"))
+
     def snapshot(guest: GuestNow) -> Cell:
         last = look().snapshots.get(guest.uuid)
         return ("–", "dim") if last is None else (f"{ago(last, look().now)} ago", "")
@@ -190,8 +201,7 @@ def guest_columns(look: Callable[[], Index]) -> Sequence[Column[GuestNow]]:
     return (
         Column(label="guest", width=14, grows=3, cell=lambda one: (one.name, ""),
                order=lambda one: one.name),
-        Column(label="state", width=10, order=lambda one: one.state,
-               cell=lambda one: _STATES.get(one.state, (f"? {one.state}", "warn"))),
+        Column(label="state", width=10, order=lambda one: one.state, cell=state),
         Column(label="host", width=10, grows=1, cell=lambda one: (one.host, ""),
                order=lambda one: (one.host, one.name)),
         Column(label="memory", width=8, right=True, order=lambda one: one.memory,

@@ -199,7 +199,7 @@ class SomeLeft(VmckptError):
 
 
 class TwoCopies(VmckptError):
-    """A guest runs on two hosts, and both copies were heard outside: only a person can choose."""
+    """A guest runs on two hosts, or on one while another holds its lease."""
 
     exit_code = 27
 

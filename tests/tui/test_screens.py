@@ -14,6 +14,7 @@ from tests.tui.still import ENDED, Still, guest
 from tests.tui.test_actions import dashboard
 from vmckpt.errors import JournalError
 from vmckpt.model.commands import Said
+from vmckpt.model.copies import Copies
 from vmckpt.model.now import FleetNow
 from vmckpt_tui.app import Dashboard, Pace, Setting
 from vmckpt_tui.detail import DrainScreen, GuardScreen, MoveScreen
@@ -377,3 +378,24 @@ async def test_a_look_that_waited_for_a_dead_host_is_not_followed_by_a_long_rest
     assert pace.pause(2.0, 0.5) == 5.0
     assert pace.pause(2.0, 9.0) == 10.0
     assert pace.pause(60.0, 9.0) == 60.0
+
+
+async def test_a_guest_with_two_copies_is_above_everything_and_in_its_lines() -> None:
+    over = {"role": "backup", "outcome": "failed-over", "why": "silent", "runs": True}
+    entry = still.entry(runs=True)
+    entry["says"]["beta"] = over
+    twice = Copies(guest="web2", uuid=still.uuid(2), hosts=("alpha", "gamma"))
+    source = Still(
+        fleet_now=dataclasses.replace(still.FLEET, copies=(twice,)), entries={"p-9abc": entry}
+    )
+    app = dashboard(source)
+    async with app.run_test(size=(160, 48)) as pilot:
+        await until(pilot, "two copies: web2 runs on alpha and gamma; run vmckpt recover")
+        await until(pilot, "two copies: safe runs on alpha and beta: its standby has taken over")
+        lines = seen(app).splitlines()
+        marked = [line for line in lines if "✗ 2 copies" in line]
+        assert any("web2" in line for line in marked)
+        assert any("safe" in line for line in marked)
+        assert not any("web1" in line for line in marked)
+        await pilot.press("3")
+        await until(pilot, "✗ 2 copies")

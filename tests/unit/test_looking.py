@@ -26,6 +26,8 @@ class Answers:
     def __init__(self, name: str) -> None:
         self.name, self.late, self.dead = name, 0.0, False
         self.asked = 0
+        self.guest = name
+        """The UUID of the guest that runs there."""
 
     async def look(self) -> tuple[HostNow, tuple[GuestNow, ...]]:
         self.asked += 1
@@ -33,7 +35,7 @@ class Answers:
         if self.dead:
             raise HostUnreachable(f"{self.name} is silent", host=self.name)
         guest = GuestNow(
-            name=f"on-{self.name}", uuid=self.name, host=self.name, state=GuestState.RUNNING,
+            name=f"on-{self.name}", uuid=self.guest, host=self.name, state=GuestState.RUNNING,
             memory=Bytes(GIB), vcpus=1,
         )  # fmt: skip
         return HostNow(name=self.name, memory=Bytes(8 * GIB)), (guest,)
@@ -134,4 +136,23 @@ async def test_who_was_silent_for_long_is_left_alone_for_a_while(
             await looker.fleet()
             await asyncio.sleep(0.01)
     assert (answers["alpha"].asked, answers["beta"].asked) == (3, 1)
+    await looker.close()
+
+
+async def test_a_guest_with_two_copies_is_told_of_once_both_hosts_were_asked_again(
+    live: tuple[Live, dict[str, Answers]],
+) -> None:
+    looker, answers = live
+    answers["alpha"].guest = "beta"
+    assert (await looker.fleet()).copies == ()
+    answers["beta"].late = 0.4  # it is shown as it was
+    assert (await looker.fleet()).copies == ()
+    await asyncio.sleep(0.5)
+    answers["beta"].late = 0.0
+    (twice,) = (await looker.fleet()).copies
+    assert twice.hosts == ("alpha", "beta")
+    answers["alpha"].guest = "alpha"
+    assert (await looker.fleet()).copies == ()
+    answers["alpha"].guest = "beta"
+    assert (await looker.fleet()).copies == ()
     await looker.close()

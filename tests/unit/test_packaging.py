@@ -5,12 +5,15 @@ import re
 import shutil
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.tui.still import FLEET
 from tests.unit.test_monitoring import NOW_STANDING, REPORT, ended, happened
+from vmckpt.model.copies import Copies
 from vmckpt.monitor.metrics import Exporter
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
@@ -21,7 +24,8 @@ _METRIC = re.compile(r"\bvmckpt_[a-z_]+\b")
 def told() -> set[str]:
     """The names of all series that there can be."""
     exporter = Exporter()
-    exporter.now = NOW_STANDING
+    twice = Copies(guest="web1", uuid="u-1", hosts=("alpha", "beta"))
+    exporter.now = replace(NOW_STANDING, fleet=replace(FLEET, copies=(twice,)))
     exporter.take(ended("completed", report=REPORT))
     exporter.take(happened("decided", {"action": "throttle", "rule": "grow"}))
     exporter.told("took")

@@ -42,9 +42,25 @@ def test_a_guest_that_runs_on_the_backup_does_so_whatever_the_primary_says(
 ) -> None:
     found = truth(KNOWN, ours, RUNS)
 
-    assert found.truth == "web1 runs on beta: silent for 2 s"
     assert found.outcome is Outcome.COMPLETED
     assert found.did
+    second = "; a second copy runs on alpha" if ours in (WORKS, STARTS) else ""
+    assert found.truth == f"web1 runs on beta: silent for 2 s{second}"
+    assert found.two_copies is bool(second)
+    assert ("end the copy on alpha" in found.did[0]) is bool(second)
+
+
+@pytest.mark.parametrize("theirs", [SILENT, STANDS, BEGINS])
+def test_a_guest_without_an_agent_whose_lease_is_another_s_may_run_twice(
+    theirs: Mapping[str, Any],
+) -> None:
+    found = truth(KNOWN, {**STARTS, "lease_holder": "beta"}, theirs)
+
+    assert found.truth == "web1 runs on alpha, and beta holds its lease"
+    assert (found.outcome, found.two_copies) == (None, True)
+    assert found.did == ()
+    ours = truth(KNOWN, {**STARTS, "lease_holder": "alpha"}, theirs)
+    assert not ours.two_copies
 
 
 @pytest.mark.parametrize(

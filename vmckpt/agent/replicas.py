@@ -137,7 +137,22 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
     except RemoteError as exc:
         if order.wish is not None and "outcome" not in told:
             raise
-        return {**told, "agent": False, "says": f"{exc.message}{_why(order)}"}
+        says = f"{exc.message}{_why(order)}"
+        return {**told, **_another_holds(session), "agent": False, "says": says}
+
+
+def _another_holds(session: Session) -> dict[str, Any]:
+    """The other host that holds the lease of a guest without an agent; empty: none is known.
+
+    Whether the guest runs here is looked at after that: it may have ended with its lease.
+    """
+    if session.role != "primary" or session.lease is None:
+        return {}
+    with suppress(VmckptError), afterlife.lease(session) as client:
+        holder = client.look().holder
+        if holder not in (None, session.host):
+            return {"lease_holder": holder, "runs": identity.runs(session.guest)}
+    return {}
 
 
 def _heard(folder: Path, question: dict[str, Any], patience: Seconds) -> dict[str, Any]:

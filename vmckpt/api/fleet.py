@@ -14,6 +14,7 @@ from vmckpt.hypervisor import facts as host_facts
 from vmckpt.hypervisor import guests as hypervisor_guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
+from vmckpt.model.copies import Copies, two_copies
 from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host, HostFacts
 from vmckpt.units import Seconds
@@ -73,6 +74,29 @@ async def guests(
         if isinstance(answer, str)
     }
     return found, errors
+
+
+async def copies(
+    inventory: Inventory,
+    found: Sequence[tuple[Host, Guest]] | None = None,
+    within: Seconds | None = None,
+) -> tuple[Copies, ...]:
+    """Guests that have two copies. `found`: what `guests` has just told, if it was asked.
+
+    Hosts are asked once more before a guest is named: one that moved meanwhile was seen on both.
+    """
+    if found is None:
+        found, _ = await guests(inventory, within)
+    first = _copies(found)
+    if not first:
+        return ()
+    again, _ = await guests(inventory, within)
+    known = {one.uuid for one in first}
+    return tuple(one for one in _copies(again) if one.uuid in known)
+
+
+def _copies(found: Sequence[tuple[Host, Guest]]) -> tuple[Copies, ...]:
+    return two_copies((host.name, guest) for host, guest in found)
 
 
 async def label(

@@ -12,6 +12,7 @@ from vmckpt.hypervisor.glance import Glancer
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, maintenance, place
 from vmckpt.journal.desk import JobDetail, JobView, News
+from vmckpt.model.copies import Copies, confirmed, two_copies
 from vmckpt.model.now import FleetNow, GuestNow, HostNow, SnapshotNow
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ class Live:
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._known: dict[str, _Look] = {}
         self._not_before: dict[str, float] = {}
+        self._looked: dict[str, float] = {}
+        """When each host's last answer was asked for, by time.monotonic()."""
+        self._twice: dict[str, float] = {}
+        """When guests (their UUIDs) were first seen to run on two hosts, by the same clock."""
         self._held: Mapping[str, str] = {}
         """Why hosts are closed, as far as the journal last said."""
         self._opening = asyncio.Lock()
@@ -99,13 +104,20 @@ class Live:
                  for name in self._glancers]  # fmt: skip
         hosts = tuple(replace(host, closed=held.get(host.name)) for host, _ in found)
         guests = tuple(guest for _, told in found for guest in told)
-        return FleetNow(at=time.time(), hosts=hosts, guests=guests)
+        return FleetNow(at=time.time(), hosts=hosts, guests=guests, copies=self._copies(guests))
+
+    def _copies(self, guests: Sequence[GuestNow]) -> tuple[Copies, ...]:
+        found = two_copies((one.host, one) for one in guests)
+        now = time.monotonic()
+        self._twice = {one.uuid: self._twice.get(one.uuid, now) for one in found}
+        return confirmed(found, self._twice, self._looked)
 
     async def _look(self, name: str) -> None:
         async with self._narrow:
             began = time.monotonic()
             try:
                 self._known[name] = await self._glancers[name].look()
+                self._looked[name] = began
             except HypervisorError as exc:
                 self._known[name] = self._silent(name, exc.message), ()
             # Whoever is silent takes long, and one of the places to ask: not again at once.

@@ -179,6 +179,10 @@ async def stands(
     asked = {name: host for name, host in hosts.items() if name not in silent}
     limit = _ANSWERS if at_once else None
     told = silent | await asking.both(asked, operation.guest_uuid or "", limit)
+    if news.has_taken_over(told.get(operation.target or "") or {}):
+        # The guest's end here must not be older news than its beginning there.
+        first = {name: host for name, host in asked.items() if name == operation.source}
+        told |= await asking.both(first, operation.guest_uuid or "", limit)
     says = {name: told.get(name) for name in names}
     ready, why = news.readiness(
         says.get(operation.source or "") or {}, says.get(operation.target or "") or {}

@@ -7,9 +7,10 @@ import typer
 
 from vmckpt.cli import completing, output
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON
-from vmckpt.errors import Blocked, HostUnreachable, TwoCopies
+from vmckpt.errors import Blocked, HostUnreachable
+from vmckpt.model import copies
 from vmckpt.model.findings import Severity
-from vmckpt.model.guests import Guest, running_twice
+from vmckpt.model.guests import Guest
 from vmckpt.model.hosts import Host
 from vmckpt.units import show_bytes
 
@@ -84,7 +85,8 @@ def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
     from vmckpt import api
     from vmckpt.api import fleet
 
-    found, errors = asyncio.run(fleet.guests(api.load_inventory(inventory)))
+    known = api.load_inventory(inventory)
+    found, errors = asyncio.run(fleet.guests(known))
     if json:
         output.print_json([_guest_json(host, guest) for host, guest in found])
     else:
@@ -100,9 +102,8 @@ def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
                 guest.job or "",
             )
         output.out.print(shown)
-    if twice := running_twice((host.name, guest) for host, guest in found):
-        told = (f"{name} runs on {' and '.join(hosts)}" for name, hosts in twice)
-        raise TwoCopies("; ".join(told), mend="run vmckpt recover; end the copy that is not needed")
+    if twice := asyncio.run(fleet.copies(known, found)):
+        raise copies.error(twice)
     if errors:
         raise HostUnreachable(
             "; ".join(errors.values()), host=next(iter(errors)), mend="run vmckpt doctor"

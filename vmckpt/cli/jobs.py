@@ -17,6 +17,7 @@ from vmckpt.cli.arguments import INVENTORY, JOB, JSON, rate, seconds
 from vmckpt.errors import BadInput, InventoryError
 from vmckpt.journal import wording
 from vmckpt.journal.records import RequestKind
+from vmckpt.model import copies
 from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def jobs(
     """Show the jobs that run, or all, the latest first.
 
     "unattended" is a job whose controller has ended before the job did. The agents of protections
-    are asked how far their standby is behind, where their hosts answer at once.
+    are asked how far their standby is behind, where their hosts answer at once. A guest that has
+    two copies by what they say is named at the end (exit code 27).
 
     Examples:
 
@@ -56,6 +58,11 @@ def jobs(
         output.out.print(table(views, time.time(), entries))
     else:
         output.say("no jobs" if everything else "no job runs; vmckpt jobs --all shows past ones")
+    if entries:
+        from vmckpt.protect.copies import of_protections
+
+        if twice := of_protections(entries.values()):
+            raise copies.error(twice)
 
 
 def protections(
@@ -88,8 +95,12 @@ def _as_json(view: "JobView", entries: Mapping[str, Mapping[str, Any]]) -> dict[
     if (entry := entries.get(view.operation.id)) is None:
         return view.as_json()
     from vmckpt.protect import news
+    from vmckpt.protect.copies import of_protections
 
-    return view.as_json() | {"protection": news.look(entry).as_json()}
+    told: dict[str, Any] = {"protection": news.look(entry).as_json()}
+    for one in of_protections([entry]):
+        told["two_copies"] = one.as_json()
+    return view.as_json() | told
 
 
 def _state(view: "JobView", entries: Mapping[str, Mapping[str, Any]]) -> str | Text:
@@ -98,7 +109,10 @@ def _state(view: "JobView", entries: Mapping[str, Mapping[str, Any]]) -> str | T
     if (entry := entries.get(view.operation.id)) is None:
         return view.doing
     from vmckpt.cli import watching_protection
+    from vmckpt.protect.copies import of_protections
 
+    if of_protections([entry]):
+        return output.styled("bold red", "two copies")
     return watching_protection.word(entry)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +12,17 @@ from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES
 from vmckpt.cli.progress import line
 from vmckpt.cli.signals import stop_on_signals
-from vmckpt.errors import OutcomeUnknown
+from vmckpt.errors import OutcomeUnknown, TwoCopies
+from vmckpt.model import copies
+from vmckpt.model.copies import Copies
 from vmckpt.model.events import Decided, Event, PhaseChanged, Sampled
+from vmckpt.units import Seconds
 
 if TYPE_CHECKING:
     from vmckpt.recover.engine import Recovered
+
+_ANSWERS = Seconds(3.0)
+"""A host that has not told its guests by then is left out of the look for two copies."""
 
 
 def recover(
@@ -35,8 +42,8 @@ def recover(
     For every job that nobody attends both hosts are asked where the guest is; then the job is
     finished or undone. A migration that still runs is watched to its end (Ctrl-C stops watching and
     leaves it running). While a host does not answer that may have the guest, nothing is touched.
-    vmckpt migrate does the same first, without watching. Ends with 13 if something could not be
-    settled.
+    vmckpt migrate does the same first, without watching. Then all hosts are asked whether a guest
+    runs on two of them. Ends with 27 if one does, with 13 if something could not be settled.
 
     Examples:
 
@@ -49,18 +56,31 @@ def recover(
     from vmckpt import api
     from vmckpt.api import migration
 
+    twice: Sequence[Copies] = ()
     if forget is not None:
         if dry_run:
             raise typer.BadParameter("--forget asks no host: there is nothing to try")
         found = [migration.forget(lambda: api.load_inventory(inventory), forget)]
     else:
-        found = asyncio.run(_run(inventory, policies, dry_run))
+        found, twice = asyncio.run(_run(inventory, policies, dry_run))
     if json:
         output.print_json([one.as_json() for one in found])
     elif found:
         _show(found, dry_run)
     else:
         output.say("nothing to recover: every job has ended or is attended")
+    _complain(found, twice)
+
+
+def _complain(found: "list[Recovered]", twice: Sequence[Copies]) -> None:
+    """Raises TwoCopies, OutcomeUnknown: not all is in order."""
+    second = [one for one in found if one.settled.two_copies and one.settled.outcome is None]
+    if second:
+        raise TwoCopies(
+            "; ".join(one.settled.truth for one in second), mend=second[0].settled.settle or None
+        )
+    if twice:
+        raise copies.error(twice)
     unknown = [one for one in found if one.settled.outcome is None and not one.settled.goes_on]
     if unknown:
         jobs = ", ".join(one.operation.id for one in unknown)
@@ -71,15 +91,18 @@ def recover(
         )
 
 
-async def _run(inventory: Path | None, folder: Path | None, dry_run: bool) -> "list[Recovered]":
+async def _run(
+    inventory: Path | None, folder: Path | None, dry_run: bool
+) -> "tuple[list[Recovered], Sequence[Copies]]":
     from vmckpt import api
-    from vmckpt.api import migration, policy_files
+    from vmckpt.api import fleet, migration, policy_files
 
     known = api.load_inventory(inventory)
     policies = policy_files.survey_policies(known, folder).policies
     stop = stop_on_signals("stopping: what still runs goes on without us")
     caller = api.Caller(emit=_Log().take, warn=output.say, stop=stop)
-    return await migration.recover(known, policies, caller, dry_run=dry_run)
+    found = await migration.recover(known, policies, caller, dry_run=dry_run)
+    return found, await fleet.copies(known, within=_ANSWERS)
 
 
 class _Log:

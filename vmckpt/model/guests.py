@@ -1,6 +1,6 @@
 """A guest: what libvirt calls a domain."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -144,14 +144,3 @@ class Presence:
     def runs(self) -> bool:
         """Whether its CPUs run there."""
         return self.state in (GuestState.RUNNING, GuestState.BLOCKED)
-
-
-def running_twice(found: Iterable[tuple[str, Guest]]) -> list[tuple[str, list[str]]]:
-    """Guests whose CPUs run on more than one host: name, and hosts. `found`: hosts with guests."""
-    hosts: dict[str, list[str]] = {}
-    names: dict[str, str] = {}
-    for host, guest in found:
-        if guest.state in (GuestState.RUNNING, GuestState.BLOCKED):
-            hosts.setdefault(guest.uuid, []).append(host)
-            names[guest.uuid] = guest.name
-    return [(names[uuid], where) for uuid, where in hosts.items() if len(where) > 1]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from vmckpt.model.copies import Copies
 from vmckpt.model.guests import GuestState
 from vmckpt.units import Bytes
 
@@ -47,6 +48,8 @@ class FleetNow:
     """Seconds since 1970."""
     hosts: tuple[HostNow, ...] = ()
     guests: tuple[GuestNow, ...] = ()
+    copies: tuple[Copies, ...] = ()
+    """Guests whose CPUs run on two hosts, by more than one look at them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,8 @@ class Settled:
     warnings: tuple[str, ...] = ()
     goes_on: bool = False
     """A migration still runs in libvirt: whoever wants to wait for its end adopts it."""
+    two_copies: bool = False
+    """The guest runs on two hosts, or on one while another holds its lease."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -30,4 +32,5 @@ class Settled:
             "settle": self.settle or None,
             "goes_on": self.goes_on,
             "warnings": list(self.warnings),
+            "two_copies": self.two_copies,
         }

@@ -15,9 +15,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from vmckpt.journal.desk import JobView
 from vmckpt.journal.turns import Turn, summary
+from vmckpt.model.copies import MEND, Copies, merged
 from vmckpt.model.jobs import JobPhase
 from vmckpt.model.now import FleetNow, SnapshotNow
 from vmckpt.protect import news
+from vmckpt.protect.copies import of_protections
 
 _PREFIX = "vmckpt"
 Labels = tuple[str, ...]
@@ -57,6 +59,8 @@ def families(now: Standing) -> Iterator[Metric]:
     )  # fmt: skip
     if now.fleet is not None:
         yield from _hosts(now.fleet)
+    if now.fleet is not None or now.protections is not None:
+        yield _copies(now)
     if now.jobs is not None:
         yield from _jobs(now.jobs)
         yield from _moves(now.jobs)
@@ -92,6 +96,18 @@ def _hosts(fleet: FleetNow) -> Iterator[Metric]:
     counted = Counter((one.host, str(one.state)) for one in fleet.guests)
     yield _family("host_guests", "Guests on the host by their state.", ("host", "state"),
                   counted.items())  # fmt: skip
+
+
+def two_copies(now: Standing) -> tuple[Copies, ...]:
+    """Guests that have two copies, by what libvirt shows and by what agents say."""
+    seen = () if now.fleet is None else now.fleet.copies
+    return merged(seen, of_protections((now.protections or {}).values()))
+
+
+def _copies(now: Standing) -> Metric:
+    rows = (((one.guest, one.uuid, " ".join(one.hosts)), len(one.hosts)) for one in two_copies(now))
+    return _family("guest_copies", "Hosts on which a guest runs, of guests that run on more than"
+                   " one.", ("guest", "uuid", "hosts"), rows)  # fmt: skip
 
 
 def _jobs(jobs: Sequence[JobView]) -> Iterator[Metric]:
@@ -220,6 +236,10 @@ def troubles(now: Standing) -> Mapping[str, Trouble]:
                 text=f"host {host.name} does not answer: {host.error}",
                 mend=f"vmckpt doctor {host.name}", host=host.name,
             )  # fmt: skip
+    for twice in two_copies(now):
+        found[f"copies {twice.uuid}"] = Trouble(
+            text=f"two copies: {twice.text}", mend=MEND, guest=twice.guest, host=twice.hosts[0]
+        )
     for view in now.jobs or ():
         if view.unattended:
             one = view.operation

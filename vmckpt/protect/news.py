@@ -85,7 +85,7 @@ def _said(entry: Mapping[str, Any], role: str) -> Mapping[str, Any]:
 
 def readiness(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[bool, str]:
     """Whether the standby can take over, and why, or what is missing."""
-    if theirs.get("outcome") == Fate.FAILED_OVER:
+    if has_taken_over(theirs):
         return False, "the guest runs there"
     if ours.get("phase") == "alone":
         return False, "the guest runs without it, and it can never take over"
@@ -98,6 +98,11 @@ def readiness(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[bool,
     if theirs.get("runs") is False:
         return False, "its QEMU is gone: unprotect the guest, protect it again"
     return bool(theirs.get("ready")), str(theirs.get("says") or "it says nothing")
+
+
+def has_taken_over(theirs: Mapping[str, Any]) -> bool:
+    """Whether the backup says that the guest runs there."""
+    return bool(theirs.get("outcome") == Fate.FAILED_OVER)
 
 
 def judge(entry: Mapping[str, Any]) -> str:
@@ -117,7 +122,7 @@ def _in_the_way(ours: Mapping[str, Any]) -> str | None:
 def _end(
     entry: Mapping[str, Any], ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> str | None:
-    if theirs.get("outcome") == Fate.FAILED_OVER:
+    if has_taken_over(theirs):
         return f"the guest runs on {entry['backup']}: {theirs.get('why')}"
     if ours.get("outcome") == Fate.ENDED:
         return str(ours.get("why"))

@@ -11,6 +11,7 @@ from vmckpt.model.jobs import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
 from vmckpt.protect import asking, ending, leaving
+from vmckpt.protect.copies import second_copy
 from vmckpt.protect.ending import Known
 from vmckpt.protect.steps import READY, Step
 from vmckpt.replicate.fates import Fate
@@ -47,6 +48,7 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
         return replace(found, did=await _revived(known, ours, theirs))
     if ending.is_backups(ours, theirs):
         await ending.tidy(known)
+        found = replace(found, two_copies=False)  # one is ended, or that was refused
         return case.ended(found, failed_over=known.backup.name)
     await ending.put_back(known)
     return case.ended(found)
@@ -102,7 +104,10 @@ async def _let_alone(known: Known, recorder: Recorder | None, name: str) -> Sett
 def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Settled:
     """What is true by what both agents say. Pure."""
     primary, backup, guest = known.primary.name, known.backup.name, known.operation.guest
-    if (found := _taken_over(known, ours, theirs)) is not None:
+    found = _taken_over(known, ours, theirs)
+    if (second := second_copy(ours, theirs, primary)) is not None:
+        found = _with_second(known, found, second)
+    if found is not None:
         return found
     silent = [name for name, one in ((primary, ours), (backup, theirs)) if "error" in one]
     if silent:
@@ -148,6 +153,21 @@ def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> S
         truth=f"{guest} is not protected any more: neither host has anything of it left",
         outcome=Outcome.COMPLETED,
         did=("put back what its protection set",),
+    )  # fmt: skip
+
+
+def _with_second(known: Known, found: Settled | None, why: str) -> Settled:
+    """What is true, and what is done, if the guest still runs on its former host as well."""
+    primary, backup = known.primary.name, known.backup.name
+    if found is None or found.outcome is None:
+        return Settled(
+            truth=f"{known.operation.guest} runs on {primary}, and {why}", outcome=None,
+            settle=f"mend {backup}, so that it can say whether the guest runs there",
+            two_copies=True,
+        )  # fmt: skip
+    return replace(
+        found, truth=f"{found.truth}; a second copy runs on {primary}", two_copies=True,
+        did=(f"end the copy on {primary}, if nothing of it was heard outside", *found.did),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vmckpt.errors import Cancelled, GuestBusy, LeaseLost, VmckptError
+from vmckpt.errors import Cancelled, GuestBusy, LeaseLost, TwoCopies, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, place, takeover
 from vmckpt.journal.recorder import Recorder
@@ -147,7 +147,7 @@ class _One:
         try:
             return await self._ask(operation, None, adopt=False)
         except VmckptError as exc:
-            return Settled(truth=exc.message, outcome=None, settle=exc.mend or "")
+            return _unsettled(exc)
 
     async def settle(self, operation: Operation, *, adopt: bool) -> Settled:
         """Do it, as the operation's controller."""
@@ -157,7 +157,7 @@ class _One:
         except (GuestBusy, LeaseLost) as exc:
             return Settled(truth=f"somebody else is at it: {exc.message}", outcome=None)
         except VmckptError as exc:
-            return Settled(truth=exc.message, outcome=None, settle=exc.mend or "")
+            return _unsettled(exc)
 
     async def _ask(self, operation: Operation, kept: Recorder | None, *, adopt: bool) -> Settled:
         room = ROOMS.get(operation.kind)
@@ -173,3 +173,10 @@ class _One:
             caller=self._caller, adopt=adopt,
         )  # fmt: skip
         return await room(case, self._policies)
+
+
+def _unsettled(error: VmckptError) -> Settled:
+    return Settled(
+        truth=error.message, outcome=None, settle=error.mend or "",
+        two_copies=isinstance(error, TwoCopies),
+    )  # fmt: skip
