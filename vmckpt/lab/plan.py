@@ -14,6 +14,8 @@ LABS = Path("/var/lib/vmckpt/labs")
 CACHE = Path("/var/cache/vmckpt")
 OBSERVER_PORT = 7000
 GUEST_PORT = 7001
+STORE_PORT = 7003
+"""Of a guest's key-value store."""
 GUEST_BRIDGE = "guests"
 WITNESS = "witness"
 OBSERVER = "observer"

@@ -5,6 +5,9 @@
  *   disk    numbered records with a checksum, each flushed before the next
  *   output  each number is sent to the observer only after its record is on the disk
  *
+ * It also serves a small key-value store, whose answers show from outside whether one copy of the
+ * guest did one thing after the other (vmckpt/lab/linearizability.py).
+ *
  * Guests can also chat: each sends numbered messages to the others and keeps, in a page that can be
  * found in a capture of its memory, what it has sent and received (vmckpt/lab/chat.py reads it).
  *
@@ -315,6 +318,77 @@ static void answer_main(void)
     }
 }
 
+/* --- key-value store ---------------------------------------------------------------------- */
+
+enum { STORE_PORT = 7003, CELLS = 64, SESSIONS = 64 };
+enum { READ = 1, WRITE = 2, CAS = 3, ADD = 4 };
+#define REQUEST_MAGIC 0x315145524b434d56ULL /* "VMCKREQ1" */
+#define REPLY_MAGIC 0x315045524b434d56ULL /* "VMCKREP1" */
+
+struct request {
+    uint64_t magic, recording, session, sequence, kind, key, value, expected;
+};
+
+struct reply {
+    uint64_t magic, recording, session, sequence, run, before;
+};
+
+/* A recording with a higher number than all before begins with empty cells. Of each session's
+ * requests every one is carried out at most once, however often it arrives. */
+static uint64_t recording, cell[CELLS];
+static struct {
+    uint64_t sequence, before;
+} session[SESSIONS];
+static int store_sock;
+
+static uint64_t carry_out(const struct request *r)
+{
+    uint64_t *c = &cell[r->key], before = *c;
+    if (r->kind == WRITE || (r->kind == CAS && before == r->expected))
+        *c = r->value;
+    if (r->kind == ADD)
+        *c += r->value;
+    return before;
+}
+
+static void *store_main(void *unused)
+{
+    struct request r;
+    (void)unused;
+    for (;;) {
+        struct sockaddr_in from;
+        socklen_t size = sizeof from;
+        ssize_t got = recvfrom(store_sock, &r, sizeof r, 0, (struct sockaddr *)&from, &size);
+        if (got != sizeof r || r.magic != REQUEST_MAGIC || r.key >= CELLS ||
+            r.session >= SESSIONS || r.recording < recording)
+            continue;
+        if (r.recording > recording) {
+            recording = r.recording;
+            memset(cell, 0, sizeof cell);
+            memset(session, 0, sizeof session);
+        }
+        if (r.sequence < session[r.session].sequence)
+            continue;
+        if (r.sequence > session[r.session].sequence) {
+            session[r.session].before = carry_out(&r);
+            session[r.session].sequence = r.sequence;
+        }
+        struct reply answer = { REPLY_MAGIC, recording, r.session, r.sequence, run_id,
+                                session[r.session].before };
+        sendto(store_sock, &answer, sizeof answer, MSG_DONTWAIT, (const struct sockaddr *)&from,
+               size);
+    }
+    return NULL;
+}
+
+static void store_open(void)
+{
+    struct sockaddr_in here = { .sin_family = AF_INET, .sin_port = htons(STORE_PORT) };
+    store_sock = socket(AF_INET, SOCK_DGRAM, 0);
+    if (store_sock < 0 || bind(store_sock, (struct sockaddr *)&here, sizeof here))
+        fatal("socket of the key-value store");
+}
+
 /* --- chat --------------------------------------------------------------------------------- */
 
 enum { CHAT_PORT = 7002, MOST_PEERS = 8 };
@@ -479,6 +553,8 @@ int main(void)
     start(disk_main, 10);
     start(memory_main, 0);
     start(verify_main, 0);
+    store_open();
+    start(store_main, 13);
     chat_open();
     if (chat) {
         start(chat_receive_main, 12);

@@ -1,0 +1,191 @@
+"""Histories: what clients outside asked a lab guest's key-value store, and its answers. Pure.
+
+`history_clients` writes a history as lines of JSON while it happens, `parse` reads it. All times
+are seconds on this machine's monotonic clock. An operation that is called and never returns is
+pending: the guest may have carried it out, or may still do so, or never will.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+OPERATOR = -1
+"""The client ID of the program that takes and restores snapshots."""
+
+
+class Kind(StrEnum):
+    """An operation's kind."""
+
+    READ = "read"
+    WRITE = "write"
+    CAS = "cas"
+    """Compare and set: write `value` if the cell holds `expected`."""
+    ADD = "add"
+    SNAPSHOT = "snapshot"
+    """Keep all cells under a snapshot's name."""
+    RESTORE = "restore"
+    """Set all cells to what they held in that snapshot; to 0 if it is older than the recording."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """What a client asks for. Fields that a kind does not use have their default."""
+
+    kind: Kind
+    key: int = 0
+    value: int = 0
+    expected: int = 0
+    snapshot: str = ""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case Kind.READ:
+                return f"read key {self.key}"
+            case Kind.WRITE:
+                return f"write {self.value} to key {self.key}"
+            case Kind.CAS:
+                return f"set key {self.key} from {self.expected} to {self.value}"
+            case Kind.ADD:
+                return f"add {self.value} to key {self.key}"
+            case Kind.SNAPSHOT | Kind.RESTORE:
+                return f"{self.kind} {self.snapshot}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One operation of one client."""
+
+    client: int
+    """Operations of one client overlap where it gave one up and went on to the next."""
+    input: Input
+    call: float
+    """Before the request was sent for the first time."""
+    returned: float | None = None
+    """After its answer was received; None: it is pending."""
+    output: int | None = None
+    """The cell's value right before the operation; None: not reported."""
+    run: int = 0
+    """The run of the guest that answered, drawn at its start; 0 if it is pending."""
+
+    def shown(self, since: float) -> str:
+        """Describe it, with times in seconds after `since`."""
+        answer = "" if self.output is None else f", was {self.output}"
+        end = "pending" if self.returned is None else f"returned {self.returned - since:.4f}"
+        by = "operator" if self.client == OPERATOR else f"client {self.client}"
+        return f"{by}: {self.input}{answer} (called {self.call - since:.4f}, {end})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """All operations of one recording."""
+
+    operations: tuple[Operation, ...]
+    contradictions: tuple[str, ...] = ()
+    """Requests that one run of the guest answered twice, with different answers."""
+
+    @property
+    def answered(self) -> int:
+        """How many operations of clients have returned."""
+        return sum(one.client != OPERATOR and one.returned is not None for one in self.operations)
+
+    @property
+    def pending(self) -> int:
+        """How many have not."""
+        return sum(one.returned is None for one in self.operations)
+
+    def runs(self) -> Mapping[int, tuple[Operation, ...]]:
+        """Split the operations by the guest's run: a guest that is started anew begins at 0.
+
+        A pending operation belongs to every run, and so do snapshots and restores: they neither
+        change the run's number nor answer with one.
+        """
+        numbers = dict.fromkeys(one.run for one in self.operations if one.run)
+        return {
+            number: tuple(one for one in self.operations if one.run in (0, number))
+            for number in numbers
+        }
+
+
+def call_line(client: int, sequence: int, asked: Input, at: float) -> str:
+    """The line that is written before a request is sent."""
+    told = {name: getattr(asked, name) for name in ("key", "value", "expected", "snapshot")}
+    given = {name: value for name, value in told.items() if value}
+    return _line(event="call", client=client, sequence=sequence, at=at, kind=asked.kind, **given)
+
+
+def return_line(
+    client: int, sequence: int, at: float, *, output: int | None = None, run: int = 0
+) -> str:
+    """The line that is written after an answer was received."""
+    return _line(event="return", client=client, sequence=sequence, at=at, output=output, run=run)
+
+
+def _line(**event: Any) -> str:
+    return json.dumps(event, separators=(",", ":")) + "\n"
+
+
+def parse(lines: Iterable[str]) -> History:
+    """Read a recording. Returns the operations in the order of their calls.
+
+    A last line that is not complete is left out: it is just being written. Raises ValueError for
+    any other line that is not one of a recording.
+    """
+    calls: dict[tuple[int, int], tuple[Input, float]] = {}
+    returns: dict[tuple[int, int], list[tuple[float, int | None, int]]] = {}
+    for line in lines:
+        if not line.endswith("\n"):
+            break
+        told = json.loads(line)
+        name = (told["client"], told["sequence"])
+        if told["event"] == "call":
+            calls[name] = (_input(told), told["at"])
+        else:
+            returns.setdefault(name, []).append((told["at"], told["output"], told["run"]))
+    operations: list[Operation] = []
+    contradictions: list[str] = []
+    for name, (asked, called) in calls.items():
+        made = _operations(name[0], asked, called, returns.get(name, []))
+        operations += made
+        if len({one.run for one in made}) < len(made):
+            answers = " and ".join(str(one.output) for one in made)
+            contradictions.append(f"client {name[0]}: {asked} was answered with {answers}")
+    operations.sort(key=lambda one: one.call)
+    restored = any(one.input.kind is Kind.RESTORE for one in operations)
+    # A guest that goes back in time may carry out a request once more that was sent twice.
+    kept = () if restored else tuple(contradictions)
+    return History(operations=tuple(operations), contradictions=kept)
+
+
+def _operations(
+    client: int, asked: Input, called: float, answers: list[tuple[float, int | None, int]]
+) -> list[Operation]:
+    """One operation for each different answer: each of them was carried out."""
+    if not answers:
+        return [Operation(client=client, input=asked, call=called)]
+    first: dict[tuple[int, int | None], float] = {}
+    for at, output, run in answers:
+        first.setdefault((run, output), at)
+    return [
+        Operation(client=client, input=asked, call=called, returned=at, output=output, run=run)
+        for (run, output), at in first.items()
+    ]
+
+
+def _input(told: Mapping[str, Any]) -> Input:
+    return Input(
+        kind=Kind(told["kind"]),
+        key=told.get("key", 0),
+        value=told.get("value", 0),
+        expected=told.get("expected", 0),
+        snapshot=told.get("snapshot", ""),
+    )
+
+
+def lines(history: History) -> Iterable[str]:
+    """Write a history as `parse` reads it."""
+    for number, one in enumerate(history.operations, 1):
+        yield call_line(one.client, number, one.input, one.call)
+        if one.returned is not None:
+            yield return_line(one.client, number, one.returned, output=one.output, run=one.run)
