@@ -10,10 +10,12 @@ from tests import tables
 from tests.faults.matrix import INSIDE, MATRIX, STAGES, Cell
 from tests.lab.bench import Bench
 from vmckpt.lab import guests, network, trial
+from vmckpt.lab.campaign import EVIDENCE
 from vmckpt.lab.checker import Checker
 from vmckpt.lab.controller import Moment
 from vmckpt.lab.injuries import FAULTS, Fault, Scene
 from vmckpt.lab.lookout import Lookout
+from vmckpt.lab.recorder import Recorder
 from vmckpt.lab.trial import Ends
 from vmckpt.units import parse_rate
 
@@ -64,12 +66,15 @@ def attempt(bench: Bench, cell: Cell) -> tuple[bool, list[str]]:
     inside = cell.moment is Moment.CLEANUP and cell.fault in INSIDE
     try:
         injury.prepare()
-        with Lookout(bench.plan) as lookout:
+        with Lookout(bench.plan) as lookout, Recorder(bench.plan, GUEST) as recorder:
             told = trial.play(set_up, injury, cell.moment, inside=inside)
             told = trial.recovered(set_up, told)
             ends = cell.ends if told.hit else Ends.LIVES_OR_GONE
             wrong = trial.check(set_up, told, ends, checker).wrong
             wrong += lookout.two_copies()
+            recorder.stop()
+        history = recorder.check(EVIDENCE)
+        wrong += [*history.wrong, *history.unknown]
         wrong += trial.unsettled(set_up)
     finally:
         injury.clear()

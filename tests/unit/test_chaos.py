@@ -223,6 +223,13 @@ def test_troubles_are_counted_by_their_kind() -> None:
     assert (*counted, tally.other_troubles) == (1, 1, 1, 1)
 
 
+def test_a_broken_history_is_counted_as_one_whatever_it_says() -> None:
+    tally = Tally(seed=1)
+    tally.blame(["history: run 1 is not linearizable; see the ledger of /var/tmp/x"])
+
+    assert (tally.histories_broken, tally.ledgers_lost, tally.other_troubles) == (1, 0, 0)
+
+
 def test_a_tally_is_json() -> None:
     tally = Tally(seed=1)
     tally.faults[Fault.POSTGRES] += 1

@@ -101,6 +101,8 @@ def _show(tally: campaign.Tally) -> None:
     each = tally.seconds / max(1, tally.operations)
     output.out.print(
         f"{tally.operations} operations, {each:.1f} s each; {tally.rightly_gone} guests rightly"
-        f" gone; ledgers lost {tally.ledgers_lost}, two copies seen {tally.two_copies_seen},"
+        f" gone; histories {tally.histories} of {tally.history_operations} answers, not"
+        f" linearizable {tally.histories_broken}, unknown {tally.histories_unknown};"
+        f" ledgers lost {tally.ledgers_lost}, two copies seen {tally.two_copies_seen},"
         f" unknown states left {tally.unknown_states_left}"
     )

@@ -17,6 +17,7 @@ from vmckpt.lab.injuries import FAULTS, Fault, Scene
 from vmckpt.lab.lab import Say
 from vmckpt.lab.lookout import Lookout
 from vmckpt.lab.plan import LabPlan
+from vmckpt.lab.recorder import Recorder
 from vmckpt.lab.trial import Told
 from vmckpt.units import parse_rate
 
@@ -52,6 +53,13 @@ class Tally:
     """What the controllers told; "killed" for those that could not."""
     rightly_gone: int = 0
     """Guests that died with their host or QEMU; their disks were whole."""
+    histories: int = 0
+    """What clients saw of the guest in an operation, checked for linearizability."""
+    history_operations: int = 0
+    """How many of the clients' operations were answered in them."""
+    histories_unknown: int = 0
+    """Not found out in time."""
+    histories_broken: int = 0
     ledgers_lost: int = 0
     two_copies_seen: int = 0
     unknown_states_left: int = 0
@@ -65,7 +73,9 @@ class Tally:
     def blame(self, troubles: Iterable[str]) -> None:
         """Count what was wrong by its kind."""
         for one in troubles:
-            if "ledger" in one or "records on its disk" in one or "its disk knows" in one:
+            if one.startswith("history: "):
+                self.histories_broken += 1
+            elif "ledger" in one or "records on its disk" in one or "its disk knows" in one:
                 self.ledgers_lost += 1
             elif "and so does" in one:
                 self.two_copies_seen += 1
@@ -115,19 +125,21 @@ class Campaign:
         gone = False
         try:
             injury.prepare()
-            told = trial.play(
-                scene,
-                injury,
-                operation.moment,
-                delay=operation.delay,
-                inside=operation.inside,
-                cancel=operation.cancel,
-            )
-            told = trial.recovered(scene, told)
-            ends = chaos.ends(operation, hit=told.hit)
-            verdict = trial.check(scene, told, ends, self._checker)
-            gone = verdict.gone
-            wrong = verdict.wrong + self._bystanders(operation, scene, homes)
+            with Recorder(self._plan, operation.guest, seed=operation.number) as recorder:
+                told = trial.play(
+                    scene,
+                    injury,
+                    operation.moment,
+                    delay=operation.delay,
+                    inside=operation.inside,
+                    cancel=operation.cancel,
+                )
+                told = trial.recovered(scene, told)
+                ends = chaos.ends(operation, hit=told.hit)
+                verdict = trial.check(scene, told, ends, self._checker)
+                gone = verdict.gone
+                wrong = verdict.wrong + self._bystanders(operation, scene, homes)
+                wrong += self._history(recorder)
         except VmckptError as exc:
             wrong = [str(exc)]
         finally:
@@ -138,6 +150,17 @@ class Campaign:
             self.tally.blame(wrong)
             self._keep(operation, scene, told, wrong)
             raise Wrong(operation, wrong)
+
+    def _history(self, recorder: Recorder) -> list[str]:
+        """What is wrong with what clients saw."""
+        recorder.stop()
+        found = recorder.check(EVIDENCE)
+        self.tally.histories += 1
+        self.tally.history_operations += found.answered
+        self.tally.histories_unknown += bool(found.unknown)
+        for one in found.unknown:
+            self._say(f"    history not checked: {one}")
+        return list(found.wrong)
 
     def _home(self, operation: Operation, guest: str) -> str:
         places = self._checker.places(guest)
