@@ -21,7 +21,8 @@ from typing import Any
 
 _COUNTERS = ("faults", "moments_hit", "moments_missed", "outcomes")
 _SUMS = (
-    "operations", "seconds", "rightly_gone", "ledgers_lost", "two_copies_seen",
+    "operations", "seconds", "rightly_gone", "histories", "history_operations",
+    "histories_unknown", "histories_broken", "ledgers_lost", "two_copies_seen",
     "unknown_states_left", "other_troubles",
 )  # fmt: skip
 # So many troubles are enough to look at.
@@ -87,7 +88,7 @@ def show(total: dict[str, Any]) -> None:
     each = total["seconds"] / max(1, total["operations"])
     print(f"{total['operations']} operations, {each:.1f} s each, {total['wall_s']:.0f} s in all")
     print(f"guests that rightly died with their host or QEMU: {total['rightly_gone']}")
-    for key in ("ledgers_lost", "two_copies_seen", "unknown_states_left", "other_troubles"):
+    for key in _SUMS[3:]:
         print(f"{key.replace('_', ' ')}: {total[key]}")
     for one in total["failed"]:
         print(f"failed: {one}")

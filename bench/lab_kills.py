@@ -2,7 +2,9 @@
 restore.
 
 After each, `vmckpt recover`; then every snapshot is whole, the guest runs in one place with whole
-memory and disk, and the hosts have nothing of it left. See bench/snapshot_kills.py.
+memory and disk, and the hosts have nothing of it left. What clients outside saw of the guest must
+be linearizable: a restore takes it back to its snapshot, and one that was killed may or may not
+have done so. See bench/snapshot_kills.py.
 """
 
 import json
@@ -16,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.lab import guests, host, lab, ledger
+from vmckpt.lab.campaign import EVIDENCE
 from vmckpt.lab.plan import LabPlan
+from vmckpt.lab.recorder import Recorder
 
 _PROGRAM = (sys.executable, "-m", "vmckpt.cli.main")
 _WISHES: dict[str, Any] = {"memory": "192MiB", "dirty": "16MiB@1MiB/s", "disk": "32MiB"}
@@ -37,6 +41,8 @@ class Kills:
         self.killed: Counter[str] = Counter()
         self.ended_before = 0
         self.proved = 0
+        self.histories = self.history_operations = self.histories_unknown = 0
+        self._recorder: Recorder | None = None
         self.wrong: list[str] = []
 
     def begin(self) -> None:
@@ -56,6 +62,8 @@ class Kills:
         work = self._rng.choice(("create", "create", "restore"))
         victim = self._rng.choice(("controller", "agent"))
         before = self._ids()
+        recorder = self._recording()
+        began = time.monotonic()
         args = ("create", "web1") if work == "create" else ("restore", before[-1], "--replace")
         process = self._start("snapshot", *args)
         time.sleep(self._rng.uniform(0.1, 1.0) * self._takes[work])
@@ -69,7 +77,38 @@ class Kills:
             self.killed[f"{work}: {victim}"] += 1
         else:
             self.ended_before += 1
-        self._check(f"{work} with its {victim} killed ({said.strip()[-160:]!r})", before)
+        ended = time.monotonic()
+        if work == "restore":
+            recorder.restored(before[-1], began, None if process.returncode else ended)
+        after = f"{work} with its {victim} killed ({said.strip()[-160:]!r})"
+        self._check(after, before)
+        for made in set(self._ids()) - set(before):
+            # What is left of one that was killed may have taken it later.
+            recorder.taken(made, began, time.monotonic() if process.returncode else ended)
+        self._histories(recorder, after, ends=work == "restore")
+
+    def _recording(self) -> Recorder:
+        """The recording that goes on from step to step, up to the next restore."""
+        if self._recorder is None:
+            self._recorder = Recorder(self._plan, "web1", clients=4)
+            self._recorder.__enter__()
+        return self._recorder
+
+    def _histories(self, recorder: Recorder, after: str, *, ends: bool) -> None:
+        """Check what clients saw since the last restore. `ends`: the next step begins anew."""
+        found = recorder.check(EVIDENCE)
+        self.wrong += [f"after {after}: {one}" for one in found.wrong]
+        self.histories += 1
+        self.histories_unknown += bool(found.unknown)
+        if ends or found.wrong:
+            self.history_operations += found.answered
+            self.close()
+
+    def close(self) -> None:
+        """End the clients."""
+        if self._recorder is not None:
+            self._recorder.__exit__()
+        self._recorder = None
 
     def _kill_agents(self) -> bool:
         """By their ids, each in its own host."""
@@ -119,10 +158,12 @@ class Kills:
 
     def _again(self, ids: list[str]) -> None:
         """Go on with the guest of the last snapshot, wherever the one that was wrong is."""
+        self.close()
         self._run("snapshot", "restore", ids[-1], "--replace")
 
     def end(self) -> None:
         """Every snapshot comes back."""
+        self.close()
         for id_ in self._ids()[-4:]:
             code, _, said = self._run("snapshot", "restore", id_, "--replace")
             if code:
@@ -164,13 +205,16 @@ def run(name: str, kills: int, seed: int) -> dict[str, Any]:
             print(told, *campaign.wrong[-1:], file=sys.stderr, flush=True)
         campaign.end()
     finally:
+        campaign.close()
         for guest in guests.stored(plan):
             guests.remove(plan, guest.name)
     folder = str(Path(plan.folder))
     return {
         "kills": campaign.killed.total(), "seconds": round(time.monotonic() - began, 1),
         "killed": dict(sorted(campaign.killed.items())), "ended_before": campaign.ended_before,
-        "snapshots_proved": campaign.proved,
+        "snapshots_proved": campaign.proved, "histories": campaign.histories,
+        "history_operations": campaign.history_operations,
+        "histories_unknown": campaign.histories_unknown,
         "wrong": [one.replace(folder, "") for one in campaign.wrong],
     }  # fmt: skip
 
