@@ -150,13 +150,8 @@ class _Agent:
         mirrors = Mirrors(session, folder, monitor, self._still)
         begun = mirrors.begin()
         logs = [stack.enter_context(one) for one in mirrors.logs()]
-        filters = Buffers(monitor, session.cards, folder, session.owner)
         alone = afterlife.is_alone(folder)
-        held = buffers.there(monitor, session.cards) and not alone
-        if held:
-            filters.attach()
-        elif alone:
-            buffers.remove(monitor, session.cards)
+        filters, held = found_filters(session, folder, monitor, alone=alone)
         # On disk before it is nowhere else.
         afterlife.keep_definition(session)
         libvirt_side.undefine(monitor)
@@ -223,6 +218,24 @@ class _Agent:
             "wished": self._wishes.has(Wish.PLANNED), "wants_leave": self._leave.wanted,
             **self._status.as_json(),
         }  # fmt: skip
+
+
+def found_filters(
+    session: Session, folder: Path, monitor: Commands, *, alone: bool
+) -> tuple[Buffers, bool]:
+    """The guest's filters as an agent before this one left them, and whether all of them hold
+    output. `alone`: the guest went on without its standby.
+
+    Where one of them is gone the others keep what they hold: the standby may still take over.
+    Raises HypervisorError.
+    """
+    filters = Buffers(monitor, session.cards, folder, session.owner)
+    held = buffers.there(monitor, session.cards) and not alone
+    if held:
+        filters.attach()
+    elif alone:
+        buffers.remove(monitor, session.cards)
+    return filters, held
 
 
 def _ended(session: Session, folder: Path, *, wished: bool) -> None:
