@@ -1,21 +1,30 @@
 """A protected guest that somebody has ended: who is told, and what is put back."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from tests.unit.backing import following
-from tests.unit.replicas import SHORT, session
+from tests.unit.replicas import LEASE, SHORT, session
 from vmckpt.agent import afterlife, writes
+from vmckpt.checkpoint import settings
+from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import RemoteError
 from vmckpt.lease.clock import boottime
 from vmckpt.replicate import guard
 from vmckpt.replicate.guardpage import GuardPage
+from vmckpt.hypervisor import standby as libvirt_side
+from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.replicate import buffers
+from vmckpt.replicate.facts import Terms
 from vmckpt.replicate.link import Cut
 from vmckpt.replicate.standstill import Standstill
 from vmckpt.units import Seconds
 
 SESSION = session(disks=())
+UNDO = Undo(guest="u-1", capabilities={}, bandwidth=0, runs=True, folder="")
 
 
 class Backup:
@@ -88,5 +97,73 @@ def test_of_a_guest_whose_lease_ended_it_is_not_said_what_ended_it(
     why = afterlife.shot(tmp_path)
     assert ("which is unknown" in why if why is not None else False) is ended
     (tmp_path / guard.KILLED).write_text("2026-11-01T00:00:00Z the lease was lost\n")
-    assert afterlife.shot(tmp_path) == "the guard ended the guest: the lease was lost"
+    assert afterlife.shot(tmp_path) == "the watchdog ended the guest: the lease was lost"
     assert afterlife.shot(tmp_path / "none") is None
+
+
+class Store:
+    """A lease store; notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def hand_over(self, token: int, to: str) -> int:
+        self.asked.append(f"hand over {token} to {to}")
+        return token + 1
+
+
+@pytest.mark.parametrize(
+    ("runs", "asked"), [(False, ["hand over 3 to beta"]), (True, [])], ids=["dead", "alive"]
+)
+def test_only_a_guest_that_is_dead_for_sure_is_handed_to_its_standby(
+    runs: bool, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the standby would run beside it at once, without waiting for the end of the lease."""
+    store = Store()
+    monkeypatch.setattr(writes, "end_all", lambda *_: None)
+    monkeypatch.setattr(afterlife, "lease", lambda _: nullcontext(store))
+    monkeypatch.setattr(identity, "runs", lambda _: runs)
+    (tmp_path / "token").write_text("3")
+    terms = Terms(interval=None, automatic=True)
+
+    afterlife.guest_ended(session(lease=LEASE, terms=terms, disks=()), tmp_path, wished=False)
+    assert store.asked == asked
+
+
+def test_output_is_let_out_only_once_no_standby_may_take_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby that went on from its last epoch would have forgotten what was let out."""
+    done: list[str] = []
+
+    class Tenure:
+        def invalidate(self) -> None:
+            done.append("invalidated")
+
+        def release(self) -> None:
+            done.append("released")
+
+    for module, name in (
+        (buffers, "remove"), (settings, "break_off"), (writes, "end_all"), (afterlife, "forget"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, lambda *_, name=name: done.append(name))
+    monkeypatch.setattr(libvirt_side, "stored", lambda _: ("<domain/>", False))
+    us = session(undo=UNDO.to_json(), disks=())
+
+    afterlife.unprotect(us, tmp_path, cast("Any", None), cast("Any", Tenure()))
+    assert done == ["invalidated", "remove", "break_off", "end_all", "released", "forget"]
+
+
+def test_output_is_not_let_out_where_that_cannot_be_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tenure:
+        def invalidate(self) -> None:
+            raise RemoteError("the lease store is silent")
+
+    done: list[str] = []
+    monkeypatch.setattr(buffers, "remove", lambda *_: done.append("remove"))
+
+    with pytest.raises(RemoteError, match="silent"):
+        afterlife.unprotect(SESSION, tmp_path, cast("Any", None), cast("Any", Tenure()))
+    assert done == []

@@ -90,3 +90,39 @@ def test_a_stream_that_fails_is_another_matter() -> None:
     qemu = Qemu(after={"stop": "paused", "migrate": "shutdown"})
     with pytest.raises(CaptureFailed, match="broke off: it is shutdown"):
         take(qemu)
+
+
+def test_one_that_is_still_ending_its_migration_is_waited_for() -> None:
+    """A `cont` in that gap may crash QEMU."""
+
+    class Slow(Qemu):
+        left = 3
+
+        def run_state(self) -> str:
+            if self.state == "finish-migrate":
+                self.left -= 1
+                self.state = self.state if self.left else "postmigrate"
+            return self.state
+
+    qemu = Slow(after={"stop": "paused", "migrate": "finish-migrate", "cont": "running"})
+    assert take(qemu) == [7]
+    assert qemu.told[-1] == "cont"
+
+
+def test_what_was_switched_for_it_is_put_back_before_it_runs() -> None:
+    """With that capability left on the next `virsh save` would lose its memory."""
+    qemu = Qemu()
+    take(qemu)
+    on, off = [at for at, what in enumerate(qemu.told) if what == "migrate-set-capabilities"]
+    assert on < qemu.told.index("migrate") < off < qemu.told.index("cont")
+
+
+def test_its_output_is_closed_before_the_comparison_is_waited_for() -> None:
+    """The comparison may last, and an epoch's disks and output are of the moment of its devices."""
+    qemu, steps = Qemu(), list[str]()
+    still = Standstill(cast("Any", qemu), UNDO, cast("Drain", Ended()))
+    still.take(
+        lambda: Comparison(qemu, lambda: steps.append("compared")),
+        lambda _: steps.append("output closed"),
+    )
+    assert steps == ["output closed", "compared"]

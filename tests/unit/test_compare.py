@@ -67,6 +67,34 @@ def test_a_change_of_one_byte_is_found(tmp_path: Path, pool: ThreadPoolExecutor)
         assert np.flatnonzero(bring_up(a, b, pool)).tolist() == [123]
 
 
+LARGE = 2 * 2048 + 70
+"""Pages: two pieces of a thread's work, and a third one that is no whole number of stretches."""
+EDGES = (0, 1, 62, 63, 64, 65, 2046, 2047, 2048, 2049, 4095, 4096, LARGE - 2, LARGE - 1)
+"""Around a stretch of 64 pages, a piece of 2048, and the end."""
+
+
+@pytest.mark.parametrize("byte", [0, 7, 8, PAGE // 2, PAGE - 1])
+def test_a_change_is_found_at_every_edge_of_what_is_compared_at_once(
+    tmp_path: Path, pool: ThreadPoolExecutor, byte: int
+) -> None:
+    """One after the other: a second change in a stretch would have it looked at anyway."""
+    content = b"\7" * (LARGE * PAGE)
+    with (tmp_path / "a").open("w+b") as one, (tmp_path / "b").open("w+b") as other:
+        one.write(content)
+        other.write(content)
+        one.flush()
+        other.flush()
+        with (
+            Mapping(one.fileno(), len(content)) as live,
+            Mapping(other.fileno(), len(content), write=True) as last,
+        ):
+            for number in EDGES:
+                os.pwrite(one.fileno(), b"\1", number * PAGE + byte)
+                assert np.flatnonzero(bring_up(live, last, pool)).tolist() == [number]
+                assert os.pread(other.fileno(), 1, number * PAGE + byte) == b"\1"
+            assert not bring_up(live, last, pool).any()
+
+
 def test_pages_that_came_or_went_since_they_were_expected(
     tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:

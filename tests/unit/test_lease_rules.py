@@ -49,6 +49,13 @@ def test_who_may_still_act_is_abandoned_for_nobody(
         assert not rules.abandoned(None, alive_until, beaten + later + ahead)
 
 
+@pytest.mark.parametrize(
+    ("later", "acts"), [(0.0, True), (28.0, True), (28.1, False), (30.0, False)]
+)
+def test_a_controller_stops_acting_before_others_may_take_over(later: float, acts: bool) -> None:
+    assert rules.holds(Seconds(7.0), Seconds(7.0 + later)) is acts
+
+
 @given(alive=st.sampled_from([True, False, None]), alive_until=st.none() | times, now=times)
 def test_once_gone_a_controller_stays_gone(
     alive: bool | None, alive_until: float | None, now: float

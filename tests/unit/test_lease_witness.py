@@ -124,6 +124,16 @@ def test_a_database_whose_clock_is_set_back_keeps_nobody_out_for_long(
     assert beta.take_over(token) == TakenOver(token + 1)
 
 
+def test_a_host_whose_own_clock_is_ahead_is_let_in_by_the_database_s(
+    protection: Protection,
+) -> None:
+    alpha, beta, token = protected(protection)
+    assert alpha.renew(token)
+    beta.look()
+    protection.ahead += 10
+    assert 0 < waited(beta.take_over(token)) <= TERMS.waits
+
+
 def test_a_host_that_has_not_watched_waits_as_long_as_one_that_just_saw_a_renewal(
     protection: Protection,
 ) -> None:

@@ -51,11 +51,13 @@ def shared(ours: int, theirs: int) -> Seen:
 
 
 OTHER = replace(host_facts("b"), qemu_version="10.0.2")
+NEXT = replace(host_facts("b"), qemu_version="7.3.22")
 BLOCKERS: list[tuple[str, str, Seen, str]] = [
     ("same-host", "web1", replace(FINE, backup="alpha"), "protects nothing"),
     ("name-taken", "beta", replace(FINE, name_taken=True), "beta has a guest web1 already"),
     ("file-missing", "beta", replace(FINE, missing=("/srv/vmlinuz",)), "/srv/vmlinuz is not there"),
     ("qemu-version", "beta", replace(FINE, backup_facts=OTHER), "QEMU 7.2.22, beta has 10.0.2"),
+    ("qemu-version", "beta", replace(FINE, backup_facts=NEXT), "QEMU 7.2.22, beta has 7.3.22"),
     ("memory-short", "alpha", free("alpha", 767 * MIB), "alpha has 767"),
     ("memory-short", "beta", free("beta", 767 * MIB), "beta has 767"),
     ("tmpfs-short", "alpha", shared(767 * MIB, 768 * MIB), "/dev/shm on alpha has 767"),

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from vmckpt.errors import CannotCapture, QemuUnclear
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qemu_process.identity import Recorded, Seen
 
-GUEST = "8f8f0c0e-93c5-4a17-8b9b-0f2a8b8e0001"
+GUEST = str(uuid.uuid4())
+"""Another one in each run: processes of this test are seen by all that run on this machine."""
 STATUS = """<domstatus state='running' reason='booted' pid='{pid}'>
   <monitor path='{monitor}' type='unix'/>
   <domain type='kvm' id='3'>

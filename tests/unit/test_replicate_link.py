@@ -1,4 +1,5 @@
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -7,6 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from vmckpt.lab.pace import Deadline
 from vmckpt.replicate import link
@@ -99,31 +103,118 @@ def test_a_heartbeat_passes_between_large_messages(ends: Ends, stack: ExitStack)
     sender.join()
 
 
+class Door:
+    """Accepts as a standby's agent does, over and over, until the end."""
+
+    def __init__(self, ends: Ends, folder: Path | None = None) -> None:
+        """`folder`: of another agent than the second."""
+        self._folder, self._server = folder or ends.folders[1], ends.server
+        self._over = threading.Event()
+        self.came: list[object] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Door":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            made = link.accept(self._folder, self._server, limit=Seconds(0.2))
+            if made is not None:
+                self.came.append(made)
+                made.close()
+
+
 def test_another_certificate_is_sent_away(ends: Ends, tmp_path: Path) -> None:
     stranger = tmp_path / "stranger"
     stranger.mkdir()
     link.make_identity(stranger)
     (stranger / link.PEER).write_text((ends.folders[1] / link.CERTIFICATE).read_text())
-    found: list[object] = []
-    waiter = threading.Thread(
-        target=lambda: found.append(link.accept(ends.folders[1], ends.server, limit=SHORT))
-    )
-    waiter.start()
-    # With TLS 1.3 the client is through before the server has looked at its certificate.
-    made = link.connect(stranger, ends.server.getsockname(), limit=SHORT)
-    with Line(made, lambda: 7) as one, pytest.raises(Cut):
-        one.receive(SHORT)
-    waiter.join()
-    assert found == [None]
+    assert_sent_away(ends, stranger)
+
+
+def assert_sent_away(ends: Ends, stranger: Path) -> None:
+    with Door(ends) as door:
+        # With TLS 1.3 the client is through before the server has looked at its certificate.
+        made = link.connect(stranger, ends.server.getsockname(), limit=SHORT)
+        with Line(made, lambda: 7) as one, pytest.raises(Cut):
+            one.receive(SHORT)
+    assert door.came == []
 
 
 def test_a_server_with_another_certificate_is_not_spoken_to(ends: Ends) -> None:
     (ends.folders[0] / link.PEER).write_text((ends.folders[0] / link.CERTIFICATE).read_text())
-    waiter = threading.Thread(target=lambda: link.accept(ends.folders[1], ends.server, limit=SHORT))
-    waiter.start()
-    with pytest.raises(Cut, match="certificate"):
+    with Door(ends), pytest.raises(Cut, match="certificate"):
         link.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
-    waiter.join()
+
+
+def signed_by_session(folder: Path, by: Path) -> None:
+    """An agent's folder with a certificate of its own that another agent's key has signed."""
+    folder.mkdir()
+    link.make_identity(folder)
+    (folder / link.PEER).write_text((by / link.PEER).read_text())
+    signer = serialization.load_pem_private_key((by / link.KEY).read_bytes(), password=None)
+    issuer = x509.load_pem_x509_certificate((by / link.CERTIFICATE).read_bytes())
+    own = x509.load_pem_x509_certificate((folder / link.CERTIFICATE).read_bytes())
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "another")]))
+        .issuer_name(issuer.subject)
+        .public_key(own.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(own.not_valid_before_utc)
+        .not_valid_after(own.not_valid_after_utc)
+        .sign(signer, hashes.SHA256())
+    )
+    (folder / link.CERTIFICATE).write_bytes(made.public_bytes(serialization.Encoding.PEM))
+
+
+def test_a_certificate_that_the_peer_s_has_signed_is_another_one(
+    ends: Ends, tmp_path: Path
+) -> None:
+    """For OpenSSL that is a good chain; but the session has two certificates and no third."""
+    signed_by_session(tmp_path / "stranger", ends.folders[0])
+    assert_sent_away(ends, tmp_path / "stranger")
+
+
+def test_a_server_whose_certificate_the_peer_s_has_signed_is_not_spoken_to(
+    ends: Ends, tmp_path: Path
+) -> None:
+    signed_by_session(tmp_path / "stranger", ends.folders[1])
+    with Door(ends, tmp_path / "stranger"), pytest.raises(Cut, match="another certificate"):
+        link.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
+
+
+def test_a_caller_without_a_certificate_is_sent_away(ends: Ends, stack: ExitStack) -> None:
+    with Door(ends) as door:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        caller = stack.enter_context(socket.create_connection(ends.server.getsockname()))
+        caller.settimeout(SHORT)
+        with pytest.raises(ssl.SSLError), context.wrap_socket(caller) as made:
+            made.recv(1)
+        link.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT).close()
+        until = time.monotonic() + SHORT
+        while not door.came:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    assert len(door.came) == 1
+
+
+def test_an_older_tls_is_not_spoken(ends: Ends, stack: ExitStack) -> None:
+    with Door(ends) as door:
+        context = link._context(ends.folders[0], ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+        caller = stack.enter_context(socket.create_connection(ends.server.getsockname()))
+        caller.settimeout(SHORT)
+        with pytest.raises(ssl.SSLError, match=r"(?i)version"):
+            context.wrap_socket(caller)
+    assert door.came == []
 
 
 def test_a_wrong_token_is_refused_by_name(ends: Ends, stack: ExitStack) -> None:
@@ -145,30 +236,6 @@ def test_nothing_to_receive_is_none(ends: Ends, stack: ExitStack) -> None:
     near, _ = ends.lines(stack)
     assert near.receive(Seconds(0.0)) is None
     assert near.receive(Seconds(0.05)) is None
-
-
-class Door:
-    """Accepts as a standby's agent does, over and over, until the end."""
-
-    def __init__(self, ends: Ends) -> None:
-        self._ends, self._over = ends, threading.Event()
-        self.came: list[object] = []
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> "Door":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            made = link.accept(self._ends.folders[1], self._ends.server, limit=Seconds(0.2))
-            if made is not None:
-                self.came.append(made)
-                made.close()
 
 
 @pytest.mark.parametrize("says", [b"", b"\x16", b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01\x02\x00"])
@@ -201,6 +268,27 @@ def test_no_more_than_some_are_listened_to_at_once(
             caller.settimeout(SHORT)
             assert caller.recv(1) == b""
         link.connect(ends.folders[0], address, limit=SHORT).close()
+
+
+def test_those_that_called_first_and_say_nothing_make_room(
+    ends: Ends, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All within one wait for the peer, whose end drops them in any case."""
+    monkeypatch.setattr(link, "_AT_ONCE", 5)
+    with link._Door(ends.folders[1], ends.server) as door:
+        callers = [
+            stack.enter_context(socket.create_connection(ends.server.getsockname()))
+            for _ in range(20)
+        ]
+        for _ in callers:
+            door.turn(SHORT)
+        for caller in callers[:15]:
+            caller.settimeout(SHORT)
+            assert caller.recv(1) == b""
+        for caller in callers[15:]:
+            caller.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                caller.recv(1)
 
 
 def test_one_that_hangs_up_at_once_leaves_nothing_open(

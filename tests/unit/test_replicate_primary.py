@@ -401,12 +401,16 @@ def test_an_epoch_in_which_the_guest_was_resumed_is_taken_again(
             raise failed
         return epoch
 
+    def work(count: int) -> None:
+        if count == 3:  # more than is kept aside of an epoch: the last copy has some already
+            for number in range(35):
+                one.memory.write(0, number, 77)
+
     monkeypatch.setattr(one.capturer, "take", take)
+    one.capturer.before = work
     with one.run():
-        one.epochs(2)
-        one.memory.write(0, 3, 77)
-        one.epochs(3)
-        until(one.follows)
+        one.epochs(5)
+        assert one.follows()
         assert one.events.count("captured") >= one.events.count("released") + 2
     assert one.raised is None
 

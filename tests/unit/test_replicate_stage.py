@@ -27,7 +27,7 @@ from tests.unit.staging import (
     send,
     stepping,
 )
-from vmckpt.replicate import delta, writelog
+from vmckpt.replicate import delta, redo, writelog
 from vmckpt.replicate.redo import BODY, StageDamaged, StageError, StageFull
 from vmckpt.replicate.stage import LARGEST_WRITES, WRITES, Stage
 from vmckpt.replicate.wire import Damaged, OutOfOrder, Pages, Replayed, State, WireError, Writes
@@ -71,6 +71,29 @@ def test_epochs_reach_memory_disks_and_device_state(standby: Standby) -> None:
         assert (stage.last.taken, stage.last.final) == (1.5, False)
     assert restarted(standby) == (3, THIRD.after)
     assert [disk.durable for disk in standby.disks] == list(THIRD.after.disks)
+
+
+def test_an_epochs_writes_are_on_the_disk_before_its_record_says_so(
+    standby: Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The primary lets the guest's output out once it is committed, and the power may go then."""
+    steps: list[str] = []
+    publish = redo.publish
+
+    def synced(file: int) -> None:
+        steps.append(f"{Path(f'/proc/self/fd/{file}').readlink().name} on disk")
+
+    def published(record: redo.Record, path: Path) -> None:
+        steps.append(f"epoch {record.epoch} committed")
+        publish(record, path)
+
+    monkeypatch.setattr(os, "fdatasync", synced)
+    monkeypatch.setattr(redo, "publish", published)
+    with standby.stage() as stage:
+        for one in (FIRST, SECOND):
+            steps.clear()
+            run(stage, one)
+            assert steps == [f"{WRITES} on disk", f"epoch {one.number} committed"]
 
 
 def test_who_copies_the_standby_is_told_what_an_epoch_changed_once_it_has(

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -310,6 +311,19 @@ def test_what_was_not_renewed_in_time_lets_nothing_out(one: World) -> None:
             tenure.check()
 
 
+@pytest.mark.parametrize(("ago", "out"), [(LASTS - 0.5, True), (LASTS + 0.01, False)])
+def test_output_ends_with_the_lease_and_not_when_others_may_begin(
+    one: World, ago: float, out: bool
+) -> None:
+    with one.tenure() as tenure:
+        tenure.validate()
+        one.witness.down = True
+        one.renewals()
+        tenure._renewed = boottime() - ago
+        with nullcontext() if out else pytest.raises(LeaseLost, match="not renewed in time"):
+            tenure.check()
+
+
 def test_while_work_hangs_nothing_is_renewed(one: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenures, "HUNG", Seconds(0.03))
     with one.tenure() as tenure:
@@ -374,6 +388,23 @@ def test_an_agent_that_died_over_a_change_is_followed_by_one_that_asks(one: Worl
         assert one.page.renewed == 0.0
     with one.tenure() as third:
         assert (third.token, third.acquired) == (4, False)
+
+
+def test_an_agent_that_died_over_a_change_may_have_sent_it(one: World) -> None:
+    """It may arrive yet, and would void the token with which the next agent goes on."""
+    with one.tenure() as tenure:
+        tenure.validate()
+    one.witness.down = True
+    with pytest.raises(LeaseUnreachable):
+        tenure.invalidate()
+    one.witness.down = False
+    with one.tenure() as new:
+        assert (new.token, new.acquired) == (3, True)
+        assert one.witness.state == "held"
+        with pytest.raises(LeaseLost):  # now it arrives
+            tenure.invalidate()
+        one.renewals()
+        assert new.lost is None
 
 
 def test_a_new_agent_whose_guest_is_another_s_ends_it(one: World) -> None:

@@ -286,6 +286,26 @@ def test_chunks_that_are_not_among_the_names_are_refused() -> None:
         decode(resealed(bytes(fewer)), ID, TRUSTED).private()
 
 
+def test_a_chunk_under_another_name_is_refused() -> None:
+    data = encode(PUBLIC, private(OPEN.sealing()), OPEN)
+    told, named = (int.from_bytes(data[at : at + 4], "little") for at in (12, 16))
+    other = bytearray(data[:-96])
+    other[32 + told + named - 1] ^= 1
+
+    with pytest.raises(StoreDamaged, match="its chunks are not those it names"):
+        decode(resealed(bytes(other), OPEN), ID, TRUSTED).private()
+
+
+@BOTH
+def test_another_private_part_is_refused_before_it_is_opened(keys: Keys) -> None:
+    """Also if the writer has signed it: readers without a key know it by its hash."""
+    other = bytearray(encode(PUBLIC, private(keys.sealing()), keys)[:-96])
+    other[-1] ^= 1
+
+    with pytest.raises(StoreDamaged, match="its private part is of another snapshot"):
+        decode(resealed(bytes(other), keys), ID, TRUSTED)
+
+
 def test_a_guest_that_claims_to_be_huge_takes_no_memory() -> None:
     text = (
         b'{"salt":null,"chunks":0,"regions":[{"name":"a","kind":"ram","size":%d,"unit":4096,'

@@ -19,6 +19,7 @@ from tests.unit.storing import (
     chunk,
     chunks,
     gc,
+    manifest_of,
     new_store,
     parsed,
     read,
@@ -33,7 +34,7 @@ from vmckpt.errors import (
     StoreFull,
     StoreNewer,
 )
-from vmckpt.store import locks, packs, small
+from vmckpt.store import faults, locks, packs, small
 from vmckpt.store.gc import collect
 from vmckpt.store.local import LocalFolder
 from vmckpt.store.locks import LIFE, Lock, Work
@@ -63,6 +64,19 @@ def test_a_chunk_is_stored_once(tmp_path: Path) -> None:
     assert (second.chunks_new, second.chunks_known) == (1, 2)
     assert 4096 < second.bytes_new < 4200
     assert read(store, "two") == chunks(3, 2, 4)
+
+
+def test_a_chunk_in_a_condemned_pack_is_stored_anew(tmp_path: Path) -> None:
+    """A collection goes by it that this writer knows: it does not wait for the writer."""
+    store = new_store(tmp_path / "s")
+    write(store, "one", chunks(*range(8)))
+    store.delete("one")
+    assert gc(store).condemned > 0
+    again = write(store, "two", chunks(*range(8)))
+
+    assert (again.chunks_new, again.chunks_known) == (8, 0)
+    assert gc(store).removed > 0
+    assert_whole(store)
 
 
 def test_another_domain_shares_nothing(tmp_path: Path) -> None:
@@ -193,6 +207,25 @@ def test_nothing_is_published_that_is_not_finished(tmp_path: Path) -> None:
     store = new_store(tmp_path / "s")
     with store.writer(SEALING) as writer, pytest.raises(ValueError, match="after its chunks"):
         store.publish("one", b"", None, writer=writer)
+
+
+@pytest.mark.parametrize("point", ["publish: wraps", "publish: manifest"])
+def test_a_writer_that_is_taken_for_dead_while_it_publishes_has_published_nothing(
+    tmp_path: Path, point: str
+) -> None:
+    """The collection that took it for dead may have removed what its manifest names."""
+    store = new_store(tmp_path / "s")
+    with store.writer(SEALING) as writer:
+        digest = writer.add(chunk(1)).result()
+        writer.finish()
+        key = writer.lock.key
+        faults.listen(lambda passed: store.backend.delete(key) if passed == point else None)
+        try:
+            with pytest.raises(StoreError, match="taken for dead"):
+                store.publish("one", manifest_of([digest]), b"a key", writer=writer)
+        finally:
+            faults.listen(None)
+    assert store.manifests() == []
 
 
 def test_a_store_is_made_once_and_opened_only_if_it_is_one(tmp_path: Path) -> None:

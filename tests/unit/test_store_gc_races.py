@@ -11,6 +11,7 @@ from tests.unit.stocking import ALICE_KEY, Stock, stocked
 from vmckpt.snapshot import copying
 from vmckpt.snapshot.keeping import references
 from vmckpt.store import faults, gc
+from vmckpt.store.local import LocalFolder
 from vmckpt.store.store import Store
 from vmckpt.units import Seconds
 
@@ -77,6 +78,45 @@ def test_a_copy_in_the_middle_of_a_collection_keeps_its_keys(stock: Stock, point
     with once(point, lambda: copying.copy(near, far, id_)):
         gc.collect(far, references, grace=GRACE)
     assert_opens(stock, id_, far)
+
+
+def test_keys_of_a_snapshot_that_was_copied_meanwhile_are_there_all_the_time(
+    stock: Stock,
+) -> None:
+    """A reader must not miss them, and a collection that dies must not have taken them."""
+    id_, near, far = condemned(stock)
+    with (
+        once("gc: decided", lambda: copying.copy(near, far, id_)),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(LocalFolder, "delete", undeletable(f"wraps/{id_}"))
+        gc.collect(far, references, grace=GRACE)
+    assert_opens(stock, id_, far)
+
+
+def undeletable(which: str) -> Callable[[LocalFolder, str], None]:
+    """Deletes anything else."""
+    delete = LocalFolder.delete
+
+    def checked(folder: LocalFolder, key: str) -> None:
+        assert key != which
+        delete(folder, key)
+
+    return checked
+
+
+def test_keys_are_put_back_for_a_copy_that_died_once_its_snapshot_was_published(
+    stock: Stock,
+) -> None:
+    """It had seen them before it died, and a collection took them in between."""
+    id_, near, far = condemned(stock)
+
+    def publish() -> None:
+        far.backend.put(f"snapshots/{id_}", near.manifest(id_))
+
+    with once("gc: to be looked for again", publish):
+        gc.collect(far, references, grace=GRACE)
+    assert far.wraps(id_) == near.wraps(id_)
 
 
 def test_keys_that_nobody_needs_go(stock: Stock) -> None:

@@ -1,0 +1,71 @@
+"""Which word of the backup lets an epoch's output out."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import pytest
+
+from vmckpt.replicate import awaiting
+from vmckpt.replicate.link import Cut, Line
+from vmckpt.replicate.status import PrimaryStatus
+from vmckpt.replicate.wire import Ack, Beat, End, Message, Refused
+from vmckpt.units import Seconds
+
+
+class Words:
+    """A line on which these come, one in a second, and nothing after them."""
+
+    def __init__(self, words: Sequence[Message]) -> None:
+        self._left, self.now = [*words], 0.0
+
+    def receive(self, _: Seconds) -> Message | None:
+        self.now += 1.0
+        return self._left.pop(0) if self._left else None
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+Wait = Callable[..., None]
+
+
+@pytest.fixture
+def wait(monkeypatch: pytest.MonkeyPatch) -> Wait:
+    """Waits for epoch 7, no longer than 1.5 s for the backup to take something."""
+
+    def waited(*words: Message) -> None:
+        line = Words(words)
+        monkeypatch.setattr(awaiting, "time", line)
+        awaiting.await_ack(cast("Line", line), 7, PrimaryStatus(), patience=Seconds(1.5))
+
+    return waited
+
+
+def taken(bytes_: int) -> Beat:
+    return Beat(sent=1.0, note=json.dumps({"received": bytes_}).encode())
+
+
+def test_its_own_acknowledgement_counts(wait: Wait) -> None:
+    wait(Ack(epoch=7))
+
+
+@pytest.mark.parametrize("number", [6, 8])
+def test_another_epochs_acknowledgement_is_none(wait: Wait, number: int) -> None:
+    with pytest.raises(Cut, match="sends Ack, and no acknowledgement"):
+        wait(Ack(epoch=number), Ack(epoch=7))
+
+
+@pytest.mark.parametrize("word", [Refused(why="no room"), End(why="no room")])
+def test_a_backup_that_will_not_go_on_has_not_acknowledged(wait: Wait, word: Message) -> None:
+    with pytest.raises(Cut, match="will not go on: no room"):
+        wait(word, Ack(epoch=7))
+
+
+def test_one_that_takes_something_is_waited_for(wait: Wait) -> None:
+    wait(*(taken(number) for number in range(5)), Ack(epoch=7))
+
+
+def test_one_that_takes_nothing_is_given_up(wait: Wait) -> None:
+    with pytest.raises(Cut, match=r"taken nothing for 1\.5 s"):
+        wait(taken(10), taken(10), taken(10), Ack(epoch=7))
