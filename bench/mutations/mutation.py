@@ -1,0 +1,123 @@
+"""A mutation: one safety-critical line and how it is broken. Pure but for `problems`."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
+
+LEAST = 40
+"""A table with fewer mutations proves too little."""
+
+
+class Area(StrEnum):
+    """What a line keeps safe."""
+
+    LEASE = "lease"
+    LEASE_TIMER = "lease timer"
+    TAKEOVER = "takeover"
+    OUTPUT_ORDER = "output order"
+    EPOCHS = "epochs"
+    CONNECTION = "connection"
+    PAGE_COMPARISON = "page comparison"
+    FENCING = "fencing"
+    PREFLIGHT = "preflight"
+    PROCESS_IDENTITY = "process identity"
+    HOST_DIRECTORIES = "host directories"
+    SIGNATURE = "signature"
+    GARBAGE_COLLECTION = "garbage collection"
+    DURABILITY = "durability"
+    HARMLESS_XML = "harmless XML"
+
+
+class OutOfDate(Exception):
+    """The table does not fit the tree: a line was changed and its mutation was not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The tests that must notice."""
+
+    files: tuple[str, ...]
+    keyword: str = ""
+    """As pytest's -k; empty: all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    """One line that is broken on purpose."""
+
+    name: str
+    area: Area
+    file: str
+    """Relative to the root of the tree."""
+    old: str
+    """Occurs exactly once in the file."""
+    new: str
+    suite: Suite
+    breaks: str
+    """What would happen if this were the code, in one sentence."""
+
+    def applied(self, text: str) -> str:
+        """The file's text with the line broken. Raises OutOfDate."""
+        count = text.count(self.old)
+        if count != 1:
+            raise OutOfDate(f"{self.name}: its text occurs {count} times in {self.file}")
+        return text.replace(self.old, self.new)
+
+
+def unit(*names: str, keyword: str = "") -> Suite:
+    """Unit tests by name, without `test_` and `.py`."""
+    return Suite(tuple(f"tests/unit/test_{name}.py" for name in names), keyword)
+
+
+def chosen(table: Sequence[Mutation], words: Sequence[str]) -> tuple[Mutation, ...]:
+    """Those whose name or area is among the words; all if there are none.
+
+    Raises ValueError for a word that is neither.
+    """
+    known = {one.name for one in table} | {str(one.area) for one in table}
+    if unknown := [word for word in words if word not in known]:
+        raise ValueError(f"no mutation and no area is called {unknown[0]!r}")
+    return tuple(one for one in table if not words or {one.name, str(one.area)} & {*words})
+
+
+def problems(table: Sequence[Mutation], root: Path) -> Iterator[str]:
+    """Everything that is wrong with a table, by name."""
+    if len(table) < LEAST:
+        yield f"there are {len(table)} mutations, and {LEAST} are required"
+    for name, count in Counter(one.name for one in table).items():
+        if count > 1:
+            yield f"{name}: {count} mutations have this name"
+    there = {one.area for one in table}
+    yield from (f"no mutation is about {area}" for area in Area if area not in there)
+    for one in table:
+        yield from _problems_of(one, root)
+
+
+def _problems_of(one: Mutation, root: Path) -> Iterator[str]:
+    for test in one.suite.files:
+        if not (root / test).is_file():
+            yield f"{one.name}: there is no {test}"
+    if not one.breaks.endswith(".") or len(one.breaks) < 20:
+        yield f"{one.name}: it does not say in a sentence what it breaks"
+    path = root / one.file
+    if not path.is_file():
+        yield f"{one.name}: there is no {one.file}"
+        return
+    text = path.read_text()
+    try:
+        mutated = _code(one.applied(text))
+    except (OutOfDate, SyntaxError) as exc:
+        yield str(exc) if isinstance(exc, OutOfDate) else f"{one.name}: is no Python: {exc}"
+        return
+    if mutated == _code(text):
+        yield f"{one.name}: it changes no code"
+
+
+@lru_cache(maxsize=64)
+def _code(text: str) -> str:
+    """The same for texts that differ in layout and comments alone. Raises SyntaxError."""
+    return ast.dump(ast.parse(text))

@@ -1,0 +1,377 @@
+"""Mutations of what makes an epoch one moment: output, order, line, memory."""
+
+from bench.mutations.mutation import Area, Mutation, unit
+
+_PRIMARY = unit("replicate_primary")
+_ALONE = unit("replicate_primary_alone")
+_STANDSTILL = unit("capture_standstill", "replicate_capture")
+_BUFFERS = unit("replicate_buffers")
+_ORDER = unit("replicate_order")
+_COMPARE = unit("compare", "replicate_finder")
+
+_OUTPUT_ORDER = (
+    Mutation(
+        name="output-without-lease", area=Area.OUTPUT_ORDER, file="vmckpt/replicate/primary.py",
+        old="            parts.tenure.check()\n            parts.buffers.release()",
+        new="            parts.buffers.release()",
+        suite=_PRIMARY,
+        breaks="A host that lost the lease still lets output out.",
+    ),
+    Mutation(
+        name="output-before-acknowledgement", area=Area.OUTPUT_ORDER,
+        file="vmckpt/replicate/primary.py",
+        old="await_ack(line, flight.number, parts.status, patience=self._session.terms.hold)\n"
+        "        self._committed(flight)",
+        new="self._committed(flight)\n        "
+        "await_ack(line, flight.number, parts.status, patience=self._session.terms.hold)",
+        suite=_PRIMARY,
+        breaks="What was acknowledged to the outside is forgotten by a failover.",
+    ),
+    Mutation(
+        name="any-acknowledgement-counts", area=Area.OUTPUT_ORDER,
+        file="vmckpt/replicate/awaiting.py",
+        old="        if isinstance(found, Ack) and found.epoch == number:",
+        new="        if isinstance(found, Ack):",
+        suite=unit("replicate_awaiting"),
+        breaks="The output of an epoch gets out by the acknowledgement of another one.",
+    ),
+    Mutation(
+        name="alone-before-invalid", area=Area.OUTPUT_ORDER, file="vmckpt/replicate/primary.py",
+        old="        try:\n            parts.tenure.invalidate()\n",
+        new="        self._let_out()\n        try:\n            parts.tenure.invalidate()\n",
+        suite=_PRIMARY,
+        breaks="Output gets out that a standby which may still take over has never seen.",
+    ),
+    Mutation(
+        name="alone-though-not-noted", area=Area.OUTPUT_ORDER, file="vmckpt/replicate/primary.py",
+        old='behind cannot be noted: {exc}")\n            return False\n',
+        new='behind cannot be noted: {exc}")\n',
+        suite=_PRIMARY,
+        breaks="Output gets out although the lease store never heard that the standby is behind.",
+    ),
+    Mutation(
+        name="alone-without-leave", area=Area.OUTPUT_ORDER, file="vmckpt/replicate/primary.py",
+        old="        if not parts.leave.has():",
+        new="        if parts.leave.wanted:",
+        suite=unit("replicate_leave"),
+        breaks="A guest goes on alone while its controller fails it over.",
+    ),
+    Mutation(
+        name="leave-under-any-name", area=Area.OUTPUT_ORDER, file="vmckpt/replicate/leave.py",
+        old="self._asked is not None and secrets.compare_digest(name, self._asked)",
+        new="self._asked is not None",
+        suite=unit("replicate_leave"),
+        breaks="Permission that was given for an earlier wait lets output out in a later one.",
+    ),
+    Mutation(
+        name="missing-filter-ignored", area=Area.OUTPUT_ORDER, file="vmckpt/replicate/primary.py",
+        old="        if not (self._held or self._parts.is_alone):",
+        new="        if self._held and self._parts.is_alone:",
+        suite=_ALONE,
+        breaks="A new agent lets output out while the standby may still take over.",
+    ),
+    Mutation(
+        name="first-copy-keeps-standby-valid", area=Area.OUTPUT_ORDER,
+        file="vmckpt/replicate/primary.py",
+        old="        self._parts.tenure.invalidate()\n        self._parts.alone(True)",
+        new="        self._parts.alone(True)",
+        suite=_PRIMARY,
+        breaks="A standby that is copied anew may take over half-copied.",
+    ),
+    Mutation(
+        name="backup-acknowledges-first", area=Area.OUTPUT_ORDER, file="vmckpt/replicate/backup.py",
+        old="        epoch = self._stage.seal(seal)\n        try:\n"
+        "            line.send(Ack(epoch=epoch))",
+        new="        line.send(Ack(epoch=seal.epoch))\n        try:\n"
+        "            self._stage.seal(seal)",
+        suite=unit("replicate_backup"),
+        breaks="The backup acknowledges an epoch that it cannot commit.",
+    ),
+    Mutation(
+        name="newest-packets-first", area=Area.OUTPUT_ORDER, file="vmckpt/replicate/buffers.py",
+        old='        self._switch(_HOLDING, "off")\n        self._switch(_HOLDING, "on")\n'
+        '        self._switch(_COLLECTING, "off")\n        self._waits = False',
+        new='        self._switch(_COLLECTING, "off")\n        self._switch(_HOLDING, "off")\n'
+        '        self._switch(_HOLDING, "on")\n        self._waits = False',
+        suite=_BUFFERS,
+        breaks="The output of the open epoch gets out with that of the committed one.",
+    ),
+    Mutation(
+        name="released-filter-stays-open", area=Area.OUTPUT_ORDER,
+        file="vmckpt/replicate/buffers.py",
+        old='        self._switch(_HOLDING, "off")\n        self._switch(_HOLDING, "on")\n'
+        '        self._switch(_COLLECTING, "off")\n        self._waits = False',
+        new='        self._switch(_HOLDING, "off")\n'
+        '        self._switch(_COLLECTING, "off")\n        self._waits = False',
+        suite=_BUFFERS,
+        breaks="All output after the first released epoch gets out at once.",
+    ),
+    Mutation(
+        name="attached-filter-stays-open", area=Area.OUTPUT_ORDER,
+        file="vmckpt/replicate/buffers.py",
+        old='        self._switch(_HOLDING, "on")\n        self._waits = True\n',
+        new="        self._waits = True\n",
+        suite=_BUFFERS,
+        breaks="After an agent that died in the middle of a release nothing is held.",
+    ),
+    Mutation(
+        name="filters-begin-open", area=Area.OUTPUT_ORDER, file="vmckpt/replicate/buffers.py",
+        old='            for mark, status in ((_HOLDING, "on"), (_COLLECTING, "off")):',
+        new='            for mark, status in ((_HOLDING, "off"), (_COLLECTING, "off")):',
+        suite=_BUFFERS,
+        breaks="What the first epoch sends gets out before it is committed.",
+    ),
+    Mutation(
+        name="ended-before-invalid", area=Area.OUTPUT_ORDER, file="vmckpt/agent/afterlife.py",
+        old="        tenure.invalidate()\n    else:\n",
+        new="        buffers.remove(monitor, session.cards)\n"
+        "        tenure.invalidate()\n    else:\n",
+        suite=unit("agent_afterlife"),
+        breaks="The end of a protection lets output out while the standby may take over.",
+    ),
+    Mutation(
+        name="filters-removed-when-gone", area=Area.OUTPUT_ORDER,
+        file="vmckpt/agent/replica_primary.py",
+        old="    elif alone:\n        buffers.remove(monitor, session.cards)",
+        new="    else:\n        buffers.remove(monitor, session.cards)",
+        suite=unit("agent_filters"),
+        breaks="Where one card's filter is gone a new agent lets out what the others hold.",
+    ),
+)  # fmt: skip
+
+_EPOCHS = (
+    Mutation(
+        name="runs-with-capabilities", area=Area.EPOCHS, file="vmckpt/checkpoint/standstill.py",
+        old="        settings.set_capabilities(monitor, self._undo.capabilities)\n"
+        "        if goes_on:\n            monitor.tell(\"cont\", {})",
+        new="        if goes_on:\n            monitor.tell(\"cont\", {})\n"
+        "        settings.set_capabilities(monitor, self._undo.capabilities)",
+        suite=_STANDSTILL,
+        breaks="A `virsh save` between epochs loses the guest's memory.",
+    ),
+    Mutation(
+        name="output-closed-too-late", area=Area.EPOCHS, file="vmckpt/checkpoint/standstill.py",
+        old="            barrier(self.mark)\n            found = comparing.result()",
+        new="            found = comparing.result()\n            barrier(self.mark)",
+        suite=_STANDSTILL,
+        breaks="Disks and output of an epoch are of a later moment than its device state.",
+    ),
+    Mutation(
+        name="resumed-guest-is-captured", area=Area.EPOCHS, file="vmckpt/checkpoint/standstill.py",
+        old="            self._must_stand()\n",
+        new="",
+        suite=_STANDSTILL,
+        breaks="An epoch is committed whose memory is newer than its devices.",
+    ),
+    Mutation(
+        name="runs-before-migration-ended", area=Area.EPOCHS,
+        file="vmckpt/checkpoint/standstill.py",
+        old='(state := self._monitor.run_state()) != "postmigrate"',
+        new='not (state := self._monitor.run_state()).endswith("migrate")',
+        suite=_STANDSTILL,
+        breaks="QEMU is let run in the middle of a migration's end, which may crash it.",
+    ),
+    Mutation(
+        name="discarded-changes-are-lost", area=Area.EPOCHS, file="vmckpt/replicate/primary.py",
+        old='parts.memory.doubt(parts.memory.flags(cast("Sequence[Changed]", why.found)))',
+        new="pass",
+        suite=_PRIMARY,
+        breaks="Pages of a discarded epoch never reach the standby.",
+    ),
+    Mutation(
+        name="standby-not-compared", area=Area.EPOCHS, file="vmckpt/replicate/memory.py",
+        old="True if len(theirs) != count else ours != theirs",
+        new="len(theirs) != count",
+        suite=_PRIMARY,
+        breaks="Pages that did not arrive are sent as differences to what is not there.",
+    ),
+    Mutation(
+        name="writes-without-log", area=Area.EPOCHS, file="vmckpt/replicate/primary.py",
+        old="            if (why := log.failed()) is not None:",
+        new="            if (why := log.failed()) is not None and not self._held:",
+        suite=_PRIMARY,
+        breaks="An epoch is sealed whose disk writes are not all in it.",
+    ),
+    Mutation(
+        name="seal-without-digest", area=Area.EPOCHS, file="vmckpt/replicate/wire.py",
+        old="        if seal.digest != self._tally.digest():",
+        new="        if not seal.digest:",
+        suite=_ORDER,
+        breaks="An epoch is committed that is not what the primary sent.",
+    ),
+    Mutation(
+        name="seal-on-another-base", area=Area.EPOCHS, file="vmckpt/replicate/wire.py",
+        old="        if seal.base != self.committed:",
+        new="        if seal.base > self.committed:",
+        suite=_ORDER,
+        breaks="An epoch is applied to another one than it is a difference to.",
+    ),
+    Mutation(
+        name="seal-without-count", area=Area.EPOCHS, file="vmckpt/replicate/wire.py",
+        old="        if seal.messages != self._tally.count:",
+        new="        if seal.messages < self._tally.count:",
+        suite=_ORDER,
+        breaks="An epoch is committed of which a part is missing.",
+    ),
+    Mutation(
+        name="replayed-epoch-counts", area=Area.EPOCHS, file="vmckpt/replicate/wire.py",
+        old="        if epoch <= self.committed:",
+        new="        if epoch < self.committed:",
+        suite=_ORDER,
+        breaks="A primary that was replaced commits its epoch over the newer one.",
+    ),
+    Mutation(
+        name="other-standbys-epoch", area=Area.EPOCHS, file="vmckpt/replicate/stage.py",
+        old="            if record.standby != self._standby:",
+        new="            if not record.standby:",
+        suite=unit("replicate_stage"),
+        breaks="A standby that was started anew counts as having what the last one had.",
+    ),
+    Mutation(
+        name="spoiled-epoch-is-applied", area=Area.EPOCHS, file="vmckpt/replicate/stage.py",
+        old="        if not all(kept):",
+        new="        if not any(kept):",
+        suite=unit("replicate_stage"),
+        breaks="A standby is given memory or disk writes that are not as they were committed.",
+    ),
+    Mutation(
+        name="applied-before-it-is", area=Area.EPOCHS, file="vmckpt/replicate/stage.py",
+        old="            redo.put_writes(self._log, self._record.writes.length, self._disks)\n"
+        "            redo.mark_applied(self._folder / _RECORD)",
+        new="            redo.mark_applied(self._folder / _RECORD)\n"
+        "            redo.put_writes(self._log, self._record.writes.length, self._disks)",
+        suite=unit("replicate_stage_crashes", keyword="killed"),
+        breaks="A backup that dies while it applies an epoch leaves half of it for whole.",
+    ),
+    Mutation(
+        name="first-copy-is-not-flushed", area=Area.EPOCHS, file="vmckpt/replicate/stage.py",
+        old="                if self._record is None:\n                    for disk",
+        new="                if self._record is not None:\n                    for disk",
+        suite=unit("replicate_stage", "replicate_stage_crashes"),
+        breaks="A loss of power takes what the first copy brought, and nothing notices.",
+    ),
+)  # fmt: skip
+
+_CONNECTION = (
+    Mutation(
+        name="certificate-not-pinned", area=Area.CONNECTION, file="vmckpt/replicate/link.py",
+        old="        if made.getpeercert(binary_form=True) != wanted:",
+        new="        if made.getpeercert(binary_form=True) == b\"\":",
+        suite=unit("replicate_link"),
+        breaks="A certificate that the session's signed is taken for the session's.",
+    ),
+    Mutation(
+        name="certificate-not-verified", area=Area.CONNECTION, file="vmckpt/replicate/link.py",
+        old="    context.verify_mode = ssl.CERT_REQUIRED",
+        new="    context.verify_mode = ssl.CERT_NONE",
+        suite=unit("replicate_link"),
+        breaks="A caller without any certificate reaches the standby's agent.",
+    ),
+    Mutation(
+        name="old-protocol", area=Area.CONNECTION, file="vmckpt/replicate/link.py",
+        old="    context.minimum_version = ssl.TLSVersion.TLSv1_3",
+        new="    context.minimum_version = ssl.TLSVersion.TLSv1_2",
+        suite=unit("replicate_link"),
+        breaks="An older TLS may be negotiated by whoever sits in between.",
+    ),
+    Mutation(
+        name="frame-without-token", area=Area.CONNECTION, file="vmckpt/replicate/framing.py",
+        old="(token == self._token if isinstance(self._token, int) else self._token(token))",
+        new="(token == self._token if isinstance(self._token, int) else token)",
+        suite=unit("replicate_link", "replicate_wire"),
+        breaks="An agent that has been replaced is still listened to.",
+    ),
+    Mutation(
+        name="frame-without-digest", area=Area.CONNECTION, file="vmckpt/replicate/framing.py",
+        old="            if digest(header, told) != frame[_HEADER.size : _HEAD]:",
+        new="            if len(frame) < _HEAD:",
+        suite=unit("replicate_wire"),
+        breaks="A flipped bit reaches the guest's memory.",
+    ),
+    Mutation(
+        name="other-session-is-followed", area=Area.CONNECTION, file="vmckpt/replicate/backup.py",
+        old="        if hello.session != self._session.session:",
+        new="        if not hello.session:",
+        suite=unit("replicate_backup"),
+        breaks="A standby follows the guest of an earlier protection.",
+    ),
+    Mutation(
+        name="idle-callers-are-kept", area=Area.CONNECTION, file="vmckpt/replicate/link.py",
+        old="            if len(self._since) > _AT_ONCE:",
+        new="            if len(self._since) > 1 << 20:",
+        suite=unit("replicate_link"),
+        breaks="Callers that say nothing use up the agent's files.",
+    ),
+)  # fmt: skip
+
+_PAGE_COMPARISON = (
+    Mutation(
+        name="last-page-of-stretch", area=Area.PAGE_COMPARISON, file="vmckpt/checkpoint/compare.py",
+        old="        stop = min(start + _STRETCH, end)",
+        new="        stop = min(start + _STRETCH - 1, end)",
+        suite=_COMPARE,
+        breaks="Each 64th page of a guest's memory stays as it was.",
+    ),
+    Mutation(
+        name="last-page-of-task", area=Area.PAGE_COMPARISON, file="vmckpt/checkpoint/compare.py",
+        old="            yield start, min(start + _TASK, last)",
+        new="            yield start, min(start + _TASK - 1, last)",
+        suite=_COMPARE,
+        breaks="Each 2048th page of a guest's memory stays as it was.",
+    ),
+    Mutation(
+        name="last-byte-of-stretch", area=Area.PAGE_COMPARISON,
+        file="vmckpt/checkpoint/compare.py",
+        old="offset, length = start * PAGE, (stop - start) * PAGE",
+        new="offset, length = start * PAGE, (stop - start) * PAGE - 1",
+        suite=_COMPARE,
+        breaks="A change of a stretch's last byte is not seen.",
+    ),
+    Mutation(
+        name="first-word-of-page", area=Area.PAGE_COMPARISON, file="vmckpt/checkpoint/compare.py",
+        old="(live.pages[start:stop] != last.pages[start:stop]).any(axis=1)",
+        new="(live.pages[start:stop] != last.pages[start:stop])[:, 0]",
+        suite=_COMPARE,
+        breaks="A change behind the first eight bytes of a page is not seen.",
+    ),
+    Mutation(
+        name="new-pages-are-missed", area=Area.PAGE_COMPARISON, file="vmckpt/checkpoint/compare.py",
+        old="    work += _submit(live, last, pool, held & ~begun)\n",
+        new="",
+        suite=_COMPARE,
+        breaks="Pages that were written for the first time are not compared.",
+    ),
+    Mutation(
+        name="freed-pages-stay", area=Area.PAGE_COMPARISON, file="vmckpt/checkpoint/compare.py",
+        old="    gone = np.flatnonzero(last.written & ~held & ~begun)",
+        new="    gone = np.flatnonzero(last.written & ~last.written)",
+        suite=_COMPARE,
+        breaks="Pages that the guest gave back keep their old content in the copy.",
+    ),
+    Mutation(
+        name="epoch-misses-new-pages", area=Area.PAGE_COMPARISON,
+        file="vmckpt/replicate/finder.py",
+        old="        more = held & ~expected",
+        new="        more = expected & ~expected",
+        suite=_COMPARE,
+        breaks="An epoch lacks the pages that were first written while it was prepared.",
+    ),
+    Mutation(
+        name="epoch-misses-freed-pages", area=Area.PAGE_COMPARISON,
+        file="vmckpt/replicate/finder.py",
+        old="        gone = np.flatnonzero(last.written & ~held & ~expected)",
+        new="        gone = np.flatnonzero(last.written & held & ~held)",
+        suite=_COMPARE,
+        breaks="A page that became a hole keeps its old content in the standby.",
+    ),
+    Mutation(
+        name="too-many-pages-are-lost", area=Area.PAGE_COMPARISON,
+        file="vmckpt/replicate/sender.py",
+        old="    rest[one.whole] = True\n",
+        new="",
+        suite=unit("replicate_sender"),
+        breaks="Pages of a large epoch for which there was no room aside are not sent.",
+    ),
+)  # fmt: skip
+
+EPOCHS = (*_OUTPUT_ORDER, *_EPOCHS, *_CONNECTION, *_PAGE_COMPARISON)

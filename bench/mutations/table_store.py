@@ -1,0 +1,347 @@
+"""Mutations of what keeps snapshots whole and harmless: signatures, collection, disks, XML."""
+
+from bench.mutations.mutation import Area, Mutation, unit
+
+_MANIFEST = unit("snapshot_manifest", keyword="not flipped and not whatever and not large_guest")
+_REACHABILITY = unit("store_reachability")
+_BASICS = unit("store_basics")
+_SANE = unit("snapshot_sane")
+
+_SIGNATURE = (
+    Mutation(
+        name="signature-not-verified", area=Area.SIGNATURE, file="vmckpt/store/manifest.py",
+        old="    _check_signature(data, public, where)\n    if trusted",
+        new="    if trusted",
+        suite=_MANIFEST,
+        breaks="A store's operator exchanges a guest's disks and memory.",
+    ),
+    Mutation(
+        name="any-writer-is-trusted", area=Area.SIGNATURE, file="vmckpt/store/manifest.py",
+        old="    if trusted is not None and bytes.fromhex(public.signer) not in trusted:",
+        new="    if trusted is not None and not trusted:",
+        suite=_MANIFEST,
+        breaks="A snapshot is restored that somebody else signed with a key of their own.",
+    ),
+    Mutation(
+        name="signature-of-another-key", area=Area.SIGNATURE, file="vmckpt/store/manifest.py",
+        old="    except (InvalidSignature, ValueError) as exc:",
+        new="    except InvalidSignature:\n        return\n    except ValueError as exc:",
+        suite=_MANIFEST,
+        breaks="A wrong signature by a trusted writer's name passes.",
+    ),
+    Mutation(
+        name="manifest-of-another", area=Area.SIGNATURE, file="vmckpt/store/manifest.py",
+        old="    if public.id != snapshot:",
+        new="    if not public.id:",
+        suite=_MANIFEST,
+        breaks="A store gives an older snapshot for the one that was asked for.",
+    ),
+    Mutation(
+        name="private-part-of-another", area=Area.SIGNATURE, file="vmckpt/store/manifest.py",
+        old="    if blake3(stored).hexdigest() != public.private_hash:",
+        new="    if not public.private_hash:",
+        suite=_MANIFEST,
+        breaks="The public part of one snapshot leads to the private part of another.",
+    ),
+    Mutation(
+        name="signs-anything", area=Area.SIGNATURE, file="vmckpt/store/manifest.py",
+        old="        signed(snapshot, b\"\")\n    )",
+        new="        b\"vmckpt manifest v1\"\n    )",
+        suite=_MANIFEST,
+        breaks="A host that takes one snapshot has another one signed.",
+    ),
+    Mutation(
+        name="names-do-not-match", area=Area.SIGNATURE, file="vmckpt/store/manifest.py",
+        old="ordered(sealing.name_of(digest) for digest in private.chunks) != self.names",
+        new="len(private.chunks) != len(self.names)",
+        suite=_MANIFEST,
+        breaks="A collection removes chunks that a snapshot needs and does not name.",
+    ),
+    Mutation(
+        name="constant-nonce", area=Area.SIGNATURE, file="vmckpt/store/sealing.py",
+        old='blake3(packed, key=derive(key, "vmckpt chunk nonce v1")).digest()[:_NONCE]',
+        new="bytes(_NONCE)",
+        suite=unit("snapshot_sealing"),
+        breaks="Two boxes under one key and nonce give their content away.",
+    ),
+    Mutation(
+        name="content-not-compared", area=Area.SIGNATURE, file="vmckpt/store/sealing.py",
+        old="        if blake3(plain).digest() != digest:",
+        new="        if not digest:",
+        suite=unit("snapshot_sealing"),
+        breaks="A chunk holds another content than it is named for.",
+    ),
+    Mutation(
+        name="salt-has-no-part-in-names", area=Area.SIGNATURE, file="vmckpt/store/sealing.py",
+        old="        return blake3(digest, key=self._names).digest()",
+        new="        return digest",
+        suite=unit("snapshot_sealing"),
+        breaks="A store's operator recognises contents by their names.",
+    ),
+)  # fmt: skip
+
+_GARBAGE_COLLECTION = (
+    Mutation(
+        name="needed-is-removed", area=Area.GARBAGE_COLLECTION,
+        file="vmckpt/store/reachability.py",
+        old="            remove[one.token] = tuple(key for key in one.keys if key in useless)",
+        new="            remove[one.token] = tuple(one.keys)",
+        suite=_REACHABILITY,
+        breaks="A pack is removed that a snapshot came to need after it was condemned.",
+    ),
+    Mutation(
+        name="writers-are-ignored", area=Area.GARBAGE_COLLECTION,
+        file="vmckpt/store/reachability.py",
+        old="    for lock in alive:\n",
+        new="    for lock in alive[:0]:\n",
+        suite=_REACHABILITY,
+        breaks="A pack is removed that a snapshot which is just being written counts on.",
+    ),
+    Mutation(
+        name="unreadable-lock-is-none", area=Area.GARBAGE_COLLECTION,
+        file="vmckpt/store/reachability.py",
+        old="        if lock.work in (Work.WRITE, None) and one.token not in lock.knows:",
+        new="        if lock.work is Work.WRITE and one.token not in lock.knows:",
+        suite=_REACHABILITY,
+        breaks="A writer whose lock cannot be read is not waited for.",
+    ),
+    Mutation(
+        name="removed-without-grace", area=Area.GARBAGE_COLLECTION,
+        file="vmckpt/store/reachability.py",
+        old="    if now - one.at < terms.grace:",
+        new="    if now < one.at:",
+        suite=_REACHABILITY,
+        breaks="A pack is removed under a reader that has just begun.",
+    ),
+    Mutation(
+        name="young-is-condemned", area=Area.GARBAGE_COLLECTION,
+        file="vmckpt/store/reachability.py",
+        old="            if key in useless and key not in judged and _old(at, scene, terms)",
+        new="            if key in useless and key not in judged",
+        suite=_REACHABILITY,
+        breaks="What a writer has just stored is condemned before its manifest names it.",
+    ),
+    Mutation(
+        name="keys-of-a-snapshot-go", area=Area.GARBAGE_COLLECTION, file="vmckpt/store/gc.py",
+        old="    if any(backend.keys(manifest)):\n        return\n",
+        new="",
+        suite=unit("store_gc_races"),
+        breaks="A snapshot that was copied meanwhile loses its wrapped keys.",
+    ),
+    Mutation(
+        name="keys-are-not-put-back", area=Area.GARBAGE_COLLECTION, file="vmckpt/store/gc.py",
+        old="            backend.put(key, content)",
+        new="            pass",
+        suite=unit("store_gc_races"),
+        breaks="A snapshot that is published in that moment loses its wrapped keys.",
+    ),
+    Mutation(
+        name="keys-are-not-looked-for", area=Area.GARBAGE_COLLECTION, file="vmckpt/store/store.py",
+        old="        if wraps is not None and self.wraps(id_) is None:",
+        new="        if wraps is not None and not wraps:",
+        suite=unit("store_gc_races"),
+        breaks="A copy says that it is done although a collection took its wrapped keys.",
+    ),
+    Mutation(
+        name="dead-writer-publishes", area=Area.GARBAGE_COLLECTION, file="vmckpt/store/store.py",
+        old="        except StoreError:\n            self.backend.delete(key)\n            raise",
+        new="        except StoreError:\n            pass",
+        suite=_BASICS,
+        breaks="A snapshot stays published whose chunks a collection may have removed.",
+    ),
+    Mutation(
+        name="sleeper-takes-itself-for-alive", area=Area.GARBAGE_COLLECTION,
+        file="vmckpt/store/locks.py",
+        old="        return self._clock() - self._beaten > _OWN_LIFE",
+        new="        return self._clock() - self._beaten > 4 * LIFE",
+        suite=_BASICS,
+        breaks="A writer that slept publishes what a collection has removed since.",
+    ),
+    Mutation(
+        name="living-lock-is-dead", area=Area.GARBAGE_COLLECTION, file="vmckpt/store/locks.py",
+        old="        return now - self.beaten_at < life",
+        new="        return now - self.beaten_at < life / 1000",
+        suite=_REACHABILITY,
+        breaks="Locks of writers that are at work are removed.",
+    ),
+    Mutation(
+        name="unreadable-manifest-is-passed", area=Area.GARBAGE_COLLECTION,
+        file="vmckpt/store/gc.py",
+        old="        except NotInStore:\n            continue\n",
+        new="        except (NotInStore, StoreDamaged):\n            continue\n",
+        suite=_BASICS,
+        breaks="What a damaged manifest needs is removed, though a copy could mend it.",
+    ),
+    Mutation(
+        name="pinned-is-deleted", area=Area.GARBAGE_COLLECTION, file="vmckpt/store/store.py",
+        old="            if id_ in self.pins():",
+        new="            if not id_:",
+        suite=_BASICS,
+        breaks="A snapshot is deleted that was pinned.",
+    ),
+    Mutation(
+        name="unfinished-is-published", area=Area.GARBAGE_COLLECTION, file="vmckpt/store/store.py",
+        old="        if not writer.finished:",
+        new="        if writer is None:",
+        suite=_BASICS,
+        breaks="A snapshot is visible before its chunks are in the store.",
+    ),
+    Mutation(
+        name="condemned-is-counted-on", area=Area.GARBAGE_COLLECTION,
+        file="vmckpt/store/condemned.py",
+        old="    return frozenset(pack for one in judged for pack in one.packs)",
+        new="    return frozenset(pack for one in judged[:0] for pack in one.packs)",
+        suite=unit("store_gc_races", "store_basics"),
+        breaks="A new snapshot counts on a pack that is about to be removed.",
+    ),
+)  # fmt: skip
+
+_DURABILITY = (
+    Mutation(
+        name="object-not-on-disk", area=Area.DURABILITY, file="vmckpt/store/local.py",
+        old="            os.fsync(file)\n",
+        new="",
+        suite=_BASICS,
+        breaks="After a loss of power a published object is empty.",
+    ),
+    Mutation(
+        name="name-not-on-disk", area=Area.DURABILITY, file="vmckpt/store/local.py",
+        old="                if done:\n                    sync_folder(final.parent)",
+        new="                if done:\n                    final.parent.stat()",
+        suite=_BASICS,
+        breaks="After a loss of power a snapshot that was reported is gone.",
+    ),
+    Mutation(
+        name="object-written-over", area=Area.DURABILITY, file="vmckpt/store/local.py",
+        old="    if replace:\n        temporary.rename(final)",
+        new="    if replace or final.exists():\n        temporary.rename(final)",
+        suite=_BASICS,
+        breaks="Two processes hold one lock, and a snapshot takes another one's name.",
+    ),
+    Mutation(
+        name="disk-log-not-on-disk", area=Area.DURABILITY, file="vmckpt/replicate/redo.py",
+        old="        os.pwrite(self.file, _HEAD.pack(_MAGIC, epoch, content.length, digest), 0)\n"
+        "        os.fdatasync(self.file)",
+        new="        os.pwrite(self.file, _HEAD.pack(_MAGIC, epoch, content.length, digest), 0)",
+        suite=unit("replicate_stage"),
+        breaks="A loss of power takes disk writes that the guest was told are safe.",
+    ),
+    Mutation(
+        name="standby-disks-not-flushed", area=Area.DURABILITY, file="vmckpt/replicate/redo.py",
+        old="    for which in sorted(touched):\n        disks[which].flush()",
+        new="    touched.clear()",
+        suite=unit("replicate_stage", "replicate_stage_crashes"),
+        breaks="An epoch's log is written over before its writes are on the standby's disks.",
+    ),
+    Mutation(
+        name="small-file-not-on-disk", area=Area.DURABILITY, file="vmckpt/wholefile.py",
+        old="            out.flush()\n            os.fsync(out.fileno())",
+        new="            out.flush()",
+        suite=unit("wholefile"),
+        breaks="After a loss of power a guest's definition is an empty file.",
+    ),
+    Mutation(
+        name="small-file-in-halves", area=Area.DURABILITY, file="vmckpt/wholefile.py",
+        old='    new = path.with_name(f"{path.name}.new")',
+        new="    new = path",
+        suite=unit("wholefile"),
+        breaks="An agent that dies while it writes a token leaves half of it.",
+    ),
+)  # fmt: skip
+
+_HARMLESS_XML = (
+    Mutation(
+        name="unknown-element-passes", area=Area.HARMLESS_XML, file="vmckpt/snapshot/harmless.py",
+        old='        yield f"<{name}> is not known to be harmless"\n        return\n    kind',
+        new="        return\n    kind",
+        suite=_SANE,
+        breaks="A definition has libvirt run what a dishonest host wants.",
+    ),
+    Mutation(
+        name="unknown-kind-passes", area=Area.HARMLESS_XML, file="vmckpt/snapshot/harmless.py",
+        old="    if name in _KINDS and kind not in _KINDS[name]:",
+        new="    if name in _KINDS and not kind:",
+        suite=_SANE,
+        breaks="A disk or card of a kind that reaches into the host passes.",
+    ),
+    Mutation(
+        name="unknown-attribute-passes", area=Area.HARMLESS_XML, file="vmckpt/snapshot/harmless.py",
+        old='        if "*" not in allowed and attribute not in allowed:',
+        new='        if "*" not in allowed and not allowed:',
+        suite=_SANE,
+        breaks="An attribute that reaches into the host passes on a known element.",
+    ),
+    Mutation(
+        name="children-are-not-looked-at", area=Area.HARMLESS_XML,
+        file="vmckpt/snapshot/harmless.py",
+        old='        if not child.tag.startswith("{"):\n            yield from _unknown',
+        new='        if not child.tag:\n            yield from _unknown',
+        suite=_SANE,
+        breaks="What is inside a known element is not looked at.",
+    ),
+    Mutation(
+        name="path-climbs-out", area=Area.HARMLESS_XML, file="vmckpt/snapshot/harmless.py",
+        old='(path.startswith(_READ) and "/../" not in path)',
+        new="path.startswith(_READ)",
+        suite=_SANE,
+        breaks="/usr/share/../../etc/shadow is read as firmware.",
+    ),
+    Mutation(
+        name="paths-are-not-looked-at", area=Area.HARMLESS_XML, file="vmckpt/snapshot/sane.py",
+        old='        reached.setdefault(path, f"<{where}> would be read")',
+        new="        del where",
+        suite=_SANE,
+        breaks="Any file of the host becomes a kernel or firmware of the guest.",
+    ),
+    Mutation(
+        name="image-outside-storage", area=Area.HARMLESS_XML, file="vmckpt/snapshot/sane.py",
+        old="        return plain and any(path.startswith(f\"{one}/\") for one in folders)",
+        new="        return any(path.startswith(f\"{one}/\") for one in folders)",
+        suite=_SANE,
+        breaks="An image is written over any file of the host, as root.",
+    ),
+    Mutation(
+        name="storage-by-prefix", area=Area.HARMLESS_XML, file="vmckpt/snapshot/sane.py",
+        old="        return plain and any(path.startswith(f\"{one}/\") for one in folders)",
+        new="        return plain and any(path.startswith(one) for one in folders)",
+        suite=_SANE,
+        breaks="A folder whose name begins like a storage folder's counts as one.",
+    ),
+    Mutation(
+        name="any-emulator", area=Area.HARMLESS_XML, file="vmckpt/snapshot/sane.py",
+        old="        if not _EMULATOR.fullmatch(program):",
+        new="        if not _EMULATOR.match(program) and not program:",
+        suite=_SANE,
+        breaks="libvirt runs any program of the host as the guest's emulator.",
+    ),
+    Mutation(
+        name="any-script", area=Area.HARMLESS_XML, file="vmckpt/snapshot/sane.py",
+        old='    for tag in ("script", "downscript"):',
+        new='    for tag in ("downscript",):',
+        suite=_SANE,
+        breaks="libvirt runs any program of the host, as root, for a network card.",
+    ),
+    Mutation(
+        name="qemu-words-pass", area=Area.HARMLESS_XML, file="vmckpt/snapshot/sane.py",
+        old='        if node.tag.startswith("{"):\n            name',
+        new='        if node.tag.startswith("{}"):\n            name',
+        suite=_SANE,
+        breaks="A definition adds words of its own to QEMU's command line.",
+    ),
+    Mutation(
+        name="hosts-device-passes", area=Area.HARMLESS_XML, file="vmckpt/snapshot/sane.py",
+        old='    for node in root.findall("devices/hostdev"):',
+        new='    for node in root.findall("devices/hostdev[@none]"):',
+        suite=_SANE,
+        breaks="A restored guest is given a disk or network card of the host.",
+    ),
+    Mutation(
+        name="disk-of-any-name", area=Area.HARMLESS_XML, file="vmckpt/snapshot/sane.py",
+        old="        if not _TARGET.fullmatch(disk.target):",
+        new="        if not _TARGET.match(disk.target):",
+        suite=_SANE,
+        breaks="A disk's name leads its image out of the folder.",
+    ),
+)  # fmt: skip
+
+STORE = (*_SIGNATURE, *_GARBAGE_COLLECTION, *_DURABILITY, *_HARMLESS_XML)
