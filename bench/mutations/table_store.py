@@ -187,6 +187,13 @@ _GARBAGE_COLLECTION = (
         breaks="A snapshot is visible before its chunks are in the store.",
     ),
     Mutation(
+        name="s3-writes-over", area=Area.GARBAGE_COLLECTION, file="vmckpt/store/s3.py",
+        old="        if written:\n            at =",
+        new="        if written is None:\n            at =",
+        suite=unit("store_s3_real", keyword="writes_over_what_is_there"),
+        breaks="A server is used on which two collections can hold one lock.",
+    ),
+    Mutation(
         name="condemned-is-counted-on", area=Area.GARBAGE_COLLECTION,
         file="vmckpt/store/condemned.py",
         old="    return frozenset(pack for one in judged for pack in one.packs)",
@@ -334,6 +341,21 @@ _HARMLESS_XML = (
         new='    for node in root.findall("devices/hostdev[@none]"):',
         suite=_SANE,
         breaks="A restored guest is given a disk or network card of the host.",
+    ),
+    Mutation(
+        name="definition-not-looked-at", area=Area.HARMLESS_XML,
+        file="vmckpt/snapshot/restoring.py",
+        old="        if not request.trust_definition:",
+        new="        if request.trust_definition:",
+        suite=unit("restore_trust"),
+        breaks="A definition is started without a look although it is not said to be trusted.",
+    ),
+    Mutation(
+        name="guests-own-is-anybodys", area=Area.HARMLESS_XML, file="vmckpt/snapshot/sane.py",
+        old="    found += [what for what, use in _uses(root) if use not in here.uses]",
+        new="    found += [what for what, use in _uses(root) if not (use and here.uses)]",
+        suite=_SANE,
+        breaks="A guest that has one device of the host may be given any other.",
     ),
     Mutation(
         name="disk-of-any-name", area=Area.HARMLESS_XML, file="vmckpt/snapshot/sane.py",

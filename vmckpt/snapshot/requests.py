@@ -96,9 +96,9 @@ class RestoreRequest:
     """A line of shell for what must be compensated outside: run here once the guest is back. A
     fork's links come up after it, and stay down if it fails."""
     lazy: bool = False
+    """The guest runs at once; its disks come in behind."""
     trust_definition: bool = False
     """Start it whatever its definition reaches on the host."""
-    """The guest runs at once; its disks come in behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
