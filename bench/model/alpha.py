@@ -1,0 +1,298 @@
+"""What runs on the primary's host: the agent's two threads, and the controller's order to end it.
+
+Each entry is a method of the product, or a few in the order in which the product calls them. It
+returns what the main thread does next, and what the Primary keeps until then.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from bench.model import fakes
+from bench.model.replay import Again, do
+from bench.model.world import ALPHA
+from vmckpt.agent import afterlife, giving, replica_primary, replicas
+from vmckpt.agent.replica_primary import _Agent
+from vmckpt.errors import VmckptError
+from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.replicate import awaiting, capture, guard, primary, tenure
+from vmckpt.replicate.capture import Capturer
+from vmckpt.replicate.leave import Leave
+from vmckpt.replicate.link import Cut
+from vmckpt.replicate.primary import Flight, Primary, Switched
+from vmckpt.replicate.wire import WireError
+
+Fields = tuple[Any, ...]
+Next = tuple[str, Fields]
+_SESSION = fakes.session(ALPHA)
+
+
+class _Reached(BaseException):
+    """The main loop has come to its next step."""
+
+
+def _reached(*_: object) -> Any:
+    raise _Reached
+
+
+class _Sender:
+    """Sends an epoch as one message: what it holds is its moment."""
+
+    bandwidth = None
+
+    def __init__(self, line: fakes.Line, *_: object) -> None:
+        self._line = line
+
+    def memory(self, *_: object) -> None:
+        pass
+
+    writes = memory
+
+    def finish(
+        self, number: int, epoch: Any, _: object, *, base: int, final: bool, **__: object
+    ) -> None:
+        self._line.seal(number, base, final, tuple(epoch.changed))
+
+
+def _primary(life: int, fields: Fields) -> tuple[Primary, fakes.ModelTenure]:
+    """The real one with what it has kept."""
+    held_tenure = fakes.ModelTenure("main", life)
+    monitor: Any = fakes.Monitor()
+    output, quiet = fakes.Buffers(), fakes.Quiet()
+    agent = _agent(held_tenure)
+    parts: Any = SimpleNamespace(
+        monitor=monitor, memory=fakes.Quiet(), finder=None, logs=[], disks=None, buffers=output,
+        capturer=Capturer(monitor, fakes.UNDO, finder=fakes.Finder(), output=output, logs=[],
+                          still=lambda _: None),
+        tenure=held_tenure, wishes=fakes.Wishes(), leave=Leave(needed=False), status=quiet,
+        mirrors=SimpleNamespace(begin_again=lambda: do("mirrors"), end=lambda: do("no mirrors")),
+        begun=False, held=False, whole=False, devices=lambda: True,
+        is_alone=fakes.File(afterlife.ALONE).exists() if not fields else False,
+        alone=lambda on: (fakes.File(afterlife.ALONE).touch if on
+                          else fakes.File(afterlife.ALONE).unlink)(),
+        switching=lambda: fakes.File("switching").touch(),
+        go_on=lambda: _Agent._resume(agent, monitor),
+        switch=lambda line: giving.give(
+            _SESSION, fakes.FOLDER, line, tenure=held_tenure, process=agent._process, stopped=0.0
+        ),
+    )  # fmt: skip
+    one = Primary(_choosing(_SESSION), fakes.FOLDER, parts)
+    if fields:
+        one._number, one._acked, flight, one._whole, one._valid, one._begun, one._held = fields
+        one._flight = None if flight is None else _flight(*flight)
+    one._state = b""
+    one._first_copy = quiet  # type: ignore[assignment]
+    return one, held_tenure
+
+
+def _choosing(session: Any) -> Any:
+    """The session, where each look at `hold` is a choice: the wait is over, or not."""
+    terms = SimpleNamespace(interval=0.1, slowdown=0.1, bandwidth=None, max_pause=0.5)
+    chooses = type("Chooses", (SimpleNamespace,), {"hold": property(lambda _: do("hold is over"))})
+    told = {name: getattr(session, name) for name in ("session", "host", "lease", "peer", "moves")}
+    return SimpleNamespace(**told, address="", port=0, terms=chooses(**vars(terms)))
+
+
+def _flight(number: int, moment: int, torn: bool) -> Flight:
+    epoch: Any = SimpleNamespace(changed=[moment, torn], ends=(), state=b"", packets=0, pause=0.0)
+    return Flight(number, epoch, [])
+
+
+def _kept(one: Primary) -> Fields:
+    flight = one._flight
+    thing = None if flight is None else (flight.number, *flight.epoch.changed)
+    return (one._number, one._acked, thing, one._whole, one._valid, one._begun, one._held)
+
+
+def _agent(held_tenure: fakes.ModelTenure) -> Any:
+    return SimpleNamespace(
+        _session=_SESSION, _folder=fakes.FOLDER, _process=fakes.Process(), _page=fakes.Page(),
+        _undo=fakes.UNDO, _tenure=held_tenure,
+    )  # fmt: skip
+
+
+def enter(life: int, _: Fields) -> Next:
+    """The agent begins: it continues with the lease, or takes it."""
+    fakes.ModelTenure("main", life).__enter__()
+    return "begin", ()
+
+
+def begin(life: int, _: Fields) -> Next:
+    """It looks at what an agent before it left."""
+    held_tenure = fakes.ModelTenure("main", life)
+    agent = _agent(held_tenure)
+    if _Agent._was_given_away(agent, held_tenure):
+        return "over", ()
+    monitor: Any = fakes.Monitor()
+    _Agent._resume(agent, monitor)
+    begun = do("mirrors")
+    alone = afterlife.is_alone(fakes.FOLDER)
+    found = replica_primary.found_filters(_SESSION, fakes.FOLDER, monitor, alone=alone)
+    held = found[1]
+    whole = held and not begun and not held_tenure.acquired
+    return _loop(life, (0, 0, None, whole, False, begun, held), alone=alone)
+
+
+def _loop(life: int, fields: Fields, *, alone: bool) -> Next:
+    """What `Primary.run` does first."""
+    one, _ = _primary(life, fields)
+    one._parts.is_alone = alone  # type: ignore[misc]
+    at = "connect"
+
+    def forgo() -> None:
+        nonlocal at
+        at = "forgo"
+        raise _Reached
+
+    one._forgo_standby, one._connected = forgo, _reached  # type: ignore[method-assign]
+    try:
+        one.run()
+    except _Reached:
+        return at, fields
+    return "unprotect", fields
+
+
+def forgo(life: int, fields: Fields) -> Next:
+    """A filter is gone: the standby is invalidated before anything gets out."""
+    one, _ = _primary(life, fields)
+    one._forgo_standby()
+    return "connect", _kept(one)
+
+
+def connect(life: int, fields: Fields) -> Next:
+    """Make the connection, and bring the standby up."""
+    at, fields = _loop(life, fields, alone=True)
+    return (at, fields) if at == "unprotect" else _tried(life, fields, _connect)
+
+
+def _connect(one: Primary, line: Any) -> str:
+    do("connect")
+    one._brought_up(line)
+    return "serve"
+
+
+def serve(life: int, fields: Fields) -> Next:
+    """One epoch."""
+    return _tried(life, fields, _serve)
+
+
+def _serve(one: Primary, line: Any) -> str:
+    turns = iter((lambda: do("epoch is due"), _reached))
+    steps: Any = one  # its methods are replaced by the model's
+    steps._brought_up = _Sender
+    steps._wait = lambda _: next(turns)()
+    try:
+        one._serve(line)
+    except _Reached:
+        return "serve"
+    except Switched:
+        afterlife.switched(_SESSION, fakes.FOLDER)
+        return "over"
+    return "unprotect"
+
+
+def _tried(life: int, fields: Fields, step: Callable[[Primary, Any], str]) -> Next:
+    """A step of `Primary.run`, whose errors end the connection."""
+    one, held_tenure = _primary(life, fields)
+    line: Any = fakes.Line("up", lambda: held_tenure.token)
+    try:
+        at = step(one, line)
+    except (Cut, WireError, LeaseUnreachable, ValueError):
+        at = "cut"
+    return at, _kept(one)
+
+
+def cut(life: int, fields: Fields) -> Next:
+    """The connection is gone."""
+    one, _ = _primary(life, fields)
+    try:
+        one._cut(Cut("gone"))
+    except Again:
+        pass
+    return "connect", _kept(one)
+
+
+def unprotect(life: int, fields: Fields) -> Next:
+    """The protection ends while its agent lives."""
+    monitor: Any = fakes.Monitor()
+    afterlife.unprotect(_SESSION, fakes.FOLDER, monitor, fakes.ModelTenure("main", life))
+    return "over", fields
+
+
+def keep(life: int, _: Fields) -> Next:
+    """One turn of the thread that renews the lease."""
+    one = fakes.ModelTenure("keep", life)
+    try:
+        one._renew()
+    except VmckptError:
+        pass
+    if one.lost is not None:
+        one._page.lose()
+        return "lost", ()
+    return "kept", ()
+
+
+def order(define: bool, standby_gone: bool) -> Next:
+    """The controller ends what is left of the protection on alpha."""
+    told: Any = SimpleNamespace(
+        define=define, standby_gone=standby_gone, guest="g", host=ALPHA, uri=""
+    )
+    replicas._end_primary(told, _SESSION)
+    return "done", ()
+
+
+def give() -> Next:
+    """The controller gives a guest that is gone to its standby."""
+    told: Any = SimpleNamespace(guest="g", owner="s")
+    replicas._give(told)
+    return "done", ()
+
+
+ENTRIES: dict[str, Callable[..., Any]] = {
+    "enter": enter, "begin": begin, "forgo": forgo, "connect": connect, "serve": serve, "cut": cut,
+    "unprotect": unprotect, "keep": keep, "order": order, "give": give,
+}  # fmt: skip
+
+_STILL = SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 0.0, sleep=lambda _: None)
+"""In place of `time`, where how long something takes is a choice of the model's."""
+_FILES = SimpleNamespace(put=fakes.put)
+
+
+def _holds(_: object) -> fakes.Process | None:
+    return fakes.Process() if do("read", "lives") else None
+
+
+@contextmanager
+def on_fakes() -> Iterator[None]:
+    """As long as the block lasts the product's modules work in the model."""
+    identity = SimpleNamespace(runs=lambda _: do("read", "lives"), hold=_holds)
+    timer = SimpleNamespace(
+        armed=lambda _: do("read", "timer"), disarm=lambda _: do("disarm"),
+        arm=lambda _, ends: fakes.Enforcer().arm(ends),
+    )  # fmt: skip
+    page = SimpleNamespace(open=lambda _: fakes.Page())
+    nothing = fakes.Quiet()
+    places: list[tuple[Any, str, Any]] = [
+        (tenure, "boottime", fakes.clock), (tenure, "time", _STILL), (tenure, "wholefile", _FILES),
+        (primary, "time", _STILL), (primary, "Sender", _Sender), (awaiting, "time", _STILL),
+        (capture, "Drain", fakes.Drain), (afterlife, "lease", fakes.lease),
+        (afterlife, "identity", identity), (afterlife, "lease_timer", timer),
+        (afterlife, "writes", nothing), (afterlife, "define", nothing.any),
+        (afterlife, "libvirt_side", nothing), (afterlife, "outcome", nothing.any),
+        (afterlife, "forget", lambda *_: do("forget")),
+        (afterlife, "buffers", SimpleNamespace(remove=lambda *_: do("let out"))),
+        (replica_primary, "Buffers", lambda *_: fakes.Buffers()),
+        (replica_primary, "buffers", fakes.Found),
+        (replicas, "identity", identity), (replicas, "GuardPage", page),
+        (replicas, "Session", SimpleNamespace(read=lambda _: _SESSION)),
+        (replicas, "folder_of", lambda _: fakes.FOLDER), (replicas, "writes", nothing),
+        (replicas, "Monitor", lambda *_, **__: fakes.Monitor()),
+        (replicas, "_start", lambda _: do("start agent")),
+        (guard, "hold", lambda _: fakes.Process("agent")),
+    ]  # fmt: skip
+    with ExitStack() as stack:
+        for where, name, what in places:
+            stack.enter_context(mock.patch.object(where, name, what))
+        yield

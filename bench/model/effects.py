@@ -1,0 +1,380 @@
+"""What an effect does to the world: the new worlds, each with the answer that its process gets."""
+
+from collections.abc import Callable
+from typing import Any
+
+from bench.model import store
+from bench.model.replay import NEVER, NONE, Effect, Task
+from bench.model.world import (
+    ALPHA,
+    DEAD,
+    PAUSED,
+    RUNS,
+    WAITS,
+    Alpha,
+    Beta,
+    World,
+    heard,
+)  # fmt: skip
+
+Answer = tuple[str, Any]
+Outcome = tuple[str, World, Answer]
+"""What happened, the world afterwards, and the answer."""
+_DONE: Answer = ("value", None)
+LATEST = 2
+"""So many questions to the lease store may be on their way, forgotten by their senders."""
+
+
+class Violation(Exception):
+    """What must never happen."""
+
+
+class Blocked(Exception):
+    """The effect must wait: a lock is held, or nothing has come."""
+
+
+def outcomes(world: World, process: str, effect: Effect) -> list[Outcome]:
+    """All that may come of an effect of a process: main, keep, order or beta.
+
+    Raises Violation, Blocked.
+    """
+    if effect.name == "store":
+        return _store(world, *effect.args)
+    if effect.name == "answer arrives":
+        return [(f"{process}: has the answer", world, _DONE)]
+    if effect.name in _CHOICES:
+        return _CHOICES[effect.name](world, *effect.args)
+    if effect.name in _OF_QEMU and world.alpha.guest == DEAD:
+        return [(f"{process}: QEMU is gone", world, ("raise", "gone"))]
+    if process == "beta":
+        new, answer = _BETA[effect.name](world, *effect.args)
+    else:
+        new, answer = _ALPHA[effect.name](world, *effect.args)
+    return [(f"{process}: {effect.name} {_shown(effect.args)}".rstrip(), new, answer)]
+
+
+def local(world: World, process: str, effect: Effect) -> tuple[World, Answer] | None:
+    """The same for an effect on the process's own memory, and for what is only read: they cost no
+    step of their own. None: it is another one."""
+    if effect.name == "clock":
+        return world, ("age", 0)
+    if effect.name == "read":
+        known = _read_beta(world.beta) if process == "beta" else _read_alpha(world.alpha)
+        name, *more = effect.args
+        return world, known[name](*more)
+    made = _LOCAL.get(effect.name)
+    return None if made is None else made(world, *effect.args)
+
+
+def _shown(args: tuple[Any, ...]) -> str:
+    return " ".join(str(one) for one in args)
+
+
+# -- reads -----------------------------------------------------------------------------------------
+
+
+def _read_alpha(alpha: Alpha) -> dict[str, Callable[..., Answer]]:
+    agent = alpha.agent
+    return {
+        "file": lambda name: ("value", name in alpha.files and not alpha.shut),
+        "token": lambda: ("value", alpha.token),
+        "page": lambda: ("age", alpha.page),
+        "renewed": lambda: ("age", NEVER if agent is None else agent.renewed),
+        "tenure": lambda name: ("value", getattr(agent, name)),
+        "lives": lambda: ("value", alpha.guest != DEAD),
+        "paused": lambda: ("value", alpha.guest == PAUSED),
+        "woken": lambda: ("value", alpha.woken),
+        "filters": lambda: ("value", alpha.filters == "all"),
+        "timer": lambda: ("value", alpha.timer),
+        "wish": lambda: ("value", alpha.wish),
+    }
+
+
+def _read_beta(beta: Beta) -> dict[str, Callable[..., Answer]]:
+    return {
+        "token": lambda: ("value", beta.token),
+        "epoch": lambda: ("value", beta.epoch),
+        "final": lambda: ("value", beta.final),
+        "seen": lambda: ("value", beta.seen),
+        "since": lambda: ("age", beta.since),
+    }
+
+
+# -- the lease store -------------------------------------------------------------------------------
+
+
+def _store(world: World, call: str, args: tuple[Any, ...]) -> list[Outcome]:
+    """It answers; or the question was given up, and may arrive yet."""
+    new, told = asked(world, call, args)
+    found: list[Outcome] = [(f"store: {call} {told['said']}", new, ("told", tuple(told.items())))]
+    if world.budget.silences:
+        lost = world._replace(
+            budget=world.budget._replace(silences=world.budget.silences - 1),
+            late=(*world.late, (call, args))[-LATEST:],
+        )
+        found.append((f"store: {call} has no answer", lost, ("raise", "unreachable")))
+    return found
+
+
+def asked(world: World, call: str, args: tuple[Any, ...]) -> tuple[World, store.Told]:
+    """The store has got a question. A renewal makes beats that beta has seen old ones."""
+    lease, told = store.ask(world.lease, call, args)
+    changed = lease.age == 0 and (
+        (call == "renew_on" and told["said"] == "done") or lease.token != world.lease.token
+    )
+    new = world._replace(lease=lease)
+    return (stale(new) if changed else new), told
+
+
+def stale(world: World) -> World:
+    """Beats that beta has seen, or is being told, are no more the newest."""
+    task = world.beta.task
+    if task is not None:
+        answers = tuple(
+            (kind, _renamed(value)) if kind == "told" else (kind, value)
+            for kind, value in task.answers
+        )
+        task = Task(task.entry, task.args, answers)
+    late = tuple(
+        (call, (*args[:3], "0", *args[4:]) if call == "take_over" else args)
+        for call, args in world.late
+    )
+    return world._replace(beta=world.beta._replace(seen=0, task=task), late=late)
+
+
+def _renamed(told: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, "0" if name == "beat" else value) for name, value in told)
+
+
+# -- alpha -----------------------------------------------------------------------------------------
+
+
+def _alpha(world: World, **changes: Any) -> tuple[World, Answer]:
+    return world._replace(alpha=world.alpha._replace(**changes)), _DONE
+
+
+def _tenure(world: World, name: str, value: Any) -> tuple[World, Answer]:
+    agent = world.alpha.agent
+    assert agent is not None
+    return _alpha(world, agent=agent._replace(**{name: value}))
+
+
+def _lock(world: World, thread: str) -> tuple[World, Answer]:
+    agent = world.alpha.agent
+    if agent is None or agent.lock:
+        raise Blocked
+    return _tenure(world, "lock", thread)
+
+
+def _put(world: World, name: str, text: str) -> tuple[World, Answer]:
+    return _alpha(world, token=int(text)) if not world.alpha.shut else (world, _DONE)
+
+
+def _touch(world: World, name: str) -> tuple[World, Answer]:
+    return _alpha(world, files=world.alpha.files | {name})
+
+
+def _unlink(world: World, name: str) -> tuple[World, Answer]:
+    return _alpha(world, files=world.alpha.files - {name})
+
+
+def _arm(world: World, ends: int) -> tuple[World, Answer]:
+    if world.alpha.guest == DEAD:
+        return world, _DONE
+    if ends <= 0:
+        return _alpha(world, guest=DEAD, timer=None)
+    return _alpha(world, timer=ends)
+
+
+def _end(world: World, what: str) -> tuple[World, Answer]:
+    if what == "agent":
+        new, _ = _alpha(world, agent=None)
+        return new._replace(link=hung_up(world)), _DONE
+    return _alpha(world, guest=DEAD, timer=None)
+
+
+def hung_up(world: World) -> Any:
+    """The connection, after alpha's end of it has gone."""
+    return world.link._replace(open=False, down=())
+
+
+def _stop(world: World) -> tuple[World, Answer]:
+    return _alpha(world, guest=PAUSED, woken=False)
+
+
+def _cont(world: World) -> tuple[World, Answer]:
+    if world.alpha.guest != PAUSED:
+        return world, _DONE
+    return runs_on_alpha(world), _DONE
+
+
+def runs_on_alpha(world: World) -> World:
+    """The guest's CPUs are started on alpha. Raises Violation."""
+    new = world._replace(alpha=world.alpha._replace(guest=RUNS))
+    return must_be_one(new)
+
+
+def must_be_one(world: World) -> World:
+    """Raises Violation if the guest runs twice."""
+    if world.alpha.guest == RUNS and world.beta.guest == RUNS:
+        raise Violation("the guest runs on both hosts")
+    return world
+
+
+def _close_epoch(world: World) -> tuple[World, Answer]:
+    return _alpha(world, heard=heard(world.alpha), moment=world.alpha.moment + 1)
+
+
+def _release(world: World) -> tuple[World, Answer]:
+    """Output of closed epochs gets out."""
+    return _speaks(world, world.alpha.moment - 1)
+
+
+def _let_out(world: World) -> tuple[World, Answer]:
+    new, done = _speaks(world, world.alpha.moment)
+    return new._replace(alpha=new.alpha._replace(filters="")), done
+
+
+def _speaks(world: World, moment: int) -> tuple[World, Answer]:
+    if world.beta.guest == RUNS:
+        raise Violation("a copy's output is released while the other one runs")
+    lease, beta = world.lease, world.beta
+    eligible = lease.state == "protected" and lease.holder == ALPHA and beta.guest == WAITS
+    if eligible and beta.moment < moment:
+        raise Violation("output is released that the standby has not, and it may take over")
+    return _alpha(world, heard=max(world.alpha.heard, moment))
+
+
+def _hold(world: World) -> tuple[World, Answer]:
+    return _alpha(world, filters="all", heard=heard(world.alpha))
+
+
+def _compare(world: World) -> tuple[World, Answer]:
+    """The moment that is captured, and whether the guest ran meanwhile."""
+    return world, ("value", (world.alpha.moment - 1, world.alpha.woken))
+
+
+def _mirrors(world: World) -> tuple[World, Answer]:
+    new, _ = _alpha(world, mirrors=True)
+    return new, ("value", not world.alpha.mirrors)
+
+
+def _forget(world: World) -> tuple[World, Answer]:
+    return _alpha(world, shut=True, page=NONE, token=0, files=frozenset())
+
+
+def _start_agent(world: World) -> tuple[World, Answer]:
+    from bench.model.moves import agent_begins  # noqa: PLC0415 - they need each other
+
+    return agent_begins(world), _DONE
+
+
+_ALPHA: dict[str, Callable[..., tuple[World, Answer]]] = {
+    "page": lambda world, age: _alpha(world, page=age),
+    "arm": _arm,
+    "disarm": lambda world: _alpha(world, timer=None),
+    "touch": _touch, "unlink": _unlink, "put": _put,
+    "lock": _lock, "end": _end, "stop": _stop, "cont": _cont, "compare": _compare,
+    "close epoch": _close_epoch,
+    "release": _release, "let out": _let_out, "hold": _hold,
+    "mirrors": _mirrors, "no mirrors": lambda world: _alpha(world, mirrors=False),
+    "forget": _forget, "start agent": _start_agent,
+}  # fmt: skip
+
+
+# -- the connection --------------------------------------------------------------------------------
+
+
+def _send(world: World, end: str, message: tuple[Any, ...]) -> list[Outcome]:
+    link = world.link
+    if not link.open:
+        return [(f"{end}: cannot send", world, ("raise", "cut"))]
+    up, down = (*link.up, message), (*link.down, message)
+    sent = link._replace(up=up) if end == "up" else link._replace(down=down)
+    new = world._replace(link=sent)
+    return [(f"{end}: {message}", new, _DONE)]
+
+
+def _receive(world: World) -> list[Outcome]:
+    """What arrived before the link broke is read before that is seen."""
+    link = world.link
+    if not link.down:
+        if link.open:
+            raise Blocked
+        return [("alpha: finds the link cut", world, ("raise", "cut"))]
+    told, *rest = link.down
+    agent = world.alpha.agent
+    if agent is not None and told[1] > agent.token:
+        # An agent takes no word of a newer token than its own.
+        new = world._replace(link=hung_up(world))
+        return [("alpha: refuses a newer token", new, ("raise", "cut"))]
+    new = world._replace(link=link._replace(down=tuple(rest)))
+    return [(f"alpha: gets {told}", new, ("value", told))]
+
+
+def _connect(world: World) -> list[Outcome]:
+    if not world.beta.agent:
+        return [("alpha: cannot connect", world, ("raise", "cut"))]
+    new = world._replace(link=world.link._replace(open=True, up=(), down=()))
+    return [("alpha: connects", new, _DONE)]
+
+
+def _due(world: World) -> list[Outcome]:
+    """What ends the wait for the next epoch."""
+    alpha = world.alpha
+    if not world.link.open:
+        return [("main: finds the link cut", world, ("raise", "cut"))]
+    if alpha.wish:
+        return [(f"main: is told to {alpha.wish}", world, ("value", False))]
+    if alpha.moment >= world.budget.moments + 1 or alpha.guest != RUNS:
+        raise Blocked
+    return [("main: an epoch is due", world, ("value", True))]
+
+
+def _hold_is_over(world: World) -> list[Outcome]:
+    return [("main: waits", world, ("value", 1.0)), ("main: waits no more", world, ("value", -1.0))]
+
+
+_CHOICES: dict[str, Callable[..., list[Outcome]]] = {
+    "send": _send, "receive": _receive, "connect": _connect, "epoch is due": _due,
+    "hold is over": _hold_is_over,
+}  # fmt: skip
+
+
+# -- beta ------------------------------------------------------------------------------------------
+
+
+def _beta(world: World, **changes: Any) -> tuple[World, Answer]:
+    return world._replace(beta=world.beta._replace(**changes)), _DONE
+
+
+def _commit(world: World, epoch: int, final: bool, moment: int, torn: bool) -> tuple[World, Answer]:
+    if torn:
+        raise Violation("an epoch is committed that is not of one moment")
+    return _beta(world, epoch=epoch, moment=moment, final=final)
+
+
+def _start_guest(world: World) -> tuple[World, Answer]:
+    beta = world.beta
+    if beta.guest != WAITS:
+        return world, _DONE
+    if beta.moment < heard(world.alpha):
+        raise Violation("output that was released is forgotten by the standby that takes over")
+    new, done = _beta(world, guest=RUNS)
+    return must_be_one(new), done
+
+
+_BETA: dict[str, Callable[..., tuple[World, Answer]]] = {
+    "put": lambda world, _, text: _beta(world, token=int(text)),
+    "knows": lambda world, token: _beta(world, token=token),
+    "commit": _commit, "start guest": _start_guest,
+    "start over": lambda world: _beta(world, epoch=0, moment=0, final=False),
+}  # fmt: skip
+_OF_QEMU = ("stop", "cont", "close epoch", "release", "let out", "hold")
+_LOCAL: dict[str, Callable[..., tuple[World, Answer]]] = {
+    "drop": lambda world, _: _alpha(world, wish=""),
+    "tenure": _tenure,
+    "unlock": lambda world: _tenure(world, "lock", ""),
+    "saw": lambda world, newest: _beta(world, seen=int(newest)),
+    "since": lambda world, age: _beta(world, since=age),
+}
