@@ -122,7 +122,6 @@ def test_no_command_line_has_the_password_of_a_lease(pair: Bench) -> None:
     assert any(AGENT in line for line in lines.values())
     assert any(GUARD in line for line in lines.values())
     assert [line for line in lines.values() if password.encode() in line] == []
-    pair.good("unprotect", "web1")
 
 
 def test_a_folder_that_another_user_made_is_refused_by_name(pair: Bench) -> None:
