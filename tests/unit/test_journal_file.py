@@ -19,6 +19,7 @@ from vmckpt.journal.records import Controller, NewOperation, Record
 from vmckpt.journal.store import Journal
 from vmckpt.units import Seconds
 
+DOCS = (Path(__file__).parents[2] / "docs/recovery.md").read_text()
 WEB1 = NewOperation(kind="migrate", guest="web1", source="alpha", target="beta")
 
 
@@ -132,8 +133,34 @@ def test_a_file_that_is_no_journal_is_refused_in_one_line(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"these are not the tables you are looking for" * 100)
 
-    with pytest.raises(JournalError, match="move the file away"):
+    with pytest.raises(JournalError, match="abandons its leases and protections, too") as caught:
         Journal(path)
+    assert "docs/recovery.md, A damaged journal" in str(caught.value)
+
+
+def test_what_is_whole_of_a_damaged_journal_is_saved_as_the_docs_say(path: Path) -> None:
+    with Journal(path) as journal:
+        ids = [journal.begin(WEB1) for _ in range(20)]
+        for id_ in ids:
+            journal.add_samples(id_, sampled(1.0) * 500)
+    with path.open("r+b") as file:  # in the middle of the samples
+        file.seek(path.stat().st_size // 2 // 4096 * 4096)
+        file.write(os.urandom(4096))
+
+    def samples() -> list[int]:
+        with Journal(path) as journal:
+            return [len(journal.samples(id_)) for id_ in ids]
+
+    with pytest.raises(JournalError, match=r"malformed; .* abandons its leases and protections"):
+        samples()
+    commands = DOCS[DOCS.index("## A damaged journal") :].splitlines()
+    rename, save = (line.strip() for line in commands if "journal.db.damaged" in line)
+    for command in (rename, save):
+        subprocess.run(["sh", "-c", command], cwd=path.parent, check=True, capture_output=True)
+    assert sum(samples()) > 500 * len(ids) * 0.9
+    with Journal(path) as journal:
+        assert {one.id for one in journal.operations(active=True)} == set(ids)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_folder_that_cannot_be_made_is_told_with_a_way_out() -> None:

@@ -55,6 +55,10 @@ NEXT = replace(host_facts("b"), qemu_version="7.3.22")
 BLOCKERS: list[tuple[str, str, Seen, str]] = [
     ("same-host", "web1", replace(FINE, backup="alpha"), "protects nothing"),
     ("name-taken", "beta", replace(FINE, name_taken=True), "beta has a guest web1 already"),
+    (
+        "standby-there", "beta", replace(FINE, name_taken=True, standby_there=True),
+        "beta has a standby of web1 already",
+    ),
     ("file-missing", "beta", replace(FINE, missing=("/srv/vmlinuz",)), "/srv/vmlinuz is not there"),
     ("qemu-version", "beta", replace(FINE, backup_facts=OTHER), "QEMU 7.2.22, beta has 10.0.2"),
     ("qemu-version", "beta", replace(FINE, backup_facts=NEXT), "QEMU 7.2.22, beta has 7.3.22"),

@@ -62,7 +62,8 @@ def _must_be_free(order: ReplicaOrder) -> None:
     if session is not None and not (folder_of(order.guest) / afterlife.OUTCOME).exists():
         raise BadInput(
             f"{session.name} is protected or moves already, from or to {order.host}",
-            mend=f"run vmckpt recover, or vmckpt unprotect {session.name} first",
+            mend=f"run vmckpt recover, or vmckpt unprotect {session.name} first; with"
+            " --lost-journal if no journal knows of it",
         )
     remove_folder(folder_of(order.guest))
 
@@ -116,7 +117,8 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
     told = {
         "role": session.role, "session": session.session, "peer": session.peer,
         "name": session.name, "guest": session.guest, "host": session.host,
-        "runs": identity.runs(session.guest),
+        "runs": identity.runs(session.guest), "moves": session.moves,
+        "has_lease": session.lease is not None,
     }  # fmt: skip
     # The agent may have ended before the guest did.
     if not told["runs"] and (why := afterlife.shot(folder)) is not None:

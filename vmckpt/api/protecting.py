@@ -16,8 +16,8 @@ from vmckpt.model.hosts import Host
 from vmckpt.policy import select
 from vmckpt.policy.select import Subject
 from vmckpt.policy.types import Policy
-from vmckpt.protect import asking, ending, engine, news, protections, reversing, trying
-from vmckpt.protect.ending import Ended
+from vmckpt.protect import adopting, asking, ending, engine, news, protections, reversing, trying
+from vmckpt.protect.ending import Ended, Known
 from vmckpt.protect.engine import Told
 from vmckpt.protect.requests import Judge, Protected, ProtectRequest, Setting
 from vmckpt.protect.reversing import Earlier
@@ -106,19 +106,40 @@ def _to(request: Request, earlier: Earlier | None, host: str) -> str:
     )
 
 
-async def unprotect(inventory: Inventory, guest: str, caller: Caller) -> Ended:
-    """See protect.ending.unprotect."""
+async def unprotect(
+    inventory: Inventory, guest: str, caller: Caller, *, lost_journal: bool = False
+) -> Ended:
+    """See protect.ending.unprotect, and `_known`."""
     inventory.may_act()
-    return await ending.unprotect(protections.of(inventory, guest), caller)
+    known = await _known(inventory, guest, caller, lost_journal=lost_journal)
+    return await ending.unprotect(known, caller)
+
+
+async def _known(
+    inventory: Inventory, guest: str, caller: Caller, *, lost_journal: bool, dead: bool = False
+) -> Known:
+    """A guest's protection as the journal has it. `lost_journal`: else as its hosts have it, see
+    protect.adopting. Raises VmckptError."""
+    if not lost_journal:
+        return protections.of(inventory, guest)
+    if (known := protections.find(inventory, guest)) is not None:
+        return known
+    found, errors = await fleet.guests(inventory)
+    uuids = {one.uuid for _, one in found if guest in (one.name, one.uuid)}
+    if len(uuids) != 1:
+        silent = f"; {' and '.join(errors)} cannot be asked" if errors else ""
+        raise BadInput(f"{guest} is not protected{silent}", mend="vmckpt status shows who is")
+    return await adopting.adopt(inventory, guest, uuids.pop(), caller.warn, dead=dead)
 
 
 async def failover(
     inventory: Inventory, guest: str, caller: Caller, *, planned: bool = False, dead: bool = False,
-    fence: bool = False,
+    fence: bool = False, lost_journal: bool = False,
 ) -> Ended:  # fmt: skip
-    """See protect.ending. `planned` goes with neither of the others, nor they with each other."""
+    """See protect.ending, and `_known`. `planned` goes with neither of the others, nor `dead` with
+    `fence`; `lost_journal` goes with `dead` alone."""
     inventory.may_act()
-    known = protections.of(inventory, guest)
+    known = await _known(inventory, guest, caller, lost_journal=lost_journal, dead=dead)
     if planned:
         return await ending.planned(known, caller)
     return await ending.failover(known, caller, dead=dead, fence=fence)

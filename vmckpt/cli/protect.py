@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from vmckpt.protect.trying import Tested
 
 app = typer.Typer(name="protect", rich_markup_mode=None, add_completion=False)
+_LOST = Annotated[
+    bool,
+    typer.Option(
+        "--lost-journal", help="The journal that knew of it is lost: go by what its hosts say."
+    ),
+]
 unprotect_app = typer.Typer(name="unprotect", rich_markup_mode=None, add_completion=False)
 failover_app = typer.Typer(name="failover", rich_markup_mode=None, add_completion=False)
 status_app = typer.Typer(name="status", rich_markup_mode=None, add_completion=False)
@@ -188,6 +194,7 @@ def _show(done: "Protected") -> None:
 @unprotect_app.command()
 def unprotect(
     guest: GUEST,
+    lost_journal: _LOST = False,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
@@ -196,24 +203,29 @@ def unprotect(
     The standby and its images are removed, held output is let out, and nothing of it stays on
     either host, but images that --reverse found there.
 
-    Example:
+    --lost-journal is for a protection that no journal knows any more. Be sure of that: it would end
+    one that another controller, with another journal, is at work with.
+
+    Examples:
 
         vmckpt unprotect web1
+
+        vmckpt unprotect web1 --lost-journal
     """
     from vmckpt import api
 
     known = api.load_inventory(inventory)
-    ended = asyncio.run(_unprotect(known, guest))
+    ended = asyncio.run(_unprotect(known, guest, lost_journal=lost_journal))
     _show_ended(ended, "is not protected any more", json=json)
 
 
-async def _unprotect(inventory: "api.Inventory", guest: str) -> "Ended":
+async def _unprotect(inventory: "api.Inventory", guest: str, *, lost_journal: bool) -> "Ended":
     from vmckpt import api
     from vmckpt.api import protecting
 
     stop = stop_on_signals("this ends by itself in a moment")
     caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
-    return await protecting.unprotect(inventory, guest, caller)
+    return await protecting.unprotect(inventory, guest, caller, lost_journal=lost_journal)
 
 
 @failover_app.command()
@@ -232,6 +244,7 @@ def failover(
         bool, typer.Option("--test", help="Run a copy beside the standby; nothing is switched.")
     ] = False,
     end_test: Annotated[bool, typer.Option("--end-test", help="End that copy.")] = False,
+    lost_journal: _LOST = False,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
@@ -271,12 +284,18 @@ def failover(
             "--planned, --host-is-off, --fence, --test and --end-test exclude each other",
             mend="say one of them",
         )
+    if lost_journal and not off:
+        raise BadInput(
+            "--lost-journal goes with --host-is-off",
+            mend="while the guest's host answers: vmckpt unprotect --lost-journal",
+        )
     known = api.load_inventory(inventory)
     if test or end_test:
         tested = asyncio.run(_test(known, guest, begin=test))
         protect_trial.show(tested, runs=test, json=json)
         return
-    ended = asyncio.run(_failover(known, guest, planned=planned, dead=off, fence=fence))
+    how = {"planned": planned, "dead": off, "fence": fence, "lost_journal": lost_journal}
+    ended = asyncio.run(_failover(known, guest, **how))
     _show_ended(ended, f"runs on {ended.runs_on}", json=json)
 
 

@@ -20,6 +20,10 @@ from vmckpt.units import Seconds
 T = TypeVar("T")
 
 _WRITES = "vmckpt_writes"
+_LOSES = (
+    "save what is in it (docs/recovery.md, A damaged journal): whoever moves it away abandons its"
+    " leases and protections, too"
+)
 
 
 class SqliteDatabase(Database):
@@ -65,7 +69,7 @@ class SqliteDatabase(Database):
         if "locked" in why:
             return why, "another program holds it; try again"
         if "not a database" in why or "malformed" in why:
-            return why, "move the file away; a new one is made"
+            return why, _LOSES
         return why, None
 
 

@@ -11,6 +11,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.lease import replicas
 from vmckpt.model.findings import Finding
 from vmckpt.model.guests import Guest
+from vmckpt.model.hosts import Host
 from vmckpt.model.images import Room
 from vmckpt.protect import asking, reversing
 from vmckpt.protect.preflight import Seen
@@ -92,8 +93,13 @@ async def seen(
         fence=None if setting.primary.fence is None else setting.primary.fence.in_words,
         max_pause=request.terms.max_pause, missing=tuple(room["missing"]),
         lease_store=await _lease_store(setting, request),
+        standby_there=name_taken and await _has_standby(setting.backup, guest.uuid),
         disk_logs=bool(looked["disk_logs"]),
     )  # fmt: skip
+
+
+async def _has_standby(backup: Host, guest: str) -> bool:
+    return (await asking.status(backup, guest)).get("role") == "backup"
 
 
 async def _lease_store(setting: Setting, request: ProtectRequest) -> Finding | None:

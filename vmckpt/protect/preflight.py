@@ -48,6 +48,8 @@ class Seen:
     max_pause: Seconds
     lease_store: Finding | None = None
     """What is said of the lease store's replicas."""
+    standby_there: bool = False
+    """That one is a standby of it: of a protection that the journal does not know."""
     missing: tuple[str, ...] = ()
     """Files of the guest that are not copied, and that the backup lacks."""
     disk_logs: bool = True
@@ -76,7 +78,12 @@ def _place(seen: Seen) -> Iterator[Finding]:
     if seen.primary == seen.backup:
         yield _blocker("same-host", seen.guest, "a standby on its own host protects nothing",
                        "name another host with --to")  # fmt: skip
-    if seen.name_taken:
+    if seen.standby_there:
+        yield _blocker(
+            "standby-there", seen.backup, f"{seen.backup} has a standby of {seen.guest} already",
+            f"vmckpt unprotect {seen.guest}; with --lost-journal if no journal knows of it",
+        )  # fmt: skip
+    elif seen.name_taken:
         yield _blocker(
             "name-taken", seen.backup, f"{seen.backup} has a guest {seen.guest} already",
             f"undefine it there: virsh undefine {seen.guest}",

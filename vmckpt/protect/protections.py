@@ -28,10 +28,16 @@ def unattended() -> list[Operation]:
 
 def of(inventory: Inventory, guest: str) -> Known:
     """That of a guest, by name or UUID. Raises BadInput if it has none."""
-    found = [one for one in active() if guest in (one.guest, one.guest_uuid)]
-    if not found:
+    found = find(inventory, guest)
+    if found is None:
         raise BadInput(f"{guest} is not protected", mend="vmckpt status shows who is")
-    return known(inventory, found[0])
+    return found
+
+
+def find(inventory: Inventory, guest: str) -> Known | None:
+    """That of a guest, by name or UUID. Raises InventoryError, JournalError."""
+    found = [one for one in active() if guest in (one.guest, one.guest_uuid)]
+    return known(inventory, found[0]) if found else None
 
 
 def known(inventory: Inventory, operation: Operation) -> Known:

@@ -33,7 +33,7 @@ _ACTIONS: Mapping[str, tuple[RequestKind, Action]] = {
 }
 _FLAGS = (
     "yes", "dry-run", "json", "observe", "partly", "planned", "host-is-off", "fence", "test",
-    "end-test",
+    "end-test", "lost-journal",
 )  # fmt: skip
 """Options that no value follows."""
 _CODES = {Outcome.COMPLETED: 0, Outcome.CANCELLED: 130}

@@ -1,0 +1,149 @@
+"""Protections that only their hosts know, because the journal was lost."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.unit.builders import GUEST
+from vmckpt import inventory
+from vmckpt.api import fleet, protecting
+from vmckpt.cli.main import app
+from vmckpt.errors import BadInput, GuestBusy, VmckptError
+from vmckpt.inventory import Inventory
+from vmckpt.journal.store import Journal
+from vmckpt.model.callers import Caller
+from vmckpt.protect import adopting, asking, ending, protections
+from vmckpt.protect.adopting import Found
+from vmckpt.protect.ending import Ended, Known
+from vmckpt.protect.requests import Judge
+
+PRIMARY = {
+    "role": "primary", "session": "5e55", "peer": "beta", "moves": False, "has_lease": True,
+    "runs": True,
+}  # fmt: skip
+BACKUP = {**PRIMARY, "role": "backup", "peer": "alpha", "runs": False}
+SILENT = {"error": "no answer", "silent": True}
+FOUND = Found(session="5e55", primary="alpha", backup="beta", has_lease=True)
+
+
+@pytest.mark.parametrize(
+    ("told", "dead"),
+    [
+        ({"alpha": PRIMARY, "beta": BACKUP}, False),
+        ({"alpha": PRIMARY}, False),
+        ({"alpha": PRIMARY, "beta": SILENT}, False),
+        ({"beta": BACKUP}, False),
+        ({"alpha": SILENT, "beta": BACKUP}, True),
+        ({"alpha": PRIMARY, "beta": BACKUP, "gamma": SILENT}, False),
+    ],
+)
+def test_what_hosts_say_is_a_protection(told: Mapping[str, Mapping[str, Any]], dead: bool) -> None:
+    assert adopting.decide("web1", told, dead=dead) == FOUND
+
+
+@pytest.mark.parametrize(
+    ("told", "kind", "why"),
+    [
+        ({}, BadInput, "web1 is not protected; vmckpt status"),
+        ({"alpha": {"role": None, "runs": True}}, BadInput, "web1 is not protected"),
+        ({"alpha": SILENT}, BadInput, "web1 is not protected; alpha cannot be asked"),
+        ({"alpha": {**PRIMARY, "moves": True}}, GuestBusy, "is being moved by epochs"),
+        (
+            {"alpha": {key: told for key, told in PRIMARY.items() if key != "moves"}},
+            GuestBusy,
+            "or an older vmckpt protects it",
+        ),
+        ({"alpha": PRIMARY, "beta": {**BACKUP, "session": "other"}}, GuestBusy, "have different"),
+        ({"alpha": PRIMARY, "gamma": PRIMARY}, GuestBusy, "alpha and gamma have different"),
+        ({"alpha": PRIMARY, "beta": {**BACKUP, "peer": "gamma"}}, GuestBusy, "have different"),
+        # The standby may be all that is left of it.
+        ({"alpha": SILENT, "beta": BACKUP}, GuestBusy, "alpha, where it may run, cannot be asked"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    told: Mapping[str, Mapping[str, Any]], kind: type[VmckptError], why: str
+) -> None:
+    with pytest.raises(kind, match=why):
+        adopting.decide("web1", told, dead=False)
+
+
+class World:
+    """Two hosts that have a protection of web1; its journal is lost."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Mapping[str, Any]] = {"alpha": PRIMARY, "beta": BACKUP}
+        self.warned: list[str] = []
+        self.ended: list[Known] = []
+        text = "hosts: {alpha: {uri: 'qemu:///system'}, beta: {uri: 'qemu+tls://beta/system'}}\n"
+        text += "lease: postgresql://vm@witness/vm\n"
+        self.inventory = inventory.parse(text, Path("hosts.yaml"))
+        self.caller = Caller(emit=lambda _: None, warn=self.warned.append, stop=None)  # type: ignore[arg-type]
+
+    async def guests(self, _: Inventory) -> tuple[list[Any], Mapping[str, str]]:
+        host = self.inventory.host("alpha")
+        return [(host, GUEST)], {}
+
+    async def both(self, *_: object) -> Mapping[str, Mapping[str, Any]]:
+        return self.told
+
+    async def end(self, known: Known, _: Caller, **__: object) -> Ended:
+        self.ended.append(known)
+        raise BadInput("far enough")
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    monkeypatch.setenv("VMCKPT_STATE", str(tmp_path))
+    monkeypatch.setattr(fleet, "guests", made.guests)
+    monkeypatch.setattr(asking, "both", made.both)
+    monkeypatch.setattr(ending, "unprotect", made.end)
+    monkeypatch.setattr(ending, "failover", made.end)
+    return made
+
+
+async def test_it_is_written_down_anew_and_ended_like_any_other(world: World) -> None:
+    with pytest.raises(BadInput, match="web1 is not protected"):
+        await protecting.unprotect(world.inventory, "web1", world.caller)
+    with pytest.raises(BadInput, match="far enough"):
+        await protecting.unprotect(world.inventory, "web1", world.caller, lost_journal=True)
+    (known,) = world.ended
+    assert (known.primary.name, known.backup.name, known.session) == ("alpha", "beta", "5e55")
+    assert (known.lease, known.watched) == ("postgresql://vm@witness/vm", False)
+    assert "the journal does not know that web1 is protected" in world.warned[0]
+    with Journal() as journal:
+        # Its agents go on with it, and the next controller may end it.
+        (operation,) = journal.operations(active=True)
+        assert [one.id for one in journal.entrusted()] == [operation.id]
+        assert operation.detail["judge"] == Judge.LEASE
+        journal.take_over(operation)
+    # Asked again, it is the journal's: hosts are not asked.
+    world.told = {}
+    with pytest.raises(BadInput, match="far enough"):
+        await protecting.unprotect(world.inventory, "web1", world.caller, lost_journal=True)
+    assert world.ended[1].operation.id == operation.id
+
+
+async def test_a_standby_runs_by_a_persons_word_though_the_journal_is_lost(world: World) -> None:
+    world.told = {"alpha": SILENT, "beta": {**BACKUP, "has_lease": False}}
+    with pytest.raises(GuestBusy, match="failover web1 --host-is-off --lost-journal"):
+        await protecting.unprotect(world.inventory, "web1", world.caller, lost_journal=True)
+    with pytest.raises(BadInput, match="is not protected"):
+        await protecting.failover(world.inventory, "web1", world.caller, dead=True)
+    with pytest.raises(BadInput, match="far enough"):
+        await protecting.failover(
+            world.inventory, "web1", world.caller, dead=True, lost_journal=True
+        )
+    (known,) = world.ended
+    assert (known.backup.name, known.lease) == ("beta", None)
+    (operation,) = protections.active()
+    assert operation.detail["judge"] == Judge.PERSON
+
+
+def test_it_goes_with_a_persons_word_alone() -> None:
+    words = ["failover", "web1", "--lost-journal", "--inventory", "/nowhere"]
+    result = CliRunner().invoke(app, words)
+    assert "--lost-journal goes with --host-is-off" in str(result.exception)
