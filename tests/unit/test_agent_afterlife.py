@@ -12,13 +12,12 @@ from vmckpt.agent import afterlife, writes
 from vmckpt.checkpoint import settings
 from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import RemoteError
-from vmckpt.lease.clock import boottime
-from vmckpt.replicate import guard
-from vmckpt.replicate.guardpage import GuardPage
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.replicate import buffers
+from vmckpt.lease.clock import boottime
+from vmckpt.replicate import buffers, guard
 from vmckpt.replicate.facts import Terms
+from vmckpt.replicate.guardpage import GuardPage
 from vmckpt.replicate.link import Cut
 from vmckpt.replicate.standstill import Standstill
 from vmckpt.units import Seconds
