@@ -3,6 +3,7 @@
 import base64
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -266,3 +267,20 @@ def test_the_watchdog_loads_what_is_large_only_where_it_needs_it() -> None:
         [sys.executable, "-c", code, "libvirt", "numpy"], capture_output=True, text=True, check=True
     )
     assert (loaded.stdout, resumes.stdout) == ("False False\n", "True False\n")
+
+
+def test_systemd_is_given_signs_of_life_and_what_is_started_knows_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as heard:
+        heard.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        signs = guardunit.Signs()
+        assert "NOTIFY_SOCKET" not in os.environ
+        for now in (10.0, 10.1, 10.4, 10.6):
+            signs.give(now)
+        assert [heard.recv(100) for _ in range(2)] == [b"WATCHDOG=1"] * 2
+        with pytest.raises(BlockingIOError):
+            heard.recv(100)
+    signs.give(20.0)  # to nothing
+    guardunit.Signs().give(20.0)  # no unit

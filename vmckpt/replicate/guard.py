@@ -138,7 +138,7 @@ class Guard:
         """`qemu`: None if it has ended; `lock`: of the folder, which a spare inherits."""
         self._facts, self._page, self._qemu, self._lock = facts, page, qemu, lock
         self._folder = Path(facts.folder)
-        self._trigger = Trigger(facts, qemu)
+        self._trigger, self._signs = Trigger(facts, qemu), guardunit.Signs()
         self._agent: HeldProcess | None = None
         self._known = 0
         """The agent's identity."""
@@ -201,6 +201,7 @@ class Guard:
     def _look(self, now: float) -> Seen:
         page = self._page
         page.guarded = now
+        self._signs.give(now)
         if now - self._last > _GAP:
             self._woke = now
         self._last = now

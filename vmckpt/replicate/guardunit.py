@@ -6,9 +6,12 @@ start, as standard input; no file is read for them.
 """
 
 import base64
+import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 _BOOTED = Path("/run/systemd/system")
@@ -16,12 +19,16 @@ _BOOTED = Path("/run/systemd/system")
 _PROPERTIES = (
     "Type=exec",
     "Restart=always", "RestartPreventExitStatus=0", "RestartSec=250ms", "StartLimitIntervalSec=0",
+    # One that is stopped, or hangs, is ended as well: see `Signs`.
+    "NotifyAccess=main", "WatchdogSec=2s", "WatchdogSignal=SIGKILL",
     # The agents that it starts are not its own to end.
     "KillMode=process", "OOMPolicy=continue",
     "OOMScoreAdjust=-1000", "ManagedOOMPreference=omit",
     # A guest that is shut down with its host is guarded to its end.
     "DefaultDependencies=no",
 )  # fmt: skip
+_SIGNS = 0.5
+"""Seconds between two signs of life."""
 
 
 def available() -> bool:
@@ -47,6 +54,25 @@ def command(name: str, words: Sequence[str], told: bytes) -> list[str]:
         "--setenv=PYTHONSAFEPATH=1", "--setenv=PYTHONDONTWRITEBYTECODE=1",
         "--", *words,
     ]  # fmt: skip
+
+
+class Signs:
+    """Signs of life for systemd, from a process that is a unit; nothing in another process."""
+
+    def __init__(self) -> None:
+        self._address = os.environ.pop("NOTIFY_SOCKET", "")  # not for what this process starts
+        self._last = float("-inf")
+
+    def give(self, now: float) -> None:
+        """Say that this process works, now and then; `now` in seconds of any clock."""
+        if not self._address or now < self._last + _SIGNS:
+            return
+        self._last = now
+        address = self._address.replace("@", "\0", 1)
+        flags = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+        # A systemd that has no time for it misses one.
+        with suppress(OSError), socket.socket(socket.AF_UNIX, flags) as line:
+            line.sendto(b"WATCHDOG=1", address)
 
 
 def start(words: Sequence[str], told: bytes, *, folder: str, limit: float) -> None:
