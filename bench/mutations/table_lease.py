@@ -204,7 +204,7 @@ _LEASE = (
         name="token-told-before-disk", area=Area.LEASE, file="vmckpt/lease/witness_schema.py",
         old="    PERFORM set_config('synchronous_commit', 'on', true);",
         new="    PERFORM set_config('synchronous_commit', 'off', true);",
-        suite=unit("lease_witness_crashes", keyword="token_that_changed"),
+        suite=unit("lease_witness", keyword="change_the_token_waits"),
         breaks="A lease store that crashes forgets that a standby was declared invalid.",
     ),
     Mutation(

@@ -192,6 +192,33 @@ def test_a_hand_over_that_arrives_late_is_overtaken_by_invalidate(protection: Pr
     assert beta.renew(newer) is None
 
 
+@pytest.mark.parametrize(
+    ("call", "waits"),
+    [
+        ("acquire('alpha', 'again')", "on"),
+        ("validate({token}, 'alpha')", "on"),
+        ("invalidate({token}, 'alpha', 'c')", "on"),
+        ("take_over({token}, 'beta', 'c', '', 0)", "on"),
+        ("hand_over({token}, 'alpha', 'beta', 'c')", "on"),
+        ("release({token}, 'alpha')", "on"),
+        ("renew({token}, 'alpha')", "off"),
+        ("look()", "off"),
+    ],
+)
+def test_whatever_may_change_the_token_waits_for_the_disk_also_where_the_server_does_not(
+    protection: Protection, call: str, waits: str
+) -> None:
+    """As its commit does: the setting that is in force at the end of the transaction."""
+    _, _, token = protected(protection)
+    with psycopg.connect(
+        protection.dsn(), password=protection.credential.password,
+        options="-c synchronous_commit=off",
+    ) as connection:  # fmt: skip
+        connection.execute(f"SELECT vmckpt_lease.{call.format(token=token)}".encode())
+        assert connection.execute("SHOW synchronous_commit").fetchone() == (waits,)
+        connection.rollback()
+
+
 def test_a_restarted_holder_makes_its_standby_worthless(protection: Protection) -> None:
     _, beta, token = protected(protection)
     again = protection.client("alpha")
