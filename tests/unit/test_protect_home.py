@@ -146,12 +146,13 @@ def test_an_undone_protection_keeps_the_lease_of_a_primary_that_could_not_be_end
     beginning._setting = Setting(primary=ALPHA, backup=BETA, lease="postgresql://w/db")
     beginning._guest = cast("Any", SimpleNamespace(uuid="u-1"))
     beginning._caller = cast("Any", SimpleNamespace(warn=print))
-    beginning._request = cast("Any", SimpleNamespace(automatic=True))
+    beginning._request = cast("Any", SimpleNamespace(automatic=True, move=None))
     beginning.session = "5e55"
-    did = hosts(monkeypatch, {}, silent=("alpha",))
+    both = {"alpha": NOTHING, "beta": NOTHING}
+    did = hosts(monkeypatch, both, silent=("alpha",))
     asyncio.run(beginning._undo(VmckptError("its agent has ended")))
     assert did == [("beta", "end", True)]
-    did = hosts(monkeypatch, {}, silent=("beta",))
+    did = hosts(monkeypatch, both, silent=("beta",))
     asyncio.run(beginning._undo(VmckptError("its agent has ended")))
     assert did == [("alpha", "end", True), ("lease", "revoke")]
 

@@ -32,6 +32,7 @@ from vmckpt.protect.reversing import Earlier
 from vmckpt.protect.steps import READY, Step
 from vmckpt.replicate import standby_xml
 from vmckpt.replicate.facts import Disk, Lease, Session, Terms
+from vmckpt.replicate.fates import Fate
 from vmckpt.units import Seconds
 
 _TURN = 0.2
@@ -246,6 +247,14 @@ class Beginning:
 
     async def _undo(self, why: BaseException) -> None:
         """Nothing of it stays; what cannot be undone is left to recovery."""
+        if await self._is_all_there_is():
+            self._caller.warn(
+                f"{self._guest.name} has ended on {self._setting.primary.name}, and its standby is"
+                f" whole: vmckpt failover {self._guest.name} runs it"
+            )
+            if isinstance(why, VmckptError):
+                why.undone = False
+            return
         gone = ended = True
         for host in (self._setting.backup, self._setting.primary):
             try:
@@ -266,6 +275,22 @@ class Beginning:
                 )  # fmt: skip
             except VmckptError as exc:
                 self._caller.warn(f"its lease is not given back: {exc}")
+
+    async def _is_all_there_is(self) -> bool:
+        """Whether the guest died meanwhile, and the standby could go on from all that was heard."""
+        if self._request.move is not None:
+            return False
+        ours, theirs = await asyncio.gather(
+            asking.status(self._setting.primary, self._guest.uuid),
+            asking.status(self._setting.backup, self._guest.uuid),
+        )
+        return outlived(ours, theirs)
+
+
+def outlived(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Whether a guest died that has let nothing out since a whole epoch of its standby. Pure."""
+    died = ours.get("outcome") == Fate.DIED and ours.get("runs") is False
+    return died and not ours.get("alone") and bool(theirs.get("ready"))
 
 
 def _terms(request: ProtectRequest) -> Terms:

@@ -1,0 +1,68 @@
+"""A protection that could not be begun because its guest died: what is left of the guest stays."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from vmckpt.errors import VmckptError
+from vmckpt.model.hosts import Host
+from vmckpt.protect import asking
+from vmckpt.protect.engine import Beginning, outlived
+
+DIED: Mapping[str, Any] = {"role": "primary", "runs": False, "outcome": "died"}
+READY: Mapping[str, Any] = {"role": "backup", "runs": True, "ready": True}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "whole"),
+    [
+        (DIED, READY, True), ({**DIED, "alone": True}, READY, False), ({}, READY, False),
+        ({**DIED, "runs": True}, READY, False), ({**DIED, "outcome": "ended"}, READY, False),
+        (DIED, {**READY, "ready": False}, False), (DIED, {"error": "beta is silent"}, False),
+    ],
+)  # fmt: skip
+def test_a_standby_outlives_a_guest_that_died_and_was_not_heard_since(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], whole: bool
+) -> None:
+    assert outlived(ours, theirs) is whole
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_a_standby_that_is_all_there_is_of_a_guest_is_not_removed(
+    monkeypatch: pytest.MonkeyPatch, ready: bool
+) -> None:
+    says = {"alpha": DIED, "beta": {**READY, "ready": ready}}
+    ended: list[str] = []
+    warned: list[str] = []
+
+    async def status(host: Host, guest: str) -> dict[str, Any]:
+        return dict(says[host.name])
+
+    async def order(host: Host, guest: str, what: str, **_: Any) -> dict[str, Any]:
+        ended.append(f"{host.name} {what}")
+        return {"did": []}
+
+    monkeypatch.setattr(asking, "status", status)
+    monkeypatch.setattr(asking, "order", order)
+    hosts = [Host(name=name, uri=f"qemu+tcp://{name}/system") for name in ("alpha", "beta")]
+    setting = SimpleNamespace(primary=hosts[0], backup=hosts[1], lease=None)
+    beginning = Beginning.__new__(Beginning)
+    vars(beginning).update(
+        _setting=setting, _request=SimpleNamespace(move=None, automatic=True), session="5e55",
+        _guest=SimpleNamespace(uuid="u-1", name="web1"),
+        _caller=SimpleNamespace(warn=warned.append),
+    )  # fmt: skip
+    why = VmckptError("the guest's agent on alpha has ended")
+    await beginning._undo(cast("BaseException", why))
+
+    assert ended == ([] if ready else ["beta end", "alpha end"])
+    assert why.undone is not ready
+    assert (
+        warned
+        == [
+            "web1 has ended on alpha, and its standby is whole: vmckpt failover web1 runs it",
+        ][: len(warned)]
+    )
+    assert bool(warned) is ready
