@@ -25,8 +25,15 @@ _SPIN = "import os\nos.setpriority(os.PRIO_PROCESS, 0, 0)\nwhile True: pass"
 
 @contextmanager
 def busy(loops: int = LOAD) -> Iterator[None]:
-    """So many processes of ordinary priority that want a processor each."""
-    running = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in range(loops)]
+    """So many processes of ordinary priority that want a processor each.
+
+    Each in a session of its own: together in one they would get no more than one process does,
+    where the kernel groups processes by session.
+    """
+    running = [
+        subprocess.Popen([sys.executable, "-c", _SPIN], start_new_session=True)
+        for _ in range(loops)
+    ]
     try:
         yield
     finally:
