@@ -13,8 +13,8 @@ _HOSTDIRS = unit("hostdirs")
 _FENCING = (
     Mutation(
         name="failed-off-counts", area=Area.FENCING, file="vmckpt/model/fencing.py",
-        old="    if off.status != 0:",
-        new="    if off.status is None:",
+        old="        if ran.status != 0:",
+        new="        if ran.status is None:",
         suite=_RULES,
         breaks="A host counts as off although its fence device refused.",
     ),
@@ -27,8 +27,9 @@ _FENCING = (
     ),
     Mutation(
         name="off-without-look", area=Area.FENCING, file="vmckpt/model/fencing.py",
-        old="    if status is None:\n        return Decision(Step.LOOK)",
-        new="    if status is None:\n        return Decision(Step.OFF)",
+        old="    if not tried.looks or len(tried.looks) % count:\n",
+        new="    if not tried.looks:\n        return Decision(Step.OFF)\n"
+        "    if len(tried.looks) % count:\n",
         suite=_RULES,
         breaks="A host counts as off because its fence device took the order.",
     ),
@@ -40,9 +41,9 @@ _FENCING = (
         breaks="An inventory can turn `off` into `reboot`, after which the guest runs twice.",
     ),
     Mutation(
-        name="answering-host-is-off", area=Area.FENCING, file="vmckpt/remote/fencing.py",
-        old="    if await _answers(host):",
-        new="    if device is None:",
+        name="answering-host-is-off", area=Area.FENCING, file="vmckpt/model/fencing.py",
+        old="    if not answers:\n",
+        new="    if not answers or answers:\n",
         suite=unit("fencing_agents"),
         breaks="Another machine is powered off, and the guest runs twice.",
     ),
@@ -184,8 +185,8 @@ _PREFLIGHTS = (
     ),
     Mutation(
         name="name-taken-on-backup", area=Area.PREFLIGHT, file="vmckpt/protect/preflight.py",
-        old="    if seen.name_taken:",
-        new="    if seen.name_taken and seen.taken:",
+        old="    elif seen.name_taken:",
+        new="    elif seen.name_taken and seen.taken:",
         suite=_PROTECT,
         breaks="A standby is made where another guest has the name or UUID.",
     ),

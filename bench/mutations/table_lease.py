@@ -10,23 +10,24 @@ _WITNESS = unit("lease_witness")
 _LEASE = (
     Mutation(
         name="guard-ends-late", area=Area.LEASE, file="vmckpt/replicate/guarding.py",
-        old="    if seen.renewed != 0 and not now <= ends:",
-        new="    if seen.renewed != 0 and not now <= ends + seen.lasts:",
+        old="    return renewed != 0 and not now <= renewed + lasts",
+        new="    return renewed != 0 and not now <= renewed + 2 * lasts",
         suite=unit("replicate_guard", keyword="it_chooses or nothing_that_is_wrong"),
         breaks="The guard kills a guest only after another host may have taken over.",
     ),
     Mutation(
         name="guard-trusts-nonsense", area=Area.LEASE, file="vmckpt/replicate/guarding.py",
-        old="    if seen.renewed != 0 and not now <= ends:",
-        new="    if seen.renewed != 0 and now > ends:",
+        old="    return renewed != 0 and not now <= renewed + lasts",
+        new="    return renewed != 0 and now > renewed + lasts",
         suite=unit("replicate_guard", keyword="it_chooses or nothing_that_is_wrong"),
         breaks="A page of which a value is no number never ends a lease.",
     ),
     Mutation(
         name="guard-sees-to-agent-first", area=Area.LEASE, file="vmckpt/replicate/guarding.py",
-        old="    # Written so that what is no number counts as an end.\n",
+        old="    if _has_ended(seen.renewed, seen.lasts, now):\n        return KillGuest(",
         new="    if seen.agent_lives and (hangs := _hangs(seen, now, rules)):\n"
-        "        return KillAgent(hangs)\n",
+        "        return KillAgent(hangs)\n"
+        "    if _has_ended(seen.renewed, seen.lasts, now):\n        return KillGuest(",
         suite=unit("replicate_guard", keyword="it_chooses or nothing_that_is_wrong"),
         breaks="A guest whose lease has ended lives on while its agent hangs.",
     ),
@@ -188,8 +189,16 @@ _LEASE = (
     ),
     Mutation(
         name="others-lease-acquired", area=Area.LEASE, file="vmckpt/lease/witness_schema.py",
-        old="    IF l.guest IS NULL OR coalesce(l.holder, p_holder) <> p_holder THEN",
-        new="    IF l.guest IS NULL THEN",
+        old="DECLARE l vmckpt_lease.lease := mine();\nBEGIN\n"
+        "    IF l.guest IS NULL OR coalesce(l.holder, p_holder) <> p_holder THEN\n"
+        "        RETURN refusal(l, l.token, p_holder);\n"
+        "    ELSIF l.holder = p_holder AND l.claim = p_claim THEN\n"
+        "        RETURN acquired(l.token);\n    END IF;\n    RETURN acquired(change(",
+        new="DECLARE l vmckpt_lease.lease := mine();\nBEGIN\n"
+        "    IF l.guest IS NULL THEN\n"
+        "        RETURN refusal(l, l.token, p_holder);\n"
+        "    ELSIF l.holder = p_holder AND l.claim = p_claim THEN\n"
+        "        RETURN acquired(l.token);\n    END IF;\n    RETURN acquired(change(",
         suite=unit("lease_witness", keyword="planned_switch or silent_holder"),
         breaks="An agent that starts again takes the lease from the host that runs the guest.",
     ),
@@ -410,8 +419,8 @@ _TAKEOVERS = (
     ),
     Mutation(
         name="others-lease-ends-quietly", area=Area.TAKEOVER, file="vmckpt/agent/replicas.py",
-        old="        if client.renew(afterlife.token(folder)) is None:",
-        new="        if client.renew(afterlife.token(folder)) == 0:",
+        old="        if _renewed(client, folder) is None:",
+        new="        if _renewed(client, folder) == 0:",
         suite=unit("agent_end_primary"),
         breaks="Output is let out although another host holds the guest's lease.",
     ),

@@ -55,7 +55,8 @@ class Bench:
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 words = (process / "cmdline").read_text().split("\0")
-                if "vmckpt.replicate.guard" in words and str(self.folder) in words:
+                ours = words[1:4] == ["-P", "-m", "vmckpt.replicate.guard"]
+                if ours and str(self.folder) in words:
                     found.append(int(process.name))
         return found
 

@@ -43,8 +43,8 @@ def decide(guest: str, told: Mapping[str, Mapping[str, Any]], *, dead: bool) -> 
         raise BadInput(f"{guest} is not protected{unknown}", mend="vmckpt status shows who is")
     if any(one.get("moves") is not False for one in sides.values()):
         raise GuestBusy(
-            f"{guest} is being moved by epochs, or an older vmckpt protects it, and the journal"
-            " does not know of it",
+            f"{guest} is being moved by epochs, or was protected by an older release, and the"
+            " journal does not know of it",
             mend=_DOCS,
         )
     found = {_found(name, one) for name, one in sides.items()}
