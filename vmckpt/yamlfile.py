@@ -35,6 +35,8 @@ _LONGEST_LINE = 500
 _MOST_WORDS = 30
 # Some thousand hosts; to read so many takes seconds.
 _MOST_NODES = 100_000
+_DEEPEST = 50
+"""Levels; no file of ours has ten."""
 # What no terminal, journal or libvirt takes well, and what is no character at all.
 _UNWANTED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -159,8 +161,6 @@ def examine(text: str, form: type[M], *, empty_values: bool = True) -> Reading[M
         more = len(errors) - len(found)
         rest = [Problem(0, f"wrong in {more} places more")] if more else []
         return Reading(None, lines, (*sorted(found, key=_order), *rest))
-    except RecursionError:
-        problem = Problem(0, "nested too deeply")
     return Reading(None, Lines(tree), (problem,))
 
 
@@ -188,7 +188,7 @@ def shortened(text: str, most: int = _LONGEST_LINE) -> str:
 class _Loader(yaml.SafeLoader):
     """Without what a settings file does not need: aliases, tags, merged and doubled keys, dates."""
 
-    _nodes = 0
+    _nodes = _depth = 0
 
     # A date would become an object that no key takes, and a wrong one an error without a line.
     yaml_implicit_resolvers = {  # noqa: RUF012 – as the base class has it
@@ -206,7 +206,11 @@ class _Loader(yaml.SafeLoader):
         self._nodes += 1
         if self._nodes > _MOST_NODES:
             raise _refusal(f"more than {_MOST_NODES} values are refused", event.start_mark)
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise _refusal("nested too deeply", event.start_mark)
         node = super().compose_node(parent, index)
+        self._depth -= 1
         if isinstance(node, yaml.ScalarNode):
             if found := _UNWANTED.search(node.value):
                 text = f"control characters ({found[0]!a}) are refused"

@@ -54,7 +54,7 @@ def test_what_hosts_say_is_a_protection(told: Mapping[str, Mapping[str, Any]], d
         (
             {"alpha": {key: told for key, told in PRIMARY.items() if key != "moves"}},
             GuestBusy,
-            "or an older vmckpt protects it",
+            "or was protected by an older release",
         ),
         ({"alpha": PRIMARY, "beta": {**BACKUP, "session": "other"}}, GuestBusy, "have different"),
         ({"alpha": PRIMARY, "gamma": PRIMARY}, GuestBusy, "alpha and gamma have different"),

@@ -59,7 +59,7 @@ def wrong(text: str) -> list[str]:
         ("? [size]\n: 2", "a.yaml:1: a key must be a word"),
         ("size: 1\n--- \nsize: 2", "a.yaml:2: but found another document"),
         ('"a\\nb": 1', "a.yaml:1: unknown key 'a\\nb'; known are leaf, leaves, size, words"),
-        ("[" * 5000, "a.yaml: nested too deeply"),
+        ("[" * 5000, "a.yaml:1: nested too deeply"),
     ],
 )
 def test_each_mistake_is_one_line_with_file_line_key_and_mend(text: str, told: str) -> None:
