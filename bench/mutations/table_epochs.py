@@ -54,7 +54,7 @@ _OUTPUT_ORDER = (
         old="        if not parts.leave.has():",
         new="        if parts.leave.wanted:",
         suite=unit("replicate_leave"),
-        breaks="A guest goes on alone while its controller fails it over.",
+        breaks="A guest runs unprotected while its controller fails it over.",
     ),
     Mutation(
         name="leave-under-any-name", area=Area.OUTPUT_ORDER, file="vmckpt/replicate/leave.py",
@@ -272,7 +272,7 @@ _CONNECTION = (
         old="    context.minimum_version = ssl.TLSVersion.TLSv1_3",
         new="    context.minimum_version = ssl.TLSVersion.TLSv1_2",
         suite=unit("replicate_link"),
-        breaks="An older TLS may be negotiated by whoever sits in between.",
+        breaks="An attacker in between may negotiate an older TLS.",
     ),
     Mutation(
         name="frame-without-token", area=Area.CONNECTION, file="vmckpt/replicate/framing.py",
@@ -296,9 +296,16 @@ _CONNECTION = (
         breaks="A standby follows the guest of an earlier protection.",
     ),
     Mutation(
+        name="reset-caller-ends-handshakes", area=Area.CONNECTION, file="vmckpt/replicate/link.py",
+        old="            with suppress(OSError):  # one that has hung up",
+        new="            with suppress(BlockingIOError):  # one that has hung up",
+        suite=unit("replicate_link", keyword="hang_up_at_once"),
+        breaks="Callers that hang up at once keep the primary from its standby.",
+    ),
+    Mutation(
         name="idle-callers-are-kept", area=Area.CONNECTION, file="vmckpt/replicate/link.py",
-        old="            if len(self._since) > _AT_ONCE:",
-        new="            if len(self._since) > 1 << 20:",
+        old="        if len(self._since) > _AT_ONCE:",
+        new="        if len(self._since) > 1 << 20:",
         suite=unit("replicate_link"),
         breaks="Callers that say nothing use up the agent's files.",
     ),

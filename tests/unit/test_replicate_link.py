@@ -1,8 +1,12 @@
+import errno
+import gc
 import socket
 import ssl
+import struct
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,6 +63,65 @@ def ends(tmp_path: Path) -> Iterator[Ends]:
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as made:
         yield made
+
+
+def reset(caller: socket.socket) -> None:
+    """Hang up so that the other end's connection is reset, not ended."""
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    caller.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"x"], ids=["nothing", "something"])
+def test_callers_that_hang_up_at_once_end_no_handshake_of_the_peer(
+    ends: Ends, stack: ExitStack, said: bytes
+) -> None:
+    """Else a program that calls over and over keeps the primary from its standby."""
+    address = ends.server.getsockname()
+    began = stack.enter_context(socket.create_connection(address))
+    found: list[ssl.SSLSocket | None] = []
+    waiter = threading.Thread(
+        target=lambda: found.append(link.accept(ends.folders[1], ends.server, limit=SHORT))
+    )
+    waiter.start()
+    time.sleep(0.1)  # the peer has called, and its handshake is under way
+    for _ in range(3):
+        caller = socket.create_connection(address)
+        caller.sendall(said)
+        reset(caller)
+        time.sleep(0.02)
+    made = link._context(ends.folders[0], ssl.PROTOCOL_TLS_CLIENT).wrap_socket(began)
+    waiter.join()
+    assert found[0] is not None
+    found[0].close()
+    made.close()
+
+
+def test_a_server_that_hangs_up_at_once_leaves_no_open_socket(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = socket.create_connection(ends.server.getsockname())
+    callee, _ = ends.server.accept()
+    reset(callee)
+    until = Deadline(5)
+    with suppress(OSError):
+        while caller.getpeername():
+            assert not until.passed()
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: caller)
+    reset_once = ConnectionResetError(errno.ECONNRESET, "reset")
+    monkeypatch.setattr(ssl.SSLSocket, "recv", raising(reset_once))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(Cut, match="reset"):
+            link.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
+        gc.collect()
+    assert [str(one.message) for one in warned if one.category is ResourceWarning] == []
+
+
+def raising(error: OSError) -> Callable[..., bytes]:
+    def recv(*_: object) -> bytes:
+        raise error
+
+    return recv
 
 
 def test_what_is_sent_arrives_in_its_order_both_ways(ends: Ends, stack: ExitStack) -> None:

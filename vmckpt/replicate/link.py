@@ -79,8 +79,24 @@ def make_identity(folder: Path) -> str:
     return text.decode()
 
 
+class _Socket(ssl.SSLSocket):
+    """Closes itself if its peer resets the connection before the handshake.
+
+    ssl.SSLSocket reads once while it is made, and stays open if that fails.
+    """
+
+    def recv(self, size: int = 1024, flags: int = 0) -> bytes:
+        try:
+            return super().recv(size, flags)
+        except OSError:
+            if self.version() is None:
+                self.close()
+            raise
+
+
 def _context(folder: Path, purpose: int) -> ssl.SSLContext:
     context = ssl.SSLContext(purpose)
+    context.sslsocket_class = _Socket
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
@@ -168,13 +184,19 @@ class _Door:
             self._context = _context(self._folder, ssl.PROTOCOL_TLS_SERVER)
         with suppress(BlockingIOError, ConnectionAbortedError):
             plain, _ = self._server.accept()
+            with suppress(OSError):  # one that has hung up already ends no other's handshake
+                self._begin(self._context, plain)
+
+    def _begin(self, context: ssl.SSLContext, plain: socket.socket) -> None:
+        """Raises OSError: it is closed."""
+        with plain:
             plain.setblocking(False)
-            made = self._context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
-            self._since[made] = time.monotonic()
-            self._select.register(made, selectors.EVENT_READ)
-            if len(self._since) > _AT_ONCE:
-                idle = [one for one in self._since if one not in self._spoke]
-                self._drop((idle or list(self._since))[0])
+            made = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+        self._since[made] = time.monotonic()
+        self._select.register(made, selectors.EVENT_READ)
+        if len(self._since) > _AT_ONCE:
+            idle = [one for one in self._since if one not in self._spoke]
+            self._drop((idle or list(self._since))[0])
 
     def _shaken(self, one: ssl.SSLSocket) -> bool:
         try:
