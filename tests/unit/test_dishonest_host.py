@@ -86,6 +86,15 @@ async def test_nonsense_of_an_agent_is_one_line_that_names_its_host(
     assert len(str(caught.value)) < 400
 
 
+async def test_an_answer_that_is_nested_without_end_is_one_line(liar: type[Liar]) -> None:
+    told: dict[str, Any] = {}
+    for number in range(900):  # as deep as JSON is read
+        told = {"median": told} if number % 2 else {"recent": [told]}
+    liar.said[:] = [{"done": told}]
+    with pytest.raises(RemoteError, match=r"^liar: what its agent tells .*nested too deeply"):
+        await asking.order(HERE, "g", "ask")
+
+
 async def test_what_was_not_ordered_is_refused_and_changes_nothing(liar: type[Liar]) -> None:
     asked: list[dict[str, Any]] = [
         {"ask": word, "about": {}} for word in ("sign", "intend", "make way", "\x1b[2J")

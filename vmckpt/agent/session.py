@@ -34,7 +34,7 @@ async def carried_out(
     """Have an order carried out on a host; what the agent told at its end.
 
     Raises what the agent tells, and RemoteError if it ended without a word, or tells what makes no
-    sense: then nobody knows how far it came.
+    sense: then it is unknown how far it came.
     """
     async with Program(host, await agents.known(host)) as agent:
         await agent.tell(order)
@@ -64,7 +64,9 @@ def sensible(host: Host) -> Iterator[None]:
     """
     try:
         yield
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as exc:
+    except (
+        TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
+    ) as exc:  # fmt: skip
         why = str(exc)[:80]
         raise RemoteError(
             f"{host.name}: what its agent tells makes no sense: {why!r}",

@@ -17,16 +17,23 @@ _LISTS = frozenset({"recent"})
 _LONGEST = 4000
 """Characters of a text."""
 _LARGEST = 1e18
+_DEEPEST = 8
+"""Levels; no answer of ours has four."""
 
 
-def check(told: Mapping[str, Any]) -> None:
-    """Raises ValueError if anything that is known by its name is of another kind."""
+def check(told: Mapping[str, Any], *, depth: int = 0) -> None:
+    """Raises ValueError if anything that is known by its name is of another kind.
+
+    `depth`: levels above `told`.
+    """
+    if depth > _DEEPEST:
+        raise ValueError("nested too deeply")
     for key, value in told.items():
         if value is not None:
-            _check(key, value)
+            _check(key, value, depth)
 
 
-def _check(key: str, value: object) -> None:
+def _check(key: str, value: object, depth: int) -> None:
     good = True
     if key in _TEXTS:
         good = isinstance(value, str) and len(value) <= _LONGEST
@@ -34,11 +41,11 @@ def _check(key: str, value: object) -> None:
         good = _is_number(value)
     elif key in _MAPPINGS:
         good = isinstance(value, Mapping)
-        check(value if isinstance(value, Mapping) else {})
+        check(value if isinstance(value, Mapping) else {}, depth=depth + 1)
     elif key in _LISTS:
         good = isinstance(value, Sequence) and all(isinstance(one, Mapping) for one in value)
         for one in value if isinstance(value, Sequence) and good else ():
-            check(one)
+            check(one, depth=depth + 1)
     if not good:
         raise ValueError(f"{key} {str(value)[:40]}")
 
