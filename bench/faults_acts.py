@@ -22,7 +22,7 @@ _MAC = re.compile(r"mac address='(\S+?)'")
 
 @dataclass
 class Strike:
-    """One round's fault. `at` is the host of its step; `stopped`: who stands there, if anybody."""
+    """One round's fault. `at`: the host of its step; `stopped`: the process at the step, if any."""
 
     scene: Scene
     round: Round
@@ -34,7 +34,7 @@ class Strike:
     _later: list[threading.Thread] = field(default_factory=list)
 
     def __call__(self) -> None:
-        """Strike, and let go on who stood at the step, if it is not a victim. Raises LabError."""
+        """Strike, and resume the process at the step unless it is a victim. Raises LabError."""
         {
             Kind.SIGNALS: self._signals,
             Kind.ONE_WAY: self._one_way,
@@ -146,7 +146,7 @@ class Strike:
                 cards(self.scene, self.primary)[-1],
             ]
             words += ["--live"]
-        # libvirt may have to wait for the agent that stands still.
+        # libvirt may have to wait for the agent that is stopped.
         command = host.enter(self.scene.plan.host(self.primary), *words)
         thread = threading.Thread(target=lambda: run(command, check=False), daemon=True)
         thread.start()
@@ -181,7 +181,7 @@ def end(scene: Scene, on: str, how: str) -> None:
 
 
 def _freeze(scene: Scene, name: str) -> None:
-    """Every process of the host stands still, and goes on all at once."""
+    """Stop every process of the host, then resume all at once."""
     first = scene.first(name)
     for one in scene.processes(name):
         if one != first:

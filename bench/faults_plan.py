@@ -15,7 +15,7 @@ class Way(StrEnum):
     BEGINNING = "beginning"
     EPOCH = "epoch"
     ALONE = "alone"
-    """The backup hears nothing of the primary any more, which goes on without it."""
+    """The backup hears no more of the primary, which runs unprotected."""
     TAKEOVER = "takeover"
     """The primary is ended."""
     SWITCH = "switch"

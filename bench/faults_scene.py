@@ -256,7 +256,7 @@ def begin(made: Scene, on: str) -> None:
 
 
 def heal(made: Scene) -> None:
-    """All goes on that stood still, and all is there again that was taken away."""
+    """Resume what was stopped, and put back what was taken away."""
     for name in HOSTS:
         with suppress(LabError):
             made.inside(name, _CLOCK).unlink(missing_ok=True)

@@ -88,7 +88,7 @@ class Kills:
         self._histories(recorder, after, ends=work == "restore")
 
     def _recording(self) -> Recorder:
-        """The recording that goes on from step to step, up to the next restore."""
+        """The recording that lasts from step to step, up to the next restore."""
         if self._recorder is None:
             self._recorder = Recorder(self._plan, "web1", clients=4)
             self._recorder.__enter__()

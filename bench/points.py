@@ -1,4 +1,4 @@
-"""Named points of the agents' code, at which a process stops (SIGSTOP) until it is told to go on.
+"""Named points of the agents' code, at which a process stops (SIGSTOP) until it is resumed.
 
 The product knows nothing of them. In a lab's host the environment of all that ssh starts names this
 folder's `stopping`, so that every Python there wraps the functions of `POINTS` as it imports them;

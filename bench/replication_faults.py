@@ -4,7 +4,7 @@
         [--only signals|one-way|clock|lost-commit|card|host] [--ttl 3] [--keep-going]
 
 Each round has a guest at work, a lease store and automatic failover. Its seed chooses a step, at
-which the process that comes there stands still (bench/points.py), and what happens then: SIGKILL or
+which the process that reaches it is stopped (bench/points.py), and what happens then: SIGKILL or
 SIGSTOP to any of the agent, the watchdog, libvirtd and the disk log (of a snapshot: the undo
 process); a network that loses all in one direction; a wall clock that jumps by an hour; a lease
 store that fails over to a replica without its last commits; a network card that is plugged in or
@@ -174,7 +174,7 @@ class Campaign:
         return None
 
     def _held_back(self, process: int | None, at: str, step: str) -> None:
-        """The process goes on to the step, of which the lease store's replica hears nothing."""
+        """Resume the process up to the step, of which the lease store's replica gets nothing."""
         made = self._scene
         made.pair.caught_up()
         made.pair.hold_back()

@@ -56,12 +56,14 @@ class _Sender:
         self._line.seal(number, base, final, tuple(epoch.changed))
 
 
-def _primary(life: int, fields: Fields) -> tuple[Primary, fakes.ModelTenure]:
+def _primary(
+    life: int, fields: Fields, *, is_alone: bool = False
+) -> tuple[Primary, fakes.ModelTenure]:
     """The real one with what it has kept."""
     held_tenure = fakes.ModelTenure("main", life)
     monitor: Any = fakes.Monitor()
     output, quiet = fakes.Buffers(), fakes.Quiet()
-    agent = _agent(held_tenure)
+    agent = _agent()
     parts: Any = SimpleNamespace(
         monitor=monitor, memory=fakes.Quiet(), finder=None, logs=[], disks=None, buffers=output,
         capturer=Capturer(monitor, fakes.UNDO, finder=fakes.Finder(), output=output, logs=[],
@@ -69,8 +71,7 @@ def _primary(life: int, fields: Fields) -> tuple[Primary, fakes.ModelTenure]:
         tenure=held_tenure, wishes=fakes.Wishes(), leave=Leave(needed=False), status=quiet,
         mirrors=SimpleNamespace(begin_again=lambda: do("mirrors"), end=lambda: do("no mirrors")),
         begun=False, held=False, whole=False, devices=lambda: True,
-        is_alone=fakes.File(afterlife.ALONE).exists() if not fields else False,
-        alone=lambda on: (fakes.File(afterlife.ALONE).touch if on
+        is_alone=is_alone, alone=lambda on: (fakes.File(afterlife.ALONE).touch if on
                           else fakes.File(afterlife.ALONE).unlink)(),
         switching=lambda: fakes.File("switching").touch(),
         go_on=lambda: _Agent._resume(agent, monitor),
@@ -78,21 +79,26 @@ def _primary(life: int, fields: Fields) -> tuple[Primary, fakes.ModelTenure]:
             _SESSION, fakes.FOLDER, line, tenure=held_tenure, process=agent._process, stopped=0.0
         ),
     )  # fmt: skip
-    one = Primary(_choosing(_SESSION), fakes.FOLDER, parts)
-    if fields:
-        one._number, one._acked, flight, one._whole, one._valid, one._begun, one._held = fields
-        one._flight = None if flight is None else _flight(*flight)
-    one._state = b""
-    one._first_copy = quiet  # type: ignore[assignment]
+    one: Any = Primary(_choosing(_SESSION), fakes.FOLDER, parts)
+    one._number, one._acked, flight, one._whole, one._valid, one._begun, one._held = fields
+    one._flight = None if flight is None else _flight(*flight)
+    one._state, one._first_copy = b"", quiet
     return one, held_tenure
 
 
+class _Terms:
+    """Those of the protection, where each look at `hold` is a choice: the wait is over, or not."""
+
+    interval, slowdown, bandwidth, max_pause = 0.1, 0.1, None, 0.5
+
+    @property
+    def hold(self) -> float:
+        return float(do("hold is over"))
+
+
 def _choosing(session: Any) -> Any:
-    """The session, where each look at `hold` is a choice: the wait is over, or not."""
-    terms = SimpleNamespace(interval=0.1, slowdown=0.1, bandwidth=None, max_pause=0.5)
-    chooses = type("Chooses", (SimpleNamespace,), {"hold": property(lambda _: do("hold is over"))})
-    told = {name: getattr(session, name) for name in ("session", "host", "lease", "peer", "moves")}
-    return SimpleNamespace(**told, address="", port=0, terms=chooses(**vars(terms)))
+    names = ("session", "host", "lease", "peer", "moves", "address", "port")
+    return SimpleNamespace(terms=_Terms(), **{name: getattr(session, name) for name in names})
 
 
 def _flight(number: int, moment: int, torn: bool) -> Flight:
@@ -106,10 +112,10 @@ def _kept(one: Primary) -> Fields:
     return (one._number, one._acked, thing, one._whole, one._valid, one._begun, one._held)
 
 
-def _agent(held_tenure: fakes.ModelTenure) -> Any:
+def _agent() -> Any:
     return SimpleNamespace(
         _session=_SESSION, _folder=fakes.FOLDER, _process=fakes.Process(), _page=fakes.Page(),
-        _undo=fakes.UNDO, _tenure=held_tenure,
+        _undo=fakes.UNDO,
     )  # fmt: skip
 
 
@@ -122,7 +128,7 @@ def enter(life: int, _: Fields) -> Next:
 def begin(life: int, _: Fields) -> Next:
     """It looks at what an agent before it left."""
     held_tenure = fakes.ModelTenure("main", life)
-    agent = _agent(held_tenure)
+    agent = _agent()
     if _Agent._was_given_away(agent, held_tenure):
         return "over", ()
     monitor: Any = fakes.Monitor()
@@ -137,8 +143,7 @@ def begin(life: int, _: Fields) -> Next:
 
 def _loop(life: int, fields: Fields, *, alone: bool) -> Next:
     """What `Primary.run` does first."""
-    one, _ = _primary(life, fields)
-    one._parts.is_alone = alone  # type: ignore[misc]
+    one: Any = _primary(life, fields, is_alone=alone)[0]
     at = "connect"
 
     def forgo() -> None:
@@ -146,7 +151,7 @@ def _loop(life: int, fields: Fields, *, alone: bool) -> Next:
         at = "forgo"
         raise _Reached
 
-    one._forgo_standby, one._connected = forgo, _reached  # type: ignore[method-assign]
+    one._forgo_standby, one._connected = forgo, _reached
     try:
         one.run()
     except _Reached:
@@ -163,7 +168,7 @@ def forgo(life: int, fields: Fields) -> Next:
 
 def connect(life: int, fields: Fields) -> Next:
     """Make the connection, and bring the standby up."""
-    at, fields = _loop(life, fields, alone=True)
+    at, fields = _loop(life, fields, alone=True)  # whether to forgo was decided in the beginning
     return (at, fields) if at == "unprotect" else _tried(life, fields, _connect)
 
 

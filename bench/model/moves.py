@@ -15,7 +15,6 @@ from bench.model.world import (
     RUNS,
     TERMS,
     WAITS,
-    Agent,
     Alpha,
     World,
     aged,
@@ -175,16 +174,6 @@ def _agent_gone(world: World) -> World:
     return gone._replace(link=effects.hung_up(world))
 
 
-def agent_begins(world: World) -> World:
-    """A new agent's process, if none has the lock."""
-    held = world.alpha
-    if held.agent is not None or held.shut:
-        return world
-    agent = Agent(token=held.token, life=(held.lives + 1) % 3)
-    held = held._replace(lives=agent.life)
-    return world._replace(alpha=held._replace(agent=agent))
-
-
 def _watchdog(world: World) -> Iterator[Move]:
     held = world.alpha
     if not held.watchdog:
@@ -205,7 +194,7 @@ def _watchdog(world: World) -> Iterator[Move]:
         case guarding.ResumeGuest():
             yield "watchdog: resumes the guest", effects.runs_on_alpha(world)
         case guarding.StartAgent() if held.guest != DEAD:
-            yield "watchdog: starts an agent", agent_begins(world)
+            yield "watchdog: starts an agent", effects.agent_begins(world)
         case guarding.End(_):
             yield "watchdog: ends", world._replace(alpha=held._replace(watchdog=False))
         case _:

@@ -38,11 +38,15 @@ def _refusal(lease: Lease, token: int, holder: str) -> Told | None:
 
 
 def _acquire(lease: Lease, holder: str, claim: str) -> tuple[Lease, Told]:
-    if lease.holder not in ("", holder):
+    return _acquire_again(lease, holder, claim, 0)
+
+
+def _acquire_again(lease: Lease, holder: str, claim: str, after: int) -> tuple[Lease, Told]:
+    if lease.holder not in {"", holder}:
         return lease, {"said": "lost", "why": "another holds the lease"}
     if lease.holder == holder and lease.claim == claim:
         return lease, {"said": "done", "token": lease.token}
-    return _change(lease, holder, "held", claim)
+    return _change(lease._replace(token=max(lease.token, after)), holder, "held", claim)
 
 
 def _renew_on(lease: Lease, token: int, holder: str, _: str) -> tuple[Lease, Told]:
@@ -52,12 +56,6 @@ def _renew_on(lease: Lease, token: int, holder: str, _: str) -> tuple[Lease, Tol
             "forgot": lease.token < token and lease.holder in {"", holder},
         }
     return lease._replace(age=0), {"said": "done", "state": lease.state}
-
-
-def _acquire_again(lease: Lease, holder: str, claim: str, after: int) -> tuple[Lease, Told]:
-    if lease.holder not in {"", holder} or (lease.holder == holder and lease.claim == claim):
-        return _acquire(lease, holder, claim)
-    return _change(lease._replace(token=max(lease.token, after)), holder, "held", claim)
 
 
 def _validate(lease: Lease, token: int, holder: str) -> tuple[Lease, Told]:

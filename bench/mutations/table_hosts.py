@@ -94,7 +94,7 @@ _FENCING = (
         old='    _must_be_ready(case, f"{case.primary} is not fenced")\n',
         new="",
         suite=_PROOF,
-        breaks="A host is powered off although the standby cannot go on.",
+        breaks="A host is powered off although the standby cannot take over.",
     ),
     Mutation(
         name="lone-guest-is-fenced", area=Area.FENCING, file="vmckpt/protect/proof.py",
@@ -108,7 +108,7 @@ _FENCING = (
         old='            return self.watched or not told.get("alone")',
         new="            return True",
         suite=_PROOF,
-        breaks="A standby goes on from before what its guest acknowledged alone.",
+        breaks="A standby takes over and forgets what its guest acknowledged unprotected.",
     ),
     Mutation(
         name="failed-over-guest-is-primarys", area=Area.FENCING, file="vmckpt/protect/ending.py",
@@ -132,7 +132,7 @@ _PREFLIGHTS = (
         old="    elif same is False and not disk.read_only:",
         new="    elif same is False and disk.read_only:",
         suite=_PREFLIGHT,
-        breaks="A guest goes on with a file of the same name that is another disk.",
+        breaks="A guest continues on a file of the same name that is another disk.",
     ),
     Mutation(
         name="guest-arrives-twice", area=Area.PREFLIGHT, file="vmckpt/migrate/preflight.py",
@@ -146,7 +146,7 @@ _PREFLIGHTS = (
         old="        and all(facts.same_file.get(path) is True for path in disk.below)",
         new="        and all(facts.same_file.get(path) is not False for path in disk.below)",
         suite=_PREFLIGHT,
-        breaks="libvirt is told not to look at disks of which nothing is known.",
+        breaks="libvirt skips its check of disks of which nothing is known.",
     ),
     Mutation(
         name="shared-disk-protected", area=Area.PREFLIGHT, file="vmckpt/protect/preflight.py",
@@ -160,7 +160,7 @@ _PREFLIGHTS = (
         old="    for kind in sorted(set(seen.devices) & set(_OUTSIDE)):",
         new='    for kind in sorted(set(seen.devices) & {"hostdev"}):',
         suite=_PROTECT,
-        breaks="A guest goes on without the state of a device that no epoch has.",
+        breaks="A guest continues without the state of a device that no epoch has.",
     ),
     Mutation(
         name="other-qemu-protected", area=Area.PREFLIGHT, file="vmckpt/protect/preflight.py",

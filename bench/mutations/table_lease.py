@@ -189,16 +189,8 @@ _LEASE = (
     ),
     Mutation(
         name="others-lease-acquired", area=Area.LEASE, file="vmckpt/lease/witness_schema.py",
-        old="DECLARE l vmckpt_lease.lease := mine();\nBEGIN\n"
-        "    IF l.guest IS NULL OR coalesce(l.holder, p_holder) <> p_holder THEN\n"
-        "        RETURN refusal(l, l.token, p_holder);\n"
-        "    ELSIF l.holder = p_holder AND l.claim = p_claim THEN\n"
-        "        RETURN acquired(l.token);\n    END IF;\n    RETURN acquired(change(",
-        new="DECLARE l vmckpt_lease.lease := mine();\nBEGIN\n"
-        "    IF l.guest IS NULL THEN\n"
-        "        RETURN refusal(l, l.token, p_holder);\n"
-        "    ELSIF l.holder = p_holder AND l.claim = p_claim THEN\n"
-        "        RETURN acquired(l.token);\n    END IF;\n    RETURN acquired(change(",
+        old="    IF l.guest IS NULL OR coalesce(l.holder, p_holder) <> p_holder THEN",
+        new="    IF l.guest IS NULL THEN",
         suite=unit("lease_witness", keyword="planned_switch or silent_holder"),
         breaks="An agent that starts again takes the lease from the host that runs the guest.",
     ),

@@ -20,7 +20,7 @@ _SIGNATURE = (
         old="    if trusted is not None and bytes.fromhex(public.signer) not in trusted:",
         new="    if trusted is not None and not trusted:",
         suite=_MANIFEST,
-        breaks="A snapshot is restored that somebody else signed with a key of their own.",
+        breaks="A snapshot is restored that another key has signed.",
     ),
     Mutation(
         name="signature-of-another-key", area=Area.SIGNATURE, file="vmckpt/store/manifest.py",

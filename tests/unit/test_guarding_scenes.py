@@ -9,7 +9,6 @@ import pytest
 from vmckpt.replicate import guarding
 from vmckpt.replicate.guarding import (
     TURN,
-    Beside,
     End,
     Keeper,
     KillAgent,
@@ -18,6 +17,7 @@ from vmckpt.replicate.guarding import (
     ResumeGuest,
     Rules,
     Seen,
+    SpareSeen,
     StartAgent,
     TakeOver,
     Wait,
@@ -240,15 +240,15 @@ def test_what_enforces_a_lease_follows_from_what_the_host_has(
     assert guarding.keeper(timer=timer, systemd=systemd) is kept_by
 
 
-BESIDE = Beside(
+SPARE = SpareSeen(
     guest_lives=True, over=False, renewed=BEGIN - 1, lasts=4.0, partner_lives=True,
     looked=BEGIN - 0.05, woke=BEGIN - 100,
 )  # fmt: skip
 
 
-def beside(**more: float) -> Beside:
-    told = {name: getattr(BESIDE, name) for name in BESIDE.__slots__}
-    return Beside(**{**told, **more})
+def spare_seen(**more: float) -> SpareSeen:
+    told = {name: getattr(SPARE, name) for name in SPARE.__slots__}
+    return SpareSeen(**{**told, **more})
 
 
 @pytest.mark.parametrize(
@@ -270,4 +270,4 @@ def beside(**more: float) -> Beside:
     ],
 )
 def test_the_spare_watchdog_chooses(seen: dict[str, float], action: type) -> None:
-    assert isinstance(guarding.stand_by(beside(**seen), BEGIN), action)
+    assert isinstance(guarding.stand_by(spare_seen(**seen), BEGIN), action)

@@ -16,7 +16,7 @@ from vmckpt.agent import agents
 from vmckpt.errors import RemoteError
 from vmckpt.model.images import DiskCopy, Made
 from vmckpt.remote import copying, images, installing, probe, ssh
-from vmckpt.remote.careful import FILES
+from vmckpt.remote.shell_files import FILES
 from vmckpt.remote.ssh import Answer
 from vmckpt.units import MIB, Bytes, Seconds
 

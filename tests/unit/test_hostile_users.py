@@ -25,7 +25,7 @@ from tests.unit.hostile import (
 )
 from tests.unit.replicas import session
 from vmckpt import hostdirs, hostfiles
-from vmckpt.agent import beside, giving, trial_files
+from vmckpt.agent import giving, replacement, trial_files
 from vmckpt.agent.small_files import SmallFiles
 from vmckpt.checkpoint import disk_capture, firmware, guestmemory, nbdserver, reopening
 from vmckpt.checkpoint.nbdsession import Export
@@ -85,12 +85,12 @@ def test_files_of_a_restore(place: Ground) -> None:
 @swaps("image", NEW, OLD)
 def test_what_recovery_removes_and_puts_back(place: Ground) -> None:
     image = place.theirs / "image"
-    new, old = beside.paths(image, SNAPSHOT)
+    new, old = replacement.paths(image, SNAPSHOT)
 
     def undone() -> None:
-        beside.remove(new)
+        replacement.remove(new)
         with suppress(FileNotFoundError):
-            beside.rename(old, image)
+            replacement.rename(old, image)
 
     with place.swapped():
         tally = race(undone)
@@ -139,7 +139,7 @@ def test_images_of_a_test_of_a_standby(place: Ground, monkeypatch: pytest.Monkey
 
     def made() -> None:
         trial_files._make(session(), str(image), 1 << 20, owner=(NOBODY, NOBODY))
-        beside.remove(image)
+        replacement.remove(image)
 
     with place.swapped():
         tally = race(made)
@@ -433,7 +433,7 @@ def test_permissions_of_a_program_are_not_taken_over(tmp_path: Path) -> None:
 def test_a_restored_image_takes_nothing_over_from_what_a_link_leads_to(place: Ground) -> None:
     (place.theirs / "image").symlink_to("/usr/bin/su")
     os.lchown(place.theirs / "image", NOBODY, NOBODY)
-    with closing(beside.Beside(place.theirs / "image", SNAPSHOT)) as one:
+    with closing(replacement.Replacement(place.theirs / "image", SNAPSHOT)) as one:
         os.write(one.create(), b"\x7fELF")
         with pytest.raises(OSError, match="leads over a symbolic link of user 65534"):
             one.swap()

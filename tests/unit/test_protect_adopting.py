@@ -1,5 +1,6 @@
 """Protections that only their hosts know, because the journal was lost."""
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ class World:
         text = "hosts: {alpha: {uri: 'qemu:///system'}, beta: {uri: 'qemu+tls://beta/system'}}\n"
         text += "lease: postgresql://vm@witness/vm\n"
         self.inventory = inventory.parse(text, Path("hosts.yaml"))
-        self.caller = Caller(emit=lambda _: None, warn=self.warned.append, stop=None)  # type: ignore[arg-type]
+        self.caller = Caller(emit=lambda _: None, warn=self.warned.append, stop=asyncio.Event())
 
     async def guests(self, _: Inventory) -> tuple[list[Any], Mapping[str, str]]:
         host = self.inventory.host("alpha")

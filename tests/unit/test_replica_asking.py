@@ -1,5 +1,6 @@
 """What is told of a protection whose agent does not answer."""
 
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from tests.unit.replicas import session
 from tests.unit.staging import in_memory
 from vmckpt.agent import afterlife, giving, replicas
 from vmckpt.agent.orders import ReplicaOrder
+from vmckpt.agent.talk import Talk
 from vmckpt.errors import GuestBusy
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replicate import guard
@@ -29,7 +31,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def asked() -> dict[str, Any]:
     one = session()
     order = ReplicaOrder(what="ask", guest=one.guest, uri=one.uri, host=one.host)
-    return replicas.carry_out(order, None)  # type: ignore[arg-type]  # nobody is talked with
+    return replicas.carry_out(order, Talk(io.StringIO(), io.StringIO()))
 
 
 def test_an_agent_that_is_gone_is_told_with_its_last_words(folder: Path) -> None:
@@ -95,7 +97,7 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def revived(owner: str) -> dict[str, Any]:
     one = session()
     order = ReplicaOrder(what="revive", guest=one.guest, uri=one.uri, host=one.host, owner=owner)
-    return replicas.carry_out(order, None)  # type: ignore[arg-type]  # nobody is talked with
+    return replicas.carry_out(order, Talk(io.StringIO(), io.StringIO()))
 
 
 def test_an_agent_that_nothing_starts_again_is_started(folder: Path, started: list[str]) -> None:

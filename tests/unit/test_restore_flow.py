@@ -18,7 +18,7 @@ from tests.unit.test_guarding import RESTORED
 from tests.unit.test_lazy import ID
 from tests.unit.test_lazy import order as an_order
 from tests.unit.test_reborn import XML
-from vmckpt.agent import beside, lining, restore, session, starting
+from vmckpt.agent import lining, replacement, restore, session, starting
 from vmckpt.agent.images import Images
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
@@ -100,7 +100,7 @@ def test_what_is_about_to_be_put_there_is_told_before_anything_is_touched(
     said = carried_out(order, YES, YES)
     asked = next(one["about"] for one in said if one.get("ask") == "make way")
     place = Path(order.images["vda"])
-    assert asked == {"made": {"vda": beside.mark(place)}, "empty": []}
+    assert asked == {"made": {"vda": replacement.mark(place)}, "empty": []}
     assert files(order) == {"vda.qcow2": "restored"}
 
 
@@ -133,7 +133,7 @@ def test_images_are_taken_back_only_from_a_guest_that_is_not_there(
 def test_an_image_that_is_there_is_written_over_only_if_that_was_said(order: RestoreOrder) -> None:
     with pytest.raises(BadInput, match="is there already; say --replace"):
         carried_out(replace(order, replace=False), YES)
-    aside = beside.paths(Path(order.images["vda"]), ID)[1]
+    aside = replacement.paths(Path(order.images["vda"]), ID)[1]
     aside.write_text("the only copy")
     with pytest.raises(BadInput, match="has put aside; run vmckpt recover"):
         carried_out(order, YES)

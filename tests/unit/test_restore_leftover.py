@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 import pytest
 
-from vmckpt.agent import beside, unrestore
+from vmckpt.agent import replacement, unrestore
 from vmckpt.agent.leftover import Seat, Seen, Spot, Verdict, judge, spot
 from vmckpt.agent.orders import UnrestoreOrder
 from vmckpt.errors import HypervisorError
@@ -108,9 +108,9 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UnrestoreOrder:
     made = {}
     for name in ("vda", "vdb"):
         (tmp_path / name).write_text(OLD)
-        new = beside.paths(tmp_path / name, ID)[0]
+        new = replacement.paths(tmp_path / name, ID)[0]
         new.write_text(NEW)
-        made[name] = beside.mark(new)
+        made[name] = replacement.mark(new)
     return UnrestoreOrder(
         guest="u", uri="", host="alpha", state=str(tmp_path / "state"), snapshot=ID,
         images={name: str(tmp_path / name) for name in made}, made=made,
@@ -120,7 +120,7 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UnrestoreOrder:
 def swap(order: UnrestoreOrder, *names: str) -> None:
     for name in names:
         place = Path(order.images[name])
-        new, old = beside.paths(place, ID)
+        new, old = replacement.paths(place, ID)
         place.rename(old)
         new.rename(place)
 
@@ -175,8 +175,8 @@ def test_a_guest_that_runs_has_its_memory_only_if_it_was_not_booted(
 def test_a_fork_that_was_not_started_leaves_nothing(order: UnrestoreOrder) -> None:
     for name, path in order.images.items():
         Path(path).unlink()
-        beside.paths(Path(path), ID)[0].rename(path)
-        assert beside.mark(Path(path)) == (order.made or {})[name]
+        replacement.paths(Path(path), ID)[0].rename(path)
+        assert replacement.mark(Path(path)) == (order.made or {})[name]
     told = unrestore.unrestore(replace(order, empty=("vda", "vdb")))
     assert (told["verdict"], contents(order)) == ("back", {})
     assert told["did"] == ["remove the images that were put there"]
@@ -185,7 +185,7 @@ def test_a_fork_that_was_not_started_leaves_nothing(order: UnrestoreOrder) -> No
 def test_nvram_goes_as_the_disks_do(order: UnrestoreOrder) -> None:
     vars_ = Path(order.images["vda"]).with_name("vars.fd")
     vars_.write_text(NEW)
-    beside.paths(vars_, ID)[1].write_text(OLD)
+    replacement.paths(vars_, ID)[1].write_text(OLD)
     swap(order, "vda", "vdb")
     unrestore.unrestore(replace(order, images={**order.images, "nvram": str(vars_)}))
     assert contents(order) == {"vda": OLD, "vdb": OLD, "vars.fd": OLD}

@@ -21,10 +21,13 @@ from vmckpt.snapshot.tlsport import Port
 from vmckpt.units import MIB
 
 CONTENT = os.urandom(MIB) + bytes(MIB)
-EXPORTS = {
-    name: Export(len(data), lambda at, length, data=data: data[at : at + length])  # type: ignore[misc]
-    for name, data in (("vda", CONTENT), ("v,d b", CONTENT[::-1]))
-}
+
+
+def export(data: bytes) -> Export:
+    return Export(len(data), lambda at, length: data[at : at + length])
+
+
+EXPORTS = {"vda": export(CONTENT), "v,d b": export(CONTENT[::-1])}
 
 
 @pytest.fixture

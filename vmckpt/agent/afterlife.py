@@ -46,7 +46,7 @@ def unprotect(
         tenure.invalidate()
     else:
         _disarm(session)
-    note_alone(folder)  # whatever comes of the rest: no standby may go on from before this
+    note_alone(folder)  # before output gets out: no standby may take over from now on
     buffers.remove(monitor, session.cards)
     settings.break_off(monitor, Undo.from_json(session.undo))
     writes.end_all(session, folder, monitor)

@@ -13,8 +13,8 @@ from vmckpt.agent import bundle
 from vmckpt.errors import RemoteError
 from vmckpt.model.hosts import Host
 from vmckpt.remote import installing
-from vmckpt.remote.careful import PROGRAMS
 from vmckpt.remote.installing import Parcel
+from vmckpt.remote.shell_files import PROGRAMS
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import Bytes, Seconds, show_bytes
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import beside
+from vmckpt.agent import replacement
 from vmckpt.agent.afterwards import DiscardOrder
 from vmckpt.agent.talk import Talk
 
@@ -12,7 +12,7 @@ def discard(order: DiscardOrder, _: Talk) -> dict[str, Any]:
     """Remove them, also those half made; may be repeated. Raises OSError."""
     removed = 0
     for place in map(Path, order.images.values()):
-        for path in (place, *beside.paths(place, order.snapshot)):
-            removed += beside.is_there(path)
-            beside.remove(path)
+        for path in (place, *replacement.paths(place, order.snapshot)):
+            removed += replacement.is_there(path)
+            replacement.remove(path)
     return {"removed": removed}

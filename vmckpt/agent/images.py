@@ -6,9 +6,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
-from vmckpt.agent import beside
-from vmckpt.agent.beside import Beside
+from vmckpt.agent import replacement
 from vmckpt.agent.orders import RestoreOrder
+from vmckpt.agent.replacement import Replacement
 from vmckpt.agent.talk import Talk
 from vmckpt.checkpoint.nbdserver import Server
 from vmckpt.checkpoint.nbdsession import Export
@@ -29,7 +29,7 @@ class Images:
     def __init__(self, order: RestoreOrder, private: Private, reader: Source, talk: Talk) -> None:
         self._order, self._private, self._reader = order, private, reader
         self._talk = talk
-        self._files: dict[str, Beside] = {}
+        self._files: dict[str, Replacement] = {}
         """By target."""
         self._left = False
 
@@ -48,7 +48,7 @@ class Images:
         """Make all of them, whole. Raises BadInput, StoreError, Cancelled."""
         for disk in self._private.facts.disks:
             place = Path(self._order.images[disk.target])
-            beside.check(place, self._order.snapshot, replace=self._order.replace)
+            replacement.check(place, self._order.snapshot, replace=self._order.replace)
         for disk in self._private.facts.disks:
             self._make(disk)
 
@@ -71,10 +71,10 @@ class Images:
         """Nobody knows whether they are in use: nothing is taken back."""
         self._left = True
 
-    def _file(self, disk: DiskMake) -> Beside:
+    def _file(self, disk: DiskMake) -> Replacement:
         if disk.target not in self._files:
             place = Path(self._order.images[disk.target])
-            self._files[disk.target] = Beside(place, self._order.snapshot)
+            self._files[disk.target] = Replacement(place, self._order.snapshot)
         return self._files[disk.target]
 
     def _make(self, disk: DiskMake) -> None:
@@ -111,7 +111,7 @@ class Images:
             self._run(self._file(disk), [*words, "--", server.uri()], trouble)
 
     def _run(
-        self, image: Beside, words: Sequence[str], trouble: Sequence[Exception], *more: str
+        self, image: Replacement, words: Sequence[str], trouble: Sequence[Exception], *more: str
     ) -> None:
         """Let qemu-img make an image; its path comes between `words` and `more`."""
         file = image.create()

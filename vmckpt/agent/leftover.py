@@ -53,7 +53,7 @@ class Seat:
 
 
 def spot(there: str | None, made: str) -> Spot:
-    """Marks (see beside.mark) of what is there, None: nothing, and of what was made for it."""
+    """Marks (see replacement.mark) of what is there, None: nothing, and of what was made for it."""
     if there is None:
         return Spot.NOTHING
     if there == made:

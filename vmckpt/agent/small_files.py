@@ -7,8 +7,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
-from vmckpt.agent import beside
-from vmckpt.agent.beside import Beside
+from vmckpt.agent import replacement
+from vmckpt.agent.replacement import Replacement
 from vmckpt.errors import BadInput
 from vmckpt.hostfiles import Folder
 
@@ -30,7 +30,7 @@ class SmallFiles:
         self._contents, self._snapshot = files, snapshot
         self._places = {name: Path(places[name]) for name in files}
         self._replace = replace
-        self._files: dict[str, Beside] = {}
+        self._files: dict[str, Replacement] = {}
         """By their names in the snapshot."""
         self._made: list[Path] = []
         self._left = False
@@ -51,10 +51,10 @@ class SmallFiles:
     def write(self) -> None:
         """Make all of them beside their places. Raises BadInput, OSError."""
         for place in self._places.values():
-            beside.check(place, self._snapshot, replace=self._replace)
+            replacement.check(place, self._snapshot, replace=self._replace)
         for name, place in self._places.items():
             self._folder(place.parent, tpm=name.startswith(_TPM)).close()
-            file = self._files[name] = Beside(place, self._snapshot)
+            file = self._files[name] = Replacement(place, self._snapshot)
             with os.fdopen(file.create(), "wb", closefd=False) as out:
                 out.write(self._contents[name])
                 out.flush()

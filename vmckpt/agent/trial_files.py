@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from vmckpt import wholefile
-from vmckpt.agent import beside
+from vmckpt.agent import replacement
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.hostfiles import Folder, opened, path_of
 from vmckpt.hypervisor import library
@@ -151,7 +151,7 @@ def forget_files(state: Path) -> bool:
     if found is None:
         return False
     for file in found.files:
-        beside.remove(Path(file))
+        replacement.remove(Path(file))
     (state / _FILE).unlink(missing_ok=True)
     return True
 

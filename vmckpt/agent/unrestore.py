@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import beside, leftover, spool
+from vmckpt.agent import leftover, replacement, spool
 from vmckpt.agent.leftover import Seat, Seen, Spot, Verdict
 from vmckpt.agent.orders import UnrestoreOrder
 from vmckpt.agent.talk import Talk
@@ -48,10 +48,10 @@ def _verdict(order: UnrestoreOrder) -> tuple[Verdict, str]:
 def _seen(order: UnrestoreOrder, name: str) -> Seen:
     assert order.made is not None
     place = Path(order.images[name])
-    there = beside.mark(place) if beside.is_there(place) else None
+    there = replacement.mark(place) if replacement.is_there(place) else None
     return Seen(
         spot=leftover.spot(there, order.made[name]),
-        aside=beside.is_there(beside.paths(place, order.snapshot)[1]),
+        aside=replacement.is_there(replacement.paths(place, order.snapshot)[1]),
         empty=name in order.empty,
     )
 
@@ -62,25 +62,25 @@ def _deeds(order: UnrestoreOrder, verdict: Verdict) -> Iterator[tuple[str, Path,
         return
     for name, path in order.images.items():
         place = Path(path)
-        new, old = beside.paths(place, order.snapshot)
-        if verdict is Verdict.ARRIVED and beside.is_there(old):
+        new, old = replacement.paths(place, order.snapshot)
+        if verdict is Verdict.ARRIVED and replacement.is_there(old):
             yield "remove the images from before", old, None
         elif order.made is not None and verdict is Verdict.BACK:
             # Small files have no mark: QEMU's helpers write them anew. They go as the disks do.
             ours = name not in order.made or _seen(order, name).spot is Spot.NEW
-            if beside.is_there(old):
+            if replacement.is_there(old):
                 yield "put the images from before back", old, place
-            elif name in order.empty and ours and beside.is_there(place):
+            elif name in order.empty and ours and replacement.is_there(place):
                 yield "remove the images that were put there", place, None
-        if beside.is_there(new):
+        if replacement.is_there(new):
             yield "remove images that were not used", new, None
 
 
 def _carry_out(path: Path, target: Path | None) -> None:
     if target is None:
-        beside.remove(path)
+        replacement.remove(path)
     else:
-        beside.rename(path, target)
+        replacement.rename(path, target)
 
 
 def _left(order: UnrestoreOrder) -> list[str]:
@@ -88,8 +88,8 @@ def _left(order: UnrestoreOrder) -> list[str]:
     return [
         str(one)
         for path in order.images.values()
-        for one in beside.paths(Path(path), order.snapshot)
-        if beside.is_there(one)
+        for one in replacement.paths(Path(path), order.snapshot)
+        if replacement.is_there(one)
     ]
 
 

@@ -128,7 +128,7 @@ async def _known(
     uuids = {one.uuid for _, one in found if guest in (one.name, one.uuid)}
     if len(uuids) != 1:
         silent = f"; {' and '.join(errors)} cannot be asked" if errors else ""
-        raise BadInput(f"{guest} is not protected{silent}", mend="vmckpt status shows who is")
+        raise BadInput(f"{guest} is not protected{silent}", mend="vmckpt status lists them")
     return await adopting.adopt(inventory, guest, uuids.pop(), caller.warn, dead=dead)
 
 

@@ -79,7 +79,7 @@ def there(xml: str, uuid: str) -> bool:
 
 
 def read(xml: str, uuid: str, host: str) -> Mapping[str, bytes]:
-    """All of them, of a guest that stands still; on its host. Raises HypervisorError.
+    """All of them, of a paused guest; on its host. Raises HypervisorError.
 
     QEMU and the TPM's program own these directories, so no link in them is followed.
     """

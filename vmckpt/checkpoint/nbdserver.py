@@ -107,7 +107,7 @@ def _listen(place: Unix) -> socket.socket:
     _clear(place.path)
     made = socket.socket(socket.AF_UNIX)
     try:
-        # The file has this mode from its beginning on: nobody but the owner can ever connect.
+        # The file has this mode from its beginning: only the owner can ever connect.
         os.fchmod(made.fileno(), 0o600)
         made.bind(place.path)
         made.listen(MOST_CLIENTS)

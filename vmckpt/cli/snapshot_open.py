@@ -46,7 +46,7 @@ def open_(
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(metavar="[ADDRESS:]PORT", help="On a loopback port, to who has a key."),
+        typer.Option(metavar="[ADDRESS:]PORT", help="Serve on a loopback port, with a key."),
     ] = None,
     files: Annotated[str | None, typer.Option(metavar="PATH", help="List a folder.")] = None,
     get: Annotated[

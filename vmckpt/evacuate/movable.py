@@ -1,8 +1,6 @@
 """What of a guest itself keeps it where it is, whatever policies and other hosts say. Pure."""
 
-from vmckpt.model.guests import Guest, GuestState
-
-_RUNS = (GuestState.RUNNING, GuestState.BLOCKED)
+from vmckpt.model.guests import Guest
 
 
 def fixed(guest: Guest) -> str | None:
@@ -11,7 +9,7 @@ def fixed(guest: Guest) -> str | None:
         return why
     if guest.snapshots:
         return _snapshots(guest)
-    if guest.state not in _RUNS:
+    if not guest.state.runs:
         return f"it is {guest.state}"
     return None
 

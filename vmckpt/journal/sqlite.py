@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _WRITES = "vmckpt_writes"
 _LOSES = (
-    "save what is in it (docs/recovery.md, A damaged journal): whoever moves it away abandons its"
+    "save what is in it (docs/recovery.md, A damaged journal): moving it away abandons its"
     " leases and protections, too"
 )
 

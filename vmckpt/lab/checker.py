@@ -24,7 +24,6 @@ from vmckpt.units import Seconds
 
 # What a lab guest's QEMU starts with, and must have again when it stayed.
 USUAL_DOWNTIME = Seconds(0.3)
-_RUNS = (GuestState.RUNNING, GuestState.BLOCKED)
 _FOLDERS = (
     "run/libvirt/qemu",
     "var/lib/libvirt/qemu",
@@ -54,7 +53,9 @@ class Seen:
 
     @property
     def runs(self) -> bool:
-        return self.processes == 1 and self.state in _RUNS and not self.in_parts
+        return (
+            self.processes == 1 and self.state is not None and self.state.runs and not self.in_parts
+        )
 
 
 def judge(seen: Sequence[Seen], *, allowed: Iterable[str]) -> list[str]:
@@ -76,7 +77,7 @@ def _at_home(one: Seen, allowed: set[str]) -> list[str]:
     wrong = []
     if one.host not in allowed:
         wrong.append(f"it is on {one.host}, not on {' or '.join(sorted(allowed))}")
-    if one.state not in _RUNS:
+    if one.state is None or not one.state.runs:
         wrong.append(f"{one.host} says that it is {one.state}")
     if one.in_parts:
         wrong.append(f"part of its memory is not on {one.host}")
@@ -142,7 +143,7 @@ class Checker:
                 if found is not None and found.state.is_active:
                     seen = await hypervisor_guests.presence(hypervisor, found.uuid)
                     in_parts = seen.post_copy
-                if found is not None and found.state in _RUNS and not in_parts:
+                if found is not None and found.state.runs and not in_parts:
                     limit = await LibvirtMover(hypervisor, hypervisor, found.uuid).max_downtime()
             except HypervisorError as exc:
                 error = exc.message

@@ -100,7 +100,7 @@ class WitnessPair:
         run(in_namespace(new.namespace, *_AS_POSTGRES, *promote.split()))
         self._addressed("add", new, self._plan.witness_address)
         self._serving = 1 - self._serving
-        # Who has talked to the old machine asks again for the address.
+        # A client of the old machine asks again for the address.
         for one in (None, *(host.namespace for host in self._plan.hosts)):
             where = ["-n", one] if one else []
             run(["ip", *where, "neigh", "flush", "to", self._plan.witness_address], check=False)

@@ -1,8 +1,8 @@
 """What the clients of a guest's key-value store ask for, and when they ask again. Pure.
 
-Each client waits for the answer to one operation, thinks for a moment, and goes on with the next.
+Each client waits for the answer to one operation, pauses for a moment, and begins the next.
 It repeats a request that is not answered soon, and gives it up after a while: then the operation
-stays pending, and the client goes on with another one.
+stays pending, and the client begins another one.
 """
 
 import random

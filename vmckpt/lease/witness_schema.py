@@ -26,7 +26,7 @@ SCHEMA = "vmckpt_lease"
 AGENT_CALLS = (
     "acquire(text, text)",
     "acquire_again(text, text, bigint)",
-    "renew(bigint, text)",
+    "renew(bigint, text)",  # agents that began before layout 2
     "renew_on(bigint, text, text)",
     "validate(bigint, text)",
     "invalidate(bigint, text, text)",
@@ -137,17 +137,6 @@ BEGIN
     RETURN jsonb_build_object('said', 'done', 'token', p_token, 'timeline', timeline());
 END $$;
 
-CREATE OR REPLACE FUNCTION vmckpt_lease.acquire(p_holder text, p_claim text)
-RETURNS jsonb {_HEAD} AS $$
-DECLARE l vmckpt_lease.lease := mine();
-BEGIN
-    IF l.guest IS NULL OR coalesce(l.holder, p_holder) <> p_holder THEN
-        RETURN refusal(l, l.token, p_holder);
-    ELSIF l.holder = p_holder AND l.claim = p_claim THEN
-        RETURN acquired(l.token);
-    END IF;
-    RETURN acquired(change(l, p_holder, 'held', p_claim));
-END $$;
 
 CREATE OR REPLACE FUNCTION vmckpt_lease.acquire_again(p_holder text, p_claim text, p_after bigint)
 RETURNS jsonb {_HEAD} AS $$
@@ -160,6 +149,12 @@ BEGIN
     END IF;
     l.token := greatest(l.token, p_after);
     RETURN acquired(change(l, p_holder, 'held', p_claim));
+END $$;
+
+CREATE OR REPLACE FUNCTION vmckpt_lease.acquire(p_holder text, p_claim text)
+RETURNS jsonb {_HEAD} AS $$
+BEGIN
+    RETURN acquire_again(p_holder, p_claim, 0);
 END $$;
 
 CREATE OR REPLACE FUNCTION vmckpt_lease.renew_on(p_token bigint, p_holder text, p_timeline text)

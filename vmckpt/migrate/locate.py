@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from vmckpt.errors import BadInput, OutcomeUnknown
 from vmckpt.model.guests import GuestState
 
-_RUNS = (GuestState.RUNNING, GuestState.BLOCKED)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestAt:
@@ -40,7 +38,7 @@ def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | Non
     A paused copy beside a running one is the arriving end of a migration. Two running ones, or
     several paused ones, are for a person: raises OutcomeUnknown.
     """
-    running = [host for host, state in states.items() if state in _RUNS]
+    running = [host for host, state in states.items() if state.runs]
     active = [host for host, state in states.items() if state.is_active]
     if len(running) > 1:
         raise OutcomeUnknown(

@@ -158,7 +158,7 @@ def _hosts(facts: Facts) -> Iterator[Finding]:
 
 def _guest(facts: Facts, guest: Guest) -> Iterator[Finding]:
     # What is locked may stand still for its job; to resume it then would be bad advice.
-    if guest.state not in (GuestState.RUNNING, GuestState.BLOCKED) and not guest.locked:
+    if not guest.state.runs and not guest.locked:
         verb = "resume" if guest.state is GuestState.PAUSED else "start"
         yield _blocker(
             "guest-not-running",

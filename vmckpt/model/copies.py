@@ -8,7 +8,6 @@ from vmckpt.errors import TwoCopies
 from vmckpt.model.guests import GuestState
 
 MEND = "run vmckpt recover; end the copy that is not needed"
-_RUNS = (GuestState.RUNNING, GuestState.BLOCKED)
 
 
 class Seen(Protocol):
@@ -57,7 +56,7 @@ def two_copies(
     hosts: dict[str, list[str]] = {}
     names: dict[str, str] = {}
     for host, guest in found:
-        if guest.state in _RUNS:
+        if guest.state.runs:
             hosts.setdefault(guest.uuid, []).append(host)
             names[guest.uuid] = guest.name
     copies = {

@@ -181,7 +181,7 @@ class Decision:
 
 
 def decide(topology: FenceTopology, tried: Sequence[Tried], waited: Seconds) -> Decision:
-    """Decide by what was heard: `tried` are the levels in their order, the last of them goes on.
+    """Decide by what was heard: `tried` are the levels in their order, the last one is under way.
 
     `waited`: since the last `off` of that level was answered.
     """

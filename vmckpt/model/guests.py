@@ -30,11 +30,17 @@ class GuestState(StrEnum):
     UNKNOWN = "unknown"
 
     @property
+    def runs(self) -> bool:
+        """Whether the guest's CPUs run."""
+        return self in _RUNNING
+
+    @property
     def is_active(self) -> bool:
         """Whether a QEMU process of the guest exists."""
         return self not in _INACTIVE
 
 
+_RUNNING = (GuestState.RUNNING, GuestState.BLOCKED)
 _INACTIVE = (
     GuestState.SHUT_OFF, GuestState.CRASHED, GuestState.STANDBY, GuestState.TEST,
     GuestState.UNKNOWN,
@@ -143,4 +149,4 @@ class Presence:
     @property
     def runs(self) -> bool:
         """Whether its CPUs run there."""
-        return self.state in (GuestState.RUNNING, GuestState.BLOCKED)
+        return self.state is not None and self.state.runs

@@ -40,7 +40,7 @@ def decide(guest: str, told: Mapping[str, Mapping[str, Any]], *, dead: bool) -> 
     silent = sorted(name for name, one in told.items() if "error" in one)
     if not sides:
         unknown = f"; {' and '.join(silent)} cannot be asked" if silent else ""
-        raise BadInput(f"{guest} is not protected{unknown}", mend="vmckpt status shows who is")
+        raise BadInput(f"{guest} is not protected{unknown}", mend="vmckpt status lists them")
     if any(one.get("moves") is not False for one in sides.values()):
         raise GuestBusy(
             f"{guest} is being moved by epochs, or was protected by an older release, and the"
@@ -87,7 +87,7 @@ async def adopt(
         f"the journal does not know that {guest} is protected; {primary.name} and {backup.name} do,"
         " and that is written down"
     )
-    # Whether somebody was to keep watch is not known any more: a person decides.
+    # It is unknown whether a service was to keep watch: a person decides.
     judge = Judge.LEASE if found.has_lease else Judge.PERSON
     new = NewOperation(
         kind=protections.KIND, guest=guest, guest_uuid=uuid, source=primary.name,

@@ -277,7 +277,7 @@ class Beginning:
                 self._caller.warn(f"its lease is not given back: {exc}")
 
     async def _is_all_there_is(self) -> bool:
-        """Whether the guest died meanwhile, and the standby could go on from all that was heard."""
+        """Whether the guest died meanwhile, and its standby has all output that was released."""
         if self._request.move is not None:
             return False
         ours, theirs = await asyncio.gather(

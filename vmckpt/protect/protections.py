@@ -30,7 +30,7 @@ def of(inventory: Inventory, guest: str) -> Known:
     """That of a guest, by name or UUID. Raises BadInput if it has none."""
     found = find(inventory, guest)
     if found is None:
-        raise BadInput(f"{guest} is not protected", mend="vmckpt status shows who is")
+        raise BadInput(f"{guest} is not protected", mend="vmckpt status lists them")
     return found
 
 

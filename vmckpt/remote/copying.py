@@ -13,8 +13,8 @@ from typing import Any
 
 from vmckpt.errors import RemoteError
 from vmckpt.model.hosts import Host
-from vmckpt.remote.careful import FILES
 from vmckpt.remote.program import Program
+from vmckpt.remote.shell_files import FILES
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
 _OPENS_WITHIN = Seconds(30.0)

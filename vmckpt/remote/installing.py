@@ -13,7 +13,7 @@ from typing import IO
 import paramiko
 
 from vmckpt.errors import RemoteError
-from vmckpt.remote.careful import PROGRAMS
+from vmckpt.remote.shell_files import PROGRAMS
 from vmckpt.remote.ssh import Answer, Remote, last_line
 from vmckpt.units import Bytes, Seconds
 

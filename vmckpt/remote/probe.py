@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from vmckpt.errors import RemoteError
 from vmckpt.model.hosts import HostProbe, NoTrace
-from vmckpt.remote.careful import FILES
+from vmckpt.remote.shell_files import FILES
 from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Bytes, Seconds
 

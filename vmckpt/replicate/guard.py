@@ -28,7 +28,7 @@ from vmckpt.hypervisor.qemu_process.held import HeldProcess
 from vmckpt.lease.clock import boottime
 from vmckpt.replicate import guarding, guardunit, priority
 from vmckpt.replicate.guardfacts import Facts, Resumable
-from vmckpt.replicate.guarding import Beside, Seen
+from vmckpt.replicate.guarding import Seen, SpareSeen
 from vmckpt.replicate.guardpage import GuardPage, identity, process_of
 
 OVER, KILLED, LOG, AGENT_LOG, LOCK = "over", "killed", "guard.log", "agent.log", "guard.lock"
@@ -365,13 +365,13 @@ class Spare:
                 case guarding.End():
                     return False
 
-    def _look(self, now: float) -> Beside:
+    def _look(self, now: float) -> SpareSeen:
         page = self._page
         page.spared = now
         if now - self._last > _GAP:
             self._woke = now
         self._last = now
-        return Beside(
+        return SpareSeen(
             guest_lives=self._qemu is not None and self._qemu.lives(),
             over=_is_over(self._folder), renewed=page.renewed, lasts=page.lasts,
             partner_lives=self._acting.lives(), looked=page.guarded, woke=self._woke,

@@ -219,7 +219,7 @@ def _hangs(seen: Seen, now: float, rules: Rules) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class SpareSeen:
     """What the spare watchdog of a pair sees."""
 
     guest_lives: bool
@@ -245,7 +245,7 @@ class TakeOver:
     """It is gone: the spare one acts from now on."""
 
 
-def stand_by(seen: Beside, now: float) -> Wait | KillGuest | KillPartner | TakeOver | End:
+def stand_by(seen: SpareSeen, now: float) -> Wait | KillGuest | KillPartner | TakeOver | End:
     """Choose what the spare watchdog does: to end the guest twice is the same as once, and all
     else is left to the one that acts, for as long as it does."""
     if seen.over:

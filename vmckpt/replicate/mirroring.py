@@ -30,7 +30,7 @@ class MirrorEnded(HypervisorError):
 
 
 Still = Callable[[bool], None]
-"""Is told True right before the guest is stopped, and False when it runs again: if we die in
+"""Called with True right before the guest is stopped, with False when it runs again: if we die in
 between, the watchdog resumes it."""
 
 

@@ -245,7 +245,7 @@ class Tenure:
             try:
                 sent = self._renewer.renew(self.token)
             except LeaseForgotten:
-                # No standby can take over until it is validated again, and nobody else holds it.
+                # No standby can take over until it is validated again, and no other host holds it.
                 self._kept(self._renewer.acquire_again(self.token))
                 self.acquired = True
                 sent = self._renewer.renew(self.token)

@@ -57,7 +57,7 @@ def rename(path: Path, place: Path) -> None:
         folder.rename(path.name, place.name)
 
 
-class Beside:
+class Replacement:
     """One such file. Call `create`, write to it, `swap`, and then `keep` or `take_back`."""
 
     def __init__(self, place: Path, snapshot: str) -> None:

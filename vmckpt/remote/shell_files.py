@@ -63,7 +63,7 @@ reach() {
 }
 """
 # hold NAME: open a regular file of the current directory as descriptor 4, to be read and written.
-# Opened so a FIFO keeps nobody waiting; of a link that was there for a moment nothing is touched.
+# Opening it so does not wait for a FIFO. A link that was there for a moment is not written through.
 _HOLD = r"""
 hold() {
     [ -f "./$1" ] && [ ! -L "./$1" ] || { echo "$1 is no regular file" >&2; return 1; }
