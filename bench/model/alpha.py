@@ -70,7 +70,7 @@ def _primary(
                           still=lambda _: None),
         tenure=held_tenure, wishes=fakes.Wishes(), leave=Leave(needed=False), status=quiet,
         mirrors=SimpleNamespace(begin_again=lambda: do("mirrors"), end=lambda: do("no mirrors")),
-        begun=False, held=False, whole=False, devices=lambda: True,
+        begun=False, held=False, whole=False, devices=fakes.Devices(),
         is_alone=is_alone, alone=lambda on: (fakes.File(afterlife.ALONE).touch if on
                           else fakes.File(afterlife.ALONE).unlink)(),
         switching=lambda: fakes.File("switching").touch(),

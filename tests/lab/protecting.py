@@ -118,6 +118,7 @@ def on_qemu(bench: Bench, name: str) -> list[str]:
         return json.loads(told)["return"]
 
     found = [one["name"] for one in qmp("qom-list", path="/objects") if "vmckpt" in one["name"]]
+    found += [one["label"] for one in qmp("query-chardev") if "vmckpt" in one["label"]]
     found += [one["device"] for one in qmp("query-block-jobs")]
     on = {one["capability"] for one in qmp("query-migrate-capabilities") if one["state"]}
     return found + sorted(on - {"events"}) + ([] if "events" in on else ["no events"])

@@ -47,6 +47,9 @@ class Qmp:
     def paused_by_somebody(self) -> bool:
         return False
 
+    def described(self) -> str:
+        return "<domain/>"
+
 
 @contextmanager
 def qemu(

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -65,6 +65,8 @@ class Peer:
         self.refuses: str | None = None
         self.away = False
         """It hangs up, and takes no calls."""
+        self.mute = False
+        """It commits, and does not say so."""
         self.note = b'{"committed": 1}'
         self._over = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -140,6 +142,8 @@ class Peer:
         self._events.append(f"committed {seal.epoch}")
         if seal.epoch in self.unheard:
             return False
+        while self.mute and not self._over:
+            time.sleep(0.002)
         line.send(Ack(epoch=seal.epoch))
         with suppress(Cut):  # the last word of the other end may lie there already
             line.send(Beat(sent=time.time(), note=self.note))
@@ -174,14 +178,23 @@ class Held:
 
     def __init__(self, events: list[str]) -> None:
         self._events = events
-        self.waiting = self.lost = 0
+        self.waiting = self.lost = self.kept = 0
         self.unplugged = False
         """A card, and its filters with it."""
+        self.leaves = 0
+        """Looks after which the filters of a card that is gone are gone, too."""
+        self.asked_for: list[set[str]] = []
+        self.discarded: set[str] | None = None
 
     def add(self) -> None:
         self._events.append("hold")
 
-    def remove(self) -> None:
+    def hold_any_of(self, cards: Collection[str]) -> bool:
+        self.asked_for.append(set(cards))
+        return bool(cards) and len(self.asked_for) < self.leaves
+
+    def remove(self, gone: Collection[str] = ()) -> None:
+        self.discarded = set(gone)
         self._events.append("let all out")
 
     def release(self) -> None:
@@ -192,8 +205,30 @@ class Held:
     def complete(self) -> bool:
         return not self.unplugged
 
+    def keep(self) -> None:
+        self.kept += 1
+
     def collected(self) -> int:
         return self.waiting
+
+
+class Devices:
+    """The guest's, beside its standby's."""
+
+    def __init__(self) -> None:
+        self.are_same = True
+        self.gone: set[str] = set()
+        self.told = False
+        """libvirt has reported a change."""
+        self.quick_looks = 0
+
+    def same(self) -> bool:
+        self.told = False
+        return self.are_same
+
+    def still(self) -> bool:
+        self.quick_looks += 1
+        return self.are_same
 
 
 class Mirrors:
@@ -256,7 +291,7 @@ class World:
         self.held, self.tenure = Held(self.events), Tenure(self.events)
         self.wishes, self.status = Wishes(), PrimaryStatus()
         self.leave = Leave(needed=terms.needs_leave)
-        self.same_devices = True
+        self.devices = Devices()
         self.switch: Callable[[Line], None] = self._switch
         seen = Memory(self.memory.files, folder, stack)
         finder = stack.enter_context(CompareFinder(seen.live, seen.last, most=20))
@@ -269,7 +304,7 @@ class World:
             "whole": False, "mirrors": Mirrors(self.qemu, self.events),
             "alone": lambda on: self.events.append("alone" if on else "not alone"),
             "switching": lambda: self.events.append("switching"),
-            "go_on": lambda: self.events.append("go on"), "devices": lambda: self.same_devices,
+            "go_on": lambda: self.events.append("go on"), "devices": self.devices,
             "switch": self.switch,
         }  # fmt: skip
         self._session = terms

@@ -11,12 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.guestless import qemu
+from tests.unit.guestless import Qmp, qemu
 from tests.unit.staging import in_memory
+from vmckpt.replicate import buffers as buffers_module
 from vmckpt.replicate.buffers import EARLY, MOST, Buffers
+from vmckpt.replicate.filters import LONGEST
+from vmckpt.units import Seconds
 
 FLOOD = 50_000
 _LENGTH = struct.Struct(">I")
+SHORT = Seconds(2.0)
+"""An interval of QEMU's timer that a test can wait for."""
 _NUMBER = struct.Struct(">52xQ")
 """A packet of 60 bytes."""
 
@@ -55,8 +60,12 @@ def folder() -> Iterator[Path]:
         yield made
 
 
+def made_for(qmp: Qmp, folder: Path, interval: Seconds = LONGEST) -> Buffers:
+    return Buffers(qmp, ["net0"], folder, (os.getuid(), os.getgid()), interval=interval)
+
+
 @pytest.fixture
-def rig(folder: Path) -> Iterator[tuple[Wire, Buffers]]:
+def wired(folder: Path) -> Iterator[tuple[Wire, Qmp]]:
     with ExitStack() as stack:
         guest, inside = (stack.enter_context(one) for one in socket.socketpair())
         outside, wire = (stack.enter_context(one) for one in socket.socketpair())
@@ -73,7 +82,17 @@ def rig(folder: Path) -> Iterator[tuple[Wire, Buffers]]:
         wire.close()
         made = Wire(guest, outside)
         stack.callback(made.close)
-        yield made, Buffers(qmp, ["net0"], folder, (os.getuid(), os.getgid()))
+        yield made, qmp
+
+
+@pytest.fixture
+def rig(wired: tuple[Wire, Qmp], folder: Path) -> tuple[Wire, Buffers]:
+    return wired[0], made_for(wired[1], folder)
+
+
+@pytest.fixture
+def short(wired: tuple[Wire, Qmp], folder: Path) -> tuple[Wire, Buffers]:
+    return wired[0], made_for(wired[1], folder, SHORT)
 
 
 def collected(buffers: Buffers, count: int) -> None:
@@ -147,3 +166,88 @@ def test_filters_that_go_let_out_what_they_have_and_count_the_rest(
     assert buffers.lost == 2000
     wire.send(20_000, 1)
     assert out(wire, MOST + 1)[-1] == 20_000
+
+
+def test_output_that_waits_for_several_intervals_of_qemu_s_timer_waits_on(
+    short: tuple[Wire, Buffers],
+) -> None:
+    wire, buffers = short
+    buffers.add()
+    wire.send(0, 5)
+    collected(buffers, 5)
+    buffers.close_epoch()
+    wire.send(5, 3)
+    collected(buffers, 3)
+    over = time.monotonic() + 4 * SHORT
+    while time.monotonic() < over:
+        buffers.keep()
+        time.sleep(0.05)
+    wire.send(8, 1)
+    collected(buffers, 4)
+    time.sleep(0.1)
+    assert wire.came == []
+    buffers.release()
+    assert out(wire, 5) == list(range(5))
+    buffers.close_epoch()
+    buffers.release()
+    assert out(wire, 9) == list(range(9))
+    buffers.remove()
+    assert not buffers.complete()
+
+
+def test_what_the_timer_lets_go_when_no_agent_is_left_never_gets_out(
+    wired: tuple[Wire, Qmp], short: tuple[Wire, Buffers], folder: Path
+) -> None:
+    wire, buffers = short
+    buffers.add()
+    wire.send(0, 5)
+    collected(buffers, 5)
+    buffers.close_epoch()
+    wire.send(5, 3)
+    collected(buffers, 3)
+    over = time.monotonic() + 3.5 * SHORT  # the second goes from one buffer to the other first
+    while time.monotonic() < over:
+        wire.send(100, 1)
+        time.sleep(0.1)
+    assert wire.came == []
+
+    new = made_for(wired[1], folder, SHORT)
+    new.attach()
+    new.close_epoch()
+    new.release()
+    began = len(wire.came)  # what came since the timer fired last
+    wire.send(200, 1)
+    collected(new, 1)
+    new.close_epoch()
+    new.release()
+    assert out(wire, began + 1)[-1] == 200
+    assert set(wire.came) <= {100, 200}
+
+
+def test_without_a_sink_and_without_an_agent_the_timer_would_let_it_out(
+    short: tuple[Wire, Buffers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the other tests are about, seen in this QEMU."""
+    monkeypatch.setattr(buffers_module, "_can_discard", lambda _: False)
+    wire, buffers = short
+    buffers.add()
+    wire.send(0, 5)
+    collected(buffers, 5)
+    buffers.close_epoch()
+    assert out(wire, 5) == list(range(5))
+
+
+def test_an_epoch_whose_output_the_timer_mixed_with_the_next_is_not_released(
+    short: tuple[Wire, Buffers],
+) -> None:
+    wire, buffers = short
+    buffers.add()
+    wire.send(0, 5)
+    collected(buffers, 5)
+    buffers.close_epoch()
+    wire.send(5, 3)
+    collected(buffers, 3)
+    time.sleep(1.2 * SHORT)
+    buffers.release()
+    time.sleep(0.1)
+    assert wire.came == []

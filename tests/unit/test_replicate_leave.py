@@ -121,7 +121,7 @@ def test_a_device_that_was_plugged_in_is_no_leave(
     monkeypatch.setattr(primary, "_DEVICES", Seconds(0.01))
     with one.run():
         one.epochs(1)
-        one.same_devices = False
+        one.devices.are_same = False
         name = wanted(one)
         one.wishes.wait(Seconds(0.2))
         assert "let all out" not in one.since("hold")
@@ -137,7 +137,7 @@ def test_a_lease_store_that_was_away_is_asked_again_once_a_device_was_plugged_in
     with world(lease=LEASE) as one, one.run():
         one.epochs(1)
         one.tenure.unreachable = True
-        one.same_devices = False
+        one.devices.are_same = False
         until(lambda: "cannot be noted" in one.says())
         one.tenure.unreachable = False
         until(lambda: one.phase() == Phase.ALONE)

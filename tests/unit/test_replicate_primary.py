@@ -259,7 +259,7 @@ def test_a_backup_that_answers_and_takes_nothing_is_left_as_well(soon_alone: Wor
 
 
 def test_another_machine_than_the_standby_is_not_protected(one: World) -> None:
-    one.same_devices = False
+    one.devices.are_same = False
     with one.run():
         until(lambda: "plugged in or out" in one.says())
         assert one.phase() == Phase.ALONE

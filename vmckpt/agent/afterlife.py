@@ -47,7 +47,7 @@ def unprotect(
     else:
         _disarm(session)
     note_alone(folder)  # before output gets out: no standby may take over from now on
-    buffers.remove(monitor, session.cards)
+    buffers.remove(monitor, folder)
     settings.break_off(monitor, Undo.from_json(session.undo))
     writes.end_all(session, folder, monitor)
     if libvirt_side.stored(monitor) is None:

@@ -1,20 +1,19 @@
 """The primary's agent: puts together what an epoch needs, and takes it apart in the end."""
 
-import hashlib
-import json
 import logging
 import os
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from vmckpt.agent import afterlife, giving, guarded
 from vmckpt.agent.clockkeeping import ClockKeeper
+from vmckpt.agent.devices import Devices
 from vmckpt.agent.writes import Mirrors
 from vmckpt.checkpoint import guestmemory, settings
-from vmckpt.checkpoint.settings import Commands, Undo
+from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.endings import Ending, Endings
@@ -32,6 +31,7 @@ from vmckpt.replicate.finder import CompareFinder
 from vmckpt.replicate.guarding import Keeper
 from vmckpt.replicate.leave import Leave
 from vmckpt.replicate.memory import Memory
+from vmckpt.replicate.newcards import Commands
 from vmckpt.replicate.parts import Parts
 from vmckpt.replicate.primary import Primary, Switched
 from vmckpt.replicate.status import PrimaryStatus
@@ -44,7 +44,7 @@ log = logging.getLogger("vmckpt.replica")
 _ASIDE = 64 * MIB >> 12
 """Pages of an epoch that are kept to send differences of."""
 _TELLS = Seconds(2.0)
-_SWITCHING, _DEVICES = "switching", "devices"
+_SWITCHING = "switching"
 
 
 def run_primary(session: Session, folder: Path, wishes: Wishes) -> None:
@@ -152,6 +152,7 @@ class _Agent:
         logs = [stack.enter_context(one) for one in mirrors.logs()]
         alone = afterlife.is_alone(folder)
         filters, held = found_filters(session, folder, monitor, alone=alone)
+        devices = stack.enter_context(Devices(monitor, folder, filters.new_cards, self._endings))
         # On disk before it is nowhere else.
         afterlife.keep_definition(session)
         libvirt_side.undefine(monitor)
@@ -175,7 +176,7 @@ class _Agent:
                 session, folder, line, tenure=tenure, process=self._process,
                 stopped=self._stopped,
             ),
-            devices=lambda: self._same_devices(monitor),
+            devices=devices,
         )  # fmt: skip
 
     def _still(self, on: bool) -> None:
@@ -192,15 +193,6 @@ class _Agent:
 
     def _switching(self) -> None:
         (self._folder / _SWITCHING).touch()
-
-    def _same_devices(self, monitor: Monitor) -> bool:
-        self._endings.keep()
-        now = _devices(monitor)
-        known = self._folder / _DEVICES
-        with suppress(FileNotFoundError):
-            return known.read_text() == now
-        known.write_text(now)
-        return True
 
     def _answer(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """What the control socket answers."""
@@ -231,10 +223,10 @@ def found_filters(
     """
     filters = Buffers(monitor, session.cards, folder, session.owner)
     held = buffers.there(monitor, session.cards) and not alone
-    if held:
+    if alone:
+        buffers.remove(monitor, folder)
+    else:
         filters.attach()
-    elif alone:
-        buffers.remove(monitor, session.cards)
     return filters, held
 
 
@@ -245,17 +237,3 @@ def _ended(session: Session, folder: Path, *, wished: bool) -> None:
         return
     giving.finish(session, folder)
     afterlife.switched(session, folder)
-
-
-def _devices(monitor: Commands) -> str:
-    """What a standby must have, too: a digest of the guest's devices, disks and memory."""
-    buses = [
-        sorted(
-            f"{one['bus']}.{one['slot']}.{one['function']} {one['id']}" for one in bus["devices"]
-        )
-        for bus in monitor.ask("query-pci")
-    ]
-    disks = sorted(str(one.get("qdev") or one["device"]) for one in monitor.ask("query-block"))
-    memory = monitor.ask("query-memory-size-summary")
-    told = json.dumps([buses, disks, memory], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()

@@ -1,6 +1,7 @@
-"""How a guest ended: by its own or somebody's wish, or because its QEMU died."""
+"""What libvirt reports of a guest: how it ended, and devices that were plugged in or out."""
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Self
@@ -25,6 +26,9 @@ class Endings:
 
     def __init__(self, guest: str, *, uri: str) -> None:
         self._guest, self._uri = guest, uri
+        self.on_device: Callable[[str, bool], None] | None = None
+        """Called in libvirt's thread with libvirt's alias of a device, and whether it was plugged
+        in. It must not call libvirt."""
         self._told = threading.Event()
         self._ending = Ending.DIED
         self._connection: libvirt.virConnect | None = None
@@ -47,8 +51,12 @@ class Endings:
         with suppress(libvirt.libvirtError):
             self._connection = libvirt.open(library.without_questions(self._uri))
             domain = self._connection.lookupByUUIDString(self._guest)
-            kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
-            self._connection.domainEventRegisterAny(domain, kind, self._take, None)
+            for kind, take in (
+                (libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._take),
+                (libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_ADDED, self._plugged_in),
+                (libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED, self._plugged_out),
+            ):
+                self._connection.domainEventRegisterAny(domain, kind, take, None)
 
     def __exit__(self, *_: object) -> None:
         if self._connection is not None:
@@ -63,6 +71,17 @@ class Endings:
             died = detail == libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED
             self._ending = Ending.DIED if died else Ending.WISHED
             self._told.set()
+
+    def _plugged_in(self, _: object, __: object, device: str, ___: Any) -> None:
+        self._tell(device, True)
+
+    def _plugged_out(self, _: object, __: object, device: str, ___: Any) -> None:
+        self._tell(device, False)
+
+    def _tell(self, device: str, plugged: bool) -> None:
+        listener = self.on_device
+        if listener is not None:
+            listener(device, plugged)
 
     def how(self, limit: Seconds) -> Ending:
         """How it ended, which it has; what is not told in that time was nobody's wish."""

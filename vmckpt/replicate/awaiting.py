@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 
 from vmckpt.replicate.link import Cut, Line
 from vmckpt.replicate.status import PrimaryStatus
@@ -11,10 +12,15 @@ from vmckpt.units import Seconds
 _LOOK = Seconds(0.1)
 
 
-def await_ack(line: Line, number: int, status: PrimaryStatus, *, patience: Seconds) -> None:
-    """As long as the backup takes what was sent, however slowly. Raises Cut, WireError."""
+def await_ack(
+    line: Line, number: int, status: PrimaryStatus, *, patience: Seconds,
+    meanwhile: Callable[[], None],
+) -> None:  # fmt: skip
+    """As long as the backup takes what was sent, however slowly. Raises Cut, WireError, and what
+    `meanwhile` raises, which is called every now and then."""
     taken, since = -1, time.monotonic()
     while True:
+        meanwhile()
         found = line.receive(_LOOK)
         if isinstance(found, Ack) and found.epoch == number:
             return

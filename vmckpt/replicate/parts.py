@@ -1,6 +1,6 @@
 """What the loop of a guest's own side works with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,6 +27,24 @@ class Mirrors(Protocol):
 
     def end(self) -> None:
         """Bring nothing any more."""
+
+
+class Devices(Protocol):
+    """The guest's devices, beside those of its standby."""
+
+    @property
+    def told(self) -> bool:
+        """Whether libvirt has reported a change since the last whole look."""
+
+    @property
+    def gone(self) -> Collection[str]:
+        """Names of devices that were not there any more at the last look."""
+
+    def same(self) -> bool:
+        """Compare all that the standby must have, too. New cards have no link then."""
+
+    def still(self) -> bool:
+        """The same by names alone, which is quick."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +79,6 @@ class Parts:
     """The guest stands still and the backup has all of it: give it away for good, and say so."""
     go_on: Callable[[], None]
     """A switch came to nothing: the guest goes on, if it stands still for it."""
-    devices: Callable[[], bool]
-    """Whether the guest has the devices that its standby has."""
+    devices: Devices
     is_alone: bool = False
     """It is noted that the standby is worth nothing; see `alone`."""

@@ -40,6 +40,8 @@ _RARELY = Seconds(30.0)
 """So long a backup is left in peace which has been copied to in vain, over and over."""
 _TURN = Seconds(0.005)
 _DEVICES = Seconds(2.0)
+_UNPLUGS = Seconds(2.0)
+"""libvirt takes a card's other end away this soon after the card."""
 _ENDS = Seconds(3.0)
 _BUSY_LOG = 16 * MIB
 """So much in a disk's log ends an epoch."""
@@ -57,6 +59,10 @@ class Flight:
 
 class Switched(Exception):
     """The guest stands still here, and the backup has all of it."""
+
+
+class _Replugged(Exception):
+    """A device was plugged in or out before an epoch was sealed: no standby can go on from it."""
 
 
 class Primary:
@@ -114,6 +120,7 @@ class Primary:
         not, it must never be let run."""
         why = "a network card's filter is gone: its standby is made anew"
         while not self._go_alone(why) and not self._parts.wishes.has(Wish.END):
+            self._keep()  # what is left of the filters
             self._parts.wishes.wait(_AGAIN)
 
     def _connected(self) -> Line:
@@ -138,6 +145,10 @@ class Primary:
             # The guest may stand still for it; nobody else may run it yet.
             parts.wishes.drop(Wish.PLANNED)
             parts.go_on()
+        if self._held:
+            if not self._same_devices():
+                self._wait_alone()
+            self._keep()
         self._state = None
         # A standby that never was whole is not waited for, if the lease says that it is not.
         hold = self._session.terms.hold if self._whole or self._session.lease is None else 0.0
@@ -173,7 +184,7 @@ class Primary:
 
     def _let_out(self) -> None:
         """Output is held no more: no standby may ever go on from before it."""
-        self._parts.buffers.remove()
+        self._parts.buffers.remove(self._parts.devices.gone)
         self._parts.status.let_out(self._parts.buffers.lost)
         self._held = False
 
@@ -192,6 +203,10 @@ class Primary:
                 self._cycle(line, sender, final=final)
             except Resumed as exc:
                 self._discard(exc)
+                continue
+            except _Replugged:
+                parts.go_on()
+                self._wait_alone()
                 continue
             if final:
                 parts.switch(line)
@@ -267,6 +282,9 @@ class Primary:
         self._number += 1
         flight = Flight(self._number, epoch, parts.memory.flags(epoch.changed))
         self._flight = flight
+        with parts.tenure.at_work():
+            if not parts.devices.still():
+                raise _Replugged
         before = line.sent
         sender.memory(flight.number, epoch.changed)
         sender.writes(flight.number, [log.consumed for log in parts.logs], epoch.ends)
@@ -277,7 +295,10 @@ class Primary:
             taken=time.time() - (time.monotonic() - captured),
         )  # fmt: skip
         sent = time.monotonic()
-        await_ack(line, flight.number, parts.status, patience=self._session.terms.hold)
+        await_ack(
+            line, flight.number, parts.status, patience=self._session.terms.hold,
+            meanwhile=self._keep,
+        )  # fmt: skip
         self._committed(flight)
         ended = time.monotonic()
         parts.status.epoch(
@@ -328,6 +349,7 @@ class Primary:
                 same = self._same_devices()
             if not same:
                 self._wait_alone()
+            self._keep()
             found = line.receive(Seconds(min(max(left, _TURN), _TURN)))
             if isinstance(found, Refused | End):
                 raise Cut(f"the backup will not go on: {found.why}")
@@ -337,26 +359,42 @@ class Primary:
                 parts.status.heard(json.loads(found.note or b"{}"))
         return False
 
+    def _keep(self) -> None:
+        """See that QEMU's own timer lets out nothing that waits."""
+        with self._parts.tenure.at_work():
+            self._parts.buffers.keep()
+
     def _same_devices(self) -> bool:
-        """Looked at now and then. One that was plugged in or out makes the standby another
-        machine."""
-        now = time.monotonic()
-        if now < self._look_at_devices:
+        """Looked at now and then, and when libvirt reports one. One that was plugged in or out
+        makes the standby another machine."""
+        now, devices = time.monotonic(), self._parts.devices
+        if now < self._look_at_devices and not devices.told:
             return True
         self._look_at_devices = now + _DEVICES
-        return self._parts.devices()
+        return devices.same()
 
     def _wait_alone(self) -> None:
         """Until it is unprotected: nobody can go on from its standby."""
         parts = self._parts
         why = "a device was plugged in or out: unprotect the guest, protect it again"
+        self._until_unplugged()
         self._go_alone(why)
         while not parts.wishes.has(Wish.END):
             parts.wishes.drop(Wish.PLANNED)  # its standby is no switch's target
             parts.wishes.wait(_AGAIN)
             if self._held:  # it may not yet
+                self._keep()
                 self._go_alone(why)
             parts.monitor.run_state()
+
+    def _until_unplugged(self) -> None:
+        """QEMU may crash when it frees a card whose packets wait in a filter, which refer to it:
+        until the filters are gone, too, the standby must be able to take over."""
+        parts, give_up = self._parts, time.monotonic() + _UNPLUGS
+        while self._held and parts.buffers.hold_any_of(parts.devices.gone):
+            if time.monotonic() > give_up:  # somebody left the card's other end in its place
+                return
+            time.sleep(_TURN)
 
     def _is_full(self) -> bool:
         parts = self._parts

@@ -1,0 +1,128 @@
+"""Whether a protected guest still has the devices that its standby has.
+
+libvirt reports a device that was plugged in right afterwards; a thread then sets the link of a new
+network card down at once, whatever the agent is at. The agent compares the devices' names in each
+epoch, and all that it knows of them every few seconds, for what no event reports.
+"""
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Self
+
+from vmckpt import wholefile
+from vmckpt.checkpoint.settings import Commands
+from vmckpt.errors import HypervisorError
+from vmckpt.hypervisor.endings import Endings
+from vmckpt.replicate.newcards import NewCards
+
+log = logging.getLogger("vmckpt.replica")
+
+_FILE = "devices"
+_PERIPHERAL = "/machine/peripheral"
+"""Where QEMU has the devices that were given a name, as libvirt does for each."""
+
+
+class Devices:
+    """Those of one guest. Use as `with Devices(...) as devices`: in the block it heeds events."""
+
+    def __init__(
+        self, monitor: Commands, folder: Path, new_cards: NewCards, endings: Endings
+    ) -> None:
+        """`folder`: the protection's own; what was first seen stays there for later agents."""
+        self._monitor, self._known, self._new_cards = monitor, folder / _FILE, new_cards
+        self._endings = endings
+        self._names: frozenset[str] | None = None
+        self._seen: frozenset[str] = frozenset()
+        self._told = threading.Event()
+        self._plugged: SimpleQueue[str | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="devices", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._endings.on_device = self._take
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._endings.on_device = None
+        self._plugged.put(None)
+        self._thread.join()
+
+    @property
+    def told(self) -> bool:
+        """Whether libvirt has reported a change since the last whole look."""
+        return self._told.is_set()
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """Names of devices that were not there any more at the last look."""
+        return (self._names or frozenset()) - self._seen
+
+    def same(self) -> bool:
+        """Compare all that the standby must have, too. New cards have no link then.
+
+        Raises HypervisorError, OSError.
+        """
+        self._endings.keep()
+        self._told.clear()
+        self._seen = names = _names(self._monitor)
+        digest = _digest(self._monitor)
+        try:
+            known = json.loads(self._known.read_text())
+        except FileNotFoundError:
+            known = {"digest": digest, "names": sorted(names)}
+            wholefile.put(self._known, json.dumps(known))
+        self._names = frozenset(known["names"])
+        self._cut(names - self._names)
+        return bool(known["digest"] == digest and names == self._names)
+
+    def still(self) -> bool:
+        """Compare their names alone: one question to QEMU. New cards have no link then.
+
+        Raises HypervisorError.
+        """
+        if self._names is None:
+            return self.same()
+        self._seen = names = _names(self._monitor)
+        self._cut(names - self._names)
+        return names == self._names
+
+    def _cut(self, devices: Iterable[str]) -> None:
+        for device in devices:
+            self._new_cards.cut(device)
+
+    def _take(self, device: str, plugged: bool) -> None:
+        """An event, in libvirt's own thread, which must not wait for QEMU."""
+        self._told.set()
+        if plugged:
+            self._plugged.put(device)
+
+    def _run(self) -> None:
+        while (device := self._plugged.get()) is not None:
+            try:
+                self._new_cards.cut(device)
+            except (HypervisorError, OSError) as exc:  # the next look at the devices tries again
+                log.warning("the link of %s cannot be set down: %s", device, exc)
+
+
+def _names(monitor: Commands) -> frozenset[str]:
+    told = monitor.ask("qom-list", path=_PERIPHERAL)
+    return frozenset(one["name"] for one in told if one["type"].startswith("child<"))
+
+
+def _digest(monitor: Commands) -> str:
+    """A digest of the guest's devices, disks and memory."""
+    buses = [
+        sorted(
+            f"{one['bus']}.{one['slot']}.{one['function']} {one['id']}" for one in bus["devices"]
+        )
+        for bus in monitor.ask("query-pci")
+    ]
+    disks = sorted(str(one.get("qdev") or one["device"]) for one in monitor.ask("query-block"))
+    memory = monitor.ask("query-memory-size-summary")
+    told = json.dumps([buses, disks, memory], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()

@@ -1,0 +1,106 @@
+"""Network cards that are plugged in while a standby may take over.
+
+No filter holds their output, and for cards that use vhost none can. So QEMU sets their links down,
+and discards what they send, until the standby is invalid; then the links are up. A file names the
+cards, so that an agent that dies leaves none without a link.
+"""
+
+import logging
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from vmckpt import wholefile
+from vmckpt.checkpoint import settings
+from vmckpt.hypervisor import parse
+from vmckpt.hypervisor.monitor import Refused
+
+log = logging.getLogger("vmckpt.replica")
+
+_FILE = "cut-cards"
+
+
+class Commands(settings.Commands, Protocol):
+    """What is used of `hypervisor.monitor.Monitor`."""
+
+    def described(self) -> str: ...
+
+
+class NewCards:
+    """Those of one guest. Safe to use from several threads."""
+
+    def __init__(self, monitor: Commands, folder: Path) -> None:
+        """`folder`: the protection's own."""
+        self._monitor, self._folder = monitor, folder
+        self._lock = threading.Lock()
+        self._holds = False
+
+    def hold(self) -> None:
+        """From now on output waits for its epoch, and a new card's link must be down."""
+        with self._lock:
+            self._holds = True
+
+    def cut(self, device: str) -> None:
+        """Set the link of a new device down, unless no output is held; fine if it has no link.
+
+        Raises HypervisorError.
+        """
+        with self._lock:
+            if not self._holds:
+                return
+            cut = _cut(self._folder)
+            _note(self._folder, [*(one for one in cut if one != device), device])
+            try:
+                _set_link(self._monitor, device, up=False)
+            except Refused:  # it is no network card
+                _note(self._folder, cut)
+            else:
+                log.warning("%s was plugged in: its link is down until the standby is invalid",
+                            device)  # fmt: skip
+
+    def connect(self) -> None:
+        """The standby is invalid: new cards may send. Raises HypervisorError."""
+        with self._lock:
+            self._holds = False
+            connect(self._monitor, self._folder)
+
+
+def connect(monitor: Commands, folder: Path) -> None:
+    """Set the links of all cards in the file up, but for those that libvirt has down.
+
+    May be repeated. Raises HypervisorError.
+    """
+    cut = _cut(folder)
+    if not cut:
+        return
+    stay = _down(monitor.described())
+    for device in cut:
+        if device not in stay:
+            with suppress(Refused):  # it was unplugged meanwhile
+                _set_link(monitor, device, up=True)
+    _note(folder, [])
+
+
+def _set_link(monitor: Commands, device: str, *, up: bool) -> None:
+    monitor.tell("set_link", {"name": device, "up": up})
+
+
+def _down(xml: str) -> set[str]:
+    """The cards whose link is down by the guest's definition."""
+    found = parse.tree(xml, "domain").findall("devices/interface")
+    down = [one.find("alias") for one in found if one.find("link[@state='down']") is not None]
+    return {alias.get("name", "") for alias in down if alias is not None}
+
+
+def _cut(folder: Path) -> list[str]:
+    with suppress(FileNotFoundError):
+        return (folder / _FILE).read_text().splitlines()
+    return []
+
+
+def _note(folder: Path, devices: list[str]) -> None:
+    if devices:
+        wholefile.put(folder / _FILE, "\n".join(devices))
+    else:
+        (folder / _FILE).unlink(missing_ok=True)
