@@ -126,26 +126,8 @@ class Strike:
         self.struck.append("lease store")
 
     def _card(self) -> None:
-        words = ["virsh", "-q"]
-        if self.round.plugs:
-            words += [
-                "attach-interface",
-                GUEST,
-                "bridge",
-                GUEST_BRIDGE,
-                "--model",
-                "virtio",
-                "--live",
-            ]
-        else:
-            words += [
-                "detach-interface",
-                GUEST,
-                "bridge",
-                "--mac",
-                cards(self.scene, self.primary)[-1],
-            ]
-            words += ["--live"]
+        plugged = cards(self.scene, self.primary)
+        words = attach() if self.round.plugs else detach(plugged[-1])
         # libvirt may have to wait for the agent that is stopped.
         command = host.enter(self.scene.plan.host(self.primary), *words)
         thread = threading.Thread(target=lambda: run(command, check=False), daemon=True)
@@ -163,6 +145,17 @@ def cards(scene: Scene, on: str) -> list[str]:
     """The addresses of the guest's network cards, in their order."""
     told = run(host.enter(scene.plan.host(on), "virsh", "-q", "dumpxml", GUEST), check=False)
     return _MAC.findall(told)
+
+
+def attach() -> list[str]:
+    """The command that plugs another network card in."""
+    bridge = ["attach-interface", GUEST, "bridge", GUEST_BRIDGE]
+    return ["virsh", "-q", *bridge, "--model", "virtio", "--live"]
+
+
+def detach(address: str) -> list[str]:
+    """The command that takes the card with this MAC address away."""
+    return ["virsh", "-q", "detach-interface", GUEST, "bridge", "--mac", address, "--live"]
 
 
 def end(scene: Scene, on: str, how: str) -> None:

@@ -11,7 +11,8 @@ store that fails over to a replica without its last commits; a network card that
 taken away; a host that loses power or cables, freezes, or loses its QEMU.
 
 Then all is mended, `vmckpt recover` and `unprotect` end what is left, and these must hold: never
-two copies ran, or were heard; memory, disk, and what the outside was told agree; the guest runs,
+two copies ran, or were heard; memory, disk, and what the outside was told agree; one copy can have
+answered what clients of its key-value store saw in the round (vmckpt/lab/recorder.py); it runs,
 unless its host died without a valid standby; nothing of the protection is left. The first violation
 ends the campaign; its row has the agents' logs and what commands said. With --more it goes on after
 the rounds that the file has.
@@ -30,16 +31,17 @@ from pathlib import Path
 from typing import Any
 
 from bench import faults_checks
-from bench.faults_acts import Strike, cards, end, other
+from bench.faults_acts import Strike, attach, cards, detach, end, other
 from bench.faults_checks import TapWatch
 from bench.faults_plan import Kind, Round, Way, round_of
 from bench.faults_scene import GUEST, HOSTS, Command, Done, Scene, begin, heal, scene
 from vmckpt.errors import LabError, VmckptError
 from vmckpt.lab import guests, host
+from vmckpt.lab.campaign import EVIDENCE
 from vmckpt.lab.faults import send
 from vmckpt.lab.lookout import Lookout
 from vmckpt.lab.pace import Deadline
-from vmckpt.lab.plan import GUEST_BRIDGE
+from vmckpt.lab.recorder import Recorder
 from vmckpt.lab.shell import run
 
 _REACHED: dict[Way, float] = {
@@ -100,7 +102,11 @@ class Campaign:
             begin(self._scene, self._home)
         primary, told = self._home, Told()
         logs: dict[str, str] = {}
-        with Lookout(self._scene.plan) as lookout, TapWatch(self._scene) as taps:
+        plan = self._scene.plan
+        with (
+            Lookout(plan) as lookout, TapWatch(self._scene) as taps,
+            Recorder(plan, GUEST, clients=4, seed=chosen.seed) as recorder,
+        ):  # fmt: skip
             try:
                 self._play(chosen, primary, told)
                 logs = self._scene.logs()
@@ -109,11 +115,15 @@ class Campaign:
             except VmckptError as exc:
                 told.violations.append(f"the round broke off: {exc}")
             told.violations += lookout.two_copies()
-        told.violations += taps.speakers.seen
+            recorder.stop()
+            history = recorder.check(EVIDENCE)
+        told.violations += [*taps.speakers.seen, *history.wrong]
+        self._next(told)
         row = {
             **chosen.as_json(), "hit": told.hit, "struck": told.struck, "lease": told.lease,
             "home": [primary, self._home], "needed": told.needed, "gone": told.gone,
             "behind_s": told.behind_s, "kept": self._kept, "packets": taps.speakers.packets,
+            "operations": history.answered, "undecided": list(history.unknown),
             "commands": [str(one) for one in told.commands],
             "took_s": round(time.monotonic() - began, 1),
         }  # fmt: skip
@@ -249,7 +259,6 @@ class Campaign:
         if not self._kept:
             self._end(told)
         self._check(told)
-        self._next(told)
 
     def _goes_on(self) -> bool:
         """Whether the guest is protected as before: it is kept for the next round."""
@@ -298,7 +307,6 @@ class Campaign:
             told.violations.append(f"the guest runs on {running or 'no host'}")
         if not self._kept:
             told.violations += [f"left: {one}" for one in self._left()]
-        # A checker of the whole history of what was heard has its place here: each is a sentence.
         told.violations += faults_checks.ledgers(made)
 
     def _next(self, told: Told) -> None:
@@ -322,23 +330,11 @@ class Campaign:
 
 def plug(made: Scene, on: str, more: int) -> bool:
     """Let the guest have so many cards besides its first; whether it has them in time."""
-    bridge = ["virsh", "-q", "attach-interface", GUEST, "bridge", GUEST_BRIDGE]
     give_up = Deadline(15.0)
     while (found := cards(made, on)) and len(found) - 1 != more:
         if give_up.passed():
             return False
-        words = [*bridge, "--model", "virtio", "--live"]
-        if len(found) - 1 > more:
-            words = [
-                "virsh",
-                "-q",
-                "detach-interface",
-                GUEST,
-                "bridge",
-                "--mac",
-                found[-1],
-                "--live",
-            ]
+        words = attach() if len(found) - 1 < more else detach(found[-1])
         run(host.enter(made.plan.host(on), *words), check=False)
         time.sleep(0.3)
     return True
