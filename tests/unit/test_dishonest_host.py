@@ -1,12 +1,14 @@
 """What the agent of a host that lies can do to the controller."""
 
 import asyncio
+import copy
 import json
 import math
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any, Self
+from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
@@ -17,10 +19,11 @@ from vmckpt.agent.talk import error_from_json
 from vmckpt.errors import RemoteError, VmckptError
 from vmckpt.model.events import Event
 from vmckpt.model.hosts import Host
-from vmckpt.protect import answers, asking, news
+from vmckpt.protect import answers, asking, looking, news
 from vmckpt.protect.proof import Case, decide
 from vmckpt.remote import program
 from vmckpt.remote.program import Program
+from vmckpt.replicate.taking import Image
 from vmckpt.units import Seconds
 
 HERE = Host(name="liar", uri="qemu:///system")
@@ -181,8 +184,8 @@ def test_any_answer_of_a_protections_agents_is_refused_or_can_be_judged(
     ours: dict[str, Any], theirs: dict[str, Any], flags: tuple[bool, ...]
 ) -> None:
     try:
-        answers.check(ours)
-        answers.check(theirs)
+        answers.check("ask", ours)
+        answers.check("ask", theirs)
     except ValueError:
         return
     entry = {
@@ -217,3 +220,97 @@ async def test_an_answer_of_another_kind_is_as_no_answer(
     assert "what its agent tells makes no sense" in found["error"]
     liar.said[:] = [{"done": {"role": "primary", "epoch": 7, "rpo_s": 0.5, "median": None}}]
     assert (await asking.status(HERE, "u"))["epoch"] == 7
+
+
+_LOOK: dict[str, Any] = {
+    "name": "web1", "undo": "{}", "cards": ["net0"], "memory": [1 << 27], "xml": "<domain/>",
+    "room": 1 << 30, "disk_logs": True, "definition": "", "autostart": False, "qemu": "7.2.22",
+    "disks": [{
+        "name": "vda", "kind": "file", "device": "disk", "format": "raw", "source": "/a.raw",
+        "read_only": False, "shareable": False, "size": 1 << 24, "node": None,
+    }],
+}  # fmt: skip
+_ROOM: dict[str, Any] = {"memory": 1, "images": 0, "images_device": "25", "missing": []}
+_BEFORE: dict[str, Any] = {
+    "runs": False,
+    "images": {"vda": {
+        "path": "/a.raw", "there": True, "regular": True, "size": 7, "says": "", "user": "",
+    }},
+}  # fmt: skip
+_IDENTITY: dict[str, Any] = {"certificate": "-----BEGIN", "owner": [64055, 994]}
+_GOOD = {
+    "look": _LOOK, "room": _ROOM, "before": _BEFORE, "identity": _IDENTITY, "stand": {"port": 1},
+    "end": {"did": ["removed a file"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", _GOOD)
+def test_what_an_agent_of_ours_answers_is_taken(order: str) -> None:
+    answers.check(order, _GOOD[order])
+
+
+def _places(told: Any) -> list[tuple[Any, Any]]:
+    """Each value in it, as what it is in and where."""
+    within = list(told.items() if isinstance(told, dict) else enumerate(told))
+    below = [at for _, one in within if isinstance(one, dict | list) for at in _places(one)]
+    return [(told, key) for key, _ in within] + below
+
+
+@given(st.sampled_from(list(_GOOD)), st.integers(0), JSON | st.just(10**30), st.booleans())
+def test_an_answer_with_one_lie_is_refused_or_can_be_read(
+    order: str, number: int, lie: Any, missing: bool
+) -> None:
+    told = copy.deepcopy(_GOOD[order])
+    places = _places(told)
+    within, key = places[number % len(places)]
+    if missing:
+        del within[key]
+    else:
+        within[key] = lie
+    try:
+        answers.check(order, told)
+    except ValueError:
+        return
+    _read(order, told)
+
+
+def _read(order: str, told: dict[str, Any]) -> None:
+    """As the controller does."""
+    match order:
+        case "look":
+            ET.fromstring(told["xml"])
+            " ".join([told["name"], told["undo"], told["qemu"], *told["cards"]])
+            assert min([0, told["room"], *told["memory"]]) == 0
+            for disk in looking.replicated(told):
+                assert int(disk["size"] or 0) >= 0
+                " ".join([disk["name"], disk["format"], disk["source"], disk["node"] or ""])
+        case "room":
+            " ".join([told["images_device"], *told["missing"]])
+            assert min(0, told["memory"], told["images"]) == 0
+        case "before":
+            for image in told["images"].values():
+                assert Image(**image).says + Image(**image).user is not None
+        case "identity":
+            assert min(0, *told["owner"]) == 0
+        case "stand":
+            assert int(told["port"]) >= 0
+        case _:
+            " ".join(told["did"])
+
+
+@pytest.mark.parametrize(
+    ("order", "field", "lie"),
+    [
+        ("look", "xml", "<domain>"), ("look", "xml", "<!DOCTYPE a><domain/>"), ("look", "xml", "<a/>"),
+        ("look", "memory", [-1]), ("look", "memory", [True]), ("look", "disks", {}),
+        ("look", "cards", "net0"), ("room", "images", 1e9), ("room", "missing", ["x" * 5000]),
+        ("before", "images", {"vda": "/a.raw"}), ("identity", "owner", [0]), ("stand", "port", "22"),
+        ("end", "did", [["x"]]),
+    ],
+)  # fmt: skip
+async def test_each_order_refuses_an_answer_of_another_kind(
+    liar: type[Liar], order: str, field: str, lie: object
+) -> None:
+    liar.said[:] = [{"done": {**_GOOD[order], field: lie}}]
+    with pytest.raises(RemoteError, match=r"^liar: what its agent tells makes no sense"):
+        await asking.order(HERE, "u", order)

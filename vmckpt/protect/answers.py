@@ -1,8 +1,11 @@
 """What a protection's agents may answer: a host may answer anything. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from xml.etree import ElementTree as ET
+
+from vmckpt.hypervisor import parse
 
 _TEXTS = frozenset({
     "role", "phase", "outcome", "why", "says", "session", "peer", "name", "guest", "host", "finder",
@@ -19,13 +22,26 @@ _LONGEST = 4000
 _LARGEST = 1e18
 _DEEPEST = 8
 """Levels; no answer of ours has four."""
+_MOST = 10_000
+"""Entries of a list."""
+
+Kind = Callable[[str, object], None]
+"""Raises ValueError, which names the field, if its value is of another kind."""
 
 
-def check(told: Mapping[str, Any], *, depth: int = 0) -> None:
-    """Raises ValueError if anything that is known by its name is of another kind.
+def check(order: str, told: object) -> None:
+    """Raises ValueError if an order's answer lacks something, or has something of another kind.
 
-    `depth`: levels above `told`.
+    `order`: "ask", "look", … (agent/replicas.py).
     """
+    if order == "ask":
+        _check_status(_mapping("the answer", told))
+    elif order in _ANSWERS:
+        _ANSWERS[order]("the answer", told)
+
+
+def _check_status(told: Mapping[str, Any], *, depth: int = 0) -> None:
+    """What is known by its name must be of its kind. `depth`: levels above `told`."""
     if depth > _DEEPEST:
         raise ValueError("nested too deeply")
     for key, value in told.items():
@@ -41,16 +57,109 @@ def _check(key: str, value: object, depth: int) -> None:
         good = _is_number(value)
     elif key in _MAPPINGS:
         good = isinstance(value, Mapping)
-        check(value if isinstance(value, Mapping) else {}, depth=depth + 1)
+        _check_status(value if isinstance(value, Mapping) else {}, depth=depth + 1)
     elif key in _LISTS:
         good = isinstance(value, Sequence) and all(isinstance(one, Mapping) for one in value)
         for one in value if isinstance(value, Sequence) and good else ():
-            check(one, depth=depth + 1)
+            _check_status(one, depth=depth + 1)
     if not good:
-        raise ValueError(f"{key} {str(value)[:40]}")
+        raise _wrong(key, value)
 
 
 def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value) and abs(value) <= _LARGEST
+
+
+def _wrong(field: str, value: object) -> ValueError:
+    return ValueError(f"{field} {str(value)[:40]}")
+
+
+def _mapping(field: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _wrong(field, value)
+    return value
+
+
+def _text(field: str, value: object) -> None:
+    if not isinstance(value, str) or len(value) > _LONGEST:
+        raise _wrong(field, value)
+
+
+def _count(field: str, value: object) -> None:
+    if not isinstance(value, int) or not _is_number(value) or value < 0:
+        raise _wrong(field, value)
+
+
+def _flag(field: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise _wrong(field, value)
+
+
+def _definition(field: str, value: object) -> None:
+    try:
+        parse.tree(value if isinstance(value, str) else "", "domain")
+    except (ValueError, ET.ParseError) as exc:
+        raise ValueError(f"{field}: {exc}") from exc
+
+
+def _or_nothing(kind: Kind) -> Kind:
+    def check_it(field: str, value: object) -> None:
+        if value not in (None, ""):
+            kind(field, value)
+
+    return check_it
+
+
+def _each(kind: Kind, *, exactly: int | None = None) -> Kind:
+    def check_each(field: str, value: object) -> None:
+        if not isinstance(value, list) or len(value) > _MOST:
+            raise _wrong(field, value)
+        if exactly not in (None, len(value)):
+            raise _wrong(field, value)
+        for one in value:
+            kind(field, one)
+
+    return check_each
+
+
+def _by_name(kind: Kind) -> Kind:
+    def check_all(field: str, value: object) -> None:
+        for name, one in _mapping(field, value).items():
+            kind(f"{field}: {name}", one)
+
+    return check_all
+
+
+def _fields(**kinds: Kind) -> Kind:
+    def check_fields(field: str, value: object) -> None:
+        told = _mapping(field, value)
+        for name, kind in kinds.items():
+            if name not in told:
+                raise ValueError(f"{field} has no {name}")
+            kind(name, told[name])
+
+    return check_fields
+
+
+_DISK = _fields(
+    name=_text, kind=_text, device=_text, format=_text, source=_or_nothing(_text), read_only=_flag,
+    shareable=_flag, size=_or_nothing(_count), node=_or_nothing(_text),
+)  # fmt: skip
+_IMAGE = _fields(
+    path=_text, there=_flag, regular=_flag, size=_or_nothing(_count), says=_text, user=_text
+)
+_ANSWERS: Mapping[str, Kind] = {
+    "look": _fields(
+        name=_text, undo=_text, cards=_each(_text), memory=_each(_count), xml=_definition,
+        room=_count, disk_logs=_flag, definition=_or_nothing(_definition), autostart=_flag,
+        qemu=_text, disks=_each(_DISK),
+    ),
+    "room": _fields(memory=_count, images=_count, images_device=_text, missing=_each(_text)),
+    "before": _fields(runs=_flag, images=_by_name(_IMAGE)),
+    "identity": _fields(certificate=_text, owner=_each(_count, exactly=2)),
+    "stand": _fields(port=_count),
+    "end": _fields(did=_each(_text)), "revive": _fields(did=_each(_text)),
+}  # fmt: skip
+"""What is read of an order's answer."""

@@ -24,9 +24,8 @@ async def order(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any
     """Have a short order carried out; what the agent answers. Raises VmckptError."""
     told = ReplicaOrder(what=what, guest=guest, uri=agents.LIBVIRT, host=host.name, **more)
     answer = await session.carried_out(host, told.as_json(), _nobody, asyncio.Event())
-    if what == "ask":
-        with session.sensible(host):
-            answers.check(answer)
+    with session.sensible(host):
+        answers.check(what, answer)
     return answer
 
 

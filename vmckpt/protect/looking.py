@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from vmckpt.agent import session
 from vmckpt.hypervisor import facts, image_users
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.lease import replicas
@@ -42,7 +43,8 @@ async def taking(
     told = await asking.order(
         setting.backup, guest.uuid, "before", images=reversing.wanted(known, disks), users=users
     )
-    images = {name: Image(**image) for name, image in told["images"].items()}
+    with session.sensible(setting.backup):  # another version may tell of more
+        images = {name: Image(**image) for name, image in told["images"].items()}
     seen = Before(runs=told["runs"], images=images)
     return reversing.decide(known, seen, disks, setting.backup.name)
 
