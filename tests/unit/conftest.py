@@ -1,5 +1,6 @@
 """Journals of both kinds, in SQLite and in PostgreSQL, and S3 servers of both kinds."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,20 @@ import pytest
 
 from tests import postgres
 from tests.unit import bucket
+
+LONGEST = ("test_hostile_shell", "test_replicate_mirror", "test_agent_bundle")
+"""Files of few tests that take a minute or more. They come first, so that none of them is the last;
+the others by their number of tests."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Counter(item.path for item in items)
+
+    def order(item: pytest.Item) -> tuple[int, int]:
+        name = item.path.stem
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST), -tests[item.path]
+
+    items.sort(key=order)
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,8 @@ class Found(Qemu):
             case "qom-set":
                 name = arguments["path"].removeprefix("/objects/")
                 self.did.append(f"set {name} {arguments['value']}")
+            case _:
+                raise AssertionError(command)
 
     def described(self) -> str:
         return "<domain/>"

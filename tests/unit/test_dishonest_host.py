@@ -301,11 +301,12 @@ def _read(order: str, told: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("order", "field", "lie"),
     [
-        ("look", "xml", "<domain>"), ("look", "xml", "<!DOCTYPE a><domain/>"), ("look", "xml", "<a/>"),
+        ("look", "xml", "<domain>"), ("look", "xml", "<!DOCTYPE a><domain/>"),
+        ("look", "xml", "<a/>"),
         ("look", "memory", [-1]), ("look", "memory", [True]), ("look", "disks", {}),
         ("look", "cards", "net0"), ("room", "images", 1e9), ("room", "missing", ["x" * 5000]),
-        ("before", "images", {"vda": "/a.raw"}), ("identity", "owner", [0]), ("stand", "port", "22"),
-        ("end", "did", [["x"]]),
+        ("before", "images", {"vda": "/a.raw"}), ("identity", "owner", [0]),
+        ("stand", "port", "22"), ("end", "did", [["x"]]),
     ],
 )  # fmt: skip
 async def test_each_order_refuses_an_answer_of_another_kind(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,7 @@ def test_many_may_open_a_new_journal_and_write_at_once(path: Path) -> None:
 
 WRITER = """
 import sys
+import time
 from pathlib import Path
 from vmckpt.journal.records import NewOperation, Record
 from vmckpt.journal.store import Journal
@@ -207,27 +209,30 @@ print(id_, flush=True)
 while True:
     journal.add_samples(id_, [Record(kind="sampled", at=0.0, values={"n": n}) for n in range(50)])
     print("batch", flush=True)
+    time.sleep(0.01)  # SQLite's locks know no queue: one that never pauses keeps others away
 """
 
 
 def test_a_writer_killed_in_the_middle_leaves_whole_batches_and_shows_as_dead(
     journal: Journal, path: Path
 ) -> None:
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
-    )
-    assert writer.stdout is not None
-    id_ = writer.stdout.readline().strip()
-    for _ in range(5):
-        writer.stdout.readline()
-        journal.add_samples(journal.begin(WEB1), sampled(0.0))  # two processes write at once
-    controller = journal.operation(id_).controller
-    assert identity.alive(controller) is True
-    os.kill(writer.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)
-    assert identity.alive(controller) is False  # a zombie, until its parent looks
-    writer.wait()
-    writer.stdout.close()
+    with ExitStack() as stack:
+        writer = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+            )
+        )
+        stack.callback(writer.kill)
+        assert writer.stdout is not None
+        id_ = writer.stdout.readline().strip()
+        for _ in range(5):
+            writer.stdout.readline()
+            journal.add_samples(journal.begin(WEB1), sampled(0.0))  # two processes write at once
+        controller = journal.operation(id_).controller
+        assert identity.alive(controller) is True
+        os.kill(writer.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)
+        assert identity.alive(controller) is False  # a zombie, until its parent looks
 
     assert identity.alive(controller) is False
     with Journal(path) as again:

@@ -37,7 +37,9 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Wait:
     def waited(*words: Message) -> None:
         line = Words(words)
         monkeypatch.setattr(awaiting, "time", line)
-        awaiting.await_ack(cast("Line", line), 7, PrimaryStatus(), patience=Seconds(1.5))
+        awaiting.await_ack(
+            cast("Line", line), 7, PrimaryStatus(), patience=Seconds(1.5), meanwhile=lambda: None
+        )
 
     return waited
 
