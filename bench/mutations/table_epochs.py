@@ -6,8 +6,13 @@ _PRIMARY = unit("replicate_primary")
 _ALONE = unit("replicate_primary_alone")
 _STANDSTILL = unit("capture_standstill", "replicate_capture")
 _BUFFERS = unit("replicate_buffers")
+_TIMER = unit("replicate_buffers_timer")
+_PLUGGED = unit("replicate_plugged")
 _ORDER = unit("replicate_order")
 _COMPARE = unit("compare", "replicate_finder")
+_RELEASE = (
+    "        self._switch(Kind.SINK, on=False)\n        self._switch(Kind.HOLDING, on=False)\n"
+)
 
 _OUTPUT_ORDER = (
     Mutation(
@@ -20,10 +25,9 @@ _OUTPUT_ORDER = (
     Mutation(
         name="output-before-acknowledgement", area=Area.OUTPUT_ORDER,
         file="vmckpt/replicate/primary.py",
-        old="await_ack(line, flight.number, parts.status, patience=self._session.terms.hold)\n"
-        "        self._committed(flight)",
-        new="self._committed(flight)\n        "
-        "await_ack(line, flight.number, parts.status, patience=self._session.terms.hold)",
+        old="            meanwhile=self._keep,\n        )  # fmt: skip\n"
+        "        self._committed(flight)\n",
+        new="            meanwhile=lambda: self._committed(flight),\n        )  # fmt: skip\n",
         suite=_PRIMARY,
         breaks="What was acknowledged to the outside is forgotten by a failover.",
     ),
@@ -89,42 +93,39 @@ _OUTPUT_ORDER = (
     ),
     Mutation(
         name="newest-packets-first", area=Area.OUTPUT_ORDER, file="vmckpt/replicate/buffers.py",
-        old='        self._switch(_HOLDING, "off")\n        self._switch(_HOLDING, "on")\n'
-        '        self._switch(_COLLECTING, "off")\n        self._waits = False',
-        new='        self._switch(_COLLECTING, "off")\n        self._switch(_HOLDING, "off")\n'
-        '        self._switch(_HOLDING, "on")\n        self._waits = False',
+        old=_RELEASE,
+        new="        self._switch(Kind.SINK, on=False)\n"
+        "        self._switch(Kind.COLLECTING, on=False)\n"
+        "        self._switch(Kind.HOLDING, on=False)\n",
         suite=_BUFFERS,
         breaks="The output of the open epoch gets out with that of the committed one.",
     ),
     Mutation(
         name="released-filter-stays-open", area=Area.OUTPUT_ORDER,
         file="vmckpt/replicate/buffers.py",
-        old='        self._switch(_HOLDING, "off")\n        self._switch(_HOLDING, "on")\n'
-        '        self._switch(_COLLECTING, "off")\n        self._waits = False',
-        new='        self._switch(_HOLDING, "off")\n'
-        '        self._switch(_COLLECTING, "off")\n        self._waits = False',
+        old=_RELEASE + "        self._switch(Kind.HOLDING, on=True)\n", new=_RELEASE,
         suite=_BUFFERS,
         breaks="All output after the first released epoch gets out at once.",
     ),
     Mutation(
         name="attached-filter-stays-open", area=Area.OUTPUT_ORDER,
         file="vmckpt/replicate/buffers.py",
-        old='        self._switch(_HOLDING, "on")\n        self._waits = True\n',
-        new="        self._waits = True\n",
-        suite=_BUFFERS,
+        old="        self._switch(Kind.HOLDING, on=True)\n        self._waits, self._there",
+        new="        self._waits, self._there",
+        suite=unit("agent_filters"),
         breaks="After an agent that died in the middle of a release nothing is held.",
     ),
     Mutation(
         name="filters-begin-open", area=Area.OUTPUT_ORDER, file="vmckpt/replicate/buffers.py",
-        old='            for mark, status in ((_HOLDING, "on"), (_COLLECTING, "off")):',
-        new='            for mark, status in ((_HOLDING, "off"), (_COLLECTING, "off")):',
+        old="            self._add_buffer(Filter(Kind.HOLDING, card), on=True)",
+        new="            self._add_buffer(Filter(Kind.HOLDING, card), on=False)",
         suite=_BUFFERS,
         breaks="What the first epoch sends gets out before it is committed.",
     ),
     Mutation(
         name="ended-before-invalid", area=Area.OUTPUT_ORDER, file="vmckpt/agent/afterlife.py",
         old="        tenure.invalidate()\n    else:\n",
-        new="        buffers.remove(monitor, session.cards)\n"
+        new="        buffers.remove(monitor, folder)\n"
         "        tenure.invalidate()\n    else:\n",
         suite=unit("agent_afterlife"),
         breaks="The end of a protection lets output out while the standby may take over.",
@@ -132,10 +133,53 @@ _OUTPUT_ORDER = (
     Mutation(
         name="filters-removed-when-gone", area=Area.OUTPUT_ORDER,
         file="vmckpt/agent/replica_primary.py",
-        old="    elif alone:\n        buffers.remove(monitor, session.cards)",
-        new="    else:\n        buffers.remove(monitor, session.cards)",
+        old="    if alone:\n        buffers.remove(monitor, folder)",
+        new="    if not held:\n        buffers.remove(monitor, folder)",
         suite=unit("agent_filters"),
         breaks="Where one card's filter is gone a new agent lets out what the others hold.",
+    ),
+    Mutation(
+        name="sink-stays-open", area=Area.OUTPUT_ORDER, file="vmckpt/replicate/buffers.py",
+        old="        self._switch(Kind.SINK, on=True)\n"
+        "        self._switch(Kind.COLLECTING, on=False)",
+        new="        self._switch(Kind.COLLECTING, on=False)",
+        suite=_TIMER,
+        breaks="Where no agent is left QEMU's timer lets out what waits.",
+    ),
+    Mutation(
+        name="buffers-not-replaced-in-time", area=Area.OUTPUT_ORDER,
+        file="vmckpt/replicate/filters.py",
+        old="    return now - armed >= interval / _SHARE", new="    return now - armed >= interval",
+        suite=_TIMER, breaks="QEMU's timer lets out what waits for longer than an hour.",
+    ),
+    Mutation(
+        name="mixed-epochs-released", area=Area.OUTPUT_ORDER, file="vmckpt/replicate/buffers.py",
+        old="        self._see_timer()\n        if self._mixed:\n            return\n",
+        new="        self._see_timer()\n",
+        suite=_TIMER,
+        breaks="After an agent that hung for an hour output of the open epoch gets out.",
+    ),
+    Mutation(
+        name="new-card-keeps-its-link", area=Area.OUTPUT_ORDER,
+        file="vmckpt/replicate/newcards.py",
+        old="            if not self._holds:", new="            if self._holds:",
+        suite=unit("agent_devices"),
+        breaks="A card that is plugged in sends while the standby may take over.",
+    ),
+    Mutation(
+        name="replugged-epoch-is-sealed", area=Area.OUTPUT_ORDER,
+        file="vmckpt/replicate/primary.py",
+        old="            if not parts.devices.still():", new="            if False:",
+        suite=_PLUGGED,
+        breaks="The standby gets the state of a device that it has not, and cannot load it.",
+    ),
+    Mutation(
+        name="invalid-before-filters-are-gone", area=Area.OUTPUT_ORDER,
+        file="vmckpt/replicate/primary.py",
+        old="        self._until_unplugged()\n        self._go_alone(why)",
+        new="        self._go_alone(why)",
+        suite=_PLUGGED,
+        breaks="A guest whose QEMU crashes when a card is unplugged is lost.",
     ),
 )  # fmt: skip
 
