@@ -272,7 +272,8 @@ async def test_a_connection_that_breaks_meanwhile_is_one_line(machine: Machine) 
         await agents.command(machine.host)
 
     assert "\n" not in str(caught.value)
-    assert not machine.versions.exists() or installed(machine.versions) == []
+    if machine.versions.exists():  # all of it may have been there before the connection broke
+        assert installed(machine.versions) in ([], [bundle.current().name])
 
 
 async def test_an_order_that_is_given_up_leaves_nothing(machine: Machine) -> None:
