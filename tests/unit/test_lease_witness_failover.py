@@ -142,6 +142,19 @@ def test_a_holder_is_told_that_its_standby_is_not_valid_any_more(
     assert not alpha.protected
 
 
+def test_a_token_that_was_never_renewed_is_not_confirmed_either(
+    pair: Pair, protection: Protection
+) -> None:
+    alpha, beta = protection.client("alpha"), protection.client("beta")
+    token = alpha.acquire()
+    alpha.validate(token)
+    pair.follow()
+    alpha.invalidate(token)
+    pair.fail_over()
+
+    assert isinstance(asked(protection, beta, token), Denied)
+
+
 def test_a_store_of_the_layout_before_is_brought_up(pair: Pair) -> None:
     before = Protection(cast("postgres.Server", pair), limit=5.0)
     pair.sql("ALTER TABLE vmckpt_lease.lease DROP COLUMN timeline, DROP COLUMN synchronous")

@@ -11,11 +11,11 @@ them whose lease it is about. Each locks that lease's row first and reads the cl
 * `beat` is new with each renewal and each time the memory was lost. Who has seen the same one for
   ttl + margin *by a clock of its own that is never set* knows that nobody renewed, even if the
   database's clock was set forward; a takeover asks for that besides what the database's clock says.
-* `timeline` is PostgreSQL's, as of the last renewal. A replica that is promoted begins a new one,
-  and may lack changes that the old server had confirmed: also that a standby is invalid. So nothing
-  is taken over on a timeline on which the holder has not confirmed its token, unless all changes
-  were on the synchronous replicas. The holder names the timeline that it was told of, so that a
-  renewal which was sent before, and arrives late, confirms nothing.
+* `timeline` is PostgreSQL's, on which the token was made, or last renewed. A replica that is
+  promoted begins a new one, and may lack changes that the old server had confirmed: also that a
+  standby is invalid. So nothing is taken over on a timeline on which the token was neither made nor
+  confirmed by its holder, unless all changes were on the synchronous replicas. The holder names the
+  timeline that it was told of: a renewal that was sent before, and arrives late, confirms nothing.
 """
 
 LAYOUT = 2
@@ -109,7 +109,8 @@ CREATE OR REPLACE FUNCTION vmckpt_lease.change(
 ) RETURNS bigint {_HEAD} AS $$
 BEGIN
     UPDATE lease SET token = l.token + 1, holder = p_holder, state = p_state, claim = p_claim,
-        renewed_at = clock_timestamp(), beat = gen_random_uuid() WHERE guest = l.guest;
+        renewed_at = clock_timestamp(), beat = gen_random_uuid(), timeline = timeline()
+     WHERE guest = l.guest;
     RETURN l.token + 1;
 END $$;
 
