@@ -6,9 +6,10 @@
 The first form walks from each start (a new protection, its first epoch, a protected guest) through
 all states, nearest first, and then along random paths with the seed; it fails if anything is
 violated, and prints what led to it. The second takes each fix back and fails unless a violation is
-found. Killed agents and watchdogs, a crash of host or lease store, cut links, unanswered and late
-questions, slow clocks, `virsh resume`, unplugged cards and a controller's orders may come between
-any two effects, as often as the budget says (bench/model/world.py).
+found. Killed agents and watchdogs, a crash of host or lease store, a failover of the lease store
+that loses a change, cut links, unanswered and late questions, slow clocks, `virsh resume`,
+unplugged cards and a controller's orders may come between any two effects, as often as the budget
+says (bench/model/world.py).
 """
 
 import argparse

@@ -120,11 +120,14 @@ def _store(world: World, call: str, args: tuple[Any, ...]) -> list[Outcome]:
 
 def asked(world: World, call: str, args: tuple[Any, ...]) -> tuple[World, store.Told]:
     """The store has got a question. A renewal makes beats that beta has seen old ones."""
-    lease, told = store.ask(world.lease, call, args)
+    before = world.lease
+    lease, told = store.ask(before, call, args, world.timeline)
     changed = lease.age == 0 and (
-        (call == "renew_on" and told["said"] == "done") or lease.token != world.lease.token
+        (call == "renew_on" and told["said"] == "done") or lease.token != before.token
     )
     new = world._replace(lease=lease)
+    if world.budget.promotions and (lease.token, lease.state) != (before.token, before.state):
+        new = new._replace(behind=before._replace(age=0))
     return (stale(new) if changed else new), told
 
 
@@ -242,7 +245,7 @@ def _speaks(world: World, moment: int) -> tuple[World, Answer]:
         raise Violation("a copy's output is released while the other one runs")
     lease, beta = world.lease, world.beta
     eligible = lease.state == "protected" and lease.holder == ALPHA and beta.guest == WAITS
-    if eligible and beta.moment < moment:
+    if eligible and store.confirmed(lease, world.timeline) and beta.moment < moment:
         raise Violation("output is released that the standby has not, and it may take over")
     return _alpha(world, heard=max(world.alpha.heard, moment))
 

@@ -156,7 +156,17 @@ class Client(LeaseClient):
         mine: Any = self
         mine._line = _Question()
         self._holder, self._name, self._clock = holder, name, clock
-        self._timeline, self.protected = "1", False
+        self.protected = False
+
+    @property
+    def _timeline(self) -> str:
+        """Of the client that renews; no other one's renewal counts."""
+        return str(do("read", "tenure", "timeline")) if self._name.startswith("r") else ""
+
+    @_timeline.setter
+    def _timeline(self, timeline: str) -> None:
+        if self._name.startswith("r"):
+            do("tenure", "timeline", timeline)
 
     @property
     def _beat(self) -> str:

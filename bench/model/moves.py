@@ -239,6 +239,7 @@ def _tick(world: World, *, alpha_too: bool = True) -> World:
 def _faults(world: World) -> Iterator[Move]:
     yield from _kills(world)
     yield from _crashes(world)
+    yield from _promotions(world)
     yield from _of_the_link(world)
     yield from _by_others(world)
     for number, (call, args) in enumerate(world.late):
@@ -270,6 +271,21 @@ def _crashes(world: World) -> Iterator[Move]:
         yield label, _power_off(less._replace(link=link._replace(up=link.up[:kept])))
     crashed = less._replace(lease=store.crashed(world.lease))
     yield "fault: the lease store crashes", effects.stale(crashed)
+
+
+def _promotions(world: World) -> Iterator[Move]:
+    budget = world.budget
+    if not budget.promotions:
+        return
+    rows = {"with all changes": world.lease}
+    if world.behind is not None:
+        rows["without the last change"] = world.behind
+    for label, row in rows.items():
+        new = world._replace(
+            budget=budget._replace(promotions=budget.promotions - 1), lease=store.crashed(row),
+            timeline=f"{world.timeline}+", behind=None,
+        )  # fmt: skip
+        yield f"fault: the lease store is failed over, {label}", effects.stale(new)
 
 
 def _of_the_link(world: World) -> Iterator[Move]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from bench.model import fakes, starts
+from bench.model import fakes, starts, store
 from bench.model.moves import Moves
 from bench.model.starts import QUIET
 from bench.model.world import OLD, Budget, World
@@ -214,6 +214,17 @@ ALL = (
         patches=lambda: [(Primary, "_forgo_standby", _nothing),
                          (replica_primary, "found_filters", _removes_what_is_left)],
         budget=QUIET._replace(cards=1, agents=1),
+    ),
+    Reverted(
+        name="a lease store that was failed over lets its standby take over unconfirmed",
+        patches=lambda: [(store, "confirmed", lambda *_: True)],
+        budget=QUIET._replace(promotions=1, cuts=1),
+    ),
+    Reverted(
+        name="a renewal from before the lease store's failover confirms the standby",
+        patches=lambda: [(store, "confirms", lambda *_: True)],
+        budget=QUIET._replace(promotions=1, cuts=1, silences=1),
+        first=("a tick", "keep: lock", "store: renew_on has no answer", "fault: the link breaks"),
     ),
     Reverted(
         name="an epoch during which the guest ran is committed",

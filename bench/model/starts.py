@@ -17,6 +17,7 @@ QUIET = Budget(
     orders=0,
     resumes=0,
     cards=0,
+    promotions=0,
     moments=1,
 )
 """Nothing goes wrong."""
@@ -50,7 +51,8 @@ def _renewed(world: World) -> bool:
     return (
         world.beta.epoch > 0 and world.lease.state == "held" and agent is not None
         and agent.lock == "main" and agent.main is not None
-        and agent.main.answers[-1] == ("told", (("said", "done"), ("state", "held")))
+        and agent.main.answers[-1][0] == "told"
+        and dict(agent.main.answers[-1][1]).items() >= {"said": "done", "state": "held"}.items()
     )  # fmt: skip
 
 

@@ -11,9 +11,22 @@ from bench.model.world import OLD, TERMS, Lease
 Told = dict[str, Any]
 
 
-def ask(lease: Lease, call: str, args: tuple[Any, ...]) -> tuple[Lease, Told]:
-    """The row afterwards, and the answer. Ages in the answer are in ticks."""
-    return _CALLS[call](lease, *args)
+def ask(lease: Lease, call: str, args: tuple[Any, ...], timeline: str = "1") -> tuple[Lease, Told]:
+    """The row afterwards, and the answer. Ages in the answer are in ticks.
+
+    `timeline`: PostgreSQL's.
+    """
+    return _CALLS[call](lease, timeline, *args)
+
+
+def confirmed(lease: Lease, timeline: str) -> bool:
+    """Whether no change of the token can be missing that was made before a failover."""
+    return lease.timeline == timeline
+
+
+def confirms(told: str, timeline: str) -> bool:
+    """Whether a renewal confirms its token: not if it was sent before a failover."""
+    return told == timeline
 
 
 def crashed(lease: Lease) -> Lease:
@@ -26,8 +39,9 @@ def waits(lease: Lease) -> float:
     return max(0.0, TERMS.ttl + TERMS.margin - lease.age)
 
 
-def _change(lease: Lease, holder: str, state: str, claim: str) -> tuple[Lease, Told]:
-    new = Lease(state=state, token=lease.token + 1, holder=holder, claim=claim)
+def _change(lease: Lease, timeline: str, holder: str, state: str, claim: str) -> tuple[Lease, Told]:
+    token = lease.token + 1
+    new = Lease(state=state, token=token, holder=holder, claim=claim, timeline=timeline)
     return new, {"said": "done", "token": new.token}
 
 
@@ -37,75 +51,88 @@ def _refusal(lease: Lease, token: int, holder: str) -> Told | None:
     return None
 
 
-def _acquire(lease: Lease, holder: str, claim: str) -> tuple[Lease, Told]:
-    return _acquire_again(lease, holder, claim, 0)
+def _acquire(lease: Lease, timeline: str, holder: str, claim: str) -> tuple[Lease, Told]:
+    return _acquire_again(lease, timeline, holder, claim, 0)
 
 
-def _acquire_again(lease: Lease, holder: str, claim: str, after: int) -> tuple[Lease, Told]:
+def _acquire_again(
+    lease: Lease, timeline: str, holder: str, claim: str, after: int
+) -> tuple[Lease, Told]:
     if lease.holder not in {"", holder}:
         return lease, {"said": "lost", "why": "another holds the lease"}
     if lease.holder == holder and lease.claim == claim:
-        return lease, {"said": "done", "token": lease.token}
-    return _change(lease._replace(token=max(lease.token, after)), holder, "held", claim)
+        return lease, {"said": "done", "token": lease.token, "timeline": timeline}
+    newest = lease._replace(token=max(lease.token, after))
+    new, told = _change(newest, timeline, holder, "held", claim)
+    return new, {**told, "timeline": timeline}
 
 
-def _renew_on(lease: Lease, token: int, holder: str, _: str) -> tuple[Lease, Told]:
+def _renew_on(
+    lease: Lease, timeline: str, token: int, holder: str, known: str
+) -> tuple[Lease, Told]:
     if _refusal(lease, token, holder):
-        return lease, {
-            "said": "lost",
-            "forgot": lease.token < token and lease.holder in {"", holder},
-        }
-    return lease._replace(age=0), {"said": "done", "state": lease.state}
+        forgot = lease.token < token and lease.holder in {"", holder}
+        return lease, {"said": "lost", "timeline": timeline, "forgot": forgot}
+    of = timeline if confirms(known, timeline) else lease.timeline
+    new = lease._replace(age=0, timeline=of)
+    return new, {"said": "done", "timeline": timeline, "state": lease.state}
 
 
-def _validate(lease: Lease, token: int, holder: str) -> tuple[Lease, Told]:
+def _validate(lease: Lease, _: str, token: int, holder: str) -> tuple[Lease, Told]:
     if no := _refusal(lease, token, holder):
         return lease, no
     return lease._replace(state="protected"), {"said": "done"}
 
 
-def _invalidate(lease: Lease, token: int, holder: str, claim: str) -> tuple[Lease, Told]:
+def _invalidate(
+    lease: Lease, timeline: str, token: int, holder: str, claim: str
+) -> tuple[Lease, Told]:
     if lease.claim == claim and lease.token == token + 1:
         return lease, {"said": "done", "token": lease.token}
     if no := _refusal(lease, token, holder):
         return lease, no
-    return _change(lease, holder, "held", claim)
+    return _change(lease, timeline, holder, "held", claim)
 
 
-def _hand_over(lease: Lease, token: int, holder: str, to: str, claim: str) -> tuple[Lease, Told]:
+def _hand_over(
+    lease: Lease, timeline: str, token: int, holder: str, *words: str
+) -> tuple[Lease, Told]:
+    to, claim = words
     if lease.claim == claim and lease.token == token + 1:
         return lease, {"said": "done", "token": lease.token}
     if no := _refusal(lease, token, holder):
         return lease, no
     if lease.state != "protected":
         return lease, {"said": "denied", "why": "the standby is not valid"}
-    return _change(lease, to, "held", claim)
+    return _change(lease, timeline, to, "held", claim)
 
 
-def _release(lease: Lease, token: int, holder: str) -> tuple[Lease, Told]:
+def _release(lease: Lease, timeline: str, token: int, holder: str) -> tuple[Lease, Told]:
     if not lease.holder and lease.token == token + 1:
         return lease, {"said": "done"}
     if no := _refusal(lease, token, holder):
         return lease, no
-    return _change(lease, "", "free", "")[0], {"said": "done"}
+    return _change(lease, timeline, "", "free", "")[0], {"said": "done"}
 
 
 def _take_over(
-    lease: Lease, token: int, holder: str, claim: str, *watch: Any
+    lease: Lease, timeline: str, token: int, holder: str, claim: str, *watch: Any
 ) -> tuple[Lease, Told]:
     beat, watched = watch
     if lease.claim == claim and lease.token == token + 1:
         return lease, {"said": "done", "token": lease.token}
     if lease.token != token or lease.state != "protected" or lease.holder == holder:
         return lease, {"said": "denied", "why": "the standby is not valid, or of another token"}
+    if not confirmed(lease, timeline):
+        return lease, {"said": "denied", "why": "the holder has not confirmed the standby"}
     # A beat that beta knows is renamed when the lease is renewed: see `moves.asked`.
     rest = max(waits(lease), TERMS.ttl + TERMS.margin - (watched if beat == "1" else 0.0))
     if rest > 0:
         return lease, {"said": "wait", "rest": min(rest, OLD), "beat": "1"}
-    return _change(lease, holder, "held", claim)
+    return _change(lease, timeline, holder, "held", claim)
 
 
-def _look(lease: Lease) -> tuple[Lease, Told]:
+def _look(lease: Lease, _: str) -> tuple[Lease, Told]:
     told = {
         "said": "done", "guest": "g", "session": "s", "state": lease.state, "token": lease.token,
         "holder": lease.holder or None, "ttl": TERMS.ttl, "margin": TERMS.margin, "age": 0.0,

@@ -27,6 +27,8 @@ class Lease(NamedTuple):
     claim: str = ""
     age: int = 0
     """Since the last renewal, or the store's last crash, by the store's clock."""
+    timeline: str = "1"
+    """PostgreSQL's, when the token was made, or confirmed by its holder."""
 
 
 class Agent(NamedTuple):
@@ -36,6 +38,8 @@ class Agent(NamedTuple):
     lost: bool = False
     acquired: bool = False
     renewed: int = NEVER
+    timeline: str = ""
+    """PostgreSQL's, as the last renewal was told."""
     changing: bool = False
     validated: bool = False
     lock: str = ""
@@ -122,6 +126,8 @@ class Budget(NamedTuple):
     orders: int = 1
     resumes: int = 1
     cards: int = 1
+    promotions: int = 1
+    """Failovers of the lease store to a replica, which may lack the last change."""
     moments: int = 3
     """So many epochs are captured."""
 
@@ -132,6 +138,10 @@ class World(NamedTuple):
     alpha: Alpha = Alpha()
     beta: Beta = Beta()
     lease: Lease = Lease()
+    timeline: str = "1"
+    """PostgreSQL's."""
+    behind: Lease | None = None
+    """The row on a replica that lacks the last change, as long as one may be promoted."""
     link: Link = Link()
     late: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     """Questions to the lease store whose sender has given up, and which may arrive yet."""
