@@ -153,11 +153,18 @@ def code_of(process: subprocess.Popen[str], *, limit: float = 60.0) -> int:
 
 
 def until(condition: Callable[[], bool], *, limit: float = 30.0) -> None:
-    """Wait for a condition; a test that waits in vain fails."""
+    """Wait for a condition; a test that waits in vain fails.
+
+    It is looked at half of the time at most: a look may be a command, and what is waited for needs
+    the cores, too.
+    """
     give_up = Deadline(limit)
-    while not condition():
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
         assert not give_up.passed(), "waited in vain"
-        time.sleep(0.02)
+        time.sleep(max(0.02, time.monotonic() - began))
 
 
 def answers(bench: Bench, name: str = "web1", *, limit: float = 60.0) -> None:

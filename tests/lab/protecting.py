@@ -71,12 +71,25 @@ def entry(bench: Bench) -> dict[str, Any]:
     return dict(one)
 
 
+def answered(bench: Bench, *names: str) -> dict[str, Any]:
+    """The same, once these hosts have answered: a busy one may not do so in time."""
+    found: dict[str, Any] = {}
+
+    def told() -> bool:
+        found.clear()
+        found.update(entry(bench))
+        return all("error" not in found["says"].get(name, {}) for name in names)
+
+    until(told, limit=SOON)
+    return found
+
+
 def ours(bench: Bench) -> dict[str, Any]:
-    return dict(entry(bench)["says"]["alpha"])
+    return dict(answered(bench, "alpha")["says"]["alpha"])
 
 
 def theirs(bench: Bench) -> dict[str, Any]:
-    return dict(entry(bench)["says"]["beta"])
+    return dict(answered(bench, "beta")["says"]["beta"])
 
 
 def asked(bench: Bench, name: str = "alpha") -> dict[str, Any]:

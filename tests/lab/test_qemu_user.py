@@ -11,7 +11,7 @@ import pytest
 
 from tests.lab import protecting
 from tests.lab.bench import WHOLE, Bench, until
-from tests.lab.protecting import SOON, epochs, left, protect, theirs, tidied
+from tests.lab.protecting import SOON, asked, epochs, left, protect, tidied
 from tests.lab.test_replication_security import imitation
 from tests.lab.test_snapshots import left as left_of_snapshots
 from tests.lab.test_snapshots import proofs, taken
@@ -75,7 +75,7 @@ def test_a_host_that_dies_is_followed_by_its_standby(pair: Bench) -> None:
     assert users(pair, "beta") == {USER}
     pair.good("failover", "web1", "--test")
     pair.good("failover", "web1", "--end-test")
-    until(lambda: bool(theirs(pair).get("ready")), limit=SOON)
+    until(lambda: bool(asked(pair, "beta").get("ready")), limit=SOON)
     epochs(pair)
     heard = pair.seen().heard
     until(lambda: pair.seen().heard > heard + 10, limit=SOON)
@@ -113,7 +113,8 @@ ln -s /root/bait /dev/shm/vmckpt
 ln -s /root/bait /tmp/vmckpt
 mkdir -m 777 /dev/shm/vmckpt-replica
 mkfifo /dev/shm/vmckpt-memory /tmp/vmckpt-agent
-chown -h nobody . .web1* /dev/shm/vmckpt* /tmp/vmckpt*
+chown -h nobody . .web1* /dev/shm/vmckpt /dev/shm/vmckpt-replica /dev/shm/vmckpt-memory
+chown -h nobody /tmp/vmckpt /tmp/vmckpt-agent
 """
 
 

@@ -13,6 +13,7 @@ from tests.lab.protecting import (
     GUEST,
     SOON,
     agent,
+    asked,
     epochs,
     lab_with_witness,
     left,
@@ -102,7 +103,7 @@ def test_an_agent_that_is_killed_is_started_again_and_goes_on(pair: Bench) -> No
     for name in ("alpha", "beta"):
         before = ours(pair)["epoch"]
         os.kill(agent(pair, name), signal.SIGKILL)
-        until(lambda: ours(pair).get("epoch", 0) > before + 3, limit=SOON)  # noqa: B023
+        until(lambda: asked(pair).get("epoch", 0) > before + 3, limit=SOON)  # noqa: B023
     assert theirs(pair)["ready"]
     assert pair.where() == ["alpha"]
     assert pair.ledgers() == WHOLE
@@ -113,10 +114,10 @@ def test_a_cut_between_the_hosts_leaves_the_guest_alone_and_then_joins_again(pai
     pair.guest(**GUEST)
     protect(pair)
     network.cut(pair.plan, "beta")
-    until(lambda: ours(pair).get("phase") == "alone", limit=SOON)
+    until(lambda: asked(pair).get("phase") == "alone", limit=SOON)
     assert pair.where() == ["alpha"]
     network.heal(pair.plan, "beta")
-    until(lambda: ours(pair).get("phase") == "protecting", limit=SOON)
+    until(lambda: asked(pair).get("phase") == "protecting", limit=SOON)
     assert pair.ledgers() == WHOLE
     assert theirs(pair)["ready"]
 
@@ -180,7 +181,7 @@ def test_a_guest_with_an_agent_has_its_clock_put_right(
 ) -> None:
     started(pair, tmp_path, monkeypatch, shared_memory=True, stays=True)
     protect(pair, automatic=False)
-    until(lambda: (ours(pair)["guest_clock_corrected"] or 0) >= 2, limit=240.0)
+    until(lambda: (asked(pair).get("guest_clock_corrected") or 0) >= 2, limit=240.0)
     seen = ours(pair)
     # Far less than it has stood still, whose clock counts seconds.
     assert seen["guest_stood_still_s"] > 2.0

@@ -20,7 +20,6 @@ from tests.lab.protecting import (
     SOON,
     TTL,
     asked,
-    entry,
     epochs,
     lab_with_witness,
     left,
@@ -63,7 +62,7 @@ def test_a_guest_whose_agent_and_guard_are_killed_ends_with_its_lease(pair: Benc
     assert lasted < TTL
     until(lambda: pair.where() == ["beta"], limit=SOON)
     until(lambda: (pair.seen().answered_at or 0) > killed + lasted, limit=SOON)
-    found = entry(pair)["says"]["alpha"]
+    found = ours(pair)
     assert found["outcome"] == "died"
     assert "its lease has ended" in found["why"]
     assert pair.ledgers() == WHOLE

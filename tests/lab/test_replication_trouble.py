@@ -16,8 +16,8 @@ from tests.lab.protecting import (
     GUEST,
     SOON,
     TTL,
+    answered,
     asked,
-    entry,
     epochs,
     lab_with_witness,
     left,
@@ -91,7 +91,7 @@ def test_over_a_slow_link_epochs_come_later_and_the_status_says_why(pair: Bench)
         age = asked(pair, "beta")["epoch_age_s"]
         slow.append(asked(pair))
         assert slow[-1]["rpo_worst_s"] > 0.8 * age, (slow[-1], age)
-    found = entry(pair)
+    found = answered(pair, "alpha", "beta")
     assert (found["says"]["alpha"]["phase"], found["standby"]["ready"]) == ("protecting", True)
     sys.stderr.write(f"{[(one['interval_s'], one['rpo_s'], one['interval_why']) for one in slow]}")
     assert "took" in slow[-1]["interval_why"]
@@ -154,7 +154,7 @@ def test_a_backup_without_room_is_gone_on_without_until_there_is_some(
         (fill_tmpfs if what == "tmpfs" else fill_disk)(pair, disk)
         until(lambda: phase(pair, "alone"), limit=SOON)
         until(lambda: "No space left" in asked(pair).get("says", ""), limit=SOON)
-        found = entry(pair)
+        found = answered(pair, "alpha", "beta")
         assert "No space left on device" in found["says"]["alpha"]["says"]
         assert "make room" in found["says"]["alpha"]["says"]
         assert found["standby"] == {
@@ -196,7 +196,7 @@ def test_without_the_lease_store_the_guest_ends_with_its_lease_and_runs_once_it_
         before = census.ran(waits)
         time.sleep(TTL + 2.0)  # nothing may run, though the lease is over
         assert census.ran(waits) == before
-        found = entry(pair)
+        found = answered(pair, "alpha", "beta")
         assert found["says"]["alpha"]["outcome"] == "died"
         assert "ended the guest: the lease has ended" in found["says"]["alpha"]["why"]
         assert not heard(pair, gone)
@@ -223,7 +223,7 @@ def test_a_lease_store_that_is_away_for_less_than_a_lease_is_not_noticed(pair: B
     time.sleep(2.0)
     faults.start_postgres(pair.plan, command)
     time.sleep(24.0)  # longer than a lease: nothing comes of it
-    found = entry(pair)
+    found = answered(pair, "alpha", "beta")
     assert found["says"]["alpha"]["phase"] == "protecting"
     assert found["says"]["alpha"]["epoch"] > before["epoch"] + 20
     assert found["standby"]["ready"]
@@ -295,7 +295,7 @@ def test_a_backup_that_crashes_is_gone_on_without_and_told_of(pair: Bench) -> No
     for word in (GUARD, AGENT, QEMU):
         signalled(pair, "beta", word, signal.SIGKILL)
     until(lambda: phase(pair, "alone"), limit=SOON)
-    found = entry(pair)
+    found = answered(pair, "alpha", "beta")
     assert not found["standby"]["ready"]
     answers(pair)
     assert silence(pair, began) < HOLD + SETTLES * slowness()

@@ -89,8 +89,8 @@ class SmallDisk:
         self._name = name
 
     def mount(self) -> None:
-        size = f"size={self._mib}m"
-        self._run("mount", "-t", "tmpfs", "-o", size, "vmckpt", str(self._folder))
+        options = f"size={self._mib}m,mode=755"
+        self._run("mount", "-t", "tmpfs", "-o", options, "vmckpt", str(self._folder))
 
     def fill(self) -> None:
         """To the last byte. Whoever frees some meanwhile finds it taken, too."""
