@@ -1,6 +1,7 @@
 import gc
 import re
 import signal
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,14 @@ _workers: set[str] = set()
 def pytest_testnodeready() -> None:
     for each in Path("/proc/self/task").glob("*/children"):
         _workers.update(each.read_text().split())
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Say at once what failed: the summary comes when all tests of a kind have ended."""
+    if report.failed:
+        why = (report.longreprtext.splitlines() or [""])[-1]
+        sys.stdout.write(f"\nFAILED {report.nodeid} ({report.when}): {why}\n")
+        sys.stdout.flush()
 
 
 def pytest_unconfigure() -> None:

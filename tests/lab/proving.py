@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.processes import command_lines
+
 Words = NDArray[np.uint64]
 _WORDS, _STRIDE = 512, 8
 _STEP = np.uint64(0xD6E8FEB86659FD93)
@@ -66,10 +68,7 @@ def read(guest: str, pages: int) -> Region:
     """The same of a guest's QEMU on this machine, by its UUID. It must stand still."""
     # From outside of the guest's host, where libvirt's files are not seen.
     mark = b"\0-uuid\0" + guest.encode() + b"\0"
-    process = next(
-        int(one.parent.name) for one in Path("/proc").glob("[0-9]*/cmdline")
-        if mark in one.read_bytes()
-    )  # fmt: skip
+    process = next(one for one, words in command_lines().items() if mark in words)
     largest, best = 0, ""
     for line in Path(f"/proc/{process}/maps").read_text().splitlines():
         words = line.split(maxsplit=5)

@@ -11,12 +11,12 @@ import pytest
 
 from tests.lab import protecting
 from tests.lab.bench import WHOLE, Bench, until
-from tests.lab.protecting import SOON, asked, epochs, left, protect, tidied
+from tests.lab.protecting import SOON, asked, epochs, left, processes, protect, tidied
 from tests.lab.test_replication_security import imitation
 from tests.lab.test_snapshots import left as left_of_snapshots
 from tests.lab.test_snapshots import proofs, taken
 from tests.lab.test_transport import pki, verdict
-from vmckpt.lab import host, network
+from vmckpt.lab import host
 
 USER = "libvirt-qemu"
 PRIVATE: dict[str, Any] = {"memory": "160MiB", "dirty": "16MiB@4MiB/s", "disk": "32MiB"}
@@ -38,12 +38,8 @@ def pair(confined: Bench) -> Iterator[Bench]:
 
 def users(bench: Bench, name: str) -> set[str]:
     """As whom a host's guests run."""
-    found = set()
-    for one in network.processes_in(bench.plan.host(name).namespace):
-        place = Path(f"/proc/{one}")
-        if b"qemu-system" in (place / "cmdline").read_bytes():
-            found.add(pwd.getpwuid(place.stat().st_uid).pw_name)
-    return found
+    qemus = processes(bench, name, b"qemu-system")
+    return {pwd.getpwuid(Path(f"/proc/{one}").stat().st_uid).pw_name for one in qemus}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ from tests.lab.protecting import (
     left,
     on_qemu,
     ours,
+    processes,
     protect,
+    signalled,
     stored,
     theirs,
     tidied,
@@ -131,11 +133,7 @@ def test_a_host_that_is_cut_off_from_all_ends_its_guest_before_the_other_runs(pa
     network.cut(pair.plan, "alpha", guests_too=True)
     until(lambda: (pair.seen().answered_at or 0) > died + 0.5, limit=SOON)
     # No QEMU of it is left on the host that nobody reaches.
-    found = [
-        one for one in network.processes_in(pair.plan.host("alpha").namespace)
-        if b"qemu-system" in Path(f"/proc/{one}/cmdline").read_bytes()
-    ]  # fmt: skip
-    assert found == []
+    assert processes(pair, "alpha", b"qemu-system") == []
     network.heal(pair.plan, "alpha")
     assert pair.ledgers() == WHOLE
 
@@ -166,9 +164,7 @@ def test_a_qemu_that_dies_is_followed_at_once(pair: Bench) -> None:
     pair.guest(**GUEST)
     protect(pair)
     epochs(pair)
-    for one in network.processes_in(pair.plan.host("alpha").namespace):
-        if b"qemu-system" in Path(f"/proc/{one}/cmdline").read_bytes():
-            os.kill(one, signal.SIGKILL)
+    signalled(pair, "alpha", b"qemu-system", signal.SIGKILL)
     died = time.monotonic()
     until(lambda: (pair.seen().answered_at or 0) > died + 0.2, limit=SOON)
     assert pair.where() == ["beta"]
