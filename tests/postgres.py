@@ -51,6 +51,8 @@ class Server:
     def start(self) -> None:
         server = [f"{_PROGRAMS[-1]}/postgres", "-D", f"{self._folder}/data", "-h", ""]
         server += ["-k", str(self._folder), "-c", "shared_buffers=16MB"]
+        # Of one that is killed nothing is to stay in /dev/shm.
+        server += ["-c", "dynamic_shared_memory_type=mmap"]
         with (self._folder / "log").open("ab") as log:
             self._server = subprocess.Popen(
                 [*_as_postgres(), *server],

@@ -37,6 +37,9 @@ def start(plan: LabPlan) -> None:
         hba.write(f"host all postgres {network} trust\n")
         hba.write(f"host all all {network} scram-sha-256\n")
         hba.write(f"host replication postgres {network} trust\n")
+    with Path(data, "postgresql.conf").open("a") as settings:
+        # Of one that is killed nothing is to stay in /dev/shm.
+        settings.write("dynamic_shared_memory_type = mmap\n")
     server = [f"{programs[-1]}/postgres", "-D", str(data)]
     server += ["-c", f"listen_addresses={plan.witness_address}"]
     server += ["-c", f"unix_socket_directories={data}"]
