@@ -36,10 +36,15 @@ class Qemu:
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
         until = Deadline(20)
-        while not self._socket.exists():
+        while not self._listens():
             assert not until.passed()
             time.sleep(0.01)
         self.held = HeldProcess(self.process.pid)
+
+    def _listens(self) -> bool:
+        """A socket is there before anybody listens at it."""
+        with socket.socket(socket.AF_UNIX) as line:
+            return line.connect_ex(str(self._socket)) == 0
 
     def answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as line, line.makefile("rw") as text:

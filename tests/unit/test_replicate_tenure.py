@@ -104,6 +104,9 @@ def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         made = World(folder)
         monkeypatch.setattr(tenures, "LeaseClient", made.witness.client)
         yield made
+        for thread in threading.enumerate():  # one that starts a guard writes into the page
+            if thread.name == "watchdog":
+                thread.join()
         made.page.close()
 
 
