@@ -138,8 +138,12 @@ def gathered(process: subprocess.Popen[AnyStr], *, limit: float = 120.0) -> tupl
                 raise AssertionError(f"no end in {limit:g} s; it said:\n{said}") from None
 
 
-def finish(process: subprocess.Popen[str], *, limit: float = 120.0) -> Done:
-    """Wait for a command."""
+def finish(process: subprocess.Popen[str], *, limit: float = 300.0) -> Done:
+    """Wait for a command.
+
+    `limit` finds one that hangs; what a command may take is measured where that matters. Four
+    evacuations in one command took more than two minutes beside two other labs.
+    """
     out, err = gathered(process, limit=limit)
     words = list(process.args) if isinstance(process.args, list) else []
     schemas.held_text([str(one) for one in words[len(VMCKPT) :]], out)

@@ -316,7 +316,7 @@ def test_a_watched_protection_tells_what_happens_to_it_until_it_ends(pair: Bench
     watch = pair.start("watch", "web1")
     began = time.monotonic()
     lines = first_line(watch, "protecting, epoch")
-    assert "behind" in pair.good("jobs").out
+    until(lambda: "behind" in pair.good("jobs").out, limit=SOON)
     network.cut(pair.plan, "beta")
     lines += first_line(watch, " alone, ")
     network.heal(pair.plan, "beta")
