@@ -22,6 +22,7 @@
 #include <linux/fs.h>
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -153,7 +154,7 @@ static void *memory_main(void *unused)
     uint64_t rate = setting("VMC_DIRTY_KIB", 0) / 4, last = now_ns(), owed = 0;
     (void)unused;
     while (pages && rate) {
-        sleep_ns(4000000);
+        sleep_ns(10000000);
         uint64_t at = now_ns(), passed = at - last;
         last = at;
         if (passed > 100000000)
@@ -266,6 +267,7 @@ static void disk_open(void)
 /* --- answers ------------------------------------------------------------------------------ */
 
 static volatile uint64_t verify_token;
+static sem_t verify_asked;
 static struct sockaddr_in verify_from;
 
 static void *verify_main(void *unused)
@@ -273,11 +275,10 @@ static void *verify_main(void *unused)
     uint64_t done = 0, checked_pages = 0, checked_records = 0;
     (void)unused;
     for (;;) {
+        sem_wait(&verify_asked);
         uint64_t token = verify_token;
-        if (!token) {
-            sleep_ns(5000000);
+        if (!token)
             continue;
-        }
         if (token != done) {
             checked_pages = memory_check();
             checked_records = disk_check();
@@ -314,6 +315,7 @@ static void answer_main(void)
         if (m.kind == VERIFY) {
             verify_from = from;
             verify_token = m.token;
+            sem_post(&verify_asked);
         }
     }
 }
@@ -552,6 +554,7 @@ int main(void)
     start(tick_main, 15);
     start(disk_main, 10);
     start(memory_main, 0);
+    sem_init(&verify_asked, 0, 0);
     start(verify_main, 0);
     store_open();
     start(store_main, 13);
