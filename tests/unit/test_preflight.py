@@ -92,6 +92,13 @@ def test_each_reason_against_a_move_is_a_blocker_that_says_what_to_do(
     assert found[0].mend
 
 
+def test_a_standby_is_not_taken_for_another_copy_of_the_guest() -> None:
+    (found,) = preflight.check(on_target("web1", GUEST.uuid, GuestState.PAUSED))
+
+    assert found.mend is not None
+    assert found.mend.startswith("vmckpt status web1 tells whether that is its standby; if not, ")
+
+
 TCG = replace(GUEST, accelerator="qemu")
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.guests import Disk, Guest, GuestState
-from vmckpt.model.hosts import HostFacts
+from vmckpt.model.hosts import GuestOnHost, HostFacts
 from vmckpt.units import MIB, show_bytes
 
 # QEMU's own memory beside the guest's: video, page tables, device buffers.
@@ -307,6 +307,18 @@ def _networks(facts: Facts, guest: Guest) -> Iterator[Finding]:
             )
 
 
+def _uuid_taken(facts: Facts, guest: Guest, other: GuestOnHost) -> Finding:
+    mend = f"find out which one is right; then virsh undefine {other.name} there"
+    if other.state is GuestState.PAUSED:  # as libvirt shows a standby
+        mend = f"vmckpt status {guest.name} tells whether that is its standby; if not, {mend}"
+    return _blocker(
+        "uuid-taken",
+        facts.target,
+        f"guest {other.name!r} has the same UUID {guest.uuid} and is {other.state}",
+        mend,
+    )
+
+
 def _target(facts: Facts, guest: Guest) -> Iterator[Finding]:
     target = facts.target_facts
     if target is None or facts.source == facts.target:
@@ -322,12 +334,7 @@ def _target(facts: Facts, guest: Guest) -> Iterator[Finding]:
         elif same == (True, True) and guest.job == _LEAVING:
             continue  # the arriving end of the migration that holds it
         elif same[1]:
-            yield _blocker(
-                "uuid-taken",
-                facts.target,
-                f"guest {other.name!r} has the same UUID {guest.uuid} and is {other.state}",
-                f"find out which one is right; then virsh undefine {other.name} there",
-            )
+            yield _uuid_taken(facts, guest, other)
         elif same[0]:
             yield _blocker(
                 "name-taken",
