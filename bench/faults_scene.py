@@ -48,7 +48,8 @@ class Done:
 
     def __str__(self) -> str:
         last = (self.err.strip() or self.out.strip()).splitlines()[-1:] or [""]
-        return f"vmckpt {' '.join(self.words)}: exit code {self.code}: {last[0][:300]}"
+        said = last[0][:300].replace(f"{_ROOT}/", "")  # results are kept
+        return f"vmckpt {' '.join(self.words)}: exit code {self.code}: {said}"
 
 
 @dataclass
