@@ -1,6 +1,8 @@
 """A QEMU whose filters work as net/filter-buffer.c, net/filter-mirror.c and net/dump.c do."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,5 +178,14 @@ class Net(Qemu):
 
 
 def buffers_of(net: Net, folder: Path, *cards: str, interval: Seconds = LONGEST) -> Buffers:
-    told = {"interval": interval, "clock": lambda: net.now}
-    return Buffers(net, cards or CARDS, folder, OWNER, **told)  # type: ignore[arg-type]
+    return Buffers(net, cards or CARDS, folder, OWNER, interval=interval, clock=lambda: net.now)
+
+
+@contextmanager
+def network() -> Iterator[Net]:
+    """One without filters; what they wrote to is closed in the end."""
+    made = Net()
+    yield made
+    for one in made.filters.values():
+        with suppress(OSError):
+            os.close(one.file)

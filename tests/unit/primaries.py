@@ -221,12 +221,15 @@ class Devices:
         self.told = False
         """libvirt has reported a change."""
         self.quick_looks = 0
+        self.on_look: Callable[[], object] = lambda: None
 
     def same(self) -> bool:
+        self.on_look()
         self.told = False
         return self.are_same
 
     def still(self) -> bool:
+        self.on_look()
         self.quick_looks += 1
         return self.are_same
 

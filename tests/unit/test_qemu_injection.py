@@ -42,7 +42,7 @@ class Qemu:
         self.held = HeldProcess(self.process.pid)
 
     def _listens(self) -> bool:
-        """A socket is there before anybody listens at it."""
+        """A socket is in its directory before QEMU listens at it."""
         with socket.socket(socket.AF_UNIX) as line:
             return line.connect_ex(str(self._socket)) == 0
 

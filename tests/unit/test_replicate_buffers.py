@@ -1,6 +1,5 @@
 """The guest's output, with a QEMU whose filters work as QEMU's own do."""
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit import filternet
 from tests.unit.filternet import CARDS, OWNER, Net, buffers_of
 from tests.unit.staging import in_memory
 from vmckpt.errors import HypervisorError
@@ -17,11 +17,8 @@ from vmckpt.replicate.buffers import MOST, Buffers
 
 @pytest.fixture
 def net() -> Iterator[Net]:
-    made = Net()
-    yield made
-    for one in made.filters.values():
-        with suppress(OSError):
-            os.close(one.file)
+    with filternet.network() as made:
+        yield made
 
 
 @pytest.fixture

@@ -168,16 +168,21 @@ def test_filters_that_go_let_out_what_they_have_and_count_the_rest(
     assert out(wire, MOST + 1)[-1] == 20_000
 
 
-def test_output_that_waits_for_several_intervals_of_qemu_s_timer_waits_on(
-    short: tuple[Wire, Buffers],
-) -> None:
-    wire, buffers = short
+def a_closed_and_an_open_epoch(wire: Wire, buffers: Buffers) -> None:
+    """Of five packets and of three; nothing is released."""
     buffers.add()
     wire.send(0, 5)
     collected(buffers, 5)
     buffers.close_epoch()
     wire.send(5, 3)
     collected(buffers, 3)
+
+
+def test_output_that_waits_for_several_intervals_of_qemu_s_timer_waits_on(
+    short: tuple[Wire, Buffers],
+) -> None:
+    wire, buffers = short
+    a_closed_and_an_open_epoch(wire, buffers)
     over = time.monotonic() + 4 * SHORT
     while time.monotonic() < over:
         buffers.keep()
@@ -199,12 +204,7 @@ def test_what_the_timer_lets_go_when_no_agent_is_left_never_gets_out(
     wired: tuple[Wire, Qmp], short: tuple[Wire, Buffers], folder: Path
 ) -> None:
     wire, buffers = short
-    buffers.add()
-    wire.send(0, 5)
-    collected(buffers, 5)
-    buffers.close_epoch()
-    wire.send(5, 3)
-    collected(buffers, 3)
+    a_closed_and_an_open_epoch(wire, buffers)
     over = time.monotonic() + 3.5 * SHORT  # the second goes from one buffer to the other first
     while time.monotonic() < over:
         wire.send(100, 1)
@@ -241,12 +241,7 @@ def test_an_epoch_whose_output_the_timer_mixed_with_the_next_is_not_released(
     short: tuple[Wire, Buffers],
 ) -> None:
     wire, buffers = short
-    buffers.add()
-    wire.send(0, 5)
-    collected(buffers, 5)
-    buffers.close_epoch()
-    wire.send(5, 3)
-    collected(buffers, 3)
+    a_closed_and_an_open_epoch(wire, buffers)
     time.sleep(1.2 * SHORT)
     buffers.release()
     time.sleep(0.1)

@@ -1,6 +1,5 @@
 """QEMU's own timers, which let go what a buffer has: nothing gets out by them."""
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,11 +16,8 @@ from vmckpt.replicate.buffers import Buffers
 
 @pytest.fixture
 def net() -> Iterator[Net]:
-    made = Net()
-    yield made
-    for one in made.filters.values():
-        with suppress(OSError):
-            os.close(one.file)
+    with filternet.network() as made:
+        yield made
 
 
 @pytest.fixture

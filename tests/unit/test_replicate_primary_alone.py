@@ -1,7 +1,7 @@
 """When the primary goes on without its backup, and how long it leaves that in peace."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -160,23 +160,18 @@ def test_all_that_qemu_is_asked_between_epochs_may_hang_and_is_at_work(command: 
     """A lease that is renewed meanwhile would cut the guest off for as long as that hangs."""
     with world() as one:
         seen: list[bool] = []
-        ask, same, still = one.qemu.ask, one.devices.same, one.devices.still
+        ask = one.qemu.ask
 
         def asked(what: str, **more: object) -> object:
             if what == command and one.phase() == Phase.PROTECTING:
                 seen.append(one.tenure.busy > 0)
             return ask(what, **more)
 
-        def looked(look: Callable[[], bool]) -> Callable[[], bool]:
-            def looks() -> bool:
-                seen.append(command != "query-pci" or one.tenure.busy > 0)
-                return look()
-
-            return looks
+        def looked() -> None:
+            seen.append(command != "query-pci" or one.tenure.busy > 0)
 
         one.qemu.ask = asked  # type: ignore[method-assign, assignment]
-        one.devices.same = looked(same)  # type: ignore[method-assign]
-        one.devices.still = looked(still)  # type: ignore[method-assign]
+        one.devices.on_look = looked
         with one.run():
             one.epochs(3)
         assert seen

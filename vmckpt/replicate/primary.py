@@ -392,7 +392,7 @@ class Primary:
         until the filters are gone, too, the standby must be able to take over."""
         parts, give_up = self._parts, time.monotonic() + _UNPLUGS
         while self._held and parts.buffers.hold_any_of(parts.devices.gone):
-            if time.monotonic() > give_up:  # somebody left the card's other end in its place
+            if time.monotonic() > give_up:  # the card's other end was left in its place
                 return
             time.sleep(_TURN)
 
