@@ -126,8 +126,7 @@ class Strike:
         self.struck.append("lease store")
 
     def _card(self) -> None:
-        plugged = cards(self.scene, self.primary)
-        words = attach() if self.round.plugs else detach(plugged[-1])
+        words = attach() if self.round.plugs else detach(cards(self.scene, self.primary)[-1])
         # libvirt may have to wait for the agent that is stopped.
         command = host.enter(self.scene.plan.host(self.primary), *words)
         thread = threading.Thread(target=lambda: run(command, check=False), daemon=True)

@@ -50,20 +50,18 @@ def _check_status(told: Mapping[str, Any], *, depth: int = 0) -> None:
 
 
 def _check(key: str, value: object, depth: int) -> None:
-    good = True
     if key in _TEXTS:
-        good = isinstance(value, str) and len(value) <= _LONGEST
+        _text(key, value)
     elif key in _NUMBERS or key.endswith(_UNITS):
-        good = _is_number(value)
+        if not _is_number(value):
+            raise _wrong(key, value)
     elif key in _MAPPINGS:
-        good = isinstance(value, Mapping)
-        _check_status(value if isinstance(value, Mapping) else {}, depth=depth + 1)
+        _check_status(_mapping(key, value), depth=depth + 1)
     elif key in _LISTS:
-        good = isinstance(value, Sequence) and all(isinstance(one, Mapping) for one in value)
-        for one in value if isinstance(value, Sequence) and good else ():
-            _check_status(one, depth=depth + 1)
-    if not good:
-        raise _wrong(key, value)
+        if not isinstance(value, Sequence):
+            raise _wrong(key, value)
+        for one in value:
+            _check_status(_mapping(key, one), depth=depth + 1)
 
 
 def _is_number(value: object) -> bool:
@@ -88,7 +86,7 @@ def _text(field: str, value: object) -> None:
 
 
 def _count(field: str, value: object) -> None:
-    if not isinstance(value, int) or not _is_number(value) or value < 0:
+    if parse.count(value, field) > _LARGEST:
         raise _wrong(field, value)
 
 
