@@ -44,8 +44,10 @@ def plant(path):
         made.bind(path)
         made.close()
     elif what == 3:
-        with open(path, "w") as own:
-            own.write("mine")
+        # Not open(): root may have renamed a FIFO of ours to that path, and nothing would read it.
+        own = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK)
+        os.write(own, b"mine")
+        os.close(own)
     elif what == 4:
         os.symlink(bait, path + ".link")
         os.rename(path + ".link", path)

@@ -114,7 +114,9 @@ def test_a_server_that_hangs_up_at_once_leaves_no_open_socket(
         with pytest.raises(Cut, match="reset"):
             link.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
         gc.collect()
-    assert [str(one.message) for one in warned if one.category is ResourceWarning] == []
+    unclosed = [str(one.message) for one in warned if one.category is ResourceWarning]
+    # Whatever tests before this one left to the garbage collector is none of its business.
+    assert [one for one in unclosed if "socket" in one] == []
 
 
 def raising(error: OSError) -> Callable[..., bytes]:
