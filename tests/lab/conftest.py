@@ -4,7 +4,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.bench import Bench, traces
-from vmckpt.lab import guests, lab
+from vmckpt.lab import guests, lab, sightings
+
+# A quarter of what measurements need: no test waits for a few milliseconds, and each probe costs.
+os.environ.setdefault(sightings.PROBES, "50")
 
 LONGEST = (
     "test_migrate", "test_snapshots", "test_qemu_user", "test_evacuate_off", "test_ways",
