@@ -1,6 +1,7 @@
 """The commands that the cells of docs/locking.md are tried with."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from tests.lab.locking_words import Asked
 
@@ -16,6 +17,9 @@ converge: {rules: [{when: {iteration: 1000}, do: start_postcopy}]}
 COPIED = {"disk_format": "qcow2"}
 HOT = {"memory": "224MiB", "dirty": "96MiB@60MiB/s"}
 QCOW2 = {"memory": "192MiB", "dirty": "64MiB@20MiB/s", "disk_format": "qcow2"}
+PROTECTED: Mapping[str, Any] = {
+    "memory": "128MiB", "dirty": "16MiB@8MiB/s", "disk": "32MiB", "shared_memory": True,
+}  # fmt: skip
 LARGE = {**QCOW2, "disk": "800MiB", "written": "390MiB"}
 MOVE = ("migrate", "web1", "--to", "beta", "--json", "--tls", "off", "--policy", "{shared}/p.yaml")
 SNAPSHOT = (

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tests.lab.bench import SLOW, WHOLE, Bench, gathered, until
 from tests.lab.locking_commands import ELSEWHERE, MOVE, OURS, PATIENT, VIRSH
@@ -48,7 +49,7 @@ class Scene:
             active = self.bench.good("jobs", "--json").json
             self.job = str(active[0]["job"]) if active else ""
 
-    def guest(self, wishes: Mapping[str, str]) -> None:
+    def guest(self, wishes: Mapping[str, Any]) -> None:
         self.bench.guest(**wishes)
         shared = self.bench.plan.shared
         xml = self.bench.inside("alpha", "virsh", "dumpxml", "--inactive", "web1")
@@ -59,6 +60,11 @@ class Scene:
             "<model type='virtio'/></interface>",
             "backup.xml": "<domainbackup><disks><disk name='vda' type='file'>"
             f"<target file='{shared}/web1-backup.qcow2'/><driver type='qcow2'/>"
+            "</disk></disks></domainbackup>",
+            # Goes on until somebody ends it, however fast the disk is.
+            "pull.xml": "<domainbackup mode='pull'>"
+            f"<server transport='unix' socket='{shared}/web1-backup.sock'/>"
+            f"<disks><disk name='vda' type='file'><scratch file='{shared}/web1-scratch.qcow2'/>"
             "</disk></disks></domainbackup>",
             "p.yaml": PATIENT,
         }
@@ -203,25 +209,44 @@ class Scene:
                 return self.presence("alpha").post_copy
             case Under.UNSETTLED:
                 return "unattended" in self.bench.good("jobs").out
-            case Under.SNAPSHOT | Under.SAVE | Under.DUMP:
-                return self._virsh is not None and self._virsh.poll() is None
+            case Under.PROTECTED:
+                return self.protected() == "whole"
+            case _:
+                return self._libvirts_job_goes_on()
+
+    def _libvirts_job_goes_on(self) -> bool:
+        match self.under:
             case Under.BACKUP:
                 return "Backup" in self.virsh("domjobinfo", "web1").out
             case Under.BLOCKCOPY:
                 return "Block Copy" in self.virsh("blockjob", "web1", "vda").err
             case Under.DISK_SNAPSHOT:
                 return "s1" in self.virsh("snapshot-list", "web1", "--name").out
+            case _:
+                return self._virsh is not None and self._virsh.poll() is None
+
+    def protected(self) -> str:
+        """Its protection: "whole", or the phase of the guest's agent; "": there is none."""
+        told = self.bench.run("status", "web1", "--json").json
+        if not told:
+            return ""
+        says = told[0]["says"]
+        phase = str(says["alpha"].get("phase", ""))
+        return "whole" if phase == "protecting" and says["beta"].get("ready") else phase
 
     def came_of(self, then: Then) -> None:
         """See that this is what came of a request."""
         if then.goes_on:
             assert self.goes_on()
             still = then.stands or self.under in (Under.SAVE, Under.DUMP, Under.BROKEN)
-            assert len(self.running()) == (0 if still else 1)
+            # A protected guest stands still for moments of each epoch.
+            until(lambda: len(self.running()) == (0 if still else 1), limit=5.0)
             if then.transient:
                 assert "web1" not in self.virsh("list", "--name", "--persistent").out
             return
         self.release()
+        if then.alone:
+            until(lambda: self.protected() == "alone")
         if then.outcome is not None:
             assert self.outcome() == then.outcome
         if then.on is not None:
@@ -271,6 +296,8 @@ class Scene:
             lab.heal(plan, one.name)
         if self.controller is not None and self.controller.running:
             self.controller.kill()
+        if self.under is Under.PROTECTED:
+            controller.run(plan, "unprotect", "web1", limit=60.0)
         for name in ("alpha", "beta"):
             self.virsh("destroy", "web1", at=name)
             gone = self.virsh("undefine", "web1", "--managed-save", "--snapshots-metadata", at=name)

@@ -257,6 +257,43 @@ _VIRSH_ROWS: dict[Under, tuple[Group, ...]] = {
         (HARMS, 0, "destroyed", GONE, (Asked.DESTROY,)),
     ),
 }
+UNPROTECTED = Then(
+    "the guest runs on and its output waits for nothing: its standby is invalid; unprotect it,"
+    " protect it again",
+    alone=True,
+    on="alpha",
+)
+_PROTECTED: tuple[Group, ...] = (
+    (REFUSED, 18, "is protected", GOES_ON, (Asked.MIGRATE,)),
+    (REFUSED, 21, "block", GOES_ON, (Asked.MIGRATE_ELSEWHERE, Asked.PLAN)),
+    (REFUSED, 2, "is a protect job", GOES_ON, _NO_JOB),
+    (REFUSED, 1, "already active", GOES_ON, (Asked.VIRSH_MIGRATE,)),
+    (
+        REFUSED,
+        1,
+        "in use by block job: mirror",
+        GOES_ON,
+        (Asked.SNAPSHOT, Asked.DISK_SNAPSHOT, Asked.BACKUP),
+    ),
+    (REFUSED, 1, "cannot set memory higher than max memory", GOES_ON, (Asked.SETMEM,)),
+    (REFUSED, 1, "domain is already running", GOES_ON, (Asked.RESUME,)),
+    (REFUSED, 1, "block", GOES_ON, (Asked.BLOCKCOPY,)),
+    (REFUSED, 1, "no job is active", GOES_ON, (Asked.ABORT,)),
+    (REFUSED, 1, "transient domain", GOES_ON, (Asked.UNDEFINE, Asked.MANAGEDSAVE)),
+    (ALLOWED, 0, "protecting", GOES_ON, (Asked.RECOVER,)),
+    (
+        ALLOWED,
+        0,
+        "",
+        GOES_ON,
+        (Asked.LABEL, Asked.GUESTS, Asked.SETVCPUS, Asked.DUMP, Asked.DEFINE),
+    ),
+    (ALLOWED, 0, "", TOLD, (Asked.SHUTDOWN, Asked.REBOOT)),
+    (ALLOWED, 0, "", STANDS, (Asked.SUSPEND,)),
+    (ALLOWED, 0, "", UNPROTECTED, (Asked.ATTACH_DISK, Asked.ATTACH_NIC)),
+    (HARMS, 0, "destroyed", UNPROTECTED, (Asked.DESTROY_OTHER,)),
+    (HARMS, 0, "destroyed", GONE, (Asked.DESTROY,)),
+)
 _QUICK = (
     (Under.PRECOPY, Asked.MIGRATE),
     (Under.PRECOPY, Asked.MIGRATE_ELSEWHERE),
@@ -269,7 +306,7 @@ _QUICK = (
 
 
 def _cells() -> Iterator[Cell]:
-    for under, groups in (_ROWS | _VIRSH_ROWS).items():
+    for under, groups in (_ROWS | _VIRSH_ROWS | {Under.PROTECTED: _PROTECTED}).items():
         order = (WAITS, REFUSED, ALLOWED, HARMS)
         for answer, code, says, then, asked in sorted(
             groups, key=lambda group: (not group[3].goes_on, order.index(group[0]))
@@ -300,6 +337,7 @@ _SHORT = {
     Under.BLOCKCOPY: "blockcopy",
     Under.SAVE: "save",
     Under.DUMP: "dump",
+    Under.PROTECTED: "protected",
 }
 
 

@@ -11,6 +11,7 @@ from tests.lab.locking_commands import (
     HOT,
     LARGE,
     MOVE,
+    PROTECTED,
     QCOW2,
     SAVE,
     SNAPSHOT,
@@ -82,19 +83,19 @@ def _disk_snapshot(scene: Scene) -> None:
 
 
 def _backup(scene: Scene) -> None:
-    scene.guest(LARGE)
-    slowly = (
-        '{"execute":"block-job-set-speed",'
-        '"arguments":{"device":"backup-vda-libvirt-1-format","speed":65536}}'
-    )
-    begin = f"backup-begin web1 {scene.bench.plan.shared}/backup.xml"
-    done = scene.virsh(f"{begin}; qemu-monitor-command web1 '{slowly}'")
+    scene.guest(QCOW2)
+    done = scene.virsh("backup-begin", "web1", "{shared}/pull.xml")
     assert done.code == 0, done.err
 
 
 def _blockcopy(scene: Scene) -> None:
     scene.guest(LARGE)
     assert scene.virsh(*COPY).code == 0
+
+
+def _protected(scene: Scene) -> None:
+    scene.guest(PROTECTED)
+    scene.bench.good("protect", "web1", "--to", "beta", "--failover", "manual", "--json")
 
 
 BEGIN: Mapping[Under, Doing] = {
@@ -110,6 +111,7 @@ BEGIN: Mapping[Under, Doing] = {
     Under.BLOCKCOPY: _blockcopy,
     Under.SAVE: _written(SAVE, "web1.save"),
     Under.DUMP: _written(DUMP, "web1.core"),
+    Under.PROTECTED: _protected,
 }
 
 
@@ -171,4 +173,5 @@ FINISH: Mapping[Under, Doing] = {
     Under.BLOCKCOPY: _end_copy,
     Under.SAVE: _restore,
     Under.DUMP: _let_end,
+    Under.PROTECTED: lambda scene: scene.bench.good("unprotect", "web1"),
 }

@@ -19,6 +19,7 @@ class Under(StrEnum):
     BLOCKCOPY = "virsh blockcopy"
     SAVE = "virsh save, managedsave"
     DUMP = "virsh dump"
+    PROTECTED = "vmckpt protect"
 
 
 class Asked(StrEnum):
@@ -75,6 +76,8 @@ class Then:
     """How the job of vmckpt ends."""
     stands: bool = False
     """The guest stands still."""
+    alone: bool = False
+    """The guest goes on without its standby, which is noted to be invalid."""
     transient: bool = False
     """libvirt keeps no definition of it any more."""
     on: str | None = None
