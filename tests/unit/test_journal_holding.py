@@ -1,21 +1,26 @@
 """The recorder as a controller's word that it lives, and what it does when another takes over."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.unit.test_journal_recorder import sampled, until
-from vmckpt.errors import GuestBusy, JournalError, LeaseLost, Unattended
-from vmckpt.journal import desk, identity, recorder
+from vmckpt.api import migration
+from vmckpt.errors import BadInput, GuestBusy, JournalError, LeaseLost, Unattended
+from vmckpt.inventory import Inventory
+from vmckpt.journal import desk, identity, recorder, takeover
 from vmckpt.journal.desk import Answer
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Controller, NewOperation, Operation, RequestKind, StepState
 from vmckpt.journal.store import Journal
 from vmckpt.lease import rules
+from vmckpt.model.callers import Caller
 from vmckpt.model.events import PhaseChanged
 from vmckpt.model.jobs import JobPhase
 from vmckpt.units import Seconds
@@ -23,6 +28,8 @@ from vmckpt.units import Seconds
 WEB1 = NewOperation(kind="migrate", guest="web1", guest_uuid="u-1", source="alpha", target="beta")
 GUEST = "guest/u-1"
 FAR = Controller(host="far", boot="another", pid=7, started=9)
+NO_HOSTS = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
+NOBODY = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
 DEAD = replace(identity.this_process(), started=1)
 
 
@@ -263,3 +270,36 @@ def test_what_is_not_heard_of_is_done_directly(journal: Journal) -> None:
     assert answer.text == "aborted"
     with pytest.raises(Unattended, match="process 7 on far, has not been heard of lately"):
         desk.control(journal, id_, RequestKind.CANCEL, {})
+
+
+def test_what_agents_go_on_with_stays_theirs_whatever_fails_meanwhile(
+    journal: Journal, warnings: list[str]
+) -> None:
+    id_ = journal.begin(replace(WEB1, kind="protect"))
+    journal.entrust(id_, "alpha")
+    with (
+        pytest.raises(JournalError),
+        takeover.taken_over(journal, journal.operation(id_), warnings.append),
+    ):
+        raise JournalError("alpha cannot be asked")
+    assert [one.id for one in journal.entrusted()] == [id_]
+
+
+@pytest.mark.parametrize(
+    ("kind", "entrusted", "says"),
+    [
+        ("protect", True, "is a protect job, which agents on its hosts go on with"),
+        ("snapshot", False, "is a snapshot job: only a migration is resumed"),
+    ],
+)
+async def test_only_a_migration_is_resumed(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, kind: str, entrusted: bool, says: str
+) -> None:
+    monkeypatch.setattr(desk, "open_journal", lambda: nullcontext(journal))
+    id_ = journal.begin(replace(WEB1, kind=kind))
+    if entrusted:
+        journal.entrust(id_, "alpha")
+    before = journal.operation(id_)
+    with pytest.raises(BadInput, match=says):
+        await migration.resume(NO_HOSTS, (), id_, NOBODY)
+    assert journal.operation(id_).controller == before.controller

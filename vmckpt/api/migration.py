@@ -19,7 +19,7 @@ from vmckpt.errors import (
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, identity, takeover
 from vmckpt.journal.desk import Answer
-from vmckpt.journal.records import FORGOTTEN, WHOLE_HOST, Operation, RequestKind
+from vmckpt.journal.records import FORGOTTEN, MIGRATE, WHOLE_HOST, Operation, RequestKind
 from vmckpt.lab import observer_client
 from vmckpt.migrate import command, direct_control, locate, replaying, resuming, settling
 from vmckpt.migrate import recovering as migrate_recovering
@@ -175,6 +175,12 @@ async def resume(
             raise BadInput(
                 f"{operation.id} has ended: {operation.outcome}; there is nothing to resume",
                 mend=f"vmckpt job {operation.id} tells how",
+            )
+        desk.refuse_uncontrolled(operation)
+        if operation.kind != MIGRATE:
+            raise BadInput(
+                f"{operation.id} is a {operation.kind} job: only a migration is resumed",
+                mend="run vmckpt recover",
             )
         setting = settling.setting_of(operation, inventory, policies)
         with takeover.taken_over(journal, operation, caller.warn) as kept:

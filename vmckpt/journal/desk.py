@@ -289,7 +289,7 @@ def control(
             f"job {operation.id} has ended: {operation.outcome}",
             mend=f"vmckpt job {operation.id} tells how",
         )
-    _refuse(operation)
+    refuse_uncontrolled(operation)
     if attended(journal, operation) is False:
         return _without_it(operation, kind, arguments, direct)
     request = journal.ask(operation.id, kind, arguments, identity.asked_by())
@@ -324,8 +324,8 @@ def _without_it(
     raise unattended(operation, kind, arguments)
 
 
-def _refuse(operation: Operation) -> None:
-    """Raise BadInput for a job that has no controller to be asked."""
+def refuse_uncontrolled(operation: Operation) -> None:
+    """Raise BadInput for a job that has no controller, and needs none."""
     if operation.kind == MAINTENANCE:
         raise BadInput(
             f"{operation.id} says that {operation.source} is in maintenance",

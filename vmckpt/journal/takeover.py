@@ -22,4 +22,6 @@ def taken_over(
     """
     fence = journal.take_over(operation)
     with recorder.resumed(operation, fence, warn, place=journal.place) as kept:
+        if operation.controller.entrusted:  # its agents go on with it, whatever fails here
+            kept.entrust(operation.controller.host)
         yield kept
