@@ -13,12 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.errors import RemoteError
-from vmckpt.hostfiles import Folder
+from vmckpt.hostfiles import Folder, Refused, others_may_change
 
 RUN = Path("/run/vmckpt")
 SHM = Path("/dev/shm")
 _MEMORY = "memory"
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def run_dir(*names: str) -> Path:
@@ -49,8 +48,10 @@ def check_state(path: Path) -> None:
     """
     while not os.path.lexists(path):
         path = path.parent
-    Folder(path).close()  # no link of another user is on the way
-    verify(path.resolve())
+    try:
+        Folder(path, only_ours=True).close()
+    except Refused as exc:
+        raise _refused(exc.where, exc.why) from exc
 
 
 def memory_dir(*names: str) -> Path:
@@ -87,11 +88,8 @@ def verify(path: Path) -> None:
         seen = one.lstat()
         if not stat.S_ISDIR(seen.st_mode):
             raise _refused(one, "is not a directory")
-        if seen.st_uid not in (0, os.geteuid()):
-            raise _refused(one, f"belongs to user {seen.st_uid}")
-        # In a sticky directory nobody can rename or remove what is ours.
-        if seen.st_mode & _OTHERS_WRITE and (one == path or not seen.st_mode & stat.S_ISVTX):
-            raise _refused(one, "can be written by others")
+        if why := others_may_change(seen, last=one == path):
+            raise _refused(one, why)
 
 
 def _refused(path: Path, why: str) -> RemoteError:

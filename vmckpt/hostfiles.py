@@ -19,6 +19,7 @@ _MOST_TURNS = 256
 _LEVEL = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _THING = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _PERMISSIONS = 0o666
 """All that an image or a small file may be given: it is no program, whatever was there before."""
 
@@ -28,6 +29,8 @@ class Refused(OSError):
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(errno.ELOOP, why, str(path))
+        self.where, self.why = path, why
+        """What is refused; the error's own path is the one that was asked for."""
         self.mend = f"find out which user made it (ls -ld {path}), and remove it"
 
 
@@ -38,10 +41,11 @@ class Folder:
     OSError.
     """
 
-    def __init__(self, path: Path, *, make: bool = False) -> None:
-        """`make`: create what is missing, with mode 0711."""
+    def __init__(self, path: Path, *, make: bool = False, only_ours: bool = False) -> None:
+        """`make`: create what is missing, with mode 0711. `only_ours`: Refused if others can change
+        it, or any directory on the way, also of those to which links lead."""
         self.path = path
-        self._file = _walked(os.open("/", _LEVEL), path, path, make=make)
+        self._file = _walked(os.open("/", _LEVEL), path, path, make=make, only_ours=only_ours)
 
     @classmethod
     def below(cls, folder: Path, inside: str) -> Self:
@@ -202,7 +206,22 @@ def is_ours(seen: os.stat_result) -> bool:
     return seen.st_uid in (0, os.geteuid())
 
 
-def _walked(at: int, inside: Path, path: Path, *, make: bool = False) -> int:
+def others_may_change(seen: os.stat_result, *, last: bool) -> str | None:
+    """Why others can change a directory or what of ours is in it; None: they cannot.
+
+    `last`: the path ends there, so that they may not put anything of theirs into it either.
+    """
+    if not is_ours(seen):
+        return f"belongs to user {seen.st_uid}"
+    # In a sticky directory nobody can rename or remove what is ours.
+    if seen.st_mode & _OTHERS_WRITE and (last or not seen.st_mode & stat.S_ISVTX):
+        return "can be written by others"
+    return None
+
+
+def _walked(
+    at: int, inside: Path, path: Path, *, make: bool = False, only_ours: bool = False
+) -> int:
     """The directory `inside` of the one that is open as `at`, which is closed. `path`: for errors.
 
     Raises OSError.
@@ -211,6 +230,8 @@ def _walked(at: int, inside: Path, path: Path, *, make: bool = False) -> int:
     try:
         with _named(path):
             for _ in range(_MOST_TURNS):
+                if only_ours and (why := others_may_change(os.fstat(at), last=not left)):
+                    raise Refused(Path(path_of(at)).readlink(), why)
                 if not left:
                     return at
                 at = _step(at, left, path, make=make)

@@ -32,6 +32,14 @@ _OUTPUT_ORDER = (
         breaks="What was acknowledged to the outside is forgotten by a failover.",
     ),
     Mutation(
+        name="plugged-before-the-first-look", area=Area.OUTPUT_ORDER,
+        file="vmckpt/agent/devices.py",
+        old="        if self._known is None:",
+        new="        if not self._file.exists():",
+        suite=unit("agent_devices"),
+        breaks="A card that came while the standby was made sends what no epoch has.",
+    ),
+    Mutation(
         name="any-acknowledgement-counts", area=Area.OUTPUT_ORDER,
         file="vmckpt/replicate/awaiting.py",
         old="        if isinstance(found, Ack) and found.epoch == number:",

@@ -285,9 +285,9 @@ _PROCESS_IDENTITY = (
 
 _HOST_DIRECTORIES = (
     Mutation(
-        name="anybodys-directory", area=Area.HOST_DIRECTORIES, file="vmckpt/hostdirs.py",
-        old="        if seen.st_uid not in (0, os.geteuid()):",
-        new="        if seen.st_uid < 0:",
+        name="anybodys-directory", area=Area.HOST_DIRECTORIES, file="vmckpt/hostfiles.py",
+        old="    if not is_ours(seen):\n        return",
+        new="    if seen.st_uid < 0:\n        return",
         suite=_HOSTDIRS,
         breaks="Root keeps what it executes in a local user's directory.",
     ),
@@ -299,16 +299,16 @@ _HOST_DIRECTORIES = (
         breaks="A link leads root's files to where a local user wants them.",
     ),
     Mutation(
-        name="open-directory", area=Area.HOST_DIRECTORIES, file="vmckpt/hostdirs.py",
-        old="(one == path or not seen.st_mode & stat.S_ISVTX)",
-        new="(one != path and not seen.st_mode & stat.S_ISVTX)",
+        name="open-directory", area=Area.HOST_DIRECTORIES, file="vmckpt/hostfiles.py",
+        old="(last or not seen.st_mode & stat.S_ISVTX)",
+        new="(not last and not seen.st_mode & stat.S_ISVTX)",
         suite=_HOSTDIRS,
         breaks="A directory is used in which everybody may exchange files.",
     ),
     Mutation(
-        name="open-parent", area=Area.HOST_DIRECTORIES, file="vmckpt/hostdirs.py",
-        old="(one == path or not seen.st_mode & stat.S_ISVTX)",
-        new="one == path",
+        name="open-parent", area=Area.HOST_DIRECTORIES, file="vmckpt/hostfiles.py",
+        old="(last or not seen.st_mode & stat.S_ISVTX)",
+        new="last",
         suite=_HOSTDIRS,
         breaks="A directory is used that everybody may exchange for another one.",
     ),
@@ -318,6 +318,21 @@ _HOST_DIRECTORIES = (
         new="    for one in (path,):",
         suite=_HOSTDIRS,
         breaks="A local user that has a parent directory exchanges what is in it.",
+    ),
+    Mutation(
+        name="state-over-a-link", area=Area.HOST_DIRECTORIES, file="vmckpt/hostdirs.py",
+        old="        Folder(path, only_ours=True).close()",
+        new="        Folder(path.resolve(), only_ours=True).close()",
+        suite=unit("hostile_users"),
+        breaks="A local user moves root's link to an agent's state away, and puts its own there.",
+    ),
+    Mutation(
+        name="hidden-is-ended", area=Area.HOST_DIRECTORIES,
+        file="vmckpt/hypervisor/qemu_process/identity.py",
+        old="        if exc.errno not in _ENDED:\n            process.close()",
+        new="        if exc.errno < 0:\n            process.close()",
+        suite=unit("qemu_identity"),
+        breaks="A guest whose QEMU cannot be looked at counts as ended, and its standby runs too.",
     ),
     Mutation(
         name="verified-too-late", area=Area.HOST_DIRECTORIES, file="vmckpt/hostdirs.py",

@@ -9,6 +9,27 @@ _WITNESS = unit("lease_witness")
 
 _LEASE = (
     Mutation(
+        name="unreplicated-change", area=Area.LEASE, file="vmckpt/lease/witness_line.py",
+        old="        if self._warnings:",
+        new="        if len(self._warnings) > 9:",
+        suite=unit("lease_witness_failover"),
+        breaks="An invalid standby takes over at a replica that was never told.",
+    ),
+    Mutation(
+        name="given-up-and-watched", area=Area.TAKEOVER, file="vmckpt/protect/engine.py",
+        old="                if not gone and _judge(",
+        new="                if gone and _judge(",
+        suite=unit("protect_begun"),
+        breaks="A standby that stayed behind takes over a guest that was shut down.",
+    ),
+    Mutation(
+        name="heard-at-the-last-moment", area=Area.TAKEOVER, file="vmckpt/agent/replicas.py",
+        old="    _stop_agent(folder)\n    _must_be_unheard(session, folder)",
+        new="    _stop_agent(folder)",
+        suite=unit("agent_end_primary"),
+        breaks="A copy is killed whose output went out.",
+    ),
+    Mutation(
         name="guard-ends-late", area=Area.LEASE, file="vmckpt/replicate/guarding.py",
         old="    return renewed != 0 and not now <= renewed + lasts",
         new="    return renewed != 0 and not now <= renewed + 2 * lasts",

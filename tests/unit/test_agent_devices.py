@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.replicas import Qemu, until
-from vmckpt.agent.devices import Devices
+from vmckpt.agent.devices import Devices, seen
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.endings import Endings
 from vmckpt.hypervisor.monitor import Refused
@@ -155,6 +155,18 @@ def test_a_device_that_is_gone_and_memory_of_another_size_are_seen(
     assert not devices.still()
     assert devices.gone == {"disk0"}
     assert not devices.same()
+
+
+def test_a_card_that_came_before_the_first_agent_is_none_of_the_standby_s(
+    guest: Guest, new_cards: NewCards, endings: Endings, tmp_path: Path
+) -> None:
+    """The standby's definition was made by what the guest had then."""
+    known = seen(guest)
+    guest.plug("net1")
+    with Devices(guest, tmp_path, new_cards, endings, known=known) as later:
+        assert not later.same()
+        assert not later.still()
+    assert guest.links == {"net0": True, "net1": False}
 
 
 def test_a_later_agent_knows_what_the_first_one_saw(

@@ -120,6 +120,15 @@ def test_of_two_that_were_heard_none_is_chosen(one: World) -> None:
     assert "virsh" in str(caught.value)
 
 
+def test_a_copy_that_its_agent_lets_out_as_it_ends_is_not_killed(
+    one: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "_stop_agent", afterlife.note_alone)
+    with pytest.raises(TwoCopies, match="went out on both"):
+        one.end(PROTECTED, define=False, standby_gone=True)
+    assert one.did == []
+
+
 def test_a_guest_that_moves_and_was_never_given_away_runs_on(one: World) -> None:
     one.end(session(moves=True, disks=()), define=False, standby_gone=True)
     assert one.did == ["agent ended", "output let out"]

@@ -224,6 +224,7 @@ async def test_an_answer_of_another_kind_is_as_no_answer(
 
 _LOOK: dict[str, Any] = {
     "name": "web1", "undo": "{}", "cards": ["net0"], "memory": [1 << 27], "xml": "<domain/>",
+    "devices": {"names": ["net0"], "digest": "d"},
     "room": 1 << 30, "disk_logs": True, "definition": "", "autostart": False, "qemu": "7.2.22",
     "disks": [{
         "name": "vda", "kind": "file", "device": "disk", "format": "raw", "source": "/a.raw",
@@ -304,7 +305,8 @@ def _read(order: str, told: dict[str, Any]) -> None:
         ("look", "xml", "<domain>"), ("look", "xml", "<!DOCTYPE a><domain/>"),
         ("look", "xml", "<a/>"),
         ("look", "memory", [-1]), ("look", "memory", [True]), ("look", "disks", {}),
-        ("look", "cards", "net0"), ("room", "images", 1e9), ("room", "missing", ["x" * 5000]),
+        ("look", "cards", "net0"), ("look", "devices", {"names": "net0", "digest": "d"}),
+        ("room", "images", 1e9), ("room", "missing", ["x" * 5000]),
         ("before", "images", {"vda": "/a.raw"}), ("identity", "owner", [0]),
         ("stand", "port", "22"), ("end", "did", [["x"]]),
     ],

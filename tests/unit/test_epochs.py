@@ -146,7 +146,7 @@ LOOKED = {
     "xml": "<domain type='kvm'><name>web1</name><devices><disk type='file'><source file='/srv/a'/>"
     "<target dev='vda'/></disk></devices></domain>",
     "definition": "<domain type='kvm'><name>web1</name><devices/></domain>", "autostart": True,
-    "cards": ["net0"], "undo": "{}",
+    "cards": ["net0"], "undo": "{}", "devices": {"names": ["net0"], "digest": "d"},
     "disks": [
         {**DISK, "name": "vda", "source": "/srv/a"}, {**DISK, "name": "vdb", "source": "/srv/b"},
         {**DISK, "name": "vdc", "source": "pool/c", "kind": "network"},

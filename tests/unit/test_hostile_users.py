@@ -376,7 +376,7 @@ def test_the_agents_versions_where_everybody_makes_directories(sticky: Ground) -
 @swaps("state")
 def test_an_agents_state_that_another_user_can_change_is_refused(place: Ground) -> None:
     for path in (place.theirs, place.theirs / "agent" / "replica"):
-        with pytest.raises(RemoteError, match=r"images belongs to user 65534, so nothing"):
+        with pytest.raises(RemoteError, match=r"home belongs to user 65534, so nothing"):
             hostdirs.check_state(path)
     # Root may have put it on another disk, and another user may not.
     own, link = place.top / "own", place.top / "link"
@@ -384,8 +384,28 @@ def test_an_agents_state_that_another_user_can_change_is_refused(place: Ground) 
     link.symlink_to(own)
     hostdirs.check_state(link / "agent")
     os.lchown(link, NOBODY, NOBODY)
-    with pytest.raises(OSError, match="leads over a symbolic link of user 65534"):
+    with pytest.raises(RemoteError, match="leads over a symbolic link of user 65534"):
         hostdirs.check_state(link / "agent")
+
+
+@swaps("state")
+def test_a_link_that_another_user_can_move_away_leads_to_no_state(place: Ground) -> None:
+    """Root's link to root's directory, in a directory of the user's: only the link can be renamed,
+    and something else put in its place."""
+    own = place.top / "own"
+    own.mkdir()
+    (place.theirs / "link").symlink_to(own)
+    with pytest.raises(RemoteError, match=r"home belongs to user 65534, so nothing"):
+        hostdirs.check_state(place.theirs / "link" / "agent")
+
+
+@swaps("state")
+def test_an_agents_state_is_refused_at_whatever_moment_it_is_looked_at(place: Ground) -> None:
+    """The user shows a link to root's directory at one moment, and a directory at the next."""
+    path = place.theirs / "agent"
+    with place.swapped():
+        tally = race(lambda: hostdirs.check_state(path))
+    assert (tally.done, place.untouched()) == (0, True)
 
 
 @swaps("state")

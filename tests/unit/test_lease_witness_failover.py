@@ -4,6 +4,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -12,6 +13,7 @@ import pytest
 from tests import postgres
 from tests.unit.lease_protection import TERMS, Protection, protected, waited
 from vmckpt.lease.witness import Denied, LeaseClient, LeaseForgotten, TakenOver, TakeOver
+from vmckpt.lease.witness_line import LeaseUnreachable
 
 
 class Pair:
@@ -125,6 +127,26 @@ def test_with_synchronous_replicas_nobody_needs_to_confirm_anything(
     pair.fail_over()
 
     assert isinstance(asked(protection, beta, token), TakenOver)
+
+
+def test_a_change_that_does_not_wait_for_its_replica_any_more_is_no_answer(
+    pair: Pair, protection: Protection
+) -> None:
+    """PostgreSQL commits it all the same, and only warns."""
+    alpha, _, token = protected(protection)
+    pair.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    pair.sql("SELECT pg_reload_conf()")
+    while protection.get("synchronous") != "t":
+        assert alpha.renew(token)
+    pair.follow()
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(alpha.invalidate, token)
+        waits = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        while pair.sql(f"SELECT count(pg_cancel_backend(pid)) {waits}") == "0":
+            time.sleep(0.02)
+        with pytest.raises(LeaseUnreachable, match="canceling wait for synchronous replication"):
+            told.result()
+    assert protection.get("token") == str(token + 1)
 
 
 def test_a_holder_is_told_that_its_standby_is_not_valid_any_more(

@@ -150,12 +150,14 @@ def try_them(tree: Path, *table: Mutation) -> list[Outcome]:
     return try_all(table, tree, 2, lambda _: None, lambda _: None)
 
 
-def left_over() -> list[str]:
-    """Commands of processes that a run's mark is on."""
+def left_over(folder: Path) -> list[str]:
+    """Commands of processes that the mark of a run in that folder is on."""
     found = []
     for one in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if scratch.MARK.encode() in one.read_bytes() and one.parent.name != str(os.getpid()):
+            told = one.read_bytes()
+            mine = one.parent.name == str(os.getpid())
+            if scratch.MARK.encode() in told and str(folder).encode() in told and not mine:
                 found.append((one.parent / "cmdline").read_text())
         except OSError:
             continue
@@ -176,7 +178,7 @@ def test_each_is_broken_by_itself_and_nothing_is_left(tree: Path, folder: Path) 
     ]  # fmt: skip
     assert (tree / "vmckpt/rule.py").read_text() == RULE
     assert not folder.exists()
-    assert left_over() == []
+    assert left_over(folder) == []
 
 
 def test_one_that_makes_tests_hang_is_caught(
@@ -197,7 +199,7 @@ def test_ctrl_c_leaves_nothing(tree: Path, folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         try_all([mutation(keyword="less"), loops], tree, 2, lambda _: None, stop)
     assert not folder.exists()
-    assert left_over() == []
+    assert left_over(folder) == []
 
 
 def test_tests_that_fail_by_themselves_prove_nothing(tree: Path, folder: Path) -> None:

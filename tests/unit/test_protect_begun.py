@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from vmckpt.errors import VmckptError
+from vmckpt.lease import witness
 from vmckpt.model.hosts import Host
 from vmckpt.protect import asking
 from vmckpt.protect.engine import Beginning, outlived
@@ -66,3 +67,38 @@ async def test_a_standby_that_is_all_there_is_of_a_guest_is_not_removed(
         ][: len(warned)]
     )
     assert bool(warned) is ready
+
+
+@pytest.mark.parametrize(
+    ("lease", "automatic", "noted"), [(None, True, ["alone"]), (None, False, []), ("u", True, [])]
+)
+async def test_what_keeps_watch_must_not_run_a_standby_that_is_given_up_and_stays_behind(
+    monkeypatch: pytest.MonkeyPatch, lease: str | None, automatic: bool, noted: list[str]
+) -> None:
+    did: list[str] = []
+
+    async def order(host: Host, guest: str, what: str, **_: Any) -> dict[str, Any]:
+        if host.name == "beta":
+            raise VmckptError("beta is silent")
+        did.append(what)
+        return {"did": []}
+
+    async def status(*_: object) -> dict[str, Any]:
+        return {}
+
+    async def intend(step: str, _: Mapping[str, Any]) -> None:
+        did.append(step)
+
+    monkeypatch.setattr(asking, "status", status)
+    monkeypatch.setattr(asking, "order", order)
+    monkeypatch.setattr(witness, "revoke", lambda *_, **__: None)
+    hosts = [Host(name=name, uri=f"qemu+tcp://{name}/system") for name in ("alpha", "beta")]
+    beginning = Beginning.__new__(Beginning)
+    vars(beginning).update(
+        _setting=SimpleNamespace(primary=hosts[0], backup=hosts[1], lease=lease),
+        _request=SimpleNamespace(move=None, automatic=automatic), session="5e55",
+        _guest=SimpleNamespace(uuid="u-1", name="web1"), _desk=SimpleNamespace(intend=intend),
+        _caller=SimpleNamespace(warn=lambda _: None),
+    )  # fmt: skip
+    await beginning._undo(VmckptError("stopped"))
+    assert did == [*noted, "end"]

@@ -1,5 +1,6 @@
 """Which process is a guest's QEMU: as libvirt recorded it, whatever other processes claim."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -210,4 +211,48 @@ def test_a_status_that_others_may_write_is_refused(
         case _:
             (tmp_path / "run").chmod(0o777)
     with pytest.raises(QemuUnclear, match=r"others than root may write|symbolic link"):
+        identity.hold(GUEST)
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EMFILE, errno.ENOMEM])
+def test_a_process_that_cannot_be_seen_has_not_ended(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    process = start("m")
+    record(tmp_path, "web1", process.pid)
+
+    def hidden(pid: int, _: set[str]) -> Seen:
+        raise OSError(error, os.strerror(error), f"/proc/{pid}/exe")
+
+    monkeypatch.setattr(identity, "_seen", hidden)
+    with pytest.raises(QemuUnclear, match=f"whether process {process.pid} is QEMU of the guest"):
+        identity.hold(GUEST)
+    (tmp_path / "run/web1.xml").unlink()  # nor if libvirt knows nothing of it
+    with pytest.raises(QemuUnclear, match=f"whether process {process.pid} is QEMU of the guest"):
+        identity.hold(GUEST)
+
+
+def test_what_an_imitation_hides_is_not_asked_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start("m", 65534)
+
+    def hidden(pid: int, _: set[str]) -> Seen:
+        raise PermissionError(errno.EACCES, "no", f"/proc/{pid}/exe")
+
+    monkeypatch.setattr(identity, "_seen", hidden)
+    assert identity.hold(GUEST) is None
+
+
+def test_without_a_free_file_descriptor_nothing_has_ended(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start("m")
+    record(tmp_path, "web1", process.pid)
+
+    def full(_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", full)
+    with pytest.raises(QemuUnclear, match="Too many open files"):
         identity.hold(GUEST)

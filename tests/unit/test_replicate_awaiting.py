@@ -16,6 +16,8 @@ from vmckpt.units import Seconds
 class Words:
     """A line on which these come, one in a second, and nothing after them."""
 
+    sent = 50
+
     def __init__(self, words: Sequence[Message]) -> None:
         self._left, self.now = [*words], 0.0
 
@@ -71,3 +73,21 @@ def test_one_that_takes_something_is_waited_for(wait: Wait) -> None:
 def test_one_that_takes_nothing_is_given_up(wait: Wait) -> None:
     with pytest.raises(Cut, match=r"taken nothing for 1\.5 s"):
         wait(taken(10), taken(10), taken(10), Ack(epoch=7))
+
+
+def test_one_that_says_it_takes_more_than_was_sent_is_not_believed(wait: Wait) -> None:
+    with pytest.raises(Cut, match=r"taken nothing for 1\.5 s"):
+        wait(*(taken(number) for number in range(51, 99)), Ack(epoch=7))
+
+
+@pytest.mark.parametrize("note", [b"[]", b"7", b"{", b"[" * 100_000, b"\xff"])
+def test_a_note_without_sense_ends_the_connection_and_not_the_agent(
+    wait: Wait, note: bytes
+) -> None:
+    with pytest.raises(Cut, match="the backup's note is no"):
+        wait(Beat(sent=1.0, note=note), Ack(epoch=7))
+
+
+def test_a_number_that_is_none_is_no_progress(wait: Wait) -> None:
+    with pytest.raises(Cut, match="taken nothing"):
+        wait(*(Beat(sent=1.0, note=b'{"received": 1e400}') for _ in range(3)), Ack(epoch=7))

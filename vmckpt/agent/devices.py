@@ -9,10 +9,10 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Self
+from typing import Any, Self
 
 from vmckpt import wholefile
 from vmckpt.checkpoint.settings import Commands
@@ -31,11 +31,13 @@ class Devices:
     """Those of one guest. Use as `with Devices(...) as devices`: in the block it heeds events."""
 
     def __init__(
-        self, monitor: Commands, folder: Path, new_cards: NewCards, endings: Endings
-    ) -> None:
-        """`folder`: the protection's own; what was first seen stays there for later agents."""
-        self._monitor, self._known, self._new_cards = monitor, folder / _FILE, new_cards
-        self._endings = endings
+        self, monitor: Commands, folder: Path, new_cards: NewCards, endings: Endings, *,
+        known: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """`known`: what `seen` returned when the standby's definition was made; None: what the
+        first agent sees, which stays in `folder`, the protection's own, for later ones."""
+        self._monitor, self._file, self._new_cards = monitor, folder / _FILE, new_cards
+        self._endings, self._known = endings, known
         self._names: frozenset[str] | None = None
         self._seen: frozenset[str] = frozenset()
         self._told = threading.Event()
@@ -69,16 +71,19 @@ class Devices:
         """
         self._endings.keep()
         self._told.clear()
-        self._seen = names = _names(self._monitor)
-        digest = _digest(self._monitor)
+        now = seen(self._monitor)
+        if self._known is None:
+            self._known = self._first(now)
+        self._names, self._seen = frozenset(self._known["names"]), frozenset(now["names"])
+        self._cut(self._seen - self._names)
+        return bool(self._known["digest"] == now["digest"] and self._seen == self._names)
+
+    def _first(self, now: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
-            known = json.loads(self._known.read_text())
+            return dict(json.loads(self._file.read_text()))
         except FileNotFoundError:
-            known = {"digest": digest, "names": sorted(names)}
-            wholefile.put(self._known, json.dumps(known))
-        self._names = frozenset(known["names"])
-        self._cut(names - self._names)
-        return bool(known["digest"] == digest and names == self._names)
+            wholefile.put(self._file, json.dumps(now))
+            return now
 
     def still(self) -> bool:
         """Compare their names alone: one question to QEMU. New cards have no link then.
@@ -107,6 +112,14 @@ class Devices:
                 self._new_cards.cut(device)
             except (HypervisorError, OSError) as exc:  # the next look at the devices tries again
                 log.warning("the link of %s cannot be set down: %s", device, exc)
+
+
+def seen(monitor: Commands) -> dict[str, Any]:
+    """The guest's devices: their `names`, and a `digest` of all that a standby must have too.
+
+    Raises HypervisorError.
+    """
+    return {"names": sorted(_names(monitor)), "digest": _digest(monitor)}
 
 
 def _names(monitor: Commands) -> frozenset[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt import hostdirs
-from vmckpt.agent import chains
+from vmckpt.agent import chains, devices
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.checkpoint import guestmemory, outputs, reopening, settings
 from vmckpt.checkpoint.settings import IGNORE_SHARED, Undo
@@ -32,6 +32,8 @@ def look(order: ReplicaOrder) -> dict[str, Any]:
         with identity.require(order.guest, monitor.name, order.host) as process:
             files = guestmemory.files(monitor, process)
         reopening.check(monitor)
+        # Before its cards and its definition are read: a device that comes meanwhile is noticed.
+        seen = devices.seen(monitor)
         held = outputs.look(monitor)
         undo = _settings(order, monitor)
         described = monitor.described()
@@ -39,7 +41,7 @@ def look(order: ReplicaOrder) -> dict[str, Any]:
         disks = blocks.read_facts(described, known)
         stored = libvirt_side.stored(monitor)
         return {
-            "name": monitor.name, "undo": undo.to_json(), "cards": held.cards,
+            "name": monitor.name, "undo": undo.to_json(), "cards": held.cards, "devices": seen,
             "memory": [file.size for file in files], "xml": monitor.xml(),
             "room": _room(hostdirs.SHM), "disk_logs": logserver.installed(),
             "definition": stored[0] if stored else "", "autostart": bool(stored and stored[1]),

@@ -152,7 +152,12 @@ class _Agent:
         logs = [stack.enter_context(one) for one in mirrors.logs()]
         alone = afterlife.is_alone(folder)
         filters, held = found_filters(session, folder, monitor, alone=alone)
-        devices = stack.enter_context(Devices(monitor, folder, filters.new_cards, self._endings))
+        devices = stack.enter_context(
+            Devices(
+                monitor, folder, filters.new_cards, self._endings,
+                known=session.extra.get("devices"),
+            )
+        )  # fmt: skip
         # On disk before it is nowhere else.
         afterlife.keep_definition(session)
         libvirt_side.undefine(monitor)

@@ -305,13 +305,9 @@ def _end_second_copy(session: Session, folder: Path) -> list[str]:
 
     What it sent since its last epoch waits in its filters, and goes with it. Raises TwoCopies.
     """
-    if afterlife.is_alone(folder):
-        raise TwoCopies(
-            f"{session.name} runs on {session.host} and on {session.peer}, and what it sent went"
-            " out on both",
-            mend=f"choose one, and end the other: virsh -c {session.uri} destroy {session.name}",
-        )
+    _must_be_unheard(session, folder)
     _stop_agent(folder)
+    _must_be_unheard(session, folder)  # its agent may have let it go on alone just before its end
     process = identity.hold(session.guest)
     if process is not None:
         with process:
@@ -319,6 +315,15 @@ def _end_second_copy(session: Session, folder: Path) -> list[str]:
     writes.end_all(session, folder, None)
     afterlife.forget(session, folder)
     return [f"ended the copy here, whose output was held; the guest runs on {session.peer}"]
+
+
+def _must_be_unheard(session: Session, folder: Path) -> None:
+    if afterlife.is_alone(folder):
+        raise TwoCopies(
+            f"{session.name} runs on {session.host} and on {session.peer}, and what it sent went"
+            " out on both",
+            mend=f"choose one, and end the other: virsh -c {session.uri} destroy {session.name}",
+        )
 
 
 def _must_hold_lease(session: Session, folder: Path) -> None:

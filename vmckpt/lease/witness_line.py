@@ -55,6 +55,8 @@ class _Worker(threading.Thread):
         self.calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._told = told
         self._connection: psycopg.Connection[Any] | None = None
+        self._warnings: list[str] = []
+        """PostgreSQL's, about the call under way."""
         self._lock = threading.Lock()
         self._copy: socket.socket | None = None
         """The connection's socket once more: the number of libpq's own may be another's by now."""
@@ -86,10 +88,19 @@ class _Worker(threading.Thread):
             self._connection = psycopg.connect(
                 **self._told, autocommit=True, prepare_threshold=None
             )
+            self._connection.add_notice_handler(self._notice)
             with self._lock:
                 self._copy = socket.socket(fileno=os.dup(self._connection.fileno()))
+        self._warnings.clear()
         row = self._connection.execute(statement.encode(), arguments).fetchone()
+        if self._warnings:
+            raise psycopg.Warning(self._warnings[0])
         return row[0] if row else None
+
+    def _notice(self, told: psycopg.errors.Diagnostic) -> None:
+        """A wait for a synchronous replica that was cancelled ends in a warning, and no error."""
+        if told.severity_nonlocalized == "WARNING":
+            self._warnings.append(f"{told.message_primary} {told.message_detail or ''}".strip())
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None
@@ -149,7 +160,7 @@ class Line:
             raise self._silent() from None
         except psycopg.errors.InsufficientPrivilege as exc:
             raise LeaseRefused(f"the witness refuses it: {self._one_line(exc)}") from exc
-        except psycopg.Error as exc:
+        except (psycopg.Error, psycopg.Warning) as exc:
             raise LeaseUnreachable(f"the witness has not done it: {self._one_line(exc)}") from exc
 
     def _silent(self) -> LeaseUnreachable:
@@ -158,7 +169,7 @@ class Line:
             mend="see that PostgreSQL runs and can be reached from here",
         )
 
-    def _one_line(self, error: psycopg.Error) -> str:
+    def _one_line(self, error: Exception) -> str:
         """PostgreSQL's words without line ends and password."""
         text = " ".join(str(error).split()) or type(error).__name__
         password = self._told.get("password")

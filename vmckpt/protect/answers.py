@@ -151,6 +151,7 @@ _IMAGE = _fields(
 _ANSWERS: Mapping[str, Kind] = {
     "look": _fields(
         name=_text, undo=_text, cards=_each(_text), memory=_each(_count), xml=_definition,
+        devices=_fields(names=_each(_text), digest=_text),
         room=_count, disk_logs=_flag, definition=_or_nothing(_definition), autostart=_flag,
         qemu=_text, disks=_each(_DISK),
     ),

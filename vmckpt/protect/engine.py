@@ -219,6 +219,7 @@ class Beginning:
                 "shared": [one["source"] for one in looked["disks"]
                            if one["name"] in shared and one["kind"] == "file"],
                 "nodes": {disk["name"]: disk["node"] for disk in disks},
+                "devices": looked["devices"],
             },
         )  # fmt: skip
 
@@ -230,6 +231,11 @@ class Beginning:
             status = await asking.status(self._setting.primary, self._guest.uuid)
             if status.get("phase") == READY:
                 return status
+            if status.get("replugged"):
+                raise VmckptError(
+                    f"a device of {self._guest.name} was plugged in or out meanwhile",
+                    mend=f"run vmckpt protect {self._guest.name} again",
+                )
             if status.get("wants_leave"):
                 raise VmckptError(
                     f"{self._setting.backup.name} is away, before its standby was ready:"
@@ -258,6 +264,9 @@ class Beginning:
         gone = ended = True
         for host in (self._setting.backup, self._setting.primary):
             try:
+                if not gone and _judge(self._setting, self._request) == Judge.WATCH:
+                    # A standby that stays behind is nobody's: what keeps watch must not run it.
+                    await self._desk.intend(Step.ALONE, {"why": "it was given up"})
                 await asking.order(
                     host, self._guest.uuid, "end", standby_gone=gone, owner=self.session
                 )

@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from vmckpt.replicate.link import Cut, Line
 from vmckpt.replicate.status import PrimaryStatus
@@ -25,9 +26,10 @@ def await_ack(
         if isinstance(found, Ack) and found.epoch == number:
             return
         if isinstance(found, Beat):
-            note = json.loads(found.note or b"{}")
-            status.heard(note)
-            if (much := int(note.get("received") or 0)) != taken:
+            told = note(found)
+            status.heard(told)
+            much = told.get("received")
+            if isinstance(much, int) and taken < much <= line.sent:
                 taken, since = much, time.monotonic()
         elif isinstance(found, Refused | End):
             raise Cut(f"the backup will not go on: {found.why}")
@@ -35,3 +37,14 @@ def await_ack(
             raise Cut(f"the backup sends {type(found).__name__}, and no acknowledgement")
         if time.monotonic() - since > patience:
             raise Cut(f"the backup has taken nothing for {patience:g} s")
+
+
+def note(beat: Beat) -> Mapping[str, Any]:
+    """What the backup tells of itself. Raises Cut if it makes no sense."""
+    try:
+        told = json.loads(beat.note or b"{}")
+    except (ValueError, RecursionError) as exc:
+        raise Cut(f"the backup's note is no JSON: {exc}") from exc
+    if not isinstance(told, dict):
+        raise Cut("the backup's note is no object")
+    return told

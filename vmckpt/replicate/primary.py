@@ -5,7 +5,6 @@ the guest runs in the next one. A line that breaks ends a connection and not the
 next epoch that arrives carries all that the backup has not got.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from vmckpt.checkpoint.standstill import Resumed
 from vmckpt.errors import HypervisorError, VmckptError
 from vmckpt.lease.witness_line import LeaseUnreachable
 from vmckpt.replicate import link, mirroring, pacing
-from vmckpt.replicate.awaiting import await_ack
+from vmckpt.replicate.awaiting import await_ack, note
 from vmckpt.replicate.buffers import EARLY
 from vmckpt.replicate.capture import Epoch
 from vmckpt.replicate.facts import Session
@@ -356,7 +355,7 @@ class Primary:
             if isinstance(found, Seal | Hello):
                 raise Cut("the backup talks nonsense")
             if isinstance(found, Beat):
-                parts.status.heard(json.loads(found.note or b"{}"))
+                parts.status.heard(note(found))
         return False
 
     def _keep(self) -> None:
@@ -377,6 +376,7 @@ class Primary:
         """Until it is unprotected: nobody can go on from its standby."""
         parts = self._parts
         why = "a device was plugged in or out: unprotect the guest, protect it again"
+        parts.status.replugged()
         self._until_unplugged()
         self._go_alone(why)
         while not parts.wishes.has(Wish.END):

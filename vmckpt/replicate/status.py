@@ -67,6 +67,11 @@ class PrimaryStatus:
         with self._lock:
             self._phase, self._told["says"] = Phase.ALONE, why
 
+    def replugged(self) -> None:
+        """A device was plugged in or out: the standby is another machine, for good."""
+        with self._lock:
+            self._told["replugged"] = True
+
     def finds(self, finder: str, why: str) -> None:
         """What finds changed pages, and why it does."""
         with self._lock:

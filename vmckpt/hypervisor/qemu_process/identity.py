@@ -6,6 +6,7 @@ That process is taken for the guest's QEMU if its user, executable, command line
 socket that it holds open are the ones that libvirt recorded.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -23,6 +24,10 @@ STATUS_FILES = Path("/run/libvirt/qemu")
 _LIBRARY = Path("/var/lib/libvirt/qemu")
 """libvirt gives this folder to the user as whom it runs QEMU."""
 _DELETED = " (deleted)"
+_LAST_PID = 1 << 22
+"""Linux's PID_MAX_LIMIT."""
+_ENDED = (errno.ENOENT, errno.ESRCH)
+"""What files of a process that has ended answer; any other error tells nothing about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,19 +210,25 @@ def _must_be_roots(path: Path, seen: os.stat_result) -> None:
 
 
 def _verified(known: Recorded) -> HeldProcess | None:
-    """The recorded process; None if it has ended."""
+    """The recorded process; None if it has ended. Raises QemuUnclear."""
+    if not 0 < known.pid <= _LAST_PID:
+        return None
     try:
         process = HeldProcess(known.pid)
-    except (OSError, OverflowError, ValueError):
-        return None
+    except OSError as exc:
+        if exc.errno in _ENDED:
+            return None
+        raise _hidden(known.pid, exc) from exc
     try:
         seen = _seen(known.pid, {known.monitor})
         # Where libvirt records no user, it must be one as whom QEMU may run at all.
         trusted = known.user is not None or seen.users <= _trusted()
         if trusted and mismatch(known, seen) is None and process.lives():
             return process
-    except OSError:  # it has ended meanwhile
-        pass
+    except OSError as exc:
+        if exc.errno not in _ENDED:
+            process.close()
+            raise _hidden(known.pid, exc) from exc
     except BaseException:
         process.close()
         raise
@@ -225,16 +236,28 @@ def _verified(known: Recorded) -> HeldProcess | None:
     return None
 
 
+def _hidden(pid: int, error: OSError) -> QemuUnclear:
+    return _unclear(
+        f"whether process {pid} is QEMU of the guest cannot be seen: {error}",
+        mend=f"see what keeps root from it: ls -l /proc/{pid}/exe",
+    )
+
+
 def _strays(guest: str, but: set[int]) -> list[int]:
+    """Raises QemuUnclear."""
     mark = b"\0-uuid\0" + guest.encode() + b"\0"
     found = []
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         pid = int(command.parent.name)
-        with suppress(OSError):
+        try:
             if pid in but or mark not in command.read_bytes():
                 continue
-            if is_stray(_seen(pid, set()), guest, _trusted()):
+            # An imitation's other files may be hidden, and tell nothing of interest.
+            if _users(pid) <= _trusted() and is_stray(_seen(pid, set()), guest, _trusted()):
                 found.append(pid)
+        except OSError as exc:
+            if exc.errno not in _ENDED:
+                raise _hidden(pid, exc) from exc
     return found
 
 
@@ -249,21 +272,27 @@ def _trusted() -> frozenset[int]:
 def _seen(pid: int, sockets: set[str]) -> Seen:
     """Look at a process; of its sockets those at the given paths. Raises OSError."""
     where = Path(f"/proc/{pid}")
-    status = (where / "status").read_text()
-    users = next(line for line in status.splitlines() if line.startswith("Uid:")).split()[1:]
+    users = _users(pid)
     command = (where / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
     held = frozenset(_held(where, sockets)) if sockets else frozenset()
     return Seen(
-        users=frozenset(map(int, users)), executable=str((where / "exe").readlink()),
+        users=users, executable=str((where / "exe").readlink()),
         command=tuple(command), sockets=held,
     )  # fmt: skip
+
+
+def _users(pid: int) -> frozenset[int]:
+    """The real, effective, saved and file system's user of a process. Raises OSError."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("Uid:"))
+    return frozenset(map(int, line.split()[1:]))
 
 
 def _held(process: Path, wanted: set[str]) -> Iterator[str]:
     """Those of the paths at which a socket lies that the process has open."""
     own = set()
     for file in (process / "fd").iterdir():
-        with suppress(OSError):
+        with suppress(FileNotFoundError):
             own.add(str(file.readlink()))
     for line in (process / "net/unix").read_text(errors="replace").splitlines()[1:]:
         words = line.split(maxsplit=7)
