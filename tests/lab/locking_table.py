@@ -268,13 +268,8 @@ _PROTECTED: tuple[Group, ...] = (
     (REFUSED, 21, "block", GOES_ON, (Asked.MIGRATE_ELSEWHERE, Asked.PLAN)),
     (REFUSED, 2, "is a protect job", GOES_ON, _NO_JOB),
     (REFUSED, 1, "already active", GOES_ON, (Asked.VIRSH_MIGRATE,)),
-    (
-        REFUSED,
-        1,
-        "in use by block job: mirror",
-        GOES_ON,
-        (Asked.SNAPSHOT, Asked.DISK_SNAPSHOT, Asked.BACKUP),
-    ),
+    # For its mirror, or in an epoch's pause because QEMU has let go of the image.
+    (REFUSED, 1, "", GOES_ON, (Asked.SNAPSHOT, Asked.DISK_SNAPSHOT, Asked.BACKUP)),
     (REFUSED, 1, "cannot set memory higher than max memory", GOES_ON, (Asked.SETMEM,)),
     (REFUSED, 1, "domain is already running", GOES_ON, (Asked.RESUME,)),
     (REFUSED, 1, "block", GOES_ON, (Asked.BLOCKCOPY,)),
