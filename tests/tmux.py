@@ -84,10 +84,12 @@ def terminal(
     """A program in a terminal of that width and height; gone afterwards."""
     made = Tmux(folder / "tmux")
     width, height = size
+    # pytest loads readline, which sets both, and a program believes them more than its terminal.
+    there = {key: value for key, value in environment.items() if key not in ("COLUMNS", "LINES")}
     subprocess.run(
         ["tmux", "-S", str(folder / "tmux"), "-f", os.devnull, "new-session", "-d",
          "-x", str(width), "-y", str(height), *words],
-        env={**environment, "TERM": "xterm-256color", "COLORTERM": "truecolor",
+        env={**there, "TERM": "xterm-256color", "COLORTERM": "truecolor",
              "LANG": "C.UTF-8"},
         check=True,
     )  # fmt: skip

@@ -34,7 +34,7 @@ def test_a_migration_and_an_evacuation_by_keys_alone(bench: Bench, tmp_path: Pat
         keep(screen, "fleet")
         screen.keys("m")
         # The plan is shown before the yes: preflight has passed, and the forecast is there.
-        screen.until("Migrate web1", "$ vmckpt migrate web1 --to beta", "based on:")
+        screen.until("Migrate web1", "$ vmckpt migrate web1 --to beta", "based on:", limit=90.0)
         keep(screen, "order")
         screen.keys("C-y")
         screen.until("web1: alpha → beta", "pre-copy", "bandwidth")

@@ -313,10 +313,11 @@ def test_a_backup_that_crashes_is_gone_on_without_and_told_of(pair: Bench) -> No
 def test_a_watched_protection_tells_what_happens_to_it_until_it_ends(pair: Bench) -> None:
     pair.guest(**GUEST)
     protect(pair, automatic=False)
+    # Before it is watched: that asks both agents every second, which leaves a busy host no time.
+    until(lambda: "behind" in pair.good("jobs").out, limit=SOON)
     watch = pair.start("watch", "web1")
     began = time.monotonic()
     lines = first_line(watch, "protecting, epoch")
-    until(lambda: "behind" in pair.good("jobs").out, limit=SOON)
     network.cut(pair.plan, "beta")
     lines += first_line(watch, " alone, ")
     network.heal(pair.plan, "beta")

@@ -50,10 +50,11 @@ def watching(pair: Fencing) -> Iterator[list[dict[str, Any]]]:
 def apart(pair: Fencing, away: str) -> None:
     """Alpha and beta do not reach each other; all others reach both. `away`: "replace" or "del"."""
     for one, other in (("alpha", "beta"), ("beta", "alpha")):
-        where = [pair.plan.host(other).address]
+        where = f"{pair.plan.host(other).address} dev eth0"
         if away == "replace":
-            where += ["lladdr", NOBODY, "nud", "permanent"]
-        pair.inside(one, "ip", "neigh", away, *where, "dev", "eth0")
+            pair.inside(one, *f"ip neigh replace {where} lladdr {NOBODY} nud permanent".split())
+        else:  # it may be gone with a link that was down meanwhile
+            pair.inside(one, "sh", "-c", f"ip neigh del {where} 2>/dev/null || true")
 
 
 def status(pair: Fencing) -> dict[str, Any]:
