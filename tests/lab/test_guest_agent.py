@@ -26,7 +26,9 @@ until set -- /dev/vport*p1; [ -e "$1" ]; do sleep 0.1; done
 exec 3<>"$1"
 now=thawed
 say() { echo "{\"return\": $1}" >&3; }
-while read -r line <&3; do
+while :; do
+    # As long as libvirt has not connected, there is an end and no line.
+    read -r line <&3 || { sleep 0.1; continue; }
     case "$line" in
     *guest-sync*) id=${line##*id\":}; say "${id%%[!0-9]*}" ;;
     *guest-ping*) say "{}" ;;
