@@ -318,6 +318,7 @@ def _end_second_copy(session: Session, folder: Path) -> list[str]:
 
 
 def _must_be_unheard(session: Session, folder: Path) -> None:
+    """Raises TwoCopies if output of the copy here was released."""
     if afterlife.is_alone(folder):
         raise TwoCopies(
             f"{session.name} runs on {session.host} and on {session.peer}, and what it sent went"

@@ -50,8 +50,8 @@ class Observer:
         poll.register(self._control, select.POLLIN)
         due = time.monotonic()
         while True:
-            wait = max(0.0, due - time.monotonic()) if self._guests else None
-            for descriptor, _ in poll.poll(None if wait is None else wait * 1000):
+            wait = 1000 * max(0.0, due - time.monotonic()) if self._guests else None
+            for descriptor, _ in poll.poll(wait):
                 if descriptor == self._control.fileno():
                     self._serve()
                 else:

@@ -12,7 +12,7 @@ from vmckpt.lab import wire
 
 PROBES = "VMCKPT_LAB_PROBES"
 """The environment's: probes of a guest in a second, if not 200. Each costs the guest under TCG some
-50 µs, and many guests at once have no time for so many."""
+0.5 ms, and many guests at once have no time for so many."""
 PROBE_INTERVAL = 1 / float(os.environ.get(PROBES, "200"))
 NOTABLE = 2.4 * PROBE_INTERVAL
 """Shorter silences are the normal rhythm of probes and answers."""

@@ -231,7 +231,7 @@ class Beginning:
             status = await asking.status(self._setting.primary, self._guest.uuid)
             if status.get("phase") == READY:
                 return status
-            if status.get("replugged"):
+            if status.get("devices_changed"):
                 raise VmckptError(
                     f"a device of {self._guest.name} was plugged in or out meanwhile",
                     mend=f"run vmckpt protect {self._guest.name} again",

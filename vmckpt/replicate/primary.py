@@ -376,7 +376,7 @@ class Primary:
         """Until it is unprotected: nobody can go on from its standby."""
         parts = self._parts
         why = "a device was plugged in or out: unprotect the guest, protect it again"
-        parts.status.replugged()
+        parts.status.devices_changed()
         self._until_unplugged()
         self._go_alone(why)
         while not parts.wishes.has(Wish.END):

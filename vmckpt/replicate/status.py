@@ -67,10 +67,10 @@ class PrimaryStatus:
         with self._lock:
             self._phase, self._told["says"] = Phase.ALONE, why
 
-    def replugged(self) -> None:
+    def devices_changed(self) -> None:
         """A device was plugged in or out: the standby is another machine, for good."""
         with self._lock:
-            self._told["replugged"] = True
+            self._told["devices_changed"] = True
 
     def finds(self, finder: str, why: str) -> None:
         """What finds changed pages, and why it does."""

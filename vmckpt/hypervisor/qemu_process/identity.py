@@ -245,7 +245,7 @@ def _hidden(pid: int, error: OSError) -> QemuUnclear:
 
 def _strays(guest: str, but: set[int]) -> list[int]:
     """Raises QemuUnclear."""
-    mark = b"\0-uuid\0" + guest.encode() + b"\0"
+    mark, trusted = b"\0-uuid\0" + guest.encode() + b"\0", _trusted()
     found = []
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         pid = int(command.parent.name)
@@ -253,7 +253,7 @@ def _strays(guest: str, but: set[int]) -> list[int]:
             if pid in but or mark not in command.read_bytes():
                 continue
             # An imitation's other files may be hidden, and tell nothing of interest.
-            if _users(pid) <= _trusted() and is_stray(_seen(pid, set()), guest, _trusted()):
+            if _users(pid) <= trusted and is_stray(_seen(pid, set()), guest, trusted):
                 found.append(pid)
         except OSError as exc:
             if exc.errno not in _ENDED:
