@@ -159,7 +159,7 @@ class Folder:
 
     @contextmanager
     def listed(self) -> Iterator[int]:
-        """A file descriptor of it that os.scandir and os.fwalk take."""
+        """A file descriptor of it to list it and to open what is in it."""
         with _named(self.path):
             file = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._file)
         try:

@@ -2,9 +2,11 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.unit.hostile import within
 from vmckpt.agent.small_files import SmallFiles
 from vmckpt.checkpoint import firmware
 from vmckpt.errors import BadInput, HypervisorError
@@ -82,6 +84,37 @@ def test_they_are_read_on_their_host(tmp_path: Path, monkeypatch: pytest.MonkeyP
         firmware.read(told, UUID, "alpha")
     assert firmware.read(xml("<nvram>/none/there</nvram>"), UUID, "alpha") == {}
     assert not firmware.there(xml(), UUID)
+
+
+def test_a_fifo_that_takes_a_directorys_place_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(firmware, "_TPM_FOLDER", tmp_path)
+    (tmp_path / UUID / "tpm2").mkdir(parents=True)
+    listed, stat = os.listdir, os.stat
+
+    def swapped(at: int) -> list[str]:
+        names = listed(at)
+        (tmp_path / UUID / "tpm2").rmdir()
+        os.mkfifo(tmp_path / UUID / "tpm2")
+        return names
+
+    def before(name: str, **how: Any) -> os.stat_result:
+        return stat(tmp_path) if name == "tpm2" else stat(name, **how)
+
+    monkeypatch.setattr(os, "listdir", swapped)
+    monkeypatch.setattr(os, "stat", before)
+    with within(20), pytest.raises(HypervisorError, match="Not a directory"):
+        firmware.read(xml("", TPM), UUID, "alpha")
+
+
+def test_directories_in_each_other_without_end_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(firmware, "_TPM_FOLDER", tmp_path)
+    (tmp_path / UUID / "/".join("a" * 12)).mkdir(parents=True)
+    with pytest.raises(HypervisorError, match="too many directories in each other"):
+        firmware.read(xml("", TPM), UUID, "alpha")
 
 
 def small(folder: Path, *, replace: bool = True) -> SmallFiles:

@@ -3,6 +3,7 @@
 Names in a snapshot: "nvram", and "tpm/…" for what is in the TPM's folder.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,8 @@ NVRAM, TPM = "nvram", "tpm"
 _TPM_FOLDER = PurePosixPath("/var/lib/libvirt/swtpm")
 # A manifest holds 64 MiB of such files.
 _LARGEST, _MOST = 32 << 20, 64 << 20
+_DEEPEST = 8
+_FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -101,18 +104,33 @@ def _below(top: Path, host: str) -> Iterator[tuple[str, bytes]]:
     """The regular files of a TPM, by their paths in its folder."""
     left = _MOST
     with Folder(top) as folder, folder.listed() as listed:
-        for below, folders, names, at in os.fwalk(".", dir_fd=listed):
-            folders.sort()
-            for name in sorted(names):
-                seen = os.stat(name, dir_fd=at, follow_symlinks=False)
-                if not stat.S_ISREG(seen.st_mode) or name == ".lock":
-                    continue
-                inside = str(PurePosixPath(below, name))
-                content = _content(os.open(name, _READ, dir_fd=at), str(top / inside), host)
-                left -= len(content)
-                if left < 0:
-                    raise HypervisorError(f"{host}: {top} is too large for a snapshot", host=host)
-                yield inside, content
+        for inside, file in _files(listed, ""):
+            content = _content(file, str(top / inside), host)
+            left -= len(content)
+            if left < 0:
+                raise HypervisorError(f"{host}: {top} is too large for a snapshot", host=host)
+            yield inside, content
+
+
+def _files(at: int, below: str) -> Iterator[tuple[str, int]]:
+    """All regular files in a directory and below, open, with their paths in it. Raises OSError.
+
+    Not by os.fwalk, which in Python 3.11 waits for ever at a FIFO that its owner has put in the
+    place of a directory meanwhile.
+    """
+    for name in sorted(os.listdir(at)):
+        inside = f"{below}{name}"
+        mode = os.stat(name, dir_fd=at, follow_symlinks=False).st_mode
+        if stat.S_ISDIR(mode):
+            if inside.count("/") >= _DEEPEST:
+                raise OSError(errno.ENAMETOOLONG, "too many directories in each other", inside)
+            inner = os.open(name, _FOLDER, dir_fd=at)
+            try:
+                yield from _files(inner, f"{inside}/")
+            finally:
+                os.close(inner)
+        elif stat.S_ISREG(mode) and name != ".lock":
+            yield inside, os.open(name, _READ, dir_fd=at)
 
 
 def _content(file: int, path: str, host: str) -> bytes:
