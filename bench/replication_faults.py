@@ -115,7 +115,10 @@ class Campaign:
             except VmckptError as exc:
                 told.violations.append(f"the round broke off: {exc}")
             told.violations += lookout.two_copies()
-            recorder.stop()
+            try:
+                recorder.stop()
+            except LabError as exc:
+                told.violations.append(f"what its clients saw is not known: {exc}")
             history = recorder.check(EVIDENCE)
         told.violations += [*taps.speakers.seen, *history.wrong]
         self._next(told)
