@@ -5,6 +5,7 @@ it open for writing before, and a guest that is started meanwhile does not start
 """
 
 import json
+import socket
 import subprocess
 import time
 from collections.abc import Collection, Mapping
@@ -100,7 +101,7 @@ class OffDisks:
 
     def _wait(self, name: str) -> None:
         program, give_up = self._programs[name], time.monotonic() + _PATIENCE
-        while not self._socket(name).exists():
+        while not _listens(self._socket(name)):
             if program.poll() is not None:
                 _, said = program.communicate()
                 raise self._refused(name, said.decode(errors="replace"))
@@ -184,3 +185,13 @@ def read_info(disk: DiskFacts, told: Mapping[str, Any]) -> DiskFacts:
             for one in data.get("bitmaps", ())
         ),
     )
+
+
+def _listens(place: Path) -> bool:
+    """Whether a program accepts connections there; its socket has a name a moment before."""
+    with socket.socket(socket.AF_UNIX) as trial:
+        try:
+            trial.connect(str(place))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True
