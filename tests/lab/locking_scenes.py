@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from vmckpt.hypervisor import guests as hypervisor_guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.lab import controller, guests, host, lab, network
 from vmckpt.lab.controller import Controller, End
+from vmckpt.lab.plan import HostPlan
 from vmckpt.model.guests import Presence
 from vmckpt.units import parse_rate
 
@@ -287,12 +289,26 @@ class Scene:
         assert self._virsh is not None
         return gathered(self._virsh, limit=90.0)[0]
 
+    def _end_if_libvirt_hangs(self, one: HostPlan) -> None:
+        """libvirt 9.0 was seen to crash, and to hang, after many commands: the next scene would
+        find no libvirt."""
+        asked = host.enter(one, "timeout", "20", "virsh", "-q", "list")
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            told = subprocess.run(
+                host.enter(one, "sh", "-c", "ps -eLo pid,stat,wchan:32,comm | grep libvirtd"),
+                capture_output=True, text=True, check=False,
+            ).stdout  # fmt: skip
+            sys.stderr.write(f"{one.name}: libvirt does not answer: {done.stderr}\n{told}")
+            host.power_off(one)
+
     def clear(self) -> None:
         """Nothing of the scene stays."""
         self.release()
         plan = self.bench.plan
         self.fast()
         for one in plan.hosts:
+            self._end_if_libvirt_hangs(one)
             lab.heal(plan, one.name)
         if self.controller is not None and self.controller.running:
             self.controller.kill()

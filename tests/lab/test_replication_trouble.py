@@ -314,7 +314,8 @@ def test_a_watched_protection_tells_what_happens_to_it_until_it_ends(pair: Bench
     pair.guest(**GUEST)
     protect(pair, automatic=False)
     # Before it is watched: that asks both agents every second, which leaves a busy host no time.
-    until(lambda: "behind" in pair.good("jobs").out, limit=SOON)
+    # Each look asks for an answer in 8 s, and a busy host gives none.
+    until(lambda: "behind" in pair.good("jobs").out, limit=3 * SOON)
     watch = pair.start("watch", "web1")
     began = time.monotonic()
     lines = first_line(watch, "protecting, epoch")
