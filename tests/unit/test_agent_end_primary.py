@@ -35,6 +35,7 @@ class World:
         monkeypatch.setattr(afterlife, "unprotect", lambda *_: note("output let out"))
         monkeypatch.setattr(afterlife, "forget", lambda *_: note("forgotten"))
         monkeypatch.setattr(afterlife, "renewed", self._renewed)
+        monkeypatch.setattr(afterlife, "disarm", lambda _: note("disarmed"))
         monkeypatch.setattr(afterlife, "lease", self._lease)
         monkeypatch.setattr(afterlife, "token", lambda _: 3)
         monkeypatch.setattr(writes, "end_all", lambda *_: None)
@@ -147,12 +148,18 @@ def test_output_is_not_let_out_where_another_host_has_the_lease(one: World) -> N
 def test_a_silent_lease_store_keeps_nobody_whose_standby_is_gone(one: World) -> None:
     one.silent = True
     one.end(PROTECTED, standby_gone=True)
-    assert one.did == ["agent ended", "output let out"]
+    assert one.did == ["disarmed", "agent ended", "output let out"]
+
+
+def test_without_a_standby_the_timer_goes_first(one: World) -> None:
+    """Who ends it may die or hang at any moment: the kernel would end the only copy there is."""
+    one.end(PROTECTED, standby_gone=True)
+    assert one.did[:2] == ["disarmed", "agent ended"]
 
 
 def test_the_timer_is_set_before_the_agent_is_ended(one: World) -> None:
     one.end(PROTECTED)
-    assert one.did == ["timer set by 7", "agent ended", "output let out"]
+    assert one.did == ["timer set by 7", "agent ended", "disarmed", "output let out"]
     one.did.clear()
     one.fails = True
     with pytest.raises(VmckptError, match="does not stop"):
@@ -188,7 +195,7 @@ def test_that_output_was_let_out_is_noted_before_it_is(
     def remove(*_: object) -> None:
         raise VmckptError(f"alone: {afterlife.is_alone(tmp_path)}")
 
-    monkeypatch.setattr(afterlife, "_disarm", lambda _: None)
+    monkeypatch.setattr(afterlife, "disarm", lambda _: None)
     monkeypatch.setattr(buffers, "remove", remove)
     with pytest.raises(VmckptError, match="alone: True"):
         afterlife.unprotect(PROTECTED, tmp_path, cast("Any", None))

@@ -45,7 +45,7 @@ def unprotect(
         # Before anything gets out that the standby does not know.
         tenure.invalidate()
     else:
-        _disarm(session)
+        disarm(session)
     note_alone(folder)  # before output gets out: no standby may take over from now on
     buffers.remove(monitor, folder)
     settings.break_off(monitor, Undo.from_json(session.undo))
@@ -72,7 +72,7 @@ def renewed(session: Session, sent: float) -> None:
             lease_timer.arm(process, sent + session.lease.terms.lasts)
 
 
-def _disarm(session: Session) -> None:
+def disarm(session: Session) -> None:
     """No other host may take over any more, so the kernel need not end the guest.
 
     Raises VmckptError.

@@ -285,6 +285,10 @@ def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
         return _end_second_copy(session, folder)
     if runs_here and order.standby_gone:
         _must_hold_lease(session, folder)
+        if session.lease is not None:
+            # Nobody else can have the guest any more. If we die before all is ended, it need not
+            # end with its lease; an agent that renews that until then is ended below.
+            afterlife.disarm(session)
     if runs_here and not order.standby_gone:
         _stop_safely(session, folder)
     else:
@@ -393,6 +397,7 @@ def _stop_safely(session: Session, folder: Path) -> None:
             (folder / guard.OVER).unlink()
             _start(folder)
             raise
+        afterlife.disarm(session)  # if we die before all is ended, nothing else would
         # Who tries this again must know it.
         (folder / "token").write_text(str(token))
 
