@@ -3,9 +3,9 @@
 import ast
 import subprocess
 import tomllib
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
+
 MODULES = sorted(
     path for room in ("vmckpt", "tui", "tests", "bench") for path in (ROOT / room).rglob("*.py")
 )

@@ -4,11 +4,11 @@
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.lab.locking_words import Answer, Asked, Cell, Then, Under
+from tests.support.paths import ROOT
 
-DOCUMENT = Path(__file__).parents[2] / "docs/locking.md"
+DOCUMENT = ROOT / "docs/locking.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 
 REFUSED, WAITS, ALLOWED, HARMS = Answer

@@ -5,17 +5,16 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.lab.bench import WHOLE, Bench, until, usable
+from tests.support.paths import ROOT
 from vmckpt.lab import host
 from vmckpt.lab.pace import slowness
 
-ROOT = Path(__file__).parent.parent.parent
 IDLE: dict[str, Any] = {"memory": "192MiB", "dirty": "32MiB@20MiB/s"}
 FOLDER = "/dev/shm/captured"
 ORDINARY = {"on": ["events"], "bandwidth": 128 << 20, "state": "running", "folder": False}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.lab.bench import Bench
+from tests.support.paths import ROOT
 from vmckpt import inventory
 
-ROOT = Path(__file__).parents[2]
 HERE = ROOT / "vagrant/provision"
 NAMES = ("alpha", "beta", "gamma")
 HIDDEN = ("/opt", "/etc/systemd/system", "/usr/local/bin", "/var/cache/vmckpt")

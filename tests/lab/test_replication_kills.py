@@ -24,13 +24,13 @@ from tests.lab.protecting import (
     signalled,
     tidied,
 )
+from tests.support.paths import ROOT
 from vmckpt.lab import host
 from vmckpt.lab.pace import slowness
 from vmckpt.replicate.guardpage import GuardPage
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parent.parent.parent
 GUARD = b"vmckpt.replicate.guard"
 SILENCE = 9.0
 

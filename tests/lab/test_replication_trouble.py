@@ -27,6 +27,7 @@ from tests.lab.protecting import (
     signalled,
     tidied,
 )
+from tests.support.paths import ROOT
 from vmckpt.lab import faults, guests, network
 from vmckpt.lab.faults import SmallDisk
 from vmckpt.lab.pace import slowness
@@ -36,7 +37,6 @@ from vmckpt.units import parse_rate
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parent.parent.parent
 HOLD = 5.0
 SETTLES = 4.0
 """What a machine with two cores may need beside what is promised."""

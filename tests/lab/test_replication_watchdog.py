@@ -22,12 +22,12 @@ from tests.lab.protecting import (
     tidied,
 )
 from tests.lab.starving import Victim, busy
+from tests.support.paths import ROOT
 from vmckpt.lab import faults, host, network
 
 pytestmark = pytest.mark.long
 
 AGENT, WATCHDOG = b"vmckpt.agent.replica", b"vmckpt.replicate.guard"
-ROOT = Path(__file__).parent.parent.parent
 MOST = 2.0
 """Seconds that a guest may be paused for an epoch."""
 

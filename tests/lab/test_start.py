@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.lab.bench import VMCKPT, Done, finish, first_line, traces
+from tests.support.paths import ROOT
 from vmckpt.lab.plan import LABS
 
-PAGE = Path(__file__).parents[2] / "docs/start.md"
+PAGE = ROOT / "docs/start.md"
 _BROKEN = "migrate web1 --to alpha --mode precopy"
 """The one whose target is switched off."""
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.lab.bench import until
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parent.parent.parent
 # $1: the cgroup's name. cgroup2 is mounted anew, since it may be anywhere, or nowhere.
 _BEGIN = """\
 set -eu

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from tests.support.paths import ROOT
 from vmckpt.model.fencing import FenceDevice, FenceTopology
 from vmckpt.model.hosts import Host
 
-_TOOLS = Path(__file__).parents[2] / ".tools/usr/bin"
+_TOOLS = ROOT / ".tools/usr/bin"
 USER, SECRET = "operator", "hunter2-is-it"
 _LAN = """\
 name "bmc"

@@ -4,12 +4,12 @@
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
+from tests.support.paths import ROOT
 from vmckpt.migrate.aftermath import ODD, Seen, Verdict, judge
 from vmckpt.model.guests import GuestState, Presence
 
-DOCUMENT = Path(__file__).parents[2] / "docs/recovery.md"
+DOCUMENT = ROOT / "docs/recovery.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 
 PRESENCES = {

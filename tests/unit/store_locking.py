@@ -6,9 +6,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
-DOCUMENT = Path(__file__).parents[2] / "docs/locking.md"
+from tests.support.paths import ROOT
+
+DOCUMENT = ROOT / "docs/locking.md"
 BEGIN, END = "<!-- store table: begin -->\n", "<!-- store table: end -->\n"
 
 

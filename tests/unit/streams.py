@@ -1,14 +1,13 @@
 """Recorded streams, and a sink that collects what is in one."""
 
-from pathlib import Path
-
 import numpy as np
 import zstandard
 
+from tests.support.paths import FIXTURES
 from vmckpt.checkpoint.head import PAGE, Head
 from vmckpt.checkpoint.stream import Addresses, Pages, StreamParser
 
-FOLDER = Path(__file__).parent.parent / "fixtures" / "streams"
+FOLDER = FIXTURES / "streams"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.zst"))
 # The smallest there is with everything in it: tests that repeat use it.
 SHORT = "shared-7.2"

@@ -12,9 +12,9 @@ import pytest
 from bench import faults_plan, points, replication_faults
 from bench.faults_checks import Speakers, counted
 from bench.faults_plan import CLOCKS, HOST_INJURIES, LINKS, STEPS, How, Kind, Victim, round_of
+from tests.support.paths import ROOT
 
 ROUNDS = [round_of(seed) for seed in range(1, 301)]
-ROOT = Path(__file__).parents[2]
 
 
 def test_a_seed_is_always_the_same_round() -> None:

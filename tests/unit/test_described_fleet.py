@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from vmckpt.api import imagining
 from vmckpt.cli import main
 from vmckpt.errors import BadInput
@@ -13,7 +14,7 @@ from vmckpt.evacuate.task import Kind, Task
 from vmckpt.sim import described
 from vmckpt.units import GIB
 
-PAGE = Path(__file__).parents[2] / "docs/evacuation.md"
+PAGE = ROOT / "docs/evacuation.md"
 
 
 def written(folder: Path, text: str) -> Path:

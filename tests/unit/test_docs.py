@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import typer
 
+from tests.support.paths import ROOT
 from vmckpt.cli import main
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("vagrant/*.md")])
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 

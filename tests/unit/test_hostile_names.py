@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.paths import ROOT
 from tests.unit.shell import Shell
 from vmckpt.errors import RemoteError
 from vmckpt.model.hosts import Host, SshAddress
@@ -21,7 +22,6 @@ from vmckpt.remote import images, measure, probe, streams
 from vmckpt.remote.ssh import Answer, Remote, command_line
 from vmckpt.units import Bytes
 
-ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for room in ("vmckpt", "tui") for path in (ROOT / room).rglob("*.py"))
 SHELLS = {"sh", "bash", "dash", "/bin/sh", "/bin/bash", "ssh", "su", "eval"}
 # What takes a line for a shell, or can.

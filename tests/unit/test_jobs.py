@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.support.paths import ROOT
 from tests.unit.builders import sample
 from vmckpt.cli import jobs, main, output, watching
 from vmckpt.errors import BadInput, OutcomeUnknown, ReadOnly, Unattended, VmckptError
@@ -365,7 +366,7 @@ def test_looking_at_jobs_costs_no_database_until_there_is_something_to_open() ->
     )
     seen = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
     )  # fmt: skip
 
     assert seen.stdout == "False\n"

@@ -5,11 +5,10 @@ import sys
 import time
 from pathlib import Path
 
+from tests.support.paths import ROOT
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.units import Seconds
-
-ROOT = Path(__file__).parents[2]
 
 # Each acts alone if its token is the greatest that was ever seen and nobody else has the file.
 CONTENDER = """

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
+from tests.support.paths import ROOT
 from vmckpt.errors import JournalError
 from vmckpt.journal import identity, place, schema
 from vmckpt.journal.records import Controller, NewOperation, Record
 from vmckpt.journal.store import Journal
 from vmckpt.units import Seconds
 
-DOCS = (Path(__file__).parents[2] / "docs/recovery.md").read_text()
+DOCS = (ROOT / "docs/recovery.md").read_text()
 WEB1 = NewOperation(kind="migrate", guest="web1", source="alpha", target="beta")
 
 

@@ -10,12 +10,13 @@ import pytest
 from sqlalchemy import create_engine, inspect
 
 from tests import postgres
+from tests.support.paths import FIXTURES
 from vmckpt.errors import JournalError
 from vmckpt.journal import schema
 from vmckpt.journal.records import StepState
 from vmckpt.journal.store import Journal
 
-GOLDEN = Path(__file__).parent / "journal_v1.sql"
+GOLDEN = FIXTURES / "journal_v1.sql"
 TABLES = ("operations", "events", "samples", "forecasts", "requests")
 OPENER = """
 import sys

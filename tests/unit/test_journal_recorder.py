@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.unit.builders import sample
 from vmckpt.errors import JournalError
 from vmckpt.journal import recorder
@@ -281,7 +282,7 @@ print(made.id, len(warnings))
 def test_a_full_disk_makes_one_warning_and_when_there_is_room_again_nothing_is_missing(
     path: Path, journal: Journal
 ) -> None:
-    root = Path(__file__).parents[2]
+    root = ROOT
     ran = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(path)],
         cwd=root, capture_output=True, text=True, check=False, timeout=60,

@@ -9,9 +9,9 @@ from typing import Any
 
 import typer
 
+from tests.support.paths import ROOT
 from vmckpt.cli import main
 
-ROOT = Path(__file__).parents[2]
 _TOLD = re.compile(r"\bvmckpt ([a-z][a-z-]*(?:[ \n]+[^\s;,:()\"'`|…]+)*)")
 
 

@@ -14,12 +14,12 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.tui.still import FLEET
 from tests.unit.test_monitoring import NOW_STANDING
 from vmckpt.model.webhooks import Address
 from vmckpt.monitor.metrics import Exporter, Served
 
-ROOT = Path(__file__).parents[2]
 _PROGRAM = ROOT / ".tools/usr/bin/prometheus"
 _CONFIG = """\
 global: {{scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 200ms}}

@@ -18,8 +18,7 @@ from bench.mutations.runner import (
 )
 from bench.mutations.scratch import Run
 from bench.mutations.table import TABLE
-
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 
 def test_the_table_fits_the_tree() -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.paths import ROOT
 from tests.tui.still import FLEET
 from tests.unit.test_monitoring import NOW_STANDING, REPORT, ended, happened
 from vmckpt.model.copies import Copies
 from vmckpt.monitor.metrics import Exporter
 
-PACKAGING = Path(__file__).parents[2] / "packaging"
+PACKAGING = ROOT / "packaging"
 UNIT = PACKAGING / "systemd/vmckpt.service"
 _METRIC = re.compile(r"\bvmckpt_[a-z_]+\b")
 

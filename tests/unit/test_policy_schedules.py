@@ -1,10 +1,10 @@
 """Schedules of snapshots in policy files."""
 
 from datetime import time
-from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.unit.policies import LEAST, policy
 from vmckpt.errors import PolicyError
 from vmckpt.policy import explain
@@ -117,7 +117,7 @@ def test_periods_are_shown_as_they_are_written(time: float, text: str) -> None:
 
 
 def test_the_documentation_s_example_is_right() -> None:
-    text = (Path(__file__).parents[2] / "docs/policies.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
     example = text.split("\n    snapshots:\n")[1].split("\n\n")[0]
 
     found = policy(LEAST + "snapshots:\n" + "\n".join(x[4:] for x in example.splitlines()))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.unit.policies import GOOD, policy
 from vmckpt.model.orders import Mode
 from vmckpt.policy import explain, schema, shelf, transport, words
@@ -16,7 +17,7 @@ from vmckpt.policy.types import GiveUp, Pause, Policy, RaiseDowntime, StartPostc
 ROOM = Path(str(resources.files("vmckpt_policies")))
 FILES = sorted(ROOM.glob("*.yaml"))
 POLICIES = {one.name: one for one in shelf.load_all(None)}
-DOCUMENT = Path(__file__).parents[2] / "docs/policies.md"
+DOCUMENT = ROOT / "docs/policies.md"
 DEBIAN12 = Versions(qemu="7.2.22", libvirt="9.0.0")
 
 _KEY = re.compile(r"\s*(- )?[a-z_]+:( |$)")

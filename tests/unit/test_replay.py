@@ -1,9 +1,9 @@
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from tests.support.paths import TRACES
 from tests.unit.builders import sample
 from tests.unit.worlds import terms
 from vmckpt.errors import BadInput
@@ -116,7 +116,7 @@ def test_the_json_form_is_plain() -> None:
 
 def test_a_recorded_switch_that_the_policy_would_not_make_is_where_it_differs() -> None:
     """No pre-copy sample comes after it, at which it could be missed."""
-    path = Path(__file__).parent.parent / "scenarios/traces/balanced-rescue.jsonl"
+    path = TRACES / "balanced-rescue.jsonl"
     told = replaying.replayed(path, shelf.load_one("never-postcopy", None)).as_json()
 
     assert told["recorded"] == "switch to post-copy"
@@ -125,6 +125,6 @@ def test_a_recorded_switch_that_the_policy_would_not_make_is_where_it_differs() 
 
 
 def test_a_policy_that_moves_by_epochs_has_nothing_to_say_of_a_recorded_migration() -> None:
-    path = Path(__file__).parent.parent / "scenarios/traces/balanced-rescue.jsonl"
+    path = TRACES / "balanced-rescue.jsonl"
     with pytest.raises(BadInput, match="policy busy moves guests by epochs"):
         replaying.replayed(path, shelf.load_one("busy", None))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import TRACES
 from vmckpt.errors import BadInput
 from vmckpt.journal.desk import JobView
 from vmckpt.journal.forms import as_sampled
@@ -23,7 +24,6 @@ from vmckpt.sim.jobs import Made, Move
 from vmckpt.sim.replayed import Replayed
 from vmckpt.sim.showing import Showing
 
-TRACES = Path(__file__).parents[1] / "scenarios" / "traces"
 WIDTH = 80
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.unit.store_stories import BUSY, STORIES, prepare
 from tests.unit.storing import (
     SEALING,
@@ -34,8 +35,6 @@ from vmckpt.store.local import LocalFolder
 from vmckpt.store.locks import Lock, Work
 from vmckpt.store.store import Store
 from vmckpt.units import Seconds
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
