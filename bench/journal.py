@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests import postgres
+from tests.support import postgres
 from vmckpt.errors import GuestBusy
 from vmckpt.journal import place as places
 from vmckpt.journal.records import NewOperation, StepState

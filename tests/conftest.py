@@ -10,7 +10,7 @@ import pytest
 import typer
 from hypothesis import settings
 
-from tests import schemas
+from tests.support import schemas
 from vmckpt.cli import output
 from vmckpt.lab import lab
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.simulated import Machine
+from tests.support.simulated import Machine
 from vmckpt.errors import HypervisorError, OutcomeUnknown, VmckptError
 from vmckpt.journal.records import Request, RequestKind
 from vmckpt.model.guests import GuestState, Presence

@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any
 
 from tests.engine.fakes import FakeDesk, Told
-from tests.unit.policies import policy
+from tests.support.policies import policy
 from vmckpt.migrate.converge import Terms, time_limit
 from vmckpt.migrate.engine import Ending, Migration
 from vmckpt.model.events import Event, PhaseChanged

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.unit.fleets import guest
+from tests.support.fleets import guest
 from vmckpt.errors import Cancelled
 from vmckpt.evacuate.ahead import Ahead, Turn
 from vmckpt.evacuate.links import Move

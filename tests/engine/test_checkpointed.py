@@ -8,9 +8,16 @@ from typing import Any, cast
 import pytest
 
 from tests.engine.fakes import FakeDesk
-from tests.unit.builders import FACTS, GUEST
-from tests.unit.moves import ALPHA, BETA, COST, SESSION, UUID, Hosts
-from tests.unit.policies import policy
+from tests.support.builders import FACTS, GUEST
+from tests.support.moves import (
+    ALPHA,
+    BETA,
+    COST,
+    SESSION,
+    UUID,
+    Hosts,
+)
+from tests.support.policies import policy
 from vmckpt.errors import BadInput, LeaseLost, RemoteError, VmckptError
 from vmckpt.hypervisor import guests
 from vmckpt.journal.records import RequestKind, StepState

@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.fakes import FakeDesk, FakeHosts, refusal
 from tests.engine.running import HYBRID, ORDER, phases, run, terms, told
-from tests.simulated import Machine, Writer
+from tests.support.simulated import Machine, Writer
 from vmckpt.errors import OutcomeUnknown
 from vmckpt.journal.records import RequestKind
 from vmckpt.migrate import estimate

@@ -5,7 +5,7 @@ import pytest
 
 from tests.engine.fakes import GONE, MOVING, PAUSED, RUNS, SILENT, FakeMover, refusal
 from tests.engine.running import ORDER, phases, run, terms
-from tests.unit.builders import sample
+from tests.support.builders import sample
 from vmckpt.errors import OutcomeUnknown, PeerLoginFailed
 from vmckpt.migrate.engine import PATIENCE, Migration
 from vmckpt.migrate.sight import INTERVAL

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.engine.fakes import FakeDesk
-from tests.unit.sights import answers, at, by, seen, vm
+from tests.support.sights import (
+    answers,
+    at,
+    by,
+    seen,
+    vm,
+)
 from vmckpt.errors import Cancelled
 from vmckpt.evacuate import course
 from vmckpt.evacuate.ahead import Turn

@@ -7,7 +7,13 @@ import pytest
 
 from tests.engine.fakes import FakeDesk
 from tests.engine.test_evacuate import GOOD, ORDER, USUAL, Hosts, failing, hosts, run
-from tests.unit.sights import answers, at, by, seen, vm
+from tests.support.sights import (
+    answers,
+    at,
+    by,
+    seen,
+    vm,
+)
 from vmckpt.errors import Blocked, Cancelled
 from vmckpt.evacuate.ahead import Turn
 from vmckpt.evacuate.course import Blame

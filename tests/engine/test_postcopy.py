@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.fakes import FakeDesk, FakeHosts
 from tests.engine.running import ENDS_A_PART, HYBRID, after_the_switch, phases, run, terms, told
-from tests.simulated import Machine, Writer
+from tests.support.simulated import Machine, Writer
 from vmckpt.errors import HypervisorError, OutcomeUnknown
 from vmckpt.journal.records import RequestKind
 from vmckpt.migrate import terms as contract

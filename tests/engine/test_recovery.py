@@ -7,7 +7,7 @@ import pytest
 
 from tests.engine.fakes import GONE, MOVING, ON_PART, RUNS, FakeDesk, FakeHosts, FakeMover
 from tests.engine.running import ENDS_A_PART, HYBRID, ORDER, after_the_switch, run, terms, told
-from tests.simulated import Machine, Writer
+from tests.support.simulated import Machine, Writer
 from vmckpt.errors import HypervisorError, JournalError, LeaseLost
 from vmckpt.journal.records import Request, RequestKind
 from vmckpt.migrate.converge import Terms

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import tables
 from tests.faults.matrix import INSIDE, MATRIX, STAGES, Cell
 from tests.lab.bench import Bench
+from tests.support import tables
 from vmckpt.lab import guests, network, trial
 from vmckpt.lab.campaign import EVIDENCE
 from vmckpt.lab.checker import Checker

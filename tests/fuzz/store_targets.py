@@ -249,7 +249,7 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     """What fuzzing begins with: target, name, bytes. `python -m tests.fuzz.store_targets`."""
     from tests.fixtures import make_store_v1 as v1  # noqa: PLC0415
     from tests.fixtures import make_store_v2 as v2  # noqa: PLC0415
-    from tests.unit.streams import SHORT, recorded  # noqa: PLC0415
+    from tests.support.streams import SHORT, recorded  # noqa: PLC0415
 
     files = v1.files()
     for name in ("plain", "encrypted"):

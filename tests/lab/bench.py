@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, AnyStr, TypeVar
 
-from tests import schemas
+from tests.support import schemas
 from vmckpt import inventory
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory

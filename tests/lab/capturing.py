@@ -22,7 +22,7 @@ from typing import Any
 import libvirt
 import numpy as np
 
-from tests.images import write_stream
+from tests.support.images import write_stream
 from vmckpt.checkpoint import background, fallback, savefile, settings, shared
 from vmckpt.checkpoint.background import Hooks
 from vmckpt.checkpoint.image import FrozenImage, write_all

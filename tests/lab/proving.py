@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.processes import command_lines
+from tests.support.processes import command_lines
 
 Words = NDArray[np.uint64]
 _WORDS, _STRIDE = 512, 8

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.unit.guards import Bench, dead, until
+from tests.support.guards import Bench, dead, until
 from vmckpt.lease.clock import boottime
 from vmckpt.replicate import guard, guardpage, guardunit
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.lab.bench import BUSY, SLOW, VMCKPT, WHOLE, Bench, until
 from tests.lab.protecting import GUEST, lab_with_witness, protect, tidied
-from tests.tmux import Tmux, terminal
+from tests.support.tmux import Tmux, terminal
 from vmckpt.lab import network
 from vmckpt.units import parse_rate
 

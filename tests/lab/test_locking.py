@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import tables
 from tests.lab.bench import Bench
 from tests.lab.locking_scenes import Scene
 from tests.lab.locking_table import CELLS
 from tests.lab.locking_under import BEGIN, FINISH
 from tests.lab.locking_words import Answer, Asked, Cell, Under
+from tests.support import tables
 
 
 class Stage:

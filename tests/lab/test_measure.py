@@ -6,7 +6,7 @@ from typing import TypeVar
 import pytest
 
 from tests.lab.bench import Bench
-from tests.unit.worlds import policy
+from tests.support.worlds import policy
 from vmckpt.errors import RemoteError
 from vmckpt.hypervisor import dirtyrate
 from vmckpt.hypervisor.connection import Hypervisor

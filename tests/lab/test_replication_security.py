@@ -28,7 +28,7 @@ from tests.lab.protecting import (
     signalled,
     tidied,
 )
-from tests.processes import command_lines
+from tests.support.processes import command_lines
 from vmckpt.lab import faults, host
 
 pytestmark = pytest.mark.long

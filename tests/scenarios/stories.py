@@ -3,7 +3,12 @@
 from collections.abc import Callable
 
 from tests.scenarios.story import Story
-from tests.simulated import GIB, Machine, Writer, steady
+from tests.support.simulated import (
+    GIB,
+    Machine,
+    Writer,
+    steady,
+)
 from vmckpt.model.orders import Mode
 from vmckpt.units import MIB
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.simulated import Machine
+from tests.support.simulated import Machine
 from vmckpt.migrate import actions, converge, estimate, report, trace, track
 from vmckpt.migrate.actions import Abort, Cache, Halt, Limit, SetDowntime, Slow, Switch
 from vmckpt.migrate.converge import Done

@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.processes import command_lines
+from tests.support.processes import command_lines
 from vmckpt.lab.pace import slowness
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import postgres
-from tests.unit import bucket
+from tests.support import bucket, postgres
 
 LONGEST = ("test_hostile_shell", "test_replicate_mirror", "test_agent_bundle")
 """Files of few tests that take a minute or more. They come first, so that none of them is the last;

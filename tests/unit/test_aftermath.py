@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from tests.unit import recovery_table
-from tests.unit.recovery_table import decided
+from tests.support import recovery_table
+from tests.support.recovery_table import decided
 from vmckpt.migrate import aftermath
 from vmckpt.migrate.aftermath import Act, Seen
 from vmckpt.model.jobs import Outcome

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.backing import following
-from tests.unit.replicas import LEASE, SHORT, session
+from tests.support.backing import following
+from tests.support.replicas import LEASE, SHORT, session
 from vmckpt.agent import afterlife, writes
 from vmckpt.checkpoint import settings
 from vmckpt.checkpoint.settings import Undo

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import vmckpt
-from tests.unit.bundles import (
+from tests.support.bundles import (
     BARE,
     drafts,
     ended,

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.replicas import Qemu, until
+from tests.support.replicas import Qemu, until
 from vmckpt.agent.devices import Devices, seen
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.endings import Endings

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.replicas import session
+from tests.support.replicas import session
 from vmckpt.agent import afterlife, giving, replicas, writes
 from vmckpt.agent.orders import ReplicaOrder
 

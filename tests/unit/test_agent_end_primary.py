@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.replicas import LEASE, session
+from tests.support.replicas import LEASE, session
 from vmckpt.agent import afterlife, replicas, writes
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.errors import GuestBusy, LeaseLost, TwoCopies, VmckptError

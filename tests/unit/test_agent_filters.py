@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.replicas import Qemu, session
+from tests.support.replicas import Qemu, session
 from vmckpt.agent.replica_primary import found_filters
 
 CARDS = ("net0", "net1")

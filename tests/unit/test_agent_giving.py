@@ -12,7 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.replicas import Ends, session, two_ends, until
+from tests.support.replicas import (
+    Ends,
+    session,
+    two_ends,
+    until,
+)
 from vmckpt.agent import afterlife, giving
 from vmckpt.errors import HypervisorError, RemoteError
 from vmckpt.hypervisor.qemu_process import identity

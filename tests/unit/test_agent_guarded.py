@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.replicas import LEASE, session
-from tests.unit.staging import in_memory
+from tests.support.replicas import LEASE, session
+from tests.support.staging import in_memory
 from vmckpt.agent import giving, guarded, writes
 from vmckpt.hypervisor.qemu_process import lease_timer
 from vmckpt.hypervisor.qemu_process.held import HeldProcess

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.guest_disks import mirrors_left, with_disks
-from tests.unit.guestless import Qmp
-from tests.unit.replicas import session
-from tests.unit.staging import in_memory
+from tests.support.guest_disks import mirrors_left, with_disks
+from tests.support.guestless import Qmp
+from tests.support.replicas import session
+from tests.support.staging import in_memory
 from vmckpt.agent import writes
 from vmckpt.agent.writes import Mirrors
 from vmckpt.replicate import diskreading, mirroring

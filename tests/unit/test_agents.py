@@ -16,7 +16,15 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from tests.unit.bundles import BARE, drafts, ended, installed, small, started, versions
+from tests.support.bundles import (
+    BARE,
+    drafts,
+    ended,
+    installed,
+    small,
+    started,
+    versions,
+)
 from tests.unit.test_hostile_ssh import KEY, Sshd, sshd
 from vmckpt import __version__
 from vmckpt.agent import agents, bundle, main

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.shell import Shell
+from tests.support.shell import Shell
 from vmckpt.errors import HypervisorError, LeaseLost, RemoteError
 from vmckpt.hypervisor import image_users
 from vmckpt.hypervisor.connection import Hypervisor

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.policies import policy
+from tests.support.policies import policy
 from vmckpt.errors import Cancelled
 from vmckpt.migrate import attempts
 from vmckpt.migrate.report import MigrationReport

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.worlds import policy
+from tests.support.worlds import policy
 from vmckpt.migrate.choosing import Measured, choose, score
 from vmckpt.migrate.forecast import Forecast, Range
 from vmckpt.model.orders import Mode

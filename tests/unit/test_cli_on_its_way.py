@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.unit.builders import sample
+from tests.support.builders import sample
 from vmckpt.cli import moving, output, watching
 from vmckpt.cli.evacuate_show import Story
 from vmckpt.cli.moving import Row

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.moving import on_its_way, rule, terms
+from tests.support.moving import on_its_way, rule, terms
 from vmckpt.migrate import actions, converge
 from vmckpt.migrate.converge import Done, decide
 from vmckpt.migrate.track import Track

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.moving import on_its_way, rule, terms
+from tests.support.moving import on_its_way, rule, terms
 from vmckpt.migrate import actions, converge
 from vmckpt.migrate.actions import (
     Abort,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.images import write_core
-from tests.unit.streams import NAMES, parsed, recorded
+from tests.support.images import write_core
+from tests.support.streams import NAMES, parsed, recorded
 from tests.unit.test_frozen_image import frozen
 from vmckpt.checkpoint import core, devices
 from vmckpt.checkpoint.core import Stretch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.stocking import Stock, stocked
+from tests.support.stocking import Stock, stocked
 
 LISTED = "cut-1", "cut-2"
 

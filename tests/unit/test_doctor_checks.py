@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.builders import HOST, PROBE, host_facts
+from tests.support.builders import HOST, PROBE, host_facts
 from vmckpt.doctor import checks, gather
 from vmckpt.doctor.checks import DeviceSeen, Examined, FenceSeen
 from vmckpt.lab import pki

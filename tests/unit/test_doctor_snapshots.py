@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.builders import HOST
-from tests.unit.stocking import stocked
+from tests.support.builders import HOST
+from tests.support.stocking import stocked
 from vmckpt.cli import main
 from vmckpt.doctor import ready, snapshots
 from vmckpt.doctor.snapshots import ControllerReady, HostReady, StoreReady

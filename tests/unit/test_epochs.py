@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.builders import FACTS, GUEST, host_facts
-from tests.unit.moves import ALPHA, BETA
-from tests.unit.policies import policy
+from tests.support.builders import FACTS, GUEST, host_facts
+from tests.support.moves import ALPHA, BETA
+from tests.support.policies import policy
 from tests.unit.test_protect_preflight import DISK, FINE
 from vmckpt.errors import CannotCapture, RemoteError
 from vmckpt.journal.recorder import Recorder

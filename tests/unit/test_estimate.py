@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.builders import sample
+from tests.support.builders import sample
 from vmckpt.migrate.estimate import estimate, share_done
 from vmckpt.model.events import Estimate
 from vmckpt.model.jobs import JobPhase, JobSample

@@ -5,7 +5,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.fleets import fleet, guest, host, random_fleet
+from tests.support.fleets import (
+    fleet,
+    guest,
+    host,
+    random_fleet,
+)
 from vmckpt.evacuate import balance
 from vmckpt.evacuate.fleet import Fleet, Rules
 from vmckpt.evacuate.seating import Seating

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.fleets import fleet, guest, host, random_fleet
+from tests.support.fleets import (
+    fleet,
+    guest,
+    host,
+    random_fleet,
+)
 from vmckpt.evacuate import course as courses
 from vmckpt.evacuate.course import Blame, Course, Failed, Patience, Record, Terms
 from vmckpt.evacuate.fleet import Fleet, Rules

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.unit.builders import HOST
-from tests.unit.sights import answers, at, by, seen, vm
+from tests.support.builders import HOST
+from tests.support.sights import (
+    answers,
+    at,
+    by,
+    seen,
+    vm,
+)
 from vmckpt.errors import RemoteError
 from vmckpt.evacuate import offline
 from vmckpt.evacuate import plan as plans

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.fleets import fleet, guest, host, needs, random_fleet
+from tests.support.fleets import (
+    fleet,
+    guest,
+    host,
+    needs,
+    random_fleet,
+)
 from vmckpt.evacuate.fleet import Fleet, Rules, Tenant, Weights
 from vmckpt.evacuate.placement import Placement, place
 from vmckpt.evacuate.seating import Seating, lacks

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.fleets import guest
+from tests.support.fleets import guest
 from vmckpt.evacuate import report as reports
 from vmckpt.evacuate.course import Blame
 from vmckpt.evacuate.placement import Left

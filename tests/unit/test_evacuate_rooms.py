@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.fleets import fleet, guest, host
-from tests.unit.sights import by, vm
+from tests.support.fleets import fleet, guest, host
+from tests.support.sights import by, vm
 from vmckpt.evacuate import plan as plans
 from vmckpt.evacuate import scouting
 from vmckpt.evacuate.course import Terms

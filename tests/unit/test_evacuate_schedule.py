@@ -7,7 +7,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.fleets import GIB, fleet, guest, host, random_fleet
+from tests.support.fleets import (
+    GIB,
+    fleet,
+    guest,
+    host,
+    random_fleet,
+)
 from vmckpt.evacuate.fleet import Fleet, Rules, Tenant
 from vmckpt.evacuate.links import SETUP, Move, Under, advance, begin, over, pays, shares
 from vmckpt.evacuate.outlook import Outlook, play

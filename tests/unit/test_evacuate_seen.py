@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.unit.sights import answers, at, by, seen, vm
+from tests.support.sights import (
+    answers,
+    at,
+    by,
+    seen,
+    vm,
+)
 from vmckpt.evacuate import plan as plans
 from vmckpt.evacuate.course import Terms
 from vmckpt.evacuate.seen import ON_ITS_WAY, Answers, Look, Protected, Way

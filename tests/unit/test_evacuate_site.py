@@ -10,8 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.unit.builders import HOST
-from tests.unit.sights import answers, at, by, seen, vm
+from tests.support.builders import HOST
+from tests.support.sights import (
+    answers,
+    at,
+    by,
+    seen,
+    vm,
+)
 from vmckpt import inventory
 from vmckpt.api import rolling
 from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError

@@ -1,6 +1,6 @@
 """What streams carry, from samples of migrations that are on their way."""
 
-from tests.unit.builders import sample
+from tests.support.builders import sample
 from vmckpt.evacuate.streams import Streams
 from vmckpt.model.jobs import JobPhase
 

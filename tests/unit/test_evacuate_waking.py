@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.unit.sights import answers, at, by, seen, vm
+from tests.support.sights import (
+    answers,
+    at,
+    by,
+    seen,
+    vm,
+)
 from vmckpt.evacuate import plan as plans
 from vmckpt.evacuate import waking
 from vmckpt.evacuate.course import Terms

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.fence_agents import SECRET, FakeAgent, host
+from tests.support.fence_agents import SECRET, FakeAgent, host
 from vmckpt.errors import Cancelled, FencingFailed, InventoryError, VmckptError
 from vmckpt.model import fencing as rules
 from vmckpt.model.fencing import Action

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.bmc import SECRET, Bmc
+from tests.support.bmc import SECRET, Bmc
 from vmckpt.errors import FencingFailed
 from vmckpt.model import fencing as rules
 from vmckpt.model.fencing import Action, FenceTopology, Ran

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.hostile import within
+from tests.support.hostile import within
 from vmckpt.agent.small_files import SmallFiles
 from vmckpt.checkpoint import firmware
 from vmckpt.errors import BadInput, HypervisorError

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.worlds import facts, guest, policy
+from tests.support.worlds import facts, guest, policy
 from vmckpt.migrate import choosing
 from vmckpt.migrate.forecast import Facts, Range, forecast, in_words
 from vmckpt.model.measured import DirtyPoint

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.images import write_stream
-from tests.unit.streams import NAMES, parsed, recorded
+from tests.support.images import write_stream
+from tests.support.streams import NAMES, parsed, recorded
 from vmckpt.checkpoint import image as images
 from vmckpt.checkpoint import savefile
 from vmckpt.checkpoint.head import PAGE, Head, RamBlock

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.snapshots import PUBLIC
-from tests.unit.stocking import Stock, stocked
+from tests.support.snapshots import PUBLIC
+from tests.support.stocking import Stock, stocked
 from vmckpt.agent import cut
 from vmckpt.checkpoint import outputs
 from vmckpt.errors import BadInput, CaptureFailed, RemoteError

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.snapshots import PUBLIC
-from tests.unit.stocking import stocked
+from tests.support.snapshots import PUBLIC
+from tests.support.stocking import stocked
 from vmckpt.agent.leftover import Verdict
 from vmckpt.cli import main
 from vmckpt.cli.guard import ended, stop_of

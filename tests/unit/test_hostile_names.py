@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
-from tests.unit.shell import Shell
+from tests.support.shell import Shell
 from vmckpt.errors import RemoteError
 from vmckpt.model.hosts import Host, SshAddress
 from vmckpt.model.images import Made

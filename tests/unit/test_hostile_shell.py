@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.hostile import NOBODY, Ground, ground, user, within
-from tests.unit.shell import Shell
+from tests.support.hostile import (
+    NOBODY,
+    Ground,
+    ground,
+    user,
+    within,
+)
+from tests.support.shell import Shell
 from vmckpt.agent import agents
 from vmckpt.errors import RemoteError
 from vmckpt.model.images import DiskCopy, Made

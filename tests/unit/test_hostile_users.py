@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.hostile import (
+from tests.support.hostile import (
     NOBODY,
     SECRET,
     Ground,
@@ -23,7 +23,7 @@ from tests.unit.hostile import (
     within,
     written_by_qemu_img,
 )
-from tests.unit.replicas import session
+from tests.support.replicas import session
 from vmckpt import hostdirs, hostfiles
 from vmckpt.agent import giving, replacement, trial_files
 from vmckpt.agent.small_files import SmallFiles

@@ -7,7 +7,7 @@ from dataclasses import replace
 import libvirt
 import pytest
 
-from tests.unit.builders import HOST
+from tests.support.builders import HOST
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import image_users
 from vmckpt.hypervisor.connection import Hypervisor

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.shell import Shell
+from tests.support.shell import Shell
 from vmckpt.errors import RemoteError
 from vmckpt.migrate import disks
 from vmckpt.model.images import CopyPlan, DiskCopy, Made

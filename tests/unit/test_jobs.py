@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.support.builders import sample
 from tests.support.paths import ROOT
-from tests.unit.builders import sample
 from vmckpt.cli import jobs, main, output, watching
 from vmckpt.errors import BadInput, OutcomeUnknown, ReadOnly, Unattended, VmckptError
 from vmckpt.journal import desk, identity, recorder

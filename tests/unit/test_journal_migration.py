@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, inspect
 
-from tests import postgres
+from tests.support import postgres
 from tests.support.paths import FIXTURES
 from vmckpt.errors import JournalError
 from vmckpt.journal import schema

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Connection, text
 
-from tests import postgres
+from tests.support import postgres
 from tests.unit.test_journal_recorder import sampled, until
 from vmckpt.errors import JournalError
 from vmckpt.journal import recorder

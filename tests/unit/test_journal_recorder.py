@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.builders import sample
 from tests.support.paths import ROOT
-from tests.unit.builders import sample
 from vmckpt.errors import JournalError
 from vmckpt.journal import recorder
 from vmckpt.journal.forms import as_record, as_sampled

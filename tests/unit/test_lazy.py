@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.stocking import page
+from tests.support.stocking import page
 from vmckpt import hostdirs
 from vmckpt.agent import discard, lazy, serving
 from vmckpt.agent.afterwards import DiscardOrder, FinishOrder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import postgres
+from tests.support import postgres
 from vmckpt import inventory
 from vmckpt.api import doctoring, preparing
 from vmckpt.doctor import gather

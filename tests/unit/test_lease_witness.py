@@ -10,8 +10,13 @@ from contextlib import suppress
 import psycopg
 import pytest
 
-from tests import postgres
-from tests.unit.lease_protection import TERMS, Protection, protected, waited
+from tests.support import postgres
+from tests.support.lease_protection import (
+    TERMS,
+    Protection,
+    protected,
+    waited,
+)
 from vmckpt.errors import BadInput, LeaseLost
 from vmckpt.lab.pace import slowness
 from vmckpt.lease import witness

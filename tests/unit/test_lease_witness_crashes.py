@@ -11,8 +11,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests import postgres
-from tests.unit.lease_protection import TERMS, Protection, protected, waited
+from tests.support import postgres
+from tests.support.lease_protection import (
+    TERMS,
+    Protection,
+    protected,
+    waited,
+)
 from vmckpt.lease.witness import Credential
 from vmckpt.lease.witness_line import LeaseUnreachable
 

@@ -10,8 +10,13 @@ from typing import cast
 
 import pytest
 
-from tests import postgres
-from tests.unit.lease_protection import TERMS, Protection, protected, waited
+from tests.support import postgres
+from tests.support.lease_protection import (
+    TERMS,
+    Protection,
+    protected,
+    waited,
+)
 from vmckpt.lease.witness import Denied, LeaseClient, LeaseForgotten, TakenOver, TakeOver
 from vmckpt.lease.witness_line import LeaseUnreachable
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.histories import Broken, World, untold
+from tests.support.histories import Broken, World, untold
 from vmckpt.lab.history import Input, Kind, Operation
 from vmckpt.lab.key_value import KeyValue
 from vmckpt.lab.linearizability import Linearizable, NotLinearizable, Unknown, check

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.builders import GUEST, HOST
-from tests.unit.worlds import facts, policy
+from tests.support.builders import GUEST, HOST
+from tests.support.worlds import facts, policy
 from vmckpt.errors import HypervisorError, RemoteError
 from vmckpt.hypervisor import dirtyrate
 from vmckpt.hypervisor.connection import Hypervisor

@@ -8,8 +8,8 @@ import pytest
 
 from bench.model import store
 from bench.model.world import Lease
-from tests import postgres
-from tests.unit.lease_protection import Protection
+from tests.support import postgres
+from tests.support.lease_protection import Protection
 from vmckpt.lease import witness
 
 _ROUNDS, _STEPS = 12, 25

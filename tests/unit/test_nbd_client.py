@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.nbd_peers import image, qemu_nbd, run, scripted, write
+from tests.support.nbd_peers import (
+    image,
+    qemu_nbd,
+    run,
+    scripted,
+    write,
+)
 from vmckpt.checkpoint import nbdwire as wire
 from vmckpt.checkpoint.nbd import Client, Extent
 from vmckpt.checkpoint.nbdwire import Place, Tcp, Unix

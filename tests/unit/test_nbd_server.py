@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.nbd_peers import image, run
+from tests.support.nbd_peers import image, run
 from vmckpt.checkpoint import nbdwire as wire
 from vmckpt.checkpoint.nbd import Client, Extent
 from vmckpt.checkpoint.nbdserver import Server

@@ -16,8 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.unit.snapshots import PUBLIC, bare, ram
-from tests.unit.stocking import Stock, page, stocked
+from tests.support.snapshots import PUBLIC, bare, ram
+from tests.support.stocking import Stock, page, stocked
 from vmckpt.checkpoint.nbdsession import Export
 from vmckpt.errors import BadInput
 from vmckpt.snapshot import insides, partitions

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.builders import FACTS, GUEST
+from tests.support.builders import FACTS, GUEST
 from vmckpt.migrate import planning, terms
 from vmckpt.migrate.planning import NO_COPIES
 from vmckpt.migrate.preflight import Facts

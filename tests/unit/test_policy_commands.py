@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.builders import GUEST, HOST
-from tests.unit.policies import GOOD, LEAST
+from tests.support.builders import GUEST, HOST
+from tests.support.policies import GOOD, LEAST
 from vmckpt.api import fleet
 from vmckpt.cli import main
 from vmckpt.inventory import Inventory

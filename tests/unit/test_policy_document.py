@@ -7,7 +7,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.policies import GOOD, LEAST, PATH, policy
+from tests.support.policies import (
+    GOOD,
+    LEAST,
+    PATH,
+    policy,
+)
 from vmckpt.errors import PolicyError
 from vmckpt.model.orders import AutoConverge, Compression, Mode
 from vmckpt.policy import document, explain, words

@@ -5,7 +5,7 @@ from datetime import time
 import pytest
 
 from tests.support.paths import ROOT
-from tests.unit.policies import LEAST, policy
+from tests.support.policies import LEAST, policy
 from vmckpt.errors import PolicyError
 from vmckpt.policy import explain
 from vmckpt.policy.calendar import Interval, Weekly

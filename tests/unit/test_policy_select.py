@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.unit.policies import named
+from tests.support.policies import named
 from vmckpt.errors import PolicyError
 from vmckpt.policy import explain
 from vmckpt.policy.select import Chosen, Subject, choose

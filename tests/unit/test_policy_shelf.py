@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.policies import GOOD, LEAST
+from tests.support.policies import GOOD, LEAST
 from vmckpt.errors import PolicyError
 from vmckpt.policy import shelf
 

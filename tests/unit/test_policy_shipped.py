@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tests.unit.policies import GOOD, policy
+from tests.support.policies import GOOD, policy
 from vmckpt.model.orders import Mode
 from vmckpt.policy import explain, schema, shelf, transport, words
 from vmckpt.policy.transport import Versions

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.policies import LEAST, policy
+from tests.support.policies import LEAST, policy
 from vmckpt.model.orders import Compression, Mode
 from vmckpt.policy import transport
 from vmckpt.policy.transport import Conflict, Versions

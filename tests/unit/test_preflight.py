@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.builders import FACTS, GUEST, host_facts
+from tests.support.builders import FACTS, GUEST, host_facts
 from vmckpt.migrate import preflight
 from vmckpt.migrate.preflight import Facts
 from vmckpt.model.findings import Severity

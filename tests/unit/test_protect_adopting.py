@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.unit.builders import GUEST
+from tests.support.builders import GUEST
 from vmckpt import inventory
 from vmckpt.api import fleet, protecting
 from vmckpt.cli.main import app

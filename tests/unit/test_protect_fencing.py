@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.unit.fence_agents import SECRET, FakeAgent, host
+from tests.support.fence_agents import SECRET, FakeAgent, host
 from vmckpt.cli.main import app
 from vmckpt.doctor import gather
 from vmckpt.doctor.checks import DeviceSeen

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.replicas import session as made_session
+from tests.support.replicas import session as made_session
 from vmckpt.agent import afterlife, replicas
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.errors import GuestBusy, HypervisorError, RemoteError, VmckptError

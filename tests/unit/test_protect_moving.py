@@ -6,7 +6,14 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.moves import ALPHA, BETA, PAIR, SESSION, UUID, Hosts
+from tests.support.moves import (
+    ALPHA,
+    BETA,
+    PAIR,
+    SESSION,
+    UUID,
+    Hosts,
+)
 from vmckpt.errors import OutcomeUnknown, RemoteError
 from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.journal.unattended import Unattended

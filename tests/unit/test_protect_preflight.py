@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.builders import host_facts
+from tests.support.builders import host_facts
 from vmckpt.model.findings import Finding, Severity
 from vmckpt.model.images import Room
 from vmckpt.protect.preflight import Seen, check

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.histories import Store, World
+from tests.support.histories import Store, World
 from vmckpt.lab import history, recorder, wire
 from vmckpt.lab.history import OPERATOR, Input, Kind, call_line, parse, return_line
 from vmckpt.lab.workload import ASKS_AGAIN, GIVES_UP, THINKS, Client

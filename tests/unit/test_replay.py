@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.builders import sample
 from tests.support.paths import TRACES
-from tests.unit.builders import sample
-from tests.unit.worlds import terms
+from tests.support.worlds import terms
 from vmckpt.errors import BadInput
 from vmckpt.migrate import replaying
 from vmckpt.migrate.replay import fitted, replay

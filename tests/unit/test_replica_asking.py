@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.replicas import session
-from tests.unit.staging import in_memory
+from tests.support.replicas import session
+from tests.support.staging import in_memory
 from vmckpt.agent import afterlife, giving, replicas
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.agent.talk import Talk

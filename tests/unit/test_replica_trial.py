@@ -11,9 +11,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.unit.backing import ONE, TWO, Following, commit, following
-from tests.unit.replicas import session, until
-from tests.unit.staging import PAGES, World, epoch
+from tests.support.backing import (
+    ONE,
+    TWO,
+    Following,
+    commit,
+    following,
+)
+from tests.support.replicas import session, until
+from tests.support.staging import PAGES, World, epoch
 from vmckpt.agent import replica_trial, trial_files
 from vmckpt.agent.replica_trial import Trials
 from vmckpt.agent.trial_files import Traces

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from tests.unit.backing import (
+from tests.support.backing import (
     ONE,
     TWO,
     Following,
@@ -18,8 +18,8 @@ from tests.unit.backing import (
     refused_to_run,
     send,
 )
-from tests.unit.replicas import SESSION, SHORT, until
-from tests.unit.staging import epoch
+from tests.support.replicas import SESSION, SHORT, until
+from tests.support.staging import epoch
 from vmckpt.replicate import delta, redo
 from vmckpt.replicate.link import Cut
 from vmckpt.replicate.wire import (

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit import staging
-from tests.unit.backing import (
+from tests.support import staging
+from tests.support.backing import (
     AUTOMATIC,
     FINAL,
     ONE,
@@ -17,7 +17,7 @@ from tests.unit.backing import (
     following,
     refused_to_run,
 )
-from tests.unit.replicas import LEASE, until
+from tests.support.replicas import LEASE, until
 from vmckpt.replicate import backup as backups
 from vmckpt.replicate.facts import Terms
 from vmckpt.replicate.wire import (

@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.unit import filternet
-from tests.unit.filternet import CARDS, OWNER, Net, buffers_of
-from tests.unit.staging import in_memory
+from tests.support import filternet
+from tests.support.filternet import (
+    CARDS,
+    OWNER,
+    Net,
+    buffers_of,
+)
+from tests.support.staging import in_memory
 from vmckpt.errors import HypervisorError
 from vmckpt.replicate import buffers
 from vmckpt.replicate.buffers import MOST, Buffers

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.guestless import Qmp, qemu
-from tests.unit.staging import in_memory
+from tests.support.guestless import Qmp, qemu
+from tests.support.staging import in_memory
 from vmckpt.replicate import buffers as buffers_module
 from vmckpt.replicate.buffers import EARLY, MOST, Buffers
 from vmckpt.replicate.filters import LONGEST

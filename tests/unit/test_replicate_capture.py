@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.replicas import Qemu
+from tests.support.replicas import Qemu
 from vmckpt.checkpoint.settings import IGNORE_SHARED, Undo
 from vmckpt.errors import CaptureFailed, HypervisorError
 from vmckpt.replicate.capture import Capturer

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.replicas import until
-from tests.unit.staging import in_memory
+from tests.support.replicas import until
+from tests.support.staging import in_memory
 from vmckpt.errors import VmckptError
 from vmckpt.lease.witness import Denied, State, TakenOver, TakeOver, Wait
 from vmckpt.lease.witness_line import LeaseUnreachable

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.streams import Collected
+from tests.support.streams import Collected
 from vmckpt.checkpoint.compare import Mapping
 from vmckpt.checkpoint.guestmemory import MemoryFile
 from vmckpt.checkpoint.head import DESCRIPTION, EOF, FULL, PAGE, Head, RamBlock, parse_head

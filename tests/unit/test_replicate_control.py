@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.staging import in_memory
+from tests.support.staging import in_memory
 from vmckpt.errors import RemoteError
 from vmckpt.replicate import control
 from vmckpt.replicate.control import SOCKET, Control, ask

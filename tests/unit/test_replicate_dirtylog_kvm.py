@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.streams import parsed
+from tests.support.streams import parsed
 from vmckpt.checkpoint import devices, settings
 from vmckpt.checkpoint.compare import Mapping
 from vmckpt.checkpoint.draining import Drain, Tape

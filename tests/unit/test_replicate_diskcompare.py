@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.staging import Disk
+from tests.support.staging import Disk
 from vmckpt.checkpoint.nbd import Piece
 from vmckpt.replicate import diskcompare, redo, writelog
 from vmckpt.replicate.diskcompare import Progress, answer, bring

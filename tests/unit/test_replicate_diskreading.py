@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.guest_disks import with_disks
-from tests.unit.guestless import Qmp
-from tests.unit.staging import in_memory
+from tests.support.guest_disks import with_disks
+from tests.support.guestless import Qmp
+from tests.support.staging import in_memory
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import HypervisorError
 from vmckpt.replicate import diskreading

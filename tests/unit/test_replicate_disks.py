@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.disk_logs import CONTENT, LIMIT, SIZE, Served, records, room, serving, until
+from tests.support.disk_logs import (
+    CONTENT,
+    LIMIT,
+    SIZE,
+    Served,
+    records,
+    room,
+    serving,
+    until,
+)
 from vmckpt.errors import HypervisorError
 from vmckpt.replicate import logserver, writelog
 from vmckpt.replicate.diskepochs import DiskLogError, LogPlace, WriteLog

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.replicas import LEASE, session
+from tests.support.replicas import LEASE, session
 from vmckpt import hostdirs
 from vmckpt.errors import BadInput, RemoteError
 from vmckpt.replicate import facts

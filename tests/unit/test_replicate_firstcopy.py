@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import zstandard
 
-from tests.unit.primaries import DISK, World, world
-from tests.unit.replicas import until
+from tests.support.primaries import DISK, World, world
+from tests.support.replicas import until
 from vmckpt.replicate import diskcompare, mirroring, primary, writelog
 from vmckpt.replicate.wire import Writes
 from vmckpt.replicate.wishes import Wish

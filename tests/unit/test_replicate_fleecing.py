@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from tests.unit.guestless import Qmp
+from tests.support.guestless import Qmp
 from vmckpt.checkpoint.nbd import Client
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import HypervisorError

@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.guards import RULES, Bench, dead, folder, until
+from tests.support.guards import (
+    RULES,
+    Bench,
+    dead,
+    folder,
+    until,
+)
 from vmckpt.lease.clock import boottime
 from vmckpt.replicate import guard, guardpage, priority
 from vmckpt.replicate.guard import GuardFailed

@@ -14,7 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.guards import Bench, dead, folder, until
+from tests.support.guards import (
+    Bench,
+    dead,
+    folder,
+    until,
+)
 from vmckpt.lease.clock import boottime
 from vmckpt.replicate import guard, guardpage, guardunit
 from vmckpt.replicate.guard import GuardFailed

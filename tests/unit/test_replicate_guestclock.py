@@ -10,7 +10,7 @@ import libvirt
 import libvirt_qemu
 import pytest
 
-from tests.unit import replicas
+from tests.support import replicas
 from vmckpt.agent import clockkeeping
 from vmckpt.agent.clockkeeping import ClockKeeper
 from vmckpt.hypervisor.agent import GuestAgent

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.primaries import World, world
-from tests.unit.replicas import LEASE, session, until
+from tests.support.primaries import World, world
+from tests.support.replicas import LEASE, session, until
 from vmckpt.replicate import primary
 from vmckpt.replicate.facts import Terms
 from vmckpt.replicate.leave import Leave

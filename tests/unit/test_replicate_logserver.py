@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.disk_logs import LIMIT, SIZE, Served, alive, records, serving, until
+from tests.support.disk_logs import (
+    LIMIT,
+    SIZE,
+    Served,
+    alive,
+    records,
+    serving,
+    until,
+)
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import BadInput, HypervisorError
 from vmckpt.replicate import logserver

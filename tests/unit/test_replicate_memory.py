@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.replicas import SHORT, GuestMemory, mapped, two_ends
+from tests.support.replicas import (
+    SHORT,
+    GuestMemory,
+    mapped,
+    two_ends,
+)
 from vmckpt.checkpoint.compare import Mapping
 from vmckpt.replicate import memory as memories
 from vmckpt.replicate.finder import Changed

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.disk_logs import until
-from tests.unit.guest_disks import mirrors_left
-from tests.unit.guestless import Qmp, qemu
+from tests.support.disk_logs import until
+from tests.support.guest_disks import mirrors_left
+from tests.support.guestless import Qmp, qemu
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import HypervisorError
 from vmckpt.replicate import logserver, mirroring, writelog

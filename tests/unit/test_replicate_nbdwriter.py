@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.nbd_peers import qemu_nbd, run, scripted
+from tests.support.nbd_peers import qemu_nbd, run, scripted
 from vmckpt.checkpoint import nbdwire as wire
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import HypervisorError

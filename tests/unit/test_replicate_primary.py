@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.primaries import World, world
-from tests.unit.replicas import until
+from tests.support.primaries import World, world
+from tests.support.replicas import until
 from vmckpt.checkpoint.standstill import Resumed
 from vmckpt.errors import HypervisorError, LeaseLost
 from vmckpt.replicate import mirroring, primary

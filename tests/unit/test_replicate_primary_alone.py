@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.unit.primaries import World, world
-from tests.unit.replicas import LEASE, until
+from tests.support.primaries import World, world
+from tests.support.replicas import LEASE, until
 from vmckpt.lab.pace import slowness
 from vmckpt.replicate import primary
 from vmckpt.replicate.facts import Terms

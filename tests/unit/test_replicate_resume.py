@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.replicas import Qemu
+from tests.support.replicas import Qemu
 from vmckpt.errors import HypervisorError
 from vmckpt.replicate import resume
 from vmckpt.replicate.guardfacts import Resumable

@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.replicas import SHORT, GuestDisk, GuestMemory, mapped, two_ends
-from tests.unit.staging import Disk, Ram
+from tests.support.replicas import (
+    SHORT,
+    GuestDisk,
+    GuestMemory,
+    mapped,
+    two_ends,
+)
+from tests.support.staging import Disk, Ram
 from vmckpt.checkpoint.compare import Mapping
 from vmckpt.replicate import sender as senders
 from vmckpt.replicate.capture import Epoch

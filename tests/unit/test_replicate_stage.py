@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.unit.staging import (
+from tests.support.staging import (
     DISKS,
     EMPTY,
     Disk,

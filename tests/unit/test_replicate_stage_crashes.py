@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.unit.staging import (
+from tests.support.staging import (
     EMPTY,
     Died,
     Standby,

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.staging import EMPTY, Standby, epoch, in_memory, restarted, run
+from tests.support.staging import (
+    EMPTY,
+    Standby,
+    epoch,
+    in_memory,
+    restarted,
+    run,
+)
 from vmckpt.replicate import redo
 from vmckpt.replicate.redo import BODY, StageFull
 from vmckpt.replicate.stage import WRITES

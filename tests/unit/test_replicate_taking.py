@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.replicas import session
+from tests.support.replicas import session
 from vmckpt import hostdirs
 from vmckpt.agent import replicas
 from vmckpt.agent.orders import ReplicaOrder

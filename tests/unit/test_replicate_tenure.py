@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.replicas import until
-from tests.unit.staging import in_memory
-from tests.unit.witnesses import Witness
+from tests.support.replicas import until
+from tests.support.staging import in_memory
+from tests.support.witnesses import Witness
 from vmckpt import wholefile
 from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease.clock import boottime

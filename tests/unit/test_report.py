@@ -1,4 +1,4 @@
-from tests.unit.builders import sample
+from tests.support.builders import sample
 from vmckpt.migrate import report
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.model.jobs import JobTotals, Outcome

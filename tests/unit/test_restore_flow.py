@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.unit.snapshots import FACTS, PUBLIC
+from tests.support.snapshots import FACTS, PUBLIC
 from tests.unit.test_guarding import RESTORED
 from tests.unit.test_lazy import ID
 from tests.unit.test_lazy import order as an_order

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.snapshots import PUBLIC
-from tests.unit.stocking import Stock
+from tests.support.snapshots import PUBLIC
+from tests.support.stocking import Stock
 from tests.unit.test_group import stock as stock  # noqa: PLC0414
 from tests.unit.test_guarding import RESTORED
 from tests.unit.test_restore_flow import ABOUT, ALPHA, OPENED, PLAN, Side

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.snapshots import FACTS, PUBLIC
+from tests.support.snapshots import FACTS, PUBLIC
 from vmckpt.errors import BadInput
 from vmckpt.hypervisor import stored
 from vmckpt.model.hosts import Host

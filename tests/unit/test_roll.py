@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.builders import HOST
+from tests.support.builders import HOST
 from vmckpt.api import doctoring, evacuating, rolling
 from vmckpt.errors import Blocked, HookFailed, RemoteError
 from vmckpt.journal import identity, maintenance

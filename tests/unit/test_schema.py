@@ -5,7 +5,7 @@ import json
 import jsonschema
 import pytest
 
-from tests import schemas
+from tests.support import schemas
 from vmckpt.cli import main, schema
 
 

@@ -14,10 +14,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests import postgres
-from tests.processes import command_lines, environment
-from tests.unit.fence_agents import SECRET as FENCE_SECRET
-from tests.unit.fence_agents import FakeAgent
+from tests.support import postgres
+from tests.support.fence_agents import SECRET as FENCE_SECRET
+from tests.support.fence_agents import FakeAgent
+from tests.support.processes import command_lines, environment
 from vmckpt.api.launching import Processes
 from vmckpt.errors import Cancelled
 from vmckpt.journal import place

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import pytest
 
-from tests.unit.bucket import CREDENTIALS, Server
-from tests.unit.stocking import Stock, flip, stocked
+from tests.support.bucket import CREDENTIALS, Server
+from tests.support.stocking import Stock, flip, stocked
 from tests.unit.test_service_run import World
 from vmckpt.errors import StoreError
 from vmckpt.service.shelves import Shelves

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.builders import GUEST
-from tests.unit.stocking import Stock, flip, stocked
+from tests.support.builders import GUEST
+from tests.support.stocking import Stock, flip, stocked
 from vmckpt import api
 from vmckpt.api import fleet, service, snapshots
 from vmckpt.cli import main

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.worlds import terms, world
+from tests.support.worlds import terms, world
 from vmckpt.migrate.simulate import simulate
 from vmckpt.model.orders import AutoConverge, Mode
 from vmckpt.policy.types import (

@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from tests.unit.bucket import CREDENTIALS
-from tests.unit.stocking import Stock, flip, id_of, stocked
+from tests.support.bucket import CREDENTIALS
+from tests.support.stocking import (
+    Stock,
+    flip,
+    id_of,
+    stocked,
+)
 from vmckpt.store import condemned, packs, small
 from vmckpt.store.locks import Lock, Work
 

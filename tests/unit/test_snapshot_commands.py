@@ -10,8 +10,13 @@ import pytest
 from blake3 import blake3
 
 from tests.fixtures.make_store_v1 import PASSPHRASE, secret
-from tests.unit.snapshots import bare, ram
-from tests.unit.stocking import Stock, flip, id_of, stocked
+from tests.support.snapshots import bare, ram
+from tests.support.stocking import (
+    Stock,
+    flip,
+    id_of,
+    stocked,
+)
 from vmckpt.snapshot.deep import misfits
 from vmckpt.snapshot.keeping import matching
 from vmckpt.store import manifest, wraps

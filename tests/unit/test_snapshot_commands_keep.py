@@ -12,7 +12,12 @@ import pytest
 from blake3 import blake3
 
 from tests.fixtures.make_store_v1 import BOB, secret
-from tests.unit.stocking import Stock, flip, id_of, stocked
+from tests.support.stocking import (
+    Stock,
+    flip,
+    id_of,
+    stocked,
+)
 from tests.unit.test_store_basics import mounted
 from vmckpt import api
 from vmckpt.api import keeping

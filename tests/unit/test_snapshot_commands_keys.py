@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.make_store_v1 import BOB, secret
-from tests.unit.stocking import ALICE_KEY, Stock, flip, id_of, stocked
+from tests.support.stocking import (
+    ALICE_KEY,
+    Stock,
+    flip,
+    id_of,
+    stocked,
+)
 from vmckpt.store import wraps
 from vmckpt.store.identities import public_of
 from vmckpt.store.keyring import OwnKey

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.builders import host_facts
-from tests.unit.snapshots import FACTS, PUBLIC
+from tests.support.builders import host_facts
+from tests.support.snapshots import FACTS, PUBLIC
 from vmckpt.model.findings import Severity
 from vmckpt.snapshot.compatible import Side, check, version
 from vmckpt.store.facts import Contents

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.snapshots import bare, maps, ram
+from tests.support.snapshots import bare, maps, ram
 from vmckpt.snapshot.diff import RegionDiff, changed, compare
 from vmckpt.store.inside import Private
 from vmckpt.store.regions import SLOTS, UNIT, ZERO, Kind, Map

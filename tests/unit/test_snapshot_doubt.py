@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.unit.stocking import PER_CHUNK, Stock, flip, page, stocked
-from tests.unit.storing import chunks, new_store, write
+from tests.support.stocking import (
+    PER_CHUNK,
+    Stock,
+    flip,
+    page,
+    stocked,
+)
+from tests.support.storing import chunks, new_store, write
 from vmckpt.agent import serving
 from vmckpt.checkpoint.disk_plan import How, Parent, plan
 from vmckpt.errors import StoreError

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from tests.unit.stocking import Stock, flip, id_of, stocked
+from tests.support.stocking import (
+    Stock,
+    flip,
+    id_of,
+    stocked,
+)
 from vmckpt.snapshot import keeping
 from vmckpt.store import gc, packs
 from vmckpt.store.local import LocalFolder

@@ -8,7 +8,17 @@ from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.snapshots import ID, KEYS, OPEN, PUBLIC, TRUSTED, bare, maps, private, ram
+from tests.support.snapshots import (
+    ID,
+    KEYS,
+    OPEN,
+    PUBLIC,
+    TRUSTED,
+    bare,
+    maps,
+    private,
+    ram,
+)
 from vmckpt.errors import KeyRefused, StoreDamaged, StoreError, StoreNewer
 from vmckpt.store import inside
 from vmckpt.store.facts import Contents, Part, Public

@@ -4,7 +4,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.snapshots import maps
+from tests.support.snapshots import maps
 from vmckpt.errors import StoreDamaged
 from vmckpt.store.maps import MOST_UNITS, Digests, ascending, ordered, pack, unpack
 from vmckpt.store.regions import MOST_CHUNKS, ZERO, Map

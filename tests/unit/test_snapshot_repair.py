@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.stocking import Stock, flip, id_of, stocked
+from tests.support.stocking import (
+    Stock,
+    flip,
+    id_of,
+    stocked,
+)
 from vmckpt.store import condemned, faults, packs
 
 

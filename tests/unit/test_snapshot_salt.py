@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.stocking import ALICE_KEY, Stock, stocked
+from tests.support.stocking import ALICE_KEY, Stock, stocked
 
 
 @pytest.fixture

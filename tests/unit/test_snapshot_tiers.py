@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.make_store_v1 import secret
-from tests.unit.stocking import Stock, flip, stocked
+from tests.support.stocking import Stock, flip, stocked
 from vmckpt import api
 from vmckpt.api import keeping
 from vmckpt.api.snapshots import opened_anywhere

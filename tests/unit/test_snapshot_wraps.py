@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures import hpke
-from tests.unit.snapshots import ID
+from tests.support.snapshots import ID
 from vmckpt.errors import KeyRefused, StoreDamaged, StoreNewer
 from vmckpt.store import wraps
 from vmckpt.store.identities import public_of

@@ -4,7 +4,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.unit.storing import SEALING, chunk
+from tests.support.storing import SEALING, chunk
 from vmckpt.store.local import LocalFolder
 from vmckpt.store.reader import Reader
 from vmckpt.store.store import Store

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from tests.unit.storing import (
+from tests.support.storing import (
     SEALING,
     assert_no_garbage,
     assert_whole,

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.storing import chunks, new_store, read, references, write
+from tests.support.storing import (
+    chunks,
+    new_store,
+    read,
+    references,
+    write,
+)
 from vmckpt.errors import StoreDamaged
 from vmckpt.store import condemned
 from vmckpt.store.locks import Lock, Work

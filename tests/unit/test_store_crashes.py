@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tests.unit.store_stories import BUSY, STORIES, prepare
-from tests.unit.storing import (
+from tests.support.store_stories import BUSY, STORIES, prepare
+from tests.support.storing import (
     SEALING,
     all_keys,
     assert_no_garbage,

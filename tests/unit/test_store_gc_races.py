@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.stocking import ALICE_KEY, Stock, stocked
+from tests.support.stocking import ALICE_KEY, Stock, stocked
 from vmckpt.snapshot import copying
 from vmckpt.snapshot.keeping import references
 from vmckpt.store import faults, gc

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.snapshots import bare, ram
+from tests.support.snapshots import bare, ram
 from vmckpt.store import compact, ingest, line, regions
 from vmckpt.store.ingest import Ingest, Table
 from vmckpt.store.line import Draft

@@ -6,9 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit import store_locking
-from tests.unit.stocking import Stock, id_of, page, stocked
-from tests.unit.store_locking import CELLS, Ask, Cell, Work
+from tests.support import store_locking
+from tests.support.stocking import (
+    Stock,
+    id_of,
+    page,
+    stocked,
+)
+from tests.support.store_locking import (
+    CELLS,
+    Ask,
+    Cell,
+    Work,
+)
 from vmckpt.snapshot import keeping
 from vmckpt.store import gc, locks, manifest
 from vmckpt.store.locks import Lock

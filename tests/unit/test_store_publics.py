@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.stocking import Stock, id_of, stocked
+from tests.support.stocking import Stock, id_of, stocked
 from vmckpt.errors import NotInStore, StoreError
 from vmckpt.model.stores import StorePlace
 from vmckpt.snapshot import keeping, pruning

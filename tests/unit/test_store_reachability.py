@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.storing import gc, new_store, write
+from tests.support.storing import gc, new_store, write
 from vmckpt.store import packs
 from vmckpt.store.condemned import Condemned
 from vmckpt.store.homes import use_of

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
-from tests.unit.bucket import CREDENTIALS, Moto, Server
-from tests.unit.storing import (
+from tests.support.bucket import CREDENTIALS, Moto, Server
+from tests.support.storing import (
     assert_no_garbage,
     assert_whole,
     chunks,

@@ -11,8 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.bucket import CREDENTIALS, Rclone, Seaweed
-from tests.unit.storing import assert_no_garbage, assert_whole, chunks, gc, read, write
+from tests.support.bucket import CREDENTIALS, Rclone, Seaweed
+from tests.support.storing import (
+    assert_no_garbage,
+    assert_whole,
+    chunks,
+    gc,
+    read,
+    write,
+)
 from vmckpt import inventory
 from vmckpt.api import doctoring
 from vmckpt.doctor import snapshots as doctor_snapshots

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.images import addresses
-from tests.unit.streams import NAMES, SHORT, Collected, parsed, recorded
+from tests.support.images import addresses
+from tests.support.streams import (
+    NAMES,
+    SHORT,
+    Collected,
+    parsed,
+    recorded,
+)
 from vmckpt.checkpoint import devices
 from vmckpt.checkpoint.head import PAGE, SWITCHOVER_START, Head, RamBlock, parse_head
 from vmckpt.checkpoint.stream import StreamParser, StreamWriter, starts_as_zeros

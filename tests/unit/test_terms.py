@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.builders import GUEST
-from tests.unit.moving import rule
-from tests.unit.policies import GOOD, LEAST, policy
+from tests.support.builders import GUEST
+from tests.support.moving import rule
+from tests.support.policies import GOOD, LEAST, policy
 from vmckpt.migrate import terms
 from vmckpt.migrate.terms import IDLE_THROTTLE, Wishes
 from vmckpt.model.orders import AutoConverge, Compression, Driver, Mode, MoveOrder

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import command_lines
-from tests.unit.nbd_peers import run
+from tests.support.nbd_peers import run
+from tests.support.processes import command_lines
 from vmckpt.checkpoint.nbd import Client
 from vmckpt.checkpoint.nbdsession import Export
 from vmckpt.checkpoint.nbdwire import Tcp

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.builders import sample
+from tests.support.builders import sample
 from vmckpt.errors import BadInput
 from vmckpt.migrate import trace
 from vmckpt.migrate.dirtying import DirtyCurve

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.builders import sample
+from tests.support.builders import sample
 from vmckpt.migrate import track
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.track import Track

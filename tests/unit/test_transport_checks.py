@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from tests.unit.builders import HOST
+from tests.support.builders import HOST
 from vmckpt.errors import RemoteError
 from vmckpt.lab import capture
 from vmckpt.lab.pki import Authority

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.builders import GUEST
+from tests.support.replicas import LEASE, session
 from tests.tui.still import FLEET, NOW, PROTECT, entry, guest
-from tests.unit.builders import GUEST
-from tests.unit.replicas import LEASE, session
 from tests.unit.test_monitoring import key, scraped
 from vmckpt.agent import afterlife, replicas
 from vmckpt.api import fleet, migration, policy_files, protecting

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.moving import terms
+from tests.support.moving import terms
 from vmckpt.journal.records import Request, RequestKind
 from vmckpt.migrate import wishes
 from vmckpt.migrate.actions import Abort, Action, Halt, Limit, SetDowntime, Stop, Switch

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.unit.builders import sample
+from tests.support.builders import sample
 from vmckpt.migrate.converge import Terms
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.track import PassSeen, Track

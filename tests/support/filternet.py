@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.unit.replicas import Qemu
+from tests.support.replicas import Qemu
 from vmckpt.hypervisor.monitor import Refused
 from vmckpt.replicate.buffers import MOST, Buffers
 from vmckpt.replicate.filters import LONGEST

@@ -8,8 +8,21 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.replicas import SESSION, SHORT, Ends, session, two_ends
-from tests.unit.staging import EMPTY, Epoch, Standby, World, epoch, seal
+from tests.support.replicas import (
+    SESSION,
+    SHORT,
+    Ends,
+    session,
+    two_ends,
+)
+from tests.support.staging import (
+    EMPTY,
+    Epoch,
+    Standby,
+    World,
+    epoch,
+    seal,
+)
 from vmckpt.errors import VmckptError
 from vmckpt.replicate import backup as backups
 from vmckpt.replicate.backup import Backup, Ours

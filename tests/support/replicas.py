@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.staging import in_memory, pieces_of
+from tests.support.staging import in_memory, pieces_of
 from vmckpt.checkpoint.compare import Mapping
 from vmckpt.checkpoint.guestmemory import MemoryFile
 from vmckpt.checkpoint.head import PAGE

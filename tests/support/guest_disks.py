@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.unit.guestless import Qmp, qemu
+from tests.support.guestless import Qmp, qemu
 from vmckpt.replicate.mirroring import MARK
 from vmckpt.units import MIB
 

@@ -3,7 +3,7 @@
 import time
 import uuid
 
-from tests import postgres
+from tests.support import postgres
 from vmckpt.lease import witness
 from vmckpt.lease.clock import boottime
 from vmckpt.lease.terms import Terms

@@ -11,7 +11,15 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.unit.storing import SEALING, chunk, chunks, gc, manifest_of, new_store, write
+from tests.support.storing import (
+    SEALING,
+    chunk,
+    chunks,
+    gc,
+    manifest_of,
+    new_store,
+    write,
+)
 from vmckpt.store.local import LocalFolder
 from vmckpt.store.store import Store
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.unit.builders import GUEST
+from tests.support.builders import GUEST
 from vmckpt.migrate import terms as contract
 from vmckpt.migrate.converge import Terms
 from vmckpt.migrate.dirtying import DirtyCurve

@@ -9,8 +9,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from tests.unit.replicas import Ends, GuestDisk, GuestMemory, Qemu, session, two_ends, until
-from tests.unit.staging import Disk, Ram
+from tests.support.replicas import (
+    Ends,
+    GuestDisk,
+    GuestMemory,
+    Qemu,
+    session,
+    two_ends,
+    until,
+)
+from tests.support.staging import Disk, Ram
 from vmckpt.errors import HypervisorError, LeaseLost, VmckptError
 from vmckpt.replicate import diskcompare, mirroring
 from vmckpt.replicate import memory as memories

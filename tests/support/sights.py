@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.unit.builders import GUEST, HOST, host_facts
+from tests.support.builders import GUEST, HOST, host_facts
 from vmckpt.evacuate import seen as sights
 from vmckpt.evacuate.seen import Answers, Look, Seen
 from vmckpt.model.guests import Disk, Guest
