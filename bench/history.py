@@ -3,10 +3,11 @@
     .venv/bin/python -m bench.history [--operations 10000] [--json bench/results/history.json]
 
 The histories are made by the clients of the lab in time that is not real
-(tests/support/histories.py): of a guest alone, and of a protected one that fails over in the middle, where all operations of an epoch
-are answered at once. In the guest's own store every answer tells what the cell held before; "blind"
-writes do not, as those of an ordinary register, which leaves far more orders to try. In half of the
-rows the last read has an answer that cannot be, so that everything must be tried.
+(tests/support/histories.py): of a guest alone, and of a protected one that fails over in the
+middle, where all operations of an epoch are answered at once. In the guest's own store every answer
+tells what the cell held before; "blind" writes do not, as those of an ordinary register, which
+leaves far more orders to try. In half of the rows the last read has an answer that cannot be, so
+that everything must be tried.
 """
 
 import argparse

@@ -5,8 +5,9 @@ from dataclasses import replace
 import libvirt
 import pytest
 
-from vmckpt.hypervisor.pulse import Pulse, pulse
+from vmckpt.hypervisor.pulse import pulse
 from vmckpt.model.guests import GuestState
+from vmckpt.model.now import Pulse
 from vmckpt.snapshot import heartbeat
 from vmckpt.units import Bytes, Seconds
 

@@ -1,4 +1,4 @@
-"""Which move begins next. Pure: asked again whenever one has ended, for what is true then.
+"""Which move begins next: asked again whenever one has ended, for what is true then. Pure.
 
 Windows slide: nobody waits for a batch. A move begins when its source, its target and all together
 have one free place, its target has room beside all that is on its way there, and beginning now ends

@@ -1,4 +1,7 @@
-"""What the streams of moves on their way carry, while they do: others need not wait to know."""
+"""What the streams of moves on their way carry, while they do: others need not wait to know.
+
+Pure.
+"""
 
 from vmckpt.model.jobs import JobPhase, JobSample
 from vmckpt.units import BytesPerSecond, Seconds

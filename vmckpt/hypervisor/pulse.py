@@ -1,12 +1,10 @@
 """Whether a guest that runs shows life: what its processors, disks and memory did."""
 
-from dataclasses import dataclass
-
 import libvirt
 
 from vmckpt.hypervisor import parse
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.model.guests import GuestState
+from vmckpt.model.now import Pulse
 from vmckpt.units import Bytes, Seconds
 
 _STATS = (
@@ -20,26 +18,6 @@ _PANICKED = (
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_CRASHED),
     (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_CRASHED),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
-    """One look at a guest; times and bytes count from its start."""
-
-    at: Seconds
-    state: GuestState | None
-    """None: it is gone."""
-    panicked: bool
-    io_error: bool
-    """It was stopped because a disk cannot be read or written."""
-    processors: int
-    worked: Seconds
-    """Time that its processors ran, all together."""
-    read: Bytes
-    written: Bytes
-    """Of its disks."""
-    dirtied: bool
-    """QEMU saw it write into memory since its last measurement."""
 
 
 async def feel(hypervisor: Hypervisor, uuid: str, at: Seconds) -> Pulse:

@@ -1,4 +1,4 @@
-"""What is written to the journal and read from it: frozen data, with its JSON form.
+"""What is written to the journal and read from it: frozen data, with its JSON form. Pure.
 
 Times of an operation are seconds since 1970 (UTC); times inside it are seconds since it began.
 """

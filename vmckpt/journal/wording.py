@@ -1,7 +1,7 @@
 """What operations tell, and times, in words: the same wherever they are shown. Pure."""
 
-import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
@@ -54,7 +54,7 @@ def left(low: Seconds | None, high: Seconds | None, *, converging: bool | None) 
 
 def clock(at: float, now: float) -> str:
     """A time as a clock on the wall shows it, with the day if that is another one."""
-    local, today = time.localtime(at), time.localtime(now)
-    if local[:3] == today[:3]:
-        return time.strftime("%H:%M:%S", local)
-    return time.strftime("%d %b %H:%M" if local[0] == today[0] else "%Y-%m-%d", local)
+    local, today = (datetime.fromtimestamp(one, UTC).astimezone() for one in (at, now))
+    if local.date() == today.date():
+        return f"{local:%H:%M:%S}"
+    return f"{local:%d %b %H:%M}" if local.year == today.year else f"{local:%Y-%m-%d}"

@@ -1,4 +1,4 @@
-"""Which operations a chaos run is made of. A pure function of the seed; `campaign` does them.
+"""Which operations a chaos run is made of. The seed alone decides; `campaign` does them. Pure.
 
 Where a guest is when its turn comes depends on how the operations before it ended, so a target is
 said by how many hosts further it is.

@@ -16,6 +16,8 @@ them whose lease it is about. Each locks that lease's row first and reads the cl
   standby is invalid. So nothing is taken over on a timeline on which the token was neither made nor
   confirmed by its holder, unless all changes were on the synchronous replicas. The holder names the
   timeline that it was told of: a renewal that was sent before, and arrives late, confirms nothing.
+
+Pure.
 """
 
 LAYOUT = 2

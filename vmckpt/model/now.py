@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from vmckpt.model.copies import Copies
 from vmckpt.model.guests import GuestState
-from vmckpt.units import Bytes
+from vmckpt.units import Bytes, Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,3 +81,23 @@ class SnapshotNow:
     def good(self) -> bool:
         """For all that is known: it can be read, and no check found it damaged."""
         return self.wrong is None and not self.verified.startswith("bad")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """One look at a guest; times and bytes count from its start."""
+
+    at: Seconds
+    state: GuestState | None
+    """None: it is gone."""
+    panicked: bool
+    io_error: bool
+    """It was stopped because a disk cannot be read or written."""
+    processors: int
+    worked: Seconds
+    """Time that its processors ran, all together."""
+    read: Bytes
+    written: Bytes
+    """Of its disks."""
+    dirtied: bool
+    """QEMU saw it write into memory since its last measurement."""

@@ -1,4 +1,4 @@
-"""What an operator is paged for, and when. Pure; time is an argument."""
+"""What an operator is paged for, and when. Time is an argument. Pure."""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence

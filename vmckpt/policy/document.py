@@ -1,4 +1,4 @@
-"""A policy's text, read: YAML to `Policy`, or everything that is wrong with it. No files."""
+"""A policy's text, read: YAML to `Policy`, or everything that is wrong with it. No files. Pure."""
 
 from pathlib import Path
 from typing import assert_never

@@ -1,4 +1,4 @@
-"""A policy's file: its keys, what each is for, and which values it takes.
+"""A policy's file: its keys, what each is for, and which values it takes. Pure.
 
 The sentences here are the only place where a key's meaning is written: `vmckpt policy explain`, the
 JSON schema that editors use and the test of the documentation read them from here.

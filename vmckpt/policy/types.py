@@ -1,4 +1,4 @@
-"""A policy, read and checked. Pure data; the file's form is in `document`."""
+"""A policy, read and checked. The file's form is in `document`. Pure data."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""The values that a policy's keys take: as people write them, and as the program has them."""
+"""The values that a policy's keys take: as people write them, and as the program has them. Pure."""
 
 import re
 from collections.abc import Callable

@@ -1,6 +1,8 @@
 """What a guest wrote to a disk, in the order of the writes: records in a row, each with its header.
 
 Only the standard library: the nbdkit plugin writes them under Debian's own Python.
+
+Pure.
 """
 
 import struct

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vmckpt.hypervisor.pulse import Pulse
 from vmckpt.model.guests import GuestState
+from vmckpt.model.now import Pulse
 
 _SPINS = 0.95
 """A processor that is busy for such a part of the time, and writes nothing, turns in a circle."""

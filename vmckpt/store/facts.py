@@ -2,6 +2,8 @@
 
 The fields are the format: their names are the keys of the manifest's JSON. A field that is added,
 dropped or read in another way makes a new version of the manifest.
+
+Pure.
 """
 
 import base64

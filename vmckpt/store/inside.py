@@ -1,4 +1,4 @@
-"""The private part of a manifest: digests, maps, small files and what they mean.
+"""The private part of a manifest: digests, maps, small files and what they mean. Pure.
 
 4   length of the JSON, little endian
     JSON

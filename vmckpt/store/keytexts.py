@@ -1,4 +1,7 @@
-"""Keys as text: one word each, which says what kind of key it is and shows a slip of the pen."""
+"""Keys as text: one word each, which says what kind of key it is and shows a slip of the pen.
+
+Pure.
+"""
 
 import base64
 import binascii

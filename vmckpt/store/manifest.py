@@ -1,4 +1,4 @@
-"""A manifest: all that is known of one snapshot, in one object, written last.
+"""A manifest: all that is known of one snapshot, in one object, written last. Pure.
 
      0   8   magic "vmckptM" and a line feed
      8   2   version, little endian: 1; all numbers are

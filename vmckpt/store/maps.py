@@ -1,4 +1,4 @@
-"""Maps and chunk tables as bytes.
+"""Maps and chunk tables as bytes. Pure.
 
 A map is cut into blocks of 2^20 units. A block is a length (4 bytes, little endian) and a zstd
 frame with one bit per unit, the first unit's highest: 0 for zeros; then, for each other unit, its

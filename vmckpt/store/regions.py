@@ -3,6 +3,8 @@
 A region is one RAM block or one disk, cut into units of fixed size; a chunk holds up to `SLOTS`
 units one after the other. A map has one number per unit: `ZERO`, or the chunk's index in the
 manifest's chunk table times `SLOTS` plus the unit's place in the chunk.
+
+Pure.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""From a chunk's bytes to the box that lies in the store, and back.
+"""From a chunk's bytes to the box that lies in the store, and back. Pure.
 
 A chunk's digest says what it holds and opens it; its name says only that it is the same chunk. One
 content gives one name in a domain (all who have the same salt), so it is stored once; in another

@@ -1,6 +1,8 @@
 """Small objects of a store: a text or bytes, and behind it a line with the BLAKE3 of key and body.
 
 A changed bit is seen, and so is an object that was put in another one's place.
+
+Pure.
 """
 
 import json

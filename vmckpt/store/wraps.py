@@ -9,6 +9,8 @@
 HPKE (RFC 9180) in base mode: X25519, HKDF-SHA256, AES-256-GCM; its info names the snapshot, so
 that a wrap is of no use beside another one. Nothing here is signed: who can replace wraps can also
 delete them, and a wrap of another data key opens nothing.
+
+Pure.
 """
 
 from collections.abc import Collection, Iterator
