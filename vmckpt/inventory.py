@@ -46,13 +46,13 @@ from pydantic import (
     Tag,
 )
 
-from vmckpt import yamlfile
 from vmckpt.errors import InventoryError, ReadOnly
 from vmckpt.model import fencing
 from vmckpt.model.fencing import FenceDevice, FenceTopology
 from vmckpt.model.hosts import AGENT_STATE, Host, SshAddress
 from vmckpt.model.stores import StorePlace
 from vmckpt.model.webhooks import Webhook
+from vmckpt.util import config_file
 
 READ_ONLY = "VMCKPT_READ_ONLY"
 VARIABLE = "VMCKPT_INVENTORY"
@@ -265,13 +265,15 @@ class Inventory:
             return next(iter(self.stores.values()))
         if name in self.stores:
             return self.stores[name]
-        raise InventoryError(f"{self.path}: no store {name!r}{yamlfile.likely(name, self.stores)}")
+        raise InventoryError(
+            f"{self.path}: no store {name!r}{config_file.likely(name, self.stores)}"
+        )
 
     def host(self, name: str) -> Host:
         """The host of that name; InventoryError with the likely one if there is none."""
         if name in self.hosts:
             return self.hosts[name]
-        raise InventoryError(f"{self.path}: no host {name!r}{yamlfile.likely(name, self.hosts)}")
+        raise InventoryError(f"{self.path}: no host {name!r}{config_file.likely(name, self.hosts)}")
 
 
 def find(explicit: Path | None, environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -300,14 +302,14 @@ def may_act() -> None:
 
 def load(path: Path) -> Inventory:
     """Read hosts.yaml. Raises InventoryError that names file, line, key and the likely word."""
-    return parse(yamlfile.read(path, InventoryError, "inventory"), path)
+    return parse(config_file.read(path, InventoryError, "inventory"), path)
 
 
 def parse(text: str, path: Path) -> Inventory:
     """As `load`, from text."""
-    reading = yamlfile.examine(text, _File)
+    reading = config_file.examine(text, _File)
     if reading.value is None:
-        raise InventoryError(yamlfile.first(reading.problems, path))
+        raise InventoryError(config_file.first(reading.problems, path))
     read = reading.value
     read_only = read.read_only or looks_only()
     hosts = {

@@ -241,14 +241,14 @@ _DURABILITY = (
         breaks="An epoch's log is written over before its writes are on the standby's disks.",
     ),
     Mutation(
-        name="small-file-not-on-disk", area=Area.DURABILITY, file="vmckpt/wholefile.py",
+        name="small-file-not-on-disk", area=Area.DURABILITY, file="vmckpt/util/atomic_file.py",
         old="            out.flush()\n            os.fsync(out.fileno())",
         new="            out.flush()",
         suite=unit("wholefile"),
         breaks="After a loss of power a guest's definition is an empty file.",
     ),
     Mutation(
-        name="small-file-in-halves", area=Area.DURABILITY, file="vmckpt/wholefile.py",
+        name="small-file-in-halves", area=Area.DURABILITY, file="vmckpt/util/atomic_file.py",
         old='    new = path.with_name(f"{path.name}.new")',
         new="    new = path",
         suite=unit("wholefile"),

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vmckpt import hostdirs
 from vmckpt.agent import choosing, lining, ways
 from vmckpt.agent.choosing import Seen, Way
 from vmckpt.agent.regions import RamRegion
@@ -27,6 +26,7 @@ from vmckpt.store.inside import Private, RegionMap
 from vmckpt.store.line import Draft
 from vmckpt.store.regions import SLOTS, ZERO, Extent, Kind, What
 from vmckpt.units import GIB, MIB, Bytes, Seconds
+from vmckpt.util import host_directories
 
 SHARED = Seen(runs=True, private=None, memory=Bytes(GIB), room=Bytes(2 * GIB))
 KEPT = replace(SHARED, kept=True, room=Bytes(0))
@@ -172,8 +172,8 @@ UUID = "3e6f1c52-0000-4000-8000-000000000001"
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where copies are kept, as long as the test lasts."""
-    monkeypatch.setattr(hostdirs, "RUN", tmp_path / "run")
-    monkeypatch.setattr(hostdirs, "SHM", tmp_path)
+    monkeypatch.setattr(host_directories, "RUN", tmp_path / "run")
+    monkeypatch.setattr(host_directories, "SHM", tmp_path)
     return copies.root()
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt import hostdirs
 from vmckpt.errors import RemoteError
+from vmckpt.util import host_directories
 
 NOBODY = 65534
 
@@ -18,23 +18,25 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Like /run and /dev/shm of a host."""
     (tmp_path / "shm").mkdir()
     (tmp_path / "shm").chmod(0o1777)
-    monkeypatch.setattr(hostdirs, "RUN", tmp_path / "run")
-    monkeypatch.setattr(hostdirs, "SHM", tmp_path / "shm")
+    monkeypatch.setattr(host_directories, "RUN", tmp_path / "run")
+    monkeypatch.setattr(host_directories, "SHM", tmp_path / "shm")
 
 
 def test_they_are_ours_and_qemu_may_pass() -> None:
-    made = hostdirs.run_dir("replication", "u-1")
-    assert [one.stat().st_mode & 0o7777 for one in (made, made.parent, hostdirs.RUN)] == [0o711] * 3
-    assert hostdirs.run_dir("replication", "u-1") == made
+    made = host_directories.run_dir("replication", "u-1")
+    assert [one.stat().st_mode & 0o7777 for one in (made, made.parent, host_directories.RUN)] == [
+        0o711
+    ] * 3
+    assert host_directories.run_dir("replication", "u-1") == made
 
 
 def test_memory_is_elsewhere_and_always_in_the_same_place() -> None:
-    memory = hostdirs.memory_dir("snapshots")
-    assert memory.parent.parent == hostdirs.SHM
+    memory = host_directories.memory_dir("snapshots")
+    assert memory.parent.parent == host_directories.SHM
     assert [one.stat().st_mode & 0o7777 for one in (memory, memory.parent)] == [0o700] * 2
-    assert hostdirs.memory_dir("snapshots") == memory
+    assert host_directories.memory_dir("snapshots") == memory
     shutil.rmtree(memory.parent)
-    again = hostdirs.memory_dir("snapshots")
+    again = host_directories.memory_dir("snapshots")
     assert again != memory
     assert again.is_dir()
 
@@ -68,51 +70,51 @@ def _replace_by_file(path: Path) -> None:
 def test_what_others_made_or_may_change_is_refused(
     spoil: Callable[[Path], None], why: str, which: str
 ) -> None:
-    hostdirs.run_dir("replication", "u-1")
-    spoil(hostdirs.RUN / which)
+    host_directories.run_dir("replication", "u-1")
+    spoil(host_directories.RUN / which)
     with pytest.raises(RemoteError, match=f"{why}, so nothing that is run as root") as caught:
-        hostdirs.run_dir("replication", "u-1")
+        host_directories.run_dir("replication", "u-1")
     assert "ls -ld" in str(caught.value)
 
 
 def test_a_file_or_a_fifo_in_its_place_is_refused() -> None:
-    _replace_by_file(hostdirs.run_dir("replication"))
+    _replace_by_file(host_directories.run_dir("replication"))
     with pytest.raises(RemoteError, match="is not a directory"):
-        hostdirs.run_dir("replication")
-    (hostdirs.RUN / "replication").unlink()
-    os.mkfifo(hostdirs.RUN / "replication")
+        host_directories.run_dir("replication")
+    (host_directories.RUN / "replication").unlink()
+    os.mkfifo(host_directories.RUN / "replication")
     with pytest.raises(RemoteError, match="is not a directory"):
-        hostdirs.run_dir("replication")
+        host_directories.run_dir("replication")
 
 
 def test_memory_that_was_given_away_is_refused() -> None:
-    _give_away(hostdirs.memory_dir("snapshots").parent)
+    _give_away(host_directories.memory_dir("snapshots").parent)
     with pytest.raises(RemoteError, match="belongs to user 65534"):
-        hostdirs.memory_dir("snapshots")
+        host_directories.memory_dir("snapshots")
 
 
 def test_it_can_be_checked_before_anything_is_begun() -> None:
-    hostdirs.check()
-    assert not hostdirs.RUN.exists()
-    hostdirs.run_dir()
-    hostdirs.check()
-    _open_up(hostdirs.RUN)
+    host_directories.check()
+    assert not host_directories.RUN.exists()
+    host_directories.run_dir()
+    host_directories.check()
+    _open_up(host_directories.RUN)
     with pytest.raises(RemoteError, match="can be written by others"):
-        hostdirs.check()
+        host_directories.check()
 
 
 def test_a_parent_that_others_may_write_must_be_sticky(tmp_path: Path) -> None:
-    hostdirs.run_dir()
+    host_directories.run_dir()
     tmp_path.chmod(0o777)
     with pytest.raises(RemoteError, match="can be written by others"):
-        hostdirs.run_dir()
+        host_directories.run_dir()
     tmp_path.chmod(0o1777)
-    assert hostdirs.run_dir() == hostdirs.RUN
+    assert host_directories.run_dir() == host_directories.RUN
 
 
 def test_nothing_is_made_in_what_another_user_made() -> None:
-    hostdirs.RUN.mkdir()
-    _give_away(hostdirs.RUN)
+    host_directories.RUN.mkdir()
+    _give_away(host_directories.RUN)
     with pytest.raises(RemoteError, match="belongs to user 65534"):
-        hostdirs.run_dir("replication", "u-1")
-    assert list(hostdirs.RUN.iterdir()) == []
+        host_directories.run_dir("replication", "u-1")
+    assert list(host_directories.RUN.iterdir()) == []

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vmckpt import inventory, units, yamlfile
+from vmckpt import inventory, units
 from vmckpt.errors import BadInput, InventoryError, PolicyError, VmckptError
 from vmckpt.migrate import trace
 from vmckpt.policy import document, shelf
+from vmckpt.util import config_file
 
 PATH = Path("hosts.yaml")
 BOMB = "a: &a [x, x, x]\nb: &b [*a, *a, *a]\nc: &c [*b, *b, *b]\nhosts: *c\n"
@@ -70,7 +71,7 @@ def test_a_hostile_inventory_is_one_line(text: str, told: str) -> None:
 
 
 def test_more_values_than_any_inventory_has_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yamlfile, "_MOST_NODES", 1000)
+    monkeypatch.setattr(config_file, "_MOST_NODES", 1000)
 
     assert "1000: more than 1000 values are refused" in refused(
         lambda: inventory.parse("- 1\n" * 200_000, PATH)
@@ -148,7 +149,7 @@ def test_what_is_no_file_is_one_line(read: Callable[[Path], object], path: str, 
 def test_a_pipe_that_brings_nothing_is_not_waited_for(
     read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(yamlfile, "_PIPE_LIMIT", 0.2)
+    monkeypatch.setattr(config_file, "_PIPE_LIMIT", 0.2)
     pipe = tmp_path / "p.yaml"
     os.mkfifo(pipe)
 
@@ -156,7 +157,7 @@ def test_a_pipe_that_brings_nothing_is_not_waited_for(
 
 
 def test_a_pipe_that_drips_is_not_waited_for_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yamlfile, "_PIPE_LIMIT", 0.3)
+    monkeypatch.setattr(config_file, "_PIPE_LIMIT", 0.3)
     here, there = os.pipe()
     ended = threading.Event()
 

@@ -24,19 +24,19 @@ from tests.support.hostile import (
     written_by_qemu_img,
 )
 from tests.support.replicas import session
-from vmckpt import hostdirs, hostfiles
 from vmckpt.agent import giving, replacement, trial_files
 from vmckpt.agent.small_files import SmallFiles
 from vmckpt.checkpoint import disk_capture, firmware, guestmemory, nbdserver, reopening
 from vmckpt.checkpoint.nbdsession import Export
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import BadInput, RemoteError, StoreError
-from vmckpt.hostfiles import Folder
 from vmckpt.remote import onhost_install
 from vmckpt.replicate import standing
 from vmckpt.replicate.facts import Disk
 from vmckpt.store.local import LocalFolder
 from vmckpt.units import Bytes
+from vmckpt.util import host_directories, host_files
+from vmckpt.util.host_files import Folder
 
 SNAPSHOT = "s-aaaaaaaaaaaaaaaa"
 UUID = "3e6f1c52-0000-4000-8000-000000000001"
@@ -340,14 +340,17 @@ def test_directories_of_agents_where_everybody_makes_directories(
 ) -> None:
     """As /dev/shm is; /run itself is root's."""
     run = sticky.top / "run"
-    monkeypatch.setattr(hostdirs, "RUN", run)
-    monkeypatch.setattr(hostdirs, "SHM", sticky.top)
+    monkeypatch.setattr(host_directories, "RUN", run)
+    monkeypatch.setattr(host_directories, "SHM", sticky.top)
     wrong: list[Path] = []
 
     def made() -> None:
-        paths = (hostdirs.run_dir("replication", UUID), hostdirs.memory_dir("snapshots"))
+        paths = (
+            host_directories.run_dir("replication", UUID),
+            host_directories.memory_dir("snapshots"),
+        )
         wrong.extend(one for path in paths for one in (path, path.parent) if not _is_roots(one))
-        shutil.rmtree(hostdirs.memory_dir())
+        shutil.rmtree(host_directories.memory_dir())
         shutil.rmtree(run)
 
     with user(_FIRST, str(sticky.top), str(sticky.bait), "run"):
@@ -377,15 +380,15 @@ def test_the_agents_versions_where_everybody_makes_directories(sticky: Ground) -
 def test_an_agents_state_that_another_user_can_change_is_refused(place: Ground) -> None:
     for path in (place.theirs, place.theirs / "agent" / "replica"):
         with pytest.raises(RemoteError, match=r"home belongs to user 65534, so nothing"):
-            hostdirs.check_state(path)
+            host_directories.check_state(path)
     # Root may have put it on another disk, and another user may not.
     own, link = place.top / "own", place.top / "link"
     own.mkdir()
     link.symlink_to(own)
-    hostdirs.check_state(link / "agent")
+    host_directories.check_state(link / "agent")
     os.lchown(link, NOBODY, NOBODY)
     with pytest.raises(RemoteError, match="leads over a symbolic link of user 65534"):
-        hostdirs.check_state(link / "agent")
+        host_directories.check_state(link / "agent")
 
 
 @swaps("state")
@@ -396,7 +399,7 @@ def test_a_link_that_another_user_can_move_away_leads_to_no_state(place: Ground)
     own.mkdir()
     (place.theirs / "link").symlink_to(own)
     with pytest.raises(RemoteError, match=r"home belongs to user 65534, so nothing"):
-        hostdirs.check_state(place.theirs / "link" / "agent")
+        host_directories.check_state(place.theirs / "link" / "agent")
 
 
 @swaps("state")
@@ -404,7 +407,7 @@ def test_an_agents_state_is_refused_at_whatever_moment_it_is_looked_at(place: Gr
     """The user shows a link to root's directory at one moment, and a directory at the next."""
     path = place.theirs / "agent"
     with place.swapped():
-        tally = race(lambda: hostdirs.check_state(path))
+        tally = race(lambda: host_directories.check_state(path))
     assert (tally.done, place.untouched()) == (0, True)
 
 
@@ -445,7 +448,7 @@ def test_permissions_of_a_program_are_not_taken_over(tmp_path: Path) -> None:
     before.touch()
     before.chmod(0o6755)
     with image.open("wb") as file:
-        hostfiles.as_before(file.fileno(), before.stat())
+        host_files.as_before(file.fileno(), before.stat())
     assert stat.S_IMODE(image.stat().st_mode) == 0o644
 
 

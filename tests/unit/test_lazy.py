@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.stocking import page
-from vmckpt import hostdirs
 from vmckpt.agent import discard, lazy, serving
 from vmckpt.agent.afterwards import DiscardOrder, FinishOrder
 from vmckpt.agent.lazy import Keeper
@@ -20,6 +19,7 @@ from vmckpt.checkpoint.nbdsession import Export
 from vmckpt.errors import BadInput, StoreDamaged
 from vmckpt.hypervisor import qemuuser
 from vmckpt.model.stores import StorePlace
+from vmckpt.util import host_directories
 
 ID = "s-aaaaaaaaaaaaaaaa"
 CONTENT = page(3, 1 << 20) + bytes(1 << 20) + page(4, 1 << 20)
@@ -40,7 +40,7 @@ def talk() -> Talk:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where sockets and orders are."""
-    monkeypatch.setattr(hostdirs, "RUN", tmp_path / "run")
+    monkeypatch.setattr(host_directories, "RUN", tmp_path / "run")
     monkeypatch.setattr(qemuuser, "owner", lambda _uri, _host: (-1, -1))
     return tmp_path / "run"
 

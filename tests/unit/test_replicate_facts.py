@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.support.replicas import LEASE, session
-from vmckpt import hostdirs
 from vmckpt.errors import BadInput, RemoteError
 from vmckpt.replicate import facts
 from vmckpt.replicate.facts import Session, Terms, folder_of
 from vmckpt.units import Seconds
+from vmckpt.util import host_directories
 
 ALL = session(
     lease=LEASE, cards=("net0", "net1"), undo="{}", definition="<domain/>", state="/var/x",
@@ -78,8 +78,8 @@ def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, text: str) -> None:
 @pytest.fixture
 def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where earlier versions had their folders, as long as the test lasts."""
-    monkeypatch.setattr(hostdirs, "RUN", tmp_path / "run")
-    monkeypatch.setattr(hostdirs, "SHM", tmp_path)
+    monkeypatch.setattr(host_directories, "RUN", tmp_path / "run")
+    monkeypatch.setattr(host_directories, "SHM", tmp_path)
     monkeypatch.setattr(facts, "EARLIER", tmp_path / "earlier")
     (tmp_path / "earlier").mkdir()
     return tmp_path / "earlier"
@@ -90,7 +90,7 @@ def test_each_guest_has_a_folder_of_its_own_that_goes_as_a_whole(earlier: Path) 
     assert folder_of("u-1") == made != facts.make_folder("u-2")
     memory = facts.memory_of(made)
     (memory / "last-0").touch()
-    assert memory.parent.parent.parent == hostdirs.SHM == earlier.parent
+    assert memory.parent.parent.parent == host_directories.SHM == earlier.parent
     assert facts.make_folder("u-1") == made
     assert facts.memory_of(made) == memory
     facts.remove_folder(made)
@@ -103,7 +103,7 @@ def test_a_protection_of_an_earlier_version_is_found(earlier: Path) -> None:
     (earlier / "u-1").mkdir(mode=0o711)
     assert folder_of("u-1") == facts.memory_of(folder_of("u-1")) == earlier / "u-1"
     facts.make_folder("u-1")
-    assert folder_of("u-1") == hostdirs.RUN / "replication/u-1"
+    assert folder_of("u-1") == host_directories.RUN / "replication/u-1"
 
 
 def test_memory_that_another_user_made_in_its_place_is_refused_and_left_alone(
@@ -125,7 +125,7 @@ def test_memory_that_another_user_made_in_its_place_is_refused_and_left_alone(
 def test_what_another_user_put_there_is_not_listened_to(earlier: Path) -> None:
     (earlier / "u-1").mkdir()
     os.chown(earlier, 65534, 65534)
-    assert folder_of("u-1") == hostdirs.RUN / "replication/u-1"
+    assert folder_of("u-1") == host_directories.RUN / "replication/u-1"
     os.chown(facts.make_folder("u-2"), 65534, 65534)
     with pytest.raises(RemoteError, match="belongs to user 65534"):
         folder_of("u-2")

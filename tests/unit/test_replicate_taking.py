@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.replicas import session
-from vmckpt import hostdirs
 from vmckpt.agent import replicas
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.errors import BadInput, HypervisorError
@@ -17,6 +16,7 @@ from vmckpt.replicate import standing
 from vmckpt.replicate.facts import Disk, Session
 from vmckpt.replicate.taking import Image, look, why_not
 from vmckpt.units import MIB, Bytes
+from vmckpt.util import host_directories
 
 XML = """<domain type='kvm'><name>web1</name><devices><disk type='file' device='disk'>
 <driver name='qemu' type='qcow2'/><source file='/srv/web1.qcow2'/><target dev='vda' bus='virtio'/>
@@ -158,9 +158,9 @@ def order(what: str, **more: object) -> ReplicaOrder:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where agents have their folders, as long as the test lasts."""
-    monkeypatch.setattr(hostdirs, "RUN", tmp_path / "run")
-    monkeypatch.setattr(hostdirs, "SHM", tmp_path)
-    return hostdirs.run_dir("replication")
+    monkeypatch.setattr(host_directories, "RUN", tmp_path / "run")
+    monkeypatch.setattr(host_directories, "SHM", tmp_path)
+    return host_directories.run_dir("replication")
 
 
 def test_the_host_says_what_it_has_of_the_guest(

@@ -16,7 +16,6 @@ import pytest
 from tests.support.replicas import until
 from tests.support.staging import in_memory
 from tests.support.witnesses import Witness
-from vmckpt import wholefile
 from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease.clock import boottime
 from vmckpt.lease.witness_line import LeaseUnreachable
@@ -26,6 +25,7 @@ from vmckpt.replicate.guardpage import GuardPage
 from vmckpt.replicate.tenure import Tenure
 from vmckpt.replicate.wire import Beat
 from vmckpt.units import Seconds
+from vmckpt.util import atomic_file
 
 LASTS = Seconds(5.0)
 LOST = float("-inf")
@@ -520,14 +520,14 @@ def test_a_full_tmpfs_ends_no_guest_whose_standby_is_worthless(
 ) -> None:
     """The witness knows that nobody may take over; the guard must, too."""
     room = [True]
-    put = wholefile.put
+    put = atomic_file.put
 
     def full(path: Path, data: str, **more: Any) -> None:
         if not room[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
         put(path, data, **more)
 
-    monkeypatch.setattr(wholefile, "put", full)
+    monkeypatch.setattr(atomic_file, "put", full)
     with one.tenure() as tenure:
         tenure.validate()
         assert one.page.renewed

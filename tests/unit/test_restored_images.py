@@ -10,11 +10,11 @@ import pytest
 from vmckpt.agent.images import Images
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
-from vmckpt.hostfiles import Folder
 from vmckpt.model.stores import StorePlace
 from vmckpt.store.facts import DiskMake, Facts
 from vmckpt.store.inside import Private
 from vmckpt.store.reader import Reader
+from vmckpt.util.host_files import Folder
 
 ID = "s-aaaaaaaaaaaaaaaa"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt import wholefile
+from vmckpt.util import atomic_file
 
 
 @pytest.fixture
@@ -31,20 +31,20 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_its_content_is_on_the_disk_before_it_has_its_name_and_then_the_name(
     tmp_path: Path, steps: list[str]
 ) -> None:
-    wholefile.put(tmp_path / "x", "text", for_good=True)
+    atomic_file.put(tmp_path / "x", "text", for_good=True)
     assert steps == ["sync x.new of 4 bytes", "rename x.new to x", "sync ."]
 
 
 def test_what_goes_with_the_host_waits_for_no_disk(tmp_path: Path, steps: list[str]) -> None:
-    wholefile.put(tmp_path / "x", "text")
+    atomic_file.put(tmp_path / "x", "text")
     assert steps == ["rename x.new to x"]
 
 
 def test_one_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "x"
-    wholefile.put(path, "before")
+    atomic_file.put(path, "before")
     with pytest.raises(UnicodeEncodeError):
-        wholefile.put(path, "begun" * 10_000 + "\udc80")
+        atomic_file.put(path, "begun" * 10_000 + "\udc80")
     assert path.read_text() == "before"
 
 
@@ -52,7 +52,7 @@ def test_one_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> Non
 def test_a_private_one_is_for_us_alone(tmp_path: Path, private: bool, mode: int) -> None:
     mask = os.umask(0o022)
     try:
-        wholefile.put(tmp_path / "x", "text", private=private)
+        atomic_file.put(tmp_path / "x", "text", private=private)
     finally:
         os.umask(mask)
     assert (tmp_path / "x").stat().st_mode & 0o777 == mode

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from vmckpt import yamlfile
 from vmckpt.errors import BadInput, PolicyError
-from vmckpt.yamlfile import Problem
+from vmckpt.util import config_file
+from vmckpt.util.config_file import Problem
 
 PATH = Path("a.yaml")
 
@@ -27,7 +27,7 @@ class Form(BaseModel):
 
 
 def wrong(text: str) -> list[str]:
-    return [one.at(PATH) for one in yamlfile.examine(text, Form).problems]
+    return [one.at(PATH) for one in config_file.examine(text, Form).problems]
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,14 @@ def test_each_mistake_is_one_line_with_file_line_key_and_mend(text: str, told: s
 def test_all_mistakes_are_told_in_the_order_of_the_file() -> None:
     text = "words: 1\nsise: 2\nsize: x"
 
-    assert [one.line for one in yamlfile.examine(text, Form).problems] == [1, 2, 3]
-    assert yamlfile.first(yamlfile.examine(text, Form).problems, PATH).endswith("(and 2 more)")
+    assert [one.line for one in config_file.examine(text, Form).problems] == [1, 2, 3]
+    assert config_file.first(config_file.examine(text, Form).problems, PATH).endswith(
+        "(and 2 more)"
+    )
 
 
 def test_a_date_stays_the_text_that_was_written() -> None:
-    value = yamlfile.examine("words: {built: 2026-13-99}", Form).value
+    value = config_file.examine("words: {built: 2026-13-99}", Form).value
 
     assert value is not None
     assert value.words == {"built": "2026-13-99"}
@@ -86,14 +88,14 @@ def test_a_date_stays_the_text_that_was_written() -> None:
 def test_a_key_without_a_value_is_refused_where_it_could_be_taken_for_the_default() -> None:
     text = "size: 1\nleaf:\n  colour:\nwords: ~"
 
-    assert yamlfile.examine(text, Form, empty_values=False).problems == (
+    assert config_file.examine(text, Form, empty_values=False).problems == (
         Problem(3, "colour has no value; write one, or take the key out"),
         Problem(4, "words has no value; write one, or take the key out"),
     )
 
 
 def test_the_lines_of_all_keys_and_list_entries_are_known() -> None:
-    lines = yamlfile.examine("size: 1\nleaves:\n- colour: a\n-\n  colour: b", Form).lines
+    lines = config_file.examine("size: 1\nleaves:\n- colour: a\n-\n  colour: b", Form).lines
 
     assert lines.all() == {
         "size": 1, "leaves": 2, "leaves.0": 3, "leaves.0.colour": 3, "leaves.1": 5,
@@ -118,11 +120,11 @@ def test_a_file_is_read_to_its_limit_whatever_its_size_says(tmp_path: Path) -> N
     large.write_bytes(b"x" * ((1 << 20) + 1))
 
     with pytest.raises(PolicyError, match="larger than 1 MiB; that is no policy"):
-        yamlfile.read(large, PolicyError, "policy")
+        config_file.read(large, PolicyError, "policy")
     with pytest.raises(PolicyError, match="larger than 1 MiB"), suppress(FileNotFoundError):
-        yamlfile.read(Path("/dev/zero"), PolicyError, "policy")
+        config_file.read(Path("/dev/zero"), PolicyError, "policy")
 
 
 def test_the_error_is_the_one_that_was_asked_for(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No such file"):
-        yamlfile.read(tmp_path / "none", BadInput, "policy")
+        config_file.read(tmp_path / "none", BadInput, "policy")

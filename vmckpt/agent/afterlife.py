@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vmckpt import wholefile
 from vmckpt.agent import writes
 from vmckpt.checkpoint import settings
 from vmckpt.checkpoint.settings import Undo
@@ -26,6 +25,7 @@ from vmckpt.replicate.link import Line
 from vmckpt.replicate.tenure import Tenure
 from vmckpt.replicate.wire import End, Hello, Welcome
 from vmckpt.units import Seconds
+from vmckpt.util import atomic_file
 
 OUTCOME, ALONE = "outcome.json", "alone"
 _DEFINITION = "definition.json"
@@ -89,7 +89,7 @@ def keep_definition(session: Session) -> None:
         folder = Path(session.state)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         told = {"xml": session.definition, "autostart": bool(session.extra.get("autostart"))}
-        wholefile.put(folder / _DEFINITION, json.dumps(told), private=True, for_good=True)
+        atomic_file.put(folder / _DEFINITION, json.dumps(told), private=True, for_good=True)
 
 
 def define(session: Session) -> None:
@@ -231,7 +231,7 @@ def forget(session: Session, folder: Path) -> None:
 def outcome(folder: Path, what: Fate, why: str, **more: float) -> None:
     """Leave word of how it ended, for the controller."""
     told = {"outcome": what, "why": why, "at": time.time(), **more}
-    wholefile.put(folder / OUTCOME, json.dumps(told))
+    atomic_file.put(folder / OUTCOME, json.dumps(told))
 
 
 @contextmanager

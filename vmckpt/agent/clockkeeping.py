@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from vmckpt import wholefile
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.agent import GuestAgent
 from vmckpt.hypervisor.monitor import Monitor
@@ -17,6 +16,7 @@ from vmckpt.replicate.facts import Session
 from vmckpt.replicate.guestclock import Clock, Reading
 from vmckpt.replicate.status import PrimaryStatus
 from vmckpt.units import Seconds
+from vmckpt.util import atomic_file
 
 EVERY = Seconds(10.0)
 _FILE = "clock.json"
@@ -60,7 +60,7 @@ class ClockKeeper:
         if found.put_right:
             set_ahead(agent, found.clock.usual)
         told = {"usual": found.clock.usual, "corrected": found.clock.corrected}
-        wholefile.put(self._file, json.dumps(told))
+        atomic_file.put(self._file, json.dumps(told))
         self._status.clock(found.clock)
 
     def _known(self) -> Clock | None:

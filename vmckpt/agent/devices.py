@@ -14,11 +14,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self
 
-from vmckpt import wholefile
 from vmckpt.checkpoint.settings import Commands
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.endings import Endings
 from vmckpt.replicate.newcards import NewCards
+from vmckpt.util import atomic_file
 
 log = logging.getLogger("vmckpt.replica")
 
@@ -82,7 +82,7 @@ class Devices:
         try:
             return dict(json.loads(self._file.read_text()))
         except FileNotFoundError:
-            wholefile.put(self._file, json.dumps(now))
+            atomic_file.put(self._file, json.dumps(now))
             return now
 
     def still(self) -> bool:

@@ -15,10 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from vmckpt import wholefile
 from vmckpt.agent import afterlife
 from vmckpt.errors import GuestBusy, HypervisorError, RemoteError, VmckptError
-from vmckpt.hostfiles import held, path_of
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.qemu_process import identity
@@ -29,6 +27,8 @@ from vmckpt.replicate.link import Cut, Line
 from vmckpt.replicate.tenure import Tenure
 from vmckpt.replicate.wire import End, WireError
 from vmckpt.units import Seconds
+from vmckpt.util import atomic_file
+from vmckpt.util.host_files import held, path_of
 
 AGENT_LOCK = "agent.lock"
 _GIVEN = "given.json"
@@ -162,7 +162,7 @@ def _note(session: Session, folder: Path, stopped: float) -> None:
             seen = os.fstat(file)
             owners[path] = (seen.st_uid, seen.st_gid, seen.st_dev, seen.st_ino)
     told = {"stood_s": time.monotonic() - stopped, "owners": owners}
-    wholefile.put(folder / _GIVEN, json.dumps(told))
+    atomic_file.put(folder / _GIVEN, json.dumps(told))
 
 
 def _wait_for_libvirt(session: Session) -> None:

@@ -14,11 +14,11 @@ from vmckpt.checkpoint.nbdserver import Server
 from vmckpt.checkpoint.nbdsession import Export
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import BadInput, Cancelled, StoreDamaged, StoreError
-from vmckpt.hostfiles import path_of
 from vmckpt.store.assemble import Assembly, Source
 from vmckpt.store.facts import DiskMake
 from vmckpt.store.inside import Private
 from vmckpt.store.regions import Kind
+from vmckpt.util.host_files import path_of
 
 _TURN = 0.2
 

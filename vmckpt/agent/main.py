@@ -18,10 +18,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from vmckpt import hostdirs
 from vmckpt.agent.talk import Talk, error_as_json
 from vmckpt.errors import BadInput, VmckptError
-from vmckpt.hostfiles import Refused
+from vmckpt.util import host_directories
+from vmckpt.util.host_files import Refused
 
 log = logging.getLogger("vmckpt.agent")
 
@@ -87,7 +87,7 @@ def _carry_out(talk: Talk) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, AttributeError, EOFError) as exc:
         raise BadInput(f"no order that can be read: {exc}") from exc
     if state := getattr(order, "state", ""):
-        hostdirs.check_state(Path(state))
+        host_directories.check_state(Path(state))
     return dict(do(order, talk))
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from vmckpt.errors import BadInput
-from vmckpt.hostfiles import Folder, as_before, held
+from vmckpt.util.host_files import Folder, as_before, held
 
 
 def paths(place: Path, snapshot: str) -> tuple[Path, Path]:

@@ -9,7 +9,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt import wholefile
 from vmckpt.agent import afterlife, clockkeeping, giving, guarded, trial_files
 from vmckpt.agent.replica_trial import Trials
 from vmckpt.errors import VmckptError
@@ -31,6 +30,7 @@ from vmckpt.replicate.standby import Standby
 from vmckpt.replicate.wire import End
 from vmckpt.replicate.wishes import Wish, Wishes
 from vmckpt.units import Seconds
+from vmckpt.util import atomic_file
 
 log = logging.getLogger("vmckpt.replica")
 
@@ -156,7 +156,7 @@ def _listening(session: Session, folder: Path) -> socket.socket:
     family = socket.AF_INET6 if ":" in session.address else socket.AF_INET
     server = socket.create_server((session.address, known), family=family, backlog=128)
     if (port := server.getsockname()[1]) != known:  # there may be no room to write it again
-        wholefile.put(folder / PORT, str(port))
+        atomic_file.put(folder / PORT, str(port))
     return server
 
 

@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from vmckpt import hostdirs
 from vmckpt.agent import chains, devices
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.checkpoint import guestmemory, outputs, reopening, settings
@@ -19,6 +18,7 @@ from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replicate import logserver, taking
 from vmckpt.replicate.facts import Session, folder_of
 from vmckpt.units import Seconds
+from vmckpt.util import host_directories
 
 _TURN = 0.05
 _EPOCH = Seconds(5.0)
@@ -27,7 +27,7 @@ _EPOCH = Seconds(5.0)
 
 def look(order: ReplicaOrder) -> dict[str, Any]:
     """All that a protection must know of a running guest. Raises CannotCapture, RemoteError."""
-    hostdirs.check()
+    host_directories.check()
     with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
         with identity.require(order.guest, monitor.name, order.host) as process:
             files = guestmemory.files(monitor, process)
@@ -43,7 +43,7 @@ def look(order: ReplicaOrder) -> dict[str, Any]:
         return {
             "name": monitor.name, "undo": undo.to_json(), "cards": held.cards, "devices": seen,
             "memory": [file.size for file in files], "xml": monitor.xml(),
-            "room": _room(hostdirs.SHM), "disk_logs": logserver.installed(),
+            "room": _room(host_directories.SHM), "disk_logs": logserver.installed(),
             "definition": stored[0] if stored else "", "autostart": bool(stored and stored[1]),
             "qemu": monitor.qemu_version(), "disks": [asdict(disk) for disk in disks],
         }  # fmt: skip
@@ -78,11 +78,11 @@ def _room(folder: Path) -> int:
 def rooms(order: ReplicaOrder) -> dict[str, Any]:
     """What is free on the backup, for memory and epochs and for images, and on which file system
     those are; and which files of a guest it lacks."""
-    hostdirs.check()
+    host_directories.check()
     missing, folder = [one for one in order.files if not Path(one).exists()], Path(order.folder)
     device = str(_made(folder).stat().st_dev)
     return {
-        "memory": _room(hostdirs.SHM), "images": _room(folder), "images_device": device,
+        "memory": _room(host_directories.SHM), "images": _room(folder), "images_device": device,
         "missing": missing,
     }  # fmt: skip
 

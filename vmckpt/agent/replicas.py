@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt import hostdirs
 from vmckpt.agent import afterlife, giving, guarded, replica_looks, trial_files, writes
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.agent.replica_backup import PORT
@@ -33,6 +32,7 @@ from vmckpt.replicate.facts import Session, folder_of, make_folder, remove_folde
 from vmckpt.replicate.fates import Fate
 from vmckpt.replicate.guardpage import GuardPage
 from vmckpt.units import Seconds
+from vmckpt.util import host_directories
 
 _STARTS = Seconds(30.0)
 _STARTS_AGAIN = Seconds(2.0)
@@ -349,7 +349,7 @@ def _session(order: ReplicaOrder) -> Session:
         raise BadInput("an order without a session")
     session = Session.from_json(order.session)
     if session.state:
-        hostdirs.check_state(Path(session.state))
+        host_directories.check_state(Path(session.state))
     return session
 
 

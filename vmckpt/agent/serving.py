@@ -14,7 +14,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt import hostdirs, wholefile
 from vmckpt.agent import restore, spool
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
@@ -29,6 +28,7 @@ from vmckpt.store.assemble import Assembly, Source
 from vmckpt.store.inside import Private
 from vmckpt.store.store import Store
 from vmckpt.units import Seconds
+from vmckpt.util import atomic_file, host_directories
 
 _ORDER = "order.json"
 _COMES = "come in from it on"
@@ -40,7 +40,7 @@ _ARRIVES = Seconds(20.0)
 
 def folder_of(guest: str) -> Path:
     """Where the sockets are of a guest's disks that come in, and the order to serve them."""
-    return hostdirs.run_dir() / f"lazy-{guest}"
+    return host_directories.run_dir() / f"lazy-{guest}"
 
 
 def kept(guest: str) -> dict[str, Any] | None:
@@ -82,9 +82,9 @@ def serve(order: RestoreOrder, talk: Talk) -> dict[str, Any]:
 
 
 def _furnished(order: RestoreOrder) -> Path:
-    folder = hostdirs.run_dir(folder_of(order.guest).name)
+    folder = host_directories.run_dir(folder_of(order.guest).name)
     # With the snapshot's key: for root alone, and gone with the last disk or the next reboot.
-    wholefile.put(folder / _ORDER, json.dumps({**order.as_json(), "do": "serve"}), private=True)
+    atomic_file.put(folder / _ORDER, json.dumps({**order.as_json(), "do": "serve"}), private=True)
     return folder
 
 

@@ -10,7 +10,7 @@ from typing import Self
 from vmckpt.agent import replacement
 from vmckpt.agent.replacement import Replacement
 from vmckpt.errors import BadInput
-from vmckpt.hostfiles import Folder
+from vmckpt.util.host_files import Folder
 
 # Who runs the TPM's program, by distribution.
 _TPM_USERS = ("swtpm", "tss")

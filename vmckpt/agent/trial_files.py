@@ -11,10 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from vmckpt import wholefile
 from vmckpt.agent import replacement
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
-from vmckpt.hostfiles import Folder, opened, path_of
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.qemu_process import identity
@@ -22,6 +20,8 @@ from vmckpt.replicate import fleecing
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.fleecing import Fleece
 from vmckpt.units import Seconds
+from vmckpt.util import atomic_file
+from vmckpt.util.host_files import Folder, opened, path_of
 
 log = logging.getLogger("vmckpt.replica")
 
@@ -42,7 +42,7 @@ class Traces:
     def write(self, state: Path) -> None:
         """Raises OSError."""
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        wholefile.put(state / _FILE, json.dumps(asdict(self)), for_good=True)
+        atomic_file.put(state / _FILE, json.dumps(asdict(self)), for_good=True)
 
     @classmethod
     def read(cls, state: Path) -> Self | None:

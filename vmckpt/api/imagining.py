@@ -15,7 +15,7 @@ from vmckpt.migrate.forecast import Range
 from vmckpt.policy import shelf
 from vmckpt.sim import described
 from vmckpt.sim.moves import Luck, Sim
-from vmckpt.yamlfile import likely
+from vmckpt.util.config_file import likely
 
 LUCK = Luck(off=0.3, fails=0.02)
 _PLAYS = 10

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vmckpt import hostdirs
 from vmckpt.checkpoint import guestmemory
 from vmckpt.units import Bytes
+from vmckpt.util import host_directories
 
 _NAME = re.compile(r"[0-9a-f-]{36}-(\d+)-(\d+)")
 _LOCK, _MARK = ".lock", ".watched"
@@ -26,7 +26,7 @@ _MEMORY = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 
 def root() -> Path:
     """The folder of all copies. Raises RemoteError if others can have written there."""
-    return hostdirs.memory_dir("snapshots")
+    return host_directories.memory_dir("snapshots")
 
 
 def place(guest: str, process: int) -> Path:
@@ -36,7 +36,7 @@ def place(guest: str, process: int) -> Path:
 
 def room() -> Bytes:
     """How much a copy may take: of the tmpfs, and of memory that is free or easily freed."""
-    stat = os.statvfs(hostdirs.SHM)
+    stat = os.statvfs(host_directories.SHM)
     found = _MEMORY.search(Path("/proc/meminfo").read_text())
     free = int(found[1]) << 10 if found else 0
     return Bytes(min(stat.f_bavail * stat.f_frsize, free))

@@ -15,9 +15,9 @@ from vmckpt.checkpoint.disk_plan import DiskPlan, Parent, plan
 from vmckpt.checkpoint.disks import DiskReader, opened
 from vmckpt.checkpoint.keeper import left_behind
 from vmckpt.errors import HypervisorError, OutcomeUnknown
-from vmckpt.hostfiles import Folder, path_of
 from vmckpt.hypervisor.backups import Backups, BitmapLost
 from vmckpt.model.backups import BackupOrder, DiskFacts, OpenBackup, OpenDisk, checkpoint_of
+from vmckpt.util.host_files import Folder, path_of
 
 _PATIENCE = 30.0
 """Seconds for qemu-img to make an empty image."""

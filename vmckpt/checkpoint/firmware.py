@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree as ET
 
 from vmckpt.errors import HypervisorError
-from vmckpt.hostfiles import Folder, Refused, opened
 from vmckpt.hypervisor import parse
 from vmckpt.hypervisor.nvram import path_of
+from vmckpt.util.host_files import Folder, Refused, opened
 
 NVRAM, TPM = "nvram", "tpm"
 _TPM_FOLDER = PurePosixPath("/var/lib/libvirt/swtpm")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from vmckpt import yamlfile
 from vmckpt.errors import BadInput
 from vmckpt.migrate import report
 from vmckpt.migrate.dirtying import DirtyCurve
@@ -21,6 +20,7 @@ from vmckpt.model.events import Decided, Event, Sampled
 from vmckpt.model.jobs import Decision, JobPhase, JobSample, Outcome
 from vmckpt.model.orders import Mode
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
+from vmckpt.util import config_file
 
 VERSION = "vmckpt/v1"
 # Days of samples.
@@ -120,7 +120,7 @@ class Tracer:
 
 def read(path: Path) -> Trace:
     """The last attempt in a trace file. Raises BadInput with file and line."""
-    text = yamlfile.read(path, BadInput, "trace", most=_MOST_BYTES)
+    text = config_file.read(path, BadInput, "trace", most=_MOST_BYTES)
     return parse(io.StringIO(text), str(path))
 
 

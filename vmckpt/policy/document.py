@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import assert_never
 
-from vmckpt import yamlfile
 from vmckpt.errors import PolicyError
 from vmckpt.model.orders import AutoConverge
 from vmckpt.policy import calendar, sense
@@ -32,7 +31,8 @@ from vmckpt.policy.types import (
 )
 from vmckpt.policy.values import Plain, TimeUsed
 from vmckpt.units import Bytes, Seconds
-from vmckpt.yamlfile import Problem
+from vmckpt.util import config_file
+from vmckpt.util.config_file import Problem
 
 
 def examine(
@@ -42,7 +42,7 @@ def examine(
 
     `path` is for messages; nothing is read from it.
     """
-    reading = yamlfile.examine(text, PolicyForm, empty_values=False)
+    reading = config_file.examine(text, PolicyForm, empty_values=False)
     if reading.value is None:
         return None, reading.problems
     given = tuple(reading.lines.all().items())
@@ -57,7 +57,7 @@ def parse(text: str, path: Path, *, shipped: bool = False) -> Policy:
     """As `examine`; PolicyError with the first problem, in one line, if there is one."""
     policy, problems = examine(text, path, shipped=shipped)
     if policy is None:
-        raise PolicyError(yamlfile.first(problems, path))
+        raise PolicyError(config_file.first(problems, path))
     return policy
 
 

@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from vmckpt.errors import PolicyError
 from vmckpt.policy.types import Policy, Select
 from vmckpt.units import Bytes, show_bytes
-from vmckpt.yamlfile import likely
+from vmckpt.util.config_file import likely
 
 DEFAULT = "balanced"
 """Taken if no policy matches."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from vmckpt import yamlfile
 from vmckpt.errors import PolicyError
 from vmckpt.policy import document, select
 from vmckpt.policy.types import Policy
+from vmckpt.util import config_file
 
 SYSTEM = Path("/etc/vmckpt/policies")
 _ENDINGS = (".yaml", ".yml")
@@ -87,7 +87,7 @@ def load_one(wanted: str, operators: Path | None) -> Policy:
 
 def load_file(path: Path) -> Policy:
     """The policy in a file; PolicyError in one line."""
-    return document.parse(yamlfile.read(path, PolicyError, "policy"), path)
+    return document.parse(config_file.read(path, PolicyError, "policy"), path)
 
 
 def text_of(policy: Policy) -> str | None:
@@ -112,7 +112,7 @@ def problems(files: Sequence[Path]) -> Mapping[Path, tuple[str, ...]]:
 
 def _examine(path: Path) -> tuple[Policy | None, tuple[str, ...]]:
     try:
-        text = yamlfile.read(path, PolicyError, "policy")
+        text = config_file.read(path, PolicyError, "policy")
     except PolicyError as exc:
         return None, (str(exc),)
     policy, wrong = document.examine(text, path)

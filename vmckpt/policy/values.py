@@ -17,7 +17,7 @@ from vmckpt.policy.protection import Failover
 from vmckpt.policy.schedules import Check
 from vmckpt.policy.types import CopyKind, LeftBehind, OnFailure, Tls
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
-from vmckpt.yamlfile import likely
+from vmckpt.util.config_file import likely
 
 W = TypeVar("W", bound=StrEnum)
 

@@ -5,11 +5,11 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from vmckpt import wholefile
 from vmckpt.errors import VmckptError
 from vmckpt.lease.witness import Denied, LeaseClient, TakenOver
 from vmckpt.replicate.facts import Lease
 from vmckpt.units import Seconds
+from vmckpt.util import atomic_file
 
 _LOOKS = 4
 """Per lifetime of a renewal: whoever takes over must have watched the holder all the time."""
@@ -56,7 +56,7 @@ class Tokens:
         if token < self.token:
             return False
         if token > self.token:
-            wholefile.put(self._file, str(token))
+            atomic_file.put(self._file, str(token))
             self.token = token
         return True
 

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from vmckpt import hostdirs, wholefile
 from vmckpt.errors import BadInput, RemoteError
 from vmckpt.lease import terms as lease_terms
 from vmckpt.units import BytesPerSecond, Seconds
+from vmckpt.util import atomic_file, host_directories
 
 EARLIER = Path("/dev/shm/vmckpt-replica")
 """Where earlier versions had these folders."""
@@ -28,13 +28,13 @@ def folder_of(guest: str) -> Path:
 
     Raises RemoteError if others than root can have written there.
     """
-    folder, earlier = hostdirs.RUN / _REPLICATION / guest, EARLIER / guest
+    folder, earlier = host_directories.RUN / _REPLICATION / guest, EARLIER / guest
     if folder.exists():
-        hostdirs.verify(folder)
+        host_directories.verify(folder)
     elif earlier.exists():
         # Whoever else made one there is not listened to.
         with suppress(RemoteError):
-            hostdirs.verify(earlier)
+            host_directories.verify(earlier)
             return earlier
     return folder
 
@@ -44,9 +44,9 @@ def make_folder(guest: str) -> Path:
 
     Raises RemoteError as `folder_of`, OSError.
     """
-    folder = hostdirs.run_dir(_REPLICATION, guest)
+    folder = host_directories.run_dir(_REPLICATION, guest)
     with suppress(FileExistsError):
-        (folder / _MEMORY).symlink_to(hostdirs.memory_dir(_REPLICATION, guest))
+        (folder / _MEMORY).symlink_to(host_directories.memory_dir(_REPLICATION, guest))
     return folder
 
 
@@ -60,7 +60,7 @@ def memory_of(folder: Path) -> Path:
         return folder
     memory = link.readlink()
     if memory.exists():
-        hostdirs.verify(memory)
+        host_directories.verify(memory)
     return memory
 
 
@@ -163,7 +163,7 @@ class Session:
     def write(self, folder: Path) -> None:
         """Raises OSError."""
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-        wholefile.put(folder / _FILE, json.dumps(asdict(self)), private=True)
+        atomic_file.put(folder / _FILE, json.dumps(asdict(self)), private=True)
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:

@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from vmckpt import wholefile
 from vmckpt.checkpoint import settings
 from vmckpt.hypervisor import parse
 from vmckpt.hypervisor.monitor import Refused
+from vmckpt.util import atomic_file
 
 log = logging.getLogger("vmckpt.replica")
 
@@ -101,6 +101,6 @@ def _cut(folder: Path) -> list[str]:
 
 def _note(folder: Path, devices: list[str]) -> None:
     if devices:
-        wholefile.put(folder / _FILE, "\n".join(devices))
+        atomic_file.put(folder / _FILE, "\n".join(devices))
     else:
         (folder / _FILE).unlink(missing_ok=True)

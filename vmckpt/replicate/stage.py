@@ -17,11 +17,11 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from vmckpt import wholefile
 from vmckpt.replicate import delta, redo
 from vmckpt.replicate.redo import DiskLog, Memory, Record, Sink, StagedFile, StageError
 from vmckpt.replicate.wire import Order, OutOfOrder, Pages, Part, Seal, State, Writes, damaged
 from vmckpt.units import MIB
+from vmckpt.util import atomic_file
 
 LARGEST_WRITES = 64 * MIB
 """Bytes of records that one message may hold when they are unpacked."""
@@ -78,7 +78,7 @@ class Stage:
                 stack.callback(one.close)
             self._log = DiskLog(log / WRITES)
             stack.callback(self._log.close)
-            wholefile.sync_folder(log)
+            atomic_file.sync_folder(log)
             self._look()
             self.apply()
             self._held = stack.pop_all()

@@ -11,15 +11,15 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from vmckpt import hostfiles, wholefile
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
-from vmckpt.hostfiles import Folder, path_of
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replicate import standby_xml, taking
 from vmckpt.replicate.facts import Disk, Session, remove_folder
+from vmckpt.util import atomic_file, host_files
+from vmckpt.util.host_files import Folder, path_of
 
 _WAITS = "inmigrate"
 _MADE = "vmckpt-standby"
@@ -99,7 +99,7 @@ def _is_standbys(folder: Folder, path: Path, session: Session) -> bool:
     seen = folder.look(_mark(path).name)
     if seen is None or not stat.S_ISREG(seen.st_mode):
         return False
-    return hostfiles.is_ours(seen) or _marked_by(folder, path) == session.session
+    return host_files.is_ours(seen) or _marked_by(folder, path) == session.session
 
 
 def _marked_by(folder: Folder, path: Path) -> str | None:
@@ -122,7 +122,7 @@ def _note_images(session: Session) -> None:
     if session.state and made:
         folder = Path(session.state)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        wholefile.put(folder / _IMAGES, json.dumps(made), private=True, for_good=True)
+        atomic_file.put(folder / _IMAGES, json.dumps(made), private=True, for_good=True)
 
 
 def forget_images(state: Path, session: str | None) -> list[str]:

@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from vmckpt import wholefile
 from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease.clock import boottime
 from vmckpt.lease.witness import LeaseClient, LeaseForgotten
@@ -25,6 +24,7 @@ from vmckpt.replicate.guardrestart import GuardRestart
 from vmckpt.replicate.link import Cut, Line
 from vmckpt.replicate.wire import Beat
 from vmckpt.units import Seconds
+from vmckpt.util import atomic_file
 
 BEAT = Seconds(0.1)
 HUNG = Seconds(3.0)
@@ -278,7 +278,7 @@ class Tenure:
         self._disarm()
         self.token = token
         with suppress(OSError):
-            wholefile.put(self._folder / _TOKEN, str(token))
+            atomic_file.put(self._folder / _TOKEN, str(token))
             (self._folder / _CHANGING).unlink(missing_ok=True)
 
 

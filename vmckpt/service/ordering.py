@@ -11,7 +11,7 @@ from vmckpt.policy.select import Subject, choose
 from vmckpt.policy.types import Policy
 from vmckpt.service.due import Order, Seat
 from vmckpt.service.paying import Reckoned
-from vmckpt.yamlfile import likely
+from vmckpt.util.config_file import likely
 
 Reckon = Callable[[str, Auto], Reckoned]
 """The interval for a guest (its UUID)."""

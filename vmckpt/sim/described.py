@@ -16,12 +16,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from vmckpt import yamlfile
 from vmckpt.errors import BadInput
 from vmckpt.evacuate.fleet import Fleet, Needs, Place, Tenant
 from vmckpt.evacuate.seen import OVERHEAD
 from vmckpt.policy.values import Size
 from vmckpt.units import Bytes, BytesPerSecond, parse_rate
+from vmckpt.util import config_file
 
 _MOST = 100_000
 _SPAN = re.compile(r"(.*)\[(\d{1,6})-(\d{1,6})\](.*)")
@@ -90,9 +90,9 @@ class _File(_Strict):
 
 def load(path: Path, overcommit: float) -> Fleet:
     """Read a fleet. `overcommit`: vCPUs that a host's CPU may be counted with. Raises BadInput."""
-    reading = yamlfile.examine(yamlfile.read(path, BadInput, "fleet"), _File)
+    reading = config_file.examine(config_file.read(path, BadInput, "fleet"), _File)
     if reading.value is None:
-        raise BadInput(yamlfile.first(reading.problems, path))
+        raise BadInput(config_file.first(reading.problems, path))
     hosts = [made for one in reading.value.hosts for made in _places(one, overcommit)]
     known = {one.name for one in hosts}
     guests = [made for one in reading.value.guests for made in _tenants(one, path, known)]
@@ -114,7 +114,7 @@ def _places(entry: _Hosts, overcommit: float) -> Sequence[Place]:
 def _tenants(entry: _Guests, path: Path, hosts: set[str]) -> Sequence[Tenant]:
     for host in entry.host:
         if host not in hosts:
-            raise BadInput(f"{path}: no host {host!r}{yamlfile.likely(host, hosts)}")
+            raise BadInput(f"{path}: no host {host!r}{config_file.likely(host, hosts)}")
     return [
         Tenant(
             name=name, host=entry.host[number % len(entry.host)],

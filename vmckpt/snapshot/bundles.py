@@ -39,7 +39,7 @@ from vmckpt.store.manifest import Manifest
 from vmckpt.store.packing import PACK_SIZE
 from vmckpt.store.receiver import Receiver
 from vmckpt.store.store import VERSION, Store, parse_format
-from vmckpt.wholefile import sync_folder
+from vmckpt.util.atomic_file import sync_folder
 
 _BLOCK = 512
 _FORMAT = "format"

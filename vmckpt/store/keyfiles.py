@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.errors import KeyRefused
-from vmckpt.wholefile import sync_folder
+from vmckpt.util.atomic_file import sync_folder
 
 # The longest that is ever written has a few hundred bytes.
 _MOST = 4096

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vmckpt.errors import NotInStore, StoreError, StoreFull
-from vmckpt.hostfiles import Folder
 from vmckpt.store.backend import Data, Stored, checked, is_key
 from vmckpt.store.faults import fault
 from vmckpt.units import Seconds
-from vmckpt.wholefile import sync_folder
+from vmckpt.util.atomic_file import sync_folder
+from vmckpt.util.host_files import Folder
 
 _TEMPORARY = "tmp"
 _FULL = {errno.ENOSPC: "no room left", errno.EDQUOT: "the quota is used up"}

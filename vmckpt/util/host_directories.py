@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.errors import RemoteError
-from vmckpt.hostfiles import Folder, Refused, others_may_change
+from vmckpt.util.host_files import Folder, Refused, others_may_change
 
 RUN = Path("/run/vmckpt")
 SHM = Path("/dev/shm")
