@@ -36,7 +36,7 @@ from vmckpt.hypervisor.guests import find_guest
 from vmckpt.hypervisor.mover import LibvirtMover
 from vmckpt.lab import guests, lab, ledger, network, observer_client
 from vmckpt.lab.plan import LabPlan
-from vmckpt.model.jobs import JobSample
+from vmckpt.model.migration import JobSample
 from vmckpt.units import Seconds, parse_rate
 
 OTHER = {"alpha": "beta", "beta": "alpha"}

@@ -122,7 +122,7 @@ def write(jobs: int) -> None:
     from vmckpt.journal import recorder  # noqa: PLC0415
     from vmckpt.journal.records import NewOperation  # noqa: PLC0415
     from vmckpt.model.events import Estimate, Sampled  # noqa: PLC0415
-    from vmckpt.model.jobs import JobPhase, JobSample  # noqa: PLC0415
+    from vmckpt.model.migration import JobPhase, JobSample  # noqa: PLC0415
     from vmckpt.units import Bytes, BytesPerSecond, Seconds  # noqa: PLC0415
 
     opened = [

@@ -33,9 +33,8 @@ from vmckpt.migrate import experience
 from vmckpt.migrate.choosing import Measured, score
 from vmckpt.migrate.forecast import Facts, Forecast, forecast, in_words
 from vmckpt.migrate.measure import measure
-from vmckpt.model.guests import Guest
-from vmckpt.model.measured import LinkSeen
-from vmckpt.model.orders import Mode
+from vmckpt.model.guest import Guest
+from vmckpt.model.migration import LinkSeen, Mode
 from vmckpt.policy import shelf
 from vmckpt.policy.types import Policy
 from vmckpt.remote.ssh import Remote

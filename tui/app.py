@@ -16,7 +16,7 @@ from textual.widgets import ContentSwitcher
 from vmckpt.api.looking import Source
 from vmckpt.errors import VmckptError
 from vmckpt.journal.desk import JobView
-from vmckpt.model.commands import Commands
+from vmckpt.model.events import Commands
 from vmckpt.policy.types import Policy
 from vmckpt_tui import actions
 from vmckpt_tui.actions import Action, Words

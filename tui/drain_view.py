@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from vmckpt.journal.records import Operation
 from vmckpt.journal.turns import COMPLETED, WAITS, Turn, summary
-from vmckpt.model.now import FleetNow
+from vmckpt.model.guest import FleetNow
 from vmckpt.units import show_bytes, show_seconds
 from vmckpt_tui.columns import Cell, Column
 from vmckpt_tui.words import bar, millis

@@ -1,6 +1,6 @@
 """What can be done with guests and hosts. Pure."""
 
-from vmckpt.model.guests import GuestState
+from vmckpt.model.guest import GuestState
 from vmckpt.units import show_bytes
 from vmckpt_tui.actions import Action, Answers, Field, Words, option, policy, target
 from vmckpt_tui.scene import Scene, Where

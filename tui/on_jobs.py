@@ -1,6 +1,6 @@
 """What can be done with what is under way. Pure."""
 
-from vmckpt.model.jobs import JobPhase
+from vmckpt.model.migration import JobPhase
 from vmckpt.units import show_bytes
 from vmckpt_tui.actions import Action, Answers, Field, Words
 from vmckpt_tui.scene import Scene, Where, is_move, is_whole

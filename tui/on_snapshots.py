@@ -1,6 +1,6 @@
 """What can be done with snapshots. Pure."""
 
-from vmckpt.model.now import SnapshotNow
+from vmckpt.model.guest import SnapshotNow
 from vmckpt.units import show_bytes
 from vmckpt_tui.actions import Action, Answers, Field, Words, option
 from vmckpt_tui.scene import Scene, Where

@@ -11,7 +11,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Select, Static
 
-from vmckpt.model.commands import Commands
+from vmckpt.model.events import Commands
 from vmckpt_tui import actions
 from vmckpt_tui.actions import Action, Field, Words, line
 from vmckpt_tui.scene import Scene

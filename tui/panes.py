@@ -14,9 +14,9 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from vmckpt.journal.desk import JobView
-from vmckpt.model.commands import Commands
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.now import FleetNow, GuestNow, HostNow
+from vmckpt.model.events import Commands
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.guest import FleetNow, GuestNow, HostNow
 from vmckpt.policy.types import Policy
 from vmckpt_tui import guard_view, policy_view, view
 from vmckpt_tui.actions import of

@@ -13,7 +13,7 @@ from textual.widget import Widget
 from textual.widgets import Footer, Input, Static
 from textual.widgets._footer import FooterKey
 
-from vmckpt.model.copies import MEND
+from vmckpt.model.guest import MEND
 from vmckpt_tui.scene import Model
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vmckpt.errors import PolicyError
-from vmckpt.model.now import GuestNow, HostNow
+from vmckpt.model.guest import GuestNow, HostNow
 from vmckpt.policy import select
 from vmckpt.policy.select import Subject
 from vmckpt.policy.types import Policy

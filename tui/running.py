@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vmckpt.model.commands import Begun, Commands, Said
+from vmckpt.model.events import Begun, Commands, Said
 from vmckpt_tui.actions import Words, line
 
 

@@ -9,8 +9,14 @@ from typing import Any
 
 from vmckpt.journal.desk import JobView
 from vmckpt.journal.records import WHOLE_HOST
-from vmckpt.model.copies import Copies, merged
-from vmckpt.model.now import FleetNow, GuestNow, HostNow, SnapshotNow
+from vmckpt.model.guest import (
+    Copies,
+    FleetNow,
+    GuestNow,
+    HostNow,
+    SnapshotNow,
+    merged,
+)
 from vmckpt.protect.copies import of_protections
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][\w.@+-]*", re.ASCII)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from vmckpt.journal import wording
 from vmckpt.journal.desk import JobView
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.guests import GuestState
-from vmckpt.model.now import GuestNow, HostNow, SnapshotNow
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.guest import GuestNow, GuestState, HostNow, SnapshotNow
 from vmckpt.protect import news
 from vmckpt.protect.copies import of_protections
 from vmckpt.units import show_bytes, show_seconds

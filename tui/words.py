@@ -1,6 +1,6 @@
 """How things are put into words and small pictures, wherever they are shown. Pure."""
 
-from vmckpt.model.now import HostNow
+from vmckpt.model.guest import HostNow
 from vmckpt.units import Seconds, show_bytes, show_seconds
 
 _EIGHTHS = "·▏▎▍▌▋▊▉█"

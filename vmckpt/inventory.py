@@ -48,10 +48,10 @@ from pydantic import (
 
 from vmckpt.errors import InventoryError, ReadOnly
 from vmckpt.model import fencing
+from vmckpt.model.disk import StorePlace
 from vmckpt.model.fencing import FenceDevice, FenceTopology
-from vmckpt.model.hosts import AGENT_STATE, Host, SshAddress
-from vmckpt.model.stores import StorePlace
-from vmckpt.model.webhooks import Webhook
+from vmckpt.model.host import AGENT_STATE, Host, SshAddress
+from vmckpt.model.webhook import Webhook
 from vmckpt.util import config_file
 
 READ_ONLY = "VMCKPT_READ_ONLY"

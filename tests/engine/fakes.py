@@ -8,9 +8,8 @@ from typing import Any
 from tests.support.simulated import Machine
 from vmckpt.errors import HypervisorError, OutcomeUnknown, VmckptError
 from vmckpt.journal.records import Request, RequestKind
-from vmckpt.model.guests import GuestState, Presence
-from vmckpt.model.jobs import JobPhase, JobSample, JobTotals
-from vmckpt.model.orders import AutoConverge, MoveOrder
+from vmckpt.model.guest import GuestState, Presence
+from vmckpt.model.migration import AutoConverge, JobPhase, JobSample, JobTotals, MoveOrder
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 RUNS = Presence(reachable=True, state=GuestState.RUNNING)

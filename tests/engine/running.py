@@ -9,9 +9,7 @@ from tests.support.policies import policy
 from vmckpt.migrate.converge import Terms, time_limit
 from vmckpt.migrate.engine import Ending, Migration
 from vmckpt.model.events import Event, PhaseChanged
-from vmckpt.model.jobs import JobPhase
-from vmckpt.model.orders import Driver, Mode, MoveOrder
-from vmckpt.model.ports import Mover
+from vmckpt.model.migration import Driver, JobPhase, Mode, MoveOrder, Mover
 from vmckpt.units import MIB, Bytes, Seconds
 
 ORDER = MoveOrder(

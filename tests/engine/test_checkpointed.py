@@ -27,9 +27,8 @@ from vmckpt.migrate.planning import Plan
 from vmckpt.migrate.report import MigrationReport, as_json
 from vmckpt.migrate.requests import Setting
 from vmckpt.model.events import Decided, Event, PhaseChanged, Sampled
-from vmckpt.model.guests import GuestState, Presence
-from vmckpt.model.jobs import JobPhase, Outcome
-from vmckpt.model.orders import Driver, Mode
+from vmckpt.model.guest import GuestState, Presence
+from vmckpt.model.migration import Driver, JobPhase, Mode, Outcome
 from vmckpt.protect import asking, moving
 from vmckpt.protect.requests import ProtectRequest
 from vmckpt.units import MIB, BytesPerSecond, Seconds

@@ -16,8 +16,7 @@ from vmckpt.migrate.converge import Terms
 from vmckpt.migrate.engine import Ending
 from vmckpt.migrate.terms import IDLE_THROTTLE
 from vmckpt.model.events import Event, Sampled
-from vmckpt.model.jobs import JobPhase, Outcome
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import JobPhase, Mode, Outcome
 from vmckpt.units import MIB, Seconds
 
 # A run that does not end is an error, not a test that hangs.

@@ -10,8 +10,7 @@ from vmckpt.errors import OutcomeUnknown, PeerLoginFailed
 from vmckpt.migrate.engine import PATIENCE, Migration
 from vmckpt.migrate.sight import INTERVAL
 from vmckpt.model.events import Decided, Event, Sampled
-from vmckpt.model.jobs import JobPhase, Outcome
-from vmckpt.model.orders import Driver
+from vmckpt.model.migration import Driver, JobPhase, Outcome
 from vmckpt.units import MIB
 
 # A run that does not end is an error, not a test that hangs.

@@ -24,7 +24,7 @@ from vmckpt.evacuate.task import Kind, Task, terms
 from vmckpt.evacuate.world import Ended, Moved
 from vmckpt.journal.records import RequestKind
 from vmckpt.model.events import Decided
-from vmckpt.model.guests import OUTGOING, Guest
+from vmckpt.model.guest import OUTGOING, Guest
 from vmckpt.policy.types import Policy
 from vmckpt.units import GIB, BytesPerSecond, Seconds
 

@@ -23,8 +23,8 @@ from vmckpt.evacuate.seen import Known, Protected, Seen, Way
 from vmckpt.evacuate.task import Kind, Task, terms
 from vmckpt.evacuate.world import Ended, Moved
 from vmckpt.journal.records import RequestKind
-from vmckpt.model.guests import OUTGOING, GuestState
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.guest import OUTGOING, GuestState
+from vmckpt.model.migration import Outcome
 from vmckpt.units import GIB, Bytes, Seconds
 
 pytestmark = pytest.mark.looptime(end=20000)

@@ -16,8 +16,7 @@ from vmckpt.journal.records import RequestKind
 from vmckpt.migrate import terms as contract
 from vmckpt.migrate.engine import Ending, Migration
 from vmckpt.model.events import Event
-from vmckpt.model.jobs import JobPhase, Outcome
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import JobPhase, Mode, Outcome
 from vmckpt.units import MIB
 
 # A run that does not end is an error, not a test that hangs.

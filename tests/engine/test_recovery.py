@@ -13,9 +13,7 @@ from vmckpt.journal.records import Request, RequestKind
 from vmckpt.migrate.converge import Terms
 from vmckpt.migrate.engine import Ending, Migration
 from vmckpt.migrate.fenced import FencedMover
-from vmckpt.model.jobs import Outcome
-from vmckpt.model.orders import AutoConverge, Mode, MoveOrder
-from vmckpt.model.ports import Mover
+from vmckpt.model.migration import AutoConverge, Mode, MoveOrder, Mover, Outcome
 from vmckpt.units import MIB, Bytes, Seconds
 
 pytestmark = pytest.mark.looptime(end=3000)

@@ -19,10 +19,9 @@ from vmckpt.errors import BadInput, RemoteError
 from vmckpt.hypervisor import orders, parse, storage
 from vmckpt.hypervisor.connection import NONSENSE
 from vmckpt.migrate import replaying, trace
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import JobSample
-from vmckpt.model.orders import MoveOrder
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
+from vmckpt.model.migration import JobSample, MoveOrder
 from vmckpt.policy import document, explain, shelf
 from vmckpt.policy.types import Policy
 from vmckpt.remote import certificates, images, measure, probe

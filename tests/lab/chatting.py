@@ -15,8 +15,8 @@ from tests.lab.bench import Bench, until
 from vmckpt.api import groups
 from vmckpt.lab import chat
 from vmckpt.lab.chat import Chat
-from vmckpt.model.callers import Caller
-from vmckpt.model.cuts import Phase
+from vmckpt.model.events import Caller
+from vmckpt.model.recovery import Phase
 from vmckpt.snapshot import grouping
 from vmckpt.snapshot.cutting import Cutting
 from vmckpt.snapshot.grouping import GroupTaken

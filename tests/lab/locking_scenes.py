@@ -21,7 +21,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.lab import controller, guests, host, lab, network
 from vmckpt.lab.controller import Controller, End
 from vmckpt.lab.plan import HostPlan
-from vmckpt.model.guests import Presence
+from vmckpt.model.guest import Presence
 from vmckpt.units import parse_rate
 
 Doing = Callable[["Scene"], object]

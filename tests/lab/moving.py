@@ -10,8 +10,7 @@ from vmckpt.hypervisor import orders
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.guests import find_guest
 from vmckpt.hypervisor.mover import LibvirtMover
-from vmckpt.model.jobs import JobSample, JobTotals
-from vmckpt.model.orders import Driver, MoveOrder
+from vmckpt.model.migration import Driver, JobSample, JobTotals, MoveOrder
 
 
 def order(**wishes: Any) -> MoveOrder:

@@ -23,8 +23,7 @@ from vmckpt.hypervisor.agent import GuestAgent, thaw_left
 from vmckpt.hypervisor.backups import Backups, BitmapLost
 from vmckpt.hypervisor.guests import find_guest
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.model.backups import BackupOrder, DiskOrder
-from vmckpt.model.images import Wish
+from vmckpt.model.disk import BackupOrder, DiskOrder, Wish
 from vmckpt.units import MIB, Bytes, Seconds
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from tests.lab.test_snapshots import ids, left
 from vmckpt.errors import Cancelled, CannotCapture, RemoteError
 from vmckpt.lab import chat, faults, guests, lab, network, observer_client
 from vmckpt.lab.pace import slowness
-from vmckpt.model.cuts import Phase
+from vmckpt.model.recovery import Phase
 from vmckpt.snapshot.requests import Taken
 from vmckpt.store.places import backend_of
 from vmckpt.store.store import Store
@@ -238,7 +238,7 @@ import asyncio, os, signal, sys
 from tests.lab import chatting
 from tests.lab.bench import Bench
 from vmckpt.lab import lab
-from vmckpt.model.cuts import Phase
+from vmckpt.model.recovery import Phase
 import pytest
 def blow(member, at):
     if (member, at) == ("web2 on beta", Phase(sys.argv[2])):

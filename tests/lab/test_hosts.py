@@ -16,7 +16,7 @@ from vmckpt.hypervisor.facts import host_facts
 from vmckpt.hypervisor.guests import find_guest
 from vmckpt.lab import host as lab_host
 from vmckpt.lab import network
-from vmckpt.model.hosts import Host, SshAddress
+from vmckpt.model.host import Host, SshAddress
 from vmckpt.remote.ssh import Remote
 
 

@@ -14,8 +14,8 @@ from vmckpt.hypervisor.guests import find_guest
 from vmckpt.lab import network
 from vmckpt.migrate.forecast import Facts
 from vmckpt.migrate.measure import measure
-from vmckpt.model.guests import Guest
-from vmckpt.model.measured import DirtyPoint
+from vmckpt.model.guest import Guest
+from vmckpt.model.migration import DirtyPoint
 from vmckpt.remote import measure as remote
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, Seconds, parse_rate

@@ -8,7 +8,7 @@ from vmckpt.checkpoint.prepare import Prepared, prepare
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import definitions
 from vmckpt.hypervisor.definitions import Definition
-from vmckpt.model.findings import Severity
+from vmckpt.model.finding import Severity
 
 
 def looked(bench: Bench) -> tuple[Definition, Prepared]:

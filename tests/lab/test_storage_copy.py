@@ -16,8 +16,8 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.guests import find_guest
 from vmckpt.migrate import arrived, disks
 from vmckpt.migrate.arrived import Tidied
-from vmckpt.model.images import CopyPlan, Made, Wish
-from vmckpt.model.orders import Driver
+from vmckpt.model.disk import CopyPlan, Made, Wish
+from vmckpt.model.migration import Driver
 from vmckpt.remote import images, probe
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, parse_rate

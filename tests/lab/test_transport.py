@@ -14,7 +14,7 @@ from vmckpt.lab.capture import Capture
 from vmckpt.lab.guests import FILLING
 from vmckpt.lab.pki import Authority, install
 from vmckpt.migrate.transport_checks import TlsVerdict, names_of, tls_findings
-from vmckpt.model.orders import AutoConverge, Compression
+from vmckpt.model.migration import AutoConverge, Compression
 from vmckpt.remote import certificates
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, parse_rate

@@ -9,7 +9,7 @@ from tests.support.simulated import (
     Writer,
     steady,
 )
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import Mode
 from vmckpt.units import MIB
 
 LINK = 1.1 * GIB

@@ -17,8 +17,7 @@ from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.trace import Header
 from vmckpt.migrate.track import Track
 from vmckpt.migrate.watch import PassCounter
-from vmckpt.model.jobs import JobPhase, JobSample
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import JobPhase, JobSample, Mode
 from vmckpt.policy import shelf
 from vmckpt.policy.types import Policy
 from vmckpt.units import Bytes, Seconds

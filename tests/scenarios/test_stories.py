@@ -5,7 +5,7 @@ import pytest
 
 from tests.scenarios.stories import STORIES
 from tests.scenarios.story import TRACES, Decided, Story, record, replay
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import Mode
 from vmckpt.policy import shelf
 from vmckpt.units import MIB
 

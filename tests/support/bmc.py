@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from tests.support.paths import ROOT
 from vmckpt.model.fencing import FenceDevice, FenceTopology
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 
 _TOOLS = ROOT / ".tools/usr/bin"
 USER, SECRET = "operator", "hunter2-is-it"

@@ -3,9 +3,19 @@
 from pathlib import Path
 
 from vmckpt.migrate.preflight import Facts
-from vmckpt.model.guests import Disk, Guest, GuestState, Nic
-from vmckpt.model.hosts import Host, HostFacts, HostProbe, SshAddress
-from vmckpt.model.jobs import JobPhase, JobSample
+from vmckpt.model.guest import (
+    Disk,
+    Guest,
+    GuestState,
+    Nic,
+)
+from vmckpt.model.host import (
+    Host,
+    HostFacts,
+    HostProbe,
+    SshAddress,
+)
+from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
 GUEST = Guest(

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vmckpt.model.fencing import FenceDevice, FenceTopology
-from vmckpt.model.hosts import Host, SshAddress
+from vmckpt.model.host import Host, SshAddress
 
 SECRET = "hunter2 'n\\ so=on"
 _AGENT = """\

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vmckpt.errors import RemoteError
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.protect.moving import Pair
 
 ALPHA = Host(name="alpha", uri="qemu+tcp://alpha/system")

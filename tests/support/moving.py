@@ -7,8 +7,7 @@ from tests.support.builders import sample
 from vmckpt.migrate.converge import Terms
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.track import PassSeen, Track
-from vmckpt.model.jobs import JobPhase
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import JobPhase, Mode
 from vmckpt.policy.types import Do, MoveLimits, Policy, Rule, Stall, When
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 

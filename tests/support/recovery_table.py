@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tests.support.paths import ROOT
 from vmckpt.migrate.aftermath import ODD, Seen, Verdict, judge
-from vmckpt.model.guests import GuestState, Presence
+from vmckpt.model.guest import GuestState, Presence
 
 DOCUMENT = ROOT / "docs/recovery.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"

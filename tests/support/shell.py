@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from vmckpt.model.hosts import Host, SshAddress
+from vmckpt.model.host import Host, SshAddress
 from vmckpt.remote import ssh
 from vmckpt.remote.ssh import Answer, Remote, command_line
 from vmckpt.units import Seconds

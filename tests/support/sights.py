@@ -8,7 +8,7 @@ from typing import Any
 from tests.support.builders import GUEST, HOST, host_facts
 from vmckpt.evacuate import seen as sights
 from vmckpt.evacuate.seen import Answers, Look, Seen
-from vmckpt.model.guests import Disk, Guest
+from vmckpt.model.guest import Disk, Guest
 from vmckpt.policy import document
 from vmckpt.policy.types import Policy
 from vmckpt.units import GIB, MIB, Bytes

@@ -9,8 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from vmckpt.model.jobs import JobPhase, JobSample
-from vmckpt.model.orders import AutoConverge
+from vmckpt.model.migration import AutoConverge, JobPhase, JobSample
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
 GIB = 1024 * MIB

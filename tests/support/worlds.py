@@ -8,9 +8,8 @@ from vmckpt.migrate.converge import Terms
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.forecast import Facts, Range
 from vmckpt.migrate.world import World
-from vmckpt.model.guests import Guest
-from vmckpt.model.measured import DirtyPoint
-from vmckpt.model.orders import Mode
+from vmckpt.model.guest import Guest
+from vmckpt.model.migration import DirtyPoint, Mode
 from vmckpt.policy.types import MoveLimits, Policy, Rule
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 

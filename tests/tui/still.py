@@ -12,9 +12,14 @@ from vmckpt.journal.records import (
     StoredForecast,
     StoredSample,
 )
-from vmckpt.model.commands import Begun, Said
-from vmckpt.model.guests import GuestState
-from vmckpt.model.now import FleetNow, GuestNow, HostNow, SnapshotNow
+from vmckpt.model.events import Begun, Said
+from vmckpt.model.guest import (
+    FleetNow,
+    GuestNow,
+    GuestState,
+    HostNow,
+    SnapshotNow,
+)
 from vmckpt.units import GIB, MIB, Bytes, Seconds
 
 NOW = 1_800_000_000.0

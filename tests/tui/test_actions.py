@@ -6,8 +6,8 @@ from textual.widgets import Button, Input, Select
 
 from tests.tui.still import Still
 from vmckpt.errors import ReadOnly
-from vmckpt.model.commands import Said
-from vmckpt.model.now import GuestNow
+from vmckpt.model.events import Said
+from vmckpt.model.guest import GuestNow
 from vmckpt.policy import shelf
 from vmckpt_tui import order
 from vmckpt_tui.app import Dashboard, Setting

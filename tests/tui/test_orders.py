@@ -11,8 +11,8 @@ from textual.widgets import Button
 from tests.tui import still
 from tests.tui.still import Still, snapshot
 from tests.tui.test_actions import at_row, dashboard
-from vmckpt.model.commands import Said
-from vmckpt.model.now import SnapshotNow
+from vmckpt.model.events import Said
+from vmckpt.model.guest import SnapshotNow
 from vmckpt_tui import actions
 from vmckpt_tui.grid import Grid
 from vmckpt_tui.order import Order

@@ -13,9 +13,8 @@ from tests.tui import still
 from tests.tui.still import ENDED, Still, guest
 from tests.tui.test_actions import dashboard
 from vmckpt.errors import JournalError
-from vmckpt.model.commands import Said
-from vmckpt.model.copies import Copies
-from vmckpt.model.now import FleetNow
+from vmckpt.model.events import Said
+from vmckpt.model.guest import Copies, FleetNow
 from vmckpt_tui.app import Dashboard, Pace, Setting
 from vmckpt_tui.detail import DrainScreen, GuardScreen, MoveScreen
 from vmckpt_tui.grid import Grid

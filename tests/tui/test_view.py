@@ -11,7 +11,7 @@ from vmckpt.journal.desk import JobDetail, News
 from vmckpt.journal.records import Request, StepState, StoredStep
 from vmckpt.journal.turns import MOVE as BY_STEP
 from vmckpt.journal.turns import summary, turns
-from vmckpt.model.now import FleetNow
+from vmckpt.model.guest import FleetNow
 from vmckpt_tui import drain_view, guard_view, move_view, view, words
 from vmckpt_tui.scene import Model, Scene, Where
 

@@ -8,7 +8,7 @@ from tests.support import recovery_table
 from tests.support.recovery_table import decided
 from vmckpt.migrate import aftermath
 from vmckpt.migrate.aftermath import Act, Seen
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.migration import Outcome
 
 PAIRS = list(itertools.product(Seen, Seen))
 MAY_RUN = (Seen.RUNS, Seen.PAUSED, Seen.IN_TWO, Seen.MOVING, Seen.SILENT)

@@ -29,7 +29,7 @@ from tests.unit.test_hostile_ssh import KEY, Sshd, sshd
 from vmckpt import __version__
 from vmckpt.agent import agents, bundle, main
 from vmckpt.errors import RemoteError
-from vmckpt.model.hosts import Host, SshAddress
+from vmckpt.model.host import Host, SshAddress
 from vmckpt.remote import installing
 from vmckpt.units import Bytes, Seconds, show_bytes
 

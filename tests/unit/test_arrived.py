@@ -18,7 +18,7 @@ from vmckpt.hypervisor.image_users import User
 from vmckpt.migrate import arrived
 from vmckpt.migrate.arrived import Tidied
 from vmckpt.migrate.gather import Remotes
-from vmckpt.model.images import CopyPlan, DiskCopy
+from vmckpt.model.disk import CopyPlan, DiskCopy
 from vmckpt.remote import chains, images, probe
 from vmckpt.remote.ssh import COMMAND_LIMIT, Answer
 from vmckpt.units import MIB, Bytes, Seconds

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.protect import asking
 from vmckpt.units import Seconds
 

@@ -10,7 +10,7 @@ from vmckpt.errors import Cancelled
 from vmckpt.migrate import attempts
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.waiting import stoppable
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.migration import Outcome
 from vmckpt.policy.types import OnFailure, Retries
 from vmckpt.units import Seconds
 

@@ -17,7 +17,7 @@ from vmckpt.hypervisor.backup_xml import (
     read_checkpoint,
 )
 from vmckpt.hypervisor.backups import BitmapLost
-from vmckpt.model.backups import (
+from vmckpt.model.disk import (
     BackupOrder,
     Bitmap,
     Checkpoint,

@@ -19,7 +19,7 @@ from vmckpt.checkpoint import background, copies, fallback, off_disks, reopening
 from vmckpt.checkpoint.background import Captured, Hooks
 from vmckpt.checkpoint.image import FrozenImage
 from vmckpt.errors import CannotCapture
-from vmckpt.model.backups import DiskFacts
+from vmckpt.model.disk import DiskFacts
 from vmckpt.store import line
 from vmckpt.store.facts import Facts
 from vmckpt.store.inside import Private, RegionMap

@@ -17,7 +17,7 @@ from vmckpt.lab.injuries import FAULTS, Fault
 from vmckpt.lab.lookout import RUNS, Together
 from vmckpt.lab.processes import Copy
 from vmckpt.lab.trial import Ends
-from vmckpt.model.guests import GuestState
+from vmckpt.model.guest import GuestState
 from vmckpt.policy import document
 from vmckpt.units import Seconds, parse_rate
 

@@ -6,7 +6,7 @@ import pytest
 from tests.support.worlds import policy
 from vmckpt.migrate.choosing import Measured, choose, score
 from vmckpt.migrate.forecast import Forecast, Range
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import Mode
 from vmckpt.policy.types import Rule, StartPostcopy, When
 from vmckpt.units import Bytes, Seconds
 

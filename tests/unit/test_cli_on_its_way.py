@@ -16,7 +16,7 @@ from vmckpt.journal.forms import as_record
 from vmckpt.journal.records import Batch, NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.model.events import Decided, Estimate, OnItsWay, Sampled
-from vmckpt.model.jobs import Decision
+from vmckpt.model.migration import Decision
 from vmckpt.units import Seconds
 
 SAMPLED = Sampled(

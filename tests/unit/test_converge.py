@@ -22,8 +22,7 @@ from vmckpt.migrate.actions import (
 )
 from vmckpt.migrate.converge import Done, Terms, Verdict, decide, time_limit
 from vmckpt.migrate.track import Track
-from vmckpt.model.jobs import JobPhase
-from vmckpt.model.orders import AutoConverge, Mode
+from vmckpt.model.migration import AutoConverge, JobPhase, Mode
 from vmckpt.policy.types import (
     Compress,
     Do,

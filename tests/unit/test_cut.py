@@ -15,7 +15,7 @@ from vmckpt.agent.talk import Talk
 from vmckpt.checkpoint.background import Hooks
 from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import Cancelled, CaptureFailed, VmckptError
-from vmckpt.model.cuts import Phase
+from vmckpt.model.recovery import Phase
 from vmckpt.units import Seconds
 
 FACTS = Undo(guest="u", capabilities={}, bandwidth=1, runs=True, folder="")

@@ -18,7 +18,7 @@ from vmckpt.agent import agents, session
 from vmckpt.agent.talk import error_from_json
 from vmckpt.errors import RemoteError, VmckptError
 from vmckpt.model.events import Event
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.protect import answers, asking, looking, news
 from vmckpt.protect.proof import Case, decide
 from vmckpt.remote import program

@@ -6,8 +6,13 @@ from typing import Any
 import pytest
 
 from vmckpt.checkpoint.disk_plan import How, Parent, plan
-from vmckpt.model.backups import Bitmap, Checkpoint, DiskFacts, DiskOrder
-from vmckpt.model.findings import Severity
+from vmckpt.model.disk import (
+    Bitmap,
+    Checkpoint,
+    DiskFacts,
+    DiskOrder,
+)
+from vmckpt.model.finding import Severity
 from vmckpt.units import MIB, Bytes
 
 PARENT = Parent(id="s-1", made_at=1700000000, sizes={"vda": Bytes(64 * MIB)})

@@ -5,8 +5,14 @@ from dataclasses import replace
 import pytest
 
 from vmckpt.migrate import disks
-from vmckpt.model.findings import Severity
-from vmckpt.model.images import CopyPlan, Drive, Image, Place, Wish
+from vmckpt.model.disk import (
+    CopyPlan,
+    Drive,
+    Image,
+    Place,
+    Wish,
+)
+from vmckpt.model.finding import Severity
 from vmckpt.remote import images
 from vmckpt.units import MIB, Bytes
 

@@ -9,8 +9,8 @@ from vmckpt.doctor import checks, gather
 from vmckpt.doctor.checks import DeviceSeen, Examined, FenceSeen
 from vmckpt.lab import pki
 from vmckpt.model.fencing import Ran
-from vmckpt.model.findings import Severity
-from vmckpt.model.hosts import Host, HostFacts, NoTrace
+from vmckpt.model.finding import Severity
+from vmckpt.model.host import Host, HostFacts, NoTrace
 from vmckpt.units import Bytes, Seconds
 
 NOW = datetime.now(UTC)

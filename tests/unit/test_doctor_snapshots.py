@@ -11,7 +11,7 @@ from tests.support.stocking import stocked
 from vmckpt.cli import main
 from vmckpt.doctor import ready, snapshots
 from vmckpt.doctor.snapshots import ControllerReady, HostReady, StoreReady
-from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.finding import Finding, Severity
 from vmckpt.units import Bytes
 
 GOOD = HostReady(

@@ -16,10 +16,10 @@ from vmckpt.journal.steps import JournalDesk
 from vmckpt.migrate import epochs
 from vmckpt.migrate import preflight as migrate_preflight
 from vmckpt.migrate.sampled import Sampler
-from vmckpt.model.callers import Caller
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.images import CopyPlan, DiskCopy
-from vmckpt.model.jobs import JobPhase
+from vmckpt.model.disk import CopyPlan, DiskCopy
+from vmckpt.model.events import Caller
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.migration import JobPhase
 from vmckpt.protect import asking, looking, preflight
 from vmckpt.protect.engine import Beginning
 from vmckpt.protect.requests import Setting

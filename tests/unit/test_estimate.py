@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tests.support.builders import sample
 from vmckpt.migrate.estimate import estimate, share_done
 from vmckpt.model.events import Estimate
-from vmckpt.model.jobs import JobPhase, JobSample
+from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.units import MIB, Seconds
 
 LIMIT = Seconds(0.3)

@@ -5,7 +5,7 @@ from vmckpt.evacuate.nearing import Nearing
 from vmckpt.evacuate.plan import Checked
 from vmckpt.migrate.forecast import Range
 from vmckpt.model.events import Estimate
-from vmckpt.model.jobs import JobPhase, JobSample
+from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
 

@@ -28,10 +28,17 @@ from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.migrate import arrived, disks
 from vmckpt.migrate.forecast import Range
 from vmckpt.migrate.measure import Links
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.guests import GuestState, Presence
-from vmckpt.model.images import NVRAM, CopyPlan, DiskCopy, Drive, Place, Wish
-from vmckpt.model.measured import LinkSeen
+from vmckpt.model.disk import (
+    NVRAM,
+    CopyPlan,
+    DiskCopy,
+    Drive,
+    Place,
+    Wish,
+)
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.guest import GuestState, Presence
+from vmckpt.model.migration import LinkSeen
 from vmckpt.policy.types import CopyKind
 from vmckpt.remote import images, probe
 from vmckpt.remote.copying import Content

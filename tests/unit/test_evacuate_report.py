@@ -13,9 +13,8 @@ from vmckpt.evacuate.task import Kind, Task
 from vmckpt.evacuate.world import Arrived, Ended
 from vmckpt.journal.records import Controller, Operation
 from vmckpt.migrate.report import MigrationReport
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.jobs import JobTotals, Outcome
-from vmckpt.model.orders import Driver
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.migration import Driver, JobTotals, Outcome
 from vmckpt.units import Bytes, Seconds
 
 GOOD = MigrationReport(

@@ -16,8 +16,8 @@ from vmckpt.evacuate.course import Terms
 from vmckpt.evacuate.placement import Going
 from vmckpt.evacuate.plan import Checked, Checks
 from vmckpt.evacuate.seen import Known, Way
-from vmckpt.model.callers import Caller
-from vmckpt.model.images import Room
+from vmckpt.model.disk import Room
+from vmckpt.model.events import Caller
 from vmckpt.protect import anew
 from vmckpt.protect.requests import Protected
 from vmckpt.units import GIB, Bytes, Seconds

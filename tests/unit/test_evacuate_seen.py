@@ -19,8 +19,13 @@ from vmckpt.evacuate.course import Terms
 from vmckpt.evacuate.seen import ON_ITS_WAY, Answers, Look, Protected, Way
 from vmckpt.evacuate.task import Kind, Task, terms
 from vmckpt.migrate.forecast import Range
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.guests import OUTGOING, Guest, GuestState, Nic
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.guest import (
+    OUTGOING,
+    Guest,
+    GuestState,
+    Nic,
+)
 from vmckpt.policy.types import CopyKind, Policy
 from vmckpt.units import GIB, MIB, Bytes
 

@@ -10,8 +10,8 @@ import pytest
 from tests.tui.still import operation
 from vmckpt.evacuate import command, settling
 from vmckpt.evacuate.task import Kind, Task
-from vmckpt.model.callers import Caller
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.events import Caller
+from vmckpt.model.migration import Outcome
 from vmckpt.policy import shelf
 
 OWN = "version: vmckpt/v1\nname: {name}\nevacuate: {{tries: 9}}\n"

@@ -38,9 +38,9 @@ from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.migrate import command as moves
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import MigrateRequest
-from vmckpt.model.callers import Caller
-from vmckpt.model.guests import GuestState
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.events import Caller
+from vmckpt.model.guest import GuestState
+from vmckpt.model.migration import Outcome
 from vmckpt.policy import document, shelf
 from vmckpt.protect import asking, ending, protections
 from vmckpt.units import Seconds

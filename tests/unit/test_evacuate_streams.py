@@ -2,7 +2,7 @@
 
 from tests.support.builders import sample
 from vmckpt.evacuate.streams import Streams
-from vmckpt.model.jobs import JobPhase
+from vmckpt.model.migration import JobPhase
 
 
 def test_a_stream_tells_once_it_is_old_enough_and_forgets_when_it_has_ended() -> None:

@@ -16,7 +16,7 @@ from vmckpt.evacuate.course import Terms
 from vmckpt.evacuate.seen import Answers
 from vmckpt.evacuate.task import Kind, Task
 from vmckpt.evacuate.waking import Waking
-from vmckpt.model.guests import Guest, GuestState
+from vmckpt.model.guest import Guest, GuestState
 from vmckpt.units import GIB, Bytes
 
 OFF = GuestState.SHUT_OFF

@@ -4,7 +4,7 @@ import pytest
 
 from vmckpt.journal.history import PastMove
 from vmckpt.migrate import experience
-from vmckpt.model.measured import LinkSeen
+from vmckpt.model.migration import LinkSeen
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
 

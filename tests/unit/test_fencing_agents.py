@@ -12,7 +12,7 @@ from tests.support.fence_agents import SECRET, FakeAgent, host
 from vmckpt.errors import Cancelled, FencingFailed, InventoryError, VmckptError
 from vmckpt.model import fencing as rules
 from vmckpt.model.fencing import Action
-from vmckpt.model.hosts import Host, SshAddress
+from vmckpt.model.host import Host, SshAddress
 from vmckpt.remote import fencing
 from vmckpt.units import Seconds
 

@@ -10,7 +10,7 @@ from tests.support.bmc import SECRET, Bmc
 from vmckpt.errors import FencingFailed
 from vmckpt.model import fencing as rules
 from vmckpt.model.fencing import Action, FenceTopology, Ran
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.remote import fencing
 from vmckpt.units import Seconds
 

@@ -16,7 +16,7 @@ from vmckpt.journal.forms import as_record
 from vmckpt.journal.records import Batch, NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.model.events import Decided, PhaseChanged
-from vmckpt.model.jobs import Decision, JobPhase
+from vmckpt.model.migration import Decision, JobPhase
 from vmckpt.units import Seconds
 
 WEB1 = NewOperation(kind="migrate", guest="web1", source="alpha", target="beta")

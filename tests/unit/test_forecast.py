@@ -8,8 +8,7 @@ import pytest
 from tests.support.worlds import facts, guest, policy
 from vmckpt.migrate import choosing
 from vmckpt.migrate.forecast import Facts, Range, forecast, in_words
-from vmckpt.model.measured import DirtyPoint
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import DirtyPoint, Mode
 from vmckpt.policy.types import Rule, StartPostcopy, When
 from vmckpt.units import MIB, Bytes, Seconds
 

@@ -16,8 +16,8 @@ from vmckpt.checkpoint import outputs
 from vmckpt.errors import BadInput, CaptureFailed, RemoteError
 from vmckpt.lab import chat
 from vmckpt.lab.chat import Chat, Peer
-from vmckpt.model.cuts import Phase
 from vmckpt.model.events import Copied
+from vmckpt.model.recovery import Phase
 from vmckpt.snapshot import group
 from vmckpt.snapshot.cutting import Cutting
 from vmckpt.snapshot.group import Meeting

@@ -16,8 +16,8 @@ from vmckpt.agent.leftover import Verdict
 from vmckpt.cli import main
 from vmckpt.cli.guard import ended, stop_of
 from vmckpt.errors import BadInput, Cancelled, HookFailed, WentBack
-from vmckpt.model.guests import GuestState
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.guest import GuestState
+from vmckpt.model.migration import Outcome
 from vmckpt.snapshot import guarding, hooks
 from vmckpt.snapshot.guarding import Ending, Guarded
 from vmckpt.snapshot.outside import Outside, in_words

@@ -6,8 +6,7 @@ import libvirt
 import pytest
 
 from vmckpt.hypervisor.pulse import pulse
-from vmckpt.model.guests import GuestState
-from vmckpt.model.now import Pulse
+from vmckpt.model.guest import GuestState, Pulse
 from vmckpt.snapshot import heartbeat
 from vmckpt.units import Bytes, Seconds
 

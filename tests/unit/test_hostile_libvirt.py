@@ -18,7 +18,7 @@ from vmckpt.hypervisor.connection import NONSENSE, Hypervisor
 from vmckpt.hypervisor.lanes import Lane
 from vmckpt.hypervisor.mover import LibvirtMover
 from vmckpt.lab.pace import slowness
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.units import Seconds
 
 HOST = Host(name="alpha", uri="qemu:///system")

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.support.paths import ROOT
 from tests.support.shell import Shell
 from vmckpt.errors import RemoteError
-from vmckpt.model.hosts import Host, SshAddress
-from vmckpt.model.images import Made
+from vmckpt.model.disk import Made
+from vmckpt.model.host import Host, SshAddress
 from vmckpt.remote import images, measure, probe, streams
 from vmckpt.remote.ssh import Answer, Remote, command_line
 from vmckpt.units import Bytes

@@ -17,7 +17,7 @@ from rich.text import Text
 from vmckpt.cli import main, output
 from vmckpt.cli.progress import panel
 from vmckpt.errors import VmckptError
-from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.finding import Finding, Severity
 from vmckpt.units import Seconds
 
 EVIL = "db\x1b]0;title\x07\x1b[2J\x9b1m\u202e\r\x00\x7f:x:[link=http://a]b[/link]\udcff[/]"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fuzz.run import CORPUS, FINDINGS
 from vmckpt.errors import BadInput
 from vmckpt.migrate import replaying, trace
-from vmckpt.model.orders import AutoConverge, Driver, MoveOrder
+from vmckpt.model.migration import AutoConverge, Driver, MoveOrder
 from vmckpt.policy import shelf
 from vmckpt.units import GIB, Bytes, BytesPerSecond
 

@@ -20,7 +20,7 @@ from tests.support.hostile import (
 from tests.support.shell import Shell
 from vmckpt.agent import agents
 from vmckpt.errors import RemoteError
-from vmckpt.model.images import DiskCopy, Made
+from vmckpt.model.disk import DiskCopy, Made
 from vmckpt.remote import copying, images, installing, probe, ssh
 from vmckpt.remote.shell_files import FILES
 from vmckpt.remote.ssh import Answer

@@ -15,7 +15,7 @@ import pytest
 
 from tests.unit.test_hostile_names import HOSTILE
 from vmckpt.errors import RemoteError
-from vmckpt.model.hosts import Host, SshAddress
+from vmckpt.model.host import Host, SshAddress
 from vmckpt.remote import ssh
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import Seconds

@@ -7,7 +7,7 @@ import pytest
 from tests.support.shell import Shell
 from vmckpt.errors import RemoteError
 from vmckpt.migrate import disks
-from vmckpt.model.images import CopyPlan, DiskCopy, Made
+from vmckpt.model.disk import CopyPlan, DiskCopy, Made
 from vmckpt.remote import images
 from vmckpt.units import MIB, Bytes
 

@@ -20,9 +20,8 @@ from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Controller, NewOperation, Operation, RequestKind, StepState
 from vmckpt.journal.store import Journal
 from vmckpt.lease import rules
-from vmckpt.model.callers import Caller
-from vmckpt.model.events import PhaseChanged
-from vmckpt.model.jobs import JobPhase
+from vmckpt.model.events import Caller, PhaseChanged
+from vmckpt.model.migration import JobPhase
 from vmckpt.units import Seconds
 
 WEB1 = NewOperation(kind="migrate", guest="web1", guest_uuid="u-1", source="alpha", target="beta")

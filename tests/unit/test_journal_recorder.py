@@ -21,8 +21,8 @@ from vmckpt.journal.records import NewOperation, Request, StepState, StoredSampl
 from vmckpt.journal.store import Journal
 from vmckpt.lab.pace import slowness
 from vmckpt.model.events import Checked, Decided, Estimate, PhaseChanged, Sampled
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.jobs import Decision, JobPhase
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.migration import Decision, JobPhase
 from vmckpt.units import MIB, Bytes, Seconds
 
 WEB1 = NewOperation(kind="migrate", guest="web1", source="alpha", target="beta")

@@ -9,7 +9,7 @@ import pytest
 
 from vmckpt.api import launching
 from vmckpt.api.launching import Processes
-from vmckpt.model.commands import Begun, Said
+from vmckpt.model.events import Begun, Said
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from vmckpt.agent.talk import Talk
 from vmckpt.checkpoint.nbdsession import Export
 from vmckpt.errors import BadInput, StoreDamaged
 from vmckpt.hypervisor import qemuuser
-from vmckpt.model.stores import StorePlace
+from vmckpt.model.disk import StorePlace
 from vmckpt.util import host_directories
 
 ID = "s-aaaaaaaaaaaaaaaa"

@@ -14,7 +14,7 @@ from vmckpt.doctor import gather
 from vmckpt.doctor.checks import Examined
 from vmckpt.lease import replicas
 from vmckpt.lease.replicas import Replica, Seen
-from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.finding import Finding, Severity
 from vmckpt.snapshot.preparing import Readiness
 
 OK, INFO, WARNING = Severity.OK, Severity.INFO, Severity.WARNING

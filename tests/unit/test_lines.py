@@ -12,7 +12,7 @@ from vmckpt.agent import lines
 from vmckpt.agent.lines import LineOrder
 from vmckpt.errors import BadInput
 from vmckpt.journal.records import Controller, Operation
-from vmckpt.model.stores import line_folder
+from vmckpt.model.disk import line_folder
 from vmckpt.snapshot.following import left_behind
 from vmckpt.store import line
 from vmckpt.store.regions import Kind

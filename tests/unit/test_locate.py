@@ -2,7 +2,7 @@ import pytest
 
 from vmckpt.errors import BadInput, OutcomeUnknown
 from vmckpt.migrate.locate import GuestAt, holder, one_guest
-from vmckpt.model.guests import GuestState
+from vmckpt.model.guest import GuestState
 
 RUNS, PAUSED, OFF = GuestState.RUNNING, GuestState.PAUSED, GuestState.SHUT_OFF
 

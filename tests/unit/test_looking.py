@@ -14,9 +14,8 @@ from vmckpt.journal import maintenance
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.lab.pace import slowness
-from vmckpt.model.guests import GuestState
-from vmckpt.model.hosts import Host
-from vmckpt.model.now import GuestNow, HostNow
+from vmckpt.model.guest import GuestNow, GuestState, HostNow
+from vmckpt.model.host import Host
 from vmckpt.units import GIB, Bytes
 
 

@@ -17,8 +17,8 @@ from vmckpt.journal.store import Journal
 from vmckpt.lease.types import host_resource
 from vmckpt.migrate import preflight
 from vmckpt.migrate.preflight import Facts
-from vmckpt.model.callers import Caller
-from vmckpt.model.hosts import Host
+from vmckpt.model.events import Caller
+from vmckpt.model.host import Host
 from vmckpt.snapshot import restoring
 from vmckpt.snapshot.requests import RestoreRequest
 

@@ -13,8 +13,8 @@ from vmckpt.evacuate import command
 from vmckpt.evacuate.task import Kind, Task
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance
-from vmckpt.model.callers import Caller
-from vmckpt.model.hosts import Host
+from vmckpt.model.events import Caller
+from vmckpt.model.host import Host
 from vmckpt.policy import shelf
 
 ALPHA = Host(name="alpha", uri="test:///default")

@@ -14,8 +14,7 @@ from vmckpt.migrate import experience
 from vmckpt.migrate.forecast import Facts, forecast
 from vmckpt.migrate.gather import Remotes
 from vmckpt.migrate.measure import Links, measure, worth
-from vmckpt.model.measured import DirtyPoint, LinkSeen, MemorySeen
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import DirtyPoint, LinkSeen, MemorySeen, Mode
 from vmckpt.remote import measure as remote
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 

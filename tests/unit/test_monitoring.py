@@ -12,8 +12,8 @@ from tests.tui import still
 from tests.tui.still import DRAIN, FLEET, MOVE, NOW, PART, PROTECT, SNAPSHOTS, entry, operation
 from vmckpt.journal.following import Happening
 from vmckpt.journal.turns import turns
-from vmckpt.model.now import SnapshotNow
-from vmckpt.model.webhooks import Address
+from vmckpt.model.guest import SnapshotNow
+from vmckpt.model.webhook import Address
 from vmckpt.monitor import paging
 from vmckpt.monitor.metrics import Exporter, Served
 from vmckpt.monitor.paging import Lasting, Page, State

@@ -17,7 +17,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.tui.still import FLEET
 from tests.unit.test_monitoring import NOW_STANDING
-from vmckpt.model.webhooks import Address
+from vmckpt.model.webhook import Address
 from vmckpt.monitor.metrics import Exporter, Served
 
 _PROGRAM = ROOT / ".tools/usr/bin/prometheus"

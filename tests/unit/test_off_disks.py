@@ -11,7 +11,7 @@ import pytest
 
 from vmckpt.checkpoint.off_disks import OffDisks
 from vmckpt.hypervisor.backups import Backups
-from vmckpt.model.backups import DiskFacts
+from vmckpt.model.disk import DiskFacts
 
 _LATE = """
 import socket, sys, time

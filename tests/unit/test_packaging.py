@@ -14,7 +14,7 @@ import yaml
 from tests.support.paths import ROOT
 from tests.tui.still import FLEET
 from tests.unit.test_monitoring import NOW_STANDING, REPORT, ended, happened
-from vmckpt.model.copies import Copies
+from vmckpt.model.guest import Copies
 from vmckpt.monitor.metrics import Exporter
 
 PACKAGING = ROOT / "packaging"

@@ -2,8 +2,8 @@ import libvirt
 import pytest
 
 from vmckpt.hypervisor import library, parse
-from vmckpt.model.guests import Disk, GuestState, Nic
-from vmckpt.model.jobs import JobPhase
+from vmckpt.model.guest import Disk, GuestState, Nic
+from vmckpt.model.migration import JobPhase
 from vmckpt.units import Seconds
 
 XML = """

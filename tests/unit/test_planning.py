@@ -9,8 +9,8 @@ from tests.support.builders import FACTS, GUEST
 from vmckpt.migrate import planning, terms
 from vmckpt.migrate.planning import NO_COPIES
 from vmckpt.migrate.preflight import Facts
-from vmckpt.model.findings import Severity
-from vmckpt.model.orders import Driver, Mode, MoveOrder
+from vmckpt.model.finding import Severity
+from vmckpt.model.migration import Driver, Mode, MoveOrder
 from vmckpt.policy import select, shelf
 from vmckpt.units import GIB, Bytes, Seconds
 

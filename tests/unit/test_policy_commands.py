@@ -9,7 +9,7 @@ from tests.support.policies import GOOD, LEAST
 from vmckpt.api import fleet
 from vmckpt.cli import main
 from vmckpt.inventory import Inventory
-from vmckpt.model.guests import GuestState
+from vmckpt.model.guest import GuestState
 
 INVENTORY = "hosts: {alpha: {uri: 'test:///default'}}\n"
 

@@ -14,7 +14,7 @@ from tests.support.policies import (
     policy,
 )
 from vmckpt.errors import PolicyError
-from vmckpt.model.orders import AutoConverge, Compression, Mode
+from vmckpt.model.migration import AutoConverge, Compression, Mode
 from vmckpt.policy import document, explain, words
 from vmckpt.policy.types import (
     CopyKind,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.policies import GOOD, policy
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import Mode
 from vmckpt.policy import explain, schema, shelf, transport, words
 from vmckpt.policy.transport import Versions
 from vmckpt.policy.types import GiveUp, Pause, Policy, RaiseDowntime, StartPostcopy, Throttle

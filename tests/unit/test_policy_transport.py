@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.policies import LEAST, policy
-from vmckpt.model.orders import Compression, Mode
+from vmckpt.model.migration import Compression, Mode
 from vmckpt.policy import transport
 from vmckpt.policy.transport import Conflict, Versions
 from vmckpt.policy.types import Policy, Tls, Transport

@@ -6,9 +6,9 @@ import pytest
 from tests.support.builders import FACTS, GUEST, host_facts
 from vmckpt.migrate import preflight
 from vmckpt.migrate.preflight import Facts
-from vmckpt.model.findings import Severity
-from vmckpt.model.guests import GuestState, Nic
-from vmckpt.model.hosts import GuestOnHost
+from vmckpt.model.finding import Severity
+from vmckpt.model.guest import GuestState, Nic
+from vmckpt.model.host import GuestOnHost
 from vmckpt.units import Bytes
 
 DISK = GUEST.disks[0]

@@ -8,8 +8,8 @@ import pytest
 
 from vmckpt.checkpoint import prepare as room
 from vmckpt.checkpoint.prepare import Prepared
-from vmckpt.model.backups import DiskFacts
-from vmckpt.model.findings import Severity
+from vmckpt.model.disk import DiskFacts
+from vmckpt.model.finding import Severity
 
 BARE = """<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>web1</name><uuid>0d3f</uuid>

@@ -3,7 +3,7 @@ import base64
 import pytest
 
 from vmckpt.errors import RemoteError
-from vmckpt.model.hosts import NoTrace
+from vmckpt.model.host import NoTrace
 from vmckpt.remote import probe
 
 ANSWER = f"""\

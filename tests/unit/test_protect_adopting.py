@@ -15,7 +15,7 @@ from vmckpt.cli.main import app
 from vmckpt.errors import BadInput, GuestBusy, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal.store import Journal
-from vmckpt.model.callers import Caller
+from vmckpt.model.events import Caller
 from vmckpt.protect import adopting, asking, ending, protections
 from vmckpt.protect.adopting import Found
 from vmckpt.protect.ending import Ended, Known

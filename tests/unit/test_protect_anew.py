@@ -9,9 +9,9 @@ import pytest
 from vmckpt import inventory
 from vmckpt.errors import BadInput, Blocked, RemoteError, VmckptError
 from vmckpt.journal.records import Controller, Operation
-from vmckpt.model.callers import Caller
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.images import Room
+from vmckpt.model.disk import Room
+from vmckpt.model.events import Caller
+from vmckpt.model.finding import Finding, Severity
 from vmckpt.policy.protection import Failover, Protection
 from vmckpt.protect import anew, ending, engine
 from vmckpt.protect.anew import Anew

@@ -8,7 +8,7 @@ import pytest
 
 from vmckpt.errors import VmckptError
 from vmckpt.lease import witness
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.protect import asking
 from vmckpt.protect.engine import Beginning, outlived
 

@@ -21,10 +21,10 @@ from vmckpt.errors import (
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation
 from vmckpt.lease import witness
-from vmckpt.model.callers import Caller
+from vmckpt.model.events import Caller
 from vmckpt.model.fencing import Fenced, FenceDevice, FenceTopology
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Outcome
 from vmckpt.protect import asking, ending, fencing, leaving
 from vmckpt.protect.ending import Known
 from vmckpt.units import Seconds

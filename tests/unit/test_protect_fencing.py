@@ -17,9 +17,9 @@ from vmckpt.journal import recorder
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation, StepState, StoredStep
 from vmckpt.journal.store import Journal
-from vmckpt.model.callers import Caller
+from vmckpt.model.events import Caller
 from vmckpt.model.fencing import Power
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.protect import fencing
 from vmckpt.protect.steps import Step
 from vmckpt.remote import fencing as agents

@@ -17,8 +17,8 @@ from vmckpt.errors import GuestBusy, HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import standby as hypervisor_standby
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.lease import witness
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Outcome
 from vmckpt.protect import asking, ending, engine, moving, settling
 from vmckpt.protect.ending import Known
 from vmckpt.protect.requests import Setting

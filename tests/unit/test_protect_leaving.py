@@ -15,8 +15,8 @@ from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.journal.store import Journal
 from vmckpt.journal.unattended import Unattended
-from vmckpt.model.callers import Caller
-from vmckpt.model.hosts import Host
+from vmckpt.model.events import Caller
+from vmckpt.model.host import Host
 from vmckpt.protect import asking, leaving, settling
 from vmckpt.protect.steps import Step
 

@@ -17,8 +17,8 @@ from tests.support.moves import (
 from vmckpt.errors import OutcomeUnknown, RemoteError
 from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.journal.unattended import Unattended
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.protect import asking, moving, settling_move
 from vmckpt.protect.steps import Step

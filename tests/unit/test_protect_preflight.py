@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.support.builders import host_facts
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.images import Room
+from vmckpt.model.disk import Room
+from vmckpt.model.finding import Finding, Severity
 from vmckpt.protect.preflight import Seen, check
 from vmckpt.units import MIB, Bytes, Seconds
 

@@ -15,10 +15,10 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import desk
 from vmckpt.journal.records import Operation, StoredStep
 from vmckpt.journal.unattended import Unattended
-from vmckpt.model.callers import Caller
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.events import Caller
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Outcome
 from vmckpt.protect import asking, ending, settling
 from vmckpt.protect.reversing import Before, Earlier, Taking, decide, earlier, wanted
 from vmckpt.replicate.taking import Image

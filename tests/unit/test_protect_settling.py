@@ -8,8 +8,8 @@ import pytest
 
 from vmckpt.journal.records import Operation
 from vmckpt.journal.unattended import Unattended
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Outcome
 from vmckpt.protect import asking, settling
 from vmckpt.protect.ending import Known
 from vmckpt.protect.settling import is_abandoned, truth

@@ -11,8 +11,8 @@ from vmckpt.api import protecting
 from vmckpt.cli import protect
 from vmckpt.errors import BadInput, Cancelled, GuestBusy, OutcomeUnknown, VmckptError
 from vmckpt.journal.records import Operation
-from vmckpt.model.callers import Caller
-from vmckpt.model.hosts import Host
+from vmckpt.model.events import Caller
+from vmckpt.model.host import Host
 from vmckpt.protect import asking, trying
 from vmckpt.protect.ending import Known
 from vmckpt.units import Seconds

@@ -28,8 +28,8 @@ from vmckpt.errors import (
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.recording import recorded
 from vmckpt.journal.records import NewOperation
-from vmckpt.model.hosts import Host
-from vmckpt.model.stores import StorePlace
+from vmckpt.model.disk import StorePlace
+from vmckpt.model.host import Host
 from vmckpt.remote import program
 from vmckpt.remote.program import Program
 from vmckpt.snapshot import taking

@@ -13,7 +13,7 @@ import pytest
 from vmckpt.checkpoint.quiet import Quiet, QuietUndo
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.agent import GuestAgent, thaw_left
-from vmckpt.model.findings import Severity
+from vmckpt.model.finding import Severity
 from vmckpt.units import Seconds
 
 T = TypeVar("T")

@@ -9,8 +9,7 @@ from tests.support.worlds import terms
 from vmckpt.errors import BadInput
 from vmckpt.migrate import replaying
 from vmckpt.migrate.replay import fitted, replay
-from vmckpt.model.jobs import Decision, JobPhase, JobSample
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import Decision, JobPhase, JobSample, Mode
 from vmckpt.policy import shelf
 from vmckpt.policy.types import RaiseDowntime, Rule, StartPostcopy, When
 from vmckpt.units import MIB, Seconds

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from vmckpt.hypervisor import parse
-from vmckpt.model.guests import GuestState
+from vmckpt.model.guest import GuestState
 from vmckpt.replicate import standby_xml, trial_xml
 
 Q = f"{{{standby_xml.QEMU}}}"

@@ -1,8 +1,7 @@
 from tests.support.builders import sample
 from vmckpt.migrate import report
 from vmckpt.migrate.report import MigrationReport
-from vmckpt.model.jobs import JobTotals, Outcome
-from vmckpt.model.orders import Driver, Mode
+from vmckpt.model.migration import Driver, JobTotals, Mode, Outcome
 from vmckpt.units import MIB, Bytes, Seconds
 
 SAMPLES = (

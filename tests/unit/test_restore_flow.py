@@ -27,9 +27,9 @@ from vmckpt.errors import BadInput, GuestBusy, HypervisorError, OutcomeUnknown, 
 from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
-from vmckpt.model.callers import Caller
-from vmckpt.model.hosts import Host
-from vmckpt.model.stores import StorePlace
+from vmckpt.model.disk import StorePlace
+from vmckpt.model.events import Caller
+from vmckpt.model.host import Host
 from vmckpt.snapshot import alone, restoring
 from vmckpt.snapshot.alone import Heard
 from vmckpt.snapshot.requests import RestoreRequest

@@ -22,7 +22,7 @@ from vmckpt.errors import (
     WaitedInVain,
 )  # fmt: skip
 from vmckpt.hypervisor import guests
-from vmckpt.model.callers import Caller
+from vmckpt.model.events import Caller
 from vmckpt.snapshot import group, restoring, restoring_group
 from vmckpt.snapshot.alone import Heard
 from vmckpt.snapshot.gate import Gate

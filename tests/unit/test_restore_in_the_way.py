@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.snapshot import restoring
 from vmckpt.snapshot.requests import RestoreRequest
 

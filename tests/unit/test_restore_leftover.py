@@ -12,7 +12,7 @@ from vmckpt.agent.leftover import Seat, Seen, Spot, Verdict, judge, spot
 from vmckpt.agent.orders import UnrestoreOrder
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import library
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.migration import Outcome
 from vmckpt.snapshot.settling import came_back
 
 ID = "s-aaaaaaaaaaaaaaaa"

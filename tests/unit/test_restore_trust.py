@@ -10,7 +10,7 @@ import pytest
 from tests.support.snapshots import FACTS, PUBLIC
 from vmckpt.errors import BadInput
 from vmckpt.hypervisor import stored
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.snapshot import fitting, restoring
 from vmckpt.snapshot.requests import RestoreRequest
 from vmckpt.snapshot.restoring import Opened

@@ -10,7 +10,7 @@ import pytest
 from vmckpt.agent.images import Images
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
-from vmckpt.model.stores import StorePlace
+from vmckpt.model.disk import StorePlace
 from vmckpt.store.facts import DiskMake, Facts
 from vmckpt.store.inside import Private
 from vmckpt.store.reader import Reader

@@ -15,7 +15,7 @@ from vmckpt.journal import identity
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
-from vmckpt.model.webhooks import NOBODY
+from vmckpt.model.webhook import NOBODY
 from vmckpt.monitor.paging import Page, State
 from vmckpt.monitor.standing import Trouble
 from vmckpt.service import claims

@@ -21,9 +21,9 @@ from vmckpt.journal import identity
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.lease.types import guest_resource
-from vmckpt.model.callers import Caller
-from vmckpt.model.guests import Guest, GuestState
-from vmckpt.model.hosts import Host
+from vmckpt.model.events import Caller
+from vmckpt.model.guest import Guest, GuestState
+from vmckpt.model.host import Host
 from vmckpt.policy import shelf
 from vmckpt.policy.calendar import Interval
 from vmckpt.policy.schedules import Auto

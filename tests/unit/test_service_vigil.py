@@ -13,8 +13,8 @@ from tests.unit.test_protect_proof import CASE, HEARS, READY, WELL
 from vmckpt.errors import FencingFailed, GuestBusy, JournalError
 from vmckpt.inventory import Inventory
 from vmckpt.journal.records import Operation
-from vmckpt.model.callers import Caller
-from vmckpt.model.hosts import Host
+from vmckpt.model.events import Caller
+from vmckpt.model.host import Host
 from vmckpt.policy.protection import Failover, Protection
 from vmckpt.protect import ending, leaving, protections
 from vmckpt.protect.ending import Ended, Known

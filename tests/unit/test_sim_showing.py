@@ -13,9 +13,8 @@ from vmckpt.errors import BadInput
 from vmckpt.journal.desk import JobView
 from vmckpt.journal.forms import as_sampled
 from vmckpt.journal.records import StoredEvent, StoredSample
-from vmckpt.model.guests import GuestState
-from vmckpt.model.jobs import JobPhase, Outcome
-from vmckpt.model.now import FleetNow, GuestNow
+from vmckpt.model.guest import FleetNow, GuestNow, GuestState
+from vmckpt.model.migration import JobPhase, Outcome
 from vmckpt.protect import news
 from vmckpt.sim import fleet as fleets
 from vmckpt.sim import jobs as moves

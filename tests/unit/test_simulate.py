@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.support.worlds import terms, world
 from vmckpt.migrate.simulate import simulate
-from vmckpt.model.orders import AutoConverge, Mode
+from vmckpt.model.migration import AutoConverge, Mode
 from vmckpt.policy.types import (
     Compress,
     GiveUp,

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.builders import host_facts
 from tests.support.snapshots import FACTS, PUBLIC
-from vmckpt.model.findings import Severity
+from vmckpt.model.finding import Severity
 from vmckpt.snapshot.compatible import Side, check, version
 from vmckpt.store.facts import Contents
 from vmckpt.units import Bytes

@@ -18,7 +18,7 @@ from tests.support.storing import chunks, new_store, write
 from vmckpt.agent import serving
 from vmckpt.checkpoint.disk_plan import How, Parent, plan
 from vmckpt.errors import StoreError
-from vmckpt.model.backups import Bitmap, DiskFacts, checkpoint_of
+from vmckpt.model.disk import Bitmap, DiskFacts, checkpoint_of
 from vmckpt.snapshot import reborn
 from vmckpt.store.local import LocalFolder
 from vmckpt.store.packing import Packing

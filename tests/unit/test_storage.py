@@ -3,7 +3,7 @@
 from xml.etree import ElementTree as ET
 
 from vmckpt.hypervisor import storage
-from vmckpt.model.images import Drive
+from vmckpt.model.disk import Drive
 
 XML = """<domain type='qemu'><name>web</name><devices>
   <disk type='file' device='disk'><driver name='qemu' type='qcow2' discard='unmap'/>

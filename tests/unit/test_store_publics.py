@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.stocking import Stock, id_of, stocked
 from vmckpt.errors import NotInStore, StoreError
-from vmckpt.model.stores import StorePlace
+from vmckpt.model.disk import StorePlace
 from vmckpt.snapshot import keeping, pruning
 from vmckpt.store import manifest, opening, publics
 from vmckpt.store.facts import Public

@@ -25,7 +25,7 @@ from vmckpt.api import doctoring
 from vmckpt.doctor import snapshots as doctor_snapshots
 from vmckpt.errors import StoreError
 from vmckpt.lab.pki import Authority
-from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.finding import Finding, Severity
 from vmckpt.store import s3
 from vmckpt.store.s3 import S3
 from vmckpt.store.store import Store

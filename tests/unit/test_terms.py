@@ -8,7 +8,13 @@ from tests.support.moving import rule
 from tests.support.policies import GOOD, LEAST, policy
 from vmckpt.migrate import terms
 from vmckpt.migrate.terms import IDLE_THROTTLE, Wishes
-from vmckpt.model.orders import AutoConverge, Compression, Driver, Mode, MoveOrder
+from vmckpt.model.migration import (
+    AutoConverge,
+    Compression,
+    Driver,
+    Mode,
+    MoveOrder,
+)
 from vmckpt.policy.types import (
     Compress,
     CopyKind,

@@ -11,8 +11,7 @@ from vmckpt.migrate import trace
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.trace import Header, Tracer
 from vmckpt.model.events import Decided, Estimate, Sampled
-from vmckpt.model.jobs import Decision, Outcome
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import Decision, Mode, Outcome
 from vmckpt.units import GIB, Bytes, Seconds
 
 HEADER = Header(

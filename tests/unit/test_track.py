@@ -7,7 +7,7 @@ from tests.support.builders import sample
 from vmckpt.migrate import track
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.track import Track
-from vmckpt.model.jobs import JobPhase, JobSample
+from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.policy.types import Stall
 from vmckpt.units import MIB, Seconds
 

@@ -14,8 +14,15 @@ from vmckpt.errors import RemoteError
 from vmckpt.lab import capture
 from vmckpt.lab.pki import Authority
 from vmckpt.migrate.transport_checks import TlsVerdict, names_of, tls_findings
-from vmckpt.model.certificates import CA, CLIENT, CLIENT_KEY, SERVER, SERVER_KEY, QemuCertificates
-from vmckpt.model.findings import Severity
+from vmckpt.model.finding import Severity
+from vmckpt.model.host import (
+    CA,
+    CLIENT,
+    CLIENT_KEY,
+    SERVER,
+    SERVER_KEY,
+    QemuCertificates,
+)
 from vmckpt.remote import certificates
 
 NOW = datetime.datetime.now(datetime.UTC)

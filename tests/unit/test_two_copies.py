@@ -23,10 +23,17 @@ from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk
 from vmckpt.lease.witness_line import LeaseUnreachable
-from vmckpt.model.copies import MEND, Copies, confirmed, merged, two_copies
-from vmckpt.model.guests import Guest, GuestState
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.guest import (
+    MEND,
+    Copies,
+    Guest,
+    GuestState,
+    confirmed,
+    merged,
+    two_copies,
+)
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.monitor import paging
 from vmckpt.monitor.metrics import Exporter

@@ -3,8 +3,8 @@ import pytest
 from vmckpt.migrate import watch
 from vmckpt.migrate.actions import Stop
 from vmckpt.migrate.watch import PassCounter
-from vmckpt.model.guests import GuestState, Presence
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.guest import GuestState, Presence
+from vmckpt.model.migration import Outcome
 
 RUNS = Presence(reachable=True, state=GuestState.RUNNING)
 MOVING = Presence(reachable=True, state=GuestState.RUNNING, migrating=True)

@@ -17,7 +17,7 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import identity
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.protect import asking
 from vmckpt.units import Seconds
 

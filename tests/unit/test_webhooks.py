@@ -11,7 +11,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from vmckpt.errors import BadInput
-from vmckpt.model.webhooks import Webhook
+from vmckpt.model.webhook import Webhook
 from vmckpt.monitor import webhooks
 from vmckpt.monitor.paging import Page, State
 from vmckpt.monitor.standing import Trouble

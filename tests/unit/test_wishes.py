@@ -8,7 +8,7 @@ from vmckpt.journal.records import Request, RequestKind
 from vmckpt.migrate import wishes
 from vmckpt.migrate.actions import Abort, Action, Halt, Limit, SetDowntime, Stop, Switch
 from vmckpt.migrate.converge import Done, Terms
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import Mode
 from vmckpt.units import MIB, BytesPerSecond, Seconds
 
 DONE = Done(max_downtime=Seconds(0.1))

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from vmckpt import __version__
 from vmckpt.agent import bundle
 from vmckpt.errors import RemoteError
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.remote import installing
 from vmckpt.remote.installing import Parcel
 from vmckpt.remote.shell_files import PROGRAMS

@@ -26,7 +26,7 @@ from vmckpt.hypervisor import qemuuser
 from vmckpt.hypervisor.agent import GuestAgent
 from vmckpt.hypervisor.backups import Backups
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.model.findings import Severity
+from vmckpt.model.finding import Severity
 from vmckpt.store import ingest, line, manifest, opening, wraps
 from vmckpt.store.compact import compacted
 from vmckpt.store.facts import Part

@@ -14,7 +14,7 @@ from vmckpt.checkpoint.outputs import Hold
 from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import CaptureFailed
 from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.model.cuts import Phase
+from vmckpt.model.recovery import Phase
 from vmckpt.units import Seconds
 
 # More than the controller waits for the others, and less in all than output is held.

@@ -18,7 +18,7 @@ import zstandard
 from vmckpt.agent import spool
 from vmckpt.agent.talk import Talk
 from vmckpt.errors import BadInput
-from vmckpt.model.stores import line_folder
+from vmckpt.model.disk import line_folder
 from vmckpt.store import line
 from vmckpt.units import Seconds
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vmckpt.model.stores import StorePlace, line_folder
+from vmckpt.model.disk import StorePlace, line_folder
 
 
 def _fields(told: Mapping[str, Any], *lists: str) -> dict[str, Any]:

@@ -8,9 +8,8 @@ from typing import Any
 from vmckpt.agent import agents
 from vmckpt.agent.talk import error_from_json
 from vmckpt.errors import RemoteError
-from vmckpt.model.callers import Emit
-from vmckpt.model.events import Copied
-from vmckpt.model.hosts import Host
+from vmckpt.model.events import Copied, Emit
+from vmckpt.model.host import Host
 from vmckpt.remote.program import Program
 from vmckpt.units import Bytes, Seconds
 

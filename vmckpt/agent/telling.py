@@ -7,8 +7,8 @@ from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.ways import Memory
 from vmckpt.checkpoint.image import FrozenImage
 from vmckpt.hypervisor import parse
-from vmckpt.model.backups import DiskFacts
-from vmckpt.model.guests import Guest
+from vmckpt.model.disk import DiskFacts
+from vmckpt.model.guest import Guest
 from vmckpt.store.facts import Contents, DiskMake, Facts, Public, RamBlock
 from vmckpt.store.inside import Private
 from vmckpt.store.regions import Kind

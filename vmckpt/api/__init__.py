@@ -10,7 +10,7 @@ from vmckpt import inventory as inventories
 from vmckpt.errors import InventoryError
 from vmckpt.inventory import Inventory
 from vmckpt.lab import running
-from vmckpt.model.callers import Caller
+from vmckpt.model.events import Caller
 
 __all__ = ["Caller", "Inventory"]
 

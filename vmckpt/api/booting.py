@@ -8,8 +8,8 @@ from vmckpt.api import snapshots
 from vmckpt.errors import BadInput, StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import identity as identities
-from vmckpt.model.callers import Caller
-from vmckpt.model.stores import StorePlace
+from vmckpt.model.disk import StorePlace
+from vmckpt.model.events import Caller
 from vmckpt.snapshot import booting, keeping, verified
 from vmckpt.snapshot.booting import Booted
 from vmckpt.snapshot.keeping import Identity

@@ -13,8 +13,8 @@ from vmckpt.doctor.snapshots import ControllerReady, StoreReady
 from vmckpt.errors import VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.lease import replicas
-from vmckpt.model.findings import Finding
-from vmckpt.model.hosts import Host
+from vmckpt.model.finding import Finding
+from vmckpt.model.host import Host
 
 
 async def doctor(inventory: Inventory, names: Sequence[str]) -> tuple[Finding, ...]:

@@ -17,8 +17,8 @@ from vmckpt.journal import desk, maintenance
 from vmckpt.journal.maintenance import Held
 from vmckpt.journal.records import MAINTENANCE
 from vmckpt.lease.types import host_resource
-from vmckpt.model.callers import Caller
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.events import Caller
+from vmckpt.model.migration import Outcome
 from vmckpt.policy.types import Policy
 from vmckpt.recover import engine as recovering
 

@@ -14,9 +14,8 @@ from vmckpt.hypervisor import facts as host_facts
 from vmckpt.hypervisor import guests as hypervisor_guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
-from vmckpt.model.copies import Copies, two_copies
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host, HostFacts
+from vmckpt.model.guest import Copies, Guest, two_copies
+from vmckpt.model.host import Host, HostFacts
 from vmckpt.units import Seconds
 
 

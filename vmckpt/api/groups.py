@@ -7,7 +7,7 @@ from vmckpt.api import fleet, snapshots
 from vmckpt.errors import BadInput, NotInStore, StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance
-from vmckpt.model.callers import Caller
+from vmckpt.model.events import Caller
 from vmckpt.snapshot import group, grouping, keeping, restoring_group
 from vmckpt.snapshot.grouping import GroupTaken
 from vmckpt.snapshot.keeping import Identity

@@ -10,10 +10,10 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation
-from vmckpt.model.callers import Caller
-from vmckpt.model.guests import GuestState
-from vmckpt.model.jobs import Outcome
-from vmckpt.model.stores import StorePlace
+from vmckpt.model.disk import StorePlace
+from vmckpt.model.events import Caller
+from vmckpt.model.guest import GuestState
+from vmckpt.model.migration import Outcome
 from vmckpt.snapshot import guarding, restoring
 from vmckpt.snapshot.guarding import Ending, Guarded, GuardRequest
 from vmckpt.snapshot.keeping import Identity

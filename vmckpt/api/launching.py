@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
-from vmckpt.model.commands import Begun, Said
+from vmckpt.model.events import Begun, Said
 
 PROGRAM = (sys.executable, "-P", "-m", "vmckpt.cli.main")
 _MOST = 1 << 20

@@ -12,8 +12,15 @@ from vmckpt.hypervisor.glance import Glancer
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, maintenance, place
 from vmckpt.journal.desk import JobDetail, JobView, News
-from vmckpt.model.copies import Copies, confirmed, two_copies
-from vmckpt.model.now import FleetNow, GuestNow, HostNow, SnapshotNow
+from vmckpt.model.guest import (
+    Copies,
+    FleetNow,
+    GuestNow,
+    HostNow,
+    SnapshotNow,
+    confirmed,
+    two_copies,
+)
 
 if TYPE_CHECKING:
     from vmckpt.journal.store import Journal

@@ -29,10 +29,9 @@ from vmckpt.migrate.replaying import ReplayReport
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import MigrateRequest, Setting
 from vmckpt.migrate.waiting import stoppable
-from vmckpt.model.callers import Caller
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Outcome
-from vmckpt.model.orders import Mode
+from vmckpt.model.events import Caller
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Mode, Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy import select, shelf
 from vmckpt.policy.types import Policy

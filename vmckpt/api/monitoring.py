@@ -15,7 +15,7 @@ from vmckpt.journal import desk, turns
 from vmckpt.journal.desk import JobView
 from vmckpt.journal.following import ENDED, Follower, Happening
 from vmckpt.journal.records import WHOLE_HOST
-from vmckpt.model.webhooks import Wishes
+from vmckpt.model.webhook import Wishes
 from vmckpt.monitor import paging
 from vmckpt.monitor.metrics import Exporter, Served
 from vmckpt.monitor.paging import Lasting, Page

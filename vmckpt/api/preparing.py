@@ -6,7 +6,7 @@ from dataclasses import replace
 from vmckpt.api import fleet, snapshots
 from vmckpt.inventory import Inventory
 from vmckpt.lease import replicas
-from vmckpt.model.callers import Caller
+from vmckpt.model.events import Caller
 from vmckpt.snapshot import preparing
 from vmckpt.snapshot.preparing import Readiness
 

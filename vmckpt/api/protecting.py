@@ -11,8 +11,8 @@ from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, maintenance
 from vmckpt.journal.records import Operation
-from vmckpt.model.callers import Caller
-from vmckpt.model.hosts import Host
+from vmckpt.model.events import Caller
+from vmckpt.model.host import Host
 from vmckpt.policy import select
 from vmckpt.policy.select import Subject
 from vmckpt.policy.types import Policy

@@ -13,9 +13,9 @@ from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.task import Kind, Task
 from vmckpt.inventory import Inventory
 from vmckpt.journal import identity, maintenance
-from vmckpt.model.callers import Caller
-from vmckpt.model.findings import Severity
-from vmckpt.model.hosts import Host
+from vmckpt.model.events import Caller
+from vmckpt.model.finding import Severity
+from vmckpt.model.host import Host
 from vmckpt.policy.types import Policy
 from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Seconds, show_seconds

@@ -13,8 +13,8 @@ from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk
 from vmckpt.journal.records import Operation
-from vmckpt.model.callers import Caller
-from vmckpt.model.webhooks import NOBODY, Wishes
+from vmckpt.model.events import Caller
+from vmckpt.model.webhook import NOBODY, Wishes
 from vmckpt.policy.schedules import Auto
 from vmckpt.policy.types import Policy
 from vmckpt.recover import engine as recovering

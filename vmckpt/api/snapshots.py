@@ -10,10 +10,10 @@ from vmckpt.api import fleet
 from vmckpt.errors import BadInput, HostUnreachable, at_host
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance, place
-from vmckpt.model.callers import Caller
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
-from vmckpt.model.stores import StorePlace
+from vmckpt.model.disk import StorePlace
+from vmckpt.model.events import Caller
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
 from vmckpt.snapshot import group, keeping, restoring, taking, tiers, verified
 from vmckpt.snapshot.group import Standing
 from vmckpt.snapshot.keeping import Identity

@@ -16,7 +16,13 @@ from vmckpt.checkpoint.disks import DiskReader, opened
 from vmckpt.checkpoint.keeper import left_behind
 from vmckpt.errors import HypervisorError, OutcomeUnknown
 from vmckpt.hypervisor.backups import Backups, BitmapLost
-from vmckpt.model.backups import BackupOrder, DiskFacts, OpenBackup, OpenDisk, checkpoint_of
+from vmckpt.model.disk import (
+    BackupOrder,
+    DiskFacts,
+    OpenBackup,
+    OpenDisk,
+    checkpoint_of,
+)
 from vmckpt.util.host_files import Folder, path_of
 
 _PATIENCE = 30.0

@@ -5,8 +5,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from vmckpt.model.backups import BackupOrder, Checkpoint, DiskFacts, DiskOrder, checkpoint_of
-from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.disk import (
+    BackupOrder,
+    Checkpoint,
+    DiskFacts,
+    DiskOrder,
+    checkpoint_of,
+)
+from vmckpt.model.finding import Finding, Severity
 from vmckpt.units import Bytes
 
 _READABLE = ("file", "block", "network", "volume", "nvme")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vmckpt.checkpoint import nbdwire as wire
 from vmckpt.checkpoint.nbd import Client, Extent, Piece
 from vmckpt.errors import HypervisorError
-from vmckpt.model.backups import OpenBackup, OpenDisk
+from vmckpt.model.disk import OpenBackup, OpenDisk
 from vmckpt.units import Bytes
 
 UNIT = 65536

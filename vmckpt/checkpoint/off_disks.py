@@ -18,7 +18,13 @@ from vmckpt.checkpoint.disk_plan import DiskPlan, How, Parent, plan
 from vmckpt.checkpoint.disks import DiskReader, opened
 from vmckpt.errors import BadInput, GuestBusy, HypervisorError
 from vmckpt.hypervisor.backups import Backups
-from vmckpt.model.backups import MARK, Bitmap, DiskFacts, OpenBackup, OpenDisk
+from vmckpt.model.disk import (
+    MARK,
+    Bitmap,
+    DiskFacts,
+    OpenBackup,
+    OpenDisk,
+)
 from vmckpt.units import Bytes
 
 _PATIENCE = 30.0

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
-from vmckpt.model.backups import DiskFacts
-from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.disk import DiskFacts
+from vmckpt.model.finding import Finding, Severity
 
 # Cards whose frames never pass through QEMU's own queues.
 _OUTSIDE = {"hostdev", "vhostuser", "vdpa"}

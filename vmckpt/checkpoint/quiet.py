@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol, Self
 
 from vmckpt.errors import HypervisorError
-from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.finding import Finding, Severity
 from vmckpt.units import Seconds
 
 log = logging.getLogger("vmckpt.quiet")

@@ -11,8 +11,8 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.migrate.report import MigrationReport
-from vmckpt.model.findings import Severity
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.finding import Severity
+from vmckpt.model.migration import Outcome
 
 
 def error(report: MigrationReport) -> VmckptError | None:

@@ -8,10 +8,10 @@ import typer
 from vmckpt.cli import completing, output
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON
 from vmckpt.errors import Blocked, HostUnreachable
-from vmckpt.model import copies
-from vmckpt.model.findings import Severity
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
+from vmckpt.model import guest as model_guest
+from vmckpt.model.finding import Severity
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
 from vmckpt.units import show_bytes
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
             )
         output.out.print(shown)
     if twice := asyncio.run(fleet.copies(known, found)):
-        raise copies.error(twice)
+        raise model_guest.error(twice)
     if errors:
         raise HostUnreachable(
             "; ".join(errors.values()), host=next(iter(errors)), mend="run vmckpt doctor"

@@ -17,7 +17,7 @@ from vmckpt.cli.arguments import INVENTORY, JOB, JSON, rate, seconds
 from vmckpt.errors import BadInput, InventoryError
 from vmckpt.journal import wording
 from vmckpt.journal.records import RequestKind
-from vmckpt.model import copies
+from vmckpt.model import guest as model_guest
 from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def jobs(
         from vmckpt.protect.copies import of_protections
 
         if twice := of_protections(entries.values()):
-            raise copies.error(twice)
+            raise model_guest.error(twice)
 
 
 def protections(

@@ -16,9 +16,8 @@ from vmckpt.errors import BadInput
 from vmckpt.journal import wording
 from vmckpt.migrate import report as reports
 from vmckpt.migrate.report import MigrationReport
-from vmckpt.model.findings import Severity
-from vmckpt.model.jobs import Outcome
-from vmckpt.model.orders import Driver, Mode
+from vmckpt.model.finding import Severity
+from vmckpt.model.migration import Driver, Mode, Outcome
 from vmckpt.policy.types import CopyKind, Tls
 from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_rate, show_seconds
 

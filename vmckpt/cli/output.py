@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.finding import Finding, Severity
 
 # Into a pipe or a file nothing is wrapped: a line stays a line for grep.
 _PIPED_WIDTH = 200

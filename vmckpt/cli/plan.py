@@ -13,9 +13,9 @@ from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, POLICY, PROBE
 from vmckpt.cli.progress import Progress
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import Blocked
-from vmckpt.model.findings import Severity
-from vmckpt.model.hosts import Host
-from vmckpt.model.orders import Mode
+from vmckpt.model.finding import Severity
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Mode
 from vmckpt.units import Seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import typer
 from vmckpt.cli import output, plan
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, help_alone
 from vmckpt.errors import HostUnreachable, PolicyError, at_host
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
 from vmckpt.policy.types import Policy
 from vmckpt.units import show_seconds
 

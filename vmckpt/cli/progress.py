@@ -21,8 +21,8 @@ from vmckpt.model.events import (
     PhaseChanged,
     Sampled,
 )
-from vmckpt.model.findings import Severity
-from vmckpt.model.jobs import JobPhase, JobSample
+from vmckpt.model.finding import Severity
+from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
 
 _LOG_EVERY = 1.0

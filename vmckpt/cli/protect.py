@@ -10,7 +10,7 @@ from vmckpt.cli import completing, output, protect_trial
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, POLICY, seconds
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import BadInput, Blocked
-from vmckpt.model.findings import Severity
+from vmckpt.model.finding import Severity
 from vmckpt.policy.protection import Failover
 from vmckpt.policy.types import Policy
 from vmckpt.units import Seconds, parse_seconds, show_bytes, show_seconds

@@ -13,9 +13,9 @@ from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES
 from vmckpt.cli.progress import line
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import OutcomeUnknown, TwoCopies
-from vmckpt.model import copies
-from vmckpt.model.copies import Copies
+from vmckpt.model import guest
 from vmckpt.model.events import Decided, Event, PhaseChanged, Sampled
+from vmckpt.model.guest import Copies
 from vmckpt.units import Seconds
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _complain(found: "list[Recovered]", twice: Sequence[Copies]) -> None:
             "; ".join(one.settled.truth for one in second), mend=second[0].settled.settle or None
         )
     if twice:
-        raise copies.error(twice)
+        raise guest.error(twice)
     unknown = [one for one in found if one.settled.outcome is None and not one.settled.goes_on]
     if unknown:
         jobs = ", ".join(one.operation.id for one in unknown)

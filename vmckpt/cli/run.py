@@ -13,7 +13,7 @@ from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.cli.snapshot_options import DRY_RUN, IDENTITY, identity_of
 from vmckpt.errors import BadInput, StoreError
-from vmckpt.model.webhooks import NOBODY, Address, Wishes
+from vmckpt.model.webhook import NOBODY, Address, Wishes
 from vmckpt.policy.types import Policy
 
 if TYPE_CHECKING:

@@ -7,8 +7,13 @@ from datetime import datetime, timedelta
 from cryptography import x509
 
 from vmckpt.model.fencing import Power, Ran, power
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.hosts import Host, HostFacts, HostProbe, NoTrace
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.host import (
+    Host,
+    HostFacts,
+    HostProbe,
+    NoTrace,
+)
 from vmckpt.replicate import guarding
 from vmckpt.replicate.guarding import Keeper
 from vmckpt.units import MIB, show_bytes, show_seconds

@@ -9,7 +9,7 @@ from vmckpt.errors import HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.facts import host_facts
 from vmckpt.model.fencing import Action, FenceTopology
-from vmckpt.model.hosts import Host, HostFacts, HostProbe
+from vmckpt.model.host import Host, HostFacts, HostProbe
 from vmckpt.remote import fencing, probe
 from vmckpt.remote.ssh import Remote
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from vmckpt.doctor.snapshots import HostReady
 from vmckpt.errors import RemoteError
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import Bytes
 

@@ -25,7 +25,7 @@ from vmckpt.journal.steps import JournalDesk
 from vmckpt.journal.turns import MOVE, SHUT_DOWN, STANDBY
 from vmckpt.lease.types import host_resource
 from vmckpt.model.events import Decided
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.migration import Outcome
 from vmckpt.policy import shelf
 from vmckpt.protect import protections
 

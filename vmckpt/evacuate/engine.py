@@ -22,7 +22,7 @@ from vmckpt.evacuate.world import Arrived, Ended, Moved, World
 from vmckpt.journal.records import Request, RequestKind
 from vmckpt.migrate.wishes import Desk
 from vmckpt.model.events import Decided
-from vmckpt.model.jobs import Decision
+from vmckpt.model.migration import Decision
 from vmckpt.units import Seconds, show_seconds
 
 MOVING, PAUSED, STOPPING = "", "paused", "stopping"

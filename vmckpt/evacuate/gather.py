@@ -12,8 +12,8 @@ from vmckpt.hypervisor import facts as host_facts
 from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.migrate.gather import Remotes
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
 from vmckpt.remote import probe
 from vmckpt.remote.ssh import Remote
 

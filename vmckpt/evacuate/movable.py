@@ -1,6 +1,6 @@
 """What of a guest itself keeps it where it is, whatever policies and other hosts say. Pure."""
 
-from vmckpt.model.guests import Guest
+from vmckpt.model.guest import Guest
 
 
 def fixed(guest: Guest) -> str | None:

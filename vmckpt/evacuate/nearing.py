@@ -11,7 +11,7 @@ from vmckpt.evacuate.links import SETUP
 from vmckpt.evacuate.plan import Checked
 from vmckpt.migrate.forecast import Range
 from vmckpt.model.events import Estimate
-from vmckpt.model.jobs import JobSample
+from vmckpt.model.migration import JobSample
 from vmckpt.units import BytesPerSecond, Seconds
 
 _LAST = 3

@@ -22,11 +22,16 @@ from vmckpt.migrate.forecast import Range
 from vmckpt.migrate.gather import Remotes
 from vmckpt.migrate.measure import Links
 from vmckpt.migrate.waiting import stoppable
+from vmckpt.model.disk import (
+    NVRAM,
+    CopyPlan,
+    Drive,
+    Made,
+)
 from vmckpt.model.events import Estimate, Sampled
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.hosts import Host
-from vmckpt.model.images import NVRAM, CopyPlan, Drive, Made
-from vmckpt.model.jobs import JobPhase, JobSample
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.host import Host
+from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.policy.types import CopyKind
 from vmckpt.remote import copying, images, probe
 from vmckpt.units import Bytes, BytesPerSecond, Seconds

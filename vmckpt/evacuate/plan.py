@@ -14,8 +14,8 @@ from vmckpt.evacuate.placement import Going, Left
 from vmckpt.evacuate.seen import Seen, Way
 from vmckpt.evacuate.task import Task
 from vmckpt.migrate.forecast import Range
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.images import Room
+from vmckpt.model.disk import Room
+from vmckpt.model.finding import Finding, Severity
 from vmckpt.units import Bytes, BytesPerSecond, show_bytes
 
 

@@ -11,8 +11,8 @@ from vmckpt.evacuate.task import Task
 from vmckpt.evacuate.world import Arrived, Ended, Moved
 from vmckpt.journal.records import Operation
 from vmckpt.migrate.report import MigrationReport
-from vmckpt.model.findings import Severity
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.finding import Severity
+from vmckpt.model.migration import Outcome
 from vmckpt.protect.steps import READY
 from vmckpt.units import Bytes, Seconds
 

@@ -21,12 +21,11 @@ from vmckpt.migrate.forecast import Range
 from vmckpt.migrate.measure import Links
 from vmckpt.migrate.planning import Plan as MovePlan
 from vmckpt.migrate.requests import MigrateRequest, Setting
-from vmckpt.model.callers import Caller
-from vmckpt.model.events import Decided
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Decision
+from vmckpt.model.events import Caller, Decided
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Decision
 from vmckpt.policy import select
 from vmckpt.policy.select import Subject
 from vmckpt.policy.types import OnFailure, Policy

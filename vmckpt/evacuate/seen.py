@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from vmckpt.evacuate import movable
 from vmckpt.evacuate.fleet import Fleet, Needs, Place, Tenant
-from vmckpt.model.guests import Guest, GuestState
-from vmckpt.model.hosts import Host, HostFacts
+from vmckpt.model.guest import Guest, GuestState
+from vmckpt.model.host import Host, HostFacts
 from vmckpt.policy.evacuation import Evacuation, Strategy
 from vmckpt.policy.types import CopyKind, Policy
 from vmckpt.units import MIB, Bytes, BytesPerSecond

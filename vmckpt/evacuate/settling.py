@@ -14,7 +14,7 @@ from vmckpt.evacuate.site import Orders, Resolve
 from vmckpt.evacuate.task import Task
 from vmckpt.journal.records import Operation
 from vmckpt.journal.unattended import Unattended
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy import document
 from vmckpt.policy.types import Policy

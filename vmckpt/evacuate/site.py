@@ -39,10 +39,8 @@ from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import MigrateRequest, Setting
 from vmckpt.migrate.terms import Wishes
 from vmckpt.migrate.waiting import following
-from vmckpt.model.callers import Caller
-from vmckpt.model.events import Event, OnItsWay, Sampled
-from vmckpt.model.jobs import Outcome
-from vmckpt.model.orders import Mode
+from vmckpt.model.events import Caller, Event, OnItsWay, Sampled
+from vmckpt.model.migration import Mode, Outcome
 from vmckpt.protect import anew, ending, protections
 from vmckpt.units import BytesPerSecond, Seconds
 

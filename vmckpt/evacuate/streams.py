@@ -3,7 +3,7 @@
 Pure.
 """
 
-from vmckpt.model.jobs import JobPhase, JobSample
+from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.units import BytesPerSecond, Seconds
 
 _TELLING = Seconds(1.0)

@@ -5,7 +5,13 @@ from pathlib import PurePosixPath
 from xml.etree import ElementTree as ET
 
 from vmckpt.hypervisor import parse
-from vmckpt.model.backups import MARK, BackupOrder, Checkpoint, OpenBackup, OpenDisk
+from vmckpt.model.disk import (
+    MARK,
+    BackupOrder,
+    Checkpoint,
+    OpenBackup,
+    OpenDisk,
+)
 
 _CHANGED = "changed"
 CHANGED = f"qemu:dirty-bitmap:{_CHANGED}"

@@ -23,7 +23,13 @@ from vmckpt.hypervisor.backup_xml import (
     read_checkpoint,
 )
 from vmckpt.hypervisor.seat import Seat
-from vmckpt.model.backups import MARK, BackupOrder, Checkpoint, DiskFacts, OpenBackup
+from vmckpt.model.disk import (
+    MARK,
+    BackupOrder,
+    Checkpoint,
+    DiskFacts,
+    OpenBackup,
+)
 from vmckpt.units import Seconds
 
 _LOST = (libvirt.VIR_ERR_CHECKPOINT_INCONSISTENT, libvirt.VIR_ERR_NO_DOMAIN_CHECKPOINT)

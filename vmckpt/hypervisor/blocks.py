@@ -9,7 +9,7 @@ import libvirt
 import libvirt_qemu
 
 from vmckpt.hypervisor import parse
-from vmckpt.model.backups import Bitmap, DiskFacts
+from vmckpt.model.disk import Bitmap, DiskFacts
 from vmckpt.units import Bytes
 
 _VERSIONS = {"0.10": 2, "1.1": 3}

@@ -17,7 +17,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 from vmckpt.errors import HostUnreachable, HypervisorError, OutcomeUnknown, ReadOnly
 from vmckpt.hypervisor import library
 from vmckpt.hypervisor.lanes import Lane
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.units import Seconds
 
 T = TypeVar("T")

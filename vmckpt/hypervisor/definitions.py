@@ -8,7 +8,7 @@ import libvirt
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import blocks, parse
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.model.backups import DiskFacts
+from vmckpt.model.disk import DiskFacts
 
 _SECURE = libvirt.VIR_DOMAIN_XML_SECURE
 _STORED = _SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE

@@ -8,8 +8,8 @@ import libvirt
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.model.guests import Guest
-from vmckpt.model.measured import DirtyPoint
+from vmckpt.model.guest import Guest
+from vmckpt.model.migration import DirtyPoint
 from vmckpt.units import GIB, MIB, Bytes, Seconds
 
 # QEMU's default: pages looked at for each GiB of memory (migration/dirtyrate.h); libvirt has no way

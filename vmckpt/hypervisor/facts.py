@@ -6,8 +6,8 @@ import libvirt
 
 from vmckpt.hypervisor import parse
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.model.guests import Guest, GuestState
-from vmckpt.model.hosts import GuestOnHost, HostFacts
+from vmckpt.model.guest import Guest, GuestState
+from vmckpt.model.host import GuestOnHost, HostFacts
 from vmckpt.units import Bytes
 
 

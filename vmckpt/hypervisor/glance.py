@@ -8,8 +8,7 @@ import libvirt
 
 from vmckpt.hypervisor import guests, parse
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.model.guests import Guest
-from vmckpt.model.now import GuestNow, HostNow
+from vmckpt.model.guest import Guest, GuestNow, HostNow
 from vmckpt.units import Bytes, Seconds
 
 _STALE = Seconds(60.0)

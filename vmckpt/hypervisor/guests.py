@@ -9,7 +9,12 @@ import libvirt
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import parse
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.model.guests import OUTGOING, Guest, GuestState, Presence
+from vmckpt.model.guest import (
+    OUTGOING,
+    Guest,
+    GuestState,
+    Presence,
+)
 from vmckpt.units import Seconds
 
 _JOBS = {

@@ -12,9 +12,8 @@ import libvirt_qemu
 from vmckpt.errors import HypervisorError, PeerLoginFailed
 from vmckpt.hypervisor import guests, library, orders, parse
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.model.guests import Presence
-from vmckpt.model.jobs import JobSample, JobTotals
-from vmckpt.model.orders import AutoConverge, Driver, MoveOrder
+from vmckpt.model.guest import Presence
+from vmckpt.model.migration import AutoConverge, Driver, JobSample, JobTotals, MoveOrder
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
 # libvirt's own greatest limit in MiB/s, which it takes for none.

@@ -6,8 +6,8 @@ import re
 import libvirt
 
 from vmckpt.errors import HypervisorError
-from vmckpt.model.hosts import Host
-from vmckpt.model.orders import Compression, Driver, MoveOrder
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Compression, Driver, MoveOrder
 from vmckpt.units import MIB, BytesPerSecond
 
 Parameters = dict[str, int | str | list[str]]

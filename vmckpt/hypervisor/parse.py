@@ -14,8 +14,13 @@ import libvirt
 
 from vmckpt.errors import BadInput
 from vmckpt.hypervisor import nvram
-from vmckpt.model.guests import Disk, Guest, GuestState, Nic
-from vmckpt.model.jobs import JobPhase, JobSample, JobTotals
+from vmckpt.model.guest import (
+    Disk,
+    Guest,
+    GuestState,
+    Nic,
+)
+from vmckpt.model.migration import JobPhase, JobSample, JobTotals
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 # Namespace of our element in a domain's metadata.

@@ -4,7 +4,7 @@ import libvirt
 
 from vmckpt.hypervisor import parse
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.model.now import Pulse
+from vmckpt.model.guest import Pulse
 from vmckpt.units import Bytes, Seconds
 
 _STATS = (

@@ -10,7 +10,7 @@ import libvirt
 from vmckpt.errors import BadInput, HypervisorError
 from vmckpt.hypervisor import parse
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.model.images import Drive
+from vmckpt.model.disk import Drive
 
 # With what the source would else keep to itself, such as passwords of its consoles.
 _WHOLE = libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_SECURE

@@ -14,7 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from vmckpt.journal.records import Record, StoredSample
 from vmckpt.model.events import Estimate, Sampled
-from vmckpt.model.jobs import JobPhase, JobSample
+from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.units import Seconds
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vmckpt.errors import BadInput, Blocked, JournalError
 from vmckpt.journal import desk, identity, place
 from vmckpt.journal.records import MAINTENANCE, NewOperation, Operation
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from vmckpt.journal import recorder as journal
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation
 from vmckpt.lease.types import guest_resource
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.migration import Outcome
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, TypedDict
 
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.migration import Outcome
 from vmckpt.units import Seconds
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -7,8 +7,8 @@ from typing import Any
 from vmckpt.inventory import Inventory
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation, StoredStep
-from vmckpt.model.callers import Caller
-from vmckpt.model.hosts import Host
+from vmckpt.model.events import Caller
+from vmckpt.model.host import Host
 from vmckpt.model.recovery import Settled
 
 

@@ -19,7 +19,7 @@ from vmckpt.lab import faults, guests, host, image, ledger, observer_client
 from vmckpt.lab.pace import Deadline
 from vmckpt.lab.plan import HostPlan, LabPlan
 from vmckpt.lab.processes import Census
-from vmckpt.model.guests import Guest, GuestState
+from vmckpt.model.guest import Guest, GuestState
 from vmckpt.units import Seconds
 
 # What a lab guest's QEMU starts with, and must have again when it stayed.

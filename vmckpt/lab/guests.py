@@ -21,8 +21,8 @@ from vmckpt.lab.lab import Say, silent
 from vmckpt.lab.pace import Deadline
 from vmckpt.lab.plan import GUEST_BRIDGE, LabPlan, check_name
 from vmckpt.lab.shell import run
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
 from vmckpt.units import MIB, Bytes, BytesPerSecond, parse_bytes, parse_rate
 
 # A byte that a disk can be filled with, to be looked for elsewhere.

@@ -12,7 +12,7 @@ import psycopg
 
 from vmckpt.errors import VmckptError
 from vmckpt.lease import witness
-from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.finding import Finding, Severity
 
 CODE = "lease-replicas"
 _WHERE = "lease store"

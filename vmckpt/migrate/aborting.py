@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from vmckpt.errors import HypervisorError
-from vmckpt.model.ports import Mover
+from vmckpt.model.migration import Mover
 from vmckpt.units import Seconds
 
 # An abort that came before the job could be aborted is given again; so is one that got lost.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vmckpt.model.orders import AutoConverge
+from vmckpt.model.migration import AutoConverge
 from vmckpt.units import Bytes, BytesPerSecond, Seconds, show_bytes, show_rate, show_seconds
 
 

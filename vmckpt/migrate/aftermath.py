@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vmckpt.model.guests import Presence
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.guest import Presence
+from vmckpt.model.migration import Outcome
 
 
 class Seen(StrEnum):

@@ -13,7 +13,7 @@ from vmckpt.hypervisor import image_users
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.migrate import disks
 from vmckpt.migrate.gather import Remotes
-from vmckpt.model.images import CopyPlan, Made
+from vmckpt.model.disk import CopyPlan, Made
 from vmckpt.remote import chains, images, probe
 from vmckpt.remote.chains import Has
 from vmckpt.remote.ssh import Remote

@@ -22,11 +22,9 @@ from vmckpt.migrate.requests import Setting
 from vmckpt.migrate.steps import Step
 from vmckpt.migrate.trace import Tracer
 from vmckpt.migrate.waiting import served
-from vmckpt.model.callers import Emit
-from vmckpt.model.images import Made
-from vmckpt.model.jobs import Outcome
-from vmckpt.model.orders import MoveOrder
-from vmckpt.model.ports import Mover
+from vmckpt.model.disk import Made
+from vmckpt.model.events import Emit
+from vmckpt.model.migration import MoveOrder, Mover, Outcome
 from vmckpt.policy import shelf
 from vmckpt.remote import images, streams
 from vmckpt.units import Seconds

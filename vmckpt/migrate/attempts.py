@@ -15,9 +15,8 @@ from vmckpt.migrate.planning import Plan
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.waiting import served
 from vmckpt.model.events import Decided
-from vmckpt.model.guests import Guest
-from vmckpt.model.jobs import Decision, Outcome
-from vmckpt.model.orders import Mode
+from vmckpt.model.guest import Guest
+from vmckpt.model.migration import Decision, Mode, Outcome
 from vmckpt.policy.types import OnFailure, Policy, Retries
 from vmckpt.units import Seconds, show_seconds
 

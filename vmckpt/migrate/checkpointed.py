@@ -20,10 +20,8 @@ from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.sampled import Sampler
 from vmckpt.migrate.telling import Teller
 from vmckpt.migrate.waiting import served
-from vmckpt.model.callers import Caller
-from vmckpt.model.events import Sampled
-from vmckpt.model.jobs import JobPhase, JobTotals, Outcome
-from vmckpt.model.orders import Driver
+from vmckpt.model.events import Caller, Sampled
+from vmckpt.model.migration import Driver, JobPhase, JobTotals, Outcome
 from vmckpt.protect import asking, catching_up, moving
 from vmckpt.protect.catching_up import Do, Limits, Seen, Verdict
 from vmckpt.protect.engine import Beginning

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.migrate.forecast import Forecast, Range
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import Mode
 from vmckpt.policy.types import Policy, StartPostcopy
 from vmckpt.units import Bytes, Seconds, show_seconds
 

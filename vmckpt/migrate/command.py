@@ -22,9 +22,8 @@ from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import MigrateRequest, Setting
 from vmckpt.migrate.trace import Tracer
 from vmckpt.migrate.waiting import served, stoppable
-from vmckpt.model.callers import Caller
-from vmckpt.model.events import Checked, Event, PhaseChanged
-from vmckpt.model.jobs import JobPhase, Outcome
+from vmckpt.model.events import Caller, Checked, Event, PhaseChanged
+from vmckpt.model.migration import JobPhase, Outcome
 from vmckpt.units import Seconds
 
 _FRESH = Seconds(30.0)

@@ -29,8 +29,7 @@ from vmckpt.migrate.actions import (
 )
 from vmckpt.migrate.dirtying import course
 from vmckpt.migrate.track import Track
-from vmckpt.model.jobs import JobPhase
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import JobPhase, Mode
 from vmckpt.policy.types import (
     Compress,
     Do,

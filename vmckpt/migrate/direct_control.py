@@ -13,9 +13,7 @@ from vmckpt.journal.steps import JournalDesk
 from vmckpt.migrate import attempt
 from vmckpt.migrate.steps import Step
 from vmckpt.migrate.wishes import NO_WAY_BACK
-from vmckpt.model.jobs import JobPhase
-from vmckpt.model.orders import Mode
-from vmckpt.model.ports import Mover
+from vmckpt.model.migration import JobPhase, Mode, Mover
 from vmckpt.units import BytesPerSecond, Seconds
 
 BY_AGENTS = (

@@ -18,8 +18,18 @@ from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.records import StoredStep
 from vmckpt.migrate.gather import Remotes
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.images import NVRAM, CopyPlan, DiskCopy, Drive, Image, Made, Place, Room, Wish
+from vmckpt.model.disk import (
+    NVRAM,
+    CopyPlan,
+    DiskCopy,
+    Drive,
+    Image,
+    Made,
+    Place,
+    Room,
+    Wish,
+)
+from vmckpt.model.finding import Finding, Severity
 from vmckpt.policy.types import CopyKind, LeftBehind, Storage
 from vmckpt.remote import images as remote_images
 from vmckpt.remote.ssh import Remote

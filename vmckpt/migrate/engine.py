@@ -17,11 +17,18 @@ from vmckpt.migrate.sight import INTERVAL, Sight
 from vmckpt.migrate.steps import Step
 from vmckpt.migrate.telling import Teller
 from vmckpt.migrate.wishes import Desk
-from vmckpt.model.callers import Emit
-from vmckpt.model.guests import Presence
-from vmckpt.model.jobs import Decision, JobPhase, JobSample, JobTotals, Outcome
-from vmckpt.model.orders import Driver, MoveOrder
-from vmckpt.model.ports import Mover
+from vmckpt.model.events import Emit
+from vmckpt.model.guest import Presence
+from vmckpt.model.migration import (
+    Decision,
+    Driver,
+    JobPhase,
+    JobSample,
+    JobTotals,
+    MoveOrder,
+    Mover,
+    Outcome,
+)
 from vmckpt.units import Seconds
 
 # Without a byte for so long nobody is let switch or pause.

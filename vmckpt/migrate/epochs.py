@@ -7,9 +7,9 @@ from pathlib import PurePosixPath
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.migrate.preflight import Facts
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.guests import Guest
-from vmckpt.model.images import CopyPlan
+from vmckpt.model.disk import CopyPlan
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.guest import Guest
 from vmckpt.policy.protection import Failover, Protection
 from vmckpt.policy.types import Policy
 from vmckpt.protect import asking, looking, preflight

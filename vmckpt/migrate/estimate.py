@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vmckpt.model.events import Estimate
-from vmckpt.model.jobs import JobPhase, JobSample
+from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.units import Seconds
 
 # From pass to pass r varies by about that much either way.

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 from vmckpt.journal.history import PastMove
 from vmckpt.migrate.forecast import Range
-from vmckpt.model.jobs import Outcome
-from vmckpt.model.measured import LinkSeen
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import LinkSeen, Mode, Outcome
 from vmckpt.units import MIB, show_rate, show_seconds
 
 # One stream of QEMU keeps a CPU busy on each side. Measured over an unlimited link, QEMU 7.2 with

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable
 
-from vmckpt.model.guests import Presence
-from vmckpt.model.jobs import JobSample, JobTotals
-from vmckpt.model.orders import AutoConverge, MoveOrder
-from vmckpt.model.ports import Mover
+from vmckpt.model.guest import Presence
+from vmckpt.model.migration import AutoConverge, JobSample, JobTotals, MoveOrder, Mover
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 

@@ -15,9 +15,8 @@ from vmckpt.migrate import terms as contract
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.simulate import simulate
 from vmckpt.migrate.world import LIMITED_SLICE, SLICE, Planned, Simulated, World
-from vmckpt.model.guests import Guest
-from vmckpt.model.measured import DirtyPoint, LinkSeen
-from vmckpt.model.orders import Mode
+from vmckpt.model.guest import Guest
+from vmckpt.model.migration import DirtyPoint, LinkSeen, Mode
 from vmckpt.policy.types import Policy
 from vmckpt.units import MIB, Bytes, show_bytes, show_rate, show_seconds
 

@@ -13,8 +13,8 @@ from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import maintenance
 from vmckpt.migrate.preflight import Facts
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
 from vmckpt.remote import probe
 from vmckpt.remote.ssh import Remote
 

@@ -4,8 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from vmckpt.errors import HypervisorError
 from vmckpt.migrate.actions import Abort, Action, Cache, Halt, Limit, SetDowntime, Slow, Switch
-from vmckpt.model.orders import AutoConverge, MoveOrder
-from vmckpt.model.ports import Mover
+from vmckpt.model.migration import AutoConverge, MoveOrder, Mover
 from vmckpt.units import Seconds
 
 

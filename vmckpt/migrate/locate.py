@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vmckpt.errors import BadInput, OutcomeUnknown
-from vmckpt.model.guests import GuestState
+from vmckpt.model.guest import GuestState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

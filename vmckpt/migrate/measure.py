@@ -19,9 +19,9 @@ from vmckpt.migrate import experience
 from vmckpt.migrate.dirtying import saturates
 from vmckpt.migrate.forecast import Facts, Range
 from vmckpt.migrate.gather import Remotes
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
-from vmckpt.model.measured import DirtyPoint, LinkSeen, MemorySeen
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
+from vmckpt.model.migration import DirtyPoint, LinkSeen, MemorySeen
 from vmckpt.policy.types import Policy, Tls
 from vmckpt.remote import measure as remote
 from vmckpt.units import MIB, Seconds, show_bytes, show_rate, show_seconds

@@ -6,8 +6,8 @@ from vmckpt.errors import VmckptError
 from vmckpt.migrate import postcopy
 from vmckpt.migrate.postcopy import Ask, Resume, State, Wait
 from vmckpt.migrate.track import Track
-from vmckpt.model.guests import Presence
-from vmckpt.model.ports import Mover
+from vmckpt.model.guest import Presence
+from vmckpt.model.migration import Mover
 from vmckpt.units import Seconds
 
 Say = Callable[[str, str, str], None]

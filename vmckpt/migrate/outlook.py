@@ -14,9 +14,8 @@ from vmckpt.migrate.forecast import Facts, Forecast, forecast
 from vmckpt.migrate.gather import Remotes
 from vmckpt.migrate.measure import Links, measure
 from vmckpt.migrate.track import UNKNOWN
-from vmckpt.model.guests import Guest
-from vmckpt.model.jobs import Outcome
-from vmckpt.model.orders import Mode
+from vmckpt.model.guest import Guest
+from vmckpt.model.migration import Mode, Outcome
 from vmckpt.policy.types import Policy
 from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
 

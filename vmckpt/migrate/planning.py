@@ -19,11 +19,11 @@ from vmckpt.migrate.preflight import Facts
 from vmckpt.migrate.terms import Wishes
 from vmckpt.migrate.track import UNKNOWN
 from vmckpt.migrate.transport_checks import TlsVerdict
-from vmckpt.model.certificates import QemuCertificates
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.guests import Guest
-from vmckpt.model.images import CopyPlan
-from vmckpt.model.orders import Driver, Mode, MoveOrder
+from vmckpt.model.disk import CopyPlan
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import QemuCertificates
+from vmckpt.model.migration import Driver, Mode, MoveOrder
 from vmckpt.policy import select, transport
 from vmckpt.policy.select import Chosen, Subject
 from vmckpt.policy.transport import Conflict, Versions

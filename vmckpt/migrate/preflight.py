@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.guests import Disk, Guest, GuestState
-from vmckpt.model.hosts import GuestOnHost, HostFacts
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.guest import Disk, Guest, GuestState
+from vmckpt.model.host import GuestOnHost, HostFacts
 from vmckpt.units import MIB, show_bytes
 
 # QEMU's own memory beside the guest's: video, page tables, device buffers.

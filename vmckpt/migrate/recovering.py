@@ -27,12 +27,10 @@ from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import Setting
 from vmckpt.migrate.steps import Step
 from vmckpt.migrate.terms import Wishes
-from vmckpt.model.callers import Caller
-from vmckpt.model.events import Decided, Event
-from vmckpt.model.guests import Presence
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Decision, Outcome
-from vmckpt.model.orders import Driver, Mode, MoveOrder
+from vmckpt.model.events import Caller, Decided, Event
+from vmckpt.model.guest import Presence
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Decision, Driver, Mode, MoveOrder, Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy import document, select
 from vmckpt.policy.types import Policy

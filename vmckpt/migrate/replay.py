@@ -18,7 +18,7 @@ from vmckpt.migrate.forecast import BACKLOG, Range, planned_json
 from vmckpt.migrate.simulate import planned, simulate
 from vmckpt.migrate.track import UNKNOWN, Track, seen
 from vmckpt.migrate.world import Planned, Simulated, Start, World
-from vmckpt.model.jobs import Decision, JobPhase, JobSample
+from vmckpt.model.migration import Decision, JobPhase, JobSample
 from vmckpt.units import Seconds
 
 # An action is taken a little after the sample that asked for it.

@@ -4,9 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vmckpt.model.findings import Finding
-from vmckpt.model.jobs import Decision, JobSample, JobTotals, Outcome
-from vmckpt.model.orders import Driver, Mode
+from vmckpt.model.finding import Finding
+from vmckpt.model.migration import (
+    Decision,
+    Driver,
+    JobSample,
+    JobTotals,
+    Mode,
+    Outcome,
+)
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 

@@ -9,8 +9,8 @@ from vmckpt.migrate.engine import Ending
 from vmckpt.migrate.planning import Plan
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import Setting
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.migration import Outcome
 from vmckpt.units import Seconds
 
 _NOTHING = Seconds(0.0)

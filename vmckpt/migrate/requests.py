@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vmckpt.migrate.terms import Wishes
-from vmckpt.model.hosts import Host
-from vmckpt.model.ports import OutsideView
+from vmckpt.model.host import Host
+from vmckpt.model.migration import OutsideView
 from vmckpt.policy.types import Policy
 from vmckpt.units import Seconds
 

@@ -6,7 +6,7 @@ from vmckpt.migrate.aftermath import Act
 from vmckpt.migrate.recovering import Left, Recovery
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.requests import Setting
-from vmckpt.model.callers import Caller
+from vmckpt.model.events import Caller
 
 
 async def resume(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vmckpt.model.jobs import JobPhase, JobSample
+from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 _PAGE = 4096

@@ -8,7 +8,7 @@ from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.track import Track
 from vmckpt.migrate.watch import PassCounter
 from vmckpt.model.events import Estimate, Event, Sampled
-from vmckpt.model.jobs import JobPhase, JobSample, JobTotals
+from vmckpt.model.migration import JobPhase, JobSample, JobTotals
 from vmckpt.policy.types import Stall
 from vmckpt.units import Bytes, Seconds
 

@@ -18,8 +18,7 @@ from vmckpt.migrate.actions import Abort, Cache, Halt, Limit, SetDowntime, Slow,
 from vmckpt.migrate.converge import Done, Terms, Verdict, decide
 from vmckpt.migrate.track import Track, seen
 from vmckpt.migrate.world import Planned, Simulated, Start, World
-from vmckpt.model.jobs import JobPhase, JobSample
-from vmckpt.model.orders import AutoConverge, Mode
+from vmckpt.model.migration import AutoConverge, JobPhase, JobSample, Mode
 from vmckpt.policy.types import When
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 

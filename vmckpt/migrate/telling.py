@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from vmckpt.migrate import actions, converge
 from vmckpt.model.events import Decided, Event, PhaseChanged
-from vmckpt.model.jobs import Decision, JobPhase
+from vmckpt.model.migration import Decision, JobPhase
 from vmckpt.units import Seconds
 
 log = logging.getLogger("vmckpt.migrate")

@@ -7,8 +7,14 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from vmckpt.migrate.converge import Terms, time_limit
-from vmckpt.model.guests import Guest
-from vmckpt.model.orders import AutoConverge, Compression, Driver, Mode, MoveOrder
+from vmckpt.model.guest import Guest
+from vmckpt.model.migration import (
+    AutoConverge,
+    Compression,
+    Driver,
+    Mode,
+    MoveOrder,
+)
 from vmckpt.policy.types import (
     Compress,
     CopyKind,

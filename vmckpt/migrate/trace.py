@@ -17,8 +17,13 @@ from vmckpt.errors import BadInput
 from vmckpt.migrate import report
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.model.events import Decided, Event, Sampled
-from vmckpt.model.jobs import Decision, JobPhase, JobSample, Outcome
-from vmckpt.model.orders import Mode
+from vmckpt.model.migration import (
+    Decision,
+    JobPhase,
+    JobSample,
+    Mode,
+    Outcome,
+)
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 from vmckpt.util import config_file
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from vmckpt.migrate.dirtying import DirtyCurve
-from vmckpt.model.jobs import JobPhase, JobSample
+from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.policy.types import Stall
 from vmckpt.units import BytesPerSecond, Seconds
 

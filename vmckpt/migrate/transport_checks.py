@@ -13,16 +13,16 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import NameOID
 
-from vmckpt.model.certificates import (
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.host import (
     CA,
     CLIENT,
     CLIENT_KEY,
     SERVER,
     SERVER_KEY,
+    Host,
     QemuCertificates,
 )
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.hosts import Host
 
 _GUIDE = "see libvirt's TLS guide (kbase/tlscerts)"
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from vmckpt.migrate.actions import Stop
-from vmckpt.model.guests import GuestState, Presence
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.guest import GuestState, Presence
+from vmckpt.model.migration import Outcome
 
 _WHY = {
     Stop.OPERATOR: Outcome.CANCELLED,

@@ -1,9 +1,15 @@
-"""What an operation tells while it runs. One stream; every front end draws from it."""
+"""What an operation reports while it runs, and the callers and commands that it runs for.
 
+One stream of events; every front end is fed from it.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from vmckpt.model.findings import Finding
-from vmckpt.model.jobs import Decision, JobPhase, JobSample
+from vmckpt.model.finding import Finding
+from vmckpt.model.migration import Decision, JobPhase, JobSample
 from vmckpt.units import Bytes, Seconds
 
 
@@ -68,3 +74,51 @@ class OnItsWay:
 
 
 Event = PhaseChanged | Checked | Sampled | Decided | Copied | OnItsWay
+
+
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Whoever gave the order: is told what happens, and may stop it."""
+
+    emit: Emit
+    warn: Callable[[str], None]
+    """Told from any thread what does not stop the work."""
+    stop: asyncio.Event
+    turn: Callable[[], Coroutine[object, object, None]] | None = None
+    """Waited for when all is looked at and before anything is changed, where several go one after
+    the other; raises Cancelled if it does not come. None: it is its turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a command has printed, and how it ended."""
+
+    text: str
+    code: int | None
+    """Its exit code; None: it runs."""
+
+
+class Begun(Protocol):
+    """A command that was started."""
+
+    words: tuple[str, ...]
+    pid: int
+
+    def said(self) -> Said:
+        """Up to now."""
+
+    def stop(self) -> None:
+        """As Ctrl-C does."""
+
+
+class Commands(Protocol):
+    """Runs commands."""
+
+    async def ask(self, words: Sequence[str], width: int) -> Said:
+        """One that only looks: wait for its end. Cancelled, it is ended."""
+
+    def start(self, words: Sequence[str], width: int) -> Begun:
+        """One that acts."""

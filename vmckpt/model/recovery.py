@@ -1,9 +1,10 @@
-"""What recovery found out about an operation that nobody attends, and what it did."""
+"""What recovery found of an unattended operation and did; phases of a group's barrier."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.migration import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +35,16 @@ class Settled:
             "warnings": list(self.warnings),
             "two_copies": self.two_copies,
         }
+
+
+class Phase(StrEnum):
+    """What all guests of a group have reached before any of them goes on."""
+
+    READY = "ready"
+    """All is noted; nothing was changed that the guest would feel."""
+    STOPPED = "stopped"
+    """It stands still, and its output is held."""
+    CAPTURED = "captured"
+    """Its instant is taken; it may run, and its output is still held."""
+    STORED = "stored"
+    """All of it is in the store but its manifest."""

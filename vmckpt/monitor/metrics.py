@@ -10,8 +10,8 @@ from prometheus_client.registry import Collector
 import vmckpt
 from vmckpt.journal.following import ENDED, Happening
 from vmckpt.journal.records import WHOLE_HOST
-from vmckpt.model.jobs import Outcome
-from vmckpt.model.webhooks import Address
+from vmckpt.model.migration import Outcome
+from vmckpt.model.webhook import Address
 from vmckpt.monitor import standing
 from vmckpt.monitor.standing import Standing
 

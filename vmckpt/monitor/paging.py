@@ -8,7 +8,7 @@ from typing import Any
 
 from vmckpt.journal.following import ENDED, Happening
 from vmckpt.journal.records import FORGOTTEN, utc
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.migration import Outcome
 from vmckpt.monitor.standing import Trouble
 from vmckpt.units import Seconds
 

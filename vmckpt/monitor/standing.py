@@ -15,9 +15,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from vmckpt.journal.desk import JobView
 from vmckpt.journal.turns import Turn, summary
-from vmckpt.model.copies import MEND, Copies, merged
-from vmckpt.model.jobs import JobPhase
-from vmckpt.model.now import FleetNow, SnapshotNow
+from vmckpt.model.guest import MEND, Copies, FleetNow, SnapshotNow, merged
+from vmckpt.model.migration import JobPhase
 from vmckpt.protect import news
 from vmckpt.protect.copies import of_protections
 

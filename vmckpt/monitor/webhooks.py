@@ -18,7 +18,7 @@ from tenacity import (
 )
 
 from vmckpt.errors import BadInput
-from vmckpt.model.webhooks import Webhook
+from vmckpt.model.webhook import Webhook
 from vmckpt.monitor.paging import Page
 
 log = logging.getLogger(__name__)

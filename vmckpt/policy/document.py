@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import assert_never
 
 from vmckpt.errors import PolicyError
-from vmckpt.model.orders import AutoConverge
+from vmckpt.model.migration import AutoConverge
 from vmckpt.policy import calendar, sense
 from vmckpt.policy.calendar import Interval
 from vmckpt.policy.form import DoForm, PolicyForm, RuleForm, SelectForm, WhenForm

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
 
-from vmckpt.model.orders import Compression, Mode
+from vmckpt.model.migration import Compression, Mode
 from vmckpt.policy import types
 from vmckpt.policy.evacuation_form import EvacuateForm
 from vmckpt.policy.protection_form import ProtectForm

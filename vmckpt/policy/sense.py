@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vmckpt.model.orders import Compression, Mode
+from vmckpt.model.migration import Compression, Mode
 from vmckpt.policy import transport
 from vmckpt.policy.types import (
     Compress,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vmckpt.model.orders import Compression, Mode
+from vmckpt.model.migration import Compression, Mode
 from vmckpt.policy.types import Compress, Policy, Tls
 
 _ONE_STREAM = (Compression.XBZRLE, Compression.MT)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from vmckpt.model.orders import AutoConverge, Compression, Mode
+from vmckpt.model.migration import AutoConverge, Compression, Mode
 from vmckpt.policy.evacuation import Evacuation
 from vmckpt.policy.protection import Protection
 from vmckpt.policy.schedules import Schedule

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 from pydantic import BeforeValidator, InstanceOf, WithJsonSchema
 
 from vmckpt import units
-from vmckpt.model.orders import Compression, Mode
+from vmckpt.model.migration import Compression, Mode
 from vmckpt.policy import calendar
 from vmckpt.policy.calendar import Hourly, Interval, Monthly, Weekly
 from vmckpt.policy.evacuation import Order, Strategy

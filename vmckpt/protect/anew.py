@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vmckpt.errors import BadInput, Blocked, Cancelled, VmckptError
-from vmckpt.model.callers import Caller
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.hosts import Host
+from vmckpt.model.events import Caller
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.host import Host
 from vmckpt.policy.protection import Failover, Protection
 from vmckpt.protect import ending, engine
 from vmckpt.protect.ending import Known

@@ -8,7 +8,7 @@ from vmckpt.agent import agents, session
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.errors import RemoteError, VmckptError
 from vmckpt.model.events import Event
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.protect import answers
 from vmckpt.units import Seconds
 

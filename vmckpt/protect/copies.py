@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vmckpt.model.copies import Copies
+from vmckpt.model.guest import Copies
 from vmckpt.protect import news
 
 LEASE_HOLDER = "lease_holder"

@@ -20,10 +20,10 @@ from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation
 from vmckpt.journal.steps import JournalDesk
 from vmckpt.lease import witness
-from vmckpt.model.callers import Caller
+from vmckpt.model.events import Caller
 from vmckpt.model.fencing import Fenced
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Outcome
 from vmckpt.protect import asking, fencing, leaving, proof
 from vmckpt.protect.proof import Case, Proof
 from vmckpt.protect.requests import Judge

@@ -22,10 +22,10 @@ from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
 from vmckpt.lease import witness
 from vmckpt.lease.terms import Terms as LeaseTerms
-from vmckpt.model.callers import Caller
-from vmckpt.model.findings import Severity
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
+from vmckpt.model.events import Caller
+from vmckpt.model.finding import Severity
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
 from vmckpt.protect import asking, looking, preflight
 from vmckpt.protect.requests import Judge, Protected, ProtectRequest, Setting
 from vmckpt.protect.reversing import Earlier

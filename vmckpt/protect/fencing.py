@@ -8,9 +8,9 @@ from contextlib import suppress
 from vmckpt.errors import JournalError, VmckptError
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import StepState
-from vmckpt.model.callers import Caller
+from vmckpt.model.events import Caller
 from vmckpt.model.fencing import Fenced
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.protect.steps import Step
 from vmckpt.remote import fencing
 

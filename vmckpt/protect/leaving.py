@@ -6,7 +6,7 @@ import asyncio
 from vmckpt.journal import desk
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import StepState
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.protect import asking
 from vmckpt.protect.steps import Step
 

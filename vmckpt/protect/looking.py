@@ -10,10 +10,10 @@ from vmckpt.agent import session
 from vmckpt.hypervisor import facts, image_users
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.lease import replicas
-from vmckpt.model.findings import Finding
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
-from vmckpt.model.images import Room
+from vmckpt.model.disk import Room
+from vmckpt.model.finding import Finding
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
 from vmckpt.protect import asking, reversing
 from vmckpt.protect.preflight import Seen
 from vmckpt.protect.requests import ProtectRequest, Setting

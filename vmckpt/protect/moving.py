@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.errors import OutcomeUnknown, VmckptError
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.protect import asking
 from vmckpt.replicate.fates import Fate
 from vmckpt.units import Seconds

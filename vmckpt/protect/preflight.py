@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.hosts import HostFacts
-from vmckpt.model.images import Room
+from vmckpt.model.disk import Room
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.host import HostFacts
 from vmckpt.units import MIB, Bytes, Seconds, show_bytes, show_seconds
 
 _SPEED = 4 << 30

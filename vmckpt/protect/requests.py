@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from vmckpt.model.findings import Finding
-from vmckpt.model.hosts import Host
-from vmckpt.model.images import Room
+from vmckpt.model.disk import Room
+from vmckpt.model.finding import Finding
+from vmckpt.model.host import Host
 from vmckpt.policy.protection import Failover, Protection
 from vmckpt.protect.reversing import Earlier
 from vmckpt.units import Bytes, BytesPerSecond, Seconds

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vmckpt.journal.records import Operation, StoredStep
-from vmckpt.model.findings import Finding, Severity
+from vmckpt.model.finding import Finding, Severity
 from vmckpt.protect.steps import Step
 from vmckpt.replicate import taking
 from vmckpt.replicate.taking import Image

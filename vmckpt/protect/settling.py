@@ -7,7 +7,7 @@ from typing import Any
 
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.unattended import Unattended
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
 from vmckpt.protect import asking, ending, leaving

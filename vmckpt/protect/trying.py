@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.errors import Cancelled, GuestBusy, OutcomeUnknown, VmckptError
-from vmckpt.model.callers import Caller
+from vmckpt.model.events import Caller
 from vmckpt.protect import asking
 from vmckpt.protect.ending import Known
 from vmckpt.units import Seconds

@@ -12,7 +12,7 @@ from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation
 from vmckpt.journal.unattended import Unattended
 from vmckpt.migrate.waiting import stoppable
-from vmckpt.model.callers import Caller
+from vmckpt.model.events import Caller
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
 from vmckpt.recover.rooms import ROOMS

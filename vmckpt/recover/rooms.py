@@ -7,7 +7,7 @@ from vmckpt.journal import maintenance
 from vmckpt.journal.records import MAINTENANCE
 from vmckpt.journal.unattended import Unattended
 from vmckpt.migrate import settling as moves
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
 from vmckpt.protect.steps import Step

@@ -1,7 +1,14 @@
 """A look at the certificates that a host's QEMU encrypts migration streams with."""
 
 from vmckpt.errors import RemoteError
-from vmckpt.model.certificates import CA, CLIENT, CLIENT_KEY, SERVER, SERVER_KEY, QemuCertificates
+from vmckpt.model.host import (
+    CA,
+    CLIENT,
+    CLIENT_KEY,
+    SERVER,
+    SERVER_KEY,
+    QemuCertificates,
+)
 from vmckpt.remote.probe import decoded
 from vmckpt.remote.ssh import Remote
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.errors import RemoteError
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.remote.program import Program
 from vmckpt.remote.shell_files import FILES
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds

@@ -26,7 +26,7 @@ from vmckpt.model.fencing import (
     Step,
     Tried,
 )
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.units import Seconds
 
 _OFF_LIMIT = Seconds(120.0)

@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 from vmckpt.errors import RemoteError
-from vmckpt.model.guests import Guest
-from vmckpt.model.measured import DirtyPoint, LinkSeen, MemorySeen
+from vmckpt.model.guest import Guest
+from vmckpt.model.migration import DirtyPoint, LinkSeen, MemorySeen
 from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 

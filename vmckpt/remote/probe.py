@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 from vmckpt.errors import RemoteError
-from vmckpt.model.hosts import HostProbe, NoTrace
+from vmckpt.model.host import HostProbe, NoTrace
 from vmckpt.remote.shell_files import FILES
 from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Bytes, Seconds

@@ -14,7 +14,7 @@ from typing import IO, Any, Protocol
 import paramiko
 
 from vmckpt.errors import RemoteError
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Seconds
 

@@ -22,7 +22,7 @@ from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from vmckpt.errors import HostKeyRefused, RemoteError
-from vmckpt.model.hosts import Host, SshAddress
+from vmckpt.model.host import Host, SshAddress
 from vmckpt.units import Seconds
 
 _KEEPALIVE = 30

@@ -12,7 +12,7 @@ from enum import StrEnum
 from vmckpt.errors import GuestBusy, JournalError, LeaseLost
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.records import NewOperation, RequestKind
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.migration import Outcome
 
 KIND = "run"
 VIGIL = "vigil"

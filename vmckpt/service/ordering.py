@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vmckpt.errors import PolicyError
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
 from vmckpt.policy.schedules import Auto, Schedule
 from vmckpt.policy.select import Subject, choose
 from vmckpt.policy.types import Policy

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vmckpt.journal.records import Operation
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.migration import Outcome
 from vmckpt.policy.calendar import Interval
 from vmckpt.policy.schedules import Auto
 from vmckpt.snapshot import pace

@@ -10,8 +10,8 @@ from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 from vmckpt.errors import Cancelled, GuestBusy, LeaseLost, StoreError, VmckptError
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
 from vmckpt.policy.types import Policy
 from vmckpt.service import ordering
 from vmckpt.service.claims import Claims

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from vmckpt.errors import GuestBusy, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal.records import Operation
-from vmckpt.model.callers import Caller
+from vmckpt.model.events import Caller
 from vmckpt.policy.protection import Protection
 from vmckpt.protect import ending, leaving, protections, vigil
 from vmckpt.protect.ending import Known

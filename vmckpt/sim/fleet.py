@@ -15,9 +15,14 @@ from vmckpt.errors import BadInput
 from vmckpt.journal.desk import JobView
 from vmckpt.journal.records import MAINTENANCE, Controller, Operation, State
 from vmckpt.migrate.actions import Action, Slow, Switch
-from vmckpt.model.guests import GuestState
-from vmckpt.model.now import FleetNow, GuestNow, HostNow, SnapshotNow
-from vmckpt.model.orders import AutoConverge, Mode
+from vmckpt.model.guest import (
+    FleetNow,
+    GuestNow,
+    GuestState,
+    HostNow,
+    SnapshotNow,
+)
+from vmckpt.model.migration import AutoConverge, Mode
 from vmckpt.protect.requests import Judge
 from vmckpt.units import GIB, MIB, Bytes, Seconds
 

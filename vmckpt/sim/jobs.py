@@ -23,11 +23,19 @@ from vmckpt.migrate.forecast import Facts, Forecast, Range
 from vmckpt.migrate.terms import Wishes
 from vmckpt.migrate.wishes import NO_WAY_BACK
 from vmckpt.model.events import Checked, Decided, Event, PhaseChanged, Sampled
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.jobs import Decision, JobPhase, JobSample, JobTotals, Outcome
-from vmckpt.model.measured import DirtyPoint
-from vmckpt.model.now import GuestNow
-from vmckpt.model.orders import AutoConverge, Driver, Mode
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.guest import GuestNow
+from vmckpt.model.migration import (
+    AutoConverge,
+    Decision,
+    DirtyPoint,
+    Driver,
+    JobPhase,
+    JobSample,
+    JobTotals,
+    Mode,
+    Outcome,
+)
 from vmckpt.sim.fleet import WHO, Manner, operation, over
 from vmckpt.units import Bytes, BytesPerSecond, Seconds, show_bytes, show_seconds
 

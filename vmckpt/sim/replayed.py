@@ -14,11 +14,15 @@ from vmckpt.journal.records import StoredEvent, StoredSample
 from vmckpt.migrate import report
 from vmckpt.migrate import trace as traces
 from vmckpt.migrate.sight import Sight
-from vmckpt.model.commands import Begun, Said
-from vmckpt.model.events import Decided, Event, PhaseChanged, Sampled
-from vmckpt.model.guests import GuestState
-from vmckpt.model.jobs import JobPhase, Outcome
-from vmckpt.model.now import FleetNow, GuestNow, HostNow, SnapshotNow
+from vmckpt.model.events import Begun, Decided, Event, PhaseChanged, Said, Sampled
+from vmckpt.model.guest import (
+    FleetNow,
+    GuestNow,
+    GuestState,
+    HostNow,
+    SnapshotNow,
+)
+from vmckpt.model.migration import JobPhase, Outcome
 from vmckpt.policy.types import Stall
 from vmckpt.sim.fleet import operation, over
 from vmckpt.sim.showing import at_once

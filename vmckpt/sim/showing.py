@@ -16,10 +16,9 @@ from vmckpt.journal.desk import JobDetail, JobView, News
 from vmckpt.journal.records import Operation, RequestKind
 from vmckpt.migrate.actions import Abort, Action, Halt, Limit, SetDowntime, Stop, Switch, says
 from vmckpt.migrate.forecast import in_words
-from vmckpt.model.commands import Begun, Said
-from vmckpt.model.jobs import Outcome
-from vmckpt.model.now import FleetNow, SnapshotNow
-from vmckpt.model.orders import Mode
+from vmckpt.model.events import Begun, Said
+from vmckpt.model.guest import FleetNow, SnapshotNow
+from vmckpt.model.migration import Mode, Outcome
 from vmckpt.sim import fleet as fleets
 from vmckpt.sim.fleet import Manner
 from vmckpt.sim.jobs import Made

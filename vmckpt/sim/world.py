@@ -17,9 +17,8 @@ from vmckpt.journal.forms import as_record
 from vmckpt.journal.records import MAINTENANCE, RequestKind, StoredEvent
 from vmckpt.migrate.actions import Action
 from vmckpt.model.events import Decided
-from vmckpt.model.guests import GuestState
-from vmckpt.model.jobs import Decision, Outcome
-from vmckpt.model.now import FleetNow, GuestNow
+from vmckpt.model.guest import FleetNow, GuestNow, GuestState
+from vmckpt.model.migration import Decision, Outcome
 from vmckpt.sim import fleet as fleets
 from vmckpt.sim import jobs as moves
 from vmckpt.sim.fleet import Guarded, Manner, Site, held, operation, over, protection

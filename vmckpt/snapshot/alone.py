@@ -8,7 +8,7 @@ from vmckpt.errors import GuestBusy, HostUnreachable, HypervisorError
 from vmckpt.hypervisor import guests, image_users
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.image_users import User
-from vmckpt.model.hosts import Host
+from vmckpt.model.host import Host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from vmckpt.hypervisor.agent import GuestAgent
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.records import NewOperation
-from vmckpt.model.callers import Caller
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.events import Caller
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Outcome
 from vmckpt.snapshot import heartbeat, restoring
 from vmckpt.snapshot.heartbeat import Verdict
 from vmckpt.snapshot.requests import RestoreRequest

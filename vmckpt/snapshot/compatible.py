@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vmckpt.model.findings import Finding, Severity
-from vmckpt.model.hosts import HostFacts
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.host import HostFacts
 from vmckpt.store.facts import Contents, Facts, Public
 from vmckpt.units import Bytes, show_bytes
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Self
 
 from vmckpt.errors import Cancelled, CaptureFailed, VmckptError
-from vmckpt.model.cuts import Phase
+from vmckpt.model.recovery import Phase
 from vmckpt.snapshot import group
 from vmckpt.snapshot.group import Meeting
 from vmckpt.units import Seconds

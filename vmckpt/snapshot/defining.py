@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
 from vmckpt.hypervisor import parse
-from vmckpt.model.guests import Guest
+from vmckpt.model.guest import Guest
 
 _SOURCES = ("file", "dev", "name", "volume", "dir", "network", "bridge")
 

@@ -8,8 +8,8 @@ from vmckpt.errors import BadInput, RemoteError
 from vmckpt.hypervisor import facts as host_facts
 from vmckpt.hypervisor import stored
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.model.findings import Severity
-from vmckpt.model.hosts import Host
+from vmckpt.model.finding import Severity
+from vmckpt.model.host import Host
 from vmckpt.remote.ssh import Remote
 from vmckpt.snapshot import compatible, defining, sane, unshared
 from vmckpt.snapshot.compatible import Side

@@ -9,8 +9,8 @@ from vmckpt.agent.lines import LineOrder
 from vmckpt.errors import VmckptError
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Event
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Outcome
 from vmckpt.units import Seconds
 
 _SILENCE = Seconds(30.0)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vmckpt.errors import BadInput
-from vmckpt.model.cuts import Phase
 from vmckpt.model.events import Copied
+from vmckpt.model.recovery import Phase
 from vmckpt.store.facts import Public
 from vmckpt.units import Bytes, Seconds
 

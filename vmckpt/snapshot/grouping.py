@@ -19,11 +19,11 @@ from vmckpt.hypervisor import guests
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.recording import recorded
-from vmckpt.model.callers import Caller
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Outcome
-from vmckpt.model.stores import StorePlace
+from vmckpt.model.disk import StorePlace
+from vmckpt.model.events import Caller
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Outcome
 from vmckpt.snapshot import group, taking
 from vmckpt.snapshot.cutting import Cutting
 from vmckpt.snapshot.requests import Taken, TakeRequest

@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Any
 
-from vmckpt.model.guests import GuestState
+from vmckpt.model.guest import GuestState
 from vmckpt.snapshot.outside import in_words
 from vmckpt.snapshot.requests import Restored, Taken
 from vmckpt.units import Seconds

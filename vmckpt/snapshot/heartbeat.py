@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vmckpt.model.guests import GuestState
-from vmckpt.model.now import Pulse
+from vmckpt.model.guest import GuestState, Pulse
 
 _SPINS = 0.95
 """A processor that is busy for such a part of the time, and writes nothing, turns in a circle."""

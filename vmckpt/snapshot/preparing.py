@@ -14,11 +14,11 @@ from vmckpt.journal.recording import recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
 from vmckpt.journal.unattended import Unattended
-from vmckpt.model.callers import Caller
-from vmckpt.model.findings import Finding
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.events import Caller
+from vmckpt.model.finding import Finding
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
 

@@ -18,11 +18,10 @@ from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.recording import recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
-from vmckpt.model.callers import Caller
-from vmckpt.model.events import Event
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Outcome
-from vmckpt.model.stores import StorePlace
+from vmckpt.model.disk import StorePlace
+from vmckpt.model.events import Caller, Event
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Outcome
 from vmckpt.snapshot import alone, defining, fitting, hooks, reborn, unshared
 from vmckpt.snapshot.gate import Gate
 from vmckpt.snapshot.requests import Restored, RestoreRequest

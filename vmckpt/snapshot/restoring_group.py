@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vmckpt.errors import BadInput, Cancelled, RemoteError, VmckptError, WaitedInVain
-from vmckpt.model.callers import Caller
-from vmckpt.model.hosts import Host
+from vmckpt.model.events import Caller
+from vmckpt.model.host import Host
 from vmckpt.snapshot import restoring
 from vmckpt.snapshot.gate import Gate
 from vmckpt.snapshot.requests import Restored, RestoreRequest

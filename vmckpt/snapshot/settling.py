@@ -11,9 +11,9 @@ from vmckpt.agent.leftover import Verdict
 from vmckpt.agent.orders import PutBackOrder, UnrestoreOrder
 from vmckpt.journal.records import StoredStep
 from vmckpt.journal.unattended import Unattended
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.disk import StorePlace
+from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
-from vmckpt.model.stores import StorePlace
 from vmckpt.policy.types import Policy
 from vmckpt.snapshot.steps import Step
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vmckpt.journal.unattended import Unattended
-from vmckpt.model.jobs import Outcome
+from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy
 

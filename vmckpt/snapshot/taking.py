@@ -20,13 +20,12 @@ from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.recording import recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
-from vmckpt.model.callers import Caller
-from vmckpt.model.cuts import Phase
-from vmckpt.model.events import Event
-from vmckpt.model.guests import Guest
-from vmckpt.model.hosts import Host
-from vmckpt.model.jobs import Outcome
-from vmckpt.model.stores import StorePlace
+from vmckpt.model.disk import StorePlace
+from vmckpt.model.events import Caller, Event
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Outcome
+from vmckpt.model.recovery import Phase
 from vmckpt.snapshot import following
 from vmckpt.snapshot.cutting import Cutting
 from vmckpt.snapshot.requests import Taken, TakeRequest

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreError
-from vmckpt.model.stores import StorePlace
+from vmckpt.model.disk import StorePlace
 from vmckpt.snapshot import keeping
 from vmckpt.store import manifest
 from vmckpt.store.store import Store

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from vmckpt.model.callers import Caller
-from vmckpt.model.events import Copied, Event
+from vmckpt.model.events import Caller, Copied, Event
 from vmckpt.snapshot import group
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vmckpt.errors import NotInStore, StoreError
-from vmckpt.model.stores import StorePlace
+from vmckpt.model.disk import StorePlace
 from vmckpt.store.places import backend_of
 from vmckpt.store.store import Store
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vmckpt.errors import BadInput, StoreError
-from vmckpt.model.stores import StorePlace
+from vmckpt.model.disk import StorePlace
 from vmckpt.store.opening import opened
 from vmckpt.store.reader import Reader
 from vmckpt.store.sealing import Sealing
