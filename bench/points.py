@@ -40,8 +40,8 @@ class Point:
 POINTS: Mapping[str, Point] = {
     "begun": Point("vmckpt.replicate.primary", "Primary.run"),
     "first copy": Point("vmckpt.replicate.firstcopy", "FirstCopy.run"),
-    "lease armed": Point("vmckpt.lease.witness", "LeaseClient.validate"),
-    "standby valid": Point("vmckpt.lease.witness", "LeaseClient.validate", after=True),
+    "lease armed": Point("vmckpt.lease.client", "LeaseClient.validate"),
+    "standby valid": Point("vmckpt.lease.client", "LeaseClient.validate", after=True),
     "paused": Point("vmckpt.replicate.finder", "CompareFinder.begin"),
     "output closed": Point("vmckpt.replicate.buffers", "Buffers.close_epoch", after=True),
     "captured": Point("vmckpt.replicate.capture", "Capturer.take", after=True),

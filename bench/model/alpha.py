@@ -16,7 +16,7 @@ from bench.model.world import ALPHA
 from vmckpt.agent import afterlife, giving, replica_primary, replicas
 from vmckpt.agent.replica_primary import _Agent
 from vmckpt.errors import VmckptError
-from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replicate import awaiting, capture, guard, primary, tenure
 from vmckpt.replicate.capture import Capturer
 from vmckpt.replicate.leave import Leave

@@ -9,7 +9,7 @@ from bench.model.replay import NOW, Again, age_of, do
 from bench.model.world import ALPHA, BETA, TERMS
 from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import HypervisorError
-from vmckpt.lease.witness import LeaseClient
+from vmckpt.lease.client import LeaseClient
 from vmckpt.replicate.facts import Lease, Session, Terms
 from vmckpt.replicate.link import Cut
 from vmckpt.replicate.tenure import Tenure

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from vmckpt.errors import HypervisorError, LeaseLost, VmckptError
-from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replicate.link import Cut
 
 NOW = 1000.0

@@ -4,10 +4,10 @@ import time
 import uuid
 
 from tests.support import postgres
-from vmckpt.lease import witness
+from vmckpt.lease import client as lease_client
+from vmckpt.lease.client import Credential, LeaseClient, Wait
 from vmckpt.lease.clock import boottime
 from vmckpt.lease.terms import Terms
-from vmckpt.lease.witness import Credential, LeaseClient, Wait
 from vmckpt.units import Seconds
 
 TERMS = Terms(ttl=Seconds(1.0), margin=Seconds(0.2))
@@ -23,8 +23,8 @@ class Protection:
         self.stopped: float | None = None
         """Where the clients' clock stands; None: it runs."""
         self.clients: list[LeaseClient] = []
-        witness.prepare(server.url())
-        self.credential: Credential = witness.issue(server.url(), self.guest, TERMS, "s-1")
+        lease_client.prepare(server.url())
+        self.credential: Credential = lease_client.issue(server.url(), self.guest, TERMS, "s-1")
 
     def dsn(self, database: str = "postgres") -> str:
         place = self.server.url().replace("postgres@", f"{self.credential.user}@")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.errors import LeaseLost
+from vmckpt.lease.client import LeaseForgotten
 from vmckpt.lease.clock import boottime
-from vmckpt.lease.witness import LeaseForgotten
-from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.units import Seconds
 
 

@@ -13,7 +13,7 @@ from vmckpt.agent import afterlife, replicas, writes
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.errors import GuestBusy, LeaseLost, TwoCopies, VmckptError
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replicate import buffers
 from vmckpt.replicate.facts import Session
 

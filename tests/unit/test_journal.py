@@ -13,7 +13,7 @@ from vmckpt.journal import identity, store
 from vmckpt.journal.records import Batch, NewOperation, Record, State
 from vmckpt.journal.store import Journal
 from vmckpt.journal.thinning import Retention, Step
-from vmckpt.lease import rules
+from vmckpt.lease import controller_lease
 from vmckpt.units import Seconds
 
 WEB1 = NewOperation(kind="migrate", guest="web1", guest_uuid="u-1", source="alpha", target="beta")
@@ -93,7 +93,7 @@ def test_times_are_the_databases_own(place: Path | str) -> None:
         found = journal.operation(id_)
 
     assert before - 1 <= found.began_at <= time.time() + 1
-    assert found.alive_until == pytest.approx(found.began_at + rules.TTL, abs=1)
+    assert found.alive_until == pytest.approx(found.began_at + controller_lease.TTL, abs=1)
     assert found.ended_at is not None
     assert found.began_at <= found.ended_at
 

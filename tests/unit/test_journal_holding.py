@@ -19,7 +19,7 @@ from vmckpt.journal.desk import Answer
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Controller, NewOperation, Operation, RequestKind, StepState
 from vmckpt.journal.store import Journal
-from vmckpt.lease import rules
+from vmckpt.lease import controller_lease
 from vmckpt.model.events import Caller, PhaseChanged
 from vmckpt.model.migration import JobPhase
 from vmckpt.units import Seconds
@@ -52,7 +52,7 @@ def recording(place: Path | str, warnings: list[str]) -> Iterator[Recorder]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats at every look."""
-    monkeypatch.setattr(rules, "HEARTBEAT", Seconds(0.0))
+    monkeypatch.setattr(controller_lease, "HEARTBEAT", Seconds(0.0))
 
 
 def taken_over(journal: Journal, id_: str, monkeypatch: pytest.MonkeyPatch) -> Operation:
@@ -203,7 +203,7 @@ def test_only_where_others_may_take_over_an_old_heartbeat_stops_the_controller(
     recording: Recorder, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    monkeypatch.setattr(recorder, "boottime", lambda: Seconds(now + rules.TTL))
+    monkeypatch.setattr(recorder, "boottime", lambda: Seconds(now + controller_lease.TTL))
     monkeypatch.setattr(recorder.Recorder, "_beat", lambda *_: None)
 
     assert recording.holds is not journal.shared
@@ -217,7 +217,7 @@ def test_a_journal_that_does_not_answer_is_no_loss_yet(
         raise JournalError("no answer")
 
     monkeypatch.setattr(Journal, "heartbeat", broken)
-    monkeypatch.setattr(rules, "HEARTBEAT", Seconds(0.0))
+    monkeypatch.setattr(controller_lease, "HEARTBEAT", Seconds(0.0))
     until(lambda: warnings)
 
     assert warnings == ["what happens may not be recorded: no answer"]

@@ -17,8 +17,8 @@ from vmckpt.journal.records import (
     StepState,
 )
 from vmckpt.journal.store import Journal
-from vmckpt.lease import rules
-from vmckpt.lease.types import Fence
+from vmckpt.lease import controller_lease
+from vmckpt.lease.controller_lease import Fence
 from vmckpt.units import Seconds
 
 WEB1 = NewOperation(kind="migrate", guest="web1", guest_uuid="u-1", source="alpha", target="beta")
@@ -123,7 +123,7 @@ def test_a_holder_on_another_machine_is_interrupted_once_it_is_not_heard_of(
     journal: Journal, clock: Clock
 ) -> None:
     held(journal, FAR)
-    clock.now += rules.TTL - 1
+    clock.now += controller_lease.TTL - 1
     with pytest.raises(GuestBusy, match="process 7 on far; vmckpt watch"):
         held(journal)
     clock.now += 2
@@ -215,7 +215,7 @@ def test_abandoned_are_those_that_are_active_and_whose_controller_is_gone(
     journal.begin(WEB1)
 
     assert [one.id for one in journal.abandoned()] == [dead]
-    clock.now += rules.TTL
+    clock.now += controller_lease.TTL
     assert [one.id for one in journal.abandoned()] == [far, dead]
 
 
@@ -294,7 +294,7 @@ def test_what_is_attended_is_not_taken_over(journal: Journal, clock: Clock) -> N
     for id_ in (near, far):
         with pytest.raises(GuestBusy, match=f"{id_} is attended by"):
             journal.take_over(journal.operation(id_))
-    clock.now += rules.TTL + 1
+    clock.now += controller_lease.TTL + 1
     assert journal.take_over(journal.operation(far)) is not None
 
 
@@ -309,5 +309,5 @@ def test_what_is_left_can_be_taken_over_at_once_and_is_kept_from_who_left_it(
         journal.heartbeat(id_, fence=fence)
     with pytest.raises(LeaseLost):
         journal.leave(id_)
-    assert rules.abandoned(None, found.alive_until, journal.now())
+    assert controller_lease.abandoned(None, found.alive_until, journal.now())
     assert journal.take_over(found) == replace(fence, token=2)

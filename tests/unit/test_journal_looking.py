@@ -13,7 +13,7 @@ from vmckpt.journal import desk
 from vmckpt.journal.place import VARIABLE
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
-from vmckpt.lease.types import Fence
+from vmckpt.lease.controller_lease import Fence
 
 WEB1 = NewOperation(kind="migrate", guest="web1", guest_uuid="u-1", source="alpha", target="beta")
 FENCE = Fence(resource="guest/u-1", token=1, operation="m-1")

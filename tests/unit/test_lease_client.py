@@ -5,8 +5,13 @@ from typing import Any
 
 import pytest
 
-from vmckpt.lease import witness
-from vmckpt.lease.witness import Denied, LeaseClient, TakenOver, Wait
+from vmckpt.lease import client as lease_client
+from vmckpt.lease.client import (
+    Denied,
+    LeaseClient,
+    TakenOver,
+    Wait,
+)
 from vmckpt.units import Seconds
 
 
@@ -45,7 +50,7 @@ class Store:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     made = Store()
-    monkeypatch.setattr(witness, "Line", made.line)
+    monkeypatch.setattr(lease_client, "Line", made.line)
     return made
 
 

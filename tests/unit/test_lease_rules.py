@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.lease import rules
-from vmckpt.lease.types import guest_of, guest_resource
+from vmckpt.lease import controller_lease
+from vmckpt.lease.controller_lease import guest_of, guest_resource
 from vmckpt.units import Seconds
 
 NOW = 1_700_000_000.0
@@ -28,8 +28,8 @@ times = st.floats(min_value=0, max_value=4e9)
 def test_a_controller_is_gone_when_it_is_seen_dead_or_not_heard_of_in_time(
     alive: bool | None, alive_until: float | None, gone: bool, attended: bool | None
 ) -> None:
-    assert rules.abandoned(alive, alive_until, NOW) is gone
-    assert rules.attended(alive, alive_until, NOW) is attended
+    assert controller_lease.abandoned(alive, alive_until, NOW) is gone
+    assert controller_lease.attended(alive, alive_until, NOW) is attended
 
 
 @given(
@@ -42,26 +42,26 @@ def test_who_may_still_act_is_abandoned_for_nobody(
     beaten: float, delay: float, later: float, ahead: float
 ) -> None:
     """The heartbeat arrives `delay` after it was sent, at a server whose clock is `ahead`."""
-    alive_until = beaten + delay + ahead + rules.TTL
-    acts = rules.holds(Seconds(beaten), Seconds(beaten + later))
+    alive_until = beaten + delay + ahead + controller_lease.TTL
+    acts = controller_lease.holds(Seconds(beaten), Seconds(beaten + later))
 
     if acts:
-        assert not rules.abandoned(None, alive_until, beaten + later + ahead)
+        assert not controller_lease.abandoned(None, alive_until, beaten + later + ahead)
 
 
 @pytest.mark.parametrize(
     ("later", "acts"), [(0.0, True), (28.0, True), (28.1, False), (30.0, False)]
 )
 def test_a_controller_stops_acting_before_others_may_take_over(later: float, acts: bool) -> None:
-    assert rules.holds(Seconds(7.0), Seconds(7.0 + later)) is acts
+    assert controller_lease.holds(Seconds(7.0), Seconds(7.0 + later)) is acts
 
 
 @given(alive=st.sampled_from([True, False, None]), alive_until=st.none() | times, now=times)
 def test_once_gone_a_controller_stays_gone(
     alive: bool | None, alive_until: float | None, now: float
 ) -> None:
-    if rules.abandoned(alive, alive_until, now):
-        assert rules.abandoned(alive, alive_until, now + 1)
+    if controller_lease.abandoned(alive, alive_until, now):
+        assert controller_lease.abandoned(alive, alive_until, now + 1)
 
 
 def test_a_guests_lease_is_named_after_it() -> None:

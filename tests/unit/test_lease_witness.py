@@ -19,10 +19,10 @@ from tests.support.lease_protection import (
 )
 from vmckpt.errors import BadInput, LeaseLost
 from vmckpt.lab.pace import slowness
-from vmckpt.lease import witness
+from vmckpt.lease import client as lease_client
+from vmckpt.lease.client import Denied, LeaseClient, TakenOver
 from vmckpt.lease.clock import boottime
-from vmckpt.lease.witness import Denied, LeaseClient, TakenOver
-from vmckpt.lease.witness_line import LeaseRefused, LeaseUnreachable
+from vmckpt.lease.connection import LeaseRefused, LeaseUnreachable
 from vmckpt.units import Seconds
 
 
@@ -32,7 +32,7 @@ def protection(postgresql: postgres.Server) -> Iterator[Protection]:
     yield made
     for client in made.clients:
         client.close()
-    witness.revoke(postgresql.url(), made.guest, force=True)
+    lease_client.revoke(postgresql.url(), made.guest, force=True)
 
 
 def test_a_silent_holder_is_followed_after_ttl_and_margin_and_not_before(
@@ -239,15 +239,15 @@ def test_tokens_of_a_guest_grow_over_all_its_protections(protection: Protection)
     url = protection.server.url()
     alpha, _, token = protected(protection)
     with pytest.raises(LeaseRefused, match="has a lease already; end its protection first"):
-        witness.issue(url, protection.guest, TERMS, "s-2")
+        lease_client.issue(url, protection.guest, TERMS, "s-2")
     with pytest.raises(LeaseRefused, match="and has just renewed it"):
-        witness.revoke(url, protection.guest)
+        lease_client.revoke(url, protection.guest)
     alpha.release(token)
-    witness.revoke(url, protection.guest)
-    witness.revoke(url, protection.guest)
+    lease_client.revoke(url, protection.guest)
+    lease_client.revoke(url, protection.guest)
     with pytest.raises(LeaseRefused, match="permission denied"):
         alpha.renew(token)  # its connection is still there
-    protection.credential = witness.issue(url, protection.guest, TERMS, "s-2")
+    protection.credential = lease_client.issue(url, protection.guest, TERMS, "s-2")
 
     assert protection.client("alpha").acquire() > token + 1
 
@@ -293,7 +293,7 @@ def test_an_agents_login_can_do_nothing_but_its_own_calls(protection: Protection
         connection.execute("CREATE TABLE mine (n int)")
     assert other.get("token") == "2"
     other.clients[0].close()
-    witness.revoke(other.server.url(), other.guest, force=True)
+    lease_client.revoke(other.server.url(), other.guest, force=True)
 
 
 def test_many_may_prepare_it_at_once(postgresql: postgres.Server) -> None:
@@ -301,9 +301,9 @@ def test_many_may_prepare_it_at_once(postgresql: postgres.Server) -> None:
     postgresql.sql(f"CREATE DATABASE {name}")
     url = postgresql.url().replace("/postgres?", f"/{name}?")
     with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(witness.prepare, url) for _ in range(4)]:
+        for done in [pool.submit(lease_client.prepare, url) for _ in range(4)]:
             done.result()
-    credential = witness.issue(url, str(uuid.uuid4()), TERMS, "s")
+    credential = lease_client.issue(url, str(uuid.uuid4()), TERMS, "s")
     with psycopg.connect(url, autocommit=True) as connection:
         count = connection.execute("SELECT count(*) FROM vmckpt_lease.layout").fetchone()
         connection.execute("UPDATE vmckpt_lease.layout SET version = 99")
@@ -311,7 +311,7 @@ def test_many_may_prepare_it_at_once(postgresql: postgres.Server) -> None:
     assert count == (1,)
     assert credential.password not in repr(credential)
     with pytest.raises(LeaseRefused, match="prepared by a newer vmckpt"):
-        witness.prepare(url)
+        lease_client.prepare(url)
 
 
 def test_who_prepares_it_needs_no_superuser(postgresql: postgres.Server) -> None:
@@ -320,14 +320,14 @@ def test_who_prepares_it_needs_no_superuser(postgresql: postgres.Server) -> None
     postgresql.sql(f"CREATE ROLE {name} LOGIN CREATEROLE")
     postgresql.sql(f"CREATE DATABASE {name} OWNER {name}")
     url = postgresql.url().replace("postgres@/postgres?", f"{name}@/{name}?")
-    witness.prepare(url)
-    witness.prepare(url)
-    login = witness.issue(url, guest, TERMS, "s").user
+    lease_client.prepare(url)
+    lease_client.prepare(url)
+    login = lease_client.issue(url, guest, TERMS, "s").user
     client = LeaseClient(url.replace(f"{name}@", f"{login}@"), holder="alpha", limit=Seconds(2.0))
 
     assert client.renew(client.acquire())
     client.close()
-    witness.revoke(url, guest, force=True)
+    lease_client.revoke(url, guest, force=True)
     with pytest.raises(LeaseUnreachable, match="does not exist"):
         LeaseClient(url.replace(f"{name}@", f"{login}@"), holder="alpha").look()
 

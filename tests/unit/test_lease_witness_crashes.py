@@ -18,8 +18,8 @@ from tests.support.lease_protection import (
     protected,
     waited,
 )
-from vmckpt.lease.witness import Credential
-from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.lease.client import Credential
+from vmckpt.lease.connection import LeaseUnreachable
 
 
 @pytest.fixture(scope="module")

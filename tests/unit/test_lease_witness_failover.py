@@ -17,8 +17,14 @@ from tests.support.lease_protection import (
     protected,
     waited,
 )
-from vmckpt.lease.witness import Denied, LeaseClient, LeaseForgotten, TakenOver, TakeOver
-from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.lease.client import (
+    Denied,
+    LeaseClient,
+    LeaseForgotten,
+    TakenOver,
+    TakeOver,
+)
+from vmckpt.lease.connection import LeaseUnreachable
 
 
 class Pair:

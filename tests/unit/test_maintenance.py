@@ -14,7 +14,7 @@ from vmckpt.journal import desk, maintenance
 from vmckpt.journal import place as places
 from vmckpt.journal.records import NewOperation, RequestKind
 from vmckpt.journal.store import Journal
-from vmckpt.lease.types import host_resource
+from vmckpt.lease.controller_lease import host_resource
 from vmckpt.migrate import preflight
 from vmckpt.migrate.preflight import Facts
 from vmckpt.model.events import Caller

@@ -10,7 +10,7 @@ from bench.model import store
 from bench.model.world import Lease
 from tests.support import postgres
 from tests.support.lease_protection import Protection
-from vmckpt.lease import witness
+from vmckpt.lease import client as lease_client
 
 _ROUNDS, _STEPS = 12, 25
 
@@ -21,7 +21,7 @@ def protection(postgresql: postgres.Server) -> Iterator[Protection]:
     yield made
     for client in made.clients:
         client.close()
-    witness.revoke(postgresql.url(), made.guest, force=True)
+    lease_client.revoke(postgresql.url(), made.guest, force=True)
 
 
 def _question(chance: random.Random, token: int) -> tuple[str, tuple[Any, ...]]:

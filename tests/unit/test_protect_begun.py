@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from vmckpt.errors import VmckptError
-from vmckpt.lease import witness
+from vmckpt.lease import client
 from vmckpt.model.host import Host
 from vmckpt.protect import asking
 from vmckpt.protect.engine import Beginning, outlived
@@ -91,7 +91,7 @@ async def test_what_keeps_watch_must_not_run_a_standby_that_is_given_up_and_stay
 
     monkeypatch.setattr(asking, "status", status)
     monkeypatch.setattr(asking, "order", order)
-    monkeypatch.setattr(witness, "revoke", lambda *_, **__: None)
+    monkeypatch.setattr(client, "revoke", lambda *_, **__: None)
     hosts = [Host(name=name, uri=f"qemu+tcp://{name}/system") for name in ("alpha", "beta")]
     beginning = Beginning.__new__(Beginning)
     vars(beginning).update(

@@ -20,7 +20,7 @@ from vmckpt.errors import (
 )
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation
-from vmckpt.lease import witness
+from vmckpt.lease import client
 from vmckpt.model.events import Caller
 from vmckpt.model.fencing import Fenced, FenceDevice, FenceTopology
 from vmckpt.model.host import Host
@@ -140,7 +140,7 @@ def one(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(fencing, "fence", made.fence)
     monkeypatch.setattr(leaving, "alone", made.had_leave)
     monkeypatch.setattr(leaving, "note", made.note)
-    monkeypatch.setattr(witness, "revoke", made.revoke)
+    monkeypatch.setattr(client, "revoke", made.revoke)
     monkeypatch.setattr(ending, "_TURN", 0.001)
     return made
 

@@ -16,7 +16,7 @@ from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.errors import GuestBusy, HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import standby as hypervisor_standby
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.lease import witness
+from vmckpt.lease import client
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.protect import asking, ending, engine, moving, settling
@@ -66,7 +66,7 @@ def hosts(
 
     for name, function in (("order", order), ("ask", ask), ("status", status)):
         monkeypatch.setattr(asking, name, function)
-    monkeypatch.setattr(witness, "revoke", lambda *_, **__: did.append(("lease", "revoke")))
+    monkeypatch.setattr(client, "revoke", lambda *_, **__: did.append(("lease", "revoke")))
     return did
 
 

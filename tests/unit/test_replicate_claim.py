@@ -10,8 +10,14 @@ import pytest
 from tests.support.replicas import until
 from tests.support.staging import in_memory
 from vmckpt.errors import VmckptError
-from vmckpt.lease.witness import Denied, State, TakenOver, TakeOver, Wait
-from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.lease.client import (
+    Denied,
+    State,
+    TakenOver,
+    TakeOver,
+    Wait,
+)
+from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replicate import claim as claims
 from vmckpt.replicate.claim import LeaseClaim, Tokens
 from vmckpt.replicate.facts import Lease

@@ -18,7 +18,7 @@ from tests.support.staging import in_memory
 from tests.support.witnesses import Witness
 from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease.clock import boottime
-from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replicate import tenure as tenures
 from vmckpt.replicate.facts import Lease
 from vmckpt.replicate.guardpage import GuardPage

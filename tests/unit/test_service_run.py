@@ -20,7 +20,7 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import identity
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
-from vmckpt.lease.types import guest_resource
+from vmckpt.lease.controller_lease import guest_resource
 from vmckpt.model.events import Caller
 from vmckpt.model.guest import Guest, GuestState
 from vmckpt.model.host import Host

@@ -22,7 +22,7 @@ from vmckpt.errors import TwoCopies
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk
-from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.model.guest import (
     MEND,
     Copies,

@@ -15,8 +15,8 @@ from vmckpt.hypervisor import standby as libvirt_side
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.qemu_process import identity, lease_timer
 from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.lease.client import LeaseClient
 from vmckpt.lease.clock import boottime
-from vmckpt.lease.witness import LeaseClient
 from vmckpt.replicate import buffers, guard, link
 from vmckpt.replicate.facts import Session, memory_of, remove_folder
 from vmckpt.replicate.fates import Fate

@@ -24,8 +24,8 @@ from vmckpt.errors import (
 from vmckpt.hypervisor import library, qemuuser
 from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.lease.witness import LeaseClient, LeaseForgotten
-from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.lease.client import LeaseClient, LeaseForgotten
+from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replicate import control, guard, link, standing
 from vmckpt.replicate import standby as standbys
 from vmckpt.replicate.facts import Session, folder_of, make_folder, remove_folder

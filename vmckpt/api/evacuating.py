@@ -16,7 +16,7 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, maintenance
 from vmckpt.journal.maintenance import Held
 from vmckpt.journal.records import MAINTENANCE
-from vmckpt.lease.types import host_resource
+from vmckpt.lease.controller_lease import host_resource
 from vmckpt.model.events import Caller
 from vmckpt.model.migration import Outcome
 from vmckpt.policy.types import Policy

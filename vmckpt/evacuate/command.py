@@ -23,7 +23,7 @@ from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.journal.steps import JournalDesk
 from vmckpt.journal.turns import MOVE, SHUT_DOWN, STANDBY
-from vmckpt.lease.types import host_resource
+from vmckpt.lease.controller_lease import host_resource
 from vmckpt.model.events import Decided
 from vmckpt.model.migration import Outcome
 from vmckpt.policy import shelf

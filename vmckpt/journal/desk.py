@@ -22,8 +22,8 @@ from vmckpt.journal.records import (
     StoredSample,
     StoredStep,
 )
-from vmckpt.lease import rules
-from vmckpt.lease.types import guest_resource
+from vmckpt.lease import controller_lease
+from vmckpt.lease.controller_lease import guest_resource
 from vmckpt.units import Seconds
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def attended(journal: "Journal", operation: Operation) -> bool | None:
     alive = identity.alive(operation.controller)
     if alive is not None or operation.alive_until is None:
         return alive
-    return rules.attended(None, operation.alive_until, journal.now())
+    return controller_lease.attended(None, operation.alive_until, journal.now())
 
 
 def interrupted(guest_uuid: str) -> str | None:

@@ -13,8 +13,8 @@ from vmckpt.errors import GuestBusy
 from vmckpt.journal import identity, rows, schema, writing
 from vmckpt.journal.database import Database
 from vmckpt.journal.records import Controller, Operation, utc
-from vmckpt.lease import rules
-from vmckpt.lease.types import Fence, guest_of, guest_resource
+from vmckpt.lease import controller_lease
+from vmckpt.lease.controller_lease import Fence, guest_of, guest_resource
 from vmckpt.units import Seconds
 
 Now = ColumnElement[float]
@@ -25,7 +25,7 @@ def abandoned(operation: Operation, now: float) -> bool:
     if operation.controller.entrusted:
         return False
     alive = identity.alive(operation.controller)
-    return operation.active and rules.abandoned(alive, operation.alive_until, now)
+    return operation.active and controller_lease.abandoned(alive, operation.alive_until, now)
 
 
 def acquire(
@@ -112,7 +112,7 @@ def take_over(
             _refuse_held(connection, lease, now)
         fence = _hand_over(connection, lease, found.id, now)
     table = schema.operations
-    taken = {**rows.controlled_by(by), "alive_until": now + rules.TTL}
+    taken = {**rows.controlled_by(by), "alive_until": now + controller_lease.TTL}
     connection.execute(update(table).where(table.c.id == found.id).values(**taken))
     return fence
 

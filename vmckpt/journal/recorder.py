@@ -27,9 +27,9 @@ from vmckpt.journal.records import (
     StepState,
     StoredForecast,
 )
-from vmckpt.lease import rules
+from vmckpt.lease import controller_lease
 from vmckpt.lease.clock import boottime
-from vmckpt.lease.types import Fence
+from vmckpt.lease.controller_lease import Fence
 from vmckpt.model.events import Event, PhaseChanged, Sampled
 from vmckpt.units import Seconds
 
@@ -213,7 +213,7 @@ class Recorder:
             return False
         if self._journal is None or not self._journal.shared:
             return True
-        return rules.holds(self._beaten, boottime())
+        return controller_lease.holds(self._beaten, boottime())
 
     def acquire(self, resource: str) -> Fence | None:
         """Take a lease, which is given back when the operation ends; None without a journal.
@@ -269,7 +269,7 @@ class Recorder:
         while not self._closing:
             self._wake.wait(INTERVAL)
             self._wake.clear()
-            if not self._done and boottime() - tried >= rules.HEARTBEAT:
+            if not self._done and boottime() - tried >= controller_lease.HEARTBEAT:
                 tried = boottime()
                 self._guarded(lambda: self._beat(journal, id_))
             self._guarded(lambda: self._write(journal, id_))

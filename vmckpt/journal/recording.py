@@ -8,7 +8,7 @@ from vmckpt.errors import Cancelled, RemoteError, VmckptError
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation
-from vmckpt.lease.types import guest_resource
+from vmckpt.lease.controller_lease import guest_resource
 from vmckpt.model.migration import Outcome
 
 

@@ -27,8 +27,8 @@ from vmckpt.journal.records import (
     became_of_steps,
 )
 from vmckpt.journal.thinning import Retention
-from vmckpt.lease import rules
-from vmckpt.lease.types import Fence
+from vmckpt.lease import controller_lease
+from vmckpt.lease.controller_lease import Fence
 from vmckpt.units import Seconds
 
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
@@ -89,7 +89,9 @@ class Journal(Reader):
             asked_from=asked_from or identity.asked_from(),
         )
         now = self._now()
-        made = insert(schema.operations).values(began_at=now, alive_until=now + rules.TTL, **row)
+        made = insert(schema.operations).values(
+            began_at=now, alive_until=now + controller_lease.TTL, **row
+        )
         for attempt in range(40):
             id_ = new_id(new.kind, 4 + attempt // 10)
             try:
@@ -262,7 +264,7 @@ class Journal(Reader):
     def heartbeat(
         self,
         id_: str,
-        ttl: Seconds = rules.TTL,
+        ttl: Seconds = controller_lease.TTL,
         fence: Fence | None = None,
         *,
         by: Controller | None = None,

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, ScalarSelect, Table, func, insert, select
 from vmckpt.errors import JournalError, LeaseLost
 from vmckpt.journal import rows, schema
 from vmckpt.journal.records import Controller, Operation
-from vmckpt.lease.types import Fence
+from vmckpt.lease.controller_lease import Fence
 
 
 def one(connection: Connection, id_: str, *, lock: bool = False) -> Operation | None:

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from vmckpt.errors import VmckptError
-from vmckpt.lease import witness
+from vmckpt.lease import client
 from vmckpt.model.finding import Finding, Severity
 
 CODE = "lease-replicas"
@@ -70,7 +70,7 @@ class Seen:
 def look(url: str) -> Finding:
     """Ask the lease store; that it does not answer is a finding, too."""
     try:
-        with witness.admin(url) as connection:
+        with client.admin(url) as connection:
             return judge(_ask(connection))
     except VmckptError as exc:
         mend = exc.mend or "see that PostgreSQL runs there and lets this user in"

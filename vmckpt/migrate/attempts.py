@@ -8,7 +8,7 @@ from vmckpt.errors import Cancelled, GuestBusy, HostUnreachable
 from vmckpt.hypervisor import guests
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import StepState
-from vmckpt.lease.types import guest_resource
+from vmckpt.lease.controller_lease import guest_resource
 from vmckpt.migrate import attempt, report
 from vmckpt.migrate.attempt import Around
 from vmckpt.migrate.planning import Plan

@@ -19,7 +19,7 @@ from vmckpt.journal import desk, takeover
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation
 from vmckpt.journal.steps import JournalDesk
-from vmckpt.lease import witness
+from vmckpt.lease import client
 from vmckpt.model.events import Caller
 from vmckpt.model.fencing import Fenced
 from vmckpt.model.host import Host
@@ -193,7 +193,7 @@ async def give_back(known: Known) -> None:
     """End the lease and its login. Raises VmckptError."""
     if known.lease is not None:
         await asyncio.to_thread(
-            witness.revoke, known.lease, known.uuid, force=True, session=known.session
+            client.revoke, known.lease, known.uuid, force=True, session=known.session
         )
 
 

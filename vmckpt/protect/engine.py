@@ -20,7 +20,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recording import recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.steps import JournalDesk
-from vmckpt.lease import witness
+from vmckpt.lease import client
 from vmckpt.lease.terms import Terms as LeaseTerms
 from vmckpt.model.events import Caller
 from vmckpt.model.finding import Severity
@@ -182,8 +182,8 @@ class Beginning:
         url, request = self._setting.lease, self._request
         ttl = request.terms.lease
         terms = LeaseTerms(ttl=ttl, margin=Seconds(ttl * _MARGIN))
-        witness.prepare(url)
-        made = witness.issue(url, self._guest.uuid, terms, self.session)
+        client.prepare(url)
+        made = client.issue(url, self._guest.uuid, terms, self.session)
         return Lease(url=_as_user(url, made.user, made.password), ttl=terms.ttl,
                      margin=terms.margin)  # fmt: skip
 
@@ -279,7 +279,7 @@ class Beginning:
         if ended and self._setting.lease is not None and self._request.automatic:
             try:
                 await asyncio.to_thread(
-                    witness.revoke, self._setting.lease, self._guest.uuid, force=True,
+                    client.revoke, self._setting.lease, self._guest.uuid, force=True,
                     session=self.session,
                 )  # fmt: skip
             except VmckptError as exc:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vmckpt.errors import VmckptError
-from vmckpt.lease.witness import Denied, LeaseClient, TakenOver
+from vmckpt.lease.client import Denied, LeaseClient, TakenOver
 from vmckpt.replicate.facts import Lease
 from vmckpt.units import Seconds
 from vmckpt.util import atomic_file

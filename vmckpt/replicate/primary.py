@@ -15,7 +15,7 @@ from vmckpt.checkpoint.compare import Flags
 from vmckpt.checkpoint.settings import ACTIVE
 from vmckpt.checkpoint.standstill import Resumed
 from vmckpt.errors import HypervisorError, VmckptError
-from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replicate import link, mirroring, pacing
 from vmckpt.replicate.awaiting import await_ack, note
 from vmckpt.replicate.buffers import EARLY

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from vmckpt.errors import LeaseLost, VmckptError
+from vmckpt.lease.client import LeaseClient, LeaseForgotten
 from vmckpt.lease.clock import boottime
-from vmckpt.lease.witness import LeaseClient, LeaseForgotten
-from vmckpt.lease.witness_line import LeaseUnreachable
+from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replicate.facts import Lease
 from vmckpt.replicate.guardpage import GuardPage
 from vmckpt.replicate.guardrestart import GuardRestart

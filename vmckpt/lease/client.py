@@ -17,10 +17,15 @@ import psycopg
 from psycopg import sql
 
 from vmckpt.errors import LeaseLost, VmckptError
-from vmckpt.lease import witness_schema
+from vmckpt.lease import schema
 from vmckpt.lease.clock import boottime
+from vmckpt.lease.connection import (
+    LeaseRefused,
+    LeaseUnreachable,
+    Line,
+    settings,
+)
 from vmckpt.lease.terms import Terms
-from vmckpt.lease.witness_line import LeaseRefused, LeaseUnreachable, Line, settings
 from vmckpt.units import Seconds
 
 LIMIT = Seconds(0.5)
@@ -98,22 +103,20 @@ def prepare(url: str) -> None:
     """
     with admin(url) as connection:
         _fit(connection)
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", [witness_schema.LOCK])
-        connection.execute(witness_schema.TABLES.encode())
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [schema.LOCK])
+        connection.execute(schema.TABLES.encode())
         found = _value(connection, "SELECT max(version) FROM vmckpt_lease.layout")
-        if found is not None and found > witness_schema.LAYOUT:
+        if found is not None and found > schema.LAYOUT:
             raise LeaseRefused(
                 f"the witness was prepared by a newer vmckpt (layout {found}, this one knows"
-                f" {witness_schema.LAYOUT})",
+                f" {schema.LAYOUT})",
                 mend="upgrade vmckpt here",
             )
-        if found is not None and found < witness_schema.LAYOUT:
-            connection.execute(witness_schema.UPGRADE.encode())
-        connection.execute(witness_schema.FUNCTIONS.encode())
-        if found != witness_schema.LAYOUT:
-            connection.execute(
-                "INSERT INTO vmckpt_lease.layout VALUES (%s)", [witness_schema.LAYOUT]
-            )
+        if found is not None and found < schema.LAYOUT:
+            connection.execute(schema.UPGRADE.encode())
+        connection.execute(schema.FUNCTIONS.encode())
+        if found != schema.LAYOUT:
+            connection.execute("INSERT INTO vmckpt_lease.layout VALUES (%s)", [schema.LAYOUT])
 
 
 def _fit(connection: psycopg.Connection[Any]) -> None:
@@ -168,7 +171,7 @@ def issue(url: str, guest: str, terms: Terms, session: str) -> Credential:
 def _things(connection: psycopg.Connection[Any]) -> list[tuple[sql.SQL, sql.Composable]]:
     """All that an agent's role may do."""
     database = sql.Identifier(str(_value(connection, "SELECT current_database()")))
-    calls = ", ".join(f"{witness_schema.SCHEMA}.{call}" for call in witness_schema.AGENT_CALLS)
+    calls = ", ".join(f"{schema.SCHEMA}.{call}" for call in schema.AGENT_CALLS)
     return [
         (sql.SQL("CONNECT"), sql.SQL("DATABASE {}").format(database)),
         (sql.SQL("USAGE"), sql.SQL("SCHEMA vmckpt_lease")),
