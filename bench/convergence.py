@@ -32,8 +32,8 @@ from typing import IO, Any
 
 from vmckpt import inventory
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.guests import find_guest
-from vmckpt.hypervisor.mover import LibvirtMover
+from vmckpt.hypervisor.domains import find_guest
+from vmckpt.hypervisor.migration import LibvirtMover
 from vmckpt.lab import guests, lab, ledger, network, observer_client
 from vmckpt.lab.plan import LabPlan
 from vmckpt.model.migration import JobSample

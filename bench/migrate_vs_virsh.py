@@ -22,8 +22,8 @@ from typing import Any
 
 from vmckpt import inventory
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.guests import find_guest
-from vmckpt.hypervisor.mover import LibvirtMover
+from vmckpt.hypervisor.domains import find_guest
+from vmckpt.hypervisor.migration import LibvirtMover
 from vmckpt.lab import guests, lab, ledger, observer_client
 from vmckpt.lab.plan import LabPlan
 from vmckpt.units import parse_rate

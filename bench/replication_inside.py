@@ -21,9 +21,9 @@ from typing import Any
 
 from vmckpt.checkpoint import guestmemory, outputs, settings
 from vmckpt.checkpoint.settings import IGNORE_SHARED
-from vmckpt.hypervisor import qemuuser
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import qemu_user
 from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.replicate.buffers import Buffers
 from vmckpt.replicate.capture import Capturer
 from vmckpt.replicate.finder import Changed, CompareFinder
@@ -60,7 +60,7 @@ def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
         process = stack.enter_context(identity.require(uuid, guest, monitor.host))
         memory = Memory(guestmemory.files(monitor, process), folder, stack)
         compares = stack.enter_context(CompareFinder(memory.live, memory.last, most=16384))
-        owner = qemuuser.owner("qemu:///system", "")
+        owner = qemu_user.owner("qemu:///system", "")
         buffers = Buffers(monitor, outputs.look(monitor).cards, folder, owner)
         buffers.add()
         stack.callback(buffers.remove)

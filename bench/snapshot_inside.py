@@ -30,7 +30,7 @@ from vmckpt.checkpoint.compare import Mapping, bring_up
 from vmckpt.checkpoint.head import PAGE
 from vmckpt.checkpoint.image import FrozenImage
 from vmckpt.checkpoint.shared import SharedMemory
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qmp import Monitor
 
 _BLOCK = (1 << 20) // 8
 _TASK = 8 * _BLOCK

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.mutations import watcher
 from bench.mutations.mutation import Mutation, Suite
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 
 MARK = "VMCKPT_MUTATION"
 """In the environment of everything that a test starts."""

@@ -19,7 +19,7 @@ from tests.support.moves import (
 )
 from tests.support.policies import policy
 from vmckpt.errors import BadInput, LeaseLost, RemoteError, VmckptError
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import domains
 from vmckpt.journal.records import RequestKind, StepState
 from vmckpt.migrate import checkpointed
 from vmckpt.migrate.attempt import Around
@@ -117,7 +117,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
     monkeypatch.setattr(asking, "order", made.order)
     monkeypatch.setattr(asking, "status", made.status)
     monkeypatch.setattr(checkpointed, "Beginning", Beginning)
-    monkeypatch.setattr(guests, "presence", presence)
+    monkeypatch.setattr(domains, "presence", presence)
     monkeypatch.setattr(moving, "_ARRIVES", Seconds(0.05))
     Beginning.trouble, Beginning.asked = None, []
     return made

@@ -1,7 +1,7 @@
 """Who looks out for two copies does see them."""
 
 from tests.lab.bench import Bench, until
-from vmckpt.hypervisor.guests import define_and_start
+from vmckpt.hypervisor.domains import define_and_start
 from vmckpt.lab import guests, image
 from vmckpt.lab.checker import Checker
 from vmckpt.lab.lookout import Lookout

@@ -16,7 +16,7 @@ from tests.fuzz import store_targets
 from vmckpt import inventory, units
 from vmckpt.cli import arguments
 from vmckpt.errors import BadInput, RemoteError
-from vmckpt.hypervisor import orders, parse, storage
+from vmckpt.hypervisor import domain_xml, migration, storage
 from vmckpt.hypervisor.connection import NONSENSE
 from vmckpt.migrate import replaying, trace
 from vmckpt.model.guest import Guest
@@ -74,7 +74,9 @@ def read_policy(data: bytes) -> None:
 def read_domain(data: bytes) -> None:
     text = _text(data)
     with suppress(*NONSENSE):
-        found = parse.guest(text, state=1, persistent=True, autostart=False, snapshots=0, job=None)
+        found = domain_xml.guest(
+            text, state=1, persistent=True, autostart=False, snapshots=0, job=None
+        )
         _sane_guest(found)
     with suppress(*NONSENSE):
         drives = storage.read_drives(text)
@@ -91,19 +93,19 @@ def _sane_guest(guest: Guest) -> None:
 
 def read_capabilities(data: bytes) -> None:
     with suppress(*NONSENSE):
-        types, accelerators = parse.machines(_text(data))
+        types, accelerators = domain_xml.machines(_text(data))
         assert all(types)
         assert all(accelerators)
-        assert isinstance(parse.host_uuid(_text(data)), str)
+        assert isinstance(domain_xml.host_uuid(_text(data)), str)
 
 
 def read_statistics(data: bytes) -> None:
     stats = _json(data)
     with suppress(*NONSENSE):
-        parse.is_migration(stats)
-        _sane_sample(parse.job_sample(stats, at=Seconds(0.0), paused=False, post_copy=False))
+        domain_xml.is_migration(stats)
+        _sane_sample(domain_xml.job_sample(stats, at=Seconds(0.0), paused=False, post_copy=False))
     with suppress(*NONSENSE):
-        totals = parse.job_totals(stats)
+        totals = domain_xml.job_totals(stats)
         assert 0 <= totals.total < _MOST
         assert 0 <= totals.transferred < _MOST
 
@@ -141,8 +143,8 @@ def read_order(data: bytes) -> None:
         _one_line(repr(str(exc)[:200]))
         return
     assert MoveOrder.from_json(json.loads(json.dumps(order.as_json()))).driver is order.driver
-    assert isinstance(orders.flags(order), int)
-    assert isinstance(orders.params(order, HOST), Mapping)
+    assert isinstance(migration.migration_flags(order), int)
+    assert isinstance(migration.migration_params(order, HOST), Mapping)
 
 
 def read_units(data: bytes) -> None:

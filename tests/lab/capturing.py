@@ -28,8 +28,8 @@ from vmckpt.checkpoint.background import Hooks
 from vmckpt.checkpoint.image import FrozenImage, write_all
 from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import CaptureFailed, VmckptError
-from vmckpt.hypervisor import monitor as monitors
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import qmp as qmps
+from vmckpt.hypervisor.qmp import Monitor
 
 HOST = os.uname().nodename
 
@@ -187,7 +187,7 @@ class Capture:
             write_stream(image, write)
 
         with tempfile.TemporaryDirectory() as folder, savefile.Fifo(Path(folder), fill) as path:
-            monitors.restore(str(path), xml, paused="paused" in self.words, host=HOST)
+            qmps.restore(str(path), xml, paused="paused" in self.words, host=HOST)
         took = time.monotonic() - began
         if "disk" in self.words:
             link(self.name, "up")

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from vmckpt.agent import replica, replica_primary
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.replicate.capture import Capturer, Epoch
 
 _EPOCH = 3

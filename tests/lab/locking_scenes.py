@@ -16,7 +16,7 @@ from tests.lab.bench import SLOW, WHOLE, Bench, gathered, until
 from tests.lab.locking_commands import ELSEWHERE, MOVE, OURS, PATIENT, VIRSH
 from tests.lab.locking_words import Asked, Then, Under
 from vmckpt.errors import VmckptError
-from vmckpt.hypervisor import guests as hypervisor_guests
+from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.lab import controller, guests, host, lab, network
 from vmckpt.lab.controller import Controller, End
@@ -190,7 +190,7 @@ class Scene:
     def presence(self, name: str) -> Presence:
         async def asked() -> Presence:
             async with Hypervisor(self.bench.inventory.host(name)) as hypervisor:
-                return await hypervisor_guests.presence(hypervisor, self.uuid)
+                return await hypervisor_domains.presence(hypervisor, self.uuid)
 
         return asyncio.run(asked())
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from tests.lab.bench import Bench
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import orders
+from vmckpt.hypervisor import migration
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.guests import find_guest
-from vmckpt.hypervisor.mover import LibvirtMover
+from vmckpt.hypervisor.domains import find_guest
+from vmckpt.hypervisor.migration import LibvirtMover
 from vmckpt.model.migration import Driver, JobSample, JobTotals, MoveOrder
 
 
@@ -81,7 +81,7 @@ def move(
             return Moved(
                 error=error,
                 explained="" if error is None
-                else str(orders.explained(error, given, inventory.host(to))),
+                else str(migration.explained(error, given, inventory.host(to))),
                 totals=await mover.totals() if error is None else None,
                 samples=tuple(samples),
             )  # fmt: skip

@@ -18,11 +18,11 @@ from vmckpt.checkpoint.disk_capture import DiskCapture, DiskUndo, put_back, remo
 from vmckpt.checkpoint.disk_plan import How, Parent
 from vmckpt.checkpoint.disks import UNIT, DiskReader, State
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import seat
-from vmckpt.hypervisor.agent import GuestAgent, thaw_left
-from vmckpt.hypervisor.backups import Backups, BitmapLost
-from vmckpt.hypervisor.guests import find_guest
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import qmp
+from vmckpt.hypervisor.backup import Backups, BitmapLost
+from vmckpt.hypervisor.domains import find_guest
+from vmckpt.hypervisor.guest_agent import GuestAgent, thaw_left
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.model.disk import BackupOrder, DiskOrder, Wish
 from vmckpt.units import MIB, Bytes, Seconds
 
@@ -195,7 +195,7 @@ def test_a_capture_that_fails_leaves_nothing_and_the_line_goes_on(bench: Bench) 
         )
         bench.ask(
             "alpha",
-            lambda hypervisor: seat.at(
+            lambda hypervisor: qmp.at(
                 hypervisor, undo.guest, "putting back",
                 lambda there: put_back(Backups(there), undo, published=False), changes=True,
             ),

@@ -13,8 +13,8 @@ import pytest
 from tests.lab.bench import WHOLE, Bench, until
 from tests.lab.test_disk_capture import Sitting, uuid
 from vmckpt.checkpoint.quiet import Quiet, QuietUndo
-from vmckpt.hypervisor import seat
-from vmckpt.hypervisor.agent import GuestAgent, thaw_left
+from vmckpt.hypervisor import qmp
+from vmckpt.hypervisor.guest_agent import GuestAgent, thaw_left
 from vmckpt.lab import guests, image
 from vmckpt.lab.plan import LabPlan
 from vmckpt.units import Seconds
@@ -148,7 +148,7 @@ def test_a_guest_is_held_still_and_always_goes_on(
         assert still(bench)
         thawed = bench.ask(
             "alpha",
-            lambda hypervisor: seat.at(
+            lambda hypervisor: qmp.at(
                 hypervisor, notes[0].guest, "thawing",
                 lambda there: thaw_left(GuestAgent(there)), changes=True,
             ),

@@ -12,8 +12,8 @@ import pytest
 from tests.lab.bench import Bench, until
 from vmckpt.errors import HostKeyRefused, HostUnreachable, RemoteError
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.facts import host_facts
-from vmckpt.hypervisor.guests import find_guest
+from vmckpt.hypervisor.domains import find_guest
+from vmckpt.hypervisor.host_facts import host_facts
 from vmckpt.lab import host as lab_host
 from vmckpt.lab import network
 from vmckpt.model.host import Host, SshAddress

@@ -8,9 +8,9 @@ import pytest
 from tests.lab.bench import Bench
 from tests.support.worlds import policy
 from vmckpt.errors import RemoteError
-from vmckpt.hypervisor import dirtyrate
+from vmckpt.hypervisor import dirty_rate
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.guests import find_guest
+from vmckpt.hypervisor.domains import find_guest
 from vmckpt.lab import network
 from vmckpt.migrate.forecast import Facts
 from vmckpt.migrate.measure import measure
@@ -87,10 +87,10 @@ def test_libvirt_and_the_kernel_tell_less_but_not_something_else(bench: Bench) -
     bench.guest(memory="256MiB", dirty="64MiB@20MiB/s")
 
     async def rated(source: Hypervisor, _here: Remote, guest: Guest) -> DirtyPoint:
-        return await dirtyrate.dirtied(source, guest, 2)
+        return await dirty_rate.dirtied(source, guest, 2)
 
     async def held(source: Hypervisor, here: Remote, guest: Guest) -> tuple[int, int | None]:
-        return await remote.resident(here, guest), await dirtyrate.resident(source, guest)
+        return await remote.resident(here, guest), await dirty_rate.resident(source, guest)
 
     writes = Writes(bench)
     point = asked(bench, rated)

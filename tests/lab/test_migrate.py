@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.lab.bench import BUSY, SLOW, WHOLE, Bench, code_of, finish, first_line, migrate, until
-from vmckpt.hypervisor.guests import find_guest
+from vmckpt.hypervisor.domains import find_guest
 from vmckpt.lab import network
 from vmckpt.lab.pace import slowness
 from vmckpt.units import parse_rate

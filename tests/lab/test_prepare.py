@@ -6,14 +6,14 @@ from tests.lab.bench import WHOLE, Bench, until
 from tests.lab.test_disk_capture import uuid
 from vmckpt.checkpoint.prepare import Prepared, prepare
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import definitions
-from vmckpt.hypervisor.definitions import Definition
+from vmckpt.hypervisor import domains
+from vmckpt.hypervisor.domains import Definition
 from vmckpt.model.finding import Severity
 
 
 def looked(bench: Bench) -> tuple[Definition, Prepared]:
     known = uuid(bench)
-    found = bench.ask("alpha", lambda hypervisor: definitions.read(hypervisor, known))
+    found = bench.ask("alpha", lambda hypervisor: domains.read(hypervisor, known))
     return found, prepare(found.stored, found.running, found.disks)
 
 
@@ -27,12 +27,12 @@ def test_a_guest_is_prepared_by_a_definition_and_a_restart(bench: Bench) -> None
     assert wanted.restart
     bench.ask(
         "alpha",
-        lambda hypervisor: definitions.write(hypervisor, known, xml, instead_of=before.text),
+        lambda hypervisor: domains.write(hypervisor, known, xml, instead_of=before.text),
     )
     with pytest.raises(HypervisorError, match="somebody has changed"):
         bench.ask(
             "alpha",
-            lambda hypervisor: definitions.write(hypervisor, known, xml, instead_of=before.text),
+            lambda hypervisor: domains.write(hypervisor, known, xml, instead_of=before.text),
         )
     _, waiting = looked(bench)
     assert (waiting.xml, waiting.restart) == (None, True)

@@ -13,7 +13,7 @@ from tests.lab.moving import move
 from vmckpt.errors import BadInput, RemoteError
 from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.guests import find_guest
+from vmckpt.hypervisor.domains import find_guest
 from vmckpt.migrate import arrived, disks
 from vmckpt.migrate.arrived import Tidied
 from vmckpt.model.disk import CopyPlan, Made, Wish

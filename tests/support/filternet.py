@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.replicas import Qemu
-from vmckpt.hypervisor.monitor import Refused
+from vmckpt.hypervisor.qmp import Refused
 from vmckpt.replicate.buffers import MOST, Buffers
 from vmckpt.replicate.filters import LONGEST
 from vmckpt.units import Seconds

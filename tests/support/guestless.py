@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from vmckpt.hypervisor.monitor import Refused
+from vmckpt.hypervisor.qmp import Refused
 
 
 class Qmp:

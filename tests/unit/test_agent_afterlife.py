@@ -12,7 +12,7 @@ from vmckpt.agent import afterlife, writes
 from vmckpt.checkpoint import settings
 from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import RemoteError
-from vmckpt.hypervisor import standby as libvirt_side
+from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.lease.clock import boottime
 from vmckpt.replicate import buffers, guard

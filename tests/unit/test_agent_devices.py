@@ -11,8 +11,8 @@ import pytest
 from tests.support.replicas import Qemu, until
 from vmckpt.agent.devices import Devices, seen
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor.endings import Endings
-from vmckpt.hypervisor.monitor import Refused
+from vmckpt.hypervisor.lifecycle import Endings
+from vmckpt.hypervisor.qmp import Refused
 from vmckpt.replicate import newcards
 from vmckpt.replicate.newcards import NewCards
 

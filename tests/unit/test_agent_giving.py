@@ -21,7 +21,7 @@ from tests.support.replicas import (
 from vmckpt.agent import afterlife, giving
 from vmckpt.errors import HypervisorError, RemoteError
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.wire import End

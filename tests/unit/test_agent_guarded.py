@@ -10,7 +10,7 @@ from tests.support.replicas import LEASE, session
 from tests.support.staging import in_memory
 from vmckpt.agent import giving, guarded, writes
 from vmckpt.hypervisor.qemu_process import lease_timer
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.replicate import guard, guardunit
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.guardfacts import Facts

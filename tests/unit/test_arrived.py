@@ -12,9 +12,9 @@ import pytest
 
 from tests.support.shell import Shell
 from vmckpt.errors import HypervisorError, LeaseLost, RemoteError
-from vmckpt.hypervisor import image_users
+from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.image_users import User
+from vmckpt.hypervisor.storage import User
 from vmckpt.migrate import arrived
 from vmckpt.migrate.arrived import Tidied
 from vmckpt.migrate.gather import Remotes
@@ -71,7 +71,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     async def of_all(_: object) -> dict[str, User]:
         return made.there
 
-    monkeypatch.setattr(image_users, "of_all", of_all)
+    monkeypatch.setattr(storage, "of_all", of_all)
     return made
 
 
@@ -233,7 +233,7 @@ async def test_where_guests_cannot_be_asked_it_stays(
     async def silent(_: object) -> dict[str, User]:
         raise HypervisorError("it does not answer", host="alpha")
 
-    monkeypatch.setattr(image_users, "of_all", silent)
+    monkeypatch.setattr(storage, "of_all", silent)
     await scene.keeps("it does not answer")
 
 

@@ -7,16 +7,16 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import blocks
-from vmckpt.hypervisor.backup_xml import (
+from vmckpt.hypervisor import block
+from vmckpt.hypervisor.backup import (
     CHANGED,
+    BitmapLost,
     backup_xml,
     checkpoint_xml,
     new_checkpoint_xml,
     read_backup,
     read_checkpoint,
 )
-from vmckpt.hypervisor.backups import BitmapLost
 from vmckpt.model.disk import (
     BackupOrder,
     Bitmap,
@@ -144,7 +144,7 @@ NODES: dict[str, dict[str, Any]] = {
 
 
 def test_disks_are_what_libvirt_and_qemu_say_of_them() -> None:
-    first, second, third, fourth = blocks.read_facts(XML, NODES)
+    first, second, third, fourth = block.read_facts(XML, NODES)
 
     assert first == DiskFacts(
         name="vda", kind="file", device="disk", format="qcow2", source="/i/a.qcow2",
@@ -158,16 +158,16 @@ def test_disks_are_what_libvirt_and_qemu_say_of_them() -> None:
     assert (second.node, second.size, second.shareable) == ("libvirt-2-storage", 1048576, True)
     assert (third.source, third.read_only, third.device) == (None, True, "cdrom")
     assert (fourth.source, fourth.format, fourth.size) == ("pool/x", "raw", None)
-    assert [one.node for one in blocks.read_facts(XML, {})] == [None] * 4
+    assert [one.node for one in block.read_facts(XML, {})] == [None] * 4
 
 
 def test_an_old_image_is_known_by_its_version() -> None:
     nodes = json.loads(json.dumps(NODES))
     nodes["libvirt-1-format"]["image"]["format-specific"]["data"]["compat"] = "0.10"
 
-    assert blocks.read_facts(XML, nodes)[0].version == 2
+    assert block.read_facts(XML, nodes)[0].version == 2
 
 
 def test_a_size_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="the disk's size"):
-        blocks.read_facts(XML, {"libvirt-1-format": {"image": {"virtual-size": -1}}})
+        block.read_facts(XML, {"libvirt-1-format": {"image": {"virtual-size": -1}}})

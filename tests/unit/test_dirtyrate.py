@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.hypervisor.dirtyrate import point
+from vmckpt.hypervisor.dirty_rate import point
 from vmckpt.units import MIB, Bytes, Seconds
 
 

@@ -9,7 +9,7 @@ from vmckpt.checkpoint import disk_capture
 from vmckpt.checkpoint.disk_capture import DiskCapture, DiskUndo, put_back
 from vmckpt.checkpoint.disk_plan import How, Parent
 from vmckpt.errors import CaptureFailed, HypervisorError, OutcomeUnknown, StoreError
-from vmckpt.hypervisor.backups import Backups, BitmapLost
+from vmckpt.hypervisor.backup import Backups, BitmapLost
 from vmckpt.model.disk import (
     BackupOrder,
     Bitmap,

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import libvirt
 import pytest
 
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import domains
 
 RUNNING = (libvirt.VIR_DOMAIN_RUNNING, 1)  # booted
 EPOCH = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_UNKNOWN)
@@ -14,12 +14,12 @@ BY_A_PERSON = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER)
 
 
 def seen(states: Iterator[tuple[int, int]]) -> tuple[int, int]:
-    return guests.state_of(Mock(state=lambda: next(states)))
+    return domains.state_of(Mock(state=lambda: next(states)))
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guests, "_EPOCH_PAUSE", 0.0)
+    monkeypatch.setattr(domains, "_EPOCH_PAUSE", 0.0)
 
 
 def test_a_pause_that_is_over_at_the_next_look_is_none() -> None:

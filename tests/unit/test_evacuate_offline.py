@@ -23,7 +23,7 @@ from vmckpt.evacuate.offline import Ends
 from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.plan import Checked
 from vmckpt.evacuate.seen import Known, Way
-from vmckpt.hypervisor import guests, storage
+from vmckpt.hypervisor import domains, storage
 from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.migrate import arrived, disks
 from vmckpt.migrate.forecast import Range
@@ -263,7 +263,7 @@ async def test_copies_stay_where_their_guest_is_and_go_elsewhere(
             raise RemoteError("alpha: no route to host")
         yield None
 
-    monkeypatch.setattr(guests, "presence", presence)
+    monkeypatch.setattr(domains, "presence", presence)
     monkeypatch.setattr(disks, "unmade", unmade)
     monkeypatch.setattr(arrived, "after_crash", after_crash)
     recorder: Any = SimpleNamespace(

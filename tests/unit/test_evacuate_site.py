@@ -31,7 +31,7 @@ from vmckpt.evacuate.seen import Known, Seen, Way
 from vmckpt.evacuate.site import Orders, Site
 from vmckpt.evacuate.task import Kind, Task, terms
 from vmckpt.evacuate.world import Ended
-from vmckpt.hypervisor import switching
+from vmckpt.hypervisor import lifecycle
 from vmckpt.journal import place as places
 from vmckpt.journal import recorder
 from vmckpt.journal.records import NewOperation, StepState
@@ -205,8 +205,8 @@ async def test_who_is_not_stopped_or_not_started_is_left_and_nothing_else(
         raise HypervisorError("alpha: it does not", host="alpha")
 
     monkeypatch.setattr(scouting, "look", look)
-    monkeypatch.setattr(switching, "shut_down", refuses)
-    monkeypatch.setattr(switching, "start", refuses)
+    monkeypatch.setattr(lifecycle, "shut_down", refuses)
+    monkeypatch.setattr(lifecycle, "start", refuses)
     scope: Any = SimpleNamespace(
         inventory=SimpleNamespace(host=lambda name: replace(HOST, name=name)),
         terms=lambda task: terms(policy.evacuation, task.kind), run=lambda _: policy,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import libvirt
 import pytest
 
-from vmckpt.hypervisor.pulse import pulse
+from vmckpt.hypervisor.liveness import pulse
 from vmckpt.model.guest import GuestState, Pulse
 from vmckpt.snapshot import heartbeat
 from vmckpt.units import Bytes, Seconds

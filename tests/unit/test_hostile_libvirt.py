@@ -13,10 +13,18 @@ from hypothesis import strategies as st
 
 from tests.unit.test_parse import XML, stats
 from vmckpt.errors import BadInput, HostUnreachable, HypervisorError, OutcomeUnknown, VmckptError
-from vmckpt.hypervisor import connection, facts, guests, library, parse, storage
-from vmckpt.hypervisor.connection import NONSENSE, Hypervisor
-from vmckpt.hypervisor.lanes import Lane
-from vmckpt.hypervisor.mover import LibvirtMover
+from vmckpt.hypervisor import (
+    connection,
+    domain_xml,
+    domains,
+    host_facts,
+    storage,
+)
+from vmckpt.hypervisor import (
+    connection as hypervisor_connection,
+)
+from vmckpt.hypervisor.connection import NONSENSE, Hypervisor, Lane
+from vmckpt.hypervisor.migration import LibvirtMover
 from vmckpt.lab.pace import slowness
 from vmckpt.model.host import Host
 from vmckpt.units import Seconds
@@ -62,7 +70,7 @@ def host(**changes: Any) -> Fake:
 @pytest.fixture
 def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """What libvirt.open gives from now on."""
-    monkeypatch.setattr(library, "start", lambda: None)
+    monkeypatch.setattr(hypervisor_connection, "start", lambda: None)
 
     def use(answer: Any) -> None:
         opened = answer if callable(answer) and not isinstance(answer, Fake) else None
@@ -99,10 +107,13 @@ async def test_nonsense_is_one_line_that_names_the_host(
     for what in ("XMLDesc", "state", "snapshotNum", "jobStats", "name", "UUIDString"):
         connect(host(listAllDomains=[domain(**{what: odd})], lookupByName=domain(**{what: odd})))
         hypervisor._short._connection = None
-        await one_line(guests.all_guests(hypervisor))
-        await one_line(guests.find_guest(hypervisor, "web1"))
-        await one_line(facts.host_facts(hypervisor))
-        assert (await guests.presence(hypervisor, "web1")).state in (*parse.STATES.values(), None)
+        await one_line(domains.all_guests(hypervisor))
+        await one_line(domains.find_guest(hypervisor, "web1"))
+        await one_line(host_facts.host_facts(hypervisor))
+        assert (await domains.presence(hypervisor, "web1")).state in (
+            *domain_xml.STATES.values(),
+            None,
+        )
 
 
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
@@ -113,8 +124,8 @@ async def test_a_host_that_makes_no_sense_is_one_line(
                  "getLibVersion", "getVersion", "listAllNetworks"):  # fmt: skip
         connect(host(**{what: odd}))
         hypervisor._short._connection = None
-        await one_line(facts.host_facts(hypervisor))
-        await one_line(guests.all_guests(hypervisor))
+        await one_line(host_facts.host_facts(hypervisor))
+        await one_line(domains.all_guests(hypervisor))
 
 
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
@@ -204,12 +215,12 @@ async def test_whoever_waits_hears_of_every_end() -> None:
 def test_hostile_xml_is_refused_at_once(xml: str) -> None:
     began = time.process_time()
     with pytest.raises(NONSENSE):
-        parse.guest(xml, state=1, persistent=True, autostart=True, snapshots=0, job=None)
+        domain_xml.guest(xml, state=1, persistent=True, autostart=True, snapshots=0, job=None)
     assert time.process_time() - began < 1
 
 
 def test_hostile_xml_of_hosts_and_drives_is_refused_too() -> None:
-    for read in (parse.machines, parse.host_uuid, storage.read_drives):
+    for read in (domain_xml.machines, domain_xml.host_uuid, storage.read_drives):
         with pytest.raises(NONSENSE):
             read(LAUGHS)
 
@@ -223,7 +234,7 @@ def test_hostile_xml_of_hosts_and_drives_is_refused_too() -> None:
 )
 def test_a_sample_makes_sense_or_is_none(changes: dict[str, Any]) -> None:
     try:
-        seen = parse.job_sample(
+        seen = domain_xml.job_sample(
             {**stats(), **changes}, at=Seconds(0.0), paused=False, post_copy=False
         )
     except ValueError:
@@ -245,24 +256,24 @@ async def test_libvirt_is_not_asked_for_names_that_no_guest_has(
 
     connect(host(lookupByName=look, lookupByUUIDString=look))
 
-    assert await guests.find_guest(hypervisor, name) is None
+    assert await domains.find_guest(hypervisor, name) is None
 
 
 @pytest.mark.parametrize("value", ["\x00", "\x1b", "\udcff", "\uffff"])
 def test_a_label_that_no_definition_holds_is_refused(value: str) -> None:
     with pytest.raises(BadInput, match="a label cannot hold control characters"):
-        parse.labels_xml({"a": value})
+        domain_xml.labels_xml({"a": value})
 
 
 @settings(max_examples=50)
 @given(st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=3))
 def test_labels_come_back_as_they_were_or_are_refused(labels: dict[str, str]) -> None:
     try:
-        text = parse.labels_xml(labels)
+        text = domain_xml.labels_xml(labels)
     except BadInput:
         return
-    whole = text.replace("<labels", f"<labels xmlns='{parse.LABELS}'", 1)
-    found = parse.guest(
+    whole = text.replace("<labels", f"<labels xmlns='{domain_xml.LABELS}'", 1)
+    found = domain_xml.guest(
         f"<domain><metadata>{whole}</metadata></domain>",
         state=1, persistent=True, autostart=True, snapshots=0, job=None,
     )  # fmt: skip
@@ -277,5 +288,5 @@ async def test_a_guest_with_a_process_is_never_called_off(
         one = domain(state=[state, 1], isActive=active)
         connect(host(lookupByUUIDString=one, lookupByName=one))
         hypervisor._short._connection = None
-        found = (await guests.presence(hypervisor, "web1")).state
+        found = (await domains.presence(hypervisor, "web1")).state
         assert (found is not None and found.is_active) == active

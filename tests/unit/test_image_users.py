@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.builders import HOST
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import image_users
+from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.image_users import User
+from vmckpt.hypervisor.storage import User
 
 URI = "test:///default"
 HOME = replace(HOST, uri=URI)
@@ -49,8 +49,8 @@ def users(but: str | None = None) -> dict[str, User]:
     async def ask() -> dict[str, User]:
         async with Hypervisor(HOME) as hypervisor:
             if but is not None:
-                return dict(await image_users.of_others(hypervisor, but))
-            return dict(await image_users.of_all(hypervisor))
+                return dict(await storage.of_others(hypervisor, but))
+            return dict(await storage.of_all(hypervisor))
 
     return asyncio.run(ask())
 

@@ -16,7 +16,7 @@ from vmckpt.checkpoint import background, keeper, settings
 from vmckpt.checkpoint.background import Hooks
 from vmckpt.checkpoint.keeper import Keeper
 from vmckpt.errors import CaptureFailed, GuestBusy, HostUnreachable, HypervisorError, StoreError
-from vmckpt.hypervisor import monitor as monitors
+from vmckpt.hypervisor import qmp as qmps
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Seconds
 
@@ -147,7 +147,7 @@ def test_it_tries_over_connections_of_its_own_for_a_while(
             pass
 
     undone: list[object] = []
-    monkeypatch.setattr(monitors, "Monitor", Monitor)
+    monkeypatch.setattr(qmps, "Monitor", Monitor)
     monkeypatch.setattr(settings, "give_up", lambda *_, **__: undone.append(1))
     monkeypatch.setattr(identity, "runs", lambda _: process is not None)
     monkeypatch.setattr(keeper, "_TURN", 0.01)

@@ -17,7 +17,7 @@ from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
 from vmckpt.checkpoint.nbdsession import Export
 from vmckpt.errors import BadInput, StoreDamaged
-from vmckpt.hypervisor import qemuuser
+from vmckpt.hypervisor import qemu_user
 from vmckpt.model.disk import StorePlace
 from vmckpt.util import host_directories
 
@@ -41,7 +41,7 @@ def talk() -> Talk:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where sockets and orders are."""
     monkeypatch.setattr(host_directories, "RUN", tmp_path / "run")
-    monkeypatch.setattr(qemuuser, "owner", lambda _uri, _host: (-1, -1))
+    monkeypatch.setattr(qemu_user, "owner", lambda _uri, _host: (-1, -1))
     return tmp_path / "run"
 
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from vmckpt.hypervisor.qemu_process import injection, lease_timer
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
 from vmckpt.hypervisor.qemu_process.injection import CannotInject, Stopped, Why
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.lease.clock import boottime
 
 # From linux/time.h, signal.h and the table of x86-64's system calls.

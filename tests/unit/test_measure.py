@@ -8,7 +8,7 @@ import pytest
 from tests.support.builders import GUEST, HOST
 from tests.support.worlds import facts, policy
 from vmckpt.errors import HypervisorError, RemoteError
-from vmckpt.hypervisor import dirtyrate
+from vmckpt.hypervisor import dirty_rate
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.migrate import experience
 from vmckpt.migrate.forecast import Facts, forecast
@@ -78,8 +78,8 @@ class World:
         }  # fmt: skip
         for name in ("link", "memory", "resident"):
             monkeypatch.setattr(remote, name, self.replies(name))
-        monkeypatch.setattr(dirtyrate, "dirtied", self.replies("dirtied"))
-        monkeypatch.setattr(dirtyrate, "resident", self.replies("process"))
+        monkeypatch.setattr(dirty_rate, "dirtied", self.replies("dirtied"))
+        monkeypatch.setattr(dirty_rate, "resident", self.replies("process"))
 
     def replies(self, name: str) -> Callable[..., Any]:
         async def reply(*args: Any) -> Any:

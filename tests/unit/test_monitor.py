@@ -8,8 +8,8 @@ import libvirt_qemu
 import pytest
 
 from vmckpt.errors import HostUnreachable, OutcomeUnknown
-from vmckpt.hypervisor import library, monitor
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import connection, qmp
+from vmckpt.hypervisor.qmp import Monitor
 
 
 class Connection:
@@ -57,10 +57,10 @@ class Libvirt:
 
 
 def started(monkeypatch: pytest.MonkeyPatch, there: Libvirt) -> Monitor:
-    monkeypatch.setattr(library, "start", lambda: None)
+    monkeypatch.setattr(connection, "start", lambda: None)
     monkeypatch.setattr(libvirt, "open", there.open)
     monkeypatch.setattr(libvirt_qemu, "qemuMonitorCommand", there.command)
-    monkeypatch.setattr(monitor, "_TURN", 0.01)
+    monkeypatch.setattr(qmp, "_TURN", 0.01)
     return Monitor("u", host="alpha")
 
 
@@ -93,6 +93,6 @@ def test_a_connection_that_broke_before_is_opened_first(monkeypatch: pytest.Monk
 
 def test_a_libvirtd_that_stays_away_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     there: Any = Libvirt("breaks", down=10**9)
-    monkeypatch.setattr(monitor, "_RETURNS", 0.1)
+    monkeypatch.setattr(qmp, "_RETURNS", 0.1)
     with started(monkeypatch, there) as told, pytest.raises(HostUnreachable, match="refused"):
         told.run_state()

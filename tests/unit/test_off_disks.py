@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from vmckpt.checkpoint.off_disks import OffDisks
-from vmckpt.hypervisor.backups import Backups
+from vmckpt.hypervisor.backup import Backups
 from vmckpt.model.disk import DiskFacts
 
 _LATE = """

@@ -6,7 +6,7 @@ import libvirt
 import pytest
 
 from vmckpt.errors import HostUnreachable, HypervisorError
-from vmckpt.hypervisor import orders
+from vmckpt.hypervisor import migration
 from vmckpt.model.host import Host
 from vmckpt.model.migration import (
     AutoConverge,
@@ -63,7 +63,7 @@ def order(**wishes: Any) -> MoveOrder:
     ],
 )
 def test_flags(wishes: dict[str, Any], flags: int) -> None:
-    assert orders.flags(order(**wishes)) == flags
+    assert migration.migration_flags(order(**wishes)) == flags
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_flags(wishes: dict[str, Any], flags: int) -> None:
     ],
 )
 def test_parameters(wishes: dict[str, Any], params: dict[str, Any]) -> None:
-    assert orders.params(order(**wishes), BETA) == URI | params
+    assert migration.migration_params(order(**wishes), BETA) == URI | params
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_parameters(wishes: dict[str, Any], params: dict[str, Any]) -> None:
 def test_disks_go_over_the_migration_network(address: str | None, params: dict[str, Any]) -> None:
     host = Host(name="beta", uri="qemu:///system", migration_address=address)
 
-    assert orders.params(order(copied_disks=("vda",)), host) == params
+    assert migration.migration_params(order(copied_disks=("vda",)), host) == params
 
 
 @pytest.mark.parametrize("method", [Compression.ZLIB, Compression.ZSTD])
@@ -128,10 +128,10 @@ def test_a_compression_that_libvirt_here_lacks_is_named(
     name = f"VIR_MIGRATE_PARAM_COMPRESSION_{method.upper()}_LEVEL"
     monkeypatch.delattr(libvirt, name, raising=False)
     with pytest.raises(HypervisorError, match=f"compression {method}: .* older than 9.4"):
-        orders.params(order(compression=method, connections=2), BETA)
+        migration.migration_params(order(compression=method, connections=2), BETA)
 
     monkeypatch.setattr(libvirt, name, f"compression.{method}.level", raising=False)
-    assert orders.params(order(compression=method, compression_level=3), BETA) == URI | {
+    assert migration.migration_params(order(compression=method, compression_level=3), BETA) == URI | {
         "compression": [str(method)], f"compression.{method}.level": 3,
     }  # fmt: skip
 
@@ -176,7 +176,7 @@ def test_a_compression_that_libvirt_here_lacks_is_named(
 )
 def test_a_refusal_gets_its_cause(said: str, wishes: dict[str, Any], shown: str) -> None:
     error = HypervisorError(said, host="alpha", code=9)
-    explained = orders.explained(error, order(**wishes), BETA)
+    explained = migration.explained(error, order(**wishes), BETA)
 
     assert shown in str(explained)
     assert (explained.host, explained.code) == ("alpha", 9)
@@ -185,7 +185,7 @@ def test_a_refusal_gets_its_cause(said: str, wishes: dict[str, Any], shown: str)
 def test_what_libvirt_did_not_refuse_is_left_alone() -> None:
     error = HostUnreachable("alpha: no TLS connection", host="alpha")
 
-    assert orders.explained(error, order(tls_name="beta"), BETA) is error
+    assert migration.explained(error, order(tls_name="beta"), BETA) is error
 
 
 def test_what_qemu_says_of_a_combination_is_not_taken_for_a_certificate() -> None:
@@ -196,4 +196,6 @@ def test_what_qemu_says_of_a_combination_is_not_taken_for_a_certificate() -> Non
     )  # fmt: skip
     refused = HypervisorError(said, host="alpha")
 
-    assert orders.explained(refused, order, Host(name="beta", uri="qemu+tcp://b/system")) is refused
+    assert (
+        migration.explained(refused, order, Host(name="beta", uri="qemu+tcp://b/system")) is refused
+    )

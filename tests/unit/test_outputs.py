@@ -9,7 +9,7 @@ import pytest
 from vmckpt.checkpoint import outputs
 from vmckpt.checkpoint.outputs import Card, Hold, HoldUndo
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
-from vmckpt.hypervisor.monitor import Refused
+from vmckpt.hypervisor.qmp import Refused
 from vmckpt.units import Seconds
 
 UNDO = HoldUndo(

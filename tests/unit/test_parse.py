@@ -1,7 +1,7 @@
 import libvirt
 import pytest
 
-from vmckpt.hypervisor import library, parse
+from vmckpt.hypervisor import connection, domain_xml
 from vmckpt.model.guest import Disk, GuestState, Nic
 from vmckpt.model.migration import JobPhase
 from vmckpt.units import Seconds
@@ -36,7 +36,9 @@ XML = """
 
 
 def test_a_guest_is_read_from_its_xml() -> None:
-    guest = parse.guest(XML, state=1, persistent=True, autostart=True, snapshots=2, job="backup")
+    guest = domain_xml.guest(
+        XML, state=1, persistent=True, autostart=True, snapshots=2, job="backup"
+    )
 
     assert (guest.name, guest.state, guest.memory) == ("db <1>", GuestState.RUNNING, 1 << 30)
     assert (guest.machine, guest.arch, guest.accelerator) == ("pc-q35-7.2", "x86_64", "kvm")
@@ -56,7 +58,7 @@ def test_a_guest_is_read_from_its_xml() -> None:
 
 
 def test_a_guest_with_the_barest_xml_is_read_too() -> None:
-    guest = parse.guest(
+    guest = domain_xml.guest(
         "<domain/>", state=99, persistent=False, autostart=False, snapshots=0, job=None
     )
 
@@ -75,7 +77,7 @@ def stats(**changes: int) -> dict[str, int | str | float | bool]:
 
 
 def test_a_sample_has_bytes_seconds_and_bytes_per_second() -> None:
-    seen = parse.job_sample(stats(), at=Seconds(5.0), paused=False, post_copy=False)
+    seen = domain_xml.job_sample(stats(), at=Seconds(5.0), paused=False, post_copy=False)
 
     assert (seen.iteration, seen.remaining, seen.total, seen.transferred) == (3, 1000, 2000, 9000)
     assert seen.dirty_rate == 5000 * 4096
@@ -95,7 +97,7 @@ def test_a_sample_has_bytes_seconds_and_bytes_per_second() -> None:
 def test_the_phase_follows_from_passes_and_state(
     iteration: int, paused: bool, post_copy: bool, phase: JobPhase
 ) -> None:
-    seen = parse.job_sample(
+    seen = domain_xml.job_sample(
         stats(memory_iteration=iteration), at=Seconds(0.0), paused=paused, post_copy=post_copy
     )
 
@@ -103,7 +105,7 @@ def test_the_phase_follows_from_passes_and_state(
 
 
 def test_what_qemu_has_not_measured_yet_is_none_not_zero() -> None:
-    seen = parse.job_sample(
+    seen = domain_xml.job_sample(
         stats(memory_dirty_rate=0, downtime=0), at=Seconds(0.0), paused=False, post_copy=False
     )
 
@@ -111,21 +113,21 @@ def test_what_qemu_has_not_measured_yet_is_none_not_zero() -> None:
 
 
 def test_final_statistics_prefer_times_without_the_way_between_the_hosts() -> None:
-    totals = parse.job_totals(stats(downtime=185, downtime_net=184, time_elapsed=2524,
+    totals = domain_xml.job_totals(stats(downtime=185, downtime_net=184, time_elapsed=2524,
                                     time_elapsed_net=2523, setup_time=2))  # fmt: skip
 
     assert (totals.downtime, totals.total, totals.setup) == (0.184, 2.523, 0.002)
 
 
 def test_only_an_outgoing_migration_is_one() -> None:
-    assert parse.is_migration(stats())
-    assert not parse.is_migration(stats(type=libvirt.VIR_DOMAIN_JOB_NONE))
-    assert not parse.is_migration(stats(operation=libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP))
-    assert not parse.is_migration({})
+    assert domain_xml.is_migration(stats())
+    assert not domain_xml.is_migration(stats(type=libvirt.VIR_DOMAIN_JOB_NONE))
+    assert not domain_xml.is_migration(stats(operation=libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP))
+    assert not domain_xml.is_migration({})
 
 
 def test_versions_are_unpacked() -> None:
-    assert parse.version(7_002_022) == "7.2.22"
+    assert domain_xml.version(7_002_022) == "7.2.22"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_versions_are_unpacked() -> None:
     ],
 )
 def test_ssh_may_not_ask_questions(uri: str, expected: str) -> None:
-    assert library.without_questions(uri) == expected
+    assert connection.without_questions(uri) == expected
 
 
 def test_a_card_on_a_network_is_the_networks_whatever_that_has_made_of_it() -> None:
@@ -148,7 +150,7 @@ def test_a_card_on_a_network_is_the_networks_whatever_that_has_made_of_it() -> N
         "<interface type='bridge'><source network='prod' portid='ab' bridge='br0'/></interface>"
         "<interface type='direct'><source network='mv' dev='eth0' mode='bridge'/></interface>",
     )
-    found = parse.guest(
+    found = domain_xml.guest(
         live, state=1, persistent=True, autostart=True, snapshots=0, job=None
     )  # fmt: skip
     assert Nic(kind="network", source="prod") in found.nics
@@ -162,14 +164,14 @@ def test_files_that_a_disk_lies_on_are_known() -> None:
         "<source file='/srv/middle.qcow2'/><backingStore type='file'><format type='raw'/>"
         "<source file='/srv/base.raw'/><backingStore/></backingStore></backingStore>",
     )
-    found = parse.guest(
+    found = domain_xml.guest(
         chain, state=1, persistent=True, autostart=True, snapshots=0, job=None
     )  # fmt: skip
     assert found.disks[0].below == ("/srv/middle.qcow2", "/srv/base.raw")
     assert found.disks[1].below == ()
     assert not found.disks[0].on_device
     device = chain.replace("<backingStore type='file'>", "<backingStore type='block'>", 1)
-    found = parse.guest(
+    found = domain_xml.guest(
         device, state=1, persistent=True, autostart=True, snapshots=0, job=None
     )  # fmt: skip
     assert found.disks[0].on_device

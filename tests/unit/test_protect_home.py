@@ -14,7 +14,7 @@ from tests.support.replicas import session as made_session
 from vmckpt.agent import afterlife, replicas
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.errors import GuestBusy, HypervisorError, RemoteError, VmckptError
-from vmckpt.hypervisor import standby as hypervisor_standby
+from vmckpt.hypervisor import standby_domain as hypervisor_standby_domain
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.lease import client
 from vmckpt.model.host import Host
@@ -310,7 +310,7 @@ def test_images_of_a_standby_whose_host_was_rebooted_are_found_again(
 ) -> None:
     """QEMU and its agent are gone then, and nobody else knows of them."""
     monkeypatch.setattr(standby_xml, "standby", lambda *_: "<domain/>")
-    monkeypatch.setattr(hypervisor_standby, "create_paused", lambda *_, **__: None)
+    monkeypatch.setattr(hypervisor_standby_domain, "create_paused", lambda *_, **__: None)
     path, taken = tmp_path / "web1.qcow2", tmp_path / "data.qcow2"
     taken.write_bytes(b"the guest's, from before")
     monkeypatch.setattr(standing, "_check", lambda *_: None)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from vmckpt.hypervisor.qemu_process import injection, lease_timer
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
 from vmckpt.hypervisor.qemu_process.injection import CannotInject, Why
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.lab.pace import Deadline
 from vmckpt.lease.clock import boottime
 from vmckpt.units import Seconds
@@ -135,7 +135,7 @@ def test_scratch_bytes_are_written_and_read(qemu: Qemu) -> None:
 KILLED = """
 import os, signal, sys
 from vmckpt.hypervisor.qemu_process import injection, lease_timer
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.lease.clock import boottime
 left, ptrace = int(sys.argv[2]), injection._ptrace
 def counted(request, pid, data):

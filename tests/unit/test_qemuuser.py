@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vmckpt.errors import BadInput
-from vmckpt.hypervisor import qemuuser
+from vmckpt.hypervisor import qemu_user
 
 NOBODY = (65534, 65534)
 
@@ -21,7 +21,7 @@ def state() -> Iterator[Path]:
 
 def test_a_folder_is_that_users_and_nobody_elses(state: Path) -> None:
     for _ in range(2):
-        made = qemuuser.make_folder(state / "agent" / "scratch", NOBODY)
+        made = qemu_user.make_folder(state / "agent" / "scratch", NOBODY)
         told = made.stat()
         assert (told.st_uid, told.st_gid, told.st_mode & 0o777) == (*NOBODY, 0o700)
 
@@ -29,9 +29,9 @@ def test_a_folder_is_that_users_and_nobody_elses(state: Path) -> None:
 def test_a_folder_above_it_that_is_closed_is_named(state: Path) -> None:
     state.chmod(0o700)
     with pytest.raises(BadInput, match="may not go to") as caught:
-        qemuuser.make_folder(state / "agent" / "scratch", NOBODY)
+        qemu_user.make_folder(state / "agent" / "scratch", NOBODY)
     assert caught.value.mend == f"run chmod o+x {state} there"
-    qemuuser.make_folder(state / "agent" / "scratch", (0, 0))
+    qemu_user.make_folder(state / "agent" / "scratch", (0, 0))
 
 
 def test_where_it_cannot_be_tried_nothing_is_refused(
@@ -39,4 +39,4 @@ def test_where_it_cannot_be_tried_nothing_is_refused(
 ) -> None:
     state.chmod(0o700)
     monkeypatch.setenv("PATH", str(state))
-    qemuuser.make_folder(state / "agent", NOBODY)
+    qemu_user.make_folder(state / "agent", NOBODY)

@@ -12,7 +12,7 @@ import pytest
 
 from vmckpt.checkpoint.quiet import Quiet, QuietUndo
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor.agent import GuestAgent, thaw_left
+from vmckpt.hypervisor.guest_agent import GuestAgent, thaw_left
 from vmckpt.model.finding import Severity
 from vmckpt.units import Seconds
 

@@ -7,7 +7,7 @@ import pytest
 
 from vmckpt.checkpoint import overlay
 from vmckpt.errors import BadInput
-from vmckpt.hypervisor import qemuuser
+from vmckpt.hypervisor import qemu_user
 from vmckpt.snapshot import defining, reborn
 
 XML = """<domain type='kvm' id='7'>
@@ -106,4 +106,4 @@ def test_only_qcow2_can_fill_up_while_it_is_used() -> None:
     ],
 )  # fmt: skip
 def test_qemus_user_is_in_libvirts_capabilities(model: str, found: tuple[int, int]) -> None:
-    assert qemuuser.owner_in(f"<capabilities><host>{model}</host></capabilities>") == found
+    assert qemu_user.owner_in(f"<capabilities><host>{model}</host></capabilities>") == found

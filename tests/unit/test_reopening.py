@@ -10,9 +10,9 @@ import pytest
 
 from vmckpt.checkpoint import reopening
 from vmckpt.errors import CannotCapture
-from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
+from vmckpt.hypervisor.qmp import Monitor
 
 NOBODY = 65534
 GUEST = "5c6f9c5e-9f35-4c39-8c66-0e6f4f8d7f10"

@@ -24,7 +24,7 @@ from vmckpt.agent import replica_trial, trial_files
 from vmckpt.agent.replica_trial import Trials
 from vmckpt.agent.trial_files import Traces
 from vmckpt.errors import BadInput, GuestBusy, HypervisorError
-from vmckpt.hypervisor import library
+from vmckpt.hypervisor import connection
 from vmckpt.replicate import fleecing, twin
 from vmckpt.replicate import standby as standbys
 from vmckpt.replicate.trial_room import Room
@@ -311,7 +311,7 @@ class Nobody:
     """A libvirt that knows of no guest."""
 
     def __init__(self, guest: str, **_: object) -> None:
-        raise HypervisorError(f"no guest {guest}", host="beta", code=library.NOT_HERE[0])
+        raise HypervisorError(f"no guest {guest}", host="beta", code=connection.NOT_HERE[0])
 
 
 def test_after_a_crash_all_files_are_found_by_what_was_written_down(

@@ -16,7 +16,7 @@ from tests.support.guestless import Qmp
 from vmckpt.checkpoint.nbd import Client
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor.monitor import Refused
+from vmckpt.hypervisor.qmp import Refused
 from vmckpt.replicate import fleecing
 from vmckpt.replicate.fleecing import Fleece
 from vmckpt.replicate.nbdwriter import NbdWriter

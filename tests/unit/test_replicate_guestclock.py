@@ -13,7 +13,7 @@ import pytest
 from tests.support import replicas
 from vmckpt.agent import clockkeeping
 from vmckpt.agent.clockkeeping import ClockKeeper
-from vmckpt.hypervisor.agent import GuestAgent
+from vmckpt.hypervisor.guest_agent import GuestAgent
 from vmckpt.replicate.guestclock import WORTH, Clock, Reading, decide
 from vmckpt.replicate.status import PrimaryStatus
 from vmckpt.units import Seconds

@@ -10,7 +10,7 @@ from tests.support.replicas import session
 from vmckpt.agent import replicas
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.errors import BadInput, HypervisorError
-from vmckpt.hypervisor import standby as libvirt_side
+from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replicate import standing
 from vmckpt.replicate.facts import Disk, Session

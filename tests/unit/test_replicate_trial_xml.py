@@ -4,7 +4,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from vmckpt.hypervisor import parse
+from vmckpt.hypervisor import domain_xml
 from vmckpt.model.guest import GuestState
 from vmckpt.replicate import standby_xml, trial_xml
 
@@ -69,18 +69,20 @@ def test_it_waits_once_and_is_no_standby() -> None:
     root = made()
     words = [one.get("value") for one in root.findall(f"{Q}commandline/{Q}arg")]
     assert words == ["-incoming", "defer"]
-    assert parse.standby_of(root) is None
+    assert domain_xml.standby_of(root) is None
 
 
 @pytest.mark.parametrize("state", [1, 3])
 def test_it_is_known_as_a_test_whatever_it_does(state: int) -> None:
     text = ET.tostring(made(), encoding="unicode")
-    told = parse.guest(text, state=state, persistent=False, autostart=False, snapshots=0, job=None)
+    told = domain_xml.guest(
+        text, state=state, persistent=False, autostart=False, snapshots=0, job=None
+    )
     assert told.state is GuestState.TEST
     assert not told.state.is_active
     assert told.labels == {}  # schedules go by them
-    assert parse.test_of(made()) == "web1"
-    assert parse.test_of(ET.fromstring(XML)) is None
+    assert domain_xml.test_of(made()) == "web1"
+    assert domain_xml.test_of(ET.fromstring(XML)) is None
 
 
 def test_its_disk_is_an_image_over_what_is_served() -> None:

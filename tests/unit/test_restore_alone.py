@@ -9,8 +9,8 @@ import pytest
 from tests.unit.test_reborn import XML
 from vmckpt.agent import chains
 from vmckpt.errors import BadInput, GuestBusy, HostUnreachable, VmckptError
-from vmckpt.hypervisor import image_users
-from vmckpt.hypervisor.image_users import User
+from vmckpt.hypervisor import storage
+from vmckpt.hypervisor.storage import User
 from vmckpt.snapshot import alone, reborn, unshared
 from vmckpt.snapshot.alone import Heard
 
@@ -47,7 +47,7 @@ def test_images_are_those_of_disks_with_all_below_them_and_the_nvram() -> None:
         "<backingStore type='file'><format type='qcow2'/><source file='/s/base.qcow2'/>"
         "<backingStore type='file'><source file='/s/root.raw'/></backingStore></backingStore>",
     ).replace("</os>", "<nvram>/v/web1.fd</nvram></os>")
-    assert image_users.images_in(xml) == {
+    assert storage.images_in(xml) == {
         IMAGE: "qcow2", "/s/base.qcow2": "", "/s/root.raw": "", "/v/web1.fd": "",
     }  # fmt: skip
 

@@ -24,7 +24,7 @@ from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
 from vmckpt.cli import snapshot_restore
 from vmckpt.errors import BadInput, GuestBusy, HypervisorError, OutcomeUnknown, VmckptError
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
 from vmckpt.model.disk import StorePlace
@@ -218,7 +218,7 @@ class Side:
 
         monkeypatch.setattr(alone, "ask", ask)
         monkeypatch.setattr(restoring, "_in_the_way", in_the_way)
-        monkeypatch.setattr(guests, "end", end)
+        monkeypatch.setattr(domains, "end", end)
 
     def work(self, **wanted: Any) -> _Restoring:
         class Here:

@@ -21,7 +21,7 @@ from vmckpt.errors import (
     VmckptError,
     WaitedInVain,
 )  # fmt: skip
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import domains
 from vmckpt.model.events import Caller
 from vmckpt.snapshot import group, restoring, restoring_group
 from vmckpt.snapshot.alone import Heard
@@ -122,7 +122,7 @@ async def test_one_that_cannot_go_on_is_told_of_and_is_back(
     async def resume(*_: object) -> None:
         raise HypervisorError("alpha: libvirtd is gone", host="alpha")
 
-    monkeypatch.setattr(guests, "resume", resume)
+    monkeypatch.setattr(domains, "resume", resume)
     said = await side.work().let_go(PLAN)
     assert said is not None
     assert "web1 is back and may stand still" in said

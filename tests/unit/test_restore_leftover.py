@@ -11,7 +11,7 @@ from vmckpt.agent import replacement, unrestore
 from vmckpt.agent.leftover import Seat, Seen, Spot, Verdict, judge, spot
 from vmckpt.agent.orders import UnrestoreOrder
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import library
+from vmckpt.hypervisor import connection
 from vmckpt.model.migration import Outcome
 from vmckpt.snapshot.settling import came_back
 
@@ -85,7 +85,7 @@ class FakeMonitor:
 
     def __init__(self, guest: str, *, host: str, uri: str) -> None:
         if self.state is None:
-            raise HypervisorError("no guest", host=host, code=library.NOT_HERE[0])
+            raise HypervisorError("no guest", host=host, code=connection.NOT_HERE[0])
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ from vmckpt.agent import starting
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.revive import Revival
 from vmckpt.errors import Cancelled, HypervisorError, OutcomeUnknown, VmckptError
-from vmckpt.hypervisor import library, monitor
+from vmckpt.hypervisor import connection, qmp
 from vmckpt.units import Seconds
 
 
@@ -25,7 +25,7 @@ class Guest:
     def __init__(self, guest: str, *, host: str, uri: str) -> None:
         told = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if told is None:
-            raise HypervisorError("no guest", host=host, code=library.NOT_HERE[0])
+            raise HypervisorError("no guest", host=host, code=connection.NOT_HERE[0])
         if told == "broken":
             raise HypervisorError("no connection", host=host)
         self.state = told
@@ -80,7 +80,7 @@ def begin(
         if error is not None:
             raise error
 
-    monkeypatch.setattr(monitor, "restore", restore)
+    monkeypatch.setattr(qmp, "restore", restore)
     monkeypatch.setattr(Guest, "answers", list(answers))
     starting.start(order, "<domain/>", cast("Revival", memory or Memory()))
 

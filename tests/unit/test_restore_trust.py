@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.snapshots import FACTS, PUBLIC
 from vmckpt.errors import BadInput
-from vmckpt.hypervisor import stored
+from vmckpt.hypervisor import domains
 from vmckpt.model.host import Host
 from vmckpt.snapshot import fitting, restoring
 from vmckpt.snapshot.requests import RestoreRequest
@@ -66,7 +66,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(restoring, "Hypervisor", Libvirt)
     monkeypatch.setattr(restoring, "_operation", operation)
     monkeypatch.setattr(fitting, "checked", checked)
-    monkeypatch.setattr(stored, "look", look)
+    monkeypatch.setattr(domains, "look", look)
     return known
 
 

@@ -9,7 +9,7 @@ import pytest
 from vmckpt.checkpoint import room
 from vmckpt.errors import CaptureFailed
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.units import GIB, MIB, Bytes
 
 STATUS = (

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from vmckpt.checkpoint import userfault
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 
 SMAPS = """7f0000000000-7f0000400000 rw-p 00000000 00:00 0
 Size:               4096 kB

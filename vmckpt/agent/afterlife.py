@@ -11,10 +11,10 @@ from vmckpt.agent import writes
 from vmckpt.checkpoint import settings
 from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import VmckptError
-from vmckpt.hypervisor import standby as libvirt_side
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity, lease_timer
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.lease.client import LeaseClient
 from vmckpt.lease.clock import boottime
 from vmckpt.replicate import buffers, guard, link

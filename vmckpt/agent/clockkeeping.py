@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Self
 
 from vmckpt.errors import VmckptError
-from vmckpt.hypervisor.agent import GuestAgent
-from vmckpt.hypervisor.monitor import Monitor
-from vmckpt.hypervisor.seat import Seat
+from vmckpt.hypervisor.guest_agent import GuestAgent
+from vmckpt.hypervisor.qmp import Monitor, Seat
 from vmckpt.replicate import guestclock
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.guestclock import Clock, Reading

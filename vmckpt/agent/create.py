@@ -22,10 +22,10 @@ from vmckpt.checkpoint.image import FrozenImage
 from vmckpt.checkpoint.off_disks import OffDisks
 from vmckpt.checkpoint.quiet import Quiet
 from vmckpt.errors import BadInput, VmckptError
-from vmckpt.hypervisor import qemuuser
-from vmckpt.hypervisor.agent import GuestAgent
-from vmckpt.hypervisor.backups import Backups
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import qemu_user
+from vmckpt.hypervisor.backup import Backups
+from vmckpt.hypervisor.guest_agent import GuestAgent
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.model.finding import Severity
 from vmckpt.store import ingest, line, manifest, opening, wraps
 from vmckpt.store.compact import compacted
@@ -141,7 +141,7 @@ class _Making:
         if self._off:  # nobody but us uses it
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         else:
-            qemuuser.make_folder(folder, qemuuser.owner(order.uri, order.host))
+            qemu_user.make_folder(folder, qemu_user.owner(order.uri, order.host))
         kind: type[OffDisks] | type[DiskCapture] = OffDisks if self._off else DiskCapture
         return kind(
             Backups(self._monitor),

@@ -13,7 +13,7 @@ from vmckpt.checkpoint.background import Hooks
 from vmckpt.checkpoint.outputs import Hold
 from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import CaptureFailed
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.model.recovery import Phase
 from vmckpt.units import Seconds
 

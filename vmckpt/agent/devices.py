@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from vmckpt.checkpoint.settings import Commands
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor.endings import Endings
+from vmckpt.hypervisor.lifecycle import Endings
 from vmckpt.replicate.newcards import NewCards
 from vmckpt.util import atomic_file
 

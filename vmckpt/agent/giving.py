@@ -17,10 +17,10 @@ from typing import IO, Any
 
 from vmckpt.agent import afterlife
 from vmckpt.errors import GuestBusy, HypervisorError, RemoteError, VmckptError
-from vmckpt.hypervisor import library
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import connection
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.replicate import link
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.link import Cut, Line
@@ -175,7 +175,7 @@ def _wait_for_libvirt(session: Session) -> None:
                 if not monitor.is_active():
                     return
         except HypervisorError as exc:
-            if exc.code in library.NOT_HERE:
+            if exc.code in connection.NOT_HERE:
                 return
             raise
         time.sleep(_TURN)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vmckpt.agent import giving, writes
 from vmckpt.hypervisor.qemu_process import lease_timer
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.replicate import guard, guarding, guardunit
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.guardfacts import Facts, Resumable

@@ -12,10 +12,10 @@ from vmckpt.checkpoint.outputs import HoldUndo
 from vmckpt.checkpoint.quiet import QuietUndo
 from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
-from vmckpt.hypervisor import library
-from vmckpt.hypervisor.agent import GuestAgent, thaw_left
-from vmckpt.hypervisor.backups import Backups
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import connection
+from vmckpt.hypervisor.backup import Backups
+from vmckpt.hypervisor.guest_agent import GuestAgent, thaw_left
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.store import opening
 from vmckpt.units import Seconds
 
@@ -85,5 +85,5 @@ def _on_guest(order: PutBackOrder, acts: list[Callable[[Monitor], object]]) -> N
                 act(monitor)
     except HypervisorError as exc:
         # A QEMU that has ended took all of it along.
-        if exc.code not in library.NOT_HERE:
+        if exc.code not in connection.NOT_HERE:
             raise

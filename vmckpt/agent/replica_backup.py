@@ -12,10 +12,10 @@ from typing import Any
 from vmckpt.agent import afterlife, clockkeeping, giving, guarded, trial_files
 from vmckpt.agent.replica_trial import Trials
 from vmckpt.errors import VmckptError
-from vmckpt.hypervisor.agent import GuestAgent
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.guest_agent import GuestAgent
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.replicate import guard, guardpage, standing
 from vmckpt.replicate import standby as standbys
 from vmckpt.replicate.backup import Backup, Ours, StandbyGone

@@ -11,10 +11,10 @@ from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.checkpoint import guestmemory, outputs, reopening, settings
 from vmckpt.checkpoint.settings import IGNORE_SHARED, Undo
 from vmckpt.errors import CannotCapture
-from vmckpt.hypervisor import blocks
-from vmckpt.hypervisor import standby as libvirt_side
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import block
+from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.replicate import logserver, taking
 from vmckpt.replicate.facts import Session, folder_of
 from vmckpt.units import Seconds
@@ -37,8 +37,8 @@ def look(order: ReplicaOrder) -> dict[str, Any]:
         held = outputs.look(monitor)
         undo = _settings(order, monitor)
         described = monitor.described()
-        known = monitor.on_domain("looking at its disks", blocks.nodes)
-        disks = blocks.read_facts(described, known)
+        known = monitor.on_domain("looking at its disks", block.nodes)
+        disks = block.read_facts(described, known)
         stored = libvirt_side.stored(monitor)
         return {
             "name": monitor.name, "undo": undo.to_json(), "cards": held.cards, "devices": seen,

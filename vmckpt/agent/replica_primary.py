@@ -15,12 +15,12 @@ from vmckpt.agent.writes import Mirrors
 from vmckpt.checkpoint import guestmemory, settings
 from vmckpt.checkpoint.settings import Undo
 from vmckpt.errors import LeaseLost, VmckptError
-from vmckpt.hypervisor import standby as libvirt_side
-from vmckpt.hypervisor.endings import Ending, Endings
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import standby_domain as libvirt_side
+from vmckpt.hypervisor.lifecycle import Ending, Endings
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
 from vmckpt.hypervisor.qemu_process.lease_timer import LeaseTimer
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.lease.clock import boottime
 from vmckpt.replicate import buffers, choosing
 from vmckpt.replicate.buffers import Buffers

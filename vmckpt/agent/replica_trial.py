@@ -19,9 +19,9 @@ from vmckpt.agent import trial_files
 from vmckpt.agent.trial_files import Traces
 from vmckpt.checkpoint import room as rooms
 from vmckpt.errors import BadInput, Cancelled, CaptureFailed, GuestBusy, VmckptError
-from vmckpt.hypervisor import standby as libvirt_side
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.replicate import fleecing, trial_room, trial_xml, twin
 from vmckpt.replicate import standby as standbys
 from vmckpt.replicate.facts import Session

@@ -21,9 +21,9 @@ from vmckpt.errors import (
     TwoCopies,
     VmckptError,
 )
-from vmckpt.hypervisor import library, qemuuser
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import connection, qemu_user
 from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.lease.client import LeaseClient, LeaseForgotten
 from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replicate import control, guard, link, standing
@@ -53,7 +53,7 @@ def _identity(order: ReplicaOrder) -> dict[str, Any]:
     _must_be_free(order)
     return {
         "certificate": link.make_identity(make_folder(order.guest)),
-        "owner": qemuuser.owner(order.uri, order.host),
+        "owner": qemu_user.owner(order.uri, order.host),
     }
 
 
@@ -226,7 +226,7 @@ def _known(order: ReplicaOrder) -> bool:
         with Monitor(order.guest, host=order.host, uri=order.uri):
             return True
     except HypervisorError as exc:
-        if exc.code in library.NOT_HERE:
+        if exc.code in connection.NOT_HERE:
             return False
         raise
 

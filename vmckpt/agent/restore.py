@@ -14,8 +14,8 @@ from vmckpt.agent.revive import Revival
 from vmckpt.agent.small_files import SmallFiles
 from vmckpt.agent.talk import Talk
 from vmckpt.errors import BadInput, HypervisorError, OutcomeUnknown, VmckptError
-from vmckpt.hypervisor import links
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import domains
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.store import manifest, opening, tiered
 from vmckpt.store.assemble import Source
 from vmckpt.store.inside import Private
@@ -127,7 +127,7 @@ def _follow(order: RestoreOrder, talk: Talk) -> Iterator[str]:
         told = talk.ask("started")
         if order.links_down and isinstance(told, dict) and told.get("links_up"):
             with Monitor(order.guest, host=order.host, uri=order.uri) as there:
-                links.up(there)
+                domains.up(there)
     except HypervisorError as exc:
         yield f"its links are still down: {exc}"
     except VmckptError:

@@ -22,8 +22,8 @@ from vmckpt.checkpoint.nbdserver import Server
 from vmckpt.checkpoint.nbdsession import Export
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import BadInput, Cancelled, HypervisorError, StoreError
-from vmckpt.hypervisor import library, pulling, qemuuser
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import block, connection, qemu_user
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.store.assemble import Assembly, Source
 from vmckpt.store.inside import Private
 from vmckpt.store.store import Store
@@ -133,7 +133,7 @@ class _Keeper:
 
     def listen(self, stack: ExitStack) -> None:
         """Serve until the stack is left."""
-        user, group = qemuuser.owner(self._order.uri, self._order.host)
+        user, group = qemu_user.owner(self._order.uri, self._order.host)
         for name, export in self._exports.items():
             stack.enter_context(Server({name: export}, Unix(self.sockets[name])))
             os.chown(self.sockets[name], user, group)
@@ -156,7 +156,7 @@ class _Keeper:
                 try:
                     self._pull(name, done)
                 except HypervisorError as exc:
-                    if exc.code in library.NOT_HERE:
+                    if exc.code in connection.NOT_HERE:
                         self._finish_off(name)
                     else:
                         self._talk.tell(progress={"phase": "disks", "done": done})
@@ -167,9 +167,9 @@ class _Keeper:
         with self._monitor() as monitor:
             if name not in self._waiting(monitor):
                 return
-            if pulling.progress(monitor, name) is None:
-                pulling.begin(monitor, name)
-            while (found := pulling.progress(monitor, name)) is not None:
+            if block.progress(monitor, name) is None:
+                block.begin(monitor, name)
+            while (found := block.progress(monitor, name)) is not None:
                 self._talk.progress(phase="disks", done=done + found.done, total=self._total)
                 self._wake(monitor)
                 time.sleep(_TURN)
@@ -179,7 +179,7 @@ class _Keeper:
 
     def _wake(self, monitor: Monitor) -> None:
         """A guest that stood still for want of a server goes on."""
-        if pulling.stopped_by_disk(monitor):
+        if block.stopped_by_disk(monitor):
             monitor.resume()
 
     def _finish_off(self, name: str) -> None:

@@ -7,8 +7,8 @@ from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.revive import Revival
 from vmckpt.checkpoint.savefile import Fifo
 from vmckpt.errors import HypervisorError, OutcomeUnknown
-from vmckpt.hypervisor import library, monitor
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import connection, qmp
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.units import Seconds
 
 _PATIENCE = Seconds(60.0)
@@ -27,7 +27,7 @@ def start(order: RestoreOrder, xml: str, revival: Revival) -> None:
     paused = order.paused or order.links_down
     try:
         with Fifo(order.folder, revival.fill) as path:
-            monitor.restore(str(path), xml, paused=paused, host=order.host, uri=order.uri)
+            qmp.restore(str(path), xml, paused=paused, host=order.host, uri=order.uri)
     except OutcomeUnknown as exc:
         if not _has_started(order):
             raise revival.trouble or HypervisorError(
@@ -91,7 +91,7 @@ def _patiently(
             if told is not None:
                 return told
         except HypervisorError as exc:
-            if exc.code in library.NOT_HERE:
+            if exc.code in connection.NOT_HERE:
                 return gone
             why = exc.message
         time.sleep(_TURN)

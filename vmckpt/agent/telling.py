@@ -6,7 +6,7 @@ from typing import Any
 from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.ways import Memory
 from vmckpt.checkpoint.image import FrozenImage
-from vmckpt.hypervisor import parse
+from vmckpt.hypervisor import domain_xml
 from vmckpt.model.disk import DiskFacts
 from vmckpt.model.guest import Guest
 from vmckpt.store.facts import Contents, DiskMake, Facts, Public, RamBlock
@@ -71,7 +71,7 @@ def public(
 
 
 def _described(xml: str) -> Guest:
-    return parse.guest(xml, state=1, persistent=True, autostart=False, snapshots=0, job=None)
+    return domain_xml.guest(xml, state=1, persistent=True, autostart=False, snapshots=0, job=None)
 
 
 def way(memory: Memory | None, *, off: bool) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from typing import Self
 
 from vmckpt.agent import replacement
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
-from vmckpt.hypervisor import library
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import connection
 from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.replicate import fleecing
 from vmckpt.replicate.facts import Session
 from vmckpt.replicate.fleecing import Fleece
@@ -133,7 +133,7 @@ def clear(session: Session) -> None:
         with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
             fleecing.end(monitor)
     except HypervisorError as exc:
-        if exc.code not in library.NOT_HERE:
+        if exc.code not in connection.NOT_HERE:
             raise
     try:
         forget_files(state)
@@ -162,5 +162,5 @@ def _end(uuid: str, session: Session) -> None:
         with Monitor(uuid, host=session.host, uri=session.uri) as monitor:
             monitor.end()
     except HypervisorError as exc:
-        if exc.code not in library.NOT_HERE:
+        if exc.code not in connection.NOT_HERE:
             raise

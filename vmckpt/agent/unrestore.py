@@ -11,9 +11,9 @@ from vmckpt.agent.leftover import Seat, Seen, Spot, Verdict
 from vmckpt.agent.orders import UnrestoreOrder
 from vmckpt.agent.talk import Talk
 from vmckpt.errors import GuestBusy, HypervisorError, QemuUnclear
-from vmckpt.hypervisor import library
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import connection
 from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.units import Seconds
 
 _PATIENCE = Seconds(30.0)
@@ -104,7 +104,7 @@ def _seat(order: UnrestoreOrder) -> Seat:
                 if state != "inmigrate":
                     return Seat(runs=True, revived=_revived(order.guest))
         except HypervisorError as exc:
-            if exc.code in library.NOT_HERE:
+            if exc.code in connection.NOT_HERE:
                 return Seat(runs=False, revived=False)
             raise
         if time.monotonic() > give_up:

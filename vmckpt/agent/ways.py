@@ -21,8 +21,8 @@ from vmckpt.checkpoint.compare import Flags
 from vmckpt.checkpoint.image import FrozenImage
 from vmckpt.checkpoint.shared import SharedMemory
 from vmckpt.errors import CannotCapture
-from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.units import Bytes, Seconds
 
 _SHORT = Seconds(0.0)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.replicate import diskreading, logserver, mirroring
 from vmckpt.replicate.diskcompare import Readable
 from vmckpt.replicate.diskepochs import LogPlace, WriteLog

@@ -10,8 +10,8 @@ from vmckpt.errors import (
     HypervisorError,
     meant,
 )
-from vmckpt.hypervisor import facts as host_facts
-from vmckpt.hypervisor import guests as hypervisor_guests
+from vmckpt.hypervisor import domains as hypervisor_domains
+from vmckpt.hypervisor import host_facts as host_host_facts
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
 from vmckpt.model.guest import Copies, Guest, two_copies
@@ -35,7 +35,7 @@ async def hosts(inventory: Inventory) -> list[HostView]:
         async with Hypervisor(host) as hypervisor:
             try:
                 return HostView(
-                    host=host, facts=await host_facts.host_facts(hypervisor), error=None
+                    host=host, facts=await host_host_facts.host_facts(hypervisor), error=None
                 )
             except HypervisorError as exc:
                 return HostView(host=host, facts=None, error=exc.message)
@@ -53,7 +53,7 @@ async def guests(
         async with Hypervisor(host) as hypervisor:
             try:
                 async with asyncio.timeout(within):
-                    return await hypervisor_guests.all_guests(hypervisor)
+                    return await hypervisor_domains.all_guests(hypervisor)
             except HypervisorError as exc:
                 return exc.message
             except TimeoutError:
@@ -125,7 +125,7 @@ async def label(
     kept = {**one.labels, **changes}
     labels = {name: value for name, value in kept.items() if value is not None}
     async with Hypervisor(host) as hypervisor:
-        await hypervisor_guests.set_labels(hypervisor, one.uuid, labels)
+        await hypervisor_domains.set_labels(hypervisor, one.uuid, labels)
     return labels
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from vmckpt.errors import HypervisorError, JournalError, VmckptError
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.glance import Glancer
+from vmckpt.hypervisor.host_facts import Glancer
 from vmckpt.inventory import Inventory
 from vmckpt.journal import desk, maintenance, place
 from vmckpt.journal.desk import JobDetail, JobView, News

@@ -7,7 +7,7 @@ that begins then must read everything.
 from typing import Self
 
 from vmckpt.checkpoint.settings import Commands
-from vmckpt.hypervisor.monitor import Refused
+from vmckpt.hypervisor.qmp import Refused
 
 _KNOWS = "blockdev-set-active"
 _EXPORT = "vmckpt-activate"

@@ -20,7 +20,7 @@ from vmckpt.checkpoint.keeper import Keeper
 from vmckpt.checkpoint.settings import BACKGROUND, PIPE, STOPPED, Commands, Note, Undo
 from vmckpt.checkpoint.stream import StreamParser
 from vmckpt.errors import Cancelled, CannotCapture, CaptureFailed, HypervisorError
-from vmckpt.hypervisor.monitor import Refused
+from vmckpt.hypervisor.qmp import Refused
 from vmckpt.units import Seconds
 
 Progress = Callable[[int, int], None]

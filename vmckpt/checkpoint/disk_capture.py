@@ -15,7 +15,7 @@ from vmckpt.checkpoint.disk_plan import DiskPlan, Parent, plan
 from vmckpt.checkpoint.disks import DiskReader, opened
 from vmckpt.checkpoint.keeper import left_behind
 from vmckpt.errors import HypervisorError, OutcomeUnknown
-from vmckpt.hypervisor.backups import Backups, BitmapLost
+from vmckpt.hypervisor.backup import Backups, BitmapLost
 from vmckpt.model.disk import (
     BackupOrder,
     DiskFacts,

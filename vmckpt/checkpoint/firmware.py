@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree as ET
 
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import parse
-from vmckpt.hypervisor.nvram import path_of
+from vmckpt.hypervisor import domain_xml
+from vmckpt.hypervisor.domain_xml import path_of
 from vmckpt.util.host_files import Folder, Refused, opened
 
 NVRAM, TPM = "nvram", "tpm"
@@ -26,13 +26,13 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 def nvram(xml: str) -> str | None:
     """Where a guest's NVRAM is on its host; None: it has none, or not as a file."""
-    return path_of(parse.tree(xml, "domain"))
+    return path_of(domain_xml.tree(xml, "domain"))
 
 
 def tpm(xml: str, uuid: str) -> str | None:
     """The folder with the state of a guest's TPM on its host; None: it has no emulated one, or
     its state is at a place of its own."""
-    node = parse.tree(xml, "domain").find("devices/tpm")
+    node = domain_xml.tree(xml, "domain").find("devices/tpm")
     if node is None or node.find("backend[@type='emulator']") is None or tpm_elsewhere(node):
         return None
     return str(_TPM_FOLDER / uuid)
@@ -49,7 +49,7 @@ def own_nvram(xml: str, name: str) -> str:
     path = nvram(xml)
     if path is None:
         return xml
-    root = parse.tree(xml, "domain")
+    root = domain_xml.tree(xml, "domain")
     node = root.find("os/nvram")
     assert node is not None
     own = str(PurePosixPath(path).with_name(f"{name}_VARS{PurePosixPath(path).suffix}"))

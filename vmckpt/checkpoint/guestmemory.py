@@ -10,7 +10,7 @@ from typing import Any
 
 from vmckpt.checkpoint.settings import Commands
 from vmckpt.errors import CannotCapture
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 
 _PREPARE = "run vmckpt prepare, or use another way of capture"
 _REASONS = {

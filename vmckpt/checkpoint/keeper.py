@@ -98,8 +98,8 @@ def _undo(uri: str, host: str, undo: str) -> bool:
     """Whether all is put back."""
     # Only now: a keeper that is not needed costs little.
     from vmckpt.checkpoint import image, settings  # noqa: PLC0415
-    from vmckpt.hypervisor.monitor import Monitor  # noqa: PLC0415
     from vmckpt.hypervisor.qemu_process import identity  # noqa: PLC0415
+    from vmckpt.hypervisor.qmp import Monitor  # noqa: PLC0415
 
     facts = settings.Undo.from_json(undo)
     give_up = time.monotonic() + LASTS

@@ -17,7 +17,7 @@ from vmckpt.checkpoint.disk_capture import DiskUndo, remove_left
 from vmckpt.checkpoint.disk_plan import DiskPlan, How, Parent, plan
 from vmckpt.checkpoint.disks import DiskReader, opened
 from vmckpt.errors import BadInput, GuestBusy, HypervisorError
-from vmckpt.hypervisor.backups import Backups
+from vmckpt.hypervisor.backup import Backups
 from vmckpt.model.disk import (
     MARK,
     Bitmap,

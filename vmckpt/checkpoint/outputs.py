@@ -18,9 +18,9 @@ from xml.etree import ElementTree as ET
 from vmckpt.checkpoint import settings
 from vmckpt.checkpoint.keeper import Keeper
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
-from vmckpt.hypervisor import parse
-from vmckpt.hypervisor.monitor import Refused
+from vmckpt.hypervisor import domain_xml
 from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qmp import Refused
 from vmckpt.units import Seconds
 
 LIMIT = Seconds(15.0)
@@ -56,7 +56,7 @@ class Card:
 
 def cards(xml: str) -> tuple[Card, ...]:
     """A running guest's cards, those among its passed-through devices too."""
-    root = parse.tree(xml, "domain")
+    root = domain_xml.tree(xml, "domain")
     found = []
     for node in root.findall("devices/interface"):
         driver = node.find("driver")

@@ -35,8 +35,8 @@ def _undo(uri: str, host: str, undo: str, *, resume: bool) -> bool:
     """Whether all is let go."""
     from vmckpt.checkpoint import outputs  # noqa: PLC0415
     from vmckpt.errors import HypervisorError  # noqa: PLC0415
-    from vmckpt.hypervisor.monitor import Monitor  # noqa: PLC0415
     from vmckpt.hypervisor.qemu_process import identity  # noqa: PLC0415
+    from vmckpt.hypervisor.qmp import Monitor  # noqa: PLC0415
 
     facts = outputs.HoldUndo.from_json(undo)
     for _ in range(_TRIES):

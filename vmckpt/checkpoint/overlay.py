@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from xml.etree import ElementTree as ET
 
 from vmckpt.errors import BadInput
-from vmckpt.hypervisor import parse
+from vmckpt.hypervisor import domain_xml
 
 
 def check(formats: Mapping[str, str]) -> None:
@@ -22,7 +22,7 @@ def behind(xml: str, sockets: Mapping[str, str]) -> str:
 
     Where that server is gone the guest stands still, and no error reaches it. Raises ValueError.
     """
-    root = parse.tree(xml, "domain")
+    root = domain_xml.tree(xml, "domain")
     left = set(sockets)
     for disk in root.findall("devices/disk"):
         target, driver = disk.find("target"), disk.find("driver")
@@ -49,7 +49,7 @@ def behind(xml: str, sockets: Mapping[str, str]) -> str:
 def waiting(xml: str, sockets: Mapping[str, str]) -> frozenset[str]:
     """Which of these disks of a running guest still have their content behind such a socket."""
     found = set()
-    for disk in parse.tree(xml, "domain").findall("devices/disk"):
+    for disk in domain_xml.tree(xml, "domain").findall("devices/disk"):
         target = disk.find("target")
         name = target.get("dev", "") if target is not None else ""
         for host in disk.findall("backingStore/source/host"):

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.errors import CannotCapture
-from vmckpt.hypervisor.monitor import Monitor
 from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qmp import Monitor
 
 _ON_HOST = {"file", "host_device"}
 _HANDED = "/dev/fdset/"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from vmckpt.doctor.checks import FIRST_PORT, DeviceSeen, Examined, FenceSeen
 from vmckpt.errors import HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.facts import host_facts
+from vmckpt.hypervisor.host_facts import host_facts
 from vmckpt.model.fencing import Action, FenceTopology
 from vmckpt.model.host import Host, HostFacts, HostProbe
 from vmckpt.remote import fencing, probe

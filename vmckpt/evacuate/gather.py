@@ -8,8 +8,8 @@ from types import MappingProxyType, TracebackType
 from vmckpt.errors import HypervisorError, RemoteError
 from vmckpt.evacuate import seen
 from vmckpt.evacuate.seen import Answers, Look, Protected
-from vmckpt.hypervisor import facts as host_facts
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import domains
+from vmckpt.hypervisor import host_facts as host_host_facts
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.migrate.gather import Remotes
 from vmckpt.model.guest import Guest
@@ -82,7 +82,7 @@ class Hosts:
         async with self._narrow:
             try:
                 facts, found = await asyncio.gather(
-                    host_facts.host_facts(libvirt), guests.all_guests(libvirt)
+                    host_host_facts.host_facts(libvirt), domains.all_guests(libvirt)
                 )
             except HypervisorError as exc:
                 return Look(host=host, error=exc.message)
@@ -116,7 +116,7 @@ class Hosts:
             if look.facts is None or guest.accelerator not in look.facts.accelerators:
                 continue
             try:
-                if await host_facts.cpu_fits(self._libvirt[look.host.name], guest) is False:
+                if await host_host_facts.cpu_fits(self._libvirt[look.host.name], guest) is False:
                     continue
             except HypervisorError:
                 continue

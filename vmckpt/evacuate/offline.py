@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from vmckpt.errors import HypervisorError, JournalError, LeaseLost, RemoteError, VmckptError
 from vmckpt.evacuate.plan import Checked
 from vmckpt.evacuate.seen import Known, Way, all_files
-from vmckpt.hypervisor import guests, storage, switching
+from vmckpt.hypervisor import domains, lifecycle, storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import desk
 from vmckpt.journal.recorder import Recorder
@@ -145,7 +145,7 @@ async def move(
         raise HypervisorError(against[0].text, host=against[0].where, mend=against[0].mend)
     async with Hypervisor(ends.source) as here:
         if ends.remotes is None or not found.copies:
-            await switching.move_offline(here, known.guest.uuid, ends.target.uri_for_peers)
+            await lifecycle.move_offline(here, known.guest.uuid, ends.target.uri_for_peers)
             return ()
         return await _Copy(known, ends.target, ends.remotes, recorder, found).move(here, stop, tell)
 
@@ -180,7 +180,7 @@ class _Copy:
             _, stored = await storage.definitions_with_images_at(here, uuid, self._plan.placed)
             here.guard = self._recorder.check
             self._ordered = True
-            await switching.move_offline(here, uuid, self._target.uri_for_peers, stored)
+            await lifecycle.move_offline(here, uuid, self._target.uri_for_peers, stored)
         except LeaseLost:
             raise
         except BaseException:
@@ -301,8 +301,8 @@ async def _settle(
 ) -> tuple[StepState, list[str]]:
     """What came of a step, and what is to be told of it. Raises HypervisorError, RemoteError."""
     source, target, uuid = here.host.name, there.host.name, str(step.intent["uuid"])
-    before = await guests.presence(here, uuid)
-    found = await guests.presence(there, uuid)
+    before = await domains.presence(here, uuid)
+    found = await domains.presence(there, uuid)
     if not found.reachable:
         raise HypervisorError("it does not answer", host=target)
     if found.state is not None:

@@ -27,7 +27,7 @@ from vmckpt.evacuate.seen import Known, Seen, Way
 from vmckpt.evacuate.streams import Streams
 from vmckpt.evacuate.task import Task
 from vmckpt.evacuate.world import Moved
-from vmckpt.hypervisor import switching
+from vmckpt.hypervisor import lifecycle
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import desk
 from vmckpt.journal.recorder import Recorder
@@ -292,9 +292,9 @@ class Site:
             number = await asyncio.to_thread(self._recorder.intend, SHUT_DOWN, intent)
             async with self._concluded(number), Hypervisor(host) as hypervisor:
                 if known.suspends:
-                    await switching.suspend(hypervisor, uuid)
+                    await lifecycle.suspend(hypervisor, uuid)
                 else:
-                    await switching.shut_down(hypervisor, uuid, limit)
+                    await lifecycle.shut_down(hypervisor, uuid, limit)
         except VmckptError as exc:
             return exc.message
         return None
@@ -317,7 +317,7 @@ class Site:
         for uuid, tenant in found.starts.items():
             try:
                 async with Hypervisor(scope.inventory.host(task.host)) as hypervisor:
-                    name = await switching.start(hypervisor, uuid)
+                    name = await lifecycle.start(hypervisor, uuid)
             except HypervisorError as exc:
                 off.append(reports.off(tenant.name, task.host, exc.message))
             else:

@@ -1,26 +1,194 @@
-"""A host's libvirt: two lanes, each with a connection of its own.
+"""Connections to a host's libvirt: two, each with a thread of its own.
 
-The short lane asks and commands, with a time limit on each call. The long lane holds the one call
-that lasts as long as a migration. So statistics and abort never wait for it.
+The short one asks and commands, with a time limit on each call. The long one holds the one call
+that lasts as long as a migration, so statistics and abort never wait for it.
+
+The threads are daemons: a libvirt call that never returns must not keep the process from ending,
+and an executor's threads are joined at exit. libvirt's event loop, its error output and its errors
+in our words are here, too.
 """
 
 import asyncio
+import contextlib
+import functools
+import logging
+import queue
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from shlex import quote
 from typing import TypeVar
+from urllib.parse import parse_qs, urlsplit, urlunsplit
 from xml.etree.ElementTree import ParseError
 
 import libvirt
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from vmckpt.errors import HostUnreachable, HypervisorError, OutcomeUnknown, ReadOnly
-from vmckpt.hypervisor import library
-from vmckpt.hypervisor.lanes import Lane
 from vmckpt.model.host import Host
 from vmckpt.units import Seconds
 
 T = TypeVar("T")
+
+
+class Lane:
+    """Runs callables in the order given, in a thread that starts with the first."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Run `call` in the lane. Cancelling the wait does not stop the call."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def work() -> None:
+            # Whoever waits may have gone, and its loop with it; the result then has no taker.
+            with contextlib.suppress(RuntimeError):
+                if future.cancelled():
+                    return
+                try:
+                    result = call()
+                except BaseException as exc:  # noqa: BLE001 - handed to whoever waits
+                    loop.call_soon_threadsafe(_fail, future, exc)
+                else:
+                    loop.call_soon_threadsafe(_finish, future, result)
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            self._thread.start()
+        self._work.put(work)
+        return await future
+
+    def close(self) -> None:
+        """Let the thread end after the calls already given."""
+        self._work.put(None)
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+
+def _finish(future: "asyncio.Future[T]", result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: "asyncio.Future[T]", error: BaseException) -> None:
+    if not future.done():
+        # A future takes no StopIteration, and who waits for it would wait for ever.
+        stopped = isinstance(error, StopIteration)
+        future.set_exception(ValueError("no such thing") if stopped else error)
+
+
+log = logging.getLogger("vmckpt.libvirt")
+
+
+@functools.cache
+def start() -> None:
+    """Run libvirt's event loop in a thread of its own and take its error output into our log.
+
+    Keep-alive works only while that loop runs, and only for connections opened after this call.
+    """
+    libvirt.registerErrorHandler(lambda _context, error: log.debug("%s", error[2]), None)
+    libvirt.virEventRegisterDefaultImpl()
+    threading.Thread(target=_turn_for_ever, name="libvirt events", daemon=True).start()
+
+
+def _turn_for_ever() -> None:
+    while True:
+        libvirt.virEventRunDefaultImpl()
+
+
+def without_questions(uri: str) -> str:
+    """The URI with which ssh fails instead of asking for a password or about a host key.
+
+    A question would appear in the middle of our output, and a yes to an unknown key would bypass
+    the rule that host keys are verified.
+    """
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return uri  # libvirt says what is wrong with it
+    if not parts.scheme.endswith("+ssh") or "no_tty" in parse_qs(parts.query):
+        return uri
+    query = f"{parts.query}&no_tty=1" if parts.query else "no_tty=1"
+    return urlunsplit(parts._replace(query=query))
+
+
+@contextmanager
+def opened(uri: str, host: str) -> Iterator[libvirt.virConnect]:
+    """A connection for one visit. Raises HostUnreachable."""
+    start()
+    try:
+        connection = libvirt.open(without_questions(uri))
+    except libvirt.libvirtError as exc:
+        what = Broken(exc, sent=False)
+        raise broken(what, host=host, what="connecting", changes=False) from exc
+    try:
+        yield connection
+    finally:
+        with suppress(libvirt.libvirtError):
+            connection.close()
+
+
+def once(
+    uri: str, host: str, what: str, call: Callable[[libvirt.virConnect], T], *, changes: bool
+) -> T:
+    """A call over a connection of its own. Raises HypervisorError, OutcomeUnknown if `changes`."""
+    with opened(uri, host) as connection:
+        try:
+            return call(connection)
+        except libvirt.libvirtError as exc:
+            if connection.isAlive() == 1:
+                raise refused(exc, host=host, what=what) from exc
+            failed = Broken(exc, sent=True)
+            raise broken(failed, host=host, what=what, changes=changes) from exc
+
+
+NOT_HERE = (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID)
+"""Codes of errors that say: the host does not know the guest, or it does not run there."""
+
+
+class Broken(Exception):
+    """The connection failed, not the call."""
+
+    def __init__(self, error: libvirt.libvirtError, *, sent: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.sent = sent
+        """False: the call never left, so it cannot have changed anything."""
+
+
+def refused(error: libvirt.libvirtError, *, host: str, what: str) -> HypervisorError:
+    """Our error for a call that libvirt answered with no."""
+    return HypervisorError(
+        f"{host}: {what}: {_text(error)}", host=host, code=error.get_error_code()
+    )
+
+
+def broken(broken: Broken, *, host: str, what: str, changes: bool) -> HypervisorError:
+    """Our error for a call whose connection broke; `changes`: it may have changed something."""
+    text, code = _text(broken.error), broken.error.get_error_code()
+    if changes and broken.sent:
+        return OutcomeUnknown(
+            f"{host}: the connection broke during {what}, which may have happened: {text}",
+            host=host,
+            code=code,
+        )
+    return HostUnreachable(
+        f"{host}: libvirt cannot be reached: {text}",
+        host=host,
+        code=code,
+        mend=f"run vmckpt doctor {host}",
+    )
+
+
+def _text(error: libvirt.libvirtError) -> str:
+    return " ".join(str(error).split())
+
 
 CALL_LIMIT = Seconds(10.0)
 # A host that is off or cut off never answers the first packet; ssh and TLS take a second or two.
@@ -51,12 +219,12 @@ class _Line:
         try:
             connection = self._open()
         except libvirt.libvirtError as exc:
-            raise library.Broken(exc, sent=False) from exc
+            raise Broken(exc, sent=False) from exc
         try:
             return call(connection)
         except libvirt.libvirtError as exc:
             if connection.isAlive() != 1:
-                raise library.Broken(exc, sent=True) from exc
+                raise Broken(exc, sent=True) from exc
             raise
 
     def _open(self) -> libvirt.virConnect:
@@ -64,9 +232,9 @@ class _Line:
         if self._connection is not None and self._connection.isAlive() != 1:
             self._drop()
         if self._connection is None:
-            library.start()
+            start()
             opened = libvirt.openReadOnly if self._host.read_only else libvirt.open
-            self._connection = opened(library.without_questions(self._host.uri))
+            self._connection = opened(without_questions(self._host.uri))
             with suppress(libvirt.libvirtError):  # local URIs have no keep-alive
                 self._connection.setKeepAlive(_KEEPALIVE_SECONDS, _KEEPALIVE_COUNT)
         return self._connection
@@ -110,7 +278,7 @@ class Hypervisor:
         """
         with self._translated(what, changes=False):
             async for attempt in AsyncRetrying(
-                retry=retry_if_exception_type(library.Broken),
+                retry=retry_if_exception_type(Broken),
                 stop=stop_after_attempt(2),
                 wait=wait_fixed(0.2),
                 reraise=True,
@@ -162,9 +330,9 @@ class Hypervisor:
         try:
             yield
         except libvirt.libvirtError as exc:
-            raise library.refused(exc, host=self.host.name, what=what) from exc
-        except library.Broken as exc:
-            raise library.broken(exc, host=self.host.name, what=what, changes=changes) from exc
+            raise refused(exc, host=self.host.name, what=what) from exc
+        except Broken as exc:
+            raise broken(exc, host=self.host.name, what=what, changes=changes) from exc
         except NONSENSE as exc:
             raise self._nonsense(what, exc, changes=changes) from exc
 

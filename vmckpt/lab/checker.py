@@ -12,9 +12,9 @@ from pathlib import Path
 
 from vmckpt import inventory
 from vmckpt.errors import HypervisorError, LabError
-from vmckpt.hypervisor import guests as hypervisor_guests
+from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.mover import LibvirtMover
+from vmckpt.hypervisor.migration import LibvirtMover
 from vmckpt.lab import faults, guests, host, image, ledger, observer_client
 from vmckpt.lab.pace import Deadline
 from vmckpt.lab.plan import HostPlan, LabPlan
@@ -139,9 +139,9 @@ class Checker:
         in_parts = False
         async with Hypervisor(self._inventory.host(where.name)) as hypervisor:
             try:
-                found = await hypervisor_guests.find_guest(hypervisor, guest)
+                found = await hypervisor_domains.find_guest(hypervisor, guest)
                 if found is not None and found.state.is_active:
-                    seen = await hypervisor_guests.presence(hypervisor, found.uuid)
+                    seen = await hypervisor_domains.presence(hypervisor, found.uuid)
                     in_parts = seen.post_copy
                 if found is not None and found.state.runs and not in_parts:
                     limit = await LibvirtMover(hypervisor, hypervisor, found.uuid).max_downtime()
@@ -241,7 +241,7 @@ class Checker:
 
     async def _start(self, on: str, xml: str) -> None:
         async with Hypervisor(self._inventory.host(on)) as hypervisor:
-            await hypervisor_guests.define_and_start(hypervisor, xml)
+            await hypervisor_domains.define_and_start(hypervisor, xml)
 
 
 def _left(where: HostPlan, guest: str) -> list[str]:

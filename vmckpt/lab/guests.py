@@ -14,7 +14,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fi
 
 from vmckpt import inventory
 from vmckpt.errors import BadInput, LabError, VmckptError
-from vmckpt.hypervisor import guests as hypervisor_guests
+from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.lab import host, image, observer_client, templates
 from vmckpt.lab.lab import Say, silent
@@ -225,7 +225,7 @@ async def _launch(lab: LabPlan, on: str, xml: str, disk: Bytes | None) -> None:
     known = inventory.load(lab.inventory)
     async with Hypervisor(known.host(on)) as hypervisor:
         if disk is None:
-            await hypervisor_guests.define_and_start(hypervisor, xml)
+            await hypervisor_domains.define_and_start(hypervisor, xml)
         else:
             await templates.start(hypervisor, lab.host(on), xml, disk=disk)
 
@@ -276,7 +276,7 @@ _again = retry(
 @_again
 async def _remove(known: Host, name: str) -> None:
     async with Hypervisor(known) as hypervisor:
-        await hypervisor_guests.remove(hypervisor, name)
+        await hypervisor_domains.remove(hypervisor, name)
 
 
 async def whereabouts(lab: LabPlan, name: str) -> list[str]:
@@ -294,7 +294,7 @@ async def whereabouts(lab: LabPlan, name: str) -> list[str]:
 @_again
 async def _is_active(known: Host, name: str) -> bool:
     async with Hypervisor(known) as hypervisor:
-        guest = await hypervisor_guests.find_guest(hypervisor, name)
+        guest = await hypervisor_domains.find_guest(hypervisor, name)
         return guest is not None and guest.state.is_active
 
 
@@ -304,7 +304,7 @@ def disk_seen_from(lab: LabPlan, guest: LabGuest, on: str) -> Path:
 
     async def asked() -> Guest | None:
         async with Hypervisor(known.host(on)) as hypervisor:
-            return await hypervisor_guests.find_guest(hypervisor, guest.name)
+            return await hypervisor_domains.find_guest(hypervisor, guest.name)
 
     found = asyncio.run(asked())
     path = Path(found.disks[0].source or "") if found is not None and found.disks else None

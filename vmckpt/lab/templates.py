@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 from vmckpt.checkpoint import savefile
 from vmckpt.errors import LabError
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.lab import image
 from vmckpt.lab.pace import Deadline
@@ -48,7 +48,7 @@ async def start(hypervisor: Hypervisor, host: HostPlan, xml: str, *, disk: Bytes
     the guest is neither defined nor running.
     """
     described = generalised(xml)
-    versions = await guests.versions(hypervisor)
+    versions = await domains.versions(hypervisor)
     wanted = FOLDER / hashlib.sha256(f"{versions} {disk} {described}".encode()).hexdigest()[:16]
     saved = _opened(wanted)
     if saved is None:
@@ -110,12 +110,12 @@ async def _make(
     try:
         if disk:
             run(["truncate", "-s", str(disk), str(blank)])
-        await guests.start_transient(hypervisor, described)
+        await domains.start_transient(hypervisor, described)
         await _until_it_waits(console)
-        await guests.save(hypervisor, _NAME, str(partial))
+        await domains.save(hypervisor, _NAME, str(partial))
         partial.rename(wanted)
     except BaseException:
-        await guests.remove(hypervisor, _NAME)
+        await domains.remove(hypervisor, _NAME)
         raise
     finally:
         for path in (blank, partial):
@@ -145,7 +145,7 @@ async def _restore(hypervisor: Hypervisor, host: HostPlan, xml: str, saved: int)
     with os.fdopen(os.dup(saved), "rb", buffering=0) as file:
         was = savefile.read_header(file)
         begins = os.lseek(file.fileno(), 0, os.SEEK_CUR)
-    own = await guests.define(hypervisor, xml)
+    own = await domains.define(hypervisor, xml)
     name = _element(ElementTree.fromstring(xml), "name").text or ""
     beginning = savefile.header(own, running=True, cookie=was.cookie)
 
@@ -158,7 +158,7 @@ async def _restore(hypervisor: Hypervisor, host: HostPlan, xml: str, saved: int)
     try:
         with savefile.Fifo(host.root / "cache", fill) as path:
             inside = "/var/cache/libvirt" / path.relative_to(host.root / "cache")
-            await guests.restore(hypervisor, str(inside), own)
+            await domains.restore(hypervisor, str(inside), own)
     except BaseException:
-        await guests.remove(hypervisor, name)
+        await domains.remove(hypervisor, name)
         raise

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.errors import RemoteError, VmckptError
-from vmckpt.hypervisor import image_users
+from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.migrate import disks
 from vmckpt.migrate.gather import Remotes
@@ -100,7 +100,7 @@ async def finish(
         kept_paths = [path for path in old if path not in copies.left_behind]
         await images.flush(remotes[1], [*(one.path for one in copies.copies), *kept_paths])
         # Guests that are off are held by no lock; those that run are not found by theirs alone.
-        all_ = await image_users.of_all(here)
+        all_ = await storage.of_all(here)
         has = [Has(user.guest, path, user.format) for path, user in all_.items()]
         users = await chains.users(remotes[0], has)
         for path, mark in old.items():

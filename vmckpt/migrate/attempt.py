@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from vmckpt.errors import LeaseLost, RemoteError, VmckptError
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.mover import LibvirtMover
+from vmckpt.hypervisor.migration import LibvirtMover
 from vmckpt.journal.records import StepState
 from vmckpt.journal.steps import JournalDesk
 from vmckpt.migrate import arrived, disks, planning, reporting, terms, trace
@@ -115,7 +115,7 @@ class _Attempt:
         limits = {"max_downtime_ms": round(usual * 1000), "throttle": bool(order.auto_converge)}
         await self._around.desk.intend(Step.LIMITS, limits)
         # Whether a definition that is found there later is a trace of this move.
-        there = await guests.presence(self._around.there, self._guest.uuid)
+        there = await domains.presence(self._around.there, self._guest.uuid)
         self._target_knew = not there.reachable or there.state is not None
         move = {
             "order": order.as_json(),
@@ -186,7 +186,7 @@ class _Attempt:
         if ending is None or ending.outcome not in STAYS or self._target_knew:
             return ()
         try:
-            there = await guests.presence(self._around.there, self._guest.uuid)
+            there = await domains.presence(self._around.there, self._guest.uuid)
             if there.state is not None:
                 await self._mover.forget_target()
         except VmckptError as exc:

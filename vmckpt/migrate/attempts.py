@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
 from vmckpt.errors import Cancelled, GuestBusy, HostUnreachable
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import domains
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import StepState
 from vmckpt.lease.controller_lease import guest_resource
@@ -106,7 +106,7 @@ class Attempts:
                 mend="see vmckpt guests",
             )
         await asyncio.to_thread(self._recorder.acquire, wanted)
-        seen = await guests.presence(self._around.here, guest.uuid)
+        seen = await domains.presence(self._around.here, guest.uuid)
         if not seen.reachable:
             source = self._around.setting.source.name
             raise HostUnreachable(f"{source} does not answer; nothing was changed", host=source)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from vmckpt.errors import BadInput, LeaseLost, VmckptError
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import domains
 from vmckpt.journal.records import Request, StepState
 from vmckpt.migrate import attempt, epochs, estimate, reporting, terms, wishes
 from vmckpt.migrate.actions import Abort, SetDowntime
@@ -212,7 +212,7 @@ class _Attempt:
         if arrived is not None:
             self._tell.warn(f"it was complete before it could be given up: {why}")
             return await self._ended(Outcome.COMPLETED, None)
-        seen = await guests.presence(self._around.here, self._guest.uuid)
+        seen = await domains.presence(self._around.here, self._guest.uuid)
         if seen.reachable and not (seen.state is not None and seen.state.is_active):
             outcome = Outcome.SHUT_OFF
         return await self._ended(outcome, str(why))

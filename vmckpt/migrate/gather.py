@@ -8,8 +8,8 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from vmckpt.errors import HostKeyRefused, HypervisorError, RemoteError
-from vmckpt.hypervisor import facts as host_facts
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import domains
+from vmckpt.hypervisor import host_facts as host_host_facts
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import maintenance
 from vmckpt.migrate.preflight import Facts
@@ -47,16 +47,16 @@ async def gather(
         (target_facts, target_error),
         closed,
     ) = await asyncio.gather(
-        _or_error(guests.find_guest(source, name)),
-        _or_error(host_facts.host_facts(source)),
-        _or_error(host_facts.host_facts(target)),
+        _or_error(domains.find_guest(source, name)),
+        _or_error(host_host_facts.host_facts(source)),
+        _or_error(host_host_facts.host_facts(target)),
         asyncio.to_thread(maintenance.closed, target.host.name),
     )
     cpu_fits = None
     seen = _SshFacts()
     if guest is not None and target_error is None:
         (cpu_fits, _), seen = await asyncio.gather(
-            _or_error(host_facts.cpu_fits(target, guest)),
+            _or_error(host_host_facts.cpu_fits(target, guest)),
             _over_ssh(remotes, guest, target.host),
         )
     return Facts(

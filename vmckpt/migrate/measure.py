@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from vmckpt.errors import VmckptError
-from vmckpt.hypervisor import dirtyrate
+from vmckpt.hypervisor import dirty_rate
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.history import PastMove
 from vmckpt.migrate import experience
@@ -212,7 +212,7 @@ async def _counted(source: Hypervisor, guest: Guest, remotes: Remotes | None) ->
         if held is not None:
             span = Range(_RESIDENT[0] * held, _RESIDENT[1] * held)
             return span, f"{show_bytes(held)} resident, by the kernel's count"
-    process, _ = await _try(dirtyrate.resident(source, guest), _MEMORY_LIMIT)
+    process, _ = await _try(dirty_rate.resident(source, guest), _MEMORY_LIMIT)
     if process is not None:
         span = Range(_PROCESS[0] * process, _PROCESS[1] * process)
         return span, f"QEMU's process holds {show_bytes(process)}, by libvirt"
@@ -225,7 +225,7 @@ async def _rated(
     """The dirtying curve from libvirt: one point, of at least a second."""
     if probe < 1.0:
         return (), "writes are not measured"
-    point, error = await _try(dirtyrate.dirtied(source, guest, 1), Seconds(1.0 + _LATE))
+    point, error = await _try(dirty_rate.dirtied(source, guest, 1), Seconds(1.0 + _LATE))
     if point is None:
         return (), f"writes are not measured: {error}"
     return (point,), f"{show_rate(point.dirtied / point.time)} written, by libvirt's sampling"
@@ -245,7 +245,7 @@ async def _look_longer(
     elif longer >= 2:
         whole = int(longer)
         limit = Seconds(whole + _LATE)
-        point, error = await _try(dirtyrate.dirtied(source, guest, whole), limit)
+        point, error = await _try(dirty_rate.dirtied(source, guest, whole), limit)
         found = () if point is None else (point,)
     else:
         return facts

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.errors import BadInput, HypervisorError, PolicyError
-from vmckpt.hypervisor import guests, leftovers
+from vmckpt.hypervisor import domains, migration_leftovers
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Operation, StepState, StoredStep
@@ -127,7 +127,7 @@ class Recovery:
 
     async def presences(self) -> tuple[Presence, Presence]:
         here, there = await asyncio.gather(
-            guests.presence(self.here, self.uuid), guests.presence(self.there, self.uuid)
+            domains.presence(self.here, self.uuid), domains.presence(self.there, self.uuid)
         )
         return here, there
 
@@ -142,7 +142,7 @@ class Recovery:
         knew = move is None or bool(move.intent.get("target_knew"))
         if order.persistent and not knew and target.state is None:
             return False
-        return await leftovers.handed_over(self.here, self.uuid)
+        return await migration_leftovers.handed_over(self.here, self.uuid)
 
     async def _elsewhere(self) -> tuple[str, ...]:
         """Other hosts that have a process of the guest; those that do not answer are left out:
@@ -150,7 +150,7 @@ class Recovery:
 
         async def has(host: Host) -> bool:
             async with Hypervisor(host) as hypervisor:
-                found = await guests.presence(hypervisor, self.uuid)
+                found = await domains.presence(hypervisor, self.uuid)
             return found.state is not None and found.state.is_active
 
         others = self._setting.others
@@ -327,7 +327,7 @@ class _Doing:
         policy, mode = self._recovery.policy, self._recovery.mode
         if in_two_parts:
             policy = terms.answered(policy)
-        guest = await guests.find_guest(self._recovery.here, self._recovery.uuid)
+        guest = await domains.find_guest(self._recovery.here, self._recovery.uuid)
         if guest is None or mode is Mode.POSTCOPY:
             return terms.resumed(policy)
         move = self._left.open(Step.MOVE)
@@ -339,11 +339,11 @@ class _Doing:
         self._desk.check()
         match act:
             case Act.END_TARGET:
-                await leftovers.end_arriving(there, uuid)
+                await migration_leftovers.end_arriving(there, uuid)
             case Act.END_SOURCE:
-                await leftovers.end_leaving(here, uuid)
+                await migration_leftovers.end_leaving(here, uuid)
             case Act.START_SOURCE:
-                await leftovers.start_leaving(here, uuid)
+                await migration_leftovers.start_leaving(here, uuid)
             case Act.UNDO:
                 await self._undo()
             case Act.FINISH:

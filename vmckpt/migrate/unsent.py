@@ -3,7 +3,7 @@
 import time
 
 from vmckpt.errors import RemoteError
-from vmckpt.hypervisor import leftovers
+from vmckpt.hypervisor import migration_leftovers
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.migrate.gather import Remotes
 from vmckpt.remote import probe
@@ -24,4 +24,4 @@ async def never_sent(
         up = await probe.uptime(remotes[0])
     except RemoteError:
         return False
-    return up > time.time() - since and await leftovers.never_sent(source, uuid)
+    return up > time.time() - since and await migration_leftovers.never_sent(source, uuid)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from vmckpt.hypervisor import parse
+from vmckpt.hypervisor import domain_xml
 
 _TEXTS = frozenset({
     "role", "phase", "outcome", "why", "says", "session", "peer", "name", "guest", "host", "finder",
@@ -86,7 +86,7 @@ def _text(field: str, value: object) -> None:
 
 
 def _count(field: str, value: object) -> None:
-    if parse.count(value, field) > _LARGEST:
+    if domain_xml.count(value, field) > _LARGEST:
         raise _wrong(field, value)
 
 
@@ -97,7 +97,7 @@ def _flag(field: str, value: object) -> None:
 
 def _definition(field: str, value: object) -> None:
     try:
-        parse.tree(value if isinstance(value, str) else "", "domain")
+        domain_xml.tree(value if isinstance(value, str) else "", "domain")
     except (ValueError, ET.ParseError) as exc:
         raise ValueError(f"{field}: {exc}") from exc
 

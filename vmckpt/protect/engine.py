@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from vmckpt.agent import agents
 from vmckpt.errors import BadInput, Cancelled, VmckptError
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recording import recorded
 from vmckpt.journal.records import NewOperation
@@ -56,7 +56,7 @@ async def protect(
     """
     began = time.monotonic()
     async with Hypervisor(setting.primary) as hypervisor:
-        guest = await guests.find_guest(hypervisor, request.guest)
+        guest = await domains.find_guest(hypervisor, request.guest)
     if guest is None or not guest.state.is_active:
         raise BadInput(f"{request.guest} does not run on {setting.primary.name}")
     looked = await asking.order(setting.primary, guest.uuid, "look")

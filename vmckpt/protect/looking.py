@@ -7,7 +7,8 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from vmckpt.agent import session
-from vmckpt.hypervisor import facts, image_users
+from vmckpt.hypervisor import host_facts
+from vmckpt.hypervisor import storage as hypervisor_storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.lease import replicas
 from vmckpt.model.disk import Room
@@ -36,7 +37,7 @@ async def taking(
     users: dict[str, tuple[str, str]] = {}
     for host in (setting.primary, setting.backup):  # there may be storage that both see
         async with Hypervisor(host) as hypervisor:
-            others = await image_users.of_others(hypervisor, guest.uuid)
+            others = await hypervisor_storage.of_others(hypervisor, guest.uuid)
         users |= {
             path: (f"{user.guest} on {host.name}", user.format) for path, user in others.items()
         }
@@ -70,8 +71,8 @@ async def seen(
     files = [*guest.boot_files, *fixed]
     async with Hypervisor(setting.primary) as one, Hypervisor(setting.backup) as other:
         ours, theirs, room = await asyncio.gather(
-            facts.host_facts(one),
-            facts.host_facts(other),
+            host_facts.host_facts(one),
+            host_facts.host_facts(other),
             asking.order(
                 setting.backup, guest.uuid, "room", folder=_folder(setting, request), files=files
             ),

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor.monitor import Refused
+from vmckpt.hypervisor.qmp import Refused
 from vmckpt.replicate import filters, newcards
 from vmckpt.replicate.diskepochs import punch
 from vmckpt.replicate.filters import LONGEST, Filter, Kind

@@ -12,8 +12,8 @@ from pathlib import Path
 from vmckpt.checkpoint.nbd import Client
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.checkpoint.settings import Commands
-from vmckpt.hypervisor import qemuuser
-from vmckpt.hypervisor.monitor import Refused
+from vmckpt.hypervisor import qemu_user
+from vmckpt.hypervisor.qmp import Refused
 from vmckpt.replicate.link import Cut
 
 _SOCKET = "disks.sock"
@@ -34,7 +34,7 @@ def opened(
     Raises Cut if somebody else reads the guest's disks so just now, and HypervisorError.
     """
     end(monitor, place)
-    qemuuser.make_folder(place, owner)
+    qemu_user.make_folder(place, owner)
     socket = place / _SOCKET
     try:
         address = {"type": "unix", "data": {"path": str(socket)}}

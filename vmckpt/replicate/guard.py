@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.errors import VmckptError
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.lease.clock import boottime
 from vmckpt.replicate import guarding, guardunit, priority
 from vmckpt.replicate.guardfacts import Facts, Resumable

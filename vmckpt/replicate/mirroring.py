@@ -12,7 +12,7 @@ from typing import Any
 
 from vmckpt.checkpoint.settings import Commands
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor.monitor import Refused
+from vmckpt.hypervisor.qmp import Refused
 from vmckpt.units import Seconds
 
 MARK = "vmckpt-mirror-"

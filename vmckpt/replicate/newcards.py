@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from vmckpt.checkpoint import settings
-from vmckpt.hypervisor import parse
-from vmckpt.hypervisor.monitor import Refused
+from vmckpt.hypervisor import domain_xml
+from vmckpt.hypervisor.qmp import Refused
 from vmckpt.util import atomic_file
 
 log = logging.getLogger("vmckpt.replica")
@@ -88,7 +88,7 @@ def _set_link(monitor: Commands, device: str, *, up: bool) -> None:
 
 def _down(xml: str) -> set[str]:
     """The cards whose link is down by the guest's definition."""
-    found = parse.tree(xml, "domain").findall("devices/interface")
+    found = domain_xml.tree(xml, "domain").findall("devices/interface")
     down = [one.find("alias") for one in found if one.find("link[@state='down']") is not None]
     return {alias.get("name", "") for alias in down if alias is not None}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vmckpt.checkpoint import settings
 from vmckpt.checkpoint.settings import Undo
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.replicate.guardfacts import Resumable
 from vmckpt.replicate.guardpage import GuardPage
 from vmckpt.replicate.logcontrol import Control

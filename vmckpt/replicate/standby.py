@@ -17,10 +17,10 @@ from vmckpt.checkpoint.compare import Mapping
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.checkpoint.settings import EVENTS, IGNORE_SHARED
 from vmckpt.errors import CaptureFailed, HypervisorError
-from vmckpt.hypervisor import qemuuser
-from vmckpt.hypervisor import standby as libvirt_side
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import qemu_user
+from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.replicate import standby_xml
 from vmckpt.replicate.facts import Disk
 from vmckpt.replicate.nbdwriter import NbdWriter
@@ -109,7 +109,7 @@ class Standby:
         # What an agent before us has under way must end before we write.
         with suppress(HypervisorError):
             monitor.tell("nbd-server-stop", {})
-        qemuuser.make_folder(self._socket.parent, self._owner)
+        qemu_user.make_folder(self._socket.parent, self._owner)
         self._socket.unlink(missing_ok=True)
         place = {"type": "unix", "data": {"path": str(self._socket)}}
         # Ours, and those of a test that reads them.

@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
-from vmckpt.hypervisor import parse
+from vmckpt.hypervisor import domain_xml
 
 QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
-MARK = parse.STANDBY
+MARK = domain_xml.STANDBY
 _WAITING = ("-incoming", "defer")
 
 
@@ -51,7 +51,7 @@ def clean(xml: str, images: Mapping[str, str]) -> str:
 
 def plain(xml: str) -> ET.Element:
     """A guest without what it may still have of an earlier time as a standby."""
-    root = parse.tree(xml, "domain")
+    root = domain_xml.tree(xml, "domain")
     root.attrib.pop("id", None)
     line = root.find(f"{{{QEMU}}}commandline")
     if line is not None:
@@ -74,7 +74,7 @@ def place(root: ET.Element, images: Mapping[str, str]) -> None:
         if name not in images or source is None:
             continue
         source.attrib.clear()
-        parse.another_image(source)
+        domain_xml.another_image(source)
         disk.set("type", "file")
         source.set("file", images[name])
         for node in disk.findall("backingStore"):
@@ -86,7 +86,7 @@ def with_owners_kept(xml: str, shared: Collection[str]) -> str:
     host's QEMU uses them, and opens them again for each epoch."""
     if not shared:
         return xml
-    root = parse.tree(xml, "domain")
+    root = domain_xml.tree(xml, "domain")
     for disk in root.findall("devices/disk[@type='file']"):
         target, source = disk.find("target"), disk.find("source")
         if target is None or source is None or target.get("dev") not in shared:
@@ -101,7 +101,7 @@ def with_owners_kept(xml: str, shared: Collection[str]) -> str:
 def plugged(xml: str) -> list[str]:
     """The cards of a running standby's XML, each as libvirt wants it to plug it in."""
     found = []
-    for card in parse.tree(xml, "domain").findall("devices/interface"):
+    for card in domain_xml.tree(xml, "domain").findall("devices/interface"):
         for link in card.findall("link"):
             card.remove(link)
         ET.SubElement(card, "link").set("state", "up")
@@ -111,7 +111,7 @@ def plugged(xml: str) -> list[str]:
 
 def marked(xml: str) -> str | None:
     """The session whose standby a running guest is; None: it is an ordinary guest."""
-    return parse.standby_of(parse.tree(xml, "domain"))
+    return domain_xml.standby_of(domain_xml.tree(xml, "domain"))
 
 
 def _forget_tap(card: ET.Element) -> None:

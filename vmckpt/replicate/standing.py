@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
-from vmckpt.hypervisor import library
-from vmckpt.hypervisor import standby as libvirt_side
-from vmckpt.hypervisor.monitor import Monitor
+from vmckpt.hypervisor import connection
+from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.replicate import standby_xml, taking
 from vmckpt.replicate.facts import Disk, Session, remove_folder
 from vmckpt.util import atomic_file, host_files
@@ -189,7 +189,7 @@ def waits(session: Session) -> bool:
                 and monitor.run_state() == _WAITS
             )
     except HypervisorError as exc:
-        if exc.code in library.NOT_HERE:
+        if exc.code in connection.NOT_HERE:
             return False
         raise
 
@@ -240,6 +240,6 @@ def _runs_here(session: Session) -> bool:
         with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
             return monitor.is_active()
     except HypervisorError as exc:
-        if exc.code in library.NOT_HERE:
+        if exc.code in connection.NOT_HERE:
             return False
         raise

@@ -6,10 +6,10 @@ from uuid import NAMESPACE_OID, uuid5
 from xml.etree import ElementTree as ET
 
 from vmckpt.checkpoint import overlay
-from vmckpt.hypervisor import parse
+from vmckpt.hypervisor import domain_xml
 from vmckpt.replicate import standby_xml
 
-MARK = parse.TEST
+MARK = domain_xml.TEST
 _CONSOLES = ("serial", "parallel", "console", "channel")
 _HOSTLESS = ("null", "vc", "spicevmc", "spiceport", "qemu-vdagent", "dbus")
 """Kinds of consoles that nothing of the host is behind."""
@@ -56,7 +56,7 @@ def copy(
 
 def firmware(xml: str) -> str | None:
     """The file that a guest's firmware writes its settings to; None: it has none."""
-    return parse.tree(xml, "domain").findtext("os/nvram", "").strip() or None
+    return domain_xml.tree(xml, "domain").findtext("os/nvram", "").strip() or None
 
 
 def _unplug(card: ET.Element) -> None:

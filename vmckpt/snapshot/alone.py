@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vmckpt.errors import GuestBusy, HostUnreachable, HypervisorError
-from vmckpt.hypervisor import guests, image_users
+from vmckpt.hypervisor import domains, storage
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.image_users import User
+from vmckpt.hypervisor.storage import User
 from vmckpt.model.host import Host
 
 
@@ -29,9 +29,9 @@ async def ask(hosts: Iterable[Host], uuid: str) -> list[Heard]:
     async def one(host: Host) -> Heard:
         async with Hypervisor(host) as hypervisor:
             try:
-                guest = await guests.find_guest(hypervisor, uuid)
+                guest = await domains.find_guest(hypervisor, uuid)
                 runs = guest is not None and guest.state.is_active
-                users = await image_users.of_others(hypervisor, uuid)
+                users = await storage.of_others(hypervisor, uuid)
                 return Heard(host=host.name, runs=runs, users=users)
             except HypervisorError as exc:
                 return Heard(host=host.name, error=exc.message)

@@ -10,9 +10,9 @@ from typing import Any
 from vmckpt.agent import session
 from vmckpt.agent.afterwards import DiscardOrder
 from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError
-from vmckpt.hypervisor import guests, pulse, seat
-from vmckpt.hypervisor.agent import GuestAgent
+from vmckpt.hypervisor import domains, liveness, qmp
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.guest_agent import GuestAgent
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.records import NewOperation
 from vmckpt.model.events import Caller
@@ -113,7 +113,7 @@ async def _proved(
 ) -> Verdict:  # fmt: skip
     await restoring.restore(host, opened, request, caller, hosts={})
     async with Hypervisor(host) as hypervisor:
-        guest = await guests.find_guest(hypervisor, request.fork or "")
+        guest = await domains.find_guest(hypervisor, request.fork or "")
         if guest is None:
             return Verdict(lives=False, why="it ended by itself")
         caller.warn(f"{request.fork} runs on {host.name} without network: watched for {watch:g} s")
@@ -130,9 +130,9 @@ async def _watched(
 ) -> Verdict:  # fmt: skip
     """`asks`: the guest agent, too; `agent`: what its silence means, see heartbeat.judge."""
     began = time.monotonic()
-    pulses = [await pulse.feel(hypervisor, uuid, Seconds(0.0))]
+    pulses = [await liveness.feel(hypervisor, uuid, Seconds(0.0))]
     try:
-        await pulse.measure_writes(hypervisor, uuid, int(watch / 2))
+        await liveness.measure_writes(hypervisor, uuid, int(watch / 2))
     except HypervisorError:
         pass  # an old QEMU: what else is seen must do
     while True:
@@ -143,7 +143,7 @@ async def _watched(
         if stop.is_set():
             raise Cancelled("stopped while the restored guest was watched; nothing of it is left")
         now = Seconds(time.monotonic() - began)
-        pulses.append(await pulse.feel(hypervisor, uuid, now))
+        pulses.append(await liveness.feel(hypervisor, uuid, now))
         over = now >= watch or bool(heartbeat.ended(pulses[-1]))
         if asks and not over and await _agent(hypervisor, uuid):
             agent = True
@@ -152,11 +152,11 @@ async def _watched(
 
 
 async def _agent(hypervisor: Hypervisor, uuid: str) -> bool:
-    def ping(one: seat.Seat) -> bool:
+    def ping(one: qmp.Seat) -> bool:
         return GuestAgent(one).there(limit=Seconds(2.0))
 
     try:
-        return await seat.at(hypervisor, uuid, "asking the guest agent", ping, changes=False)
+        return await qmp.at(hypervisor, uuid, "asking the guest agent", ping, changes=False)
     except HypervisorError:
         return False
 
@@ -164,6 +164,6 @@ async def _agent(hypervisor: Hypervisor, uuid: str) -> bool:
 async def discard(host: Host, snapshot: str, name: str, images: Mapping[str, str]) -> None:
     """End a proof's guest and remove its images; may be repeated. Raises VmckptError."""
     async with Hypervisor(host) as hypervisor:
-        await guests.remove(hypervisor, name)
+        await domains.remove(hypervisor, name)
     order = DiscardOrder(snapshot=snapshot, images=images)
     await session.carried_out(host, order.as_json(), lambda _: None, asyncio.Event())

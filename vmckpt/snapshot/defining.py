@@ -8,7 +8,7 @@ next start the guest must find the disks and devices that it has now.
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
-from vmckpt.hypervisor import parse
+from vmckpt.hypervisor import domain_xml
 from vmckpt.model.guest import Guest
 
 _SOURCES = ("file", "dev", "name", "volume", "dir", "network", "bridge")
@@ -23,7 +23,7 @@ def wanted(stored: str | None, came_back: str) -> str | None:
 
 def differs(stored: str, came_back: str) -> tuple[str, ...]:
     """In which parts two definitions describe different hardware; empty if they do not."""
-    first, second = (dict(_hardware(parse.tree(one, "domain"))) for one in (stored, came_back))
+    first, second = (dict(_hardware(domain_xml.tree(one, "domain"))) for one in (stored, came_back))
     known = sorted(first.keys() | second.keys())
     return tuple(key for key in known if first.get(key) != second.get(key))
 
@@ -50,7 +50,7 @@ def _hardware(root: ET.Element) -> Iterator[tuple[str, str]]:
 
 def guest_of(xml: str) -> Guest:
     """A guest that is off, by its definition. Raises ValueError."""
-    return parse.guest(xml, state=5, persistent=True, autostart=False, snapshots=0, job=None)
+    return domain_xml.guest(xml, state=5, persistent=True, autostart=False, snapshots=0, job=None)
 
 
 def _of(node: ET.Element, child: str, key: str) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vmckpt.errors import BadInput, RemoteError
-from vmckpt.hypervisor import facts as host_facts
-from vmckpt.hypervisor import stored
+from vmckpt.hypervisor import domains
+from vmckpt.hypervisor import host_facts as host_host_facts
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.finding import Severity
 from vmckpt.model.host import Host
@@ -27,14 +27,14 @@ async def checked(hypervisor: Hypervisor, public: Public, private: Private) -> t
         guest = defining.guest_of(private.facts.domain_xml)
     except ValueError as exc:
         raise BadInput(f"snapshot {public.id}: its guest makes no sense: {exc}") from exc
-    facts = await host_facts.host_facts(hypervisor)
+    facts = await host_host_facts.host_facts(hypervisor)
     nets = {one.source for one in guest.nics if one.kind == "network" and one.source is not None}
     drives = unshared.drives(private.facts.domain_xml)
     # The sizes of images that are there do not matter: each is made anew.
     side = Side(
         host=host,
         facts=facts,
-        cpu_fits=await host_facts.cpu_fits(hypervisor, guest),
+        cpu_fits=await host_host_facts.cpu_fits(hypervisor, guest),
         on_host=await _present(hypervisor.host, [*private.facts.boot_files, *drives.values()]),
         drives=drives,
         no_networks=sorted(nets - facts.networks),
@@ -54,7 +54,7 @@ async def bounded(
     `images`; `folder`: where the operator wants them. Raises BadInput with all reasons against it.
     """
     host = hypervisor.host
-    known = await stored.look(hypervisor, public.guest_uuid)
+    known = await domains.look(hypervisor, public.guest_uuid)
     here = Here(
         host=host.name,
         definition=known.stored if known is not None else None,

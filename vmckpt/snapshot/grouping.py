@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vmckpt.errors import BadInput, Cancelled, NotInStore, RemoteError, StoreError, VmckptError
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.recording import recorded
@@ -103,7 +103,7 @@ async def _found(
     found: list[tuple[Host, Guest]] = []
     for host, name in places:
         hypervisor = await stack.enter_async_context(Hypervisor(host))
-        guest = await guests.find_guest(hypervisor, name)
+        guest = await domains.find_guest(hypervisor, name)
         taking.check(guest, name, host)
         assert guest is not None
         if any(guest.uuid == other.uuid for _, other in found):

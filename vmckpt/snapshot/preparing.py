@@ -6,9 +6,10 @@ from typing import Any
 
 from vmckpt.checkpoint.prepare import Prepared, prepare
 from vmckpt.errors import BadInput, GuestBusy
-from vmckpt.hypervisor import definitions, guests
+from vmckpt.hypervisor import domains
+from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.definitions import Definition
+from vmckpt.hypervisor.domains import Definition
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.recording import recorded
 from vmckpt.journal.records import NewOperation
@@ -90,18 +91,18 @@ async def _write(
     hypervisor: Hypervisor, guest: Guest, definition: Definition, xml: str, recorder: Recorder
 ) -> None:
     JournalDesk(recorder).check()  # the lease is still ours
-    await definitions.write(hypervisor, guest.uuid, xml, instead_of=definition.text)
+    await domains.write(hypervisor, guest.uuid, xml, instead_of=definition.text)
 
 
 async def _guest(hypervisor: Hypervisor, name: str) -> Guest:
-    guest = await guests.find_guest(hypervisor, name)
+    guest = await hypervisor_domains.find_guest(hypervisor, name)
     if guest is None:
         raise BadInput(f"{hypervisor.host.name} has no guest {name}", mend="run vmckpt guests")
     return guest
 
 
 async def _read(hypervisor: Hypervisor, guest: Guest) -> tuple[Definition, Prepared]:
-    found = await definitions.read(hypervisor, guest.uuid)
+    found = await domains.read(hypervisor, guest.uuid)
     return found, prepare(found.stored, found.running, found.disks)
 
 

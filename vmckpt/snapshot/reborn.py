@@ -5,7 +5,7 @@ from uuid import NAMESPACE_OID, uuid5
 from xml.etree import ElementTree as ET
 
 from vmckpt.errors import BadInput
-from vmckpt.hypervisor import parse
+from vmckpt.hypervisor import domain_xml
 
 
 def as_itself(xml: str, images: Mapping[str, str]) -> str:
@@ -13,7 +13,7 @@ def as_itself(xml: str, images: Mapping[str, str]) -> str:
 
     Raises ValueError if that is no domain.
     """
-    root = parse.tree(xml, "domain")
+    root = domain_xml.tree(xml, "domain")
     _place(root, images)
     return ET.tostring(root, encoding="unicode")
 
@@ -26,7 +26,7 @@ def as_fork(
 
     `macs`: one for each card. Raises ValueError.
     """
-    root = parse.tree(xml, "domain")
+    root = domain_xml.tree(xml, "domain")
     _place(root, images)
     _text(root, "name", name)
     _text(root, "uuid", uuid)
@@ -48,13 +48,13 @@ def as_fork(
 
 def cards(xml: str) -> int:
     """How many network cards a guest has."""
-    return len(parse.tree(xml, "domain").findall("devices/interface"))
+    return len(domain_xml.tree(xml, "domain").findall("devices/interface"))
 
 
 def image_of(xml: str, disk: str) -> str:
     """Where a disk's image was. Raises ValueError if it has none, BadInput if what it has is not
     an image that can be made anew: then nothing of it may be written."""
-    for node in parse.tree(xml, "domain").findall("devices/disk"):
+    for node in domain_xml.tree(xml, "domain").findall("devices/disk"):
         target, source = node.find("target"), node.find("source")
         if target is not None and source is not None and target.get("dev") == disk:
             why = _no_image(node, source)
@@ -89,7 +89,7 @@ def _place(root: ET.Element, images: Mapping[str, str]) -> None:
             if (why := _no_image(disk, source)) is not None:
                 raise ValueError(f"disk {name} {why}")
             source.attrib.clear()
-            parse.another_image(source)
+            domain_xml.another_image(source)
             source.set("file", images[name])
             for node in disk.findall("backingStore"):
                 disk.remove(node)

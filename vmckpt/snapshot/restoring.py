@@ -12,7 +12,8 @@ from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import error_as_json
 from vmckpt.checkpoint import firmware
 from vmckpt.errors import BadInput, GuestBusy, HypervisorError, RemoteError, VmckptError
-from vmckpt.hypervisor import guests, stored, switching
+from vmckpt.hypervisor import domains, lifecycle
+from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.recording import recorded
@@ -82,7 +83,7 @@ async def restore(
             work = _Restoring(hypervisor, opened, request, caller, recorder, gate=gate)
             users = await work.alone(plan, hosts)
             await _in_the_way(hypervisor, plan, request)
-            known = await stored.look(hypervisor, plan.uuid)
+            known = await hypervisor_domains.look(hypervisor, plan.uuid)
             restored = await work.run(plan, warnings, hosts, users)
             # A guest that ran without a stored definition is not given one.
             if not (known and known.active and known.stored is None):
@@ -151,9 +152,9 @@ def _new_mac() -> str:
 
 async def _in_the_way(hypervisor: Hypervisor, plan: _Plan, request: RestoreRequest) -> bool:
     """Whether a guest must be ended for it. Raises GuestBusy, BadInput if none may be."""
-    guest = await guests.find_guest(hypervisor, plan.uuid)
+    guest = await domains.find_guest(hypervisor, plan.uuid)
     if request.fork is not None:
-        if await guests.find_guest(hypervisor, plan.guest) is not None:
+        if await domains.find_guest(hypervisor, plan.guest) is not None:
             raise BadInput(
                 f"{hypervisor.host.name} has a guest {plan.guest} already",
                 mend="choose another name with --as",
@@ -166,7 +167,7 @@ async def _in_the_way(hypervisor: Hypervisor, plan: _Plan, request: RestoreReque
             mend=f"virsh domrename {guest.name} {plan.guest}, or add --as to make a fork",
         )
     if guest is None or not guest.state.is_active:
-        if guest is not None and await switching.is_saved(hypervisor, plan.uuid):
+        if guest is not None and await lifecycle.is_saved(hypervisor, plan.uuid):
             raise BadInput(
                 f"{plan.guest} has saved memory on {hypervisor.host.name}, which belongs to the"
                 " disks that would be replaced: its next start would put both together",
@@ -193,7 +194,7 @@ async def _define(hypervisor: Hypervisor, plan: _Plan) -> tuple[str, ...]:
         return wanted
 
     try:
-        await stored.put_right(hypervisor, plan.uuid, decide)
+        await hypervisor_domains.put_right(hypervisor, plan.uuid, decide)
     except (HypervisorError, ValueError) as exc:
         return (f"{plan.guest} is back, but its definition on {host} could not be stored: {exc}",)
     if changed:
@@ -338,7 +339,7 @@ class _Restoring:
         )
         self._desk.check()
         if ends:
-            await guests.end(self._hypervisor, plan.uuid)
+            await domains.end(self._hypervisor, plan.uuid)
             self._ended = True
         await self.all_here("is not restored", plan)
 
@@ -351,7 +352,7 @@ class _Restoring:
         """All of the group are back: it runs; what there is to say if it may not."""
         try:
             self._desk.check()
-            await guests.resume(self._hypervisor, plan.uuid)
+            await domains.resume(self._hypervisor, plan.uuid)
         except HypervisorError as exc:
             return f"{plan.guest} is back and may stand still, see virsh resume: {exc}"
         return None

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree import ElementTree as ET
 
-from vmckpt.hypervisor import parse
+from vmckpt.hypervisor import domain_xml
 from vmckpt.snapshot import harmless
 from vmckpt.store.facts import DiskMake
 
@@ -44,7 +44,7 @@ class Here:
     has: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        root = None if self.definition is None else parse.tree(self.definition, "domain")
+        root = None if self.definition is None else domain_xml.tree(self.definition, "domain")
         paths, uses, has = set[str](), set[str](), set[str]()
         if root is not None:
             paths = {path for _, path in (*_files(root), *harmless.paths(root))}
@@ -71,7 +71,7 @@ def against(
 
     Raises ValueError if that is no domain.
     """
-    root = parse.tree(xml, "domain")
+    root = domain_xml.tree(xml, "domain")
     found = []
     for disk in disks:
         if not _TARGET.fullmatch(disk.target):

@@ -13,7 +13,7 @@ from vmckpt.agent import agents, session
 from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.talk import error_as_json
 from vmckpt.errors import BadInput, GuestBusy, VmckptError
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import desk, identity
 from vmckpt.journal.recorder import Recorder
@@ -55,7 +55,7 @@ async def take(
     """
     check_words(request)
     async with Hypervisor(host) as hypervisor:
-        guest = await guests.find_guest(hypervisor, request.guest)
+        guest = await domains.find_guest(hypervisor, request.guest)
         check(guest, request.guest, host, memory=request.memory)
         assert guest is not None
         new = operation(host, store, guest, request)

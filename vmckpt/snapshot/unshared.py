@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 from vmckpt.checkpoint import firmware
 from vmckpt.errors import BadInput
-from vmckpt.hypervisor import parse
+from vmckpt.hypervisor import domain_xml
 
 # QEMU has no read-only disk on these.
 _NO_READ_ONLY = ("ide", "sata")
@@ -18,7 +18,7 @@ _OURS = ("file", "block", "network", "volume")
 
 def beside(xml: str, captured: Collection[str]) -> tuple[str, ...]:
     """What is not in the snapshot and writable, each in a few words. Raises ValueError."""
-    return tuple(what for _, what, _ in _beside(parse.tree(xml, "domain"), captured))
+    return tuple(what for _, what, _ in _beside(domain_xml.tree(xml, "domain"), captured))
 
 
 def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str, tuple[str, ...]]:
@@ -27,7 +27,7 @@ def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str,
     With its memory a machine must have all its devices: one that cannot be read-only is an error
     then, BadInput. Else it is left out. Raises ValueError.
     """
-    root = parse.tree(xml, "domain")
+    root = domain_xml.tree(xml, "domain")
     holders = {node: parent for parent in root.iter() for node in parent}
     said = []
     for node, what, read_only in list(_beside(root, captured)):
@@ -53,7 +53,7 @@ def drives(xml: str) -> dict[str, str]:
     Those that may be missing are left out: libvirt starts the guest with an empty drive then.
     """
     found = {}
-    for node in parse.tree(xml, "domain").findall("devices/disk"):
+    for node in domain_xml.tree(xml, "domain").findall("devices/disk"):
         target, source = node.find("target"), node.find("source")
         path = None if source is None else source.get("file")
         if target is None or source is None or path is None or source.get("startupPolicy"):

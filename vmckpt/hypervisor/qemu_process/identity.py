@@ -17,7 +17,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from vmckpt.errors import CannotCapture, QemuUnclear
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 
 STATUS_FILES = Path("/run/libvirt/qemu")
 """libvirt's stateDir: NAME.xml and NAME.pid for each running guest."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vmckpt.errors import VmckptError
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.units import Seconds
 
 T = TypeVar("T")

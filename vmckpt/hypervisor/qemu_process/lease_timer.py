@@ -10,8 +10,8 @@ import struct
 from pathlib import Path
 
 from vmckpt.hypervisor.qemu_process import injection
-from vmckpt.hypervisor.qemu_process.held import HeldProcess
 from vmckpt.hypervisor.qemu_process.injection import SCRATCH, CannotInject, Stopped
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.lease.clock import boottime
 from vmckpt.units import Seconds
 

@@ -1,7 +1,11 @@
-"""The migration calls of libvirt, behind the port `model.ports.Mover`."""
+"""libvirt's migration calls: flags, parameters, and its refusals in our words.
+
+It implements the protocol `model.migration.Mover`.
+"""
 
 import json
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -10,11 +14,140 @@ import libvirt
 import libvirt_qemu
 
 from vmckpt.errors import HypervisorError, PeerLoginFailed
-from vmckpt.hypervisor import guests, library, orders, parse
+from vmckpt.hypervisor import connection as hypervisor_connection
+from vmckpt.hypervisor import domain_xml, domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.guest import Presence
-from vmckpt.model.migration import AutoConverge, Driver, JobSample, JobTotals, MoveOrder
+from vmckpt.model.host import Host
+from vmckpt.model.migration import (
+    AutoConverge,
+    Compression,
+    Driver,
+    JobSample,
+    JobTotals,
+    MoveOrder,
+)
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
+
+Parameters = dict[str, int | str | list[str]]
+
+_LEVELS = {
+    Compression.ZLIB: "VIR_MIGRATE_PARAM_COMPRESSION_ZLIB_LEVEL",
+    Compression.ZSTD: "VIR_MIGRATE_PARAM_COMPRESSION_ZSTD_LEVEL",
+}
+
+
+def migration_flags(order: MoveOrder) -> int:
+    """The flags of migrateToURI3 and migrate3."""
+    chosen = {
+        libvirt.VIR_MIGRATE_ABORT_ON_ERROR: True,
+        libvirt.VIR_MIGRATE_LIVE: order.live,
+        libvirt.VIR_MIGRATE_PEER2PEER: order.driver is Driver.PEER_TO_PEER,
+        libvirt.VIR_MIGRATE_PERSIST_DEST: order.persistent,
+        libvirt.VIR_MIGRATE_UNDEFINE_SOURCE: order.persistent,
+        # Copied disks pass libvirt's safety check by themselves, so this speaks for the others.
+        libvirt.VIR_MIGRATE_UNSAFE: order.storage_proven,
+        # QEMU is told at the start of a resumed migration what it was told the first time.
+        libvirt.VIR_MIGRATE_POSTCOPY: order.post_copy or order.resume,
+        libvirt.VIR_MIGRATE_POSTCOPY_RESUME: order.resume,
+        libvirt.VIR_MIGRATE_AUTO_CONVERGE: order.auto_converge is not None,
+        libvirt.VIR_MIGRATE_TLS: order.tls_name is not None,
+        libvirt.VIR_MIGRATE_PARALLEL: order.connections > 1,
+        libvirt.VIR_MIGRATE_ZEROCOPY: order.zero_copy,
+        libvirt.VIR_MIGRATE_COMPRESSED: order.compression is not Compression.NONE,
+        libvirt.VIR_MIGRATE_NON_SHARED_DISK: bool(order.copied_disks),
+    }
+    total = 0
+    for flag, wanted in chosen.items():
+        total |= flag if wanted else 0
+    return total
+
+
+def migration_params(order: MoveOrder, target: Host) -> Parameters:
+    """Their typed parameters. Raises HypervisorError for what the libvirt here does not know."""
+    found: dict[str, int | str | list[str] | None] = {
+        libvirt.VIR_MIGRATE_PARAM_DEST_XML: order.target_xml,
+        libvirt.VIR_MIGRATE_PARAM_PERSIST_XML: order.target_definition,
+        libvirt.VIR_MIGRATE_PARAM_BANDWIDTH: _mib(order.bandwidth),
+        libvirt.VIR_MIGRATE_PARAM_BANDWIDTH_POSTCOPY: _mib(order.postcopy_bandwidth),
+        libvirt.VIR_MIGRATE_PARAM_TLS_DESTINATION: order.tls_name,
+    }
+    if (address := target.migration_address) is not None:
+        uri = f"tcp://{f'[{address}]' if ':' in address else address}"
+        found[libvirt.VIR_MIGRATE_PARAM_URI] = uri
+        found[libvirt.VIR_MIGRATE_PARAM_DISKS_URI] = uri if order.copied_disks else None
+    if order.copied_disks:
+        found[libvirt.VIR_MIGRATE_PARAM_MIGRATE_DISKS] = list(order.copied_disks)
+    if (slowing := order.auto_converge) is not None:
+        found[libvirt.VIR_MIGRATE_PARAM_AUTO_CONVERGE_INITIAL] = slowing.initial
+        found[libvirt.VIR_MIGRATE_PARAM_AUTO_CONVERGE_INCREMENT] = slowing.increment
+    if order.connections > 1:
+        found[libvirt.VIR_MIGRATE_PARAM_PARALLEL_CONNECTIONS] = order.connections
+    given: Parameters = {key: value for key, value in found.items() if value is not None}
+    return given | _compression(order, target)
+
+
+def _mib(rate: BytesPerSecond | None) -> int | None:
+    """libvirt counts in MiB/s, and takes 0 for "no limit"."""
+    return None if rate is None else max(1, math.ceil(rate / MIB))
+
+
+def _compression(order: MoveOrder, target: Host) -> Parameters:
+    method, level = order.compression, order.compression_level
+    if method is Compression.NONE:
+        return {}
+    found: Parameters = {libvirt.VIR_MIGRATE_PARAM_COMPRESSION: [str(method)]}
+    if method is Compression.XBZRLE and order.xbzrle_cache is not None:
+        found[libvirt.VIR_MIGRATE_PARAM_COMPRESSION_XBZRLE_CACHE] = order.xbzrle_cache
+    if method is Compression.MT and level is not None:
+        found[libvirt.VIR_MIGRATE_PARAM_COMPRESSION_MT_LEVEL] = level
+    if method in _LEVELS:
+        key = getattr(libvirt, _LEVELS[method], None)
+        if not isinstance(key, str):
+            raise HypervisorError(
+                f"compression {method}: the libvirt-python here is older than 9.4",
+                host=target.name,
+                mend="upgrade it, or choose compression xbzrle or none",
+            )
+        if level is not None:
+            found[key] = level
+    return found
+
+
+def explained(error: HypervisorError, order: MoveOrder, target: Host) -> HypervisorError:
+    """The error with its cause and mend, where libvirt's words leave them to be guessed.
+
+    The kind of error stays: only what libvirt refused (HypervisorError itself) is looked at.
+    """
+    if type(error) is not HypervisorError:
+        return error
+    said, doctor = error.message, f"run vmckpt doctor {error.host} {target.name}"
+    if name := re.search(r"Certificate does not match the hostname (\S*)", said):
+        text = f"{target.name}: its QEMU certificate does not carry the name {name[1]!r}"
+        return _renamed(error, text, doctor)
+    if missing := re.search(r"Unable to access credentials (\S+): ([^:]+)$", said):
+        text = f"{error.host} or {target.name}: QEMU cannot read {missing[1]} ({missing[2]})"
+        return _renamed(error, text, doctor)
+    # The target only sees a stream that is none; what the source disliked is in its QEMU's log.
+    if order.tls_name is not None and re.search("(?<!non-)TLS|certificate", said):
+        why = f": {said.rsplit(': ', 1)[1]}" if "certificate" in said and ": " in said else ""
+        text = (
+            f"{target.name}: no encrypted stream between it and {error.host}: one does not accept"
+            f" the other's QEMU certificate (the name asked for was {order.tls_name!r}){why}"
+        )
+        return _renamed(error, text, doctor)
+    if order.tls_name is not None and "Unable to write to socket: " in said:
+        # A target that refuses the source's certificate may hang up before anybody says why.
+        return _renamed(error, said, f"{doctor}: one may not accept the other's certificate")
+    if order.zero_copy and "locked memory" in said:
+        text = f"{error.host}: zero-copy: libvirtd may not let QEMU lock the guest's memory"
+        return _renamed(error, text, "let libvirtd have CAP_SYS_RESOURCE, or go without zero-copy")
+    return error
+
+
+def _renamed(error: HypervisorError, text: str, mend: str) -> HypervisorError:
+    return HypervisorError(text, host=error.host, code=error.code, mend=mend)
+
 
 # libvirt's own greatest limit in MiB/s, which it takes for none.
 _NO_LIMIT = (2**63 - 1) // MIB
@@ -45,13 +178,13 @@ class LibvirtMover:
     async def move(self, order: MoveOrder) -> None:
         """See Mover.move."""
         target = self._target.host
-        flags, params = orders.flags(order), orders.params(order, target)
+        flags, params = migration_flags(order), migration_params(order, target)
 
         def peer_to_peer(connection: libvirt.virConnect) -> None:
             self._guest(connection).migrateToURI3(target.uri_for_peers, params, flags)
 
         def client_driven(connection: libvirt.virConnect) -> None:
-            arrival = libvirt.open(library.without_questions(target.uri))
+            arrival = libvirt.open(hypervisor_connection.without_questions(target.uri))
             with suppress(libvirt.libvirtError):
                 # A target that falls silent must not hold the call for as long as TCP waits.
                 arrival.setKeepAlive(5, 3)
@@ -69,7 +202,7 @@ class LibvirtMover:
                 raise PeerLoginFailed(
                     exc.message, host=self._source.host.name, code=exc.code
                 ) from exc
-            raise orders.explained(exc, order, target) from exc
+            raise explained(exc, order, target) from exc
 
     async def sample(self) -> JobSample | None:
         """See Mover.sample."""
@@ -86,10 +219,10 @@ class LibvirtMover:
                 ):
                     return None
                 raise
-            if not parse.is_migration(stats):
+            if not domain_xml.is_migration(stats):
                 return None
             paused = state == libvirt.VIR_DOMAIN_PAUSED
-            return parse.job_sample(
+            return domain_xml.job_sample(
                 stats,
                 at=Seconds(time.monotonic()),
                 paused=paused and reason == libvirt.VIR_DOMAIN_PAUSED_MIGRATION,
@@ -106,7 +239,7 @@ class LibvirtMover:
 
         def read(connection: libvirt.virConnect) -> JobTotals | None:
             stats = self._guest(connection).jobStats(keep)
-            return parse.job_totals(stats) if stats.get("type") else None
+            return domain_xml.job_totals(stats) if stats.get("type") else None
 
         try:
             return await self._target.ask("reading final statistics", read)
@@ -251,6 +384,6 @@ class LibvirtMover:
     async def presence(self) -> tuple[Presence, Presence]:
         """See Mover.presence."""
         return (
-            await guests.presence(self._source, self._uuid),
-            await guests.presence(self._target, self._uuid),
+            await domains.presence(self._source, self._uuid),
+            await domains.presence(self._target, self._uuid),
         )

@@ -8,23 +8,26 @@ from pathlib import Path
 import libvirt
 
 from vmckpt.errors import BadInput, HypervisorError
-from vmckpt.hypervisor import library, parse
+from vmckpt.hypervisor import connection as hypervisor_connection
+from vmckpt.hypervisor import domain_xml
 
 
 def owner(uri: str, host: str) -> tuple[int, int]:
     """User and group there. Raises HypervisorError."""
-    with library.opened(uri, host) as connection:
+    with hypervisor_connection.opened(uri, host) as connection:
         try:
             return owner_in(connection.getCapabilities())
         except libvirt.libvirtError as exc:
-            raise library.refused(exc, host=host, what="asking as whom QEMU runs") from exc
+            raise hypervisor_connection.refused(
+                exc, host=host, what="asking as whom QEMU runs"
+            ) from exc
         except ValueError as exc:
             raise HypervisorError(f"{host}: as whom QEMU runs: {exc}", host=host) from exc
 
 
 def owner_in(capabilities: str) -> tuple[int, int]:
     """The same out of libvirt's capabilities; root if they do not say. Raises ValueError."""
-    for model in parse.tree(capabilities, "capabilities").findall("host/secmodel"):
+    for model in domain_xml.tree(capabilities, "capabilities").findall("host/secmodel"):
         if model.findtext("model") == "dac":
             for label in model.findall("baselabel"):
                 user, _, group = (label.text or "").lstrip("+").partition(":+")

@@ -6,7 +6,7 @@ import math
 import libvirt
 
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import guests
+from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.guest import Guest
 from vmckpt.model.migration import DirtyPoint
@@ -30,7 +30,7 @@ async def dirtied(hypervisor: Hypervisor, guest: Guest, seconds: int) -> DirtyPo
     """
     seconds = min(_LONGEST, max(1, seconds))
     name = hypervisor.host.name
-    now = await guests.find_guest(hypervisor, guest.uuid)
+    now = await domains.find_guest(hypervisor, guest.uuid)
     if now is None or now.job is not None:
         why = "it is not there" if now is None else f"a job holds it: {now.job}"
         raise HypervisorError(f"{name}: writes of {guest.name} are not measured: {why}", host=name)

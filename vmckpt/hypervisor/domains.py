@@ -1,14 +1,18 @@
-"""Guests of a host: list, describe, define and end."""
+"""Guests of a host: list, describe, define, undefine; their links and stored definitions."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from xml.etree import ElementTree as ET
 
 import libvirt
 
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import parse
+from vmckpt.hypervisor import block, domain_xml
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.qmp import Seat
+from vmckpt.model.disk import DiskFacts
 from vmckpt.model.guest import (
     OUTGOING,
     Guest,
@@ -78,7 +82,7 @@ async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
         if domain is None:
             return Presence(reachable=True)
         state, reason = domain.state()
-        known = parse.STATES.get(state)
+        known = domain_xml.STATES.get(state)
         if domain.isActive() and (known is None or not known.is_active):
             known = GuestState.PAUSED  # a QEMU that crashed and is kept, or is not known yet
         return Presence(
@@ -167,8 +171,8 @@ async def set_labels(hypervisor: Hypervisor, name: str, labels: Mapping[str, str
         flags = libvirt.VIR_DOMAIN_AFFECT_CONFIG if domain.isPersistent() else 0
         flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE if domain.isActive() else 0
         kind = libvirt.VIR_DOMAIN_METADATA_ELEMENT
-        text = parse.labels_xml(labels) if labels else None
-        domain.setMetadata(kind, text, "vmckpt", parse.LABELS, flags)
+        text = domain_xml.labels_xml(labels) if labels else None
+        domain.setMetadata(kind, text, "vmckpt", domain_xml.LABELS, flags)
 
     await hypervisor.command(f"labelling guest {name}", change)
 
@@ -217,7 +221,7 @@ async def end(hypervisor: Hypervisor, uuid: str) -> None:
 
 def _lookup(connection: libvirt.virConnect, name: str) -> libvirt.virDomain | None:
     """By name, else by UUID."""
-    if parse.not_in_xml(name):
+    if domain_xml.not_in_xml(name):
         return None  # no guest can have such a name, and libvirt cannot be asked for it
     for look in (connection.lookupByName, connection.lookupByUUIDString):
         try:
@@ -233,7 +237,7 @@ def _lookup(connection: libvirt.virConnect, name: str) -> libvirt.virDomain | No
 
 def described(domain: libvirt.virDomain) -> Guest:
     """One guest. Raises libvirtError if it is gone."""
-    return parse.guest(
+    return domain_xml.guest(
         domain.XMLDesc(),
         state=state_of(domain)[0],
         persistent=bool(domain.isPersistent()),
@@ -270,3 +274,135 @@ def _job(domain: libvirt.virDomain) -> str | None:
     if stats.get("type", libvirt.VIR_DOMAIN_JOB_NONE) == libvirt.VIR_DOMAIN_JOB_NONE:
         return None
     return _JOBS.get(int(stats.get(libvirt.VIR_DOMAIN_JOB_OPERATION, 0)), UNKNOWN_JOB)
+
+
+def up(seat: Seat) -> None:
+    """Plug all cables in, with libvirt's knowledge. Raises HypervisorError."""
+
+    def change(domain: libvirt.virDomain) -> None:
+        for card in domain_xml.tree(domain.XMLDesc(), "domain").findall("devices/interface"):
+            link = card.find("link")
+            if link is not None and link.get("state") == "down":
+                link.set("state", "up")
+                text = ET.tostring(card, encoding="unicode")
+                domain.updateDeviceFlags(text, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+    seat.on_domain("plugging the guest's cables in", change, changes=True)
+
+
+_SECURE = libvirt.VIR_DOMAIN_XML_SECURE
+_STORED = _SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """How a guest is to be, and how it is."""
+
+    text: str
+    """The stored one, as libvirt told it."""
+    stored: ET.Element
+    running: ET.Element | None
+    """None: it is off."""
+    disks: tuple[DiskFacts, ...]
+
+
+async def read(hypervisor: Hypervisor, uuid: str) -> Definition:
+    """Raises HypervisorError, also for a guest without a stored definition."""
+
+    def look(connection: libvirt.virConnect) -> Definition | None:
+        domain = connection.lookupByUUIDString(uuid)
+        if not domain.isPersistent():
+            return None
+        active = bool(domain.isActive())
+        known = block.nodes(domain) if active else {}
+        text = domain.XMLDesc(_STORED)
+        return Definition(
+            text=text,
+            stored=domain_xml.tree(text, "domain"),
+            running=domain_xml.tree(domain.XMLDesc(_SECURE), "domain") if active else None,
+            disks=block.read_facts(domain.XMLDesc(), known),
+        )
+
+    found = await hypervisor.ask("reading the guest's definition", look)
+    if found is None:
+        name = hypervisor.host.name
+        raise HypervisorError(
+            f"{name}: the guest {uuid} has no stored definition that could be changed",
+            host=name,
+            mend="define it with virsh define",
+        )
+    return found
+
+
+async def write(hypervisor: Hypervisor, uuid: str, xml: str, *, instead_of: str) -> None:
+    """Replace a stored definition, unless somebody has changed it since it was read.
+
+    The running guest stays as it is. Raises HypervisorError and OutcomeUnknown.
+    """
+
+    def change(connection: libvirt.virConnect) -> bool:
+        if connection.lookupByUUIDString(uuid).XMLDesc(_STORED) != instead_of:
+            return False
+        connection.defineXML(xml)
+        return True
+
+    if not await hypervisor.command("changing the guest's definition", change):
+        name = hypervisor.host.name
+        raise HypervisorError(
+            f"{name}: somebody has changed the guest's definition meanwhile; nothing was done",
+            host=name,
+            mend="try again",
+        )
+
+
+_WHOLE = libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How a host knows a guest."""
+
+    active: bool
+    stored: str | None
+    """Its stored definition; None: it has none."""
+
+
+async def look(hypervisor: Hypervisor, uuid: str) -> Found | None:
+    """None if the host does not know the guest. Raises HypervisorError."""
+
+    def read(connection: libvirt.virConnect) -> Found | None:
+        domain = _found(connection, uuid)
+        return None if domain is None else Found(bool(domain.isActive()), _text(domain))
+
+    return await hypervisor.ask("reading the guest's definition", read)
+
+
+async def put_right(
+    hypervisor: Hypervisor, uuid: str, decide: Callable[[str | None], str | None]
+) -> bool:
+    """Store what `decide` makes of the stored definition, if it makes anything; whether it did.
+
+    The running guest stays as it is. Raises HypervisorError, OutcomeUnknown.
+    """
+
+    def change(connection: libvirt.virConnect) -> bool:
+        domain = _found(connection, uuid)
+        wanted = decide(None if domain is None else _text(domain))
+        if wanted is not None:
+            connection.defineXML(wanted)
+        return wanted is not None
+
+    return await hypervisor.command("storing the guest's definition", change)
+
+
+def _found(connection: libvirt.virConnect, uuid: str) -> libvirt.virDomain | None:
+    try:
+        return connection.lookupByUUIDString(uuid)
+    except libvirt.libvirtError as exc:
+        if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+            return None
+        raise
+
+
+def _text(domain: libvirt.virDomain) -> str | None:
+    return domain.XMLDesc(_WHOLE) if domain.isPersistent() else None

@@ -2,8 +2,8 @@
 
 import libvirt
 
-from vmckpt.hypervisor import library
-from vmckpt.hypervisor.monitor import LOCAL, Monitor
+from vmckpt.hypervisor import connection as hypervisor_connection
+from vmckpt.hypervisor.qmp import LOCAL, Monitor
 
 _KEEP = (
     libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM
@@ -24,7 +24,7 @@ def create_paused(xml: str, *, host: str, uri: str = LOCAL) -> None:
     def call(connection: libvirt.virConnect) -> None:
         connection.createXML(xml, flags)
 
-    library.once(uri, host, "starting the standby", call, changes=True)
+    hypervisor_connection.once(uri, host, "starting the standby", call, changes=True)
 
 
 def names(*, host: str, uri: str = LOCAL) -> frozenset[str]:
@@ -33,7 +33,7 @@ def names(*, host: str, uri: str = LOCAL) -> frozenset[str]:
     def call(connection: libvirt.virConnect) -> frozenset[str]:
         return frozenset(domain.name() for domain in connection.listAllDomains())
 
-    return library.once(uri, host, "listing its guests", call, changes=False)
+    return hypervisor_connection.once(uri, host, "listing its guests", call, changes=False)
 
 
 def define(xml: str, *, host: str, uri: str = LOCAL, autostart: bool = False) -> None:
@@ -44,7 +44,7 @@ def define(xml: str, *, host: str, uri: str = LOCAL, autostart: bool = False) ->
         if autostart:
             domain.setAutostart(1)
 
-    library.once(uri, host, "storing the guest's definition", call, changes=True)
+    hypervisor_connection.once(uri, host, "storing the guest's definition", call, changes=True)
 
 
 def stored(monitor: Monitor) -> tuple[str, bool] | None:

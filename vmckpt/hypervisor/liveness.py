@@ -2,7 +2,7 @@
 
 import libvirt
 
-from vmckpt.hypervisor import parse
+from vmckpt.hypervisor import domain_xml
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.guest import Pulse
 from vmckpt.units import Bytes, Seconds
@@ -43,7 +43,7 @@ async def measure_writes(hypervisor: Hypervisor, uuid: str, seconds: int) -> Non
     await hypervisor.command("starting to measure writes", start)
 
 
-def pulse(stats: parse.Stats, at: Seconds) -> Pulse:
+def pulse(stats: domain_xml.Stats, at: Seconds) -> Pulse:
     """One answer of libvirt's. Raises ValueError."""
     state = (int(stats.get("state.state", 0)), int(stats.get("state.reason", 0)))
     processors = int(stats.get("vcpu.current", 0))
@@ -51,7 +51,7 @@ def pulse(stats: parse.Stats, at: Seconds) -> Pulse:
     disks = range(int(stats.get("block.count", 0)))
     return Pulse(
         at=at,
-        state=parse.STATES.get(state[0]),
+        state=domain_xml.STATES.get(state[0]),
         panicked=state in _PANICKED,
         io_error=state == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR),
         processors=processors,

@@ -12,8 +12,8 @@ import libvirt
 import libvirt_qemu
 
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import parse
-from vmckpt.hypervisor.seat import Seat
+from vmckpt.hypervisor import domain_xml
+from vmckpt.hypervisor.qmp import Seat
 from vmckpt.units import Seconds
 
 T = TypeVar("T")
@@ -87,11 +87,11 @@ class GuestAgent:
 
 
 def _text(told: Any) -> str:
-    return parse.text(told, "the status")
+    return domain_xml.text(told, "the status")
 
 
 def _number(told: Any) -> int:
-    return parse.count(told, "the number of what was asked for")
+    return domain_xml.count(told, "the number of what was asked for")
 
 
 def _nothing(_: Any) -> None:

@@ -1,6 +1,6 @@
 """libvirt's pull backups and checkpoints: a guest's disks at one instant, read over NBD.
 
-While a backup is open the guest goes on, and what it overwrites is kept aside on its host. A
+While a backup is open the guest runs on, and what it overwrites is kept aside on its host. A
 checkpoint begins with a backup and lets the next one tell what was written since.
 
 The calls are for a thread on the guest's host; `seat.at` lets a controller make them from afar.
@@ -8,29 +8,115 @@ The calls are for a thread on the guest's host; `seat.at` lets a controller make
 
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from pathlib import PurePosixPath
+from xml.etree import ElementTree as ET
 
 import libvirt
 
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import blocks
-from vmckpt.hypervisor.backup_xml import (
-    backup_xml,
-    checkpoint_xml,
-    new_checkpoint_xml,
-    read_backup,
-    read_checkpoint,
-)
-from vmckpt.hypervisor.seat import Seat
+from vmckpt.hypervisor import block, domain_xml
+from vmckpt.hypervisor.qmp import Seat
 from vmckpt.model.disk import (
     MARK,
     BackupOrder,
     Checkpoint,
     DiskFacts,
     OpenBackup,
+    OpenDisk,
 )
 from vmckpt.units import Seconds
+
+_CHANGED = "changed"
+CHANGED = f"qemu:dirty-bitmap:{_CHANGED}"
+
+
+def backup_xml(order: BackupOrder) -> str:
+    """A backup as libvirt wants it described."""
+    root = ET.Element("domainbackup", mode="pull")
+    ET.SubElement(root, "server", transport="unix", socket=order.socket)
+    disks = ET.SubElement(root, "disks")
+    for disk in order.disks:
+        how = {"backupmode": "full"}
+        if disk.since is not None:
+            how = {
+                "backupmode": "incremental", "incremental": disk.since, "exportbitmap": _CHANGED,
+            }  # fmt: skip
+        node = ET.SubElement(
+            disks, "disk", {"name": disk.name, "backup": "yes", "type": "file"} | how,
+            exportname=disk.name,
+        )  # fmt: skip
+        ET.SubElement(node, "driver", type="qcow2")
+        ET.SubElement(node, "scratch", file=order.scratch(disk.name))
+    for name in order.left_out:
+        ET.SubElement(disks, "disk", name=name, backup="no")
+    return ET.tostring(root, encoding="unicode")
+
+
+def new_checkpoint_xml(order: BackupOrder) -> str | None:
+    """The checkpoint that begins with a backup; None if no disk can be followed."""
+    marked = [disk.name for disk in order.disks if disk.mark]
+    if not marked:
+        return None
+    others = [disk.name for disk in order.disks if not disk.mark]
+    name = order.checkpoint
+    root = _checkpoint(name, dict.fromkeys(marked, name), (*others, *order.left_out))
+    return ET.tostring(root, encoding="unicode")
+
+
+def checkpoint_xml(known: Checkpoint, *, parent: str | None) -> str:
+    """A checkpoint that exists already, as libvirt wants it described."""
+    root = _checkpoint(known.name, known.disks, ())
+    if parent is not None:
+        ET.SubElement(ET.SubElement(root, "parent"), "name").text = parent
+    ET.SubElement(root, "creationTime").text = str(known.made_at)
+    return ET.tostring(root, encoding="unicode")
+
+
+def _checkpoint(name: str, bitmaps: Mapping[str, str], others: Sequence[str]) -> ET.Element:
+    root = ET.Element("domaincheckpoint")
+    ET.SubElement(root, "name").text = name
+    disks = ET.SubElement(root, "disks")
+    for disk, bitmap in bitmaps.items():
+        ET.SubElement(disks, "disk", name=disk, checkpoint="bitmap", bitmap=bitmap)
+    for disk in others:
+        ET.SubElement(disks, "disk", name=disk, checkpoint="no")
+    return root
+
+
+def read_checkpoint(xml: str) -> Checkpoint:
+    """A checkpoint from libvirt's XML."""
+    root = domain_xml.tree(xml, "domaincheckpoint")
+    made_at = root.findtext("creationTime", "0").strip()
+    return Checkpoint(
+        name=root.findtext("name", ""),
+        parent=root.findtext("parent/name"),
+        made_at=domain_xml.count(int(made_at) if made_at.isdecimal() else made_at, "creationTime"),
+        disks={
+            disk.get("name", ""): disk.get("bitmap", "")
+            for disk in root.findall("disks/disk[@checkpoint='bitmap']")
+        },
+    )
+
+
+def read_backup(xml: str) -> OpenBackup:
+    """An open backup from libvirt's XML."""
+    root = domain_xml.tree(xml, "domainbackup")
+    server = root.find("server")
+    socket = server.get("socket", "") if server is not None else ""
+    return OpenBackup(
+        socket=socket,
+        disks=tuple(
+            OpenDisk(
+                name=disk.get("exportname", disk.get("name", "")),
+                changed=CHANGED if disk.get("backupmode") == "incremental" else None,
+            )
+            for disk in root.findall("disks/disk[@backup='yes']")
+        ),
+        ours=PurePosixPath(socket).name.startswith(MARK),
+    )
+
 
 _LOST = (libvirt.VIR_ERR_CHECKPOINT_INCONSISTENT, libvirt.VIR_ERR_NO_DOMAIN_CHECKPOINT)
 _DISK = re.compile(r"disk '([^']+)'")
@@ -151,7 +237,7 @@ class Backups:
 
 
 def _facts(domain: libvirt.virDomain) -> tuple[DiskFacts, ...]:
-    return blocks.read_facts(domain.XMLDesc(), blocks.nodes(domain) if domain.isActive() else {})
+    return block.read_facts(domain.XMLDesc(), block.nodes(domain) if domain.isActive() else {})
 
 
 def _opened(domain: libvirt.virDomain) -> OpenBackup | None:
@@ -205,7 +291,7 @@ def _forget(domain: libvirt.virDomain, name: str) -> None:
     if domain.isActive():
         for disk in _facts(domain):
             if disk.node is not None and disk.bitmap(name) is not None:
-                blocks.remove_bitmap(domain, disk.node, name)
+                block.remove_bitmap(domain, disk.node, name)
 
 
 def _missing(domain: libvirt.virDomain, known: libvirt.virDomainCheckpoint, name: str) -> bool:

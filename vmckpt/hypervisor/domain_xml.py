@@ -1,7 +1,7 @@
-"""libvirt's XML and statistics, read once into our types; units are converted only here.
+"""Parse libvirt's XML and statistics into our types; only here are units converted. Pure.
 
-What makes no sense is a ValueError (ET.ParseError is a SyntaxError); `connection` makes one of our
-errors of either.
+What makes no sense is a ValueError (ET.ParseError is a SyntaxError); `connection` maps both to our
+errors.
 """
 
 import re
@@ -13,7 +13,6 @@ from xml.etree import ElementTree as ET
 import libvirt
 
 from vmckpt.errors import BadInput
-from vmckpt.hypervisor import nvram
 from vmckpt.model.guest import (
     Disk,
     Guest,
@@ -22,6 +21,17 @@ from vmckpt.model.guest import (
 )
 from vmckpt.model.migration import JobPhase, JobSample, JobTotals
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
+
+
+def path_of(root: ET.Element) -> str | None:
+    """The file on its host, in either of libvirt's forms; None: it has none, or not as a file."""
+    node = root.find("os/nvram")
+    if node is None:
+        return None
+    source = node.find("source")
+    path = (node.text or "").strip() or (source.get("file") if source is not None else None)
+    return path if path and path.startswith("/") else None
+
 
 # Namespace of our element in a domain's metadata.
 LABELS = "urn:vmckpt:labels:1"
@@ -174,7 +184,7 @@ def guest(
         job=job or _block_job(root),
         labels=_labels(root),
         saved=saved,
-        nvram=nvram.path_of(root),
+        nvram=path_of(root),
         tpm=root.find("devices/tpm/backend[@type='emulator']") is not None,
     )
 

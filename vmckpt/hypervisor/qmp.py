@@ -1,6 +1,7 @@
-"""QEMU's own monitor of one guest, through its libvirt; and what of libvirt goes with it.
+"""QEMU's monitor (QMP) of one guest, through libvirt, and who may call it from where.
 
-Plain calls that block, for a worker on the guest's host: files can be given to QEMU only there.
+Plain calls that block, for a thread on the guest's host: files can be given to QEMU only there. A
+controller makes them from afar through its connection's thread.
 """
 
 import json
@@ -8,13 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import libvirt
 import libvirt_qemu
 
 from vmckpt.errors import HostUnreachable, HypervisorError, OutcomeUnknown
-from vmckpt.hypervisor import library, parse
+from vmckpt.hypervisor import connection as hypervisor_connection
+from vmckpt.hypervisor import domain_xml
+from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.units import Seconds
 
 T = TypeVar("T")
@@ -40,16 +43,18 @@ class Monitor:
         self.guest = guest
         self.host = host
         self.uri = uri
-        library.start()
+        hypervisor_connection.start()
         self._opening = threading.Lock()
         self._open()
 
     def _open(self) -> None:
         try:
-            self._connection = libvirt.open(library.without_questions(self.uri))
+            self._connection = libvirt.open(hypervisor_connection.without_questions(self.uri))
         except libvirt.libvirtError as exc:
-            broken = library.Broken(exc, sent=False)
-            raise library.broken(broken, host=self.host, what="connecting", changes=False) from exc
+            broken = hypervisor_connection.Broken(exc, sent=False)
+            raise hypervisor_connection.broken(
+                broken, host=self.host, what="connecting", changes=False
+            ) from exc
         try:
             self._domain = self._connection.lookupByUUIDString(self.guest)
         except libvirt.libvirtError as exc:
@@ -97,7 +102,7 @@ class Monitor:
         """Its QEMU's version, as "7.2.22"; of a guest that is off the one that it would get."""
         if not self.is_active():
             get = libvirt.virConnect.getVersion
-            return parse.version(self._call("asking for QEMU", lambda: get(self._connection)))
+            return domain_xml.version(self._call("asking for QEMU", lambda: get(self._connection)))
         told = self.ask("query-version")["qemu"]
         return f"{told['major']}.{told['minor']}.{told['micro']}"
 
@@ -117,7 +122,7 @@ class Monitor:
 
     def cards(self) -> list[str]:
         """QEMU's names for the guest's network cards."""
-        nodes = parse.tree(self.described(), "domain").findall("devices/interface/alias")
+        nodes = domain_xml.tree(self.described(), "domain").findall("devices/interface/alias")
         return [name for node in nodes if (name := node.get("name"))]
 
     def resume(self) -> None:
@@ -194,9 +199,9 @@ class Monitor:
 
     def _error(self, what: str, exc: libvirt.libvirtError, *, changes: bool) -> HypervisorError:
         if self._alive():
-            return library.refused(exc, host=self.host, what=what)
-        broken = library.Broken(exc, sent=True)
-        return library.broken(broken, host=self.host, what=what, changes=changes)
+            return hypervisor_connection.refused(exc, host=self.host, what=what)
+        broken = hypervisor_connection.Broken(exc, sent=True)
+        return hypervisor_connection.broken(broken, host=self.host, what=what, changes=changes)
 
     def _alive(self) -> bool:
         try:
@@ -221,10 +226,57 @@ class Monitor:
 def restore(path: str, xml: str, *, paused: bool, host: str, uri: str = LOCAL) -> None:
     """Let libvirt start a guest from a save image, which may be a FIFO. Raises HypervisorError."""
     flags = libvirt.VIR_DOMAIN_SAVE_PAUSED if paused else libvirt.VIR_DOMAIN_SAVE_RUNNING
-    library.once(
+    hypervisor_connection.once(
         uri,
         host,
         "restoring the guest",
         lambda connection: connection.restoreFlags(path, xml, flags),
         changes=True,
     )
+
+
+class Seat(Protocol):
+    """One guest and how it is called. libvirt's errors become ours there or above it."""
+
+    @property
+    def host(self) -> str: ...
+
+    def on_domain(
+        self, what: str, call: Callable[[libvirt.virDomain], T], *, changes: bool = False
+    ) -> T:
+        """Raises HypervisorError, and OutcomeUnknown if `changes`."""
+
+
+class _Lane:
+    """In the thread of a lane, which makes ours of libvirt's errors itself."""
+
+    def __init__(self, host: str, domain: libvirt.virDomain) -> None:
+        self.host, self._domain = host, domain
+
+    def on_domain(
+        self, _what: str, call: Callable[[libvirt.virDomain], T], *, changes: bool = False
+    ) -> T:
+        del changes
+        return call(self._domain)
+
+
+async def at(
+    hypervisor: Hypervisor,
+    uuid: str,
+    what: str,
+    call: Callable[[Seat], T],
+    *,
+    changes: bool,
+    limit: Seconds = Seconds(40.0),
+) -> T:
+    """Do from afar what is made for a seat, as `lambda seat: Backups(seat).opened()`.
+
+    Raises HypervisorError, and OutcomeUnknown if it changes something.
+    """
+
+    def run(connection: libvirt.virConnect) -> T:
+        return call(_Lane(hypervisor.host.name, connection.lookupByUUIDString(uuid)))
+
+    if changes:
+        return await hypervisor.command(what, run, limit=limit)
+    return await hypervisor.ask(what, run, limit=limit)

@@ -1,14 +1,16 @@
-"""A running guest's disks as QEMU has them: sizes, image versions and dirty bitmaps."""
+"""A running guest's disks in QEMU: sizes, image versions, dirty bitmaps, block pull."""
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import libvirt
 import libvirt_qemu
 
-from vmckpt.hypervisor import parse
+from vmckpt.hypervisor import domain_xml
+from vmckpt.hypervisor.qmp import Seat
 from vmckpt.model.disk import Bitmap, DiskFacts
 from vmckpt.units import Bytes
 
@@ -32,7 +34,7 @@ def remove_bitmap(domain: libvirt.virDomain, node: str, name: str) -> None:
 
 def read_facts(xml: str, known: Nodes) -> tuple[DiskFacts, ...]:
     """The disks of a domain XML and what QEMU says of them."""
-    disks = parse.tree(xml, "domain").findall("devices/disk")
+    disks = domain_xml.tree(xml, "domain").findall("devices/disk")
     return tuple(_facts(disk, known) for disk in disks)
 
 
@@ -51,7 +53,7 @@ def _facts(disk: ET.Element, known: Nodes) -> DiskFacts:
         source=_source(source),
         read_only=disk.find("readonly") is not None,
         shareable=disk.find("shareable") is not None,
-        size=None if size is None else Bytes(parse.count(size, "the disk's size")),
+        size=None if size is None else Bytes(domain_xml.count(size, "the disk's size")),
         version=_VERSIONS.get(str(data.get("compat"))),
         node=node,
         bitmaps=tuple(_bitmaps(known[node])) if node is not None else (),
@@ -82,3 +84,30 @@ def _bitmaps(node: Mapping[str, Any]) -> Iterator[Bitmap]:
                 busy=bool(one.get("busy")),
                 inconsistent=bool(one.get("inconsistent", False)),
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """How far a pull is, in bytes."""
+
+    done: int
+    total: int
+
+
+def begin(seat: Seat, disk: str) -> None:
+    """Begin to pull a disk in; it goes on in QEMU. Raises HypervisorError."""
+    seat.on_domain("pulling a disk in", lambda domain: domain.blockPull(disk), changes=True)
+
+
+def progress(seat: Seat, disk: str) -> Pull | None:
+    """None: nothing is pulled. Raises HypervisorError."""
+    told = seat.on_domain("looking at a pull", lambda domain: domain.blockJobInfo(disk))
+    if not told:
+        return None
+    return Pull(int(told.get("cur", 0)), int(told.get("end", 0)))
+
+
+def stopped_by_disk(seat: Seat) -> bool:
+    """Whether the guest stands still because a disk could not be read."""
+    state = seat.on_domain("asking for the guest's state", lambda domain: domain.state())
+    return tuple(state) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR)

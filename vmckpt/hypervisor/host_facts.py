@@ -1,0 +1,148 @@
+"""What a host's libvirt says about the host, in one visit or polled.
+
+A poll describes a guest only if something about it is new.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import libvirt
+
+from vmckpt.hypervisor import domain_xml
+from vmckpt.hypervisor import domains as hypervisor_domains
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.model.guest import Guest, GuestNow, GuestState, HostNow
+from vmckpt.model.host import GuestOnHost, HostFacts
+from vmckpt.units import Bytes, Seconds
+
+
+async def host_facts(hypervisor: Hypervisor) -> HostFacts:
+    """Everything preflight and doctor want to know. Raises HostUnreachable or HypervisorError."""
+    return await hypervisor.ask("asking about the host", _read)
+
+
+def _read(connection: libvirt.virConnect) -> HostFacts:
+    capabilities = connection.getCapabilities()
+    machines, accelerators = domain_xml.machines(capabilities)
+    memory = connection.getMemoryStats(libvirt.VIR_NODE_MEMORY_STATS_ALL_CELLS)
+    networks: set[str] = set()
+    with suppress(libvirt.libvirtError):  # a host may run without the network driver
+        networks = {
+            network.name() for network in connection.listAllNetworks() if network.isActive()
+        }
+    return HostFacts(
+        hostname=domain_xml.text(connection.getHostname(), "the host's name"),
+        uuid=domain_xml.host_uuid(capabilities),
+        libvirt_version=domain_xml.version(connection.getLibVersion()),
+        qemu_version=domain_xml.version(connection.getVersion()),
+        cpus=domain_xml.count(connection.getInfo()[2], "the number of CPUs"),
+        memory=_kib(memory["total"]),
+        memory_free=_kib(domain_xml.free(memory)),
+        machines=machines,
+        accelerators=accelerators,
+        networks=frozenset(networks),
+        guests=tuple(_guest(domain) for domain in connection.listAllDomains()),
+    )
+
+
+def _kib(number: int) -> Bytes:
+    return Bytes(domain_xml.count(domain_xml.count(number, "memory") * 1024, "memory"))
+
+
+def _guest(domain: libvirt.virDomain) -> GuestOnHost:
+    state = GuestState.UNKNOWN
+    with suppress(libvirt.libvirtError):
+        state = domain_xml.STATES.get(domain.state()[0], GuestState.UNKNOWN)
+    return GuestOnHost(
+        name=domain_xml.text(domain.name(), "a guest's name"),
+        uuid=domain_xml.text(domain.UUIDString(), "a guest's UUID"),
+        state=state,
+    )
+
+
+async def cpu_fits(hypervisor: Hypervisor, guest: Guest) -> bool | None:
+    """Whether the host can give the guest its CPU; None if libvirt cannot tell."""
+    if guest.cpu_xml is None or guest.cpu_mode in (None, "host-passthrough", "maximum"):
+        return None
+    xml = guest.cpu_xml
+
+    def compare(connection: libvirt.virConnect) -> bool | None:
+        try:
+            answer = connection.compareHypervisorCPU(
+                None, guest.arch, None, guest.accelerator, xml, 0
+            )
+        except libvirt.libvirtError:
+            return None
+        return {
+            libvirt.VIR_CPU_COMPARE_INCOMPATIBLE: False,
+            libvirt.VIR_CPU_COMPARE_IDENTICAL: True,
+            libvirt.VIR_CPU_COMPARE_SUPERSET: True,
+        }.get(answer)
+
+    return await hypervisor.ask("comparing CPUs", compare)
+
+
+_STALE = Seconds(60.0)
+"""Labels, memory and CPUs may have been changed since."""
+
+
+class Glancer:
+    """Looks at one host."""
+
+    def __init__(self, hypervisor: Hypervisor) -> None:
+        self._hypervisor = hypervisor
+        self._known: dict[str, tuple[int, float, Guest]] = {}
+        """By UUID: libvirt's number for its state, when it was described, and how."""
+        self._times: tuple[int, int] | None = None
+        """Nanoseconds of CPU time since its start: all, and those without work."""
+
+    async def look(self) -> tuple[HostNow, tuple[GuestNow, ...]]:
+        """Raises HostUnreachable, HypervisorError."""
+        return await self._hypervisor.ask("looking at the host", self._read)
+
+    def _read(self, connection: libvirt.virConnect) -> tuple[HostNow, tuple[GuestNow, ...]]:
+        memory = connection.getMemoryStats(libvirt.VIR_NODE_MEMORY_STATS_ALL_CELLS)
+        host = self._hypervisor.host
+        now = HostNow(
+            name=host.name,
+            cpus=domain_xml.count(connection.getInfo()[2], "the number of CPUs"),
+            busy=self._busy(connection),
+            memory=Bytes(domain_xml.count(memory["total"], "memory") * 1024),
+            free=Bytes(domain_xml.count(domain_xml.free(memory), "memory") * 1024),
+            labels=host.labels,
+        )
+        found = self._guests(connection.listAllDomains())
+        return now, tuple(_now(host.name, one) for one in found)
+
+    def _busy(self, connection: libvirt.virConnect) -> float | None:
+        try:
+            stats = connection.getCPUStats(libvirt.VIR_NODE_CPU_STATS_ALL_CPUS)
+        except libvirt.libvirtError:  # not every driver counts
+            return None
+        idle = stats.get("idle", 0) + stats.get("iowait", 0)
+        now, before = (sum(stats.values()), idle), self._times
+        self._times = now
+        if before is None or now[0] <= before[0]:
+            return None
+        return min(1.0, max(0.0, 1 - (now[1] - before[1]) / (now[0] - before[0])))
+
+    def _guests(self, domains: Sequence[libvirt.virDomain]) -> list[Guest]:
+        known: dict[str, tuple[int, float, Guest]] = {}
+        now = time.monotonic()
+        for domain in domains:
+            with suppress(libvirt.libvirtError):  # it went away while we were reading
+                uuid, state = domain.UUIDString(), hypervisor_domains.state_of(domain)[0]
+                last = self._known.get(uuid)
+                if last is None or last[0] != state or now - last[1] > _STALE:
+                    last = (state, now, hypervisor_domains.described(domain))
+                known[uuid] = last
+        self._known = known
+        return sorted((one for _, _, one in known.values()), key=lambda one: one.name)
+
+
+def _now(host: str, guest: Guest) -> GuestNow:
+    return GuestNow(
+        name=guest.name, uuid=guest.uuid, host=host, state=guest.state, memory=guest.memory,
+        vcpus=guest.vcpus, labels=guest.labels,
+    )  # fmt: skip
