@@ -48,7 +48,7 @@ _FENCING = (
         breaks="Another machine is powered off, and the guest runs twice.",
     ),
     Mutation(
-        name="hanging-agent-is-off", area=Area.FENCING, file="vmckpt/remote/fencing.py",
+        name="hanging-agent-is-off", area=Area.FENCING, file="vmckpt/remote/fence_agent.py",
         old="    return Ran(process.returncode if ended else None, limit, said)",
         new="    return Ran(process.returncode if ended else 0, limit, said)",
         suite=unit("fencing_agents"),

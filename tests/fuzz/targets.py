@@ -24,7 +24,14 @@ from vmckpt.model.host import Host
 from vmckpt.model.migration import JobSample, MoveOrder
 from vmckpt.policy import document, explain, shelf
 from vmckpt.policy.types import Policy
-from vmckpt.remote import certificates, images, measure, probe
+from vmckpt.remote import (
+    images,
+    measure,
+    probe,
+)
+from vmckpt.remote import (
+    probe as remote_probe,
+)
 from vmckpt.units import MIB, Bytes, Seconds
 
 PATH = Path("file.yaml")
@@ -172,7 +179,7 @@ def read_probe(data: bytes) -> None:
     text = _text(data)
     for read in (
         lambda: probe.parse(text, asked=1.0, answered=2.0, host="alpha"),
-        lambda: certificates.parse(text, "alpha"),
+        lambda: remote_probe.parse_certificates(text, "alpha"),
     ):
         try:
             seen = read()

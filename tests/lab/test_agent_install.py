@@ -13,7 +13,7 @@ import vmckpt
 from tests.lab.bench import VMCKPT, WHOLE, Bench, Done, finish, traces, until
 from tests.lab.protecting import GUEST, agent, left, ours
 from vmckpt.lab import guests, lab
-from vmckpt.remote import installing
+from vmckpt.remote import agent_install
 
 CHECKOUT = Path(vmckpt.__file__).parents[1]
 HOSTS = ("alpha", "beta")
@@ -82,7 +82,7 @@ def test_a_protection_brings_its_agents_and_an_upgrade_ends_nothing(
     for one in HOSTS:
         assert done.err.count(f"installing the agent on {one} (") == 1
         (first,) = installed(bare, one, count=1)
-        assert installing.OURS in first
+        assert agent_install.OURS in first
         words_of = Path(f"/proc/{agent(bare, one)}/cmdline").read_bytes().split(b"\0")
         assert words_of[0].decode() == f"{versions(bare, one)}/{first}/bin/python3"
     (first,) = installed(bare, "alpha", count=1)

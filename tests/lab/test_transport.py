@@ -15,7 +15,7 @@ from vmckpt.lab.guests import FILLING
 from vmckpt.lab.pki import Authority, install
 from vmckpt.migrate.transport_checks import TlsVerdict, names_of, tls_findings
 from vmckpt.model.migration import AutoConverge, Compression
-from vmckpt.remote import certificates
+from vmckpt.remote import probe
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, parse_rate
 
@@ -194,7 +194,10 @@ def verdict(bench: Bench) -> TlsVerdict:
 
     async def look() -> TlsVerdict:
         async with Remote(inventory.host("alpha")) as here, Remote(inventory.host("beta")) as there:
-            at_source, at_target = await certificates.look(here), await certificates.look(there)
+            at_source, at_target = (
+                await probe.look_at_certificates(here),
+                await probe.look_at_certificates(there),
+            )
         return tls_findings(
             source="alpha", target="beta", at_source=at_source, at_target=at_target,
             names=names_of(inventory.host("beta"), at_target.hostname),

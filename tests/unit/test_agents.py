@@ -30,7 +30,7 @@ from vmckpt import __version__
 from vmckpt.agent import agents, bundle, main
 from vmckpt.errors import RemoteError
 from vmckpt.model.host import Host, SshAddress
-from vmckpt.remote import installing
+from vmckpt.remote import agent_install
 from vmckpt.units import Bytes, Seconds, show_bytes
 
 __all__ = ["sshd", "versions"]
@@ -233,7 +233,7 @@ async def test_another_python_there_is_one_line_that_says_what_to_do(machine: Ma
 
     assert str(caught.value) == (
         "alpha: no vmckpt-agent there, and ours does not fit: its Python is"
-        f" cpython-39-aarch64-linux-gnu, ours is {installing.OURS}; {installing.BY_HAND}"
+        f" cpython-39-aarch64-linux-gnu, ours is {agent_install.OURS}; {agent_install.BY_HAND}"
     )
     assert machine.installers == []
 
@@ -248,7 +248,7 @@ async def test_an_installer_that_fails_is_one_line(
 
     assert str(caught.value) == (
         f"alpha: the agent was not installed: {machine.versions}: no room for {1 << 40} MiB; mend"
-        f" that, or {installing.BY_HAND}"
+        f" that, or {agent_install.BY_HAND}"
     )
     assert installed(machine.versions) == []
     assert made.name not in str(list((tmp_path / "state/agents").iterdir()))

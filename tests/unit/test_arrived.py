@@ -19,7 +19,8 @@ from vmckpt.migrate import arrived
 from vmckpt.migrate.arrived import Tidied
 from vmckpt.migrate.gather import Remotes
 from vmckpt.model.disk import CopyPlan, DiskCopy
-from vmckpt.remote import chains, images, probe
+from vmckpt.remote import images, probe
+from vmckpt.remote import images as remote_images
 from vmckpt.remote.ssh import COMMAND_LIMIT, Answer
 from vmckpt.units import MIB, Bytes, Seconds
 
@@ -259,7 +260,7 @@ async def test_after_a_crash_it_stays_and_is_named(scene: Scene, logins: bool) -
     ],
 )
 def test_files_behind_what_qemu_calls_a_file_name(name: str, files: list[str]) -> None:
-    assert list(chains.below(json.dumps([{"filename": name}]))) == files
+    assert list(remote_images.below(json.dumps([{"filename": name}]))) == files
 
 
 @pytest.mark.parametrize(
@@ -275,4 +276,4 @@ def test_files_behind_what_qemu_calls_a_file_name(name: str, files: list[str]) -
 )
 def test_nonsense_of_qemu_img_is_refused(told: str) -> None:
     with pytest.raises(RemoteError, match="makes no sense"):
-        list(chains.below(told))
+        list(remote_images.below(told))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.remote import copying
+from vmckpt.remote import image_copy
 
 
 @pytest.mark.parametrize(("address", "heard"), [("127.0.0.1", "127.0.0.1"), ("localhost", "*")])
@@ -16,7 +16,7 @@ def test_a_name_that_leads_to_itself_is_heard_on_all_addresses(
     """Debian has the host's own name at 127.0.1.1, where no other host finds it."""
     image = tmp_path / "image.raw"
     image.write_bytes(bytes(512))
-    serve = ["sh", "-c", copying.SERVE, "sh", address, "raw", str(image)]
+    serve = ["sh", "-c", image_copy.SERVE, "sh", address, "raw", str(image)]
     pipe = subprocess.PIPE
     with subprocess.Popen(serve, stdin=pipe, stdout=pipe, text=True) as running:
         assert running.stdin is not None

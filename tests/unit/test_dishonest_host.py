@@ -21,8 +21,8 @@ from vmckpt.model.events import Event
 from vmckpt.model.host import Host
 from vmckpt.protect import answers, asking, looking, news
 from vmckpt.protect.proof import Case, decide
-from vmckpt.remote import program
-from vmckpt.remote.program import Program
+from vmckpt.remote import agent_channel
+from vmckpt.remote.agent_channel import Program
 from vmckpt.replicate.taking import Image
 from vmckpt.units import Seconds
 
@@ -137,7 +137,7 @@ except BrokenPipeError:
 
 def filled(flood: Program) -> None:
     give_up = time.monotonic() + 60.0
-    while flood._unheard < program._LONGEST and time.monotonic() < give_up:
+    while flood._unheard < agent_channel._LONGEST and time.monotonic() < give_up:
         time.sleep(0.05)
 
 
@@ -145,18 +145,18 @@ async def test_an_agent_that_says_more_than_is_heard_takes_little_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("_ENDS_WITHIN", "_GIVES_UP_WITHIN"):
-        monkeypatch.setattr(program, name, Seconds(0.2))
+        monkeypatch.setattr(agent_channel, name, Seconds(0.2))
     async with Program(HERE, [sys.executable, "-c", _FLOOD]) as flood:
         await asyncio.to_thread(filled, flood)
         await asyncio.sleep(0.5)  # in which it says as much again, if it may
-        assert program._LONGEST <= flood._unheard < program._LONGEST + 2_000_000
+        assert agent_channel._LONGEST <= flood._unheard < agent_channel._LONGEST + 2_000_000
         for _ in range(40):  # all of it can be heard all the same
             assert (await flood.hear())["progress"]["done"] == 1
 
 
 async def test_a_line_without_an_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_ENDS_WITHIN", "_GIVES_UP_WITHIN"):
-        monkeypatch.setattr(program, name, Seconds(0.2))
+        monkeypatch.setattr(agent_channel, name, Seconds(0.2))
     endless = "import sys\nwhile True: sys.stdout.write('[' * 65536)"
     async with Program(HERE, [sys.executable, "-c", endless]) as liar:
         with pytest.raises(RemoteError, match="says what makes no sense") as caught:

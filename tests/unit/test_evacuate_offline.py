@@ -41,7 +41,7 @@ from vmckpt.model.guest import GuestState, Presence
 from vmckpt.model.migration import LinkSeen
 from vmckpt.policy.types import CopyKind
 from vmckpt.remote import images, probe
-from vmckpt.remote.copying import Content
+from vmckpt.remote.image_copy import Content
 from vmckpt.units import GIB, MIB, Bytes, BytesPerSecond, Seconds
 
 ENDS = Ends(source=replace(HOST, name="alpha"), target=replace(HOST, name="beta"), remotes=None)

@@ -13,19 +13,19 @@ from vmckpt.errors import Cancelled, FencingFailed, InventoryError, VmckptError
 from vmckpt.model import fencing as rules
 from vmckpt.model.fencing import Action
 from vmckpt.model.host import Host, SshAddress
-from vmckpt.remote import fencing
+from vmckpt.remote import fence_agent
 from vmckpt.units import Seconds
 
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeAgent:
-    monkeypatch.setattr(fencing, "_TURN", 0.01)
-    monkeypatch.setattr(fencing, "_GRACE", 0.2)
+    monkeypatch.setattr(fence_agent, "_TURN", 0.01)
+    monkeypatch.setattr(fence_agent, "_GRACE", 0.2)
     return FakeAgent(tmp_path / "agent")
 
 
 async def power_off(host: Host) -> rules.Fenced:
-    return await fencing.power_off(host, asyncio.Event())
+    return await fence_agent.power_off(host, asyncio.Event())
 
 
 async def refused(host: Host) -> str:
@@ -91,7 +91,7 @@ async def test_any_other_answer_is_a_refusal(
 async def test_an_agent_that_hangs_is_ended_with_all_it_has_started(
     agent: FakeAgent, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fencing, f"_{action.upper()}_LIMIT", Seconds(0.6))
+    monkeypatch.setattr(fence_agent, f"_{action.upper()}_LIMIT", Seconds(0.6))
     monkeypatch.setattr(rules, "STAYS_ON", Seconds(0.1))
     agent.behaves(**{action: "hangs"})
     assert "no answer in 600 ms" in await refused(agent.host())
@@ -103,7 +103,7 @@ async def test_who_stops_it_leaves_nothing_running(agent: FakeAgent) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().call_later(0.6, stop.set)
     with pytest.raises(Cancelled, match="whether alpha is off is not known"):
-        await fencing.power_off(agent.host(), stop)
+        await fence_agent.power_off(agent.host(), stop)
     assert agent.actions == ["off"]
     assert agent.hanging() == []
 
@@ -169,7 +169,7 @@ def test_a_file_that_others_read_is_told_of(
     file.chmod(mode)
     topology = agent.host(password_file=file).fence
     assert topology is not None
-    assert fencing.too_open(topology) == ((file,) if told else ())
+    assert fence_agent.too_open(topology) == ((file,) if told else ())
 
 
 async def test_a_host_that_answers_is_not_off_whatever_is_said(agent: FakeAgent) -> None:
@@ -182,7 +182,7 @@ async def test_a_host_that_answers_is_not_off_whatever_is_said(agent: FakeAgent)
 
 async def test_a_status_switches_nothing_off(agent: FakeAgent) -> None:
     host = agent.host()
-    found = await fencing.run(host, agent.device(), Action.STATUS, stop=asyncio.Event())
+    found = await fence_agent.run(host, agent.device(), Action.STATUS, stop=asyncio.Event())
     assert (found.status, agent.power, agent.actions) == (0, "on", ["status"])
 
 
@@ -228,7 +228,7 @@ async def test_a_level_that_fails_in_any_way_leads_to_the_next(
     pair: tuple[FakeAgent, FakeAgent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     one, two = pair
-    monkeypatch.setattr(fencing, "_OFF_LIMIT", Seconds(0.6))
+    monkeypatch.setattr(fence_agent, "_OFF_LIMIT", Seconds(0.6))
     one.behaves(off={"hangs": "hangs", "fails": "tells"}.get(why, "works"))
     first = {
         "missing": one.device(agent="fence_nowhere"),

@@ -11,7 +11,7 @@ from vmckpt.errors import FencingFailed
 from vmckpt.model import fencing as rules
 from vmckpt.model.fencing import Action, FenceTopology, Ran
 from vmckpt.model.host import Host
-from vmckpt.remote import fencing
+from vmckpt.remote import fence_agent
 from vmckpt.units import Seconds
 
 
@@ -44,12 +44,12 @@ def bmc(tmp_path: Path) -> Iterator[Bmc]:
 
 
 async def status(bmc: Bmc) -> Ran:
-    return await fencing.run(bmc.host(), bmc.device(), Action.STATUS, stop=asyncio.Event())
+    return await fence_agent.run(bmc.host(), bmc.device(), Action.STATUS, stop=asyncio.Event())
 
 
 async def refused(host: Host) -> str:
     with pytest.raises(FencingFailed) as caught:
-        await fencing.power_off(host, asyncio.Event())
+        await fence_agent.power_off(host, asyncio.Event())
     line = str(caught.value)
     assert "\n" not in line
     assert SECRET not in line
@@ -60,10 +60,10 @@ async def test_a_host_is_switched_off_through_its_controller(bmc: Bmc) -> None:
     seen = await status(bmc)
     assert (seen.status, bmc.is_on) == (0, True)
 
-    done = await fencing.power_off(bmc.host(), asyncio.Event())
+    done = await fence_agent.power_off(bmc.host(), asyncio.Event())
     assert (done.host, done.agent) == ("alpha", "fence_ipmilan")
     assert not bmc.is_on
-    await fencing.power_off(bmc.host(), asyncio.Event())
+    await fence_agent.power_off(bmc.host(), asyncio.Event())
     seen = await status(bmc)
     assert seen.status == 2
 
@@ -92,7 +92,7 @@ async def test_a_controller_that_is_gone_is_one_line(bmc: Bmc) -> None:
 
 
 async def test_both_supplies_of_a_host_are_switched_off(supplies: tuple[Bmc, Bmc]) -> None:
-    done = await fencing.power_off(fed_by(supplies), asyncio.Event())
+    done = await fence_agent.power_off(fed_by(supplies), asyncio.Event())
     assert [one.is_on for one in supplies] == [False, False]
     assert done.agent == "fence_ipmilan and fence_ipmilan"
     assert done.devices == ("fence_ipmilan (device 1 of 2)", "fence_ipmilan (device 2 of 2)")
@@ -109,6 +109,6 @@ async def test_the_next_level_is_tried_where_a_controller_is_gone(
     supplies: tuple[Bmc, Bmc],
 ) -> None:
     supplies[0].stop()
-    done = await fencing.power_off(fed_by((supplies[0],), (supplies[1],)), asyncio.Event())
+    done = await fence_agent.power_off(fed_by((supplies[0],), (supplies[1],)), asyncio.Event())
     assert (done.level, done.devices) == (2, ("fence_ipmilan (level 2)",))
     assert not supplies[1].is_on

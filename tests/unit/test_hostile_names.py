@@ -18,7 +18,12 @@ from tests.support.shell import Shell
 from vmckpt.errors import RemoteError
 from vmckpt.model.disk import Made
 from vmckpt.model.host import Host, SshAddress
-from vmckpt.remote import images, measure, probe, streams
+from vmckpt.remote import (
+    images,
+    measure,
+    probe,
+    ssh,
+)
 from vmckpt.remote.ssh import Answer, Remote, command_line
 from vmckpt.units import Bytes
 
@@ -224,13 +229,13 @@ async def test_a_probe_of_hostile_folders_finds_their_room(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b"])
 async def test_a_guest_with_a_path_for_a_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(RemoteError, match="no guest can be called so"):
-        await streams.drop(Shell(tmp_path), name)
+        await ssh.drop(Shell(tmp_path), name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_streams_of_a_guest_with_any_name_are_none_here(tmp_path: Path, name: str) -> None:
     if "\0" not in name:
-        assert await streams.drop(Shell(tmp_path), f"none such {name}") == 0
+        assert await ssh.drop(Shell(tmp_path), f"none such {name}") == 0
     assert contents(tmp_path) == set()
 
 
@@ -278,7 +283,7 @@ async def test_a_lie_is_an_answer_or_one_line(lie: str, status: int) -> None:
     asked = [
         probe.look(host, ["/srv"]), probe.post_copy(host), probe.peer_login(host, "qemu:///system"),
         images.describe(host, "/a", "qcow2"), images.places(host, ["/a"]),
-        measure.link(host, host, "10.0.0.1"), streams.drop(host, "web1"),
+        measure.link(host, host, "10.0.0.1"), ssh.drop(host, "web1"),
     ]  # fmt: skip
     for question in asked:
         try:

@@ -21,7 +21,13 @@ from tests.support.shell import Shell
 from vmckpt.agent import agents
 from vmckpt.errors import RemoteError
 from vmckpt.model.disk import DiskCopy, Made
-from vmckpt.remote import copying, images, installing, probe, ssh
+from vmckpt.remote import (
+    agent_install,
+    image_copy,
+    images,
+    probe,
+    ssh,
+)
 from vmckpt.remote.shell_files import FILES
 from vmckpt.remote.ssh import Answer
 from vmckpt.units import MIB, Bytes, Seconds
@@ -202,7 +208,7 @@ def test_what_is_no_regular_file_is_not_opened(
 def test_a_copy_is_not_served_out_of_what_a_link_leads_to(place: Ground) -> None:
     (place.theirs / "image").symlink_to(place.bait / "image")
     os.lchown(place.theirs / "image", NOBODY, NOBODY)
-    serve = ["sh", "-c", copying.SERVE, "sh", "127.0.0.1", "raw", str(place.theirs / "image")]
+    serve = ["sh", "-c", image_copy.SERVE, "sh", "127.0.0.1", "raw", str(place.theirs / "image")]
     done = subprocess.run(
         serve, input='{"key": "00"}\n', capture_output=True, text=True, check=False, timeout=10
     )
@@ -284,13 +290,13 @@ def test_an_installed_agent_is_not_started_where_another_user_can_change_it(
 ) -> None:
     version, ran = place.top / "versions" / "1.0", place.top / "ran"
     (version / "bin").mkdir(parents=True)
-    launcher = version / installing.LAUNCHER
+    launcher = version / agent_install.LAUNCHER
     launcher.write_text(f"#!/bin/sh\ntouch {ran}\n")
     launcher.chmod(0o755)
-    assert "found" in sh(installing._LOOK, str(version), "python3").stdout
+    assert "found" in sh(agent_install._LOOK, str(version), "python3").stdout
     ran.unlink()
     spoil(version)
-    assert "found" not in sh(installing._LOOK, str(version), "python3").stdout
+    assert "found" not in sh(agent_install._LOOK, str(version), "python3").stdout
     assert not ran.exists()
 
 

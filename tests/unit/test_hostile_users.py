@@ -30,7 +30,7 @@ from vmckpt.checkpoint import disk_capture, firmware, guestmemory, nbdserver, re
 from vmckpt.checkpoint.nbdsession import Export
 from vmckpt.checkpoint.nbdwire import Unix
 from vmckpt.errors import BadInput, RemoteError, StoreError
-from vmckpt.remote import onhost_install
+from vmckpt.remote.scripts import install_agent
 from vmckpt.replicate import standing
 from vmckpt.replicate.facts import Disk
 from vmckpt.store.local import LocalFolder
@@ -364,8 +364,8 @@ def test_the_agents_versions_where_everybody_makes_directories(sticky: Ground) -
 
     def made() -> None:
         try:
-            onhost_install.make(versions)
-        except onhost_install.Refused as exc:
+            install_agent.make(versions)
+        except install_agent.Refused as exc:
             raise OSError(str(exc)) from exc
         if not _is_roots(versions):
             wrong.append(versions)

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.remote import measure, onhost
+from vmckpt.remote import measure
+from vmckpt.remote.scripts import measure_host
 from vmckpt.units import MIB, Bytes
 
-PAGE = onhost.PAGE
+PAGE = measure_host.PAGE
 
 
 def test_the_sampler_sees_what_is_used_and_what_changes() -> None:
@@ -23,7 +24,7 @@ def test_the_sampler_sees_what_is_used_and_what_changes() -> None:
         begin = addressof(c_char.from_buffer(memory))
         for page in range(100):
             memory[page * PAGE] = 1
-        sampler = onhost.Sampler(os.getpid(), [begin + i * PAGE for i in range(400)])
+        sampler = measure_host.Sampler(os.getpid(), [begin + i * PAGE for i in range(400)])
 
         memory[0 : 10 * PAGE : PAGE] = bytes(range(2, 12))
         memory[200 * PAGE] = 1
@@ -39,7 +40,7 @@ def test_the_sampler_sees_what_is_used_and_what_changes() -> None:
 def test_a_page_that_changed_back_was_written_all_the_same() -> None:
     with mmap.mmap(-1, PAGE) as memory:
         begin = addressof(c_char.from_buffer(memory))
-        sampler = onhost.Sampler(os.getpid(), [begin])
+        sampler = measure_host.Sampler(os.getpid(), [begin])
         memory[0] = 1
         assert sampler.again()[1] == 1
         memory[0] = 0
@@ -53,7 +54,7 @@ def test_places_are_spread_over_all_regions(pages: list[int], samples: int) -> N
         regions.append((begin, begin + count * PAGE))
         begin += (count + 7) * PAGE
 
-    found = onhost.places(regions, samples)
+    found = measure_host.places(regions, samples)
 
     assert len(found) == min(samples, sum(pages))
     assert found == sorted(set(found))
@@ -71,9 +72,9 @@ MAPS = """\
 def test_the_guests_memory_is_found_among_the_mappings() -> None:
     size = 256 * MIB
 
-    assert onhost.mappings(MAPS, [size]) == [(0x7F0000000000, 0x7F0010000000)]
-    with pytest.raises(onhost.Refused):
-        onhost.mappings(MAPS, [size, size])
+    assert measure_host.mappings(MAPS, [size]) == [(0x7F0000000000, 0x7F0010000000)]
+    with pytest.raises(measure_host.Refused):
+        measure_host.mappings(MAPS, [size, size])
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_the_guests_memory_is_found_among_the_mappings() -> None:
     ],
 )  # fmt: skip
 def test_sizes_are_read_from_qemus_command_line(command: str, sizes: list[int]) -> None:
-    assert onhost.backends(command, 7) == sizes
+    assert measure_host.backends(command, 7) == sizes
 
 
 def test_the_answer_is_scaled_to_the_guest() -> None:
@@ -152,13 +153,13 @@ def test_what_a_host_cannot_do_is_one_line() -> None:
 def test_strangers_are_not_served() -> None:
     server = socket.create_server(("127.0.0.1", 0))
     port = server.getsockname()[1]
-    serving = threading.Thread(target=onhost.receive, args=(server, b"secret", 2.0))
+    serving = threading.Thread(target=measure_host.receive, args=(server, b"secret", 2.0))
     serving.start()
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(b"hello!")
         assert stranger.recv(10) == b""
 
-    answer = onhost.send("127.0.0.1", port, "secret", 0.5)
+    answer = measure_host.send("127.0.0.1", port, "secret", 0.5)
     serving.join(5)
     server.close()
 
@@ -172,7 +173,7 @@ def test_a_listener_that_nobody_calls_ends_by_itself() -> None:
     done = program("listen", "127.0.0.1", "secret", "0")
     port = int(done.stdout.partition(":")[2].strip(" }\n"))
 
-    assert port in onhost.PORTS
+    assert port in measure_host.PORTS
     give_up = time.monotonic() + 10
     while time.monotonic() < give_up:
         with socket.socket() as probe:

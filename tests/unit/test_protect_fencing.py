@@ -22,7 +22,7 @@ from vmckpt.model.fencing import Power
 from vmckpt.model.host import Host
 from vmckpt.protect import fencing
 from vmckpt.protect.steps import Step
-from vmckpt.remote import fencing as agents
+from vmckpt.remote import fence_agent as agents
 
 
 @dataclass

@@ -30,8 +30,8 @@ from vmckpt.journal.recording import recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.host import Host
-from vmckpt.remote import program
-from vmckpt.remote.program import Program
+from vmckpt.remote import agent_channel
+from vmckpt.remote.agent_channel import Program
 from vmckpt.snapshot import taking
 from vmckpt.snapshot.requests import TakeRequest
 from vmckpt.snapshot.taking import Taking
@@ -159,7 +159,7 @@ def test_a_journal_that_is_slow_is_a_no(error: VmckptError) -> None:
 def test_a_program_here_has_time_to_put_everything_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "_ENDS_WITHIN", 0.05)
+    monkeypatch.setattr(agent_channel, "_ENDS_WITHIN", 0.05)
     host, mark = Host(name="here", uri="qemu:///system"), tmp_path / "undone"
     slow = f"import sys, time; sys.stdin.read(); time.sleep(1); open({str(mark)!r}, 'w')"
 

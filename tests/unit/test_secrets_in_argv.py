@@ -24,7 +24,7 @@ from vmckpt.journal import place
 from vmckpt.journal.store import Journal
 from vmckpt.model.fencing import Action
 from vmckpt.protect import engine
-from vmckpt.remote import fencing
+from vmckpt.remote import fence_agent
 
 SECRET = "geheim7"
 VMCKPT = (sys.executable, "-m", "vmckpt.cli.main")
@@ -147,7 +147,7 @@ async def test_a_fence_agent_has_its_password_from_standard_input_alone(tmp_path
     file = tmp_path / "password"
     file.write_text("correct-horse\n")
     device = agent.device({"ip": "10.9.0.11", "snmp": FENCE_SECRET}, password_file=file)
-    running = asyncio.create_task(fencing.run(agent.host(), device, Action.STATUS, stop=stop))
+    running = asyncio.create_task(fence_agent.run(agent.host(), device, Action.STATUS, stop=stop))
     await asyncio.to_thread(wait, lambda: agent.calls)
     (pid,) = [one["pid"] for one in agent.calls]
     lines = command_lines(os.getsid(pid))

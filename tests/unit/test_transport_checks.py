@@ -23,7 +23,7 @@ from vmckpt.model.host import (
     SERVER_KEY,
     QemuCertificates,
 )
-from vmckpt.remote import certificates
+from vmckpt.remote import probe
 
 NOW = datetime.datetime.now(datetime.UTC)
 OURS, THEIRS = Authority("ours"), Authority("theirs")
@@ -170,14 +170,14 @@ def test_names_of_a_host() -> None:
 def test_the_answer_of_a_host_is_read() -> None:
     text = "folder /etc/pki/x\nverify 0\nhostname beta\npresent ca-cert.pem\npem ca-cert.pem YWJj\n"
 
-    assert certificates.parse(text, "beta") == QemuCertificates(
+    assert probe.parse_certificates(text, "beta") == QemuCertificates(
         folder="/etc/pki/x", verifies_clients=False, present=frozenset({CA}), pems={CA: "abc"},
         hostname="beta",
     )  # fmt: skip
-    found = certificates.parse(f"{text}user qemu\nunreadable ca-cert.pem\n", "beta")
+    found = probe.parse_certificates(f"{text}user qemu\nunreadable ca-cert.pem\n", "beta")
     assert (found.user, found.unreadable) == ("qemu", frozenset({CA}))
     with pytest.raises(RemoteError, match="makes no sense"):
-        certificates.parse("Welcome!\n", "beta")
+        probe.parse_certificates("Welcome!\n", "beta")
 
 
 @pytest.mark.parametrize(
@@ -208,10 +208,10 @@ def test_libvirts_configuration_is_read_as_it_reads_it(
 ) -> None:
     conf = tmp_path / "qemu.conf"
     conf.write_text(f'user = "root" # as ever\n{line}\ndefault_tls_x509_verify = 0 # no\n')
-    script = certificates._SCRIPT.replace("/etc/libvirt/qemu.conf", str(conf))
+    script = probe._CERTIFICATES_SCRIPT.replace("/etc/libvirt/qemu.conf", str(conf))
     words = ["sh", "-s", "--", *sorted(ALL)]
     done = subprocess.run(words, input=script, capture_output=True, text=True, check=True)
-    found = certificates.parse(done.stdout, "alpha")
+    found = probe.parse_certificates(done.stdout, "alpha")
     assert (found.folder, found.verifies_clients, found.user) == (folder, False, "")
 
 
@@ -234,8 +234,8 @@ def test_what_qemus_user_may_not_read_is_tried(mode: int, key: int, found: set[s
         conf.write_text(
             f'user = "+65534"\ngroup = "nogroup"\nmigrate_tls_x509_cert_dir = "{place}"\n'
         )
-        script = certificates._SCRIPT.replace("/etc/libvirt/qemu.conf", str(conf))
+        script = probe._CERTIFICATES_SCRIPT.replace("/etc/libvirt/qemu.conf", str(conf))
         words = ["sh", "-s", "--", *sorted(ALL)]
         done = subprocess.run(words, input=script, capture_output=True, text=True, check=True)
-    told = certificates.parse(done.stdout, "alpha")
+    told = probe.parse_certificates(done.stdout, "alpha")
     assert (told.user, set(told.unreadable)) == ("65534", found)

@@ -12,8 +12,8 @@ from vmckpt import __version__
 from vmckpt.agent import bundle
 from vmckpt.errors import RemoteError
 from vmckpt.model.host import Host
-from vmckpt.remote import installing
-from vmckpt.remote.installing import Parcel
+from vmckpt.remote import agent_install
+from vmckpt.remote.agent_install import Parcel
 from vmckpt.remote.shell_files import PROGRAMS
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import Bytes, Seconds, show_bytes
@@ -83,14 +83,14 @@ async def startable(host: Host) -> None:
     async with Remote(host) as remote:
         if await _found(remote) is None:
             parcel = _parcel(host, await _bundle(host))
-            if await installing.look(remote, parcel) is not None and host.read_only:
+            if await agent_install.look(remote, parcel) is not None and host.read_only:
                 raise _untouched(host)
 
 
 def _untouched(host: Host) -> RemoteError:
     return RemoteError(
         f"{host.name}: no vmckpt-agent there, and nothing may be changed there",
-        mend=installing.BY_HAND,
+        mend=agent_install.BY_HAND,
     )
 
 
@@ -125,7 +125,7 @@ async def _installed(remote: Remote) -> str:
     parcel = _parcel(host, made)
     locks = _installing.setdefault(asyncio.get_running_loop(), {})
     async with locks.setdefault(host.name, asyncio.Lock()):
-        python = await installing.look(remote, parcel)
+        python = await agent_install.look(remote, parcel)
         if python is None:
             return parcel.launcher
         if host.read_only:
@@ -137,7 +137,7 @@ async def _installed(remote: Remote) -> str:
             raise _not_made(host, exc) from exc
         log.info("installing the agent on %s (%s)", host.name, show_bytes(size))
         try:
-            await installing.install(remote, parcel, python, path)
+            await agent_install.install(remote, parcel, python, path)
         except RemoteError:
             bundle.forget(path)
             raise

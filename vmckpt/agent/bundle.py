@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 import vmckpt
 from vmckpt.errors import RemoteError
 from vmckpt.journal.place import state_folder
-from vmckpt.remote.installing import LAUNCHER, OURS
+from vmckpt.remote.agent_install import LAUNCHER, OURS
 from vmckpt.units import Bytes
 
 MODULES = (

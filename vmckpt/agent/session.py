@@ -10,7 +10,7 @@ from vmckpt.agent.talk import error_from_json
 from vmckpt.errors import RemoteError
 from vmckpt.model.events import Copied, Emit
 from vmckpt.model.host import Host
-from vmckpt.remote.program import Program
+from vmckpt.remote.agent_channel import Program
 from vmckpt.units import Bytes, Seconds
 
 _AGES, _LARGEST = 1e9, 1 << 62

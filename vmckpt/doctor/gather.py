@@ -10,7 +10,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.host_facts import host_facts
 from vmckpt.model.fencing import Action, FenceTopology
 from vmckpt.model.host import Host, HostFacts, HostProbe
-from vmckpt.remote import fencing, probe
+from vmckpt.remote import fence_agent, probe
 from vmckpt.remote.ssh import Remote
 
 
@@ -49,7 +49,7 @@ async def _fence(host: Host) -> FenceSeen | None:
     """Ask each of its fence devices for the status; nothing is switched."""
     if host.fence is None:
         return None
-    too_open = tuple(str(path) for path in fencing.too_open(host.fence))
+    too_open = tuple(str(path) for path in fence_agent.too_open(host.fence))
     # One after the other: some devices let only one in at a time.
     devices = [await _device(host, host.fence, *place) for place in host.fence.places]
     return FenceSeen(devices=tuple(devices), too_open=too_open)
@@ -59,7 +59,7 @@ async def _device(host: Host, topology: FenceTopology, level: int, number: int) 
     device = topology.levels[level][number]
     seen = DeviceSeen(name=topology.name(level, number), agent=device.agent, level=level)
     try:
-        ran = await fencing.run(host, device, Action.STATUS, stop=asyncio.Event())
+        ran = await fence_agent.run(host, device, Action.STATUS, stop=asyncio.Event())
     except VmckptError as exc:
         return dataclasses.replace(seen, error=str(exc))
     return dataclasses.replace(seen, ran=ran)

@@ -33,7 +33,7 @@ from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import Host
 from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.policy.types import CopyKind
-from vmckpt.remote import copying, images, probe
+from vmckpt.remote import image_copy, images, probe
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 IMAGES = "images"
@@ -233,11 +233,11 @@ class _Copy:
                 done = Bytes(round(there + part * size))
                 tell(progress(done, self._plan.travels, began, Seconds(loop.time())))
 
-            content = copying.Content(
+            content = image_copy.Content(
                 path=one.source, format=one.format, size=one.size, to=made.temporary(one.path),
                 address=to, limit=self._known.policy.limits.bandwidth,
             )  # fmt: skip
-            await copying.copy(self._here.host, self._target, content, heard)
+            await image_copy.copy(self._here.host, self._target, content, heard)
             await images.keep(self._there, content.to, one.format)
             copied += one.allocated
 

@@ -14,8 +14,9 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.migrate import disks
 from vmckpt.migrate.gather import Remotes
 from vmckpt.model.disk import CopyPlan, Made
-from vmckpt.remote import chains, images, probe
-from vmckpt.remote.chains import Has
+from vmckpt.remote import images, probe
+from vmckpt.remote import images as remote_images
+from vmckpt.remote.images import Has
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import Bytes
 
@@ -102,7 +103,7 @@ async def finish(
         # Guests that are off are held by no lock; those that run are not found by theirs alone.
         all_ = await storage.of_all(here)
         has = [Has(user.guest, path, user.format) for path, user in all_.items()]
-        users = await chains.users(remotes[0], has)
+        users = await remote_images.users(remotes[0], has)
         for path, mark in old.items():
             check()
             if reason := _why_it_stays(mark, users):

@@ -26,7 +26,7 @@ from vmckpt.model.disk import Made
 from vmckpt.model.events import Emit
 from vmckpt.model.migration import MoveOrder, Mover, Outcome
 from vmckpt.policy import shelf
-from vmckpt.remote import images, streams
+from vmckpt.remote import images, ssh
 from vmckpt.units import Seconds
 
 
@@ -215,7 +215,7 @@ def mover(
 
     async def free_target() -> None:
         if remotes is not None:
-            await streams.drop(remotes[1], guest)
+            await ssh.drop(remotes[1], guest)
 
     for hypervisor in hosts:
         hypervisor.guard = check  # once more in the lane: to connect may take seconds

@@ -28,7 +28,7 @@ from vmckpt.policy import select, transport
 from vmckpt.policy.select import Chosen, Subject
 from vmckpt.policy.transport import Conflict, Versions
 from vmckpt.policy.types import CopyKind, Policy, Tls
-from vmckpt.remote import certificates
+from vmckpt.remote import probe as remote_probe
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import Bytes, Seconds
 
@@ -207,7 +207,7 @@ TlsFacts = tuple[QemuCertificates | None, QemuCertificates | None]
 async def _certificates(remotes: Remotes | None) -> TlsFacts:
     async def one(host: Remote) -> QemuCertificates | None:
         try:
-            return await certificates.look(host)
+            return await remote_probe.look_at_certificates(host)
         except RemoteError:
             return None
 

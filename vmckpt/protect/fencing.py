@@ -12,7 +12,7 @@ from vmckpt.model.events import Caller
 from vmckpt.model.fencing import Fenced
 from vmckpt.model.host import Host
 from vmckpt.protect.steps import Step
-from vmckpt.remote import fencing
+from vmckpt.remote import fence_agent
 
 
 async def fence(host: Host, recorder: Recorder, caller: Caller) -> Fenced:
@@ -21,13 +21,13 @@ async def fence(host: Host, recorder: Recorder, caller: Caller) -> Fenced:
     The options, of which some are secrets, are written down nowhere.
     """
     agents = "" if host.fence is None else host.fence.in_words
-    for path in () if host.fence is None else fencing.too_open(host.fence):
+    for path in () if host.fence is None else fence_agent.too_open(host.fence):
         caller.warn(f"{path}: others may read the password in it; run chmod 600 {path}")
     intent = {"host": host.name, "agent": agents, "action": "off"}
     step = await asyncio.to_thread(recorder.intend, Step.FENCE, intent)
     caller.warn(f"fencing {host.name}: {agents} powers it off, with all that runs there")
     try:
-        done = await fencing.power_off(host, caller.stop)
+        done = await fence_agent.power_off(host, caller.stop)
     except VmckptError as exc:
         # It may be off all the same; left open, the step would become a done one at the end.
         told = {"error": exc.message, "at": time.time()}

@@ -1,6 +1,6 @@
-"""One look at a host over ssh: a single script, answered in lines of `key value`.
+"""Facts about a host over ssh: a single script, answered in lines of `key value`; certificates.
 
-The script only reads. What it is told (folders, ports) goes in as arguments, quoted by ssh.py.
+The script only reads. Its arguments (folders, ports) are quoted by ssh.py.
 """
 
 import base64
@@ -11,7 +11,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
 from vmckpt.errors import RemoteError
-from vmckpt.model.host import HostProbe, NoTrace
+from vmckpt.model.host import (
+    CA,
+    CLIENT,
+    CLIENT_KEY,
+    SERVER,
+    SERVER_KEY,
+    HostProbe,
+    NoTrace,
+    QemuCertificates,
+)
 from vmckpt.remote.shell_files import FILES
 from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Bytes, Seconds
@@ -307,3 +316,80 @@ async def post_copy(target: Remote) -> tuple[str | None, str]:
     if answer.status == 0:
         return None, kind
     return "its QEMU may not use userfaultfd (sysctl vm.unprivileged_userfaultfd is not 1)", kind
+
+
+# The folder is found as libvirt finds it: the migrations' own key, the migrations' own folder if
+# there is one, the key for all purposes, the folder for all purposes. Copied disks use the same.
+# QEMU reads them itself, as its user: by default the one that Debian's or Fedora's packages make.
+_CERTIFICATES_SCRIPT = r"""
+say() { printf '%s\n' "$1"; }
+value() {
+    sed -n "s/^[[:space:]]*$1[[:space:]]*=[[:space:]]*//p" /etc/libvirt/qemu.conf 2>/dev/null |
+        tail -n 1 | sed -e 's/^"\([^"]*\)".*/\1/' -e t -e "s/^'\([^']*\)'.*/\1/" -e t \
+            -e 's/[[:space:]]*#.*//' -e 's/[[:space:]]*$//'
+}
+folder=$(value migrate_tls_x509_cert_dir)
+if [ -z "$folder" ] && [ -d /etc/pki/libvirt-migrate ]; then folder=/etc/pki/libvirt-migrate; fi
+if [ -z "$folder" ]; then folder=$(value default_tls_x509_cert_dir); fi
+folder=${folder:-/etc/pki/qemu}
+verify=$(value migrate_tls_x509_verify)
+if [ -z "$verify" ]; then verify=$(value default_tls_x509_verify); fi
+say "folder $folder"
+say "verify ${verify:-1}"
+say "hostname $(hostname)"
+there=
+for name in "$@"; do
+    [ -s "$folder/$name" ] && say "present $name" && there="$there $name"
+    case $name in
+    *cert.pem) [ -r "$folder/$name" ] && say "pem $name $(base64 -w0 <"$folder/$name")";;
+    esac
+done
+user=$(value user)
+user=${user#+}
+for name in libvirt-qemu qemu; do
+    [ -n "$user" ] || ! id "$name" >/dev/null 2>&1 || user=$name
+done
+group=$(value group)
+group=${group#+}
+if [ "$(id -u "$user" 2>/dev/null || echo 0)" != 0 ]; then
+    say "user $user"
+    setpriv --reuid "$user" --regid "${group:-$(id -gn "$user")}" --init-groups sh -c '
+        folder=$1
+        shift
+        [ -x "$folder" ] || { echo "unreadable ."; exit 0; }
+        for name in "$@"; do [ -r "$folder/$name" ] || echo "unreadable $name"; done
+    ' sh "$folder" $there 2>/dev/null
+fi
+exit 0
+"""
+
+
+async def look_at_certificates(host: Remote) -> QemuCertificates:
+    """Look at a host. Raises RemoteError or HostKeyRefused."""
+    answer = await host.run(
+        ["sh", "-s", "--", CA, SERVER, SERVER_KEY, CLIENT, CLIENT_KEY], text=_CERTIFICATES_SCRIPT
+    )
+    return parse_certificates(answer.out, host.host.name)
+
+
+def parse_certificates(text: str, host: str) -> QemuCertificates:
+    """Read the script's answer."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        found.setdefault(key, []).append(value)
+    if not {"folder", "verify", "hostname"} <= set(found):
+        raise RemoteError(
+            f"{host}: the look at its certificates makes no sense: {text[:80]!r}",
+            mend="see that logins there print nothing",
+        )
+    pems = [value.split(" ", 1) for value in found.get("pem", []) if " " in value]
+    return QemuCertificates(
+        folder=found["folder"][0],
+        verifies_clients=found["verify"][0] != "0",
+        present=frozenset(found.get("present", [])),
+        pems={name: decoded(body) for name, body in pems},
+        hostname=found["hostname"][0],
+        unreadable=frozenset(found.get("unreadable", [])),
+        user=found.get("user", [""])[0],
+    )

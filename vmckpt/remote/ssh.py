@@ -1,7 +1,11 @@
-"""Commands on a host over ssh, with the host's key verified always.
+"""Commands on a host over ssh; the host's key is always verified.
 
 An unknown or changed key is refused with the line that would have to be added; it is never added
-by itself. Connecting is retried, since that changes nothing; a command never is.
+automatically. Connecting is retried, since that changes nothing; a command never is.
+
+The target's end of a migration stream that has died is closed from here, too. QEMU there waits for
+pages and cannot know that nothing sends any more: TCP tells it nothing. It lets go only when its
+socket is closed, and libvirt cannot ask it to while it waits.
 """
 
 import asyncio
@@ -361,3 +365,32 @@ def _why(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer in {CONNECT_LIMIT:g} s"
     return error.strerror or str(error)
+
+
+# Only connections of this guest's QEMU on libvirt's migration ports: its display and other guests'
+# streams are not ours to close.
+_SCRIPT = r"""
+pid=$(cat "/run/libvirt/qemu/$1.pid" 2>/dev/null) || exit 0
+case $pid in "" | *[!0-9]*) exit 0 ;; esac
+port() { sed -n "s/^ *migration_port_$1 *= *\([0-9]*\).*/\1/p" /etc/libvirt/qemu.conf 2>/dev/null; }
+low=$(port min); high=$(port max)
+ss -Htnp state established | grep "pid=$pid," | while read -r _ _ here there _; do
+    own=${here##*:}
+    if [ "$own" -ge "${low:-49152}" ] && [ "$own" -le "${high:-49215}" ]; then
+        ss -K -t src "$here" dst "$there" >/dev/null && echo "$there"
+    fi
+done
+"""
+
+
+async def drop(remote: Remote, guest: str) -> int:
+    """Close the streams that come in for a guest; how many there were. Raises RemoteError."""
+    if "/" in guest:
+        raise RemoteError(f"{guest!r}: no guest can be called so")
+    answer = await remote.run(["sh", "-s", "--", guest], text=_SCRIPT)
+    if answer.status != 0:
+        raise RemoteError(
+            f"{remote.host.name}: the stream of {guest} could not be closed:"
+            f" {last_line(answer.err, f'status {answer.status}')}"
+        )
+    return len(answer.out.split())

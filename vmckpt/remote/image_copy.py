@@ -13,7 +13,7 @@ from typing import Any
 
 from vmckpt.errors import RemoteError
 from vmckpt.model.host import Host
-from vmckpt.remote.program import Program
+from vmckpt.remote.agent_channel import Program
 from vmckpt.remote.shell_files import FILES
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
