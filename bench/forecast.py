@@ -26,7 +26,7 @@ from typing import Any
 from vmckpt import inventory
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import find_guest
-from vmckpt.journal.history import PastMove
+from vmckpt.journal.migration_history import PastMove
 from vmckpt.lab import guests, lab
 from vmckpt.lab.plan import LabPlan
 from vmckpt.migrate import experience

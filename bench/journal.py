@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.support import postgres
 from vmckpt.errors import GuestBusy
-from vmckpt.journal import place as places
+from vmckpt.journal import location as locations
 from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.journal.store import Journal
 from vmckpt.units import Seconds
@@ -149,7 +149,7 @@ def main() -> None:
     asked = words.parse_args()
     if asked.contend:
         place, folder, requests = asked.contend
-        print(json.dumps(contend(places.parse(place), Path(folder), int(requests))))
+        print(json.dumps(contend(locations.parse(place), Path(folder), int(requests))))
         return
     with tempfile.TemporaryDirectory() as name, journals(Path(name)) as made:
         flush = disk(Path(name))

@@ -15,7 +15,7 @@ from textual.widgets import ContentSwitcher
 
 from vmckpt.api.looking import Source
 from vmckpt.errors import VmckptError
-from vmckpt.journal.desk import JobView
+from vmckpt.journal.jobs import JobView
 from vmckpt.model.events import Commands
 from vmckpt.policy.types import Policy
 from vmckpt_tui import actions

@@ -15,8 +15,8 @@ from textual.widgets import Sparkline, Static
 
 from vmckpt.api.looking import Source
 from vmckpt.errors import VmckptError
-from vmckpt.journal.desk import JobDetail, JobView
-from vmckpt.journal.turns import Turn, summary, turns
+from vmckpt.journal.evacuation_progress import Turn, summary, turns
+from vmckpt.journal.jobs import JobDetail, JobView
 from vmckpt.units import show_bytes, show_rate, show_seconds
 from vmckpt_tui import drain_view, guard_view, move_view
 from vmckpt_tui.chart import Chart

@@ -2,8 +2,13 @@
 
 from collections.abc import Sequence
 
+from vmckpt.journal.evacuation_progress import (
+    COMPLETED,
+    WAITS,
+    Turn,
+    summary,
+)
 from vmckpt.journal.records import Operation
-from vmckpt.journal.turns import COMPLETED, WAITS, Turn, summary
 from vmckpt.model.guest import FleetNow
 from vmckpt.units import show_bytes, show_seconds
 from vmckpt_tui.columns import Cell, Column

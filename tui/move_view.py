@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.journal import wording
-from vmckpt.journal.desk import JobDetail, News
+from vmckpt.journal.jobs import JobDetail, News
 from vmckpt.journal.records import StoredEvent, StoredForecast, StoredSample
 from vmckpt.units import MIB, Seconds, show_bytes, show_rate, show_seconds
 from vmckpt_tui.words import millis

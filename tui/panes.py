@@ -13,7 +13,7 @@ from textual.containers import Vertical
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from vmckpt.journal.desk import JobView
+from vmckpt.journal.jobs import JobView
 from vmckpt.model.events import Commands
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import FleetNow, GuestNow, HostNow

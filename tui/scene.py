@@ -7,7 +7,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from vmckpt.journal.desk import JobView
+from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import WHOLE_HOST
 from vmckpt.model.guest import (
     Copies,

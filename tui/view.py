@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vmckpt.journal import wording
-from vmckpt.journal.desk import JobView
+from vmckpt.journal.jobs import JobView
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import GuestNow, GuestState, HostNow, SnapshotNow
 from vmckpt.protect import news

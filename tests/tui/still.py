@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vmckpt.journal.desk import JobDetail, JobView, News
+from vmckpt.journal.jobs import JobDetail, JobView, News
 from vmckpt.journal.records import (
     Controller,
     Operation,

@@ -7,10 +7,10 @@ import pytest
 
 from tests.tui import still
 from tests.tui.still import DRAIN, ENDED, FLEET, MOVE, NOW, PART, SNAPSHOTS, entry, snapshot
-from vmckpt.journal.desk import JobDetail, News
+from vmckpt.journal.evacuation_progress import MOVE as BY_STEP
+from vmckpt.journal.evacuation_progress import summary, turns
+from vmckpt.journal.jobs import JobDetail, News
 from vmckpt.journal.records import Request, StepState, StoredStep
-from vmckpt.journal.turns import MOVE as BY_STEP
-from vmckpt.journal.turns import summary, turns
 from vmckpt.model.guest import FleetNow
 from vmckpt_tui import drain_view, guard_view, move_view, view, words
 from vmckpt_tui.scene import Model, Scene, Where

@@ -11,9 +11,9 @@ from tests.support.builders import sample
 from vmckpt.cli import moving, output, watching
 from vmckpt.cli.evacuate_show import Story
 from vmckpt.cli.moving import Row
-from vmckpt.journal import desk
-from vmckpt.journal.forms import as_record
+from vmckpt.journal import jobs
 from vmckpt.journal.records import Batch, NewOperation
+from vmckpt.journal.serialization import as_record
 from vmckpt.journal.store import Journal
 from vmckpt.model.events import Decided, Estimate, OnItsWay, Sampled
 from vmckpt.model.migration import Decision
@@ -99,7 +99,7 @@ def test_who_watches_sees_how_many_are_there_and_how_far_the_others_are(
 ) -> None:
     monkeypatch.setattr(moving, "LOG_EVERY", -1000.0)
     id_ = emptying(journal)
-    watching.Window(terminal=False).take(desk.Follower(journal, id_).look())
+    watching.Window(terminal=False).take(jobs.Follower(journal, id_).look())
 
     assert said[-1].endswith("1 of 2 there; on their way: db → beta 62% (3.0 s to 5.0 s)")
 
@@ -112,7 +112,7 @@ def test_the_panel_of_who_watches_names_the_host(
     console = Console(file=screen, width=80, height=24, force_terminal=True, color_system=None)
     monkeypatch.setattr(output, "err", console)
     window = watching.Window(terminal=True)
-    window.take(desk.Follower(journal, id_).look())
+    window.take(jobs.Follower(journal, id_).look())
     console.print(window._panel())
     lines = screen.getvalue().splitlines()
 

@@ -11,8 +11,7 @@ from tests.support.moves import ALPHA, BETA
 from tests.support.policies import policy
 from tests.unit.test_protect_preflight import DISK, FINE
 from vmckpt.errors import CannotCapture, RemoteError
-from vmckpt.journal.recorder import Recorder
-from vmckpt.journal.steps import JournalDesk
+from vmckpt.journal.recorder import JournalDesk, Recorder
 from vmckpt.migrate import epochs
 from vmckpt.migrate import preflight as migrate_preflight
 from vmckpt.migrate.sampled import Sampler

@@ -7,15 +7,15 @@ import pytest
 from vmckpt.api import evacuating
 from vmckpt.evacuate import command
 from vmckpt.evacuate.report import arrived_of
-from vmckpt.journal import desk, maintenance, turns
-from vmckpt.journal import place as places
+from vmckpt.journal import evacuation_progress, jobs, maintenance
+from vmckpt.journal import location as locations
+from vmckpt.journal.evacuation_progress import MOVE
 from vmckpt.journal.records import NewOperation, StepState
-from vmckpt.journal.turns import MOVE
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "journal.db"))
+    monkeypatch.setenv(locations.VARIABLE, str(tmp_path / "journal.db"))
 
 
 def emptied(
@@ -23,7 +23,7 @@ def emptied(
     outcome: str = "completed",
 ) -> str:  # fmt: skip
     """An emptying of alpha: guests, and the hosts they left."""
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         id_ = journal.begin(NewOperation(kind="evacuate", guest="alpha", source="alpha", detail={}))
         for guest, source in moved:
             part = journal.begin(
@@ -33,7 +33,7 @@ def emptied(
             journal.finish(part, outcome, {})
         for guest in (*shut, *stubborn):
             intent = {"uuid": f"u-{guest}", "guest": guest, "saved": False}
-            step = journal.intend(id_, turns.SHUT_DOWN, intent, None)
+            step = journal.intend(id_, evacuation_progress.SHUT_DOWN, intent, None)
             done = StepState.DONE if guest in shut else StepState.FAILED
             journal.conclude(id_, step, done, None, None)
         journal.finish(id_, "completed", {"left": []})
@@ -82,7 +82,7 @@ def test_a_maintenance_after_it_hides_no_emptying() -> None:
 
 def test_what_was_moved_is_known_without_a_report() -> None:
     maintenance.enter("alpha", "")
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         id_ = journal.begin(NewOperation(kind="evacuate", guest="alpha", source="alpha", detail={}))
         intent = {"guest": "off", "uuid": "u-off", "from": "alpha", "to": "beta"}
         journal.intend(id_, MOVE, intent, None)
@@ -92,7 +92,7 @@ def test_what_was_moved_is_known_without_a_report() -> None:
 
 def test_a_move_whose_end_nobody_knew_counts_unless_the_guest_was_left() -> None:
     id_ = emptied(("a", "alpha"), outcome="unknown")
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         (part,) = journal.parts(id_, 0.0)
     found = arrived_of(part, set())
     assert found is not None

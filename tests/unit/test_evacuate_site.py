@@ -32,7 +32,7 @@ from vmckpt.evacuate.site import Orders, Site
 from vmckpt.evacuate.task import Kind, Task, terms
 from vmckpt.evacuate.world import Ended
 from vmckpt.hypervisor import lifecycle
-from vmckpt.journal import place as places
+from vmckpt.journal import location as locations
 from vmckpt.journal import recorder
 from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.migrate import command as moves
@@ -194,7 +194,7 @@ async def test_a_switch_that_has_begun_arrives_though_the_run_is_told_to_stop(
 async def test_who_is_not_stopped_or_not_started_is_left_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: Kind
 ) -> None:
-    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "journal.db"))
+    monkeypatch.setenv(locations.VARIABLE, str(tmp_path / "journal.db"))
     policy = by("strategy: shutdown-and-return")
     there = [vm("a") if kind is Kind.EVACUATE else vm("a", state=GuestState.SHUT_OFF)]
 
@@ -268,7 +268,7 @@ async def test_the_command_on_a_host_is_not_run_after_it_was_stopped(
 async def test_what_a_guest_moves_by_is_not_chosen_by_another_hosts_copy_of_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, others: tuple[Any, ...]
 ) -> None:
-    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "journal.db"))
+    monkeypatch.setenv(locations.VARIABLE, str(tmp_path / "journal.db"))
     text = "hosts:\n" + "".join(
         f"  {name}: {{uri: 'test:///default', labels: {{rack: {rack}}}}}\n"
         for name, rack in (("alpha", "r1"), ("beta", "r2"))

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from vmckpt.journal.history import PastMove
+from vmckpt.journal.migration_history import PastMove
 from vmckpt.migrate import experience
 from vmckpt.model.migration import LinkSeen
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds

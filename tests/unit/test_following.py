@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from vmckpt.cli import events as command
-from vmckpt.journal import place as places
-from vmckpt.journal.following import Follower, Happening
-from vmckpt.journal.forms import as_record
+from vmckpt.journal import location as locations
+from vmckpt.journal.follow import Follower, Happening
 from vmckpt.journal.records import Batch, NewOperation
+from vmckpt.journal.serialization import as_record
 from vmckpt.journal.store import Journal
 from vmckpt.model.events import Decided, PhaseChanged
 from vmckpt.model.migration import Decision, JobPhase
@@ -25,7 +25,7 @@ WEB2 = NewOperation(kind="migrate", guest="web2", source="alpha", target="gamma"
 
 @pytest.fixture
 def journal(place: Path | str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
-    monkeypatch.setenv(places.VARIABLE, str(place))
+    monkeypatch.setenv(locations.VARIABLE, str(place))
     with Journal(place) as made:
         yield made
 

@@ -20,10 +20,11 @@ from tests.support.builders import sample
 from tests.support.paths import ROOT
 from vmckpt.cli import jobs, main, output, watching
 from vmckpt.errors import BadInput, OutcomeUnknown, ReadOnly, Unattended, VmckptError
-from vmckpt.journal import desk, identity, recorder
-from vmckpt.journal.desk import Answer
-from vmckpt.journal.forms import as_record
+from vmckpt.journal import jobs as journal_jobs
+from vmckpt.journal import leases, recorder
+from vmckpt.journal.jobs import Answer
 from vmckpt.journal.records import Batch, NewOperation, Operation, RequestKind
+from vmckpt.journal.serialization import as_record
 from vmckpt.journal.store import Journal
 from vmckpt.model.events import Decided, Estimate, PhaseChanged, Sampled
 from vmckpt.model.migration import Decision, JobPhase
@@ -66,7 +67,7 @@ def filled(journal: Journal) -> str:
 
 def dead(journal: Journal) -> str:
     """A job whose controller has ended."""
-    controller = replace(identity.this_process(), started=1)
+    controller = replace(leases.this_process(), started=1)
     return journal.begin(WEB1, controller=controller)
 
 
@@ -80,7 +81,7 @@ def ran(*args: str) -> str:
 
 def test_a_job_whose_controller_is_dead_is_unattended(journal: Journal) -> None:
     alive, lost = filled(journal), dead(journal)
-    views = {view.operation.id: view for view in desk.jobs(journal)}
+    views = {view.operation.id: view for view in journal_jobs.jobs(journal)}
 
     assert (views[alive].unattended, views[alive].doing) == (False, "pre-copy")
     assert (views[lost].unattended, views[lost].doing) == (True, "unattended")
@@ -109,7 +110,7 @@ def test_the_list_fits_into_80_columns(journal: Journal) -> None:
     ids = [filled(journal), dead(journal)]
     journal.begin(replace(WEB1, guest="database-server-7"), asked_by="operator@control-room")
     console = Console(file=StringIO(), width=80)
-    views = desk.jobs(journal)
+    views = journal_jobs.jobs(journal)
     console.print(jobs.table(views, views[0].operation.began_at))
     assert isinstance(console.file, StringIO)
     lines = console.file.getvalue().splitlines()
@@ -183,7 +184,9 @@ def test_a_refusal_is_an_error_that_says_why(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id_ = filled(journal)
-    monkeypatch.setattr(desk, "control", lambda *_: Answer(ok=False, text="not in pre-copy"))
+    monkeypatch.setattr(
+        journal_jobs, "control", lambda *_: Answer(ok=False, text="not in pre-copy")
+    )
 
     with pytest.raises(BadInput, match=f"{id_} refused postcopy: not in pre-copy"):
         ran("postcopy", id_)
@@ -240,7 +243,7 @@ def test_without_a_controller_somebody_else_may_do_it(journal: Journal) -> None:
         seen.append((operation.id, kind, arguments))
         return Answer(ok=True, text="aborted by libvirt")
 
-    answer = desk.control(journal, "web1", RequestKind.CANCEL, {}, direct)
+    answer = journal_jobs.control(journal, "web1", RequestKind.CANCEL, {}, direct)
 
     assert answer.text == "aborted by libvirt"
     assert seen == [(id_, RequestKind.CANCEL, {})]
@@ -250,7 +253,7 @@ def test_a_request_that_nobody_takes_is_withdrawn(journal: Journal) -> None:
     id_ = filled(journal)
 
     with pytest.raises(Unattended, match="withdrawn and nothing was done"):
-        desk.control(journal, id_, RequestKind.CANCEL, {}, patience=SHORT)
+        journal_jobs.control(journal, id_, RequestKind.CANCEL, {}, patience=SHORT)
     assert journal.take_requests(id_) == []
 
 
@@ -260,7 +263,7 @@ def test_a_request_that_is_taken_and_not_answered_may_be_done(journal: Journal) 
     taker.start()
 
     with pytest.raises(OutcomeUnknown, match="may or may not be done"):
-        desk.control(journal, id_, RequestKind.CANCEL, {}, patience=SHORT)
+        journal_jobs.control(journal, id_, RequestKind.CANCEL, {}, patience=SHORT)
     taker.join()
 
 
@@ -268,7 +271,7 @@ def test_an_end_while_waiting_is_an_answer(journal: Journal) -> None:
     id_ = filled(journal)
     end = threading.Timer(0.1, lambda: journal.finish(id_, "completed", None))
     end.start()
-    answer = desk.control(journal, id_, RequestKind.POSTCOPY, {})
+    answer = journal_jobs.control(journal, id_, RequestKind.POSTCOPY, {})
     end.join()
 
     assert answer == Answer(ok=False, text=f"{id_} has ended: completed")
@@ -324,7 +327,7 @@ def test_the_panel_fits_into_80_columns(journal: Journal, monkeypatch: pytest.Mo
     console = Console(file=screen, width=80, height=24, force_terminal=True, color_system=None)
     monkeypatch.setattr(output, "err", console)
     window = watching.Window(terminal=True)
-    window.take(desk.Follower(journal, id_).look())
+    window.take(journal_jobs.Follower(journal, id_).look())
     console.print(window._panel())
     lines = screen.getvalue().splitlines()
 

@@ -14,8 +14,15 @@ from tests.unit.test_journal_recorder import sampled, until
 from vmckpt.api import migration
 from vmckpt.errors import BadInput, GuestBusy, JournalError, LeaseLost, Unattended
 from vmckpt.inventory import Inventory
-from vmckpt.journal import desk, identity, recorder, takeover
-from vmckpt.journal.desk import Answer
+from vmckpt.journal import (
+    jobs,
+    leases,
+    recorder,
+)
+from vmckpt.journal import (
+    recorder as journal_recorder,
+)
+from vmckpt.journal.jobs import Answer
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Controller, NewOperation, Operation, RequestKind, StepState
 from vmckpt.journal.store import Journal
@@ -29,7 +36,7 @@ GUEST = "guest/u-1"
 FAR = Controller(host="far", boot="another", pid=7, started=9)
 NO_HOSTS = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
 NOBODY = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
-DEAD = replace(identity.this_process(), started=1)
+DEAD = replace(leases.this_process(), started=1)
 
 
 @pytest.fixture
@@ -59,8 +66,8 @@ def taken_over(journal: Journal, id_: str, monkeypatch: pytest.MonkeyPatch) -> O
     """As another machine does it, to which ours is dead."""
     found = journal.operation(id_)
     with monkeypatch.context() as patched:
-        patched.setattr(identity, "alive", lambda _: False)
-        patched.setattr(identity, "this_process", lambda: FAR)
+        patched.setattr(leases, "is_alive", lambda _: False)
+        patched.setattr(leases, "this_process", lambda: FAR)
         journal.take_over(found)
     return journal.operation(id_)
 
@@ -104,7 +111,7 @@ def test_steps_are_in_the_journal_when_the_call_returns(
     recording.conclude(step, StepState.DONE, {"ok": True})
 
     assert recording.fence == fence
-    detail = desk.job(journal, recording.id)
+    detail = jobs.job(journal, recording.id)
     assert [(one.name, one.state) for one in detail.steps] == [("move", "done")]
     assert detail.as_json()["steps"][0]["result"] == {"ok": True}
 
@@ -228,15 +235,15 @@ def test_a_journal_that_does_not_answer_is_no_loss_yet(
 def aged(journal: Journal, id_: str, seconds: float) -> None:
     """The last word of an operation's controller is older than it was."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(identity, "this_process", lambda: FAR)
+        patched.setattr(leases, "this_process", lambda: FAR)
         journal.heartbeat(id_, Seconds(-seconds))
 
 
 def test_a_job_on_another_machine_is_unattended_once_it_is_not_heard_of(journal: Journal) -> None:
     id_ = journal.begin(WEB1, controller=FAR)
-    [heard] = desk.jobs(journal)
+    [heard] = jobs.jobs(journal)
     aged(journal, id_, 1.0)
-    [silent] = desk.jobs(journal)
+    [silent] = jobs.jobs(journal)
 
     assert (heard.attended, heard.unattended) == (True, False)
     assert (silent.attended, silent.doing) == (False, "unattended")
@@ -253,7 +260,7 @@ def test_a_controller_on_another_machine_is_asked_through_the_journal(journal: J
 
     thread = threading.Thread(target=controller, args=(journal.place,))
     thread.start()
-    answer = desk.control(journal, id_, RequestKind.MAX_DOWNTIME, {"seconds": 0.5})
+    answer = jobs.control(journal, id_, RequestKind.MAX_DOWNTIME, {"seconds": 0.5})
     thread.join()
 
     assert answer == Answer(ok=True, text="it is set")
@@ -263,12 +270,12 @@ def test_what_is_not_heard_of_is_done_directly(journal: Journal) -> None:
     id_ = journal.begin(WEB1, controller=FAR)
     aged(journal, id_, 1.0)
 
-    answer = desk.control(
+    answer = jobs.control(
         journal, id_, RequestKind.CANCEL, {}, lambda *_: Answer(ok=True, text="aborted")
     )
     assert answer.text == "aborted"
     with pytest.raises(Unattended, match="process 7 on far, has not been heard of lately"):
-        desk.control(journal, id_, RequestKind.CANCEL, {})
+        jobs.control(journal, id_, RequestKind.CANCEL, {})
 
 
 def test_what_agents_go_on_with_stays_theirs_whatever_fails_meanwhile(
@@ -278,7 +285,7 @@ def test_what_agents_go_on_with_stays_theirs_whatever_fails_meanwhile(
     journal.entrust(id_, "alpha")
     with (
         pytest.raises(JournalError),
-        takeover.taken_over(journal, journal.operation(id_), warnings.append),
+        journal_recorder.taken_over(journal, journal.operation(id_), warnings.append),
     ):
         raise JournalError("alpha cannot be asked")
     assert [one.id for one in journal.entrusted()] == [id_]
@@ -294,7 +301,7 @@ def test_what_agents_go_on_with_stays_theirs_whatever_fails_meanwhile(
 async def test_only_a_migration_is_resumed(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, kind: str, entrusted: bool, says: str
 ) -> None:
-    monkeypatch.setattr(desk, "open_journal", lambda: nullcontext(journal))
+    monkeypatch.setattr(jobs, "open_journal", lambda: nullcontext(journal))
     id_ = journal.begin(replace(WEB1, kind=kind))
     if entrusted:
         journal.entrust(id_, "alpha")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from vmckpt.errors import JournalError, ReadOnly
-from vmckpt.journal import desk
-from vmckpt.journal.place import VARIABLE
+from vmckpt.journal import jobs
+from vmckpt.journal.location import VARIABLE
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.lease.controller_lease import Fence
@@ -25,7 +25,7 @@ def test_what_another_process_writes_is_seen(
     monkeypatch.setenv(VARIABLE, str(place))
     with Journal(place) as writer:
         first = writer.begin(WEB1)
-        with desk.open_journal(read_only=True) as looking:
+        with jobs.open_journal(read_only=True) as looking:
             second = writer.begin(WEB1)
             assert {one.id for one in looking.operations()} == {first, second}
     with Journal(place, read_only=True) as looking:  # and when nobody has it open any more

@@ -15,9 +15,9 @@ from tests.support.builders import sample
 from tests.support.paths import ROOT
 from vmckpt.errors import JournalError
 from vmckpt.journal import recorder
-from vmckpt.journal.forms import as_record, as_sampled
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation, Request, StepState, StoredSample
+from vmckpt.journal.serialization import as_record, as_sampled
 from vmckpt.journal.store import Journal
 from vmckpt.lab.pace import slowness
 from vmckpt.model.events import Checked, Decided, Estimate, PhaseChanged, Sampled

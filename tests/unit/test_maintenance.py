@@ -10,8 +10,8 @@ import pytest
 from vmckpt import inventory
 from vmckpt.api import snapshots
 from vmckpt.errors import BadInput, Blocked, GuestBusy, JournalError, Unattended
-from vmckpt.journal import desk, maintenance
-from vmckpt.journal import place as places
+from vmckpt.journal import jobs, maintenance
+from vmckpt.journal import location as locations
 from vmckpt.journal.records import NewOperation, RequestKind
 from vmckpt.journal.store import Journal
 from vmckpt.lease.controller_lease import host_resource
@@ -25,7 +25,7 @@ from vmckpt.snapshot.requests import RestoreRequest
 
 @pytest.fixture(autouse=True)
 def here(place: Path | str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(places.VARIABLE, str(place))
+    monkeypatch.setenv(locations.VARIABLE, str(place))
 
 
 def test_every_controller_sees_it_until_it_is_ended() -> None:
@@ -76,11 +76,11 @@ def test_nobody_attends_it_and_nobody_need(place: Path | str) -> None:
     held, _ = maintenance.enter("alpha", "")
     with Journal(place) as journal:
         assert journal.abandoned() == []
-        assert desk.attended(journal, journal.operation(held.job)) is True
+        assert jobs.attended(journal, journal.operation(held.job)) is True
         with pytest.raises(BadInput, match="maintenance leave alpha"):
-            desk.control(journal, held.job, RequestKind.CANCEL, {})
+            jobs.control(journal, held.job, RequestKind.CANCEL, {})
     # A guest may be called as a host is.
-    desk.refuse_entrusted("alpha")
+    jobs.refuse_entrusted("alpha")
 
 
 def test_the_hosts_name_means_what_is_done_to_it(place: Path | str) -> None:
@@ -119,15 +119,15 @@ def test_a_dead_controller_of_a_host_is_for_recovery(place: Path | str) -> None:
         whole = journal.begin(NewOperation(kind="evacuate", guest="alpha", source="alpha"))
         journal.leave(whole)
 
-        def never(*_: object) -> desk.Answer:
+        def never(*_: object) -> jobs.Answer:
             raise AssertionError("libvirt knows no guest of a host's name")
 
         with pytest.raises(Unattended, match="vmckpt recover"):
-            desk.control(journal, whole, RequestKind.CANCEL, {}, never)
+            jobs.control(journal, whole, RequestKind.CANCEL, {}, never)
 
 
 def test_without_a_journal_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(places.VARIABLE, places.NONE)
+    monkeypatch.setenv(locations.VARIABLE, locations.NONE)
     assert maintenance.held() == {}
     with pytest.raises(JournalError, match="kept in the journal"):
         maintenance.enter("alpha", "")
@@ -136,7 +136,7 @@ def test_without_a_journal_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_journal_that_is_not_there_yet_is_not_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "new.db"))
+    monkeypatch.setenv(locations.VARIABLE, str(tmp_path / "new.db"))
     assert maintenance.held() == {}
     assert not (tmp_path / "new.db").exists()
 
@@ -146,7 +146,7 @@ def test_one_that_cannot_be_read_keeps_no_guest_away(
 ) -> None:
     broken = tmp_path / "broken.db"
     broken.write_text("this is no database, and long enough to be taken for one" * 100)
-    monkeypatch.setenv(places.VARIABLE, str(broken))
+    monkeypatch.setenv(locations.VARIABLE, str(broken))
     assert maintenance.closed("alpha") is None
 
 

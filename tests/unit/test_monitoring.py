@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.tui import still
 from tests.tui.still import DRAIN, FLEET, MOVE, NOW, PART, PROTECT, SNAPSHOTS, entry, operation
-from vmckpt.journal.following import Happening
-from vmckpt.journal.turns import turns
+from vmckpt.journal.evacuation_progress import turns
+from vmckpt.journal.follow import Happening
 from vmckpt.model.guest import SnapshotNow
 from vmckpt.model.webhook import Address
 from vmckpt.monitor import paging

@@ -11,10 +11,9 @@ import pytest
 from vmckpt.errors import RemoteError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import recorder
-from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.recorder import Recorder, Unattended
 from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.journal.store import Journal
-from vmckpt.journal.unattended import Unattended
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
 from vmckpt.protect import asking, leaving, settling

@@ -15,8 +15,8 @@ from tests.support.moves import (
     Hosts,
 )
 from vmckpt.errors import OutcomeUnknown, RemoteError
+from vmckpt.journal.recorder import Unattended
 from vmckpt.journal.records import StepState, StoredStep
-from vmckpt.journal.unattended import Unattended
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled

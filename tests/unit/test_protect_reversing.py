@@ -12,9 +12,9 @@ from vmckpt.api import protecting
 from vmckpt.api.protecting import Request
 from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.inventory import Inventory
-from vmckpt.journal import desk
+from vmckpt.journal import jobs
+from vmckpt.journal.recorder import Unattended
 from vmckpt.journal.records import Operation, StoredStep
-from vmckpt.journal.unattended import Unattended
 from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import Host
@@ -199,7 +199,7 @@ def journal(monkeypatch: pytest.MonkeyPatch, *found: Operation) -> None:
     def opened() -> Iterator[Any]:
         yield SimpleNamespace(recent=lambda *_: list(found), steps=lambda _: past(None)[1])
 
-    monkeypatch.setattr(desk, "open_journal", opened)
+    monkeypatch.setattr(jobs, "open_journal", opened)
 
 
 def operation(name: str, *, kind: str = "protect", active: bool = False) -> Operation:

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
+from vmckpt.journal.recorder import Unattended
 from vmckpt.journal.records import Operation
-from vmckpt.journal.unattended import Unattended
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.protect import asking, settling

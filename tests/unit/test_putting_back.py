@@ -26,7 +26,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.journal import recorder as journal
-from vmckpt.journal.recording import recorded
+from vmckpt.journal.recorder import recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.host import Host

@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 
 from vmckpt.errors import BadInput
+from vmckpt.journal.recorder import Unattended
 from vmckpt.journal.records import RequestKind, StepState, StoredStep
-from vmckpt.journal.unattended import Unattended
 from vmckpt.migrate import direct_control
 from vmckpt.migrate import settling as moves
 from vmckpt.model.recovery import Settled

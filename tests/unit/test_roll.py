@@ -10,8 +10,8 @@ import pytest
 from tests.support.builders import HOST
 from vmckpt.api import doctoring, evacuating, rolling
 from vmckpt.errors import Blocked, HookFailed, RemoteError
-from vmckpt.journal import identity, maintenance
-from vmckpt.journal import place as places
+from vmckpt.journal import leases, maintenance
+from vmckpt.journal import location as locations
 from vmckpt.units import Seconds
 
 
@@ -84,7 +84,7 @@ async def test_a_command_that_ended_needs_no_reboot(monkeypatch: pytest.MonkeyPa
 def test_a_host_that_somebody_closed_for_another_reason_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "journal.db"))
+    monkeypatch.setenv(locations.VARIABLE, str(tmp_path / "journal.db"))
     maintenance.enter("beta", "kernel")
     rolling._free(["alpha", "beta"], "kernel")
     with pytest.raises(Blocked, match="beta: it is in maintenance") as caught:
@@ -95,6 +95,6 @@ def test_a_host_that_somebody_closed_for_another_reason_is_left_alone(
     with pytest.raises(Blocked) as caught:
         rolling._free(["beta"], "")
     assert "vmckpt repopulate beta" in (caught.value.mend or "")
-    monkeypatch.setattr(identity, "asked_by", lambda: "alice@desk")
+    monkeypatch.setattr(leases, "asked_by", lambda: "alice@desk")
     with pytest.raises(Blocked):
         rolling._free(["beta"], "kernel")

@@ -20,7 +20,7 @@ from tests.support.fence_agents import FakeAgent
 from tests.support.processes import command_lines, environment
 from vmckpt.api.launching import Processes
 from vmckpt.errors import Cancelled
-from vmckpt.journal import place
+from vmckpt.journal import location
 from vmckpt.journal.store import Journal
 from vmckpt.model.fencing import Action
 from vmckpt.protect import engine
@@ -53,7 +53,7 @@ VMCKPT = (sys.executable, "-m", "vmckpt.cli.main")
     ],
 )
 def test_a_password_in_a_place_is_found(text: str, found: bool) -> None:
-    assert place.has_password(text) is found
+    assert location.has_password(text) is found
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from vmckpt.api import fleet, service, snapshots
 from vmckpt.cli import main
 from vmckpt.errors import BadInput, Cancelled, GuestBusy, HypervisorError, PolicyError
 from vmckpt.inventory import Inventory
-from vmckpt.journal import identity
+from vmckpt.journal import leases
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.lease.controller_lease import guest_resource
@@ -212,7 +212,7 @@ async def test_two_services_do_not_take_both(world: World) -> None:
 
 async def test_what_a_killed_service_held_is_taken_over(world: World) -> None:
     with Journal() as journal:
-        dead = replace(identity.this_process(), pid=1, started=1)
+        dead = replace(leases.this_process(), pid=1, started=1)
         id_ = journal.begin(NewOperation(kind="run", guest="schedules"), controller=dead)
         journal.acquire(id_, "schedule/mine/often", by=dead)
     await world.run()

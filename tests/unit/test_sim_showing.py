@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.paths import TRACES
 from vmckpt.errors import BadInput
-from vmckpt.journal.desk import JobView
-from vmckpt.journal.forms import as_sampled
+from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import StoredEvent, StoredSample
+from vmckpt.journal.serialization import as_sampled
 from vmckpt.model.guest import FleetNow, GuestNow, GuestState
 from vmckpt.model.migration import JobPhase, Outcome
 from vmckpt.protect import news

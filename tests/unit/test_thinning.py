@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.journal.thinning import Retention, due, kept
+from vmckpt.journal.sample_thinning import Retention, due, kept
 from vmckpt.units import Seconds
 
 TIMES = st.lists(st.floats(0, 1e6), max_size=60).map(sorted)

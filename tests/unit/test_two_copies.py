@@ -21,7 +21,7 @@ from vmckpt.cli import main
 from vmckpt.errors import TwoCopies
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.inventory import Inventory
-from vmckpt.journal import desk
+from vmckpt.journal import jobs
 from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.model.guest import (
     MEND,
@@ -207,8 +207,8 @@ def test_the_list_of_guests_names_it(
 def test_the_list_of_jobs_names_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json: bool
 ) -> None:
-    monkeypatch.setattr(desk, "open_journal", _nothing)
-    monkeypatch.setattr(desk, "jobs", lambda *_, **__: [PROTECT])
+    monkeypatch.setattr(jobs, "open_journal", _nothing)
+    monkeypatch.setattr(jobs, "jobs", lambda *_, **__: [PROTECT])
     monkeypatch.setattr(jobs_command, "protections", lambda *_: {"p-9abc": BOTH})
     args = ["jobs", "--json"] if json else ["jobs"]
     assert main.run(args) == 27

@@ -14,7 +14,7 @@ from vmckpt import api
 from vmckpt.cli import main, output, watching_protection
 from vmckpt.errors import InventoryError, Unattended
 from vmckpt.inventory import Inventory
-from vmckpt.journal import identity
+from vmckpt.journal import leases
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.model.host import Host
@@ -143,7 +143,7 @@ def test_one_whose_controller_died_before_it_was_ready_is_nobodys(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agents(monkeypatch, lambda _: (WORKS, STANDS))
-    journal.begin(WEB1, controller=replace(identity.this_process(), started=1))
+    journal.begin(WEB1, controller=replace(leases.this_process(), started=1))
 
     with pytest.raises(Unattended, match="nobody attends"):
         ran("watch", "web1")

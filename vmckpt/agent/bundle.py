@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 import vmckpt
 from vmckpt.errors import RemoteError
-from vmckpt.journal.place import state_folder
+from vmckpt.journal.location import state_folder
 from vmckpt.remote.agent_install import LAUNCHER, OURS
 from vmckpt.units import Bytes
 

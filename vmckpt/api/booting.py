@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from vmckpt.api import snapshots
 from vmckpt.errors import BadInput, StoreError
 from vmckpt.inventory import Inventory
-from vmckpt.journal import identity as identities
+from vmckpt.journal import leases as identities
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller
 from vmckpt.snapshot import booting, keeping, verified

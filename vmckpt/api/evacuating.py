@@ -13,7 +13,7 @@ from vmckpt.evacuate.scouting import Scope
 from vmckpt.evacuate.site import Orders
 from vmckpt.evacuate.task import FLEET, Kind, Task
 from vmckpt.inventory import Inventory
-from vmckpt.journal import desk, maintenance
+from vmckpt.journal import jobs, maintenance
 from vmckpt.journal.maintenance import Held
 from vmckpt.journal.records import MAINTENANCE
 from vmckpt.lease.controller_lease import host_resource
@@ -86,7 +86,7 @@ class Emptying:
 def _emptied(host: str) -> bool:
     """Whether another controller empties it: it began between our look and our lease, and found the
     host in maintenance."""
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         held = journal.holder(host_resource(host))
     return held is not None and held.kind == Kind.EVACUATE
 
@@ -114,7 +114,7 @@ def back_to(host: str, policy: str | None) -> Task:
 
 def away_from(host: str, policy: str | None) -> Task | None:
     """The same; None if nothing was. Raises BadInput if that is not finished."""
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         found = journal.on_host([str(Kind.EVACUATE)], host)
         closings = journal.on_host([MAINTENANCE], host)
     # A maintenance is entered a moment before the job begins, and may have been left since.

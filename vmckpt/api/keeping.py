@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from vmckpt.api.snapshots import keyring, open_place
 from vmckpt.errors import BadInput, StoreError
 from vmckpt.inventory import Inventory
-from vmckpt.journal import identity as journal_identity
+from vmckpt.journal import leases as journal_leases
 from vmckpt.policy.schedules import Keep
 from vmckpt.snapshot import (
     bundles,
@@ -169,7 +169,7 @@ def verify(
     )
     if not inventory.read_only:
         try:
-            by = journal_identity.asked_by()
+            by = journal_leases.asked_by()
             verified.write_down(opened, found, ring.signing(), by=by, at=time.time())
         except StoreError as exc:
             warn(f"what was found is not written down: {exc}")

@@ -10,8 +10,9 @@ from vmckpt.errors import HypervisorError, JournalError, VmckptError
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.host_facts import Glancer
 from vmckpt.inventory import Inventory
-from vmckpt.journal import desk, maintenance, place
-from vmckpt.journal.desk import JobDetail, JobView, News
+from vmckpt.journal import jobs as journal_jobs
+from vmckpt.journal import location, maintenance
+from vmckpt.journal.jobs import JobDetail, JobView, News
 from vmckpt.model.guest import (
     Copies,
     FleetNow,
@@ -138,13 +139,13 @@ class Live:
         return await self._read(lambda journal: _jobs(journal, ended)) if _journal() else ()
 
     async def job(self, id_: str) -> JobDetail:
-        return await self._read(lambda journal: desk.job(journal, id_))
+        return await self._read(lambda journal: journal_jobs.job(journal, id_))
 
     async def news(self, id_: str, event: int, sample: int) -> News:
-        return await self._read(lambda journal: desk.news(journal, id_, event, sample))
+        return await self._read(lambda journal: journal_jobs.news(journal, id_, event, sample))
 
     async def parts(self, id_: str) -> Sequence[JobView]:
-        return await self._read(lambda journal: desk.parts(journal, id_))
+        return await self._read(lambda journal: journal_jobs.parts(journal, id_))
 
     async def protections(self) -> Mapping[str, Mapping[str, Any]]:
         from vmckpt.api import protecting  # noqa: PLC0415  # what it needs is loaded at need
@@ -161,13 +162,15 @@ class Live:
         """From the journal, which stays open."""
         async with self._opening:
             if self._journal is None:
-                self._journal = await asyncio.to_thread(lambda: desk.open_journal(read_only=True))
+                self._journal = await asyncio.to_thread(
+                    lambda: journal_jobs.open_journal(read_only=True)
+                )
         return await asyncio.to_thread(ask, self._journal)
 
 
 def _journal() -> bool:
     """Whether there is one: before the first job there is none."""
-    return place.there(place.default())
+    return location.there(location.default())
 
 
 def _held() -> Mapping[str, str] | None:
@@ -179,7 +182,7 @@ def _held() -> Mapping[str, str] | None:
 
 
 def _jobs(journal: "Journal", ended: int) -> Sequence[JobView]:
-    found = desk.jobs(journal, everything=ended > 0, limit=ended)
+    found = journal_jobs.jobs(journal, everything=ended > 0, limit=ended)
     return sorted(found, key=lambda one: not one.operation.active)
 
 

@@ -17,8 +17,8 @@ from vmckpt.errors import (
     at_host,
 )
 from vmckpt.inventory import Inventory
-from vmckpt.journal import desk, identity, takeover
-from vmckpt.journal.desk import Answer
+from vmckpt.journal import jobs, leases, recorder
+from vmckpt.journal.jobs import Answer
 from vmckpt.journal.records import FORGOTTEN, MIGRATE, WHOLE_HOST, Operation, RequestKind
 from vmckpt.lab import observer_client
 from vmckpt.migrate import command, direct_control, locate, replaying, resuming, settling
@@ -68,7 +68,7 @@ async def _put_in_order_and_find(
     """What dead controllers left is put in order first; meanwhile the guest is looked for."""
     if request.dry_run:
         return await _setting(inventory, policies, request, caller)
-    await asyncio.to_thread(desk.refuse_entrusted, request.guest)
+    await asyncio.to_thread(jobs.refuse_entrusted, request.guest)
     first = asyncio.create_task(recovering.before_acting(inventory, policies, caller))
     try:
         setting = await _setting(inventory, policies, request, caller)
@@ -119,10 +119,10 @@ def forget(inventory: Callable[[], Inventory], job: str) -> Recovered:
     Raises BadInput, ReadOnly, and GuestBusy if somebody attends it.
     """
     _may_act(inventory)
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         operation = journal.operation(job)
         journal.take_over(operation)
-        journal.finish(operation.id, Outcome.UNKNOWN, {FORGOTTEN: identity.asked_by()})
+        journal.finish(operation.id, Outcome.UNKNOWN, {FORGOTTEN: leases.asked_by()})
     ended = Settled(truth="it is over, by your word; no host was asked", outcome=Outcome.UNKNOWN)
     return Recovered(operation=operation, settled=ended)
 
@@ -149,15 +149,15 @@ def replay(path: Path, folder: Path | None, wanted: str | None, mode: Mode | Non
 
 def of_whole_host(job: str) -> bool:
     """Whether a job is about a host and all its guests. Raises BadInput if there is none such."""
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         return journal.operation(job, ended=True).kind in WHOLE_HOST
 
 
 def go_on(inventory: Callable[[], Inventory], job: str) -> Answer:
     """Let a job of a whole host go on that was paused. Raises BadInput, ReadOnly, Unattended."""
     _may_act(inventory)
-    with desk.open_journal() as journal:
-        return desk.control(journal, job, RequestKind.GO_ON, {})
+    with jobs.open_journal() as journal:
+        return jobs.control(journal, job, RequestKind.GO_ON, {})
 
 
 async def resume(
@@ -168,21 +168,21 @@ async def resume(
     Raises BadInput if there is nothing to resume, GuestBusy if somebody is at it.
     """
     inventory.may_act()
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         operation = journal.operation(job, ended=True)
         if not operation.active:
             raise BadInput(
                 f"{operation.id} has ended: {operation.outcome}; there is nothing to resume",
                 mend=f"vmckpt job {operation.id} tells how",
             )
-        desk.refuse_uncontrolled(operation)
+        jobs.refuse_uncontrolled(operation)
         if operation.kind != MIGRATE:
             raise BadInput(
                 f"{operation.id} is a {operation.kind} job: only a migration is resumed",
                 mend="run vmckpt recover",
             )
         setting = settling.setting_of(operation, inventory, policies)
-        with takeover.taken_over(journal, operation, caller.warn) as kept:
+        with recorder.taken_over(journal, operation, caller.warn) as kept:
             left = migrate_recovering.left(operation, journal.steps(operation.id))
             return await resuming.resume(setting, left, kept, caller)
 
@@ -204,13 +204,13 @@ def control(
         try:
             hosts_ = inventory()
             # As its controller, for this one call: nobody else may act on the guest meanwhile.
-            with takeover.taken_over(journal, operation, warn) as kept:
+            with recorder.taken_over(journal, operation, warn) as kept:
                 return asyncio.run(direct_control.act(hosts_, operation, kind, arguments, kept))
         except (BadInput, HostUnreachable) as exc:
-            raise desk.unattended(operation, kind, arguments) from exc
+            raise jobs.unattended(operation, kind, arguments) from exc
 
-    with desk.open_journal() as journal:
-        return desk.control(journal, job, kind, arguments, direct)
+    with jobs.open_journal() as journal:
+        return jobs.control(journal, job, kind, arguments, direct)
 
 
 async def _find(inventory: Inventory, name: str, to: str) -> Host:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from vmckpt.api.looking import Live
 from vmckpt.errors import JournalError, VmckptError
 from vmckpt.inventory import Inventory
-from vmckpt.journal import desk, turns
-from vmckpt.journal.desk import JobView
-from vmckpt.journal.following import ENDED, Follower, Happening
+from vmckpt.journal import evacuation_progress, jobs
+from vmckpt.journal.follow import ENDED, Follower, Happening
+from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import WHOLE_HOST
 from vmckpt.model.webhook import Wishes
 from vmckpt.monitor import paging
@@ -100,7 +100,7 @@ class Monitor:
             while True:
                 try:
                     if journal is None:
-                        journal = await asyncio.to_thread(desk.open_journal)
+                        journal = await asyncio.to_thread(jobs.open_journal)
                     if follower is None:
                         follower = await asyncio.to_thread(Follower, journal)
                     happened = await asyncio.to_thread(follower.look)
@@ -143,7 +143,7 @@ class Monitor:
         for one in whole:
             id_ = one.operation.id
             parts, steps = await self._source.parts(id_), (await self._source.job(id_)).steps
-            moves[id_] = turns.turns(one.operation, parts, steps)
+            moves[id_] = evacuation_progress.turns(one.operation, parts, steps)
         self.exporter.now = replace(self.exporter.now, turns=moves)
 
     async def _look_into_stores(self) -> None:

@@ -9,7 +9,7 @@ from vmckpt.api import fleet
 from vmckpt.api.snapshots import host_of
 from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.inventory import Inventory
-from vmckpt.journal import desk, maintenance
+from vmckpt.journal import jobs, maintenance
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
@@ -77,7 +77,7 @@ async def protect(
 
 def _earlier(uuid: str, host: str) -> Earlier | None:
     """How a guest (a UUID) came to the host where it runs. Raises GuestBusy: it is protected."""
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         found = [one for one in journal.recent(uuid, 0.0) if one.kind == protections.KIND]
         if busy := next((one for one in found if one.active), None):
             raise GuestBusy(
@@ -173,9 +173,9 @@ async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, 
 
 def _watch_is_kept() -> bool:
     """Whether a service does, and lives."""
-    with desk.open_journal(read_only=True) as journal:
+    with jobs.open_journal(read_only=True) as journal:
         holder = journal.holder(claims.lease_of(claims.VIGIL))
-        return holder is not None and desk.attended(journal, holder) is not False
+        return holder is not None and jobs.attended(journal, holder) is not False
 
 
 async def stands(

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from vmckpt.api import fleet, groups, keeping, snapshots
 from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
-from vmckpt.journal import desk
+from vmckpt.journal import jobs
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
 from vmckpt.model.webhook import NOBODY, Wishes
@@ -193,7 +193,7 @@ class _Past:
 
 def _past(guest: str, now: float) -> Sequence[Operation]:
     try:
-        with desk.open_journal(read_only=True) as journal:
+        with jobs.open_journal(read_only=True) as journal:
             return journal.recent(guest, now - _REMEMBERED)
     except JournalError:  # there is none yet: then nothing is known
         return ()

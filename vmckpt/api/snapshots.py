@@ -9,7 +9,7 @@ from pathlib import Path
 from vmckpt.api import fleet
 from vmckpt.errors import BadInput, HostUnreachable, at_host
 from vmckpt.inventory import Inventory
-from vmckpt.journal import maintenance, place
+from vmckpt.journal import location, maintenance
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller
 from vmckpt.model.guest import Guest
@@ -37,7 +37,7 @@ def keyring() -> Keyring:
 
 
 def _state() -> Path:
-    return place.state_folder(os.environ, root=os.geteuid() == 0)
+    return location.state_folder(os.environ, root=os.geteuid() == 0)
 
 
 def open_place(where: StorePlace) -> Store:

@@ -64,9 +64,9 @@ def guests(ctx: typer.Context) -> Iterable[str]:
 @_quietly
 def jobs(_: typer.Context) -> Iterable[str]:
     """Jobs that run, else the latest ones; and their guests."""
-    from vmckpt.journal import desk
+    from vmckpt.journal import jobs as journal_jobs
 
-    with desk.open_journal(read_only=True) as journal:
-        found = desk.jobs(journal)[:_LATEST]
-        found = found or desk.jobs(journal, everything=True, limit=_LATEST)
+    with journal_jobs.open_journal(read_only=True) as journal:
+        found = journal_jobs.jobs(journal)[:_LATEST]
+        found = found or journal_jobs.jobs(journal, everything=True, limit=_LATEST)
     return [name for one in found for name in (one.operation.id, one.operation.guest)]

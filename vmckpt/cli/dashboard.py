@@ -120,7 +120,7 @@ def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
         shown.run(shown.Setting(source=made, commands=made, policies=shelf))
         return
     from vmckpt.api import launching, looking
-    from vmckpt.journal import identity
+    from vmckpt.journal import leases
 
     known = api.load_inventory()
     try:
@@ -132,6 +132,6 @@ def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
         shown.Setting(
             source=looking.Live(known), commands=launching.Processes(place),
             policies=found.policies, wrong_policies=found.wrong,
-            read_only=known.read_only, here=identity.this_process().host,
+            read_only=known.read_only, here=leases.this_process().host,
         )
     )  # fmt: skip

@@ -13,7 +13,7 @@ from vmckpt.journal import wording
 from vmckpt.units import Seconds
 
 if TYPE_CHECKING:
-    from vmckpt.journal.following import Happening
+    from vmckpt.journal.follow import Happening
 
 _LOOK_EVERY = 0.5
 _BACK = Seconds(3600.0)
@@ -55,10 +55,10 @@ def events(
 
         vmckpt events web1 --follow
     """
-    from vmckpt.journal import desk
-    from vmckpt.journal.following import Follower
+    from vmckpt.journal import jobs
+    from vmckpt.journal.follow import Follower
 
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         back = since or (None if follow else _BACK)
         follower = Follower(journal, None if back is None else journal.now() - back)
         try:

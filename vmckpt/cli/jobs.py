@@ -21,7 +21,7 @@ from vmckpt.model import guest as model_guest
 from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from vmckpt.journal.desk import JobDetail, JobView
+    from vmckpt.journal.jobs import JobDetail, JobView
 
 
 def jobs(
@@ -47,10 +47,10 @@ def jobs(
 
         vmckpt jobs --all --guest web1
     """
-    from vmckpt.journal import desk
+    from vmckpt.journal import jobs as journal_jobs
 
-    with desk.open_journal() as journal:
-        views = desk.jobs(journal, everything=everything, limit=limit, guest=guest)
+    with journal_jobs.open_journal() as journal:
+        views = journal_jobs.jobs(journal, everything=everything, limit=limit, guest=guest)
     entries = protections(views, inventory)
     if json:
         output.print_json([_as_json(view, entries) for view in views])
@@ -144,10 +144,10 @@ def job(job: JOB, json: JSON = False) -> None:
 
         vmckpt job m-7k3f --json
     """
-    from vmckpt.journal import desk
+    from vmckpt.journal import jobs as journal_jobs
 
-    with desk.open_journal() as journal:
-        found = desk.job(journal, job)
+    with journal_jobs.open_journal() as journal:
+        found = journal_jobs.job(journal, job)
     if json:
         output.print_json(found.as_json())
     else:
@@ -306,10 +306,10 @@ def _ask(
     """Ask one thing after the other, and say what became of each."""
     from vmckpt import api
     from vmckpt.api import migration
-    from vmckpt.journal import desk
+    from vmckpt.journal import jobs as journal_jobs
 
     refused, told = [], []
-    with desk.open_journal() as journal:
+    with journal_jobs.open_journal() as journal:
         id_ = journal.operation(job).id
     for kind, arguments in wanted:
         answer = migration.control(

@@ -14,7 +14,7 @@ from vmckpt.cli import output
 from vmckpt.cli.arguments import help_alone
 from vmckpt.cli.commands import COMMANDS
 from vmckpt.errors import BadInput, VmckptError
-from vmckpt.journal import place
+from vmckpt.journal import location
 
 # Typer has a click of its own and exports only the end of its error tree.
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
@@ -86,7 +86,7 @@ def options(
         str | None,
         typer.Option(
             metavar="FILE|URL|none",
-            envvar=place.VARIABLE,
+            envvar=location.VARIABLE,
             help="Where jobs are recorded: postgresql://USER@HOST/DB serves several machines. No"
             " password in it: ~/.pgpass.",
         ),
@@ -115,13 +115,13 @@ def options(
 
 def _choose_journal(journal: str, *, typed: bool) -> None:
     """Raises BadInput if it was typed with a password in it; JournalError as `place.choose`."""
-    if typed and place.has_password(journal):
+    if typed and location.has_password(journal):
         raise BadInput(
             "--journal has a password in it, which every user of this machine can read (ps)",
             mend="change that password; put the new one in ~/.pgpass or PGPASSFILE, or the URL in"
-            f" {place.VARIABLE}",
+            f" {location.VARIABLE}",
         )
-    place.choose(journal)
+    location.choose(journal)
 
 
 def run(args: list[str]) -> int:

@@ -9,12 +9,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from vmckpt.journal import forms, wording
+from vmckpt.journal import serialization, wording
 from vmckpt.model.events import Sampled
 from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from vmckpt.journal.desk import JobView
+    from vmckpt.journal.jobs import JobView
 
 LOG_EVERY = 10.0
 _SHOWN = 10
@@ -39,7 +39,7 @@ class Row:
 def rows_of(parts: "Iterable[JobView]") -> list[Row]:
     """Those migrations of a job that run and have been measured."""
     return [
-        Row(one.operation.guest, one.operation.target or "?", forms.as_sampled(one.sample))
+        Row(one.operation.guest, one.operation.target or "?", serialization.as_sampled(one.sample))
         for one in parts
         if one.operation.active and one.sample is not None
     ]

@@ -14,13 +14,13 @@ from rich.live import Live
 from vmckpt.cli import moving, output, progress
 from vmckpt.cli.arguments import INVENTORY, JOB
 from vmckpt.errors import Unattended
-from vmckpt.journal import forms, turns, wording
+from vmckpt.journal import evacuation_progress, serialization, wording
 from vmckpt.journal.records import WHOLE_HOST, Operation, StoredSample, StoredStep
 from vmckpt.model.events import Sampled
 from vmckpt.units import Seconds, show_seconds
 
 if TYPE_CHECKING:
-    from vmckpt.journal.desk import Follower, JobView, News
+    from vmckpt.journal.jobs import Follower, JobView, News
 
 _LOOK_EVERY = 0.5
 _LOG_EVERY = 1.0
@@ -47,10 +47,10 @@ def watch(
 
         vmckpt watch web1 --json
     """
-    from vmckpt.journal import desk
-    from vmckpt.journal.desk import Follower
+    from vmckpt.journal import jobs
+    from vmckpt.journal.jobs import Follower
 
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         operation, follower = journal.operation(job), Follower(journal, job)
         try:
             if operation.kind == _PROTECT and operation.active:
@@ -176,7 +176,7 @@ class Window:
 
     def _sampled(self, sample: StoredSample) -> str | None:
         """Keep a sample; its line, if it is time for one."""
-        self._last = forms.as_sampled(sample)
+        self._last = serialization.as_sampled(sample)
         if self._live is not None or sample.at - self._logged < _LOG_EVERY:
             return None
         self._logged = sample.at
@@ -191,8 +191,8 @@ class Window:
         return [(at, f"{self._there(operation)}; {moving.line(rows)}")]
 
     def _there(self, operation: Operation) -> str:
-        found = turns.turns(operation, self._parts, self._steps)
-        return f"{turns.summary(found).arrived} of {len(found)} there"
+        found = evacuation_progress.turns(operation, self._parts, self._steps)
+        return f"{evacuation_progress.summary(found).arrived} of {len(found)} there"
 
     def _panel(self) -> Group:
         if self._view is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.cli.watching import nobody
-from vmckpt.journal.desk import Follower
+from vmckpt.journal.jobs import Follower
 from vmckpt.journal.records import Operation
 from vmckpt.protect import news
 from vmckpt.protect.news import Because, Look

@@ -17,12 +17,11 @@ from vmckpt.evacuate.plan import NO_CHECKS, Plan
 from vmckpt.evacuate.report import Bare, Report
 from vmckpt.evacuate.site import Orders, Site
 from vmckpt.evacuate.world import Arrived
-from vmckpt.journal import desk
+from vmckpt.journal import jobs
 from vmckpt.journal import recorder as journal
-from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.evacuation_progress import MOVE, SHUT_DOWN, STANDBY
+from vmckpt.journal.recorder import JournalDesk, Recorder
 from vmckpt.journal.records import NewOperation, StepState
-from vmckpt.journal.steps import JournalDesk
-from vmckpt.journal.turns import MOVE, SHUT_DOWN, STANDBY
 from vmckpt.lease.controller_lease import host_resource
 from vmckpt.model.events import Decided
 from vmckpt.model.migration import Outcome
@@ -110,7 +109,7 @@ class Noted:
 
 def noted(job: str, stay: Container[str]) -> Noted:
     """`stay`: who was left where it was. Raises BadInput: no such job; JournalError."""
-    with desk.open_journal() as opened:
+    with jobs.open_journal() as opened:
         parts = opened.parts(job, opened.operation(job, ended=True).began_at)
         steps = opened.steps(job)
     moved = [one for part in parts if (one := reports.arrived_of(part, stay)) is not None]

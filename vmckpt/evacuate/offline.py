@@ -14,7 +14,7 @@ from vmckpt.evacuate.plan import Checked
 from vmckpt.evacuate.seen import Known, Way, all_files
 from vmckpt.hypervisor import domains, lifecycle, storage
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal import desk
+from vmckpt.journal import jobs
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.migrate import arrived, disks, preflight
@@ -265,7 +265,7 @@ def progress(done: Bytes, total: Bytes, began: Seconds, now: Seconds) -> Sampled
 
 def left_by(job: str) -> Sequence[StoredStep]:
     """Images of moves that have ended, and of a controller that died. Raises JournalError."""
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         steps = journal.steps(job)
     return [one for one in steps if one.name == IMAGES and one.state is StepState.INTENDED]
 

@@ -12,8 +12,8 @@ from vmckpt.evacuate.gather import Hosts
 from vmckpt.evacuate.scouting import Scope
 from vmckpt.evacuate.site import Orders, Resolve
 from vmckpt.evacuate.task import Task
+from vmckpt.journal.recorder import Unattended
 from vmckpt.journal.records import Operation
-from vmckpt.journal.unattended import Unattended
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy import document

@@ -29,10 +29,10 @@ from vmckpt.evacuate.task import Task
 from vmckpt.evacuate.world import Moved
 from vmckpt.hypervisor import lifecycle
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal import desk
+from vmckpt.journal import jobs
+from vmckpt.journal.evacuation_progress import MOVE, SHUT_DOWN, STANDBY
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import StepState
-from vmckpt.journal.turns import MOVE, SHUT_DOWN, STANDBY
 from vmckpt.migrate import command as moves
 from vmckpt.migrate import preflight
 from vmckpt.migrate.report import MigrationReport
@@ -103,7 +103,7 @@ class Site:
         try:
             return await self._migrate_once(known, target, turn)
         except GuestBusy:
-            job = await asyncio.to_thread(desk.interrupted, known.guest.uuid)
+            job = await asyncio.to_thread(jobs.interrupted, known.guest.uuid)
             if job is None or await self._orders.resolve(job) is None:
                 raise
             return await self._migrate_once(known, target, turn)
@@ -157,9 +157,9 @@ class Site:
     async def _in_no_hands(self, uuid: str) -> None:
         """Raises GuestBusy; what a dead controller has left is settled first, if it can be."""
         try:
-            await asyncio.to_thread(desk.refuse_held, uuid)
+            await asyncio.to_thread(jobs.refuse_held, uuid)
         except GuestBusy:
-            job = await asyncio.to_thread(desk.interrupted, uuid)
+            job = await asyncio.to_thread(jobs.interrupted, uuid)
             if job is None or await self._orders.resolve(job) is None:
                 raise
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vmckpt.errors import BadInput, Blocked, JournalError
-from vmckpt.journal import desk, identity, place
+from vmckpt.journal import jobs, leases, location
 from vmckpt.journal.records import MAINTENANCE, NewOperation, Operation
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 
 if TYPE_CHECKING:
+    from vmckpt.journal.recorder import Unattended
     from vmckpt.journal.store import Journal
-    from vmckpt.journal.unattended import Unattended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +46,9 @@ def _held(operation: Operation) -> Held:
 
 def held() -> Mapping[str, Held]:
     """All hosts in maintenance, by name; none without a journal. Raises JournalError."""
-    if not place.there(place.default()):
+    if not location.there(location.default()):
         return {}
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         return _all(journal)
 
 
@@ -82,12 +82,12 @@ def refuse(host: str) -> None:
 
 def enter(host: str, why: str) -> tuple[Held, bool]:
     """Put a host in maintenance; whether it was not before. Raises JournalError."""
-    if place.default() == place.NONE:
+    if location.default() == location.NONE:
         raise JournalError(
             "maintenance is kept in the journal, and there is none",
             mend="leave VMCKPT_JOURNAL=none out",
         )
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         if (already := _all(journal).get(host)) is not None:
             return already, False
         new = NewOperation(kind=MAINTENANCE, guest=host, source=host, detail={"why": why})
@@ -98,12 +98,12 @@ def enter(host: str, why: str) -> tuple[Held, bool]:
 
 def leave(host: str) -> Held:
     """End it. Raises BadInput if the host is in no maintenance."""
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         found = [one for one in _every(journal) if one.host == host]
         if not found:
             raise BadInput(f"{host} is not in maintenance", mend="see vmckpt maintenance list")
         for one in found:  # two controllers may have put it there at once
-            journal.finish(one.job, Outcome.COMPLETED, {"ended_by": identity.asked_by()})
+            journal.finish(one.job, Outcome.COMPLETED, {"ended_by": leases.asked_by()})
         return found[0]
 
 

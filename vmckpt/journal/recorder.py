@@ -1,8 +1,8 @@
-"""Writing down what an operation tells, without ever being in its way.
+"""Record an operation: its events, steps, an agent's order, the takeover of an orphan.
 
-`Recorder.take` only puts an event aside; a thread of its own writes. Whatever goes wrong there (the
-disk is full, the journal locked) makes one warning, and the operation goes on. What the operation
-changes is another matter: an intent is on disk before `intend` returns, or that raises.
+`Recorder.take` only puts an event aside; a thread of its own writes it. Whatever goes wrong there
+(the disk is full, the journal locked) gives one warning, and the operation goes on. Its changes to
+the world are another matter: an intent is on disk before `intend` returns, or that raises.
 """
 
 import itertools
@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from vmckpt.errors import JournalError, LeaseLost
-from vmckpt.journal import identity
-from vmckpt.journal import place as places
-from vmckpt.journal.forms import as_record
+from vmckpt.journal import leases
+from vmckpt.journal import location as locations
 from vmckpt.journal.records import (
     Batch,
     Changes,
@@ -27,11 +26,29 @@ from vmckpt.journal.records import (
     StepState,
     StoredForecast,
 )
+from vmckpt.journal.serialization import as_record
 from vmckpt.lease import controller_lease
 from vmckpt.lease.clock import boottime
 from vmckpt.lease.controller_lease import Fence
 from vmckpt.model.events import Event, PhaseChanged, Sampled
 from vmckpt.units import Seconds
+
+if TYPE_CHECKING:
+    from vmckpt.journal.store import Journal
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError
+from vmckpt.inventory import Inventory
+from vmckpt.journal.records import StoredStep
+from vmckpt.lease.controller_lease import guest_resource
+from vmckpt.model.events import Caller
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Outcome
+from vmckpt.model.recovery import Settled
 
 if TYPE_CHECKING:
     from vmckpt.journal.store import Journal
@@ -56,8 +73,8 @@ def begin(
     Raises JournalError if that cannot be written. Where "none" is chosen instead of a journal
     nothing is recorded, and `id` is None. `warn` gets one line at the most, from another thread.
     """
-    meant = places.default() if place is None else place
-    if meant == places.NONE:
+    meant = locations.default() if place is None else place
+    if meant == locations.NONE:
         warn("nothing is recorded and no other controller is kept away")
         return Recorder(None, None, warn, clock=clock)
     journal = _open(meant)
@@ -82,7 +99,7 @@ def resumed(
 
     Raises LeaseLost if somebody else has taken it over since, and JournalError.
     """
-    journal = _open(places.default() if place is None else place)
+    journal = _open(locations.default() if place is None else place)
     try:
         beaten = boottime()
         journal.heartbeat(operation.id, fence=fence)
@@ -134,7 +151,7 @@ class Recorder:
         self._warned = False
         self._clock = clock
         self._began = Seconds(clock()) if began is None else began
-        self._me = identity.this_process()
+        self._me = leases.this_process()
         self._beaten = boottime() if beaten is None else beaten
         self._lost: LeaseLost | None = None
         self._ended = False
@@ -356,3 +373,139 @@ class Recorder:
             return
         self._warned = True
         self._warn(why)
+
+
+_FAILED = StepState.FAILED
+
+
+class JournalDesk:
+    """The journal as an engine uses it: steps, and what other terminals ask for."""
+
+    def __init__(self, recorder: Recorder, left: Mapping[int, str] | None = None) -> None:
+        """`left`: steps of an earlier controller that are open, by number."""
+        self._recorder = recorder
+        self._open = dict(left or {})
+
+    def check(self) -> None:
+        """Right before something is changed. Raises LeaseLost if another controller has taken over,
+        and HypervisorError while that cannot be known."""
+        self._recorder.check()
+        if not self._recorder.holds:
+            raise HypervisorError(
+                "nothing is changed: the journal has not answered for too long, and another"
+                " controller may have taken over",
+                host="",
+            )
+
+    async def intend(self, step: str, intent: Mapping[str, Any]) -> None:
+        """Write down what is about to be done. Raises JournalError, LeaseLost."""
+        seq = await asyncio.to_thread(self._recorder.intend, step, intent)
+        self._open[seq] = step
+
+    async def refused(self, step: str) -> None:
+        """See wishes.Desk."""
+        await self._conclude(max(seq for seq, name in self._open.items() if name == step), _FAILED)
+
+    async def _conclude(self, seq: int, state: StepState) -> None:
+        """A journal that cannot be written leaves it to recovery."""
+        with suppress(JournalError):
+            await asyncio.to_thread(self._recorder.conclude, seq, state, {})
+            del self._open[seq]
+
+    async def note(self, step: str, result: Mapping[str, Any]) -> None:
+        """Keep what came of a step that may still be undone. Raises JournalError, LeaseLost."""
+        for seq in [seq for seq, name in self._open.items() if name == step]:
+            await asyncio.to_thread(self._recorder.conclude, seq, StepState.INTENDED, result)
+
+    async def settle(self, state: StepState) -> None:
+        """All that is open has become that; at an operation's end its journal sees to it."""
+        for seq in tuple(self._open):
+            await self._conclude(seq, state)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something was intended, and not said yet what became of it."""
+        return bool(self._open)
+
+    def take_requests(self) -> list[Request]:
+        """See wishes.Desk. Raises LeaseLost if another controller has taken over."""
+        self._recorder.check()
+        return self._recorder.take_requests()
+
+    def answer(self, request: Request, *, ok: bool, text: str) -> None:
+        """See wishes.Desk."""
+        self._recorder.answer(request, ok=ok, text=text)
+
+
+@asynccontextmanager
+async def recorded(
+    new: NewOperation, guest: str, warn: Callable[[str], None]
+) -> AsyncIterator[Recorder]:
+    """Write down that it begins and hold the lease on a guest (a UUID); what goes wrong is its end.
+
+    Who uses it writes the good end down. Raises GuestBusy, JournalError, LeaseLost.
+    """
+    recorder = await asyncio.to_thread(begin, new, warn)
+    try:
+        await asyncio.to_thread(recorder.acquire, guest_resource(guest))
+        yield recorder
+    except VmckptError as exc:
+        # An agent that ended without a word, or could not undo all: recovery looks.
+        if exc.undone and not isinstance(exc, RemoteError):
+            if isinstance(exc, Cancelled):
+                recorder.finish(Outcome.CANCELLED, None)
+            else:
+                recorder.finish(Outcome.FAILED, {"error": str(exc)})
+        raise
+    finally:
+        await asyncio.to_thread(recorder.close)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unattended:
+    """It, and how far it is to be put in order."""
+
+    inventory: Inventory
+    operation: Operation
+    steps: Sequence[StoredStep]
+    recorder: Recorder | None
+    """None: only say what would be done."""
+    caller: Caller
+    adopt: bool
+    """What still runs is watched to its end."""
+
+    def step(self, name: str) -> StoredStep | None:
+        """The first step of that name; None: it had not come to that."""
+        return next((one for one in self.steps if one.name == name), None)
+
+    @property
+    def dry(self) -> bool:
+        """Nothing may be touched."""
+        return self.recorder is None
+
+    @property
+    def host(self) -> Host:
+        """Where it was at work. Raises InventoryError."""
+        return self.inventory.host(self.operation.source or "")
+
+    def ended(self, told: Settled, **more: Any) -> Settled:
+        """Write down that it has ended so, if it has, and this is not only a look; `more`: what
+        else its report says."""
+        if self.recorder is not None and told.outcome is not None and not told.goes_on:
+            self.recorder.finish(told.outcome, {**more, "recovered": told.as_json()})
+        return told
+
+
+@contextmanager
+def taken_over(
+    journal: "Journal", operation: Operation, warn: Callable[[str], None]
+) -> Iterator[Recorder]:
+    """This process is the operation's controller from now on.
+
+    Raises GuestBusy if somebody else is at it.
+    """
+    fence = journal.take_over(operation)
+    with resumed(operation, fence, warn, place=journal.place) as kept:
+        if operation.controller.entrusted:  # its agents go on with it, whatever fails here
+            kept.entrust(operation.controller.host)
+        yield kept

@@ -9,10 +9,21 @@ from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from vmckpt.errors import BadInput, JournalError
-from vmckpt.journal import identity, leasing, opening, pruning, rows, schema, writing
-from vmckpt.journal import place as places
-from vmckpt.journal.forms import plain
-from vmckpt.journal.reader import Reader
+from vmckpt.journal import (
+    leases,
+    location,
+    schema,
+    serialization,
+    transactions,
+)
+from vmckpt.journal import (
+    leases as journal_leases,
+)
+from vmckpt.journal import location as locations
+from vmckpt.journal import (
+    prune as journal_prune,
+)
+from vmckpt.journal.queries import Reader
 from vmckpt.journal.records import (
     Batch,
     Changes,
@@ -26,7 +37,8 @@ from vmckpt.journal.records import (
     StoredForecast,
     became_of_steps,
 )
-from vmckpt.journal.thinning import Retention
+from vmckpt.journal.sample_thinning import Retention
+from vmckpt.journal.serialization import plain
 from vmckpt.lease import controller_lease
 from vmckpt.lease.controller_lease import Fence
 from vmckpt.units import Seconds
@@ -54,8 +66,8 @@ class Journal(Reader):
         clock: Callable[[], float] | None = None,
         read_only: bool = False,
     ) -> None:
-        meant = places.default() if place is None else place
-        super().__init__(opening.open_database(meant, busy=busy, read_only=read_only), clock)
+        meant = locations.default() if place is None else place
+        super().__init__(location.open_database(meant, busy=busy, read_only=read_only), clock)
         self.place = meant
         """What another journal of the same is opened with. A URL may hold a password."""
 
@@ -82,11 +94,11 @@ class Journal(Reader):
 
         That is the first heartbeat, too.
         """
-        row = rows.new_operation(
+        row = serialization.new_operation(
             new,
-            controller or identity.this_process(),
-            asked_by=asked_by or identity.asked_by(),
-            asked_from=asked_from or identity.asked_from(),
+            controller or leases.this_process(),
+            asked_by=asked_by or leases.asked_by(),
+            asked_from=asked_from or leases.asked_from(),
         )
         now = self._now()
         made = insert(schema.operations).values(
@@ -118,7 +130,7 @@ class Journal(Reader):
         """
 
         def work(connection: Connection) -> None:
-            writing.guard(connection, id_, fence=fence, by=by)
+            transactions.guard(connection, id_, fence=fence, by=by)
             self._put(connection, id_, batch)
 
         self._database.write(work)
@@ -134,7 +146,7 @@ class Journal(Reader):
             (schema.forecasts, made),
         ):
             if new:
-                writing.append(connection, table, id_, new)
+                transactions.append(connection, table, id_, new)
         for request, ok, text in batch.answers:
             self._answer(connection, schema.requests.c.id == request, text, ok)
         if batch.ending is not None:
@@ -177,7 +189,7 @@ class Journal(Reader):
             .where(steps.c.operation == id_, steps.c.state == StepState.INTENDED)
             .values(**became)
         )
-        leasing.release_all(connection, id_)
+        journal_leases.release_all(connection, id_)
         theirs = schema.requests.c.operation == id_
         self._answer(connection, theirs, f"{id_} has ended: {outcome}", ok=False)
 
@@ -192,7 +204,7 @@ class Journal(Reader):
         made = insert(schema.requests).values(asked_at=self._now(), **row)
 
         def work(connection: Connection) -> int:
-            found = writing.one(connection, id_, lock=True)
+            found = transactions.one(connection, id_, lock=True)
             if found is None or not found.active:
                 outcome = "is not known" if found is None else f"has ended: {found.outcome}"
                 raise BadInput(f"job {id_} {outcome}", mend="run vmckpt jobs --all")
@@ -214,7 +226,7 @@ class Journal(Reader):
 
         def work(connection: Connection) -> list[Request]:
             chosen = select(table).where(*fresh).order_by(table.c.id).with_for_update()
-            taken = [rows.request(row) for row in connection.execute(chosen).mappings()]
+            taken = [serialization.request(row) for row in connection.execute(chosen).mappings()]
             # Not all that are fresh: one may have come in since.
             these = table.c.id.in_([one.id for one in taken])
             connection.execute(update(table).where(these).values(taken_at=self._now()))
@@ -252,14 +264,14 @@ class Journal(Reader):
         Raises GuestBusy if another operation holds it that has not ended.
         """
         return self._database.write(
-            lambda connection: leasing.acquire(
+            lambda connection: journal_leases.acquire(
                 connection, self._database, id_, resource, now=self._now(), by=by
             )
         )
 
     def release(self, fence: Fence) -> None:
         """Give a lease back. The end of its operation does that, too."""
-        self._database.write(lambda connection: leasing.release(connection, fence))
+        self._database.write(lambda connection: journal_leases.release(connection, fence))
 
     def heartbeat(
         self,
@@ -270,9 +282,9 @@ class Journal(Reader):
         by: Controller | None = None,
     ) -> None:
         """This process still runs the operation. Raises LeaseLost if it does not any more."""
-        me = by or identity.this_process()
+        me = by or leases.this_process()
         self._database.write(
-            lambda connection: leasing.heartbeat(
+            lambda connection: journal_leases.heartbeat(
                 connection, id_, ttl=ttl, fence=fence, now=self._now(), by=me
             )
         )
@@ -282,9 +294,9 @@ class Journal(Reader):
 
         Raises GuestBusy if it is attended, has ended, or another operation has the guest.
         """
-        me = identity.this_process()
+        me = leases.this_process()
         return self._database.write(
-            lambda connection: leasing.take_over(
+            lambda connection: journal_leases.take_over(
                 connection, self._database, operation, now=self._now(), by=me
             )
         )
@@ -294,16 +306,16 @@ class Journal(Reader):
 
         Whoever recovers may take it over at once. Raises LeaseLost if somebody has already.
         """
-        me = by or identity.this_process()
-        self._database.write(lambda connection: leasing.leave(connection, id_, by=me))
+        me = by or leases.this_process()
+        self._database.write(lambda connection: journal_leases.leave(connection, id_, by=me))
 
     def entrust(self, id_: str, to: str, *, by: Controller | None = None) -> None:
         """Leave an operation to agents on hosts, which go on without any controller.
 
         Raises LeaseLost if somebody else has taken it over.
         """
-        me = by or identity.this_process()
-        self._database.write(lambda connection: leasing.entrust(connection, id_, to, by=me))
+        me = by or leases.this_process()
+        self._database.write(lambda connection: journal_leases.entrust(connection, id_, to, by=me))
 
     # Steps: what is to be changed is written down first, and what came of it after
 
@@ -323,9 +335,9 @@ class Journal(Reader):
         row = {"name": name, "intent": plain(intent), "state": StepState.INTENDED}
 
         def work(connection: Connection) -> int:
-            writing.guard(connection, id_, fence=fence, by=by, active=True)
+            transactions.guard(connection, id_, fence=fence, by=by, active=True)
             new = {**row, "began_at": self._now()}
-            return writing.append_one(connection, schema.steps, id_, new)
+            return transactions.append_one(connection, schema.steps, id_, new)
 
         return self._database.write(work)
 
@@ -349,17 +361,17 @@ class Journal(Reader):
         this = (table.c.operation == id_, table.c.seq == seq)
 
         def work(connection: Connection) -> None:
-            writing.guard(connection, id_, fence=fence, by=by)
+            transactions.guard(connection, id_, fence=fence, by=by)
             if connection.execute(update(table).where(*this).values(**concluded)).rowcount == 0:
                 raise JournalError(f"{self}: {id_} has no step {seq}")
 
         self._database.write(work)
 
     def prune(
-        self, *, retention: Retention = pruning.RETENTION, budget: Seconds = Seconds(1.0)
-    ) -> pruning.Pruned | None:
+        self, *, retention: Retention = journal_prune.RETENTION, budget: Seconds = Seconds(1.0)
+    ) -> journal_prune.Pruned | None:
         """Thin and forget what is old, once an hour at the most; None if it was done lately."""
-        return pruning.prune(self._database, self.now(), retention, budget)
+        return journal_prune.prune(self._database, self.now(), retention, budget)
 
     def _execute(self, statement: Any) -> int:
         """One statement alone; how many rows it changed."""

@@ -8,8 +8,8 @@ from vmckpt.errors import LeaseLost, RemoteError, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.migration import LibvirtMover
+from vmckpt.journal.recorder import JournalDesk
 from vmckpt.journal.records import StepState
-from vmckpt.journal.steps import JournalDesk
 from vmckpt.migrate import arrived, disks, planning, reporting, terms, trace
 from vmckpt.migrate.aftermath import STAYS
 from vmckpt.migrate.arrived import Tidied

@@ -6,12 +6,11 @@ from typing import Any
 
 from vmckpt.errors import BadInput, Cancelled, Dismissed, GuestBusy
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal import desk
+from vmckpt.journal import jobs
 from vmckpt.journal import recorder as journal
-from vmckpt.journal.history import PastMove
-from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.migration_history import PastMove
+from vmckpt.journal.recorder import JournalDesk, Recorder
 from vmckpt.journal.records import NewOperation
-from vmckpt.journal.steps import JournalDesk
 from vmckpt.migrate import planning, reporting
 from vmckpt.migrate.attempt import Around
 from vmckpt.migrate.attempts import Attempts
@@ -137,7 +136,7 @@ class _Move:
 
         async def past() -> Sequence[PastMove]:
             names = setting.source.name, setting.target.name
-            return await asyncio.to_thread(desk.past_moves, *names)
+            return await asyncio.to_thread(jobs.past_moves, *names)
 
         request = self._request
         return planning.Ahead(

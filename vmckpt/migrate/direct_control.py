@@ -6,10 +6,9 @@ from typing import Any
 from vmckpt.errors import BadInput
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
-from vmckpt.journal.desk import Answer
-from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.jobs import Answer
+from vmckpt.journal.recorder import JournalDesk, Recorder
 from vmckpt.journal.records import Operation, RequestKind
-from vmckpt.journal.steps import JournalDesk
 from vmckpt.migrate import attempt
 from vmckpt.migrate.steps import Step
 from vmckpt.migrate.wishes import NO_WAY_BACK

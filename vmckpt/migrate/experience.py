@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vmckpt.journal.history import PastMove
+from vmckpt.journal.migration_history import PastMove
 from vmckpt.migrate.forecast import Range
 from vmckpt.model.migration import LinkSeen, Mode, Outcome
 from vmckpt.units import MIB, show_rate, show_seconds

@@ -14,7 +14,7 @@ from typing import TypeVar
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor import dirty_rate
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal.history import PastMove
+from vmckpt.journal.migration_history import PastMove
 from vmckpt.migrate import experience
 from vmckpt.migrate.dirtying import saturates
 from vmckpt.migrate.forecast import Facts, Range

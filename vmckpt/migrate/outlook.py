@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal.history import PastMove
+from vmckpt.journal.migration_history import PastMove
 from vmckpt.migrate import choosing, terms
 from vmckpt.migrate.choosing import Measured
 from vmckpt.migrate.dirtying import DirtyCurve

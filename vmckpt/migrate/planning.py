@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from vmckpt.errors import BadInput, HypervisorError, RemoteError
 from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal.history import PastMove
+from vmckpt.journal.migration_history import PastMove
 from vmckpt.migrate import disks, preflight, terms, transport_checks
 from vmckpt.migrate import outlook as outlooks
 from vmckpt.migrate.dirtying import DirtyCurve

@@ -12,9 +12,8 @@ from typing import Any
 from vmckpt.errors import BadInput, HypervisorError, PolicyError
 from vmckpt.hypervisor import domains, migration_leftovers
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal.recorder import Recorder
+from vmckpt.journal.recorder import JournalDesk, Recorder
 from vmckpt.journal.records import Operation, StepState, StoredStep
-from vmckpt.journal.steps import JournalDesk
 from vmckpt.migrate import aftermath, arrived, attempt, disks, terms, unsent
 from vmckpt.migrate import report as reports
 from vmckpt.migrate.aftermath import Act, Verdict

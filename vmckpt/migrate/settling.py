@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from vmckpt.inventory import Inventory
+from vmckpt.journal.recorder import Unattended
 from vmckpt.journal.records import Operation
-from vmckpt.journal.unattended import Unattended
 from vmckpt.migrate import recovering
 from vmckpt.migrate.recovering import Recovery
 from vmckpt.migrate.requests import Setting

@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 import vmckpt
-from vmckpt.journal.following import ENDED, Happening
+from vmckpt.journal.follow import ENDED, Happening
 from vmckpt.journal.records import WHOLE_HOST
 from vmckpt.model.migration import Outcome
 from vmckpt.model.webhook import Address

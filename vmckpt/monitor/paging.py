@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from vmckpt.journal.following import ENDED, Happening
+from vmckpt.journal.follow import ENDED, Happening
 from vmckpt.journal.records import FORGOTTEN, utc
 from vmckpt.model.migration import Outcome
 from vmckpt.monitor.standing import Trouble

@@ -13,8 +13,8 @@ from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from vmckpt.journal.desk import JobView
-from vmckpt.journal.turns import Turn, summary
+from vmckpt.journal.evacuation_progress import Turn, summary
+from vmckpt.journal.jobs import JobView
 from vmckpt.model.guest import MEND, Copies, FleetNow, SnapshotNow, merged
 from vmckpt.model.migration import JobPhase
 from vmckpt.protect import news

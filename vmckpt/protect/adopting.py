@@ -8,9 +8,8 @@ from typing import Any
 
 from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.inventory import Inventory
-from vmckpt.journal.recording import recorded
+from vmckpt.journal.recorder import JournalDesk, recorded
 from vmckpt.journal.records import NewOperation
-from vmckpt.journal.steps import JournalDesk
 from vmckpt.policy.protection import Protection
 from vmckpt.protect import asking, protections
 from vmckpt.protect.ending import Known

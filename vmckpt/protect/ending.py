@@ -15,10 +15,10 @@ from vmckpt.errors import (
     TwoCopies,
     VmckptError,
 )
-from vmckpt.journal import desk, takeover
-from vmckpt.journal.recorder import Recorder
+from vmckpt.journal import jobs
+from vmckpt.journal import recorder as journal_recorder
+from vmckpt.journal.recorder import JournalDesk, Recorder
 from vmckpt.journal.records import Operation
-from vmckpt.journal.steps import JournalDesk
 from vmckpt.lease import client
 from vmckpt.model.events import Caller
 from vmckpt.model.fencing import Fenced
@@ -77,8 +77,8 @@ def attended(known: Known, caller: Caller) -> Iterator[Recorder]:
     """Be its controller, so that nobody else acts on the guest; left to the agents afterwards,
     unless it was written down that it has ended. Raises GuestBusy, JournalError."""
     with (
-        desk.open_journal() as journal,
-        takeover.taken_over(
+        jobs.open_journal() as journal,
+        journal_recorder.taken_over(
             journal, journal.operation(known.operation.id), caller.warn
         ) as recorder,
     ):

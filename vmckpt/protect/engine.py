@@ -17,9 +17,8 @@ from vmckpt.agent import agents
 from vmckpt.errors import BadInput, Cancelled, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal.recording import recorded
+from vmckpt.journal.recorder import JournalDesk, recorded
 from vmckpt.journal.records import NewOperation
-from vmckpt.journal.steps import JournalDesk
 from vmckpt.lease import client
 from vmckpt.lease.terms import Terms as LeaseTerms
 from vmckpt.model.events import Caller

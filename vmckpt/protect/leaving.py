@@ -3,7 +3,7 @@ every controller sees it before it powers a host off."""
 
 import asyncio
 
-from vmckpt.journal import desk
+from vmckpt.journal import jobs
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import StepState
 from vmckpt.model.host import Host
@@ -18,7 +18,7 @@ async def alone(job: str) -> tuple[int, ...]:
 
 
 def _alone(job: str) -> tuple[int, ...]:
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         steps = journal.steps(job)
     open_ = (one for one in steps if one.name == Step.ALONE and one.state is StepState.INTENDED)
     return tuple(one.seq for one in open_)

@@ -2,7 +2,7 @@
 
 from vmckpt.errors import BadInput
 from vmckpt.inventory import Inventory
-from vmckpt.journal import desk, place
+from vmckpt.journal import jobs, location
 from vmckpt.journal.records import Operation
 from vmckpt.protect.ending import Known
 from vmckpt.protect.steps import Step
@@ -12,17 +12,17 @@ KIND = "protect"
 
 def active() -> list[Operation]:
     """All of them; none without a journal. Raises JournalError."""
-    if place.default() == place.NONE:
+    if location.default() == location.NONE:
         return []
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         return [one for one in journal.operations(active=True) if one.kind == KIND]
 
 
 def unattended() -> list[Operation]:
     """Those that no command is at: agents go on with them. Raises JournalError."""
-    if place.default() == place.NONE:
+    if location.default() == location.NONE:
         return []
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         return [one for one in (*journal.entrusted(), *journal.abandoned()) if one.kind == KIND]
 
 
@@ -42,7 +42,7 @@ def find(inventory: Inventory, guest: str) -> Known | None:
 
 def known(inventory: Inventory, operation: Operation) -> Known:
     """One of them, with its hosts. Raises InventoryError, JournalError."""
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         steps = journal.steps(operation.id)
     begun = next((step for step in steps if step.name == Step.PROTECT), None)
     has_lease = begun is not None and bool(begun.intent.get("lease"))

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vmckpt.journal.recorder import Recorder
-from vmckpt.journal.unattended import Unattended
+from vmckpt.journal.recorder import Recorder, Unattended
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy

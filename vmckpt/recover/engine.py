@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from vmckpt.errors import Cancelled, GuestBusy, LeaseLost, TwoCopies, VmckptError
 from vmckpt.inventory import Inventory
-from vmckpt.journal import desk, place, takeover
-from vmckpt.journal.recorder import Recorder
+from vmckpt.journal import jobs, location, recorder
+from vmckpt.journal.recorder import Recorder, Unattended
 from vmckpt.journal.records import Operation
-from vmckpt.journal.unattended import Unattended
 from vmckpt.migrate.waiting import stoppable
 from vmckpt.model.events import Caller
 from vmckpt.model.recovery import Settled
@@ -61,7 +60,7 @@ async def everything(
     """
     # To stop watching is not to cancel: the engine that watches never hears of it.
     deaf = replace(caller, stop=asyncio.Event())
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         one = _One(journal, inventory, policies, deaf)
         told = await one.look_at_all(entrusted=True)
         if not dry_run:
@@ -75,10 +74,10 @@ async def before_acting(inventory: Inventory, policies: Sequence[Policy], caller
 
     What still runs, and what cannot be settled, is only told: it keeps its guest.
     """
-    if place.default() == place.NONE:
+    if location.default() == location.NONE:
         return False
     # Loading the database library takes half a second, in which the hosts can be asked.
-    with await asyncio.to_thread(desk.open_journal) as journal:
+    with await asyncio.to_thread(jobs.open_journal) as journal:
         # Who stops his own command does not mean what somebody else left.
         one = _One(journal, inventory, policies, replace(caller, stop=asyncio.Event()))
         found = await one.look_at_all()
@@ -94,7 +93,7 @@ async def one(
     inventory: Inventory, policies: Sequence[Policy], caller: Caller, job: str
 ) -> Settled:
     """One operation whose controller could not tell how it ended; watched if it still runs."""
-    with desk.open_journal() as journal:
+    with jobs.open_journal() as journal:
         one_ = _One(journal, inventory, policies, caller)
         return await one_.settle(journal.operation(job), adopt=True)
 
@@ -152,7 +151,7 @@ class _One:
     async def settle(self, operation: Operation, *, adopt: bool) -> Settled:
         """Do it, as the operation's controller."""
         try:
-            with takeover.taken_over(self._journal, operation, self._caller.warn) as kept:
+            with recorder.taken_over(self._journal, operation, self._caller.warn) as kept:
                 return await self._ask(operation, kept, adopt=adopt)
         except (GuestBusy, LeaseLost) as exc:
             return Settled(truth=f"somebody else is at it: {exc.message}", outcome=None)

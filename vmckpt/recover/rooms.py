@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from vmckpt.journal import maintenance
+from vmckpt.journal.recorder import Unattended
 from vmckpt.journal.records import MAINTENANCE
-from vmckpt.journal.unattended import Unattended
 from vmckpt.migrate import settling as moves
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.errors import BadInput, Cancelled, NotInStore
-from vmckpt.journal import identity as identities
+from vmckpt.journal import leases as identities
 from vmckpt.policy.schedules import Check
 from vmckpt.service.shelves import Shelves
 from vmckpt.service.tending import Collect, Copy, Prune, Verify

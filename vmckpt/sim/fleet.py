@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vmckpt.errors import BadInput
-from vmckpt.journal.desk import JobView
+from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import MAINTENANCE, Controller, Operation, State
 from vmckpt.migrate.actions import Action, Slow, Switch
 from vmckpt.model.guest import (

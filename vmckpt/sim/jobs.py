@@ -13,9 +13,9 @@ from typing import Any
 
 from vmckpt.errors import BadInput
 from vmckpt.journal import records
-from vmckpt.journal.desk import JobDetail, JobView
-from vmckpt.journal.forms import as_record, plain
+from vmckpt.journal.jobs import JobDetail, JobView
 from vmckpt.journal.records import RequestKind, StoredEvent, StoredSample
+from vmckpt.journal.serialization import as_record, plain
 from vmckpt.migrate import choosing, report
 from vmckpt.migrate.actions import Abort, Action, Halt, Limit, SetDowntime, Slow, Stop, Switch, says
 from vmckpt.migrate.estimate import estimate

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.errors import BadInput
-from vmckpt.journal import lookup
-from vmckpt.journal.desk import JobDetail, JobView, News
-from vmckpt.journal.forms import as_record, plain
+from vmckpt.journal import queries
+from vmckpt.journal.jobs import JobDetail, JobView, News
 from vmckpt.journal.records import StoredEvent, StoredSample
+from vmckpt.journal.serialization import as_record, plain
 from vmckpt.migrate import report
 from vmckpt.migrate import trace as traces
 from vmckpt.migrate.sight import Sight
@@ -94,7 +94,7 @@ class Replayed:
 
     async def news(self, id_: str, event: int, sample: int) -> News:
         if id_ not in (_JOB, self._trace.header.guest):
-            raise lookup.unknown(id_, [_JOB])
+            raise queries.unknown(id_, [_JOB])
         return News(view=self._view(), events=self._told(event), samples=self._sampled(sample))
 
     async def parts(self, id_: str) -> Sequence[JobView]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vmckpt.errors import BadInput, VmckptError
-from vmckpt.journal import lookup
-from vmckpt.journal.desk import JobDetail, JobView, News
+from vmckpt.journal import queries
+from vmckpt.journal.jobs import JobDetail, JobView, News
 from vmckpt.journal.records import Operation, RequestKind
 from vmckpt.migrate.actions import Abort, Action, Halt, Limit, SetDowntime, Stop, Switch, says
 from vmckpt.migrate.forecast import in_words
@@ -97,7 +97,7 @@ class Showing:
             return emptied.detail_of(emptied.view())
         active = {one.operation.id: one for one in world.active(now)}
         if id_ not in active:
-            raise lookup.unknown(id_, [*active, *world.past])
+            raise queries.unknown(id_, [*active, *world.past])
         return JobDetail(view=active[id_], forecast=None, events=(), samples=(), requests=())
 
     async def news(self, id_: str, event: int, sample: int) -> News:
@@ -227,9 +227,9 @@ class Showing:
         """An active job by its id, the beginning of it, or its guest. Raises BadInput."""
         active = [one.operation for one in self._world.active(self._now())]
         begun = [one for one in active if one.id.startswith(name.lower()) or one.guest == name]
-        found = lookup.choose(name, begun)
+        found = queries.choose(name, begun)
         if found is None:
-            raise lookup.unknown(name, [*(one.id for one in active), *(o.guest for o in active)])
+            raise queries.unknown(name, [*(one.id for one in active), *(o.guest for o in active)])
         return found
 
     def _made(self, name: str, options: Mapping[str, str], now: float) -> Made:

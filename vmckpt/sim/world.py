@@ -12,9 +12,9 @@ from typing import Any
 
 from vmckpt.errors import BadInput, Blocked, GuestBusy
 from vmckpt.evacuate.task import Kind, Task
-from vmckpt.journal.desk import JobDetail, JobView
-from vmckpt.journal.forms import as_record
+from vmckpt.journal.jobs import JobDetail, JobView
 from vmckpt.journal.records import MAINTENANCE, RequestKind, StoredEvent
+from vmckpt.journal.serialization import as_record
 from vmckpt.migrate.actions import Action
 from vmckpt.model.events import Decided
 from vmckpt.model.guest import FleetNow, GuestNow, GuestState

@@ -17,8 +17,7 @@ from typing import Any
 from vmckpt.errors import BadInput, Cancelled, NotInStore, RemoteError, StoreError, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal.recorder import Recorder
-from vmckpt.journal.recording import recorded
+from vmckpt.journal.recorder import Recorder, recorded
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller
 from vmckpt.model.guest import Guest

@@ -10,11 +10,8 @@ from vmckpt.hypervisor import domains
 from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import Definition
-from vmckpt.journal.recorder import Recorder
-from vmckpt.journal.recording import recorded
+from vmckpt.journal.recorder import JournalDesk, Recorder, Unattended, recorded
 from vmckpt.journal.records import NewOperation
-from vmckpt.journal.steps import JournalDesk
-from vmckpt.journal.unattended import Unattended
 from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding
 from vmckpt.model.guest import Guest

@@ -15,10 +15,8 @@ from vmckpt.errors import BadInput, GuestBusy, HypervisorError, RemoteError, Vmc
 from vmckpt.hypervisor import domains, lifecycle
 from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal.recorder import Recorder
-from vmckpt.journal.recording import recorded
+from vmckpt.journal.recorder import JournalDesk, Recorder, recorded
 from vmckpt.journal.records import NewOperation
-from vmckpt.journal.steps import JournalDesk
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller, Event
 from vmckpt.model.host import Host

@@ -9,8 +9,8 @@ from vmckpt.agent import agents, session
 from vmckpt.agent.afterwards import FinishOrder
 from vmckpt.agent.leftover import Verdict
 from vmckpt.agent.orders import PutBackOrder, UnrestoreOrder
+from vmckpt.journal.recorder import Unattended
 from vmckpt.journal.records import StoredStep
-from vmckpt.journal.unattended import Unattended
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vmckpt.journal.unattended import Unattended
+from vmckpt.journal.recorder import Unattended
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.types import Policy

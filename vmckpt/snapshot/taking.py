@@ -15,11 +15,9 @@ from vmckpt.agent.talk import error_as_json
 from vmckpt.errors import BadInput, GuestBusy, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal import desk, identity
-from vmckpt.journal.recorder import Recorder
-from vmckpt.journal.recording import recorded
+from vmckpt.journal import jobs, leases
+from vmckpt.journal.recorder import JournalDesk, Recorder, recorded
 from vmckpt.journal.records import NewOperation
-from vmckpt.journal.steps import JournalDesk
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller, Event
 from vmckpt.model.guest import Guest
@@ -71,7 +69,7 @@ async def follow(
     host: Host, store: StorePlace, guest: Guest, hosts: Mapping[str, Host]
 ) -> tuple[str, ...]:
     """Fetch the guest's line if it ends on another host; a warning if that cannot be."""
-    past = await asyncio.to_thread(desk.past_snapshots, guest.uuid)
+    past = await asyncio.to_thread(jobs.past_snapshots, guest.uuid)
     found = following.left_behind(past, store.name, host.name)
     if found is None or found[0] not in hosts:
         return ()
@@ -205,7 +203,7 @@ class Taking:
             state=self._host.agent_state,
             snapshot=new_id(secrets.token_bytes(10)),
             name=request.name or named_now(),
-            by=identity.asked_by(),
+            by=leases.asked_by(),
             owner="" if fence is None else f"{fence.resource}#{fence.token}",
             memory=request.memory,
             tags=dict(request.tags),

@@ -1,21 +1,83 @@
-"""Who may change a guest: what is done to leases and controllers in one transaction each.
+"""Leases and controllers in the journal: acquire, renew and release, in one transaction each.
 
-A lease is held as long as its operation is active, whether or not somebody attends that: one that
-was interrupted keeps its guest until it is settled. Its token grows with each change of hands, and
-is looked at in the transaction that writes.
+A lease is held as long as its operation is active, attended or not: an interrupted operation keeps
+its guest until it is settled. Its token grows with each change of holder and is checked in the
+transaction that writes.
+
+Which process asks, and whether a controller still lives, is read from /proc: Linux only.
 """
 
+import os
+import pwd
+import socket
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, select, update
 
 from vmckpt.errors import GuestBusy
-from vmckpt.journal import identity, rows, schema, writing
+from vmckpt.journal import schema, serialization, transactions
 from vmckpt.journal.database import Database
 from vmckpt.journal.records import Controller, Operation, utc
 from vmckpt.lease import controller_lease
 from vmckpt.lease.controller_lease import Fence, guest_of, guest_resource
 from vmckpt.units import Seconds
+
+_GONE = ("Z", "X", "x")
+"""A process that has ended, whether or not its parent has looked."""
+
+
+def asked_by() -> str:
+    """user@host of whoever runs this; behind sudo, the one who called it."""
+    user = os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
+    if not user:
+        try:
+            user = pwd.getpwuid(os.geteuid()).pw_name
+        except KeyError:
+            user = str(os.geteuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def asked_from() -> str | None:
+    """The address an ssh session comes from, else the terminal; None if there is neither."""
+    if words := os.environ.get("SSH_CONNECTION", "").split():
+        return words[0]
+    try:
+        return os.ttyname(0)
+    except OSError:
+        return None
+
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _started(pid: int) -> int | None:
+    """When a process started, in ticks from boot; None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The second field is the program's name in parentheses, with whatever is in it.
+    state, *fields = text.rpartition(")")[2].split()
+    return None if state in _GONE else int(fields[18])
+
+
+def this_process() -> Controller:
+    """Ourselves."""
+    pid = os.getpid()
+    return Controller(host=socket.gethostname(), boot=_boot(), pid=pid, started=_started(pid) or 0)
+
+
+def is_alive(controller: Controller) -> bool | None:
+    """Whether that very process runs; None if it is on another machine and cannot be looked at."""
+    if controller.boot == _boot():  # this machine, whatever it was called then
+        return _started(controller.pid) == controller.started
+    # A host of our name that booted at another time is this one, before it was booted last.
+    return False if controller.host == socket.gethostname() else None
+
 
 Now = ColumnElement[float]
 
@@ -24,7 +86,7 @@ def abandoned(operation: Operation, now: float) -> bool:
     """Whether an operation is active and nobody attends it."""
     if operation.controller.entrusted:
         return False
-    alive = identity.alive(operation.controller)
+    alive = is_alive(operation.controller)
     return operation.active and controller_lease.abandoned(alive, operation.alive_until, now)
 
 
@@ -38,7 +100,7 @@ def acquire(
     by: Controller | None,
 ) -> Fence:
     """Take a lease for an operation. Raises GuestBusy if another one holds it."""
-    writing.guard(connection, id_, by=by, active=True)
+    transactions.guard(connection, id_, by=by, active=True)
     if (uuid := guest_of(resource)) is not None:
         # Whoever takes the operation over must know whose lease it has.
         table = schema.operations
@@ -73,7 +135,7 @@ def heartbeat(
     by: Controller,
 ) -> None:
     """Write down that the controller lives. Raises LeaseLost if it is no longer the controller."""
-    writing.guard(connection, id_, fence=fence, by=by, active=True)
+    transactions.guard(connection, id_, fence=fence, by=by, active=True)
     table = schema.operations
     connection.execute(update(table).where(table.c.id == id_).values(alive_until=now + ttl))
 
@@ -91,7 +153,7 @@ def take_over(
     Raises GuestBusy if there is nothing to take over any more: somebody was faster, it has ended,
     its controller lives after all, or another operation has the guest.
     """
-    found = writing.one(connection, operation.id, lock=True)
+    found = transactions.one(connection, operation.id, lock=True)
     if found is None or not found.active:
         outcome = "is gone" if found is None else f"has ended: {found.outcome}"
         raise GuestBusy(f"{operation.id} {outcome}; there is nothing to take over")
@@ -112,23 +174,23 @@ def take_over(
             _refuse_held(connection, lease, now)
         fence = _hand_over(connection, lease, found.id, now)
     table = schema.operations
-    taken = {**rows.controlled_by(by), "alive_until": now + controller_lease.TTL}
+    taken = {**serialization.controlled_by(by), "alive_until": now + controller_lease.TTL}
     connection.execute(update(table).where(table.c.id == found.id).values(**taken))
     return fence
 
 
 def leave(connection: Connection, id_: str, *, by: Controller) -> None:
     """Nobody attends an operation from now on that has not ended. Its lease it keeps."""
-    writing.guard(connection, id_, by=by)
-    nobody = rows.controlled_by(replace(by, pid=0, started=0))
+    transactions.guard(connection, id_, by=by)
+    nobody = serialization.controlled_by(replace(by, pid=0, started=0))
     table = schema.operations
     connection.execute(update(table).where(table.c.id == id_).values(alive_until=0.0, **nobody))
 
 
 def entrust(connection: Connection, id_: str, to: str, *, by: Controller) -> None:
     """Agents on hosts go on with an operation; `to` says where. Its lease it keeps."""
-    writing.guard(connection, id_, by=by)
-    agents = rows.controlled_by(Controller(host=to, boot="", pid=0, started=0))
+    transactions.guard(connection, id_, by=by)
+    agents = serialization.controlled_by(Controller(host=to, boot="", pid=0, started=0))
     table = schema.operations
     connection.execute(update(table).where(table.c.id == id_).values(alive_until=None, **agents))
 
@@ -154,7 +216,7 @@ def _hand_over(connection: Connection, lease: RowMapping, id_: str, now: Now) ->
 
 def _refuse_held(connection: Connection, lease: RowMapping, now: Now) -> None:
     """Raise GuestBusy if somebody holds a lease, which is locked."""
-    holder = lease["operation"] and writing.one(connection, lease["operation"])
+    holder = lease["operation"] and transactions.one(connection, lease["operation"])
     if not holder or not holder.active:
         return
     what = "host" if guest_of(lease["resource"]) is None else "guest"

@@ -6,9 +6,9 @@ from functools import partial
 
 from sqlalchemy import Connection, bindparam, delete, false, or_, select, update
 
-from vmckpt.journal import schema, thinning
+from vmckpt.journal import sample_thinning, schema
 from vmckpt.journal.database import Database
-from vmckpt.journal.thinning import Retention
+from vmckpt.journal.sample_thinning import Retention
 from vmckpt.units import Seconds
 
 RETENTION = Retention()
@@ -73,7 +73,7 @@ def _due(
     steps = [
         (row.id, step)
         for row in connection.execute(chosen.order_by(table.c.ended_at))
-        if (step := thinning.due(Seconds(now - row.ended_at), retention)) > row.thinned
+        if (step := sample_thinning.due(Seconds(now - row.ended_at), retention)) > row.thinned
     ]
     return old, steps
 
@@ -95,7 +95,7 @@ def _thin(connection: Connection, id_: str, step: int, retention: Retention) -> 
     else:
         chosen = select(samples.c.seq, samples.c.at).where(samples.c.operation == id_)
         found = connection.execute(chosen.order_by(samples.c.at, samples.c.seq)).all()
-        kept = set(thinning.kept([row.at for row in found], retention.steps[step].spacing))
+        kept = set(sample_thinning.kept([row.at for row in found], retention.steps[step].spacing))
         gone = [{"gone": row.seq} for index, row in enumerate(found) if index not in kept]
         if gone:
             one = (samples.c.operation == id_) & (samples.c.seq == bindparam("gone"))

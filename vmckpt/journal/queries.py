@@ -1,14 +1,21 @@
-"""What is read from the journal: every call is one short transaction."""
+"""Queries to the journal, each one short transaction, and which operation an operator means."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Float, Select, Table, and_, func, literal, or_, select
 
-from vmckpt.journal import history, leasing, lookup, rows, schema
+from vmckpt.errors import BadInput, meant
+from vmckpt.journal import (
+    leases,
+    migration_history,
+    schema,
+    serialization,
+)
 from vmckpt.journal.database import Database
-from vmckpt.journal.history import PastMove
+from vmckpt.journal.migration_history import PastMove
 from vmckpt.journal.records import (
+    MAINTENANCE,
     MIGRATE,
     Operation,
     Request,
@@ -17,6 +24,54 @@ from vmckpt.journal.records import (
     StoredSample,
     StoredStep,
 )
+
+T = TypeVar("T")
+
+
+def is_prefix(name: str) -> bool:
+    """Whether a name may stand for the ids that begin with it: "m-" would be all of them."""
+    return len(name) > len("m-")
+
+
+def choose(name: str, found: Sequence[Operation], *, ended: bool = False) -> Operation | None:
+    """The one that is meant, of those whose id begins with `name` or whose guest is called so.
+
+    An id wins. Otherwise what fits must be one alone; None if nothing fits at all. Raises BadInput
+    if several fit, or if the guest has none that is active; with `ended` its last one will do.
+    """
+    wanted = name.lower()
+    exact = next((one for one in found if one.id == wanted), None)
+    if exact is not None:
+        return exact
+    # A host in maintenance is called by its name, and rather what is done to it is meant.
+    named = [one for one in found if one.guest == name]
+    guests = [one for one in named if one.kind != MAINTENANCE] or named
+    begun = [one for one in found if one.id.startswith(wanted) and is_prefix(name)]
+    meant = {one.id: one for one in [*begun, *(one for one in guests if one.active)]}
+    if len(meant) == 1:
+        return next(iter(meant.values()))
+    if meant:
+        latest = sorted(meant.values(), key=lambda one: -one.began_at)
+        raise BadInput(f"{name!r} may be any of {_listed(latest)}", mend="name one of them")
+    if guests:
+        last = max(guests, key=lambda one: one.began_at)
+        if ended:
+            return last
+        raise BadInput(
+            f"guest {name} has no active job", mend=f"its last one was {last.id} ({last.outcome})"
+        )
+    return None
+
+
+def unknown(name: str, names: Sequence[str]) -> BadInput:
+    """The error for a name that nothing has, with those that are nearly it."""
+    return BadInput(f"no job {name!r}", mend=meant(name, names, "run vmckpt jobs --all"))
+
+
+def _listed(found: Sequence[Operation], most: int = 4) -> str:
+    shown = ", ".join(f"{one.id} ({one.guest})" for one in found[:most])
+    return shown if len(found) <= most else f"{shown} and {len(found) - most} more"
+
 
 _MOST = 100_000
 _LIKELY = 200
@@ -57,19 +112,20 @@ class Reader:
         """
         table = schema.operations
         called = table.c.id == name.lower()
-        if lookup.is_prefix(name):
+        if is_prefix(name):
             called = table.c.id.startswith(name.lower(), autoescape=True)
         fits = or_(called, table.c.guest == name)
         found = self._read(
-            select(table).where(fits).order_by(table.c.began_at.desc()).limit(_MOST), rows.operation
+            select(table).where(fits).order_by(table.c.began_at.desc()).limit(_MOST),
+            serialization.operation,
         )
-        chosen = lookup.choose(name, found, ended=ended)
+        chosen = choose(name, found, ended=ended)
         if chosen is not None:
             return chosen
         names = {one.id for one in self.operations(limit=_LIKELY)} | {
             one.guest for one in self.operations(active=True, limit=_LIKELY)
         }
-        raise lookup.unknown(name, sorted(names))
+        raise unknown(name, sorted(names))
 
     def operations(
         self, *, active: bool | None = None, limit: int = _MOST, guest: str | None = None
@@ -83,19 +139,19 @@ class Reader:
         if active is not None:
             ended = table.c.ended_at
             chosen = chosen.where(ended.is_(None) if active else ended.is_not(None))
-        return self._read(chosen, rows.operation)
+        return self._read(chosen, serialization.operation)
 
     def ended(self, since: float) -> list[Operation]:
         """Those that ended then or later, the first one first."""
         table = schema.operations
         chosen = select(table).where(table.c.ended_at >= since).order_by(table.c.ended_at)
-        return self._read(chosen.limit(_MOST), rows.operation)
+        return self._read(chosen.limit(_MOST), serialization.operation)
 
     def recent(self, guest_uuid: str, since: float) -> list[Operation]:
         """Operations on a guest that began after a time, the latest first."""
         table = schema.operations
         chosen = select(table).where(table.c.guest_uuid == guest_uuid, table.c.began_at >= since)
-        return self._read(chosen.order_by(table.c.began_at.desc()), rows.operation)
+        return self._read(chosen.order_by(table.c.began_at.desc()), serialization.operation)
 
     def snapshots(self, guest_uuid: str, limit: int = 50) -> list[Operation]:
         """Ended snapshots of a guest, the latest first."""
@@ -105,27 +161,31 @@ class Reader:
             table.c.kind == "snapshot",
             table.c.ended_at.is_not(None),
         )
-        return self._read(chosen.order_by(table.c.ended_at.desc()).limit(limit), rows.operation)
+        return self._read(
+            chosen.order_by(table.c.ended_at.desc()).limit(limit), serialization.operation
+        )
 
     def parts(self, job: str, since: float) -> list[Operation]:
         """Migrations that are parts of a job which began then, the first one first."""
         table = schema.operations
         chosen = select(table).where(table.c.kind == MIGRATE, table.c.began_at >= since)
-        found = self._read(chosen.order_by(table.c.began_at).limit(_MOST), rows.operation)
+        found = self._read(chosen.order_by(table.c.began_at).limit(_MOST), serialization.operation)
         return [one for one in found if one.detail.get("part_of") == job]
 
     def on_host(self, kinds: Sequence[str], host: str) -> list[Operation]:
         """Operations of these kinds on a whole host, the latest first."""
         table = schema.operations
         chosen = select(table).where(table.c.kind.in_(kinds), table.c.source == host)
-        return self._read(chosen.order_by(table.c.began_at.desc()).limit(_MOST), rows.operation)
+        return self._read(
+            chosen.order_by(table.c.began_at.desc()).limit(_MOST), serialization.operation
+        )
 
     def holder(self, resource: str) -> Operation | None:
         """The active operation that holds a lease."""
         held = select(schema.leases.c.operation).where(schema.leases.c.resource == resource)
         table = schema.operations
         chosen = select(table).where(table.c.id.in_(held), table.c.ended_at.is_(None))
-        return next(iter(self._read(chosen, rows.operation)), None)
+        return next(iter(self._read(chosen, serialization.operation)), None)
 
     def recent_moves(
         self, source: str, target: str, limit: int = 20, *, guest_uuid: str | None = None
@@ -140,14 +200,16 @@ class Reader:
         )
         if guest_uuid is not None:
             chosen = chosen.where(table.c.guest_uuid == guest_uuid)
-        found = self._read(chosen.order_by(table.c.ended_at.desc()).limit(limit), rows.operation)
-        return [move for one in found if (move := history.past_move(one)) is not None]
+        found = self._read(
+            chosen.order_by(table.c.ended_at.desc()).limit(limit), serialization.operation
+        )
+        return [move for one in found if (move := migration_history.past_move(one)) is not None]
 
     def events(self, id_: str, after: int = 0) -> list[StoredEvent]:
-        return self._read(_after(schema.events, id_, after), rows.stored_event)
+        return self._read(_after(schema.events, id_, after), serialization.stored_event)
 
     def samples(self, id_: str, after: int = 0) -> list[StoredSample]:
-        return self._read(_after(schema.samples, id_, after), rows.stored_sample)
+        return self._read(_after(schema.samples, id_, after), serialization.stored_sample)
 
     def last_samples(self, ids: Sequence[str]) -> dict[str, StoredSample]:
         """The last one of each of these operations that has any."""
@@ -159,7 +221,7 @@ class Reader:
                 last, and_(table.c.operation == last.c.operation, table.c.seq == last.c.seq)
             )
             found |= dict(
-                self._read(chosen, lambda row: (row["operation"], rows.stored_sample(row)))
+                self._read(chosen, lambda row: (row["operation"], serialization.stored_sample(row)))
             )
         return found
 
@@ -174,17 +236,19 @@ class Reader:
 
     def forecast(self, id_: str) -> StoredForecast | None:
         """The last one that was made."""
-        return next(iter(self._read(_last(schema.forecasts, id_), rows.stored_forecast)), None)
+        return next(
+            iter(self._read(_last(schema.forecasts, id_), serialization.stored_forecast)), None
+        )
 
     def steps(self, id_: str) -> list[StoredStep]:
         """What the operation changed or was about to change, the first one first."""
-        return self._read(_after(schema.steps, id_, 0), rows.stored_step)
+        return self._read(_after(schema.steps, id_, 0), serialization.stored_step)
 
     def abandoned(self) -> list[Operation]:
         """Active operations that nobody attends, the oldest first."""
         now = self.now()
         found = self.operations(active=True)
-        return [one for one in reversed(found) if leasing.abandoned(one, now)]
+        return [one for one in reversed(found) if leases.abandoned(one, now)]
 
     def entrusted(self) -> list[Operation]:
         """Active operations that agents go on with by themselves, the oldest first."""
@@ -199,9 +263,9 @@ class Reader:
 
     def _requests(self, *where: Any) -> list[Request]:
         chosen = select(schema.requests).where(*where).order_by(schema.requests.c.id)
-        return self._read(chosen, rows.request)
+        return self._read(chosen, serialization.request)
 
-    def _read(self, chosen: Select[Any], made: Callable[[Any], lookup.T]) -> list[lookup.T]:
+    def _read(self, chosen: Select[Any], made: Callable[[Any], T]) -> list[T]:
         return self._database.read(
             lambda connection: [made(row) for row in connection.execute(chosen).mappings()]
         )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from vmckpt.errors import BadInput, GuestBusy, JournalError, OutcomeUnknown, Unattended
 from vmckpt.inventory import looks_only
-from vmckpt.journal import identity, place
-from vmckpt.journal.history import PastMove
+from vmckpt.journal import leases, location
+from vmckpt.journal.migration_history import PastMove
 from vmckpt.journal.records import (
     MAINTENANCE,
     MIGRATE,
@@ -192,7 +192,7 @@ def attended(journal: "Journal", operation: Operation) -> bool | None:
     """Whether an active operation's controller lives; None if nothing is known of it."""
     if operation.controller.entrusted:
         return True  # by the agents on its hosts
-    alive = identity.alive(operation.controller)
+    alive = leases.is_alive(operation.controller)
     if alive is not None or operation.alive_until is None:
         return alive
     return controller_lease.attended(None, operation.alive_until, journal.now())
@@ -200,7 +200,7 @@ def attended(journal: "Journal", operation: Operation) -> bool | None:
 
 def interrupted(guest_uuid: str) -> str | None:
     """The job of a guest that its controller has left; None: there is none. Raises JournalError."""
-    if place.default() == place.NONE:
+    if location.default() == location.NONE:
         return None
     with open_journal() as journal:
         found = (one.id for one in journal.abandoned() if one.guest_uuid == guest_uuid)
@@ -210,7 +210,7 @@ def interrupted(guest_uuid: str) -> str | None:
 def refuse_entrusted(guest: str) -> None:
     """Raise GuestBusy if agents on hosts have a guest (a name or UUID) in their hands: it stands
     still many times a second, and whatever else is seen of it then means nothing."""
-    if place.default() == place.NONE:
+    if location.default() == location.NONE:
         return
     with open_journal() as journal:
         for one in journal.entrusted():
@@ -224,7 +224,7 @@ def refuse_entrusted(guest: str) -> None:
 
 def refuse_held(guest_uuid: str) -> None:
     """Raise GuestBusy if a job has the lease on a guest. Raises JournalError."""
-    if place.default() == place.NONE:
+    if location.default() == location.NONE:
         return
     with open_journal() as journal:
         held = journal.holder(guest_resource(guest_uuid))
@@ -292,7 +292,7 @@ def control(
     refuse_uncontrolled(operation)
     if attended(journal, operation) is False:
         return _without_it(operation, kind, arguments, direct)
-    request = journal.ask(operation.id, kind, arguments, identity.asked_by())
+    request = journal.ask(operation.id, kind, arguments, leases.asked_by())
     answered = _wait(journal, operation, request, patience)
     if answered is not None:
         return answered
@@ -356,7 +356,7 @@ def _wait(
 def unattended(operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]) -> Unattended:
     """The error for a job that nobody attends, with what does the same by hand."""
     controller = operation.controller
-    seen = identity.alive(controller) is not None
+    seen = leases.is_alive(controller) is not None
     gone = "has ended" if seen else "has not been heard of lately"
     which = f"its controller, process {controller.pid} on {controller.host},"
     if not controller.pid:  # it wrote down that it leaves

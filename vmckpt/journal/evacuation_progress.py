@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.journal.desk import JobView
+from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import Operation, State, StepState, StoredStep
 
 MOVE = "move"
