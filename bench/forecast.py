@@ -35,8 +35,8 @@ from vmckpt.migrate.forecast import Facts, Forecast, forecast, in_words
 from vmckpt.migrate.measure import measure
 from vmckpt.model.guest import Guest
 from vmckpt.model.migration import LinkSeen, Mode
-from vmckpt.policy import shelf
-from vmckpt.policy.types import Policy
+from vmckpt.policy import loader
+from vmckpt.policy.model import Policy
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds, parse_rate
 
@@ -153,7 +153,7 @@ def with_history(facts: Facts, past: Sequence[PastMove], link: LinkSeen | None) 
 
 def run(row: Row, policy_file: Path) -> dict[str, Any]:
     """One row in a lab of its own."""
-    policy = shelf.load_file(policy_file)
+    policy = loader.load_file(policy_file)
     name = f"fc-{os.getpid()}-{row.number}"
     plan = lab.up(name, shape=None if row.link == "off" else parse_rate(row.link))
     os.environ["VMCKPT_STATE"] = str(plan.folder / "state")  # goes with the lab

@@ -21,7 +21,7 @@ from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from vmckpt.policy.schedules import Keep
+from vmckpt.policy.model import Keep
 from vmckpt.snapshot import bundles, copying, keeping, pruning, repairing
 from vmckpt.store import faults, gc, line, manifest, wraps
 from vmckpt.store.assemble import Assembly

@@ -17,7 +17,7 @@ from vmckpt.api.looking import Source
 from vmckpt.errors import VmckptError
 from vmckpt.journal.jobs import JobView
 from vmckpt.model.events import Commands
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt_tui import actions
 from vmckpt_tui.actions import Action, Words
 from vmckpt_tui.detail import Detail, DrainScreen, GuardScreen, MoveScreen

@@ -17,7 +17,7 @@ from vmckpt.journal.jobs import JobView
 from vmckpt.model.events import Commands
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import FleetNow, GuestNow, HostNow
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt_tui import guard_view, policy_view, view
 from vmckpt_tui.actions import of
 from vmckpt_tui.columns import Column

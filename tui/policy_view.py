@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from vmckpt.errors import PolicyError
 from vmckpt.model.guest import GuestNow, HostNow
 from vmckpt.policy import select
+from vmckpt.policy.model import Policy
 from vmckpt.policy.select import Subject
-from vmckpt.policy.types import Policy
 from vmckpt.units import show_seconds
 from vmckpt_tui.columns import Column
 

@@ -25,7 +25,7 @@ from vmckpt.evacuate.world import Ended, Moved
 from vmckpt.journal.records import RequestKind
 from vmckpt.model.events import Decided
 from vmckpt.model.guest import OUTGOING, Guest
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt.units import GIB, BytesPerSecond, Seconds
 
 pytestmark = pytest.mark.looptime(end=3000)

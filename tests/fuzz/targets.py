@@ -22,8 +22,8 @@ from vmckpt.migrate import replaying, trace
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.model.migration import JobSample, MoveOrder
-from vmckpt.policy import document, explain, shelf
-from vmckpt.policy.types import Policy
+from vmckpt.policy import explain, loader, parse
+from vmckpt.policy.model import Policy
 from vmckpt.remote import (
     images,
     measure,
@@ -70,7 +70,7 @@ def read_inventory(data: bytes) -> None:
 
 
 def read_policy(data: bytes) -> None:
-    policy, problems = document.examine(_text(data), PATH)
+    policy, problems = parse.examine(_text(data), PATH)
     assert (policy is None) == bool(problems)
     for problem in problems:
         _one_line(problem.at(PATH))
@@ -127,7 +127,7 @@ def _sane_sample(sample: JobSample) -> None:
 
 @cache
 def _policies() -> tuple[Policy, ...]:
-    return shelf.load_all(None)
+    return loader.load_all(None)
 
 
 def read_trace(data: bytes) -> None:

@@ -18,8 +18,8 @@ from vmckpt.migrate.trace import Header
 from vmckpt.migrate.track import Track
 from vmckpt.migrate.watch import PassCounter
 from vmckpt.model.migration import JobPhase, JobSample, Mode
-from vmckpt.policy import shelf
-from vmckpt.policy.types import Policy
+from vmckpt.policy import loader
+from vmckpt.policy.model import Policy
 from vmckpt.units import Bytes, Seconds
 
 HERE = Path(__file__).parent
@@ -107,8 +107,8 @@ class Judge:
 def policy_of(name: str) -> Policy:
     own = HERE / name
     if own.is_file():
-        return shelf.load_file(own)
-    return {one.name: one for one in shelf.load_all(None)}[name]
+        return loader.load_file(own)
+    return {one.name: one for one in loader.load_all(None)}[name]
 
 
 def record(story: Story) -> tuple[list[str], list[Decided]]:

@@ -6,7 +6,7 @@ import pytest
 from tests.scenarios.stories import STORIES
 from tests.scenarios.story import TRACES, Decided, Story, record, replay
 from vmckpt.model.migration import Mode
-from vmckpt.policy import shelf
+from vmckpt.policy import loader
 from vmckpt.units import MIB
 
 NAMES = {story.name: story for story in STORIES}
@@ -64,7 +64,7 @@ def test_what_is_shown_as_done_stays_a_share(story: Story) -> None:
 def test_every_shipped_policy_has_a_story() -> None:
     # Where epochs take the place of passes there is nothing to converge by rules: those have tests
     # of their own (tests/unit/test_protect_catching_up.py).
-    told = {one.name for one in shelf.load_all(None) if one.mode is not Mode.CHECKPOINT}
+    told = {one.name for one in loader.load_all(None) if one.mode is not Mode.CHECKPOINT}
     assert told <= {one.policy for one in STORIES}
 
 

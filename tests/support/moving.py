@@ -8,15 +8,22 @@ from vmckpt.migrate.converge import Terms
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.track import PassSeen, Track
 from vmckpt.model.migration import JobPhase, Mode
-from vmckpt.policy.types import Do, MoveLimits, Policy, Rule, Stall, When
+from vmckpt.policy.model import (
+    Do,
+    MoveLimits,
+    Policy,
+    Rule,
+    RuleCondition,
+    Stall,
+)
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
 # Passes begin two seconds apart, over a link of 100 MiB/s.
 EACH = 2.0
 
 
-def rule(do: Do, when: When | None = None, name: str = "it") -> Rule:
-    return Rule(name=name, when=when or When(), do=do)
+def rule(do: Do, when: RuleCondition | None = None, name: str = "it") -> Rule:
+    return Rule(name=name, when=when or RuleCondition(), do=do)
 
 
 def terms(

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from vmckpt.policy import document
-from vmckpt.policy.types import Policy
+from vmckpt.policy import parse
+from vmckpt.policy.model import Policy
 
 PATH = Path("mine.yaml")
 
@@ -46,7 +46,7 @@ LEAST = "version: vmckpt/v1\nname: least\n"
 
 
 def policy(text: str = LEAST, *, file: str = "mine.yaml", shipped: bool = False) -> Policy:
-    return document.parse(text, Path(file), shipped=shipped)
+    return parse.parse(text, Path(file), shipped=shipped)
 
 
 def named(name: str, select: str = "", *, shipped: bool = False) -> Policy:

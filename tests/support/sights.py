@@ -9,8 +9,8 @@ from tests.support.builders import GUEST, HOST, host_facts
 from vmckpt.evacuate import seen as sights
 from vmckpt.evacuate.seen import Answers, Look, Seen
 from vmckpt.model.guest import Disk, Guest
-from vmckpt.policy import document
-from vmckpt.policy.types import Policy
+from vmckpt.policy import parse
+from vmckpt.policy.model import Policy
 from vmckpt.units import GIB, MIB, Bytes
 
 TEXT = "version: vmckpt/v1\nname: {name}\nevacuate: {{{keys}}}\n"
@@ -18,7 +18,7 @@ TEXT = "version: vmckpt/v1\nname: {name}\nevacuate: {{{keys}}}\n"
 
 def by(keys: str = "", *, name: str = "mine") -> Policy:
     """A policy with these keys in its section for emptying, in YAML's short form."""
-    return document.parse(TEXT.format(name=name, keys=keys), Path("mine.yaml"))
+    return parse.parse(TEXT.format(name=name, keys=keys), Path("mine.yaml"))
 
 
 def vm(name: str, **more: Any) -> Guest:

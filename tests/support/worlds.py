@@ -10,7 +10,7 @@ from vmckpt.migrate.forecast import Facts, Range
 from vmckpt.migrate.world import World
 from vmckpt.model.guest import Guest
 from vmckpt.model.migration import DirtyPoint, Mode
-from vmckpt.policy.types import MoveLimits, Policy, Rule
+from vmckpt.policy.model import MoveLimits, Policy, Rule
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
 TIMES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 6.0)

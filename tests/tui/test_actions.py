@@ -8,7 +8,7 @@ from tests.tui.still import Still
 from vmckpt.errors import ReadOnly
 from vmckpt.model.events import Said
 from vmckpt.model.guest import GuestNow
-from vmckpt.policy import shelf
+from vmckpt.policy import loader
 from vmckpt_tui import order
 from vmckpt_tui.app import Dashboard, Setting
 from vmckpt_tui.grid import Grid
@@ -16,7 +16,7 @@ from vmckpt_tui.order import Order
 from vmckpt_tui.table import TABLE
 
 U = "00000000-0000-4000-8000-00000000000"
-POLICIES = shelf.survey(shelf.folder(None, None)).policies
+POLICIES = loader.survey(loader.folder(None, None)).policies
 PARTS = {
     "fleet": "1", "jobs": "2", "guard": "3", "snapshots": "4", "policies": "5", "doctor": "6",
 }  # fmt: skip

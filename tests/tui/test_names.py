@@ -7,7 +7,7 @@ from textual.widgets import Select
 from tests.tui.still import FLEET, Still, snapshot
 from tests.tui.test_actions import POLICIES, at_row, dashboard
 from vmckpt.model.guest import HostNow
-from vmckpt.policy.shelf import Shelf
+from vmckpt.policy.loader import Shelf
 from vmckpt_tui import actions
 from vmckpt_tui.app import Dashboard, Setting
 from vmckpt_tui.grid import Grid

@@ -11,7 +11,7 @@ from vmckpt.migrate import attempts
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.migrate.waiting import stoppable
 from vmckpt.model.migration import Outcome
-from vmckpt.policy.types import OnFailure, Retries
+from vmckpt.policy.model import OnFailure, Retries
 from vmckpt.units import Seconds
 
 RETRIES = Retries(

@@ -18,7 +18,7 @@ from vmckpt.lab.lookout import RUNS, Together
 from vmckpt.lab.processes import Copy
 from vmckpt.lab.trial import Ends
 from vmckpt.model.guest import GuestState
-from vmckpt.policy import document
+from vmckpt.policy import parse
 from vmckpt.units import Seconds, parse_rate
 
 SEEDS = st.integers(0, 10**6)
@@ -33,7 +33,7 @@ def test_an_operation_follows_from_seed_and_number_alone(seed: int, number: int)
     assert one.number == number
     assert one.guest in {wish.name for wish in chaos.guests(seed)}
     assert one.link is None or parse_rate(one.link) > 0
-    policy, problems = document.examine(chaos.policy(one), Path("chaos.yaml"))
+    policy, problems = parse.examine(chaos.policy(one), Path("chaos.yaml"))
     assert problems == ()
     assert policy is not None
 

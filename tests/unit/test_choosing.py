@@ -7,7 +7,7 @@ from tests.support.worlds import policy
 from vmckpt.migrate.choosing import Measured, choose, score
 from vmckpt.migrate.forecast import Forecast, Range
 from vmckpt.model.migration import Mode
-from vmckpt.policy.types import Rule, StartPostcopy, When
+from vmckpt.policy.model import Rule, RuleCondition, StartPostcopy
 from vmckpt.units import Bytes, Seconds
 
 
@@ -24,7 +24,7 @@ def expected(
 
 
 PRE, POST, HYBRID, STOP = Mode.PRECOPY, Mode.POSTCOPY, Mode.HYBRID, Mode.STOP_AND_COPY
-SWITCHES = Rule(name="switch", when=When(iteration=2), do=StartPostcopy())
+SWITCHES = Rule(name="switch", when=RuleCondition(iteration=2), do=StartPostcopy())
 
 CASES = [
     # The quickest within the downtime.

@@ -8,14 +8,16 @@ from tests.support.moving import on_its_way, rule, terms
 from vmckpt.migrate import actions, converge
 from vmckpt.migrate.converge import Done, decide
 from vmckpt.migrate.track import Track
-from vmckpt.policy.types import GiveUp, When
+from vmckpt.policy.model import GiveUp, RuleCondition
 from vmckpt.units import MIB, Bytes, Seconds
 
 DONE = Done(max_downtime=Seconds(0.1))
 NOTHING = Track(began=Seconds(0.0))
 
 
-def why(when: When, track: Track, *, now: float = 9.0, limit: float | None = None) -> str | None:
+def why(
+    when: RuleCondition, track: Track, *, now: float = 9.0, limit: float | None = None
+) -> str | None:
     """Why a rule with that `when` acts; None: it does not."""
     under = terms(rule(GiveUp(), when), limit=limit)
     verdict, _ = decide(under, track, DONE, now=Seconds(now), operator_stops=False)
@@ -33,52 +35,57 @@ THIRTY = on_its_way(100, 50, now=3.0, curve=[(0.5, 30), (2, 50)])
 SHRINKING = on_its_way(100, 50, now=3.0, curve=[(0.5, 30), (10, 600)])
 LEVEL = on_its_way(100, 50, now=3.0, curve=[(0.5, 50), (2, 50)])
 
-CASES: list[tuple[When, Track, dict[str, Any], bool]] = [
-    (When(iteration=4), FOUR, {}, True),
-    (When(iteration=5), FOUR, {}, False),
-    (When(iteration=1), NOTHING, {}, False),
-    (When(stalled_for=s(5)), FOUR, {"now": 12.0}, True),
-    (When(stalled_for=s(9)), FOUR, {"now": 12.0}, False),
-    (When(stalled_for=s(0)), on_its_way(100, 50, now=3.0), {"now": 30.0}, False),
-    (When(stalled_for=s(0)), NOTHING, {}, False),
-    (When(dirty_over_bandwidth=0.5), on_its_way(100, 50, now=3.0), {}, True),
-    (When(dirty_over_bandwidth=0.51), on_its_way(100, 50, now=3.0), {}, False),
-    (When(dirty_over_bandwidth=0.0), on_its_way(100, now=3.0), {}, False),
-    (When(precopy_excess=0.6), SHRINKING, {}, True),
-    (When(precopy_excess=0.8), SHRINKING, {}, False),
-    (When(precopy_excess=99.0), LEVEL, {}, True),
-    (When(precopy_excess=0.0), on_its_way(100, now=3.0), {}, False),
-    (When(expected_downtime_above=s(0.29)), THIRTY, {}, True),
-    (When(expected_downtime_above=s(0.31)), THIRTY, {}, False),
-    (When(expected_downtime_below=s(0.31)), THIRTY, {}, True),
-    (When(expected_downtime_below=s(0.29)), THIRTY, {}, False),
-    (When(expected_downtime_above=s(0.2), expected_downtime_below=s(0.4)), THIRTY, {}, True),
-    (When(expected_downtime_above=s(0.0)), on_its_way(100, now=3.0), {}, False),
-    (When(time_used=s(9)), FOUR, {"now": 9.0}, True),
-    (When(time_used=s(9)), FOUR, {"now": 8.9}, False),
-    (When(time_share=0.8), FOUR, {"now": 8.0, "limit": 10.0}, True),
-    (When(time_share=0.8), FOUR, {"now": 7.9, "limit": 10.0}, False),
-    (When(time_share=0.8), FOUR, {"now": 1e9}, False),
-    (When(remaining_above=Bytes(50 * MIB)), FOUR, {}, True),
-    (When(remaining_above=Bytes(51 * MIB)), FOUR, {}, False),
-    (When(remaining_below=Bytes(50 * MIB)), FOUR, {}, True),
-    (When(remaining_below=Bytes(49 * MIB)), FOUR, {}, False),
-    (When(remaining_below=Bytes(99)), on_its_way(now=1.0), {}, False),
-    (When(iteration=4, remaining_below=Bytes(49 * MIB)), FOUR, {}, False),
-    (When(iteration=4, remaining_below=Bytes(50 * MIB)), FOUR, {}, True),
-    (When(), FOUR, {}, True),
+CASES: list[tuple[RuleCondition, Track, dict[str, Any], bool]] = [
+    (RuleCondition(iteration=4), FOUR, {}, True),
+    (RuleCondition(iteration=5), FOUR, {}, False),
+    (RuleCondition(iteration=1), NOTHING, {}, False),
+    (RuleCondition(stalled_for=s(5)), FOUR, {"now": 12.0}, True),
+    (RuleCondition(stalled_for=s(9)), FOUR, {"now": 12.0}, False),
+    (RuleCondition(stalled_for=s(0)), on_its_way(100, 50, now=3.0), {"now": 30.0}, False),
+    (RuleCondition(stalled_for=s(0)), NOTHING, {}, False),
+    (RuleCondition(dirty_over_bandwidth=0.5), on_its_way(100, 50, now=3.0), {}, True),
+    (RuleCondition(dirty_over_bandwidth=0.51), on_its_way(100, 50, now=3.0), {}, False),
+    (RuleCondition(dirty_over_bandwidth=0.0), on_its_way(100, now=3.0), {}, False),
+    (RuleCondition(precopy_excess=0.6), SHRINKING, {}, True),
+    (RuleCondition(precopy_excess=0.8), SHRINKING, {}, False),
+    (RuleCondition(precopy_excess=99.0), LEVEL, {}, True),
+    (RuleCondition(precopy_excess=0.0), on_its_way(100, now=3.0), {}, False),
+    (RuleCondition(expected_downtime_above=s(0.29)), THIRTY, {}, True),
+    (RuleCondition(expected_downtime_above=s(0.31)), THIRTY, {}, False),
+    (RuleCondition(expected_downtime_below=s(0.31)), THIRTY, {}, True),
+    (RuleCondition(expected_downtime_below=s(0.29)), THIRTY, {}, False),
+    (
+        RuleCondition(expected_downtime_above=s(0.2), expected_downtime_below=s(0.4)),
+        THIRTY,
+        {},
+        True,
+    ),
+    (RuleCondition(expected_downtime_above=s(0.0)), on_its_way(100, now=3.0), {}, False),
+    (RuleCondition(time_used=s(9)), FOUR, {"now": 9.0}, True),
+    (RuleCondition(time_used=s(9)), FOUR, {"now": 8.9}, False),
+    (RuleCondition(time_share=0.8), FOUR, {"now": 8.0, "limit": 10.0}, True),
+    (RuleCondition(time_share=0.8), FOUR, {"now": 7.9, "limit": 10.0}, False),
+    (RuleCondition(time_share=0.8), FOUR, {"now": 1e9}, False),
+    (RuleCondition(remaining_above=Bytes(50 * MIB)), FOUR, {}, True),
+    (RuleCondition(remaining_above=Bytes(51 * MIB)), FOUR, {}, False),
+    (RuleCondition(remaining_below=Bytes(50 * MIB)), FOUR, {}, True),
+    (RuleCondition(remaining_below=Bytes(49 * MIB)), FOUR, {}, False),
+    (RuleCondition(remaining_below=Bytes(99)), on_its_way(now=1.0), {}, False),
+    (RuleCondition(iteration=4, remaining_below=Bytes(49 * MIB)), FOUR, {}, False),
+    (RuleCondition(iteration=4, remaining_below=Bytes(50 * MIB)), FOUR, {}, True),
+    (RuleCondition(), FOUR, {}, True),
 ]
 
 
 @pytest.mark.parametrize(("when", "track", "at", "holds"), CASES)
 def test_a_condition_holds_or_not(
-    when: When, track: Track, at: dict[str, Any], holds: bool
+    when: RuleCondition, track: Track, at: dict[str, Any], holds: bool
 ) -> None:
     assert (why(when, track, **at) is not None) is holds
 
 
 def test_all_that_held_is_said() -> None:
-    when = When(
+    when = RuleCondition(
         iteration=4, stalled_for=s(1), dirty_over_bandwidth=0.1, time_used=s(1),
         remaining_below=Bytes(60 * MIB),
     )  # fmt: skip
@@ -87,18 +94,21 @@ def test_all_that_held_is_said() -> None:
         "pass 4, nothing got better for 26.0 s, a pass leaves 50% of what it sent, 30.0 s used,"
         " 50 MiB left"
     )
-    assert why(When(precopy_excess=0.1), LEVEL) == (
+    assert why(RuleCondition(precopy_excess=0.1), LEVEL) == (
         "pre-copy does not get below 100 ms of downtime"
     )
-    assert why(When(precopy_excess=0.6), SHRINKING) == (
+    assert why(RuleCondition(precopy_excess=0.6), SHRINKING) == (
         "ending by pre-copy would send 65% of the first pass again"
     )
-    assert why(When(expected_downtime_above=s(0.1)), THIRTY) == "a downtime of 300 ms is expected"
-    assert why(When(time_share=0.8), FOUR, now=8.0, limit=10.0) == "80% of the time used"
+    assert (
+        why(RuleCondition(expected_downtime_above=s(0.1)), THIRTY)
+        == "a downtime of 300 ms is expected"
+    )
+    assert why(RuleCondition(time_share=0.8), FOUR, now=8.0, limit=10.0) == "80% of the time used"
 
 
 def test_a_raised_limit_counts_for_what_precopy_still_costs() -> None:
-    under = terms(rule(GiveUp(), When(precopy_excess=0.1)))
+    under = terms(rule(GiveUp(), RuleCondition(precopy_excess=0.1)))
     raised = converge.after(DONE, actions.SetDowntime(s(0.5)))
     verdict, _ = decide(under, LEVEL, raised, now=s(9.0), operator_stops=False)
 

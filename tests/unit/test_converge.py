@@ -23,22 +23,22 @@ from vmckpt.migrate.actions import (
 from vmckpt.migrate.converge import Done, Terms, Verdict, decide, time_limit
 from vmckpt.migrate.track import Track
 from vmckpt.model.migration import AutoConverge, JobPhase, Mode
-from vmckpt.policy.types import (
+from vmckpt.policy.model import (
     Compress,
     Do,
     GiveUp,
     MoveLimits,
     Pause,
     RaiseDowntime,
+    RuleCondition,
     Stall,
     StartPostcopy,
     Throttle,
-    When,
 )
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
 DONE = Done(max_downtime=Seconds(0.1))
-STALLED = When(stalled_for=Seconds(1.0))
+STALLED = RuleCondition(stalled_for=Seconds(1.0))
 THROTTLE = AutoConverge(initial=20, increment=10, at_most=60)
 RAISE = RaiseDowntime(by=Seconds(0.05), to=Seconds(0.2))
 FIVE = on_its_way(100, 50, 50, 50, 50, now=9.0)
@@ -79,7 +79,7 @@ def test_each_kind_of_rule_has_its_action_once(do: Do, expected: Action) -> None
 
 def test_the_first_rule_that_holds_and_can_act_acts() -> None:
     under = terms(
-        rule(Throttle(THROTTLE), When(iteration=9), "later"),
+        rule(Throttle(THROTTLE), RuleCondition(iteration=9), "later"),
         rule(Compress(Bytes(1)), name="first"),
         rule(GiveUp(), name="second"),
     )
@@ -286,7 +286,9 @@ def test_a_stall_that_ends_ends_the_waiting() -> None:
 
 
 def test_other_reasons_to_switch_do_not_wait() -> None:
-    assert action(terms(rule(StartPostcopy(), When(iteration=2))), BUSY, now=30.0) == Switch()
+    assert (
+        action(terms(rule(StartPostcopy(), RuleCondition(iteration=2))), BUSY, now=30.0) == Switch()
+    )
 
 
 # --- the rest -------------------------------------------------------------------------------------

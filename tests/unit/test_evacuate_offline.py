@@ -39,7 +39,7 @@ from vmckpt.model.disk import (
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import GuestState, Presence
 from vmckpt.model.migration import LinkSeen
-from vmckpt.policy.types import CopyKind
+from vmckpt.policy.model import CopyKind
 from vmckpt.remote import images, probe
 from vmckpt.remote.image_copy import Content
 from vmckpt.units import GIB, MIB, Bytes, BytesPerSecond, Seconds

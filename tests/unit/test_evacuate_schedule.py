@@ -20,7 +20,7 @@ from vmckpt.evacuate.outlook import Outlook, play
 from vmckpt.evacuate.placement import place
 from vmckpt.evacuate.schedule import Windows, start
 from vmckpt.evacuate.seating import Seating
-from vmckpt.policy.evacuation import Order
+from vmckpt.policy.model import Order
 from vmckpt.units import BytesPerSecond, Seconds
 
 RULES = Rules(keep_free=0.0)

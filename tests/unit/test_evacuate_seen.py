@@ -26,7 +26,7 @@ from vmckpt.model.guest import (
     GuestState,
     Nic,
 )
-from vmckpt.policy.types import CopyKind, Policy
+from vmckpt.policy.model import CopyKind, Policy
 from vmckpt.units import GIB, MIB, Bytes
 
 EMPTY = Task(kind=Kind.EVACUATE, host="alpha")

@@ -12,7 +12,7 @@ from vmckpt.evacuate import command, settling
 from vmckpt.evacuate.task import Kind, Task
 from vmckpt.model.events import Caller
 from vmckpt.model.migration import Outcome
-from vmckpt.policy import shelf
+from vmckpt.policy import loader
 
 OWN = "version: vmckpt/v1\nname: {name}\nevacuate: {{tries: 9}}\n"
 
@@ -20,7 +20,7 @@ OWN = "version: vmckpt/v1\nname: {name}\nevacuate: {{tries: 9}}\n"
 def in_force(**told: Any) -> dict[str, int]:
     """Names of policies, and how often each tries."""
     one = operation("e-1", "evacuate", policy="nightly", **told)
-    found = settling.in_force(one, shelf.load_all(None))
+    found = settling.in_force(one, loader.load_all(None))
     return {policy.name: policy.evacuation.tries for policy in found}
 
 
@@ -28,7 +28,7 @@ def test_the_policy_of_a_file_is_known_though_nobody_names_the_file_again(tmp_pa
     shipped = in_force()
     path = tmp_path / "nightly.yaml"
     path.write_text(OWN.format(name="nightly"))
-    text = shelf.text_of(shelf.load_file(path))
+    text = loader.text_of(loader.load_file(path))
     assert in_force(detail={"policy": text}) == shipped | {"nightly": 9}
     # One of the same name that was changed or is another one does not count.
     text = OWN.format(name="maintenance")
@@ -39,9 +39,9 @@ def test_what_cannot_be_read_or_is_not_there_changes_nothing(tmp_path: Path) -> 
     assert in_force(detail={"policy": None}) == in_force(detail={"policy": "?: ["}) == in_force()
     path = tmp_path / "nightly.yaml"
     path.write_text(OWN.format(name="nightly"))
-    policy = shelf.load_file(path)
+    policy = loader.load_file(path)
     path.unlink()
-    assert shelf.text_of(policy) is None
+    assert loader.text_of(policy) is None
 
 
 @pytest.mark.parametrize("phase", ["", "paused", "stopping"])

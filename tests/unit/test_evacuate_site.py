@@ -41,7 +41,7 @@ from vmckpt.migrate.requests import MigrateRequest
 from vmckpt.model.events import Caller
 from vmckpt.model.guest import GuestState
 from vmckpt.model.migration import Outcome
-from vmckpt.policy import document, shelf
+from vmckpt.policy import loader, parse
 from vmckpt.protect import asking, ending, protections
 from vmckpt.units import Seconds
 
@@ -275,8 +275,8 @@ async def test_what_a_guest_moves_by_is_not_chosen_by_another_hosts_copy_of_it(
     )
     inv = inventory.parse(text, Path("hosts.yaml"))
     keys = "select: {host_labels: {rack: r1}}\nevacuate: {strategy: leave}\n"
-    own = document.parse(f"version: vmckpt/v1\nname: r1-stays\n{keys}", Path("r1.yaml"))
-    scope = Scope(inventory=inv, policies=(*shelf.load_all(None), own))
+    own = parse.parse(f"version: vmckpt/v1\nname: r1-stays\n{keys}", Path("r1.yaml"))
+    scope = Scope(inventory=inv, policies=(*loader.load_all(None), own))
     told = answers(
         *(replace(at(name, *found), host=inv.host(name))
           for name, found in (("alpha", (vm("a"),)), ("beta", others)))

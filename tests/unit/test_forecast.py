@@ -9,7 +9,7 @@ from tests.support.worlds import facts, guest, policy
 from vmckpt.migrate import choosing
 from vmckpt.migrate.forecast import Facts, Range, forecast, in_words
 from vmckpt.model.migration import DirtyPoint, Mode
-from vmckpt.policy.types import Rule, StartPostcopy, When
+from vmckpt.policy.model import Rule, RuleCondition, StartPostcopy
 from vmckpt.units import MIB, Bytes, Seconds
 
 # Measured in the lab with QEMU 7.2.22 under TCG, at a limit of 300 ms: memory and memory in use
@@ -71,7 +71,9 @@ def test_a_guest_of_which_nothing_is_known_may_converge_or_not() -> None:
 
 
 def test_the_policys_own_rules_are_played() -> None:
-    rule = Rule(name="no use", when=When(iteration=2, precopy_excess=0.1), do=StartPostcopy())
+    rule = Rule(
+        name="no use", when=RuleCondition(iteration=2, precopy_excess=0.1), do=StartPostcopy()
+    )
     known = facts(512, 200, region=128, rate=30, bandwidth=22.8)
 
     found = forecast(known, policy(rule), Mode.HYBRID, guest(512))

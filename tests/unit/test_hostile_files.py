@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vmckpt import inventory, units
 from vmckpt.errors import BadInput, InventoryError, PolicyError, VmckptError
 from vmckpt.migrate import trace
-from vmckpt.policy import document, shelf
+from vmckpt.policy import loader, parse
 from vmckpt.util import config_file
 
 PATH = Path("hosts.yaml")
@@ -101,8 +101,8 @@ def test_a_key_that_looks_like_a_mark_of_ours_is_told() -> None:
     ],
 )
 def test_a_hostile_policy_is_one_line(text: str) -> None:
-    refused(lambda: document.parse(POLICY + text, PATH))
-    _, problems = document.examine(POLICY + text, PATH)
+    refused(lambda: parse.parse(POLICY + text, PATH))
+    _, problems = parse.examine(POLICY + text, PATH)
 
     assert all("\n" not in one.at(PATH) and len(one.at(PATH)) < 1000 for one in problems)
 
@@ -129,7 +129,7 @@ def test_no_zero_byte_gets_in_by_another_encoding(tmp_path: Path) -> None:
     assert "hosts.yaml:1: control characters" in refused(lambda: inventory.load(path))
 
 
-READERS: list[Callable[[Path], object]] = [inventory.load, shelf.load_file, trace.read]
+READERS: list[Callable[[Path], object]] = [inventory.load, loader.load_file, trace.read]
 
 
 @pytest.mark.parametrize("read", READERS)
@@ -190,7 +190,7 @@ def test_a_folder_called_like_a_policy_is_told_and_not_followed(tmp_path: Path) 
     (tmp_path / "x.yaml").mkdir()
 
     with pytest.raises(PolicyError, match=r"x\.yaml: Is a directory"):
-        shelf.load_all(tmp_path)
+        loader.load_all(tmp_path)
 
 
 def test_an_unknown_host_among_thousands_is_one_line() -> None:

@@ -12,7 +12,7 @@ from tests.fuzz.run import CORPUS, FINDINGS
 from vmckpt.errors import BadInput
 from vmckpt.migrate import replaying, trace
 from vmckpt.model.migration import AutoConverge, Driver, MoveOrder
-from vmckpt.policy import shelf
+from vmckpt.policy import loader
 from vmckpt.units import GIB, Bytes, BytesPerSecond
 
 LINES = (CORPUS / "trace" / "whole").read_text().splitlines()
@@ -26,7 +26,7 @@ ORDER = MoveOrder(
 
 def replay_under_all(text: str) -> None:
     recorded = trace.parse(text.splitlines(), "t")
-    for policy in shelf.load_all(None):
+    for policy in loader.load_all(None):
         json.dumps(replaying.under(policy, recorded).as_json(), allow_nan=False)
 
 

@@ -15,7 +15,7 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
-from vmckpt.policy import shelf
+from vmckpt.policy import loader
 
 ALPHA = Host(name="alpha", uri="test:///default")
 
@@ -34,7 +34,7 @@ async def refused(
     nowhere = Inventory(path=Path("hosts.yaml"), hosts={"alpha": ALPHA}, observer=None)
     caller = Caller(emit=lambda _: None, warn=print, stop=asyncio.Event())
     task = Task(kind=kind, host="alpha")
-    emptying = Emptying(nowhere, shelf.load_all(None), task, caller)
+    emptying = Emptying(nowhere, loader.load_all(None), task, caller)
     plan: Any = SimpleNamespace(task=task)
     try:
         await emptying.carry_out(plan, "new memory", asyncio.Event())

@@ -11,10 +11,10 @@ from vmckpt.migrate.planning import NO_COPIES
 from vmckpt.migrate.preflight import Facts
 from vmckpt.model.finding import Severity
 from vmckpt.model.migration import Driver, Mode, MoveOrder
-from vmckpt.policy import select, shelf
+from vmckpt.policy import loader, select
 from vmckpt.units import GIB, Bytes, Seconds
 
-BALANCED = select.by_name(shelf.load_all(None), "balanced")
+BALANCED = select.by_name(loader.load_all(None), "balanced")
 POSTCOPY = replace(BALANCED, mode=Mode.POSTCOPY)
 
 

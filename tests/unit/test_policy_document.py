@@ -15,8 +15,9 @@ from tests.support.policies import (
 )
 from vmckpt.errors import PolicyError
 from vmckpt.model.migration import AutoConverge, Compression, Mode
-from vmckpt.policy import document, explain, words
-from vmckpt.policy.types import (
+from vmckpt.policy import explain, parse
+from vmckpt.policy import explain as policy_explain
+from vmckpt.policy.model import (
     CopyKind,
     GiveUp,
     LeftBehind,
@@ -25,6 +26,7 @@ from vmckpt.policy.types import (
     RaiseDowntime,
     Retries,
     Rule,
+    RuleCondition,
     Select,
     Stall,
     StartPostcopy,
@@ -32,7 +34,6 @@ from vmckpt.policy.types import (
     Throttle,
     Tls,
     Transport,
-    When,
 )
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
@@ -66,12 +67,12 @@ def test_its_rules_are_read_with_their_units_and_numbered_where_they_have_no_nam
     assert policy(GOOD).rules == (
         Rule(
             name="long",
-            when=When(iteration=3, dirty_over_bandwidth=0.8, precopy_excess=0.1),
+            when=RuleCondition(iteration=3, dirty_over_bandwidth=0.8, precopy_excess=0.1),
             do=RaiseDowntime(by=S(0.05), to=S(0.5)),
         ),
         Rule(
             name="rule 2",
-            when=When(
+            when=RuleCondition(
                 stalled_for=S(20), time_share=0.8, remaining_above=Bytes(MIB),
                 remaining_below=Bytes(1 << 30),
             ),
@@ -79,12 +80,12 @@ def test_its_rules_are_read_with_their_units_and_numbered_where_they_have_no_nam
         ),
         Rule(
             name="rule 3",
-            when=When(
+            when=RuleCondition(
                 expected_downtime_above=S(1), expected_downtime_below=S(2), time_used=S(300)
             ),
             do=Throttle(AutoConverge(initial=20, increment=10, at_most=60)),
         ),
-        Rule(name="rule 4", when=When(), do=GiveUp()),
+        Rule(name="rule 4", when=RuleCondition(), do=GiveUp()),
     )  # fmt: skip
 
 
@@ -167,7 +168,7 @@ def test_a_wrong_value_is_named_with_its_line_and_what_to_write(
 ) -> None:
     assert old in GOOD
     with pytest.raises(PolicyError) as caught:
-        document.parse(GOOD.replace(old, new, 1), PATH)
+        parse.parse(GOOD.replace(old, new, 1), PATH)
 
     assert str(caught.value).startswith("mine.yaml:")
     assert told in str(caught.value)
@@ -218,7 +219,7 @@ def test_a_wrong_value_is_named_with_its_line_and_what_to_write(
 )  # fmt: skip
 def test_what_makes_no_sense_together_is_named_with_its_line(old: str, new: str, told: str) -> None:
     assert old in GOOD
-    found, problems = document.examine(GOOD.replace(old, new, 1), PATH)
+    found, problems = parse.examine(GOOD.replace(old, new, 1), PATH)
 
     assert found is None
     assert any(told in one.at(PATH) for one in problems), [one.at(PATH) for one in problems]
@@ -227,11 +228,11 @@ def test_what_makes_no_sense_together_is_named_with_its_line(old: str, new: str,
 def test_all_problems_of_a_file_are_found_at_once_and_the_first_is_told_with_their_number() -> None:
     text = GOOD.replace("300ms", "300").replace("1gbit", "1").replace("copy: thin", "copy: x")
 
-    _, problems = document.examine(text, PATH)
+    _, problems = parse.examine(text, PATH)
 
     assert [one.line for one in problems] == [11, 12, 31]
     with pytest.raises(PolicyError, match=r"^mine\.yaml:11: .* \(and 2 more\)$"):
-        document.parse(text, PATH)
+        parse.parse(text, PATH)
 
 
 def test_a_rule_after_a_conditional_abort_is_fine_if_it_can_come_first() -> None:
@@ -334,22 +335,22 @@ _documents = st.tuples(
 
 @given(_documents)
 def test_any_document_becomes_a_policy_or_a_policy_error_in_one_line(tree: dict[str, Any]) -> None:
-    found, problems = document.examine(yaml.safe_dump(tree), PATH)
+    found, problems = parse.examine(yaml.safe_dump(tree), PATH)
 
     assert all(re.fullmatch(r"mine\.yaml:[0-9]+: .+", one.at(PATH)) for one in problems)
     if found is None:
         assert problems
         return
     # What was read can be shown, and says the same when it is read again.
-    assert found == document.parse(yaml.safe_dump(tree), PATH)
+    assert found == parse.parse(yaml.safe_dump(tree), PATH)
     assert explain.values(found)
     assert explain.as_json(found)["name"] == found.name
     for rule in found.rules:
-        assert words.when(rule.when)
-        assert words.do(rule.do)
+        assert policy_explain.condition_text(rule.when)
+        assert policy_explain.action_text(rule.do)
 
 
 @given(st.text(max_size=100))
 def test_no_text_does_worse_than_a_policy_error(text: str) -> None:
     with suppress(PolicyError):
-        document.parse(LEAST + text, PATH)
+        parse.parse(LEAST + text, PATH)

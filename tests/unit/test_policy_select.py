@@ -5,8 +5,8 @@ import pytest
 from tests.support.policies import named
 from vmckpt.errors import PolicyError
 from vmckpt.policy import explain
+from vmckpt.policy.model import Policy
 from vmckpt.policy.select import Chosen, Subject, choose
-from vmckpt.policy.types import Policy
 from vmckpt.units import Bytes
 
 BALANCED = named("balanced", '{guests: ["*"]}', shipped=True)

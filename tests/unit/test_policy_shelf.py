@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.policies import GOOD, LEAST
 from vmckpt.errors import PolicyError
-from vmckpt.policy import shelf
+from vmckpt.policy import loader
 
 SHIPPED = {
     "balanced", "busy", "huge-memory", "low-downtime", "maintenance", "must-finish",
@@ -21,7 +21,7 @@ def own(tmp_path: Path) -> Path:
 
 
 def test_without_a_folder_there_are_the_shipped_ones() -> None:
-    policies = shelf.load_all(None)
+    policies = loader.load_all(None)
 
     assert {one.name for one in policies} == SHIPPED
     assert all(one.shipped for one in policies)
@@ -31,7 +31,7 @@ def test_own_ones_are_beside_them_and_go_before_those_of_the_same_name(own: Path
     (own / "b.yml").write_text(LEAST.replace("least", "balanced"))
     (own / "notes.txt").write_text("no policy")
 
-    policies = {one.name: one for one in shelf.load_all(own)}
+    policies = {one.name: one for one in loader.load_all(own)}
 
     assert set(policies) == SHIPPED | {"mine"}
     assert policies["balanced"].file == str(own / "b.yml")
@@ -40,37 +40,37 @@ def test_own_ones_are_beside_them_and_go_before_those_of_the_same_name(own: Path
 
 
 def test_the_shipped_folder_named_as_ones_own_changes_nothing() -> None:
-    shipped = Path(shelf.load_one("balanced", None).file).parent
+    shipped = Path(loader.load_one("balanced", None).file).parent
 
-    assert shelf.load_all(shipped) == shelf.load_all(None)
+    assert loader.load_all(shipped) == loader.load_all(None)
 
 
 def test_a_broken_file_stops_everything_because_it_may_be_the_one_that_is_meant(own: Path) -> None:
     (own / "b.yaml").write_text("version: vmckpt/v1\nnam: b\n")
 
     with pytest.raises(PolicyError, match=r"b\.yaml:2: unknown key 'nam'; did you mean 'name'\?"):
-        shelf.load_all(own)
-    assert {one.name for one in shelf.survey(own).policies} == SHIPPED | {"mine"}
-    assert len(shelf.survey(own).problems) == 2
+        loader.load_all(own)
+    assert {one.name for one in loader.survey(own).policies} == SHIPPED | {"mine"}
+    assert len(loader.survey(own).problems) == 2
 
 
 def test_two_files_of_the_same_name_are_a_problem_that_names_both(own: Path) -> None:
     (own / "other.yaml").write_text(LEAST.replace("least", "mine"))
 
     with pytest.raises(PolicyError) as caught:
-        shelf.load_all(own)
+        loader.load_all(own)
     told = f"{own}/other.yaml:2: {own}/mine.yaml is called mine, too"
     assert str(caught.value) == told
-    assert shelf.problems([own])[own / "other.yaml"] == (told,)
+    assert loader.problems([own])[own / "other.yaml"] == (told,)
 
 
 def test_one_is_found_by_name_or_by_its_file(own: Path) -> None:
-    assert shelf.load_one("mine", own).name == "mine"
-    assert shelf.load_one(f"{own}/mine.yaml", None).name == "mine"
+    assert loader.load_one("mine", own).name == "mine"
+    assert loader.load_one(f"{own}/mine.yaml", None).name == "mine"
     with pytest.raises(PolicyError, match="no policy 'mime'; did you mean 'mine'"):
-        shelf.load_one("mime", own)
+        loader.load_one("mime", own)
     with pytest.raises(PolicyError, match="No such file"):
-        shelf.load_one("mime.yaml", own)
+        loader.load_one("mime.yaml", own)
 
 
 def test_the_folder_is_found_in_the_order_documented(
@@ -78,20 +78,20 @@ def test_the_folder_is_found_in_the_order_documented(
 ) -> None:
     inventory = tmp_path / "hosts.yaml"
     named, variable, beside, system = (tmp_path / name for name in ("a", "b", "policies", "c"))
-    monkeypatch.setattr(shelf, "SYSTEM", system)
+    monkeypatch.setattr(loader, "SYSTEM", system)
     environment = {"VMCKPT_POLICIES": str(variable)}
-    assert shelf.folder(None, inventory, {}) is None
+    assert loader.folder(None, inventory, {}) is None
     for place in (named, variable, beside, system):
         place.mkdir()
 
-    assert shelf.folder(named, inventory, environment) == named
-    assert shelf.folder(None, inventory, environment) == variable
-    assert shelf.folder(None, inventory, {}) == beside
-    assert shelf.folder(None, None, {"VMCKPT_POLICIES": ""}) == system
+    assert loader.folder(named, inventory, environment) == named
+    assert loader.folder(None, inventory, environment) == variable
+    assert loader.folder(None, inventory, {}) == beside
+    assert loader.folder(None, None, {"VMCKPT_POLICIES": ""}) == system
 
 
 def test_a_folder_that_was_named_and_is_missing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="no such folder; see --policies"):
-        shelf.folder(tmp_path / "none", None, {})
+        loader.folder(tmp_path / "none", None, {})
     with pytest.raises(PolicyError, match="no such folder"):
-        shelf.folder(None, None, {"VMCKPT_POLICIES": "/nowhere/at/all"})
+        loader.folder(None, None, {"VMCKPT_POLICIES": "/nowhere/at/all"})

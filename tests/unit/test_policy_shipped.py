@@ -10,13 +10,28 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.policies import GOOD, policy
 from vmckpt.model.migration import Mode
-from vmckpt.policy import explain, schema, shelf, transport, words
-from vmckpt.policy.transport import Versions
-from vmckpt.policy.types import GiveUp, Pause, Policy, RaiseDowntime, StartPostcopy, Throttle
+from vmckpt.policy import (
+    compatibility,
+    explain,
+    json_schema,
+    loader,
+)
+from vmckpt.policy import (
+    explain as policy_explain,
+)
+from vmckpt.policy.compatibility import Versions
+from vmckpt.policy.model import (
+    GiveUp,
+    Pause,
+    Policy,
+    RaiseDowntime,
+    StartPostcopy,
+    Throttle,
+)
 
 ROOM = Path(str(resources.files("vmckpt_policies")))
 FILES = sorted(ROOM.glob("*.yaml"))
-POLICIES = {one.name: one for one in shelf.load_all(None)}
+POLICIES = {one.name: one for one in loader.load_all(None)}
 DOCUMENT = ROOT / "docs/policies.md"
 DEBIAN12 = Versions(qemu="7.2.22", libvirt="9.0.0")
 
@@ -50,7 +65,7 @@ def test_only_the_default_is_for_somebody_who_does_not_ask(found: Policy) -> Non
 
 @pytest.mark.parametrize("found", POLICIES.values(), ids=lambda found: found.name)
 def test_debian_12_can_do_all_that_they_want(found: Policy) -> None:
-    assert transport.conflicts(found, source=DEBIAN12, target=DEBIAN12) == ()
+    assert compatibility.conflicts(found, source=DEBIAN12, target=DEBIAN12) == ()
 
 
 def test_the_default_shows_every_key_that_is_no_matter_of_the_guest() -> None:
@@ -93,11 +108,11 @@ def test_where_postcopy_can_be_used_something_else_is_tried_after_it() -> None:
 def test_the_schema_beside_them_is_the_one_of_the_form() -> None:
     stored = (ROOM / "schema.json").read_text(encoding="utf-8")
 
-    assert stored == schema.text(), "run: vmckpt policy schema > policies/schema.json"
+    assert stored == json_schema.text(), "run: vmckpt policy schema > policies/schema.json"
 
 
 def test_the_schema_says_what_each_key_is_for_and_allows_no_others() -> None:
-    made = schema.schema()
+    made = json_schema.schema()
     objects = [made, *(one for one in made["$defs"].values() if one.get("type") == "object")]
 
     for one in objects:
@@ -156,4 +171,4 @@ def test_a_policy_as_json_has_plain_numbers_and_no_empty_conditions() -> None:
 
 
 def test_a_rule_without_conditions_always_holds() -> None:
-    assert words.when(policy(GOOD).rules[3].when) == "always"
+    assert policy_explain.condition_text(policy(GOOD).rules[3].when) == "always"

@@ -4,9 +4,9 @@ import pytest
 
 from tests.support.policies import LEAST, policy
 from vmckpt.model.migration import Compression, Mode
-from vmckpt.policy import transport
-from vmckpt.policy.transport import Conflict, Versions
-from vmckpt.policy.types import Policy, Tls, Transport
+from vmckpt.policy import compatibility
+from vmckpt.policy.compatibility import Conflict, Versions
+from vmckpt.policy.model import Policy, Tls, Transport
 
 DEBIAN12 = Versions(qemu="7.2.22", libvirt="9.0.0")
 DEBIAN13 = Versions(qemu="10.0.2", libvirt="11.3.0")
@@ -35,7 +35,7 @@ def found(
 ) -> dict[str, Conflict]:
     """The conflicts by code; `fact`: what is true of the guest."""
     facts = {fact: True} if fact else {}
-    conflicts = transport.conflicts(base, source=source, target=target, **facts)
+    conflicts = compatibility.conflicts(base, source=source, target=target, **facts)
     return {one.code: one for one in conflicts}
 
 
@@ -66,13 +66,13 @@ def test_what_no_version_can_do_is_a_conflict(base: Policy, code: str, key: str)
     assert conflicts[code].keys[-1] == key
     assert not conflicts[code].optional
     assert conflicts[code].mend
-    assert [one.code for one in transport.impossible(base)] == [code]
+    assert [one.code for one in compatibility.impossible(base)] == [code]
 
 
 def test_mt_compression_excludes_parallel_connections_and_postcopy() -> None:
     both = over(HYBRID, compression=MT, connections=2)
 
-    assert {one.code for one in transport.impossible(both)} == {
+    assert {one.code for one in compatibility.impossible(both)} == {
         "compression-with-connections",
         "mt-with-post-copy",
     }
@@ -157,4 +157,4 @@ def test_what_goes_together_is_no_conflict(base: Policy) -> None:
     [("7.2.22", "10.0.2"), ("9.0.0", "9.4.0"), ("10.1", "10.1.0"), ("", "1"), ("8.2+ds", "10~rc1")],
 )  # fmt: skip
 def test_versions_are_compared_as_numbers(older: str, newer: str) -> None:
-    assert transport._version(older) < transport._version(newer)
+    assert compatibility._version(older) < compatibility._version(newer)

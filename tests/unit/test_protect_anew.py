@@ -12,7 +12,7 @@ from vmckpt.journal.records import Controller, Operation
 from vmckpt.model.disk import Room
 from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.policy.protection import Failover, Protection
+from vmckpt.policy.model import Failover, Protection
 from vmckpt.protect import anew, ending, engine
 from vmckpt.protect.anew import Anew
 from vmckpt.protect.ending import Ended, Known

@@ -10,8 +10,13 @@ from vmckpt.errors import BadInput
 from vmckpt.migrate import replaying
 from vmckpt.migrate.replay import fitted, replay
 from vmckpt.model.migration import Decision, JobPhase, JobSample, Mode
-from vmckpt.policy import shelf
-from vmckpt.policy.types import RaiseDowntime, Rule, StartPostcopy, When
+from vmckpt.policy import loader
+from vmckpt.policy.model import (
+    RaiseDowntime,
+    Rule,
+    RuleCondition,
+    StartPostcopy,
+)
 from vmckpt.units import MIB, Seconds
 
 BEGAN = Seconds(100.0)
@@ -36,9 +41,11 @@ def trace(passes: int = 4) -> list[JobSample]:
     return found
 
 
-SWITCH = Rule(name="switch", when=When(iteration=3), do=StartPostcopy())
+SWITCH = Rule(name="switch", when=RuleCondition(iteration=3), do=StartPostcopy())
 LONGER = Rule(
-    name="longer", when=When(iteration=2), do=RaiseDowntime(by=Seconds(3.0), to=Seconds(5.0))
+    name="longer",
+    when=RuleCondition(iteration=2),
+    do=RaiseDowntime(by=Seconds(3.0), to=Seconds(5.0)),
 )
 
 
@@ -116,7 +123,7 @@ def test_the_json_form_is_plain() -> None:
 def test_a_recorded_switch_that_the_policy_would_not_make_is_where_it_differs() -> None:
     """No pre-copy sample comes after it, at which it could be missed."""
     path = TRACES / "balanced-rescue.jsonl"
-    told = replaying.replayed(path, shelf.load_one("never-postcopy", None)).as_json()
+    told = replaying.replayed(path, loader.load_one("never-postcopy", None)).as_json()
 
     assert told["recorded"] == "switch to post-copy"
     assert told["then"]["switched"] is False
@@ -126,4 +133,4 @@ def test_a_recorded_switch_that_the_policy_would_not_make_is_where_it_differs() 
 def test_a_policy_that_moves_by_epochs_has_nothing_to_say_of_a_recorded_migration() -> None:
     path = TRACES / "balanced-rescue.jsonl"
     with pytest.raises(BadInput, match="policy busy moves guests by epochs"):
-        replaying.replayed(path, shelf.load_one("busy", None))
+        replaying.replayed(path, loader.load_one("busy", None))

@@ -10,7 +10,13 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from vmckpt.policy import calendar
-from vmckpt.policy.schedules import Check, CopyTo, Keep, Proof, Schedule
+from vmckpt.policy.model import (
+    Check,
+    CopyTo,
+    Keep,
+    Proof,
+    Schedule,
+)
 from vmckpt.service.due import COLLECT, Held, Order, Scene, Seat, Trouble, agenda, troubled
 from vmckpt.service.tending import Collect, Copy, Cut, Prune, Take, Verify, Work
 from vmckpt.snapshot.retention import Kept

@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 from tests.unit.test_service_due import BEGIN, DAY, DB, World, order
-from vmckpt.policy.schedules import Check, Keep, Proof
+from vmckpt.policy.model import Check, Keep, Proof
 from vmckpt.service.tending import Verify
 from vmckpt.units import Seconds
 

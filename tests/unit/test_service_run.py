@@ -24,9 +24,9 @@ from vmckpt.lease.controller_lease import guest_resource
 from vmckpt.model.events import Caller
 from vmckpt.model.guest import Guest, GuestState
 from vmckpt.model.host import Host
-from vmckpt.policy import shelf
+from vmckpt.policy import loader
 from vmckpt.policy.calendar import Interval
-from vmckpt.policy.schedules import Auto
+from vmckpt.policy.model import Auto
 from vmckpt.service import paying
 from vmckpt.service.claims import Claims
 from vmckpt.service.ordering import Wanted
@@ -94,7 +94,7 @@ class World:
         )  # fmt: skip
 
     async def run(self, *, once: bool = True, limit: float = 20.0, **wanted: Any) -> int:
-        policies = shelf.load_all(self.stock.folder / "policies")
+        policies = loader.load_all(self.stock.folder / "policies")
         running = service.run(
             self.inventory, policies, Wanted(**wanted), identity=None, once=once, stop=self.stop,
             tell=self.told.append,

@@ -15,7 +15,7 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
-from vmckpt.policy.protection import Failover, Protection
+from vmckpt.policy.model import Failover, Protection
 from vmckpt.protect import ending, leaving, protections
 from vmckpt.protect.ending import Ended, Known
 from vmckpt.protect.proof import Case

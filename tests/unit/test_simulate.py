@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from tests.support.worlds import terms, world
 from vmckpt.migrate.simulate import simulate
 from vmckpt.model.migration import AutoConverge, Mode
-from vmckpt.policy.types import (
+from vmckpt.policy.model import (
     Compress,
     GiveUp,
     Pause,
     RaiseDowntime,
     Rule,
+    RuleCondition,
     StartPostcopy,
     Throttle,
-    When,
 )
 from vmckpt.units import MIB, Bytes, Seconds
 
@@ -94,7 +94,7 @@ BUSY = world(200, region=64, rate=60, bandwidth=30)
 
 def test_a_longer_downtime_ends_what_a_short_one_does_not() -> None:
     rule = Rule(
-        name="longer", when=When(iteration=2),
+        name="longer", when=RuleCondition(iteration=2),
         do=RaiseDowntime(by=Seconds(1.0), to=Seconds(4.0)),
     )  # fmt: skip
 
@@ -111,7 +111,7 @@ def test_a_longer_downtime_ends_what_a_short_one_does_not() -> None:
 
 def test_a_slowed_guest_converges() -> None:
     rule = Rule(
-        name="slow", when=When(iteration=2),
+        name="slow", when=RuleCondition(iteration=2),
         do=Throttle(AutoConverge(initial=50, increment=20, at_most=90)),
     )  # fmt: skip
 
@@ -122,14 +122,14 @@ def test_a_slowed_guest_converges() -> None:
 
 
 def test_small_differences_are_sent_faster() -> None:
-    rule = Rule(name="xbzrle", when=When(iteration=2), do=Compress(Bytes(64 * MIB)))
+    rule = Rule(name="xbzrle", when=RuleCondition(iteration=2), do=Compress(Bytes(64 * MIB)))
 
     assert simulate(replace(BUSY, differences=0.2), terms(rule)).completed
     assert not simulate(BUSY, terms(rule)).completed
 
 
 def test_a_paused_guest_is_copied_to_the_end() -> None:
-    rule = Rule(name="pause", when=When(iteration=3), do=Pause())
+    rule = Rule(name="pause", when=RuleCondition(iteration=3), do=Pause())
 
     found = simulate(BUSY, terms(rule))
 
@@ -139,7 +139,7 @@ def test_a_paused_guest_is_copied_to_the_end() -> None:
 
 
 def test_a_policy_gives_up() -> None:
-    rule = Rule(name="no use", when=When(iteration=3), do=GiveUp())
+    rule = Rule(name="no use", when=RuleCondition(iteration=3), do=GiveUp())
 
     found = simulate(BUSY, terms(rule))
 
@@ -148,7 +148,7 @@ def test_a_policy_gives_up() -> None:
 
 
 def test_a_stall_switches_in_its_time() -> None:
-    rule = Rule(name="stalled", when=When(stalled_for=Seconds(10.0)), do=StartPostcopy())
+    rule = Rule(name="stalled", when=RuleCondition(stalled_for=Seconds(10.0)), do=StartPostcopy())
 
     found = simulate(BUSY, terms(rule, mode=Mode.HYBRID))
 

@@ -23,7 +23,7 @@ from vmckpt import api
 from vmckpt.api import keeping
 from vmckpt.errors import StoreError
 from vmckpt.inventory import Inventory
-from vmckpt.policy.schedules import Keep
+from vmckpt.policy.model import Keep
 from vmckpt.snapshot.pruning import Survey, plan
 from vmckpt.store import packs, wraps
 from vmckpt.store.identities import public_of

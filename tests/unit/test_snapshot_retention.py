@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.policy.schedules import Keep
+from vmckpt.policy.model import Keep
 from vmckpt.snapshot.retention import Kept, Verdict, plan
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -8,7 +8,7 @@ from vmckpt.migrate import track
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.migrate.track import Track
 from vmckpt.model.migration import JobPhase, JobSample
-from vmckpt.policy.types import Stall
+from vmckpt.policy.model import Stall
 from vmckpt.units import MIB, Seconds
 
 STALL = Stall(window=Seconds(10.0), margin=0.04, smoothing=0.5)

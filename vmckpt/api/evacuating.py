@@ -19,7 +19,7 @@ from vmckpt.journal.records import MAINTENANCE
 from vmckpt.lease.controller_lease import host_resource
 from vmckpt.model.events import Caller
 from vmckpt.model.migration import Outcome
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt.recover import engine as recovering
 
 

@@ -12,7 +12,7 @@ from vmckpt.evacuate.plan import Plan
 from vmckpt.evacuate.seen import Seen
 from vmckpt.evacuate.task import Task, terms
 from vmckpt.migrate.forecast import Range
-from vmckpt.policy import shelf
+from vmckpt.policy import loader
 from vmckpt.sim import described
 from vmckpt.sim.moves import Luck, Sim
 from vmckpt.util.config_file import likely
@@ -44,7 +44,7 @@ class Imagined:
 def emptied(path: Path, task: Task, folder: Path | None) -> Imagined:
     """How a host of a fleet that a file describes would be emptied, and how that would go where
     durations are off and some moves fail. Raises BadInput, PolicyError."""
-    run = shelf.load_one(task.policy or scouting.DEFAULT, shelf.folder(folder, None)).evacuation
+    run = loader.load_one(task.policy or scouting.DEFAULT, loader.folder(folder, None)).evacuation
     limits = terms(run, task.kind)
     found = described.load(path, run.cpu_overcommit)
     names = {one.name for one in found.places}

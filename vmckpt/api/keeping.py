@@ -14,7 +14,7 @@ from vmckpt.api.snapshots import keyring, open_place
 from vmckpt.errors import BadInput, StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import leases as journal_leases
-from vmckpt.policy.schedules import Keep
+from vmckpt.policy.model import Keep
 from vmckpt.snapshot import (
     bundles,
     copying,

@@ -33,8 +33,8 @@ from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Mode, Outcome
 from vmckpt.model.recovery import Settled
-from vmckpt.policy import select, shelf
-from vmckpt.policy.types import Policy
+from vmckpt.policy import loader, select
+from vmckpt.policy.model import Policy
 from vmckpt.recover import engine as recovering
 from vmckpt.recover.engine import Recovered
 
@@ -143,7 +143,7 @@ def replay(path: Path, folder: Path | None, wanted: str | None, mode: Mode | Non
 
     Raises BadInput and PolicyError.
     """
-    policy = shelf.load_one(wanted or select.DEFAULT, shelf.folder(folder, api.inventory_path()))
+    policy = loader.load_one(wanted or select.DEFAULT, loader.folder(folder, api.inventory_path()))
     return replaying.replayed(path, replace(policy, mode=mode or policy.mode))
 
 

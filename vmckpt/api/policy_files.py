@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from vmckpt.inventory import Inventory
-from vmckpt.policy import select, shelf
-from vmckpt.policy.shelf import Shelf
-from vmckpt.policy.types import Policy
+from vmckpt.policy import loader, select
+from vmckpt.policy.loader import Shelf
+from vmckpt.policy.model import Policy
 
 
 def load_policies(
@@ -15,11 +15,11 @@ def load_policies(
 
     Raises PolicyError.
     """
-    place = shelf.folder(folder, inventory.path)
-    if wanted is not None and shelf.is_path(wanted):
-        chosen = shelf.load_file(Path(wanted))
+    place = loader.folder(folder, inventory.path)
+    if wanted is not None and loader.is_path(wanted):
+        chosen = loader.load_file(Path(wanted))
         return (chosen,), chosen.name
-    found = shelf.load_all(place)
+    found = loader.load_all(place)
     if wanted is not None:
         select.by_name(found, wanted)
     return found, wanted
@@ -28,4 +28,4 @@ def load_policies(
 def survey_policies(inventory: Inventory, folder: Path | None = None) -> Shelf:
     """Those that can be read, and what is wrong with the others: going on with a broken move must
     not wait for a typing error."""
-    return shelf.survey(shelf.folder(folder, inventory.path))
+    return loader.survey(loader.folder(folder, inventory.path))

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from vmckpt.policy import shelf
-from vmckpt.policy.types import Policy
+from vmckpt.policy import loader
+from vmckpt.policy.model import Policy
 from vmckpt.sim import fleet
 from vmckpt.sim.replayed import Replayed
 from vmckpt.sim.showing import Showing
@@ -23,4 +23,4 @@ def replayed(path: Path) -> Replayed:
 
 def policies() -> Sequence[Policy]:
     """Those that come with vmckpt."""
-    return shelf.survey(shelf.folder(None, None)).policies
+    return loader.survey(loader.folder(None, None)).policies

@@ -14,8 +14,8 @@ from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
 from vmckpt.policy import select
+from vmckpt.policy.model import Policy
 from vmckpt.policy.select import Subject
-from vmckpt.policy.types import Policy
 from vmckpt.protect import adopting, asking, ending, engine, news, protections, reversing, trying
 from vmckpt.protect.ending import Ended, Known
 from vmckpt.protect.engine import Told

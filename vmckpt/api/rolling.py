@@ -16,7 +16,7 @@ from vmckpt.journal import leases, maintenance
 from vmckpt.model.events import Caller
 from vmckpt.model.finding import Severity
 from vmckpt.model.host import Host
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Seconds, show_seconds
 

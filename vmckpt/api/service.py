@@ -15,8 +15,7 @@ from vmckpt.journal import jobs
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
 from vmckpt.model.webhook import NOBODY, Wishes
-from vmckpt.policy.schedules import Auto
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Auto, Policy
 from vmckpt.recover import engine as recovering
 from vmckpt.service import paying
 from vmckpt.service.claims import VIGIL, Claims, Whose

@@ -13,7 +13,7 @@ from vmckpt.cli.arguments import INVENTORY
 from vmckpt.errors import BadInput, PolicyError
 
 if TYPE_CHECKING:
-    from vmckpt.policy.types import Policy
+    from vmckpt.policy.model import Policy
     from vmckpt.sim.replayed import Replayed
     from vmckpt.sim.showing import Showing
 
@@ -112,7 +112,7 @@ def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
     from vmckpt import api
     from vmckpt import inventory as inventories
     from vmckpt.api import policy_files
-    from vmckpt.policy.shelf import Shelf
+    from vmckpt.policy.loader import Shelf
     from vmckpt_tui import app as shown
 
     if simulate or replay is not None:

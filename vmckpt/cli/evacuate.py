@@ -14,7 +14,7 @@ from vmckpt.cli.arguments import HOST, INVENTORY, JSON, POLICIES
 from vmckpt.cli.evacuate_show import Story, show_plan, show_plays, show_report
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import BadInput, Blocked, SomeLeft
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 
 if TYPE_CHECKING:
     from vmckpt import api

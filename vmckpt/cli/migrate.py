@@ -18,7 +18,7 @@ from vmckpt.migrate import report as reports
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.model.finding import Severity
 from vmckpt.model.migration import Driver, Mode, Outcome
-from vmckpt.policy.types import CopyKind, Tls
+from vmckpt.policy.model import CopyKind, Tls
 from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, help_alone
 from vmckpt.errors import HostUnreachable, PolicyError, at_host
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt.units import show_seconds
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def list_(policies: POLICIES = None, inventory: INVENTORY = None, json: JSON = F
         vmckpt policy list
     """
     from vmckpt.policy import explain as explanations
-    from vmckpt.policy import shelf
+    from vmckpt.policy import loader
 
-    found = shelf.survey(_folder(policies, inventory))
+    found = loader.survey(_folder(policies, inventory))
     if json:
         output.print_json([_line(policy) for policy in found.policies])
     else:
@@ -95,9 +95,9 @@ def show(
         vmckpt policy show ./mine.yaml --json
     """
     from vmckpt.policy import explain as explanations
-    from vmckpt.policy import shelf
+    from vmckpt.policy import loader
 
-    found = shelf.load_one(name, _folder(policies, inventory))
+    found = loader.load_one(name, _folder(policies, inventory))
     if json:
         output.print_json(explanations.as_json(found) | {"values": _values(found)})
     else:
@@ -115,9 +115,9 @@ def check(
 
         vmckpt policy check policies/*.yaml
     """
-    from vmckpt.policy import shelf
+    from vmckpt.policy import loader
 
-    found = shelf.problems(files)
+    found = loader.problems(files)
     if json:
         output.print_json(
             [
@@ -153,7 +153,7 @@ def explain(
         vmckpt policy explain web1
     """
     from vmckpt.policy import explain as explanations
-    from vmckpt.policy import shelf
+    from vmckpt.policy import loader
     from vmckpt.policy.select import Subject, choose
 
     host, found = _find(guest, inventory)
@@ -164,12 +164,12 @@ def explain(
         host_labels=host.labels,
         memory=found.memory,
     )
-    if policy is not None and shelf.is_path(policy):
+    if policy is not None and loader.is_path(policy):
         # A file of its own is used whatever is wrong with others.
-        own, others = shelf.load_file(Path(policy)), shelf.survey(folder).policies
+        own, others = loader.load_file(Path(policy)), loader.survey(folder).policies
         known, policy = (*(one for one in others if one.name != own.name), own), own.name
     else:
-        known = shelf.load_all(folder)
+        known = loader.load_all(folder)
     chosen = choose(known, subject, policy)
     if json:
         output.print_json(_choice(host, found, chosen))
@@ -189,16 +189,16 @@ def schema(json: JSON = False) -> None:
 
         vmckpt policy schema > policies/schema.json
     """
-    from vmckpt.policy import schema as schemas
+    from vmckpt.policy import json_schema as json_schemas
 
-    output.print_json(schemas.schema())
+    output.print_json(json_schemas.schema())
 
 
 def _folder(policies: Path | None, inventory: Path | None) -> Path | None:
     from vmckpt import inventory as inventories
-    from vmckpt.policy import shelf
+    from vmckpt.policy import loader
 
-    return shelf.folder(policies, inventories.find(inventory))
+    return loader.folder(policies, inventories.find(inventory))
 
 
 def _find(name: str, inventory: Path | None) -> tuple[Host, Guest]:

@@ -11,8 +11,7 @@ from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, POLICY, secon
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import BadInput, Blocked
 from vmckpt.model.finding import Severity
-from vmckpt.policy.protection import Failover
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Failover, Policy
 from vmckpt.units import Seconds, parse_seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from vmckpt.cli.signals import stop_on_signals
 from vmckpt.cli.snapshot_options import DRY_RUN, IDENTITY, identity_of
 from vmckpt.errors import BadInput, StoreError
 from vmckpt.model.webhook import NOBODY, Address, Wishes
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 
 if TYPE_CHECKING:
     from vmckpt import api

@@ -144,7 +144,7 @@ def prune(
     """
     from vmckpt import api
     from vmckpt.api import keeping
-    from vmckpt.policy.schedules import Keep
+    from vmckpt.policy.model import Keep
 
     keep = Keep(
         last=keep_last,

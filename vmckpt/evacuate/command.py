@@ -25,7 +25,7 @@ from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.lease.controller_lease import host_resource
 from vmckpt.model.events import Decided
 from vmckpt.model.migration import Outcome
-from vmckpt.policy import shelf
+from vmckpt.policy import loader
 from vmckpt.protect import protections
 
 _SHOWN = ("guest", "from", "to", "begins_ms", "ends_ms")
@@ -42,7 +42,7 @@ async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
         kind=str(task.kind), guest=task.host, source=task.host,
         policy=policy.name,
         detail={
-            "task": task.as_json(), POLICY: shelf.text_of(policy) if task.policy else None,
+            "task": task.as_json(), POLICY: loader.text_of(policy) if task.policy else None,
             "expected_ms": told["total_ms"],
             # For those who look on; who goes on with it makes a new plan.
             "moves": [{name: one[name] for name in _SHOWN} for one in told["moves"]],

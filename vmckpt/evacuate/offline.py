@@ -32,7 +32,7 @@ from vmckpt.model.events import Estimate, Sampled
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import Host
 from vmckpt.model.migration import JobPhase, JobSample
-from vmckpt.policy.types import CopyKind
+from vmckpt.policy.model import CopyKind
 from vmckpt.remote import image_copy, images, probe
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 

@@ -14,7 +14,7 @@ from vmckpt.evacuate.fleet import Fleet
 from vmckpt.evacuate.links import Move, Under, alone, begin, pays
 from vmckpt.evacuate.placement import cheapest
 from vmckpt.evacuate.seating import Seating
-from vmckpt.policy.evacuation import Order
+from vmckpt.policy.model import Order
 from vmckpt.units import BytesPerSecond
 
 

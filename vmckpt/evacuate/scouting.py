@@ -27,8 +27,8 @@ from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Decision
 from vmckpt.policy import select
+from vmckpt.policy.model import OnFailure, Policy
 from vmckpt.policy.select import Subject
-from vmckpt.policy.types import OnFailure, Policy
 from vmckpt.protect import anew, protections
 from vmckpt.protect.anew import Anew
 from vmckpt.units import Seconds

@@ -15,8 +15,7 @@ from vmckpt.evacuate import movable
 from vmckpt.evacuate.fleet import Fleet, Needs, Place, Tenant
 from vmckpt.model.guest import Guest, GuestState
 from vmckpt.model.host import Host, HostFacts
-from vmckpt.policy.evacuation import Evacuation, Strategy
-from vmckpt.policy.types import CopyKind, Policy
+from vmckpt.policy.model import CopyKind, Evacuation, Policy, Strategy
 from vmckpt.units import MIB, Bytes, BytesPerSecond
 
 OVERHEAD = 128 * MIB

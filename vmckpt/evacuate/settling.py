@@ -16,15 +16,15 @@ from vmckpt.journal.recorder import Unattended
 from vmckpt.journal.records import Operation
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
-from vmckpt.policy import document
-from vmckpt.policy.types import Policy
+from vmckpt.policy import parse
+from vmckpt.policy.model import Policy
 
 
 def in_force(operation: Operation, policies: Sequence[Policy]) -> tuple[Policy, ...]:
     """These, and the policy that was asked for as it was then."""
     name = operation.policy or "policy"
     try:
-        asked = document.parse(operation.detail[command.POLICY] or "", Path(name))
+        asked = parse.parse(operation.detail[command.POLICY] or "", Path(name))
     except (KeyError, PolicyError):
         return tuple(policies)
     return (asked, *(one for one in policies if one.name != asked.name))

@@ -11,7 +11,7 @@ from vmckpt.evacuate.fleet import Fleet, Rules, Tenant, Weights
 from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.schedule import Windows
 from vmckpt.evacuate.seen import Known, Seen, Way, started
-from vmckpt.policy.evacuation import Evacuation
+from vmckpt.policy.model import Evacuation
 from vmckpt.units import Bytes
 
 FLEET = "all hosts"

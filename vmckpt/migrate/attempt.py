@@ -25,7 +25,7 @@ from vmckpt.migrate.waiting import served
 from vmckpt.model.disk import Made
 from vmckpt.model.events import Emit
 from vmckpt.model.migration import MoveOrder, Mover, Outcome
-from vmckpt.policy import shelf
+from vmckpt.policy import loader
 from vmckpt.remote import images, ssh
 from vmckpt.units import Seconds
 
@@ -122,7 +122,7 @@ class _Attempt:
             "target_knew": self._target_knew,
             "copied": self._plan.copies.size,
             # Whoever goes on with it goes on under this policy, wherever its file is by then.
-            "policy": shelf.text_of(self._policy),
+            "policy": loader.text_of(self._policy),
         }
         await self._around.desk.intend(Step.MOVE, move)
 

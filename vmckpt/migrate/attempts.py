@@ -17,7 +17,7 @@ from vmckpt.migrate.waiting import served
 from vmckpt.model.events import Decided
 from vmckpt.model.guest import Guest
 from vmckpt.model.migration import Decision, Mode, Outcome
-from vmckpt.policy.types import OnFailure, Policy, Retries
+from vmckpt.policy.model import OnFailure, Policy, Retries
 from vmckpt.units import Seconds, show_seconds
 
 OPEN = (Outcome.UNKNOWN, Outcome.POST_COPY_PAUSED)

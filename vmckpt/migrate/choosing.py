@@ -7,7 +7,7 @@ from typing import Any
 
 from vmckpt.migrate.forecast import Forecast, Range
 from vmckpt.model.migration import Mode
-from vmckpt.policy.types import Policy, StartPostcopy
+from vmckpt.policy.model import Policy, StartPostcopy
 from vmckpt.units import Bytes, Seconds, show_seconds
 
 # QEMU holds the sending of memory to the limit. What the guest writes meanwhile comes on top, and

@@ -30,7 +30,7 @@ from vmckpt.migrate.actions import (
 from vmckpt.migrate.dirtying import course
 from vmckpt.migrate.track import Track
 from vmckpt.model.migration import JobPhase, Mode
-from vmckpt.policy.types import (
+from vmckpt.policy.model import (
     Compress,
     Do,
     GiveUp,
@@ -38,9 +38,9 @@ from vmckpt.policy.types import (
     Policy,
     RaiseDowntime,
     Rule,
+    RuleCondition,
     StartPostcopy,
     Throttle,
-    When,
 )
 from vmckpt.units import GIB, Bytes, Seconds, show_bytes, show_seconds
 
@@ -233,7 +233,7 @@ def excess(track: Track, done: Done) -> float | None:
     return ahead.resent / track.sent_in(0)
 
 
-def _holds(when: When, terms: Terms, track: Track, done: Done, now: Seconds) -> str | None:
+def _holds(when: RuleCondition, terms: Terms, track: Track, done: Done, now: Seconds) -> str | None:
     """Why the conditions hold, in words; None if one does not."""
     words: list[str] = []
     for holds in _conditions(when, terms, track, done, now):
@@ -244,7 +244,7 @@ def _holds(when: When, terms: Terms, track: Track, done: Done, now: Seconds) -> 
 
 
 def _conditions(
-    when: When, terms: Terms, track: Track, done: Done, now: Seconds
+    when: RuleCondition, terms: Terms, track: Track, done: Done, now: Seconds
 ) -> list[str | None]:
     """For each condition that is given: its words if it holds, else None."""
     found: list[str | None] = []
@@ -289,7 +289,7 @@ def _excess(bound: float, track: Track, done: Done) -> str | None:
     return f"ending by pre-copy would send {more:.0%} of the first pass again"
 
 
-def _expected(when: When, track: Track) -> str | None:
+def _expected(when: RuleCondition, track: Track) -> str | None:
     expected = track.downtime
     if expected is None:
         return None
@@ -299,7 +299,7 @@ def _expected(when: When, track: Track) -> str | None:
     return f"a downtime of {show_seconds(expected)} is expected"
 
 
-def _remaining(when: When, track: Track) -> str | None:
+def _remaining(when: RuleCondition, track: Track) -> str | None:
     if track.last is None or not track.last.iteration:
         return None
     left, above, below = track.last.remaining, when.remaining_above, when.remaining_below

@@ -30,7 +30,7 @@ from vmckpt.model.disk import (
     Wish,
 )
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.policy.types import CopyKind, LeftBehind, Storage
+from vmckpt.policy.model import CopyKind, LeftBehind, Storage
 from vmckpt.remote import images as remote_images
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, Bytes, show_bytes

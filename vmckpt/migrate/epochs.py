@@ -10,8 +10,7 @@ from vmckpt.migrate.preflight import Facts
 from vmckpt.model.disk import CopyPlan
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import Guest
-from vmckpt.policy.protection import Failover, Protection
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Failover, Policy, Protection
 from vmckpt.protect import asking, looking, preflight
 from vmckpt.protect.requests import Move, ProtectRequest, Setting
 from vmckpt.units import Seconds

@@ -17,7 +17,7 @@ from vmckpt.migrate.simulate import simulate
 from vmckpt.migrate.world import LIMITED_SLICE, SLICE, Planned, Simulated, World
 from vmckpt.model.guest import Guest
 from vmckpt.model.migration import DirtyPoint, LinkSeen, Mode
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt.units import MIB, Bytes, show_bytes, show_rate, show_seconds
 
 # A guest does not write the same from one moment to the next. Measured in the lab: what long passes

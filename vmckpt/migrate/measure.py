@@ -22,7 +22,7 @@ from vmckpt.migrate.gather import Remotes
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.model.migration import DirtyPoint, LinkSeen, MemorySeen
-from vmckpt.policy.types import Policy, Tls
+from vmckpt.policy.model import Policy, Tls
 from vmckpt.remote import measure as remote
 from vmckpt.units import MIB, Seconds, show_bytes, show_rate, show_seconds
 

@@ -16,7 +16,7 @@ from vmckpt.migrate.measure import Links, measure
 from vmckpt.migrate.track import UNKNOWN
 from vmckpt.model.guest import Guest
 from vmckpt.model.migration import Mode, Outcome
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
 
 _ALL = (Mode.PRECOPY, Mode.HYBRID, Mode.POSTCOPY, Mode.STOP_AND_COPY)

@@ -24,10 +24,10 @@ from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import QemuCertificates
 from vmckpt.model.migration import Driver, Mode, MoveOrder
-from vmckpt.policy import select, transport
+from vmckpt.policy import compatibility, select
+from vmckpt.policy.compatibility import Conflict, Versions
+from vmckpt.policy.model import CopyKind, Policy, Tls
 from vmckpt.policy.select import Chosen, Subject
-from vmckpt.policy.transport import Conflict, Versions
-from vmckpt.policy.types import CopyKind, Policy, Tls
 from vmckpt.remote import probe as remote_probe
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import Bytes, Seconds
@@ -294,7 +294,7 @@ def conflicts(policy: Policy, facts: Facts, copies: CopyPlan) -> tuple[Conflict,
     guest, here, there = facts.guest, facts.source_facts, facts.target_facts
     if guest is None or here is None or there is None:
         return ()
-    return transport.conflicts(
+    return compatibility.conflicts(
         policy,
         source=Versions(qemu=here.qemu_version, libvirt=here.libvirt_version),
         target=Versions(qemu=there.qemu_version, libvirt=there.libvirt_version),

@@ -31,8 +31,8 @@ from vmckpt.model.guest import Presence
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Decision, Driver, Mode, MoveOrder, Outcome
 from vmckpt.model.recovery import Settled
-from vmckpt.policy import document, select
-from vmckpt.policy.types import Policy
+from vmckpt.policy import parse, select
+from vmckpt.policy.model import Policy
 from vmckpt.units import Bytes, Seconds
 
 # Hosts that were just restarted contradict each other for a moment.
@@ -114,7 +114,7 @@ class Recovery:
         move = self.left.open(Step.MOVE)
         try:
             if move is not None and (text := move.intent.get("policy")):
-                policy = document.parse(str(text), Path(operation.policy or "policy"))
+                policy = parse.parse(str(text), Path(operation.policy or "policy"))
             return terms.bent(policy, Wishes.from_json(operation.detail.get("wishes") or {}))
         except (PolicyError, ValueError):
             return policy

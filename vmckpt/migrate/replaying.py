@@ -10,7 +10,7 @@ from vmckpt.migrate import terms, trace
 from vmckpt.migrate.converge import Terms, time_limit
 from vmckpt.migrate.replay import Replayed, replay
 from vmckpt.model.migration import Mode
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt.units import Seconds
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from vmckpt.migrate.terms import Wishes
 from vmckpt.model.host import Host
 from vmckpt.model.migration import OutsideView
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt.units import Seconds
 
 

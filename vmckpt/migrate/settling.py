@@ -9,7 +9,7 @@ from vmckpt.migrate import recovering
 from vmckpt.migrate.recovering import Recovery
 from vmckpt.migrate.requests import Setting
 from vmckpt.model.recovery import Settled
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 
 
 def setting_of(operation: Operation, inventory: Inventory, policies: Sequence[Policy]) -> Setting:

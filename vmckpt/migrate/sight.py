@@ -9,7 +9,7 @@ from vmckpt.migrate.track import Track
 from vmckpt.migrate.watch import PassCounter
 from vmckpt.model.events import Estimate, Event, Sampled
 from vmckpt.model.migration import JobPhase, JobSample, JobTotals
-from vmckpt.policy.types import Stall
+from vmckpt.policy.model import Stall
 from vmckpt.units import Bytes, Seconds
 
 INTERVAL = Seconds(0.2)

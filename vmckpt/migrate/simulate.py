@@ -19,7 +19,7 @@ from vmckpt.migrate.converge import Done, Terms, Verdict, decide
 from vmckpt.migrate.track import Track, seen
 from vmckpt.migrate.world import Planned, Simulated, Start, World
 from vmckpt.model.migration import AutoConverge, JobPhase, JobSample, Mode
-from vmckpt.policy.types import When
+from vmckpt.policy.model import RuleCondition
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 _FIRST_WINDOW = Seconds(0.1)
@@ -258,7 +258,7 @@ class _Run:
         )
 
 
-def _by_time(when: When) -> bool:
+def _by_time(when: RuleCondition) -> bool:
     """Whether a rule may begin to hold in the middle of a pass."""
     given = (
         when.stalled_for, when.time_used, when.time_share, when.remaining_above,

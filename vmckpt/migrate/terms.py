@@ -15,7 +15,7 @@ from vmckpt.model.migration import (
     Mode,
     MoveOrder,
 )
-from vmckpt.policy.types import (
+from vmckpt.policy.model import (
     Compress,
     CopyKind,
     LeftBehind,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from vmckpt.migrate.dirtying import DirtyCurve
 from vmckpt.model.migration import JobPhase, JobSample
-from vmckpt.policy.types import Stall
+from vmckpt.policy.model import Stall
 from vmckpt.units import BytesPerSecond, Seconds
 
 UNKNOWN = DirtyCurve()

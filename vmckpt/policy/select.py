@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from vmckpt.errors import PolicyError
-from vmckpt.policy.types import Policy, Select
+from vmckpt.policy.model import Policy, Select
 from vmckpt.units import Bytes, show_bytes
 from vmckpt.util.config_file import likely
 

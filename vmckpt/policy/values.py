@@ -12,10 +12,16 @@ from vmckpt import units
 from vmckpt.model.migration import Compression, Mode
 from vmckpt.policy import calendar
 from vmckpt.policy.calendar import Hourly, Interval, Monthly, Weekly
-from vmckpt.policy.evacuation import Order, Strategy
-from vmckpt.policy.protection import Failover
-from vmckpt.policy.schedules import Check
-from vmckpt.policy.types import CopyKind, LeftBehind, OnFailure, Tls
+from vmckpt.policy.model import (
+    Check,
+    CopyKind,
+    Failover,
+    LeftBehind,
+    OnFailure,
+    Order,
+    Strategy,
+    Tls,
+)
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 from vmckpt.util.config_file import likely
 

@@ -10,7 +10,7 @@ from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.inventory import Inventory
 from vmckpt.journal.recorder import JournalDesk, recorded
 from vmckpt.journal.records import NewOperation
-from vmckpt.policy.protection import Protection
+from vmckpt.policy.model import Protection
 from vmckpt.protect import asking, protections
 from vmckpt.protect.ending import Known
 from vmckpt.protect.requests import Judge

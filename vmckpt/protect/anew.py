@@ -15,7 +15,7 @@ from vmckpt.errors import BadInput, Blocked, Cancelled, VmckptError
 from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import Host
-from vmckpt.policy.protection import Failover, Protection
+from vmckpt.policy.model import Failover, Protection
 from vmckpt.protect import ending, engine
 from vmckpt.protect.ending import Known
 from vmckpt.protect.requests import Protected, ProtectRequest, Setting

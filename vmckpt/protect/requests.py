@@ -8,7 +8,7 @@ from typing import Any
 from vmckpt.model.disk import Room
 from vmckpt.model.finding import Finding
 from vmckpt.model.host import Host
-from vmckpt.policy.protection import Failover, Protection
+from vmckpt.policy.model import Failover, Protection
 from vmckpt.protect.reversing import Earlier
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 

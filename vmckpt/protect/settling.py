@@ -8,7 +8,7 @@ from typing import Any
 from vmckpt.journal.recorder import Recorder, Unattended
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt.protect import asking, ending, leaving
 from vmckpt.protect.copies import second_copy
 from vmckpt.protect.ending import Known

@@ -9,7 +9,7 @@ from vmckpt.journal.recorder import Unattended
 from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt.protect import asking, moving
 from vmckpt.protect.moving import Pair
 from vmckpt.protect.steps import Step

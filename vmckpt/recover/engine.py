@@ -13,7 +13,7 @@ from vmckpt.journal.records import Operation
 from vmckpt.migrate.waiting import stoppable
 from vmckpt.model.events import Caller
 from vmckpt.model.recovery import Settled
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt.recover.rooms import ROOMS
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from vmckpt.journal.records import MAINTENANCE
 from vmckpt.migrate import settling as moves
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt.protect.steps import Step
 from vmckpt.snapshot import preparing
 from vmckpt.snapshot import settling as snapshots

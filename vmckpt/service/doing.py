@@ -7,7 +7,7 @@ from typing import Any
 
 from vmckpt.errors import BadInput, Cancelled, NotInStore
 from vmckpt.journal import leases as identities
-from vmckpt.policy.schedules import Check
+from vmckpt.policy.model import Check
 from vmckpt.service.shelves import Shelves
 from vmckpt.service.tending import Collect, Copy, Prune, Verify
 from vmckpt.snapshot import copying, keeping, proving, verified

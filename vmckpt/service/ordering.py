@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from vmckpt.errors import PolicyError
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
-from vmckpt.policy.schedules import Auto, Schedule
+from vmckpt.policy.model import Auto, Policy, Schedule
 from vmckpt.policy.select import Subject, choose
-from vmckpt.policy.types import Policy
 from vmckpt.service.due import Order, Seat
 from vmckpt.service.paying import Reckoned
 from vmckpt.util.config_file import likely

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vmckpt.journal.records import Operation
 from vmckpt.model.migration import Outcome
 from vmckpt.policy.calendar import Interval
-from vmckpt.policy.schedules import Auto
+from vmckpt.policy.model import Auto
 from vmckpt.snapshot import pace
 from vmckpt.units import Seconds, show_seconds
 

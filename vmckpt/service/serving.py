@@ -12,7 +12,7 @@ from typing import Any
 from vmckpt.errors import Cancelled, GuestBusy, LeaseLost, StoreError, VmckptError
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt.service import ordering
 from vmckpt.service.claims import Claims
 from vmckpt.service.doing import Hands

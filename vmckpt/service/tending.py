@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vmckpt.policy.schedules import Check
+from vmckpt.policy.model import Check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from vmckpt.errors import GuestBusy, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
-from vmckpt.policy.protection import Protection
+from vmckpt.policy.model import Protection
 from vmckpt.protect import ending, leaving, protections, vigil
 from vmckpt.protect.ending import Known
 from vmckpt.protect.proof import Case

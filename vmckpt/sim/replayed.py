@@ -23,7 +23,7 @@ from vmckpt.model.guest import (
     SnapshotNow,
 )
 from vmckpt.model.migration import JobPhase, Outcome
-from vmckpt.policy.types import Stall
+from vmckpt.policy.model import Stall
 from vmckpt.sim.fleet import operation, over
 from vmckpt.sim.showing import at_once
 from vmckpt.units import Bytes, Seconds

@@ -18,7 +18,7 @@ from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from datetime import tzinfo
 from typing import Any
 
 from vmckpt.errors import BadInput, NotInStore
-from vmckpt.policy.schedules import Keep
+from vmckpt.policy.model import Keep
 from vmckpt.snapshot import retention, verified
 from vmckpt.snapshot.retention import Kept
 from vmckpt.store import publics

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 
-from vmckpt.policy.schedules import Keep
+from vmckpt.policy.model import Keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

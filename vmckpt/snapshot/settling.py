@@ -14,7 +14,7 @@ from vmckpt.journal.records import StoredStep
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt.snapshot.steps import Step
 
 _NEVER = Settled(truth="it had not begun", outcome=Outcome.FAILED)

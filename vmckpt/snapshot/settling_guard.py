@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from vmckpt.journal.recorder import Unattended
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 from vmckpt.snapshot.guarding import way_back
 from vmckpt.snapshot.steps import Step
 

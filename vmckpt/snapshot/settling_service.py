@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from vmckpt.journal.recorder import Unattended
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
-from vmckpt.policy.types import Policy
+from vmckpt.policy.model import Policy
 
 
 async def settle_service(case: Unattended, policies: Sequence[Policy]) -> Settled:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vmckpt.model.migration import Compression, Mode
-from vmckpt.policy.types import Compress, Policy, Tls
+from vmckpt.policy.model import Compress, Policy, Tls
 
 _ONE_STREAM = (Compression.XBZRLE, Compression.MT)
 _MANY_STREAMS = (Compression.ZLIB, Compression.ZSTD)

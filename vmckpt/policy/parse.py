@@ -5,29 +5,41 @@ from typing import assert_never
 
 from vmckpt.errors import PolicyError
 from vmckpt.model.migration import AutoConverge
-from vmckpt.policy import calendar, sense
+from vmckpt.policy import calendar, validate
 from vmckpt.policy.calendar import Interval
-from vmckpt.policy.form import DoForm, PolicyForm, RuleForm, SelectForm, WhenForm
-from vmckpt.policy.protection import Protection
-from vmckpt.policy.schedule_form import KeepForm, ScheduleForm
-from vmckpt.policy.schedules import Auto, CopyTo, Keep, Proof, Schedule, period
-from vmckpt.policy.types import (
+from vmckpt.policy.model import (
+    Auto,
     Compress,
+    CopyTo,
     Do,
     GiveUp,
+    Keep,
     MoveLimits,
     Pause,
     Policy,
+    Proof,
+    Protection,
     RaiseDowntime,
     Retries,
     Rule,
+    RuleCondition,
+    Schedule,
     Select,
     Stall,
     StartPostcopy,
     Storage,
     Throttle,
     Transport,
-    When,
+    period,
+)
+from vmckpt.policy.schema import (
+    DoForm,
+    KeepForm,
+    PolicyForm,
+    RuleForm,
+    ScheduleForm,
+    SelectForm,
+    WhenForm,
 )
 from vmckpt.policy.values import Plain, TimeUsed
 from vmckpt.units import Bytes, Seconds
@@ -47,7 +59,9 @@ def examine(
         return None, reading.problems
     given = tuple(reading.lines.all().items())
     policy = _policy(reading.value, str(path), given, shipped=shipped)
-    senseless = [Problem(reading.lines.of(*one.keys), one.text) for one in sense.complaints(policy)]
+    senseless = [
+        Problem(reading.lines.of(*one.keys), one.text) for one in validate.complaints(policy)
+    ]
     if senseless:
         return None, tuple(sorted(senseless, key=lambda one: one.line))
     return policy, ()
@@ -165,9 +179,9 @@ def _rule(number: int, form: RuleForm) -> Rule:
     return Rule(name=form.name or f"rule {number}", when=_when(form.when), do=_do(form.do))
 
 
-def _when(form: WhenForm) -> When:
+def _when(form: WhenForm) -> RuleCondition:
     used = form.time_used or TimeUsed()
-    return When(
+    return RuleCondition(
         iteration=form.iteration,
         stalled_for=form.stalled_for,
         dirty_over_bandwidth=form.dirty_over_bandwidth,

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vmckpt.model.migration import Compression, Mode
-from vmckpt.policy import transport
-from vmckpt.policy.types import (
+from vmckpt.policy import compatibility
+from vmckpt.policy.model import (
     Compress,
     CopyKind,
     GiveUp,
@@ -14,8 +14,8 @@ from vmckpt.policy.types import (
     Policy,
     RaiseDowntime,
     Rule,
+    RuleCondition,
     StartPostcopy,
-    When,
 )
 from vmckpt.units import show_seconds
 
@@ -116,7 +116,7 @@ def _does_nothing(policy: Policy, rule: Rule) -> str | None:
     return None
 
 
-def _contradictions(policy: Policy, when: When) -> Iterator[tuple[str, str]]:
+def _contradictions(policy: Policy, when: RuleCondition) -> Iterator[tuple[str, str]]:
     for what in ("expected_downtime", "remaining"):
         above, below = getattr(when, f"{what}_above"), getattr(when, f"{what}_below")
         if above is not None and below is not None and above >= below:
@@ -144,7 +144,7 @@ def _never_acts(policy: Policy) -> Iterator[Complaint]:
                 break
 
 
-def _implies(when: When, other: When) -> bool:
+def _implies(when: RuleCondition, other: RuleCondition) -> bool:
     """Whether `other` always holds when `when` does."""
     for keys, sign in ((_AT_LEAST, 1), (_AT_MOST, -1)):
         for key in keys:
@@ -179,7 +179,7 @@ def _retries(policy: Policy) -> Iterator[Complaint]:
 
 def _transport(policy: Policy) -> Iterator[Complaint]:
     how = policy.transport
-    for one in transport.impossible(policy):
+    for one in compatibility.impossible(policy):
         yield Complaint(one.keys, f"{one.text}; {one.mend}")
     if how.compression_level is None:
         return

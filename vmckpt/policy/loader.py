@@ -11,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 
 from vmckpt.errors import PolicyError
-from vmckpt.policy import document, select
-from vmckpt.policy.types import Policy
+from vmckpt.policy import parse, select
+from vmckpt.policy.model import Policy
 from vmckpt.util import config_file
 
 SYSTEM = Path("/etc/vmckpt/policies")
@@ -87,7 +87,7 @@ def load_one(wanted: str, operators: Path | None) -> Policy:
 
 def load_file(path: Path) -> Policy:
     """The policy in a file; PolicyError in one line."""
-    return document.parse(config_file.read(path, PolicyError, "policy"), path)
+    return parse.parse(config_file.read(path, PolicyError, "policy"), path)
 
 
 def text_of(policy: Policy) -> str | None:
@@ -115,7 +115,7 @@ def _examine(path: Path) -> tuple[Policy | None, tuple[str, ...]]:
         text = config_file.read(path, PolicyError, "policy")
     except PolicyError as exc:
         return None, (str(exc),)
-    policy, wrong = document.examine(text, path)
+    policy, wrong = parse.examine(text, path)
     return policy, tuple(one.at(path) for one in wrong)
 
 
@@ -140,7 +140,7 @@ def _read_shipped() -> tuple[dict[str, Policy], tuple[str, ...]]:
         if entry.name.endswith(_ENDINGS):
             path = Path(str(entry))
             text = entry.read_text(encoding="utf-8")
-            policy, problems_here = document.examine(text, path, shipped=True)
+            policy, problems_here = parse.examine(text, path, shipped=True)
             wrong += [one.at(path) for one in problems_here]
             if policy is not None:
                 found[policy.name] = policy

@@ -1,13 +1,200 @@
-"""A policy, read and checked. The file's form is in `document`. Pure data."""
+"""A policy, parsed and validated: migration, evacuation, protection and schedules. Pure data."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
+from typing import Any, Self
 
 from vmckpt.model.migration import AutoConverge, Compression, Mode
-from vmckpt.policy.evacuation import Evacuation
-from vmckpt.policy.protection import Protection
-from vmckpt.policy.schedules import Schedule
+from vmckpt.policy.calendar import When
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
+
+
+class Strategy(StrEnum):
+    """What becomes of a guest whose host is emptied."""
+
+    MIGRATE = "migrate"
+    SHUT_DOWN = "shutdown-and-return"
+    """It is shut down, and started again when the host is back."""
+    SUSPEND = "suspend-to-snapshot"
+    """Its memory is saved on its host, and it goes on there when the host is back."""
+    LEAVE = "leave"
+    """It stays where it is, and the host is not empty then."""
+
+    @property
+    def stops(self) -> bool:
+        """The guest does not run meanwhile."""
+        return self in (Strategy.SHUT_DOWN, Strategy.SUSPEND)
+
+
+class Order(StrEnum):
+    """Who goes first among those of one priority."""
+
+    SMALLEST = "smallest-first"
+    LONGEST = "longest-first"
+    """What takes longest: nothing long is left for the end."""
+    NAME = "by-name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evacuation:
+    """The section `evacuate`. A guest's own policy says what becomes of it; the policy that a host
+    is emptied by says how."""
+
+    strategy: Strategy = Strategy.MIGRATE
+    move_shut_off: bool = True
+    """A guest that is off is defined on another host."""
+    priority: int = 0
+    """Higher ones go first."""
+    apart: tuple[str, ...] = ()
+    """Labels: no two guests that have the same value of one of them may be on one host."""
+    needs: tuple[tuple[str, str], ...] = ()
+    """Labels that a host must have."""
+    prefers: tuple[tuple[str, str], ...] = ()
+    shutdown: Seconds = Seconds(120.0)
+    """How long a guest may take to shut down."""
+    order: Order = Order.LONGEST
+    per_source: int = 2
+    per_target: int = 2
+    at_once: int = 16
+    keep_free: float = 0.1
+    """Of each target's memory, also while guests are on their way."""
+    cpu_overcommit: float = 16.0
+    """CPUs that guests may have for each of the host's. 16: what OpenStack Nova has as default."""
+    spread: float = 1.0
+    prefer: float = 1.0
+    stay_near: float = 0.2
+    displace: bool = False
+    """Guests of other hosts may be moved to make room."""
+    tries: int = 3
+    """For each guest, in all."""
+    first_wait: Seconds = Seconds(10.0)
+    """After a guest's first failure; twice as long after each that follows."""
+
+
+class Failover(StrEnum):
+    """Who decides that a guest's host is dead."""
+
+    AUTOMATIC = "automatic"
+    """The lease; the leave to stop a guest whose host has lost it. Without a lease store whoever
+    keeps watch; the leave to power that host off."""
+    MANUAL = "manual"
+    """A person."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protection:
+    """The section `protect`."""
+
+    interval: Seconds | None = None
+    """Between two epochs; None: chosen by what an epoch costs."""
+    slowdown: float = 0.10
+    """For a chosen interval: most of the guest's time that pauses may take."""
+    max_pause: Seconds = Seconds(0.5)
+    """A guest that would have to stand still for longer is not protected."""
+    hold: Seconds = Seconds(5.0)
+    """For so long output waits for a backup that is gone."""
+    failover: Failover = Failover.MANUAL
+    lease: Seconds = Seconds(5.0)
+    """How long a renewal of the lease is good: a database or an agent that is started anew within
+    that harms nothing, and a failover takes that much longer. Without a lease store, how long a
+    host is silent before it is powered off."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Times in seconds."""
+        return {**asdict(self), "failover": str(self.failover)}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
+        """Raises TypeError, ValueError for what is none."""
+        return cls(**{**told, "failover": Failover(told["failover"])})
+
+
+FAILURE = Seconds(30 * 86400.0)
+"""`one_failure_in` if the file does not say."""
+
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def period(time: Seconds) -> str:
+    """A time as schedules have it: "15min", "7d"."""
+    for size, unit in _UNITS:
+        if time >= size and time % size == 0:
+            return f"{time / size:g}{unit}"
+    return f"{time:g}s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """How many of each; all 0: everything stays."""
+
+    last: int = 0
+    hourly: int = 0
+    daily: int = 0
+    weekly: int = 0
+    monthly: int = 0
+
+    @property
+    def nothing_said(self) -> bool:
+        """No rule at all: then nothing may go."""
+        return all(getattr(self, one.name) <= 0 for one in fields(self))
+
+    def __str__(self) -> str:
+        said = [(one.name, getattr(self, one.name)) for one in fields(self)]
+        return ", ".join(f"{count} {name}" for name, count in said if count) or "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """As often as it pays (Young, Daly)."""
+
+    one_failure_in: Seconds = FAILURE
+    """What is assumed before anything is known."""
+
+
+class Check(StrEnum):
+    """How much of a snapshot is looked at."""
+
+    SEALED = "sealed"
+    """What can be proved without a private key: every bit of what is stored."""
+    DEEP = "deep"
+    """Every chunk is opened, too, and must fit its place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """How often the snapshots of a schedule are verified."""
+
+    every: Seconds
+    depth: Check = Check.SEALED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyTo:
+    """Another store that snapshots are copied to, and what stays there."""
+
+    store: str
+    keep: Keep = field(default_factory=Keep)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """When snapshots of a guest are taken, where they go, and which stay."""
+
+    name: str
+    """The tag that its snapshots have; what it prunes by."""
+    when: When | Auto
+    text: str
+    """`when` as it was written: "every 15m", "daily 03:00"."""
+    keep: Keep = field(default_factory=Keep)
+    memory: bool = True
+    group: bool = False
+    """All guests that have it are captured as one consistent cut."""
+    store: str | None = None
+    """Where they land; None: in the first store of the inventory."""
+    copies: tuple[CopyTo, ...] = ()
+    verify: Proof | None = None
 
 
 class Tls(StrEnum):
@@ -98,7 +285,7 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class When:
+class RuleCondition:
     """Conditions of a rule; all that are given must hold."""
 
     iteration: int | None = None
@@ -165,7 +352,7 @@ class Rule:
 
     name: str
     """"rule 2" if the file gives it no name."""
-    when: When
+    when: RuleCondition
     do: Do
 
 
