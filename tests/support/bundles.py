@@ -40,7 +40,7 @@ def words(
     folder: Path, made: Bundle, *, size: int = 0, program: str = "import vmckpt"
 ) -> list[str]:
     """What starts the installer."""
-    text = resources.files("vmckpt.remote").joinpath("onhost_install.py").read_text()
+    text = resources.files("vmckpt.remote.scripts").joinpath("install_agent.py").read_text()
     head = ["env", "-i", BARE, "-I", "-c", text]
     return [*head, str(folder), made.name, made.digest, str(size), program]
 

@@ -136,7 +136,7 @@ Swap:                  0 kB
 
 def program(*words: str) -> subprocess.CompletedProcess[str]:
     """Run it as a host does: its text on stdin."""
-    text = resources.files("vmckpt.remote").joinpath("onhost.py").read_text()
+    text = resources.files("vmckpt.remote.scripts").joinpath("measure_host.py").read_text()
     return subprocess.run(
         [sys.executable, "-", *words], input=text, text=True, capture_output=True, check=False,
         timeout=30,

@@ -1,6 +1,6 @@
 """Brings the agent's bundle to a host: a folder of its own for each version, beside the others.
 
-What runs from another version is not touched by that; `onhost_install` is what runs there.
+What runs from another version is not touched by that; `scripts.install_agent` is what runs there.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ def _version(tag: str) -> tuple[str, str]:
 
 async def install(remote: Remote, parcel: Parcel, python: str, archive: Path) -> None:
     """Send it and have it unpacked. Raises RemoteError: nothing of it is there then."""
-    text = resources.files("vmckpt.remote").joinpath("onhost_install.py").read_text()
+    text = resources.files("vmckpt.remote.scripts").joinpath("install_agent.py").read_text()
     answer = await send(
         remote,
         [

@@ -1,6 +1,6 @@
 """Measure over ssh what a forecast needs: a guest's memory, and the link between two hosts.
 
-Both need python3 on the hosts; the program that runs there is `onhost`. Nothing is left behind: it
+Both need python3 on the hosts; the program that runs there is `scripts.measure_host`. Nothing is left behind: it
 reads memory, and its one listening process ends by itself within seconds.
 """
 
@@ -181,8 +181,8 @@ def link_seen(marks: Sequence[tuple[float, int]]) -> LinkSeen | None:
 async def _python(
     remote: Remote, words: Sequence[str], *, limit: Seconds = Seconds(12.0)
 ) -> dict[str, Any]:
-    """Run `onhost` on the host; its answer. Raises RemoteError with what it said."""
-    program = resources.files("vmckpt.remote").joinpath("onhost.py").read_text()
+    """Run `scripts.measure_host` on the host; its answer. Raises RemoteError with what it said."""
+    program = resources.files("vmckpt.remote.scripts").joinpath("measure_host.py").read_text()
     answer = await remote.run(["python3", "-", *words], text=program, limit=limit)
     name = remote.host.name
     if answer.status == 127:
