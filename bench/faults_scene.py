@@ -34,7 +34,7 @@ _CLOCK = "/run/vmckpt-clock"
 _COMMAND = 90.0
 _REPLICA, _ORDERS = b"vmckpt.agent.replica", (b"vmckpt.agent.main", b"/vmckpt-agent")
 _GUARD = b"vmckpt.replicate.guard"
-_UNDO = (b"vmckpt.checkpoint.keeper", b"vmckpt.checkpoint.outputs_keeper")
+_UNDO = (b"vmckpt.capture.memory.undo_process", b"vmckpt.capture.network_hold_undo_process")
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ POINTS: Mapping[str, Point] = {
     "loaded": Point("vmckpt.replicate.standing", "note_run"),
     "runs": Point("vmckpt.replicate.standby", "announce"),
     "standby ending": Point("vmckpt.replicate.standing", "remove"),
-    "capturing": Point("vmckpt.checkpoint.disk_capture", "DiskCapture.begin", after=True),
+    "capturing": Point("vmckpt.capture.disks.live", "DiskCapture.begin", after=True),
 }
 
 

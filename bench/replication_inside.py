@@ -19,8 +19,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint import guestmemory, outputs, settings
-from vmckpt.checkpoint.settings import IGNORE_SHARED
+from vmckpt.capture import migration_settings, network_hold
+from vmckpt.capture.memory import memory_files
+from vmckpt.capture.migration_settings import IGNORE_SHARED
 from vmckpt.hypervisor import qemu_user
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qmp import Monitor
@@ -54,14 +55,14 @@ def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
     told = subprocess.run(["virsh", "domuuid", guest], check=True, capture_output=True, text=True)
     uuid = told.stdout.strip()
     with Monitor(uuid, host=os.uname().nodename) as monitor, ExitStack() as stack:
-        undo = settings.look(monitor, want=IGNORE_SHARED, runs=True, folder=None)
-        settings.set_bandwidth(monitor, settings.NO_LIMIT)
-        stack.callback(settings.break_off, monitor, undo)
+        undo = migration_settings.look(monitor, want=IGNORE_SHARED, runs=True, folder=None)
+        migration_settings.set_bandwidth(monitor, migration_settings.NO_LIMIT)
+        stack.callback(migration_settings.break_off, monitor, undo)
         process = stack.enter_context(identity.require(uuid, guest, monitor.host))
-        memory = Memory(guestmemory.files(monitor, process), folder, stack)
+        memory = Memory(memory_files.files(monitor, process), folder, stack)
         compares = stack.enter_context(CompareFinder(memory.live, memory.last, most=16384))
         owner = qemu_user.owner("qemu:///system", "")
-        buffers = Buffers(monitor, outputs.look(monitor).cards, folder, owner)
+        buffers = Buffers(monitor, network_hold.look(monitor).cards, folder, owner)
         buffers.add()
         stack.callback(buffers.remove)
         for turn in range(turns):

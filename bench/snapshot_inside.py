@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from vmckpt.checkpoint import background
-from vmckpt.checkpoint.background import Hooks
-from vmckpt.checkpoint.compare import Mapping, bring_up
-from vmckpt.checkpoint.head import PAGE
-from vmckpt.checkpoint.image import FrozenImage
-from vmckpt.checkpoint.shared import SharedMemory
+from vmckpt.capture.memory import background_snapshot
+from vmckpt.capture.memory.background_snapshot import Hooks
+from vmckpt.capture.memory.image import FrozenImage
+from vmckpt.capture.memory.page_diff import Mapping, bring_up
+from vmckpt.capture.memory.shared_memory import SharedMemory
+from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.hypervisor.qmp import Monitor
 
 _BLOCK = (1 << 20) // 8
@@ -89,7 +89,7 @@ def background_once(guest: str, folder: Path) -> dict[str, Any]:
     """One background snapshot, and from when to when it ran by the host's clock."""
     with _monitor(guest) as monitor:
         began = time.monotonic()
-        done = background.capture(monitor, folder, _hooks())
+        done = background_snapshot.capture(monitor, folder, _hooks())
         ended = time.monotonic()
         done.image.remove()
     return {"pause_ms": done.pause * 1000, "took": done.took, "window": [began, ended]}

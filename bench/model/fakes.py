@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from bench.model.replay import NOW, Again, age_of, do
 from bench.model.world import ALPHA, BETA, TERMS
-from vmckpt.checkpoint.settings import Undo
+from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import HypervisorError
 from vmckpt.lease.client import LeaseClient
 from vmckpt.replicate.facts import Lease, Session, Terms

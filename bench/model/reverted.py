@@ -14,7 +14,7 @@ from bench.model.moves import Moves
 from bench.model.starts import QUIET
 from bench.model.world import OLD, Budget, World
 from vmckpt.agent import afterlife, replica_primary, replicas
-from vmckpt.checkpoint.standstill import Standstill
+from vmckpt.capture.memory.shared_memory import Standstill
 from vmckpt.lease import terms
 from vmckpt.replicate.backup import Backup
 from vmckpt.replicate.claim import LeaseClaim

@@ -193,7 +193,8 @@ _OUTPUT_ORDER = (
 
 _EPOCHS = (
     Mutation(
-        name="runs-with-capabilities", area=Area.EPOCHS, file="vmckpt/checkpoint/standstill.py",
+        name="runs-with-capabilities", area=Area.EPOCHS,
+        file="vmckpt/capture/memory/shared_memory.py",
         old="        settings.set_capabilities(monitor, self._undo.capabilities)\n"
         "        if goes_on:\n            monitor.tell(\"cont\", {})",
         new="        if goes_on:\n            monitor.tell(\"cont\", {})\n"
@@ -202,14 +203,16 @@ _EPOCHS = (
         breaks="A `virsh save` between epochs loses the guest's memory.",
     ),
     Mutation(
-        name="output-closed-too-late", area=Area.EPOCHS, file="vmckpt/checkpoint/standstill.py",
+        name="output-closed-too-late", area=Area.EPOCHS,
+        file="vmckpt/capture/memory/shared_memory.py",
         old="            barrier(self.mark)\n            found = comparing.result()",
         new="            found = comparing.result()\n            barrier(self.mark)",
         suite=_STANDSTILL,
         breaks="Disks and output of an epoch are of a later moment than its device state.",
     ),
     Mutation(
-        name="resumed-guest-is-captured", area=Area.EPOCHS, file="vmckpt/checkpoint/standstill.py",
+        name="resumed-guest-is-captured", area=Area.EPOCHS,
+        file="vmckpt/capture/memory/shared_memory.py",
         old="            self._must_stand()\n",
         new="",
         suite=_STANDSTILL,
@@ -217,7 +220,7 @@ _EPOCHS = (
     ),
     Mutation(
         name="runs-before-migration-ended", area=Area.EPOCHS,
-        file="vmckpt/checkpoint/standstill.py",
+        file="vmckpt/capture/memory/shared_memory.py",
         old='(state := self._monitor.run_state()) != "postmigrate"',
         new='not (state := self._monitor.run_state()).endswith("migrate")',
         suite=_STANDSTILL,
@@ -365,14 +368,16 @@ _CONNECTION = (
 
 _PAGE_COMPARISON = (
     Mutation(
-        name="last-page-of-stretch", area=Area.PAGE_COMPARISON, file="vmckpt/checkpoint/compare.py",
+        name="last-page-of-stretch", area=Area.PAGE_COMPARISON,
+        file="vmckpt/capture/memory/page_diff.py",
         old="        stop = min(start + _STRETCH, end)",
         new="        stop = min(start + _STRETCH - 1, end)",
         suite=_COMPARE,
         breaks="Each 64th page of a guest's memory stays as it was.",
     ),
     Mutation(
-        name="last-page-of-task", area=Area.PAGE_COMPARISON, file="vmckpt/checkpoint/compare.py",
+        name="last-page-of-task", area=Area.PAGE_COMPARISON,
+        file="vmckpt/capture/memory/page_diff.py",
         old="            yield start, min(start + _TASK, last)",
         new="            yield start, min(start + _TASK - 1, last)",
         suite=_COMPARE,
@@ -380,28 +385,31 @@ _PAGE_COMPARISON = (
     ),
     Mutation(
         name="last-byte-of-stretch", area=Area.PAGE_COMPARISON,
-        file="vmckpt/checkpoint/compare.py",
+        file="vmckpt/capture/memory/page_diff.py",
         old="offset, length = start * PAGE, (stop - start) * PAGE",
         new="offset, length = start * PAGE, (stop - start) * PAGE - 1",
         suite=_COMPARE,
         breaks="A change of a stretch's last byte is not seen.",
     ),
     Mutation(
-        name="first-word-of-page", area=Area.PAGE_COMPARISON, file="vmckpt/checkpoint/compare.py",
+        name="first-word-of-page", area=Area.PAGE_COMPARISON,
+        file="vmckpt/capture/memory/page_diff.py",
         old="(live.pages[start:stop] != last.pages[start:stop]).any(axis=1)",
         new="(live.pages[start:stop] != last.pages[start:stop])[:, 0]",
         suite=_COMPARE,
         breaks="A change behind the first eight bytes of a page is not seen.",
     ),
     Mutation(
-        name="new-pages-are-missed", area=Area.PAGE_COMPARISON, file="vmckpt/checkpoint/compare.py",
+        name="new-pages-are-missed", area=Area.PAGE_COMPARISON,
+        file="vmckpt/capture/memory/page_diff.py",
         old="    work += _submit(live, last, pool, held & ~begun)\n",
         new="",
         suite=_COMPARE,
         breaks="Pages that were written for the first time are not compared.",
     ),
     Mutation(
-        name="freed-pages-stay", area=Area.PAGE_COMPARISON, file="vmckpt/checkpoint/compare.py",
+        name="freed-pages-stay", area=Area.PAGE_COMPARISON,
+        file="vmckpt/capture/memory/page_diff.py",
         old="    gone = np.flatnonzero(last.written & ~held & ~begun)",
         new="    gone = np.flatnonzero(last.written & ~last.written)",
         suite=_COMPARE,

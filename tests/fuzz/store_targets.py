@@ -14,11 +14,12 @@ from unittest import mock
 import numpy as np
 from blake3 import blake3
 
-from vmckpt.checkpoint import nbd, savefile
-from vmckpt.checkpoint import nbdwire as wire
-from vmckpt.checkpoint.head import Head
-from vmckpt.checkpoint.nbdsession import Export, Session
-from vmckpt.checkpoint.stream import Addresses, Pages, StreamParser
+from vmckpt.capture.nbd import client as nbd_client
+from vmckpt.capture.nbd import protocol as wire
+from vmckpt.capture.nbd.session import Export, Session
+from vmckpt.capture.qemu_stream import save_image
+from vmckpt.capture.qemu_stream.header import Head
+from vmckpt.capture.qemu_stream.stream import Addresses, Pages, StreamParser
 from vmckpt.errors import HypervisorError, StoreError, VmckptError
 from vmckpt.snapshot import bundles
 from vmckpt.store import condemned, inside, locks, manifest, packs, small, wraps
@@ -177,7 +178,7 @@ def read_stream(data: bytes) -> None:
 
 def read_save_image(data: bytes) -> None:
     with _refused(VmckptError):
-        savefile.read_header(io.BytesIO(data))
+        save_image.read_header(io.BytesIO(data))
 
 
 class _Socket:
@@ -208,9 +209,9 @@ def _connected(data: bytes) -> Any:
 
 def read_nbd_server(data: bytes) -> None:
     """What a server says to our client."""
-    peer = mock.patch.object(nbd, "_connect", return_value=_connected(data))
+    peer = mock.patch.object(nbd_client, "_connect", return_value=_connected(data))
     with peer, _refused(HypervisorError):
-        client = nbd.Client(wire.Unix("/s"), "vda", host="a", contexts=(wire.ALLOCATION,))
+        client = nbd_client.Client(wire.Unix("/s"), "vda", host="a", contexts=(wire.ALLOCATION,))
         assert 0 <= client.size < _MOST
         with client:
             for context in client.contexts:
@@ -267,7 +268,7 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     yield "bundle", "whole", _bundle(whole)
     stream = recorded(SHORT)
     yield "stream", "begin", stream[:12000]
-    yield "save-image", "small", savefile.header("<domain/>", running=True, cookie="<cookie/>")
+    yield "save-image", "small", save_image.header("<domain/>", running=True, cookie="<cookie/>")
     yield "nbd-server", "talk", _server_says()
     yield "nbd-client", "talk", _client_says()
 

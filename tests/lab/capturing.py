@@ -23,10 +23,12 @@ import libvirt
 import numpy as np
 
 from tests.support.images import write_stream
-from vmckpt.checkpoint import background, fallback, savefile, settings, shared
-from vmckpt.checkpoint.background import Hooks
-from vmckpt.checkpoint.image import FrozenImage, write_all
-from vmckpt.checkpoint.settings import Undo
+from vmckpt.capture import migration_settings
+from vmckpt.capture.memory import background_snapshot, libvirt_save, shared_memory
+from vmckpt.capture.memory.background_snapshot import Hooks
+from vmckpt.capture.memory.image import FrozenImage, write_all
+from vmckpt.capture.migration_settings import Undo
+from vmckpt.capture.qemu_stream import save_image
 from vmckpt.errors import CaptureFailed, VmckptError
 from vmckpt.hypervisor import qmp as qmps
 from vmckpt.hypervisor.qmp import Monitor
@@ -88,7 +90,7 @@ class Capture:
         elif kill:
             self.monitor.before = int(kill)
         if "alone" in self.words:
-            for module in (background, shared, fallback):
+            for module in (background_snapshot, shared_memory, libvirt_save):
                 vars(module)["keeper_for"] = lambda *_: nullcontext(Nobody())
 
     def hooks(self) -> Hooks:
@@ -112,19 +114,19 @@ class Capture:
             threading.Timer(float(self.words["stop"]), stop.set).start()
         goes_on = True if "goes-on" in self.words else None
         began = time.monotonic()
-        done = background.capture(
+        done = background_snapshot.capture(
             self.monitor, self.folder, self.hooks(), goes_on=goes_on, stop=stop
         )
         window = (began, time.monotonic())
         return self._told(done.image) | {"pause": done.pause, "took": done.took, "window": window}
 
     def fallback(self) -> dict[str, object]:
-        done = fallback.capture(self.monitor, self.folder, self.hooks())
+        done = libvirt_save.capture(self.monitor, self.folder, self.hooks())
         return self._told(done.image) | {"pause": done.pause, "took": done.took}
 
     def shared(self) -> dict[str, object]:
         epochs, pauses, found, same = int(self.words.get("epochs", 1)), [], [], True
-        with shared.SharedMemory(self.monitor, self.folder) as memory:
+        with shared_memory.SharedMemory(self.monitor, self.folder) as memory:
             first = memory.epoch
             for epoch in range(epochs):
                 before = self._digest()
@@ -183,10 +185,10 @@ class Capture:
             def write(data: bytes | bytearray | memoryview) -> None:
                 write_all(file, memoryview(data), None)
 
-            write(savefile.header(xml, running=True))
+            write(save_image.header(xml, running=True))
             write_stream(image, write)
 
-        with tempfile.TemporaryDirectory() as folder, savefile.Fifo(Path(folder), fill) as path:
+        with tempfile.TemporaryDirectory() as folder, save_image.Fifo(Path(folder), fill) as path:
             qmps.restore(str(path), xml, paused="paused" in self.words, host=HOST)
         took = time.monotonic() - began
         if "disk" in self.words:
@@ -195,7 +197,7 @@ class Capture:
 
     def undo(self) -> dict[str, object]:
         undo = Undo.from_json(self.facts.read_text())
-        settings.break_off(self.monitor, undo)
+        migration_settings.break_off(self.monitor, undo)
         if undo.folder:
             shutil.rmtree(undo.folder, ignore_errors=True)
         return {}

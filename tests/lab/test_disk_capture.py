@@ -14,9 +14,14 @@ import pytest
 from tests.lab.bench import WHOLE, Bench, until
 from tests.lab.moving import move
 from tests.lab.test_storage_copy import planned, prepared
-from vmckpt.checkpoint.disk_capture import DiskCapture, DiskUndo, put_back, remove_left
-from vmckpt.checkpoint.disk_plan import How, Parent
-from vmckpt.checkpoint.disks import UNIT, DiskReader, State
+from vmckpt.capture.disks.live import (
+    DiskCapture,
+    DiskUndo,
+    put_back,
+    remove_left,
+)
+from vmckpt.capture.disks.plan import How, Parent
+from vmckpt.capture.disks.reader import UNIT, DiskReader, State
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import qmp
 from vmckpt.hypervisor.backup import Backups, BitmapLost

@@ -12,7 +12,7 @@ import pytest
 
 from tests.lab.bench import WHOLE, Bench, until
 from tests.lab.test_disk_capture import Sitting, uuid
-from vmckpt.checkpoint.quiet import Quiet, QuietUndo
+from vmckpt.capture.fs_freeze import Quiet, QuietUndo
 from vmckpt.hypervisor import qmp
 from vmckpt.hypervisor.guest_agent import GuestAgent, thaw_left
 from vmckpt.lab import guests, image

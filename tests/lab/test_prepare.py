@@ -4,7 +4,7 @@ import pytest
 
 from tests.lab.bench import WHOLE, Bench, until
 from tests.lab.test_disk_capture import uuid
-from vmckpt.checkpoint.prepare import Prepared, prepare
+from vmckpt.capture.prepare_domain import Prepared, prepare
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.domains import Definition

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vmckpt.checkpoint.nbdwire import Unix
+from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.replicate import logserver, writelog
 from vmckpt.replicate.diskepochs import LogPlace, WriteLog
 from vmckpt.replicate.nbdwriter import NbdWriter

@@ -7,11 +7,16 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint.core import CoreWriter, Stretch
-from vmckpt.checkpoint.devices import Processor
-from vmckpt.checkpoint.head import PAGE
-from vmckpt.checkpoint.image import FrozenImage
-from vmckpt.checkpoint.stream import Addresses, Buffer, StreamWriter, starts_as_zeros
+from vmckpt.capture.memory.image import FrozenImage
+from vmckpt.capture.qemu_stream.devices import Processor
+from vmckpt.capture.qemu_stream.elf_core import CoreWriter, Stretch
+from vmckpt.capture.qemu_stream.header import PAGE
+from vmckpt.capture.qemu_stream.stream import (
+    Addresses,
+    Buffer,
+    StreamWriter,
+    starts_as_zeros,
+)
 
 _STEP = 1 << 20
 # Pages of a MiB, read with one call.

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from tests.support.staging import in_memory, pieces_of
-from vmckpt.checkpoint.compare import Mapping
-from vmckpt.checkpoint.guestmemory import MemoryFile
-from vmckpt.checkpoint.head import PAGE
-from vmckpt.checkpoint.nbd import Piece
+from vmckpt.capture.memory.memory_files import MemoryFile
+from vmckpt.capture.memory.page_diff import Mapping
+from vmckpt.capture.nbd.client import Piece
+from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.errors import HypervisorError
 from vmckpt.replicate import link, writelog
 from vmckpt.replicate.diskepochs import LogPlace, WriteLog

@@ -14,7 +14,7 @@ import pytest
 import zstandard
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint.nbd import Piece
+from vmckpt.capture.nbd.client import Piece
 from vmckpt.replicate import delta, writelog
 from vmckpt.replicate.redo import DiskLog, put_writes
 from vmckpt.replicate.stage import Stage

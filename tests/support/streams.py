@@ -4,8 +4,8 @@ import numpy as np
 import zstandard
 
 from tests.support.paths import FIXTURES
-from vmckpt.checkpoint.head import PAGE, Head
-from vmckpt.checkpoint.stream import Addresses, Pages, StreamParser
+from vmckpt.capture.qemu_stream.header import PAGE, Head
+from vmckpt.capture.qemu_stream.stream import Addresses, Pages, StreamParser
 
 FOLDER = FIXTURES / "streams"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.zst"))

@@ -9,8 +9,8 @@ import pytest
 from tests.support.backing import following
 from tests.support.replicas import LEASE, SHORT, session
 from vmckpt.agent import afterlife, writes
-from vmckpt.checkpoint import settings
-from vmckpt.checkpoint.settings import Undo
+from vmckpt.capture import migration_settings
+from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import RemoteError
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
@@ -143,7 +143,7 @@ def test_output_is_let_out_only_once_no_standby_may_take_over(
             done.append("released")
 
     for module, name in (
-        (buffers, "remove"), (settings, "break_off"), (writes, "end_all"), (afterlife, "forget"),
+        (buffers, "remove"), (migration_settings, "break_off"), (writes, "end_all"), (afterlife, "forget"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, lambda *_, name=name: done.append(name))
     monkeypatch.setattr(libvirt_side, "stored", lambda _: ("<domain/>", False))

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from vmckpt.checkpoint import settings
-from vmckpt.checkpoint.settings import Undo
+from vmckpt.capture import migration_settings
+from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import CannotCapture, HypervisorError
 
 UNDO = Undo(
@@ -71,7 +71,7 @@ class Qemu:
 def test_only_what_is_wanted_is_on(
     now: dict[str, bool], want: str | None, changes: dict[str, bool]
 ) -> None:
-    assert settings.changed(now, want) == changes
+    assert migration_settings.changed(now, want) == changes
 
 
 def test_the_facts_go_through_json() -> None:
@@ -90,13 +90,13 @@ def test_other_facts_are_refused(text: str) -> None:
 
 def test_the_facts_tell_what_will_change() -> None:
     qemu = Qemu()
-    facts = settings.look(qemu, want="background-snapshot", runs=None, folder=None)
+    facts = migration_settings.look(qemu, want="background-snapshot", runs=None, folder=None)
 
     assert facts == UNDO
-    settings.apply(qemu, facts)
+    migration_settings.apply(qemu, facts)
     assert qemu.capabilities["background-snapshot"]
-    assert qemu.bandwidth == settings.NO_LIMIT
-    settings.restore(qemu, facts)
+    assert qemu.bandwidth == migration_settings.NO_LIMIT
+    migration_settings.restore(qemu, facts)
     assert (qemu.capabilities, qemu.bandwidth) == (Qemu().capabilities, 134217728)
 
 
@@ -114,7 +114,7 @@ def test_a_guest_that_cannot_be_captured_is_refused(
     qemu: Qemu, want: str | None, message: str
 ) -> None:
     with pytest.raises(CannotCapture) as caught:
-        settings.look(qemu, want=want, runs=None, folder=None)
+        migration_settings.look(qemu, want=want, runs=None, folder=None)
 
     assert message in caught.value.message
     assert qemu.told == []
@@ -136,7 +136,7 @@ def test_everything_is_put_back(qemu: Qemu, told: list[str], state: str) -> None
     qemu.capabilities["background-snapshot"] = True
     qemu.bandwidth = 7
     went_on = ["cont"] if state == "running" and qemu.state != "running" else []
-    settings.break_off(qemu, UNDO)
+    migration_settings.break_off(qemu, UNDO)
 
     changes = ["migrate-set-capabilities", "migrate-set-parameters", "closefd"]
     assert qemu.told == told + changes + went_on
@@ -152,6 +152,6 @@ def test_everything_is_put_back(qemu: Qemu, told: list[str], state: str) -> None
 def test_a_guest_that_was_to_stand_still_does(state: str, at_once: bool, after: str) -> None:
     facts = Undo(**{**json.loads(UNDO.to_json()), "runs": False})
     qemu = Qemu("completed", state=state)
-    settings.break_off(qemu, facts, at_once=at_once)
+    migration_settings.break_off(qemu, facts, at_once=at_once)
 
     assert qemu.state == after

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from vmckpt.checkpoint.draining import Drain
-from vmckpt.checkpoint.settings import Undo
-from vmckpt.checkpoint.standstill import Resumed, Standstill
+from vmckpt.capture.memory.pipe_reader import Drain
+from vmckpt.capture.memory.shared_memory import Resumed, Standstill
+from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import CaptureFailed
 
 UNDO = Undo(guest="u-1", capabilities={"x-ignore-shared": False}, bandwidth=0, runs=True, folder="")

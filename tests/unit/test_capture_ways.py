@@ -15,9 +15,10 @@ from vmckpt.agent import choosing, lining, ways
 from vmckpt.agent.choosing import Seen, Way
 from vmckpt.agent.regions import RamRegion
 from vmckpt.agent.ways import Memory, Wanted
-from vmckpt.checkpoint import background, copies, fallback, off_disks, reopening
-from vmckpt.checkpoint.background import Captured, Hooks
-from vmckpt.checkpoint.image import FrozenImage
+from vmckpt.capture.disks import bitmaps, offline
+from vmckpt.capture.memory import background_snapshot, libvirt_save, memory_files
+from vmckpt.capture.memory.background_snapshot import Captured, Hooks
+from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.errors import CannotCapture
 from vmckpt.model.disk import DiskFacts
 from vmckpt.store import line
@@ -174,15 +175,15 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where copies are kept, as long as the test lasts."""
     monkeypatch.setattr(host_directories, "RUN", tmp_path / "run")
     monkeypatch.setattr(host_directories, "SHM", tmp_path)
-    return copies.root()
+    return memory_files.root()
 
 
 def test_a_copy_goes_with_its_process(root: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
-        folder = copies.place(UUID, process.pid)
-        copies.watch(folder, process.pid)
+        folder = memory_files.place(UUID, process.pid)
+        memory_files.watch(folder, process.pid)
         folder.mkdir()
-        copies.sweep()
+        memory_files.sweep()
         assert folder.is_dir()
         process.kill()
     give_up = time.monotonic() + 20
@@ -195,16 +196,16 @@ def test_what_nobody_watches_is_swept_unless_it_is_still_stored(root: Path) -> N
     folder = root / f"{UUID}-1-77"  # no process of that number began then
     folder.mkdir()
     (root / "not ours").mkdir()
-    with copies._locked(folder):
-        copies.sweep()
+    with memory_files._locked(folder):
+        memory_files.sweep()
         assert folder.exists()
-    copies.sweep()
+    memory_files.sweep()
     assert [one.name for one in root.iterdir()] == ["not ours"]
 
 
 def test_an_image_tells_of_its_size_version_and_bitmaps() -> None:
     disk = DiskFacts(name="vda", kind="file", device="disk", format="qcow2", source="/x")
-    found = off_disks.read_info(
+    found = offline.read_info(
         disk,
         {
             "virtual-size": 8 * MIB,
@@ -222,7 +223,7 @@ def test_an_image_tells_of_its_size_version_and_bitmaps() -> None:
     )
     assert (found.size, found.version) == (8 * MIB, 3)
     assert [one.whole for one in found.bitmaps] == [True, False, False]
-    assert off_disks.read_info(disk, {"virtual-size": 1}).bitmaps == ()
+    assert offline.read_info(disk, {"virtual-size": 1}).bitmaps == ()
 
 
 class Monitor:
@@ -255,10 +256,10 @@ def captured(
         image: FrozenImage = Image()  # type: ignore[assignment]
         return Captured(image=image, pause=Seconds(0.1), took=Seconds(0.2))
 
-    monkeypatch.setattr(background, "capture", fails if "background" in failing else works)
-    monkeypatch.setattr(fallback, "capture", fails if "libvirt" in failing else works)
-    monkeypatch.setattr(copies, "drop", lambda _: None)
-    monkeypatch.setattr(reopening, "check", check)
+    monkeypatch.setattr(background_snapshot, "capture", fails if "background" in failing else works)
+    monkeypatch.setattr(libvirt_save, "capture", fails if "libvirt" in failing else works)
+    monkeypatch.setattr(memory_files, "drop", lambda _: None)
+    monkeypatch.setattr(bitmaps, "check", check)
     wanted = Wanted(way=way, folder=Path("/none"), number=5)
     monitor: Any = Monitor()
     with ExitStack() as stack:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vmckpt.checkpoint.compare import Mapping, bring_up, runs
-from vmckpt.checkpoint.head import PAGE
+from vmckpt.capture.memory.page_diff import Mapping, bring_up, runs
+from vmckpt.capture.qemu_stream.header import PAGE
 
 COUNT = 400
 

@@ -10,9 +10,9 @@ import pytest
 from tests.support.images import write_core
 from tests.support.streams import NAMES, parsed, recorded
 from tests.unit.test_frozen_image import frozen
-from vmckpt.checkpoint import core, devices
-from vmckpt.checkpoint.core import Stretch
-from vmckpt.checkpoint.head import RamBlock
+from vmckpt.capture.qemu_stream import devices, elf_core
+from vmckpt.capture.qemu_stream.elf_core import Stretch
+from vmckpt.capture.qemu_stream.header import RamBlock
 
 GIB = 1 << 30
 
@@ -32,7 +32,7 @@ def test_the_usual_layout_has_a_hole_below_4_gib(
     machine: str, sizes: list[int], expected: list[tuple[int, int, int]]
 ) -> None:
     blocks = [RamBlock(f"ram-node{n}", size) for n, size in enumerate(sizes)]
-    got = core.usual_layout(blocks, machine)
+    got = elf_core.usual_layout(blocks, machine)
 
     assert [(one.offset, one.start, one.size) for one in got] == expected
 
@@ -88,7 +88,7 @@ def test_a_core_has_memory_where_the_guest_sees_it(tmp_path: Path) -> None:
 def test_readelf_understands_the_notes(tmp_path: Path) -> None:
     made = frozen(tmp_path / "image")
     file = os.open(tmp_path / "core", os.O_RDWR | os.O_CREAT)
-    layout = core.usual_layout([made.blocks[0]], "pc")
+    layout = elf_core.usual_layout([made.blocks[0]], "pc")
     write_core(file, made, layout, devices.processors(made.tail()))
     os.close(file)
     told = subprocess.run(

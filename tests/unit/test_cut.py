@@ -12,8 +12,8 @@ import pytest
 from tests.unit.test_outputs import Qemu, card
 from vmckpt.agent.cut import Cut
 from vmckpt.agent.talk import Talk
-from vmckpt.checkpoint.background import Hooks
-from vmckpt.checkpoint.settings import Undo
+from vmckpt.capture.memory.background_snapshot import Hooks
+from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import Cancelled, CaptureFailed, VmckptError
 from vmckpt.model.recovery import Phase
 from vmckpt.units import Seconds

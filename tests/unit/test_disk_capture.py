@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.checkpoint import disk_capture
-from vmckpt.checkpoint.disk_capture import DiskCapture, DiskUndo, put_back
-from vmckpt.checkpoint.disk_plan import How, Parent
+from vmckpt.capture.disks import live
+from vmckpt.capture.disks.live import DiskCapture, DiskUndo, put_back
+from vmckpt.capture.disks.plan import How, Parent
 from vmckpt.errors import CaptureFailed, HypervisorError, OutcomeUnknown, StoreError
 from vmckpt.hypervisor.backup import Backups, BitmapLost
 from vmckpt.model.disk import (
@@ -207,7 +207,7 @@ def test_room_that_cannot_be_made_is_left_to_libvirt(
         Path(path).touch()
         return good
 
-    monkeypatch.setattr(disk_capture, "_made", scratch)
+    monkeypatch.setattr(live, "_made", scratch)
     for good in (True, False):
         fake = Fake(VDA)
         with capture(fake, tmp_path) as disks:
@@ -285,5 +285,5 @@ def test_what_cannot_be_ended_is_told(
 
 def test_nobody_else_reads_what_is_kept_aside(tmp_path: Path) -> None:
     """It is a part of the guest's disk, in a folder that everybody may pass."""
-    assert disk_capture._made(str(tmp_path / "scratch"), MIB)
+    assert live._made(str(tmp_path / "scratch"), MIB)
     assert (tmp_path / "scratch").stat().st_mode & 0o777 == 0o600

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vmckpt.checkpoint.disk_plan import How, Parent, plan
+from vmckpt.capture.disks.plan import How, Parent, plan
 from vmckpt.model.disk import (
     Bitmap,
     Checkpoint,

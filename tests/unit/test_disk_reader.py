@@ -7,9 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.checkpoint import nbdwire as wire
-from vmckpt.checkpoint.disks import UNIT, DiskReader, Run, State
-from vmckpt.checkpoint.nbd import Extent, Piece
+from vmckpt.capture.disks.reader import (
+    UNIT,
+    DiskReader,
+    Run,
+    State,
+)
+from vmckpt.capture.nbd import protocol as wire
+from vmckpt.capture.nbd.client import Extent, Piece
 
 CHANGED = "qemu:dirty-bitmap:changed"
 HOLE = wire.HOLE | wire.ZERO

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.hostile import within
 from vmckpt.agent.small_files import SmallFiles
-from vmckpt.checkpoint import firmware
+from vmckpt.capture import firmware
 from vmckpt.errors import BadInput, HypervisorError
 
 UUID = "3e6f1c52-0000-4000-8000-000000000001"

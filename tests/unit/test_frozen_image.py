@@ -11,11 +11,11 @@ import pytest
 
 from tests.support.images import write_stream
 from tests.support.streams import NAMES, parsed, recorded
-from vmckpt.checkpoint import image as images
-from vmckpt.checkpoint import savefile
-from vmckpt.checkpoint.head import PAGE, Head, RamBlock
-from vmckpt.checkpoint.image import FrozenImage, ImageWriter
-from vmckpt.checkpoint.stream import StreamParser
+from vmckpt.capture.memory import image as images
+from vmckpt.capture.memory.image import FrozenImage, ImageWriter
+from vmckpt.capture.qemu_stream import save_image
+from vmckpt.capture.qemu_stream.header import PAGE, Head, RamBlock
+from vmckpt.capture.qemu_stream.stream import StreamParser
 from vmckpt.errors import CaptureFailed, StreamDamaged
 
 HEAD = Head(
@@ -124,17 +124,17 @@ def test_a_short_write_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_save_image_begins_as_libvirt_wants_it() -> None:
-    made = savefile.header("<domain/>", running=True, cookie="<cookie/>")
+    made = save_image.header("<domain/>", running=True, cookie="<cookie/>")
 
     assert made[:16] == b"LibvirtQemudSave"
     assert len(made) == 92 + 10 + 10
-    got = savefile.read_header(io.BytesIO(made + b"QEVM"))
+    got = save_image.read_header(io.BytesIO(made + b"QEVM"))
     assert (got.xml, got.cookie, got.running) == ("<domain/>", "<cookie/>", True)
-    plain = savefile.read_header(io.BytesIO(savefile.header("<d/>", running=False)))
+    plain = save_image.read_header(io.BytesIO(save_image.header("<d/>", running=False)))
     assert (plain.xml, plain.cookie, plain.running) == ("<d/>", "", False)
 
 
-HEADER = savefile.header("<domain/>", running=True)
+HEADER = save_image.header("<domain/>", running=True)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ HEADER = savefile.header("<domain/>", running=True)
 )
 def test_what_is_no_save_image_is_told(data: bytes, message: str) -> None:
     with pytest.raises(StreamDamaged) as caught:
-        savefile.read_header(io.BytesIO(data))
+        save_image.read_header(io.BytesIO(data))
 
     assert message in caught.value.message
 
@@ -171,7 +171,7 @@ def test_an_image_becomes_a_stream_again(tmp_path: Path, name: str) -> None:
     assert len(again.seen["pc.ram"]) == first.present("pc.ram").sum()
 
 
-def fill(data: bytes) -> "tuple[list[int], savefile.Fill]":
+def fill(data: bytes) -> "tuple[list[int], save_image.Fill]":
     calls: list[int] = []
 
     def write(file: int) -> None:
@@ -184,7 +184,7 @@ def fill(data: bytes) -> "tuple[list[int], savefile.Fill]":
 def test_a_fifo_gives_all_of_it(tmp_path: Path) -> None:
     data = bytes(range(256)) * 20000
     calls, write = fill(data)
-    with savefile.Fifo(tmp_path, write) as path:
+    with save_image.Fifo(tmp_path, write) as path:
         assert path.read_bytes() == data
 
     assert (len(calls), list(tmp_path.iterdir())) == (1, [])
@@ -193,7 +193,7 @@ def test_a_fifo_gives_all_of_it(tmp_path: Path) -> None:
 def test_a_reader_that_only_looked_may_come_again(tmp_path: Path) -> None:
     data = bytes(range(256)) * 20000
     calls, write = fill(data)
-    fifo = savefile.Fifo(tmp_path, write)
+    fifo = save_image.Fifo(tmp_path, write)
     with fifo as path:
         with path.open("rb", buffering=0) as looking:
             assert looking.read(92) == data[:92]
@@ -207,7 +207,7 @@ def test_a_fifo_that_nobody_reads_ends_with_the_block(tmp_path: Path) -> None:
     before = threading.active_count()
     with (
         pytest.raises(RuntimeError, match="libvirt said no"),
-        savefile.Fifo(tmp_path, write),
+        save_image.Fifo(tmp_path, write),
     ):
         raise RuntimeError("libvirt said no")
 
@@ -218,5 +218,8 @@ def test_what_goes_wrong_in_filling_is_raised(tmp_path: Path) -> None:
     def write(_file: int) -> None:
         raise OSError(errno.EIO, "the store is gone")
 
-    with pytest.raises(OSError, match="the store is gone"), savefile.Fifo(tmp_path, write) as path:
+    with (
+        pytest.raises(OSError, match="the store is gone"),
+        save_image.Fifo(tmp_path, write) as path,
+    ):
         assert path.read_bytes() == b""

@@ -12,7 +12,7 @@ import pytest
 from tests.support.snapshots import PUBLIC
 from tests.support.stocking import Stock, stocked
 from vmckpt.agent import cut
-from vmckpt.checkpoint import outputs
+from vmckpt.capture import network_hold
 from vmckpt.errors import BadInput, CaptureFailed, RemoteError
 from vmckpt.lab import chat
 from vmckpt.lab.chat import Chat, Peer
@@ -78,7 +78,7 @@ def test_no_cut_outlasts_what_holds_it() -> None:
     waits = [Phase.STOPPED, Phase.CAPTURED]
     for phase in (Phase.READY, *waits):
         assert (group.LIMITS[phase] or 0) < cut.PATIENCE[phase]
-    assert sum(cut.PATIENCE[phase] for phase in waits) < outputs.LIMIT
+    assert sum(cut.PATIENCE[phase] for phase in waits) < network_hold.LIMIT
 
 
 @pytest.mark.parametrize("told", [["web1"], ["web1", ""], ["web1", "db1", "web1"], [""]])

@@ -26,9 +26,12 @@ from tests.support.hostile import (
 from tests.support.replicas import session
 from vmckpt.agent import giving, replacement, trial_files
 from vmckpt.agent.small_files import SmallFiles
-from vmckpt.checkpoint import disk_capture, firmware, guestmemory, nbdserver, reopening
-from vmckpt.checkpoint.nbdsession import Export
-from vmckpt.checkpoint.nbdwire import Unix
+from vmckpt.capture import firmware
+from vmckpt.capture.disks import bitmaps, live
+from vmckpt.capture.memory import memory_files
+from vmckpt.capture.nbd import server
+from vmckpt.capture.nbd.protocol import Unix
+from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput, RemoteError, StoreError
 from vmckpt.remote.scripts import install_agent
 from vmckpt.replicate import standing
@@ -219,9 +222,9 @@ def test_scratch_images_in_qemus_folder(place: Ground, monkeypatch: pytest.Monke
 
     def made() -> bool:
         try:
-            return disk_capture._made(image, 1 << 20)
+            return live._made(image, 1 << 20)
         finally:
-            disk_capture.remove_left([image])
+            live.remove_left([image])
 
     outcomes: set[bool] = set()
     with place.swapped():
@@ -470,7 +473,7 @@ def _mapped_as(flags: int, protection: int, file: Path) -> Path | None:
     opened = os.open(file, flags)
     try:
         with mmap.mmap(opened, 1 << 20, flags=mmap.MAP_SHARED, prot=protection):
-            return guestmemory._mapped(os.getpid(), 1 << 20, str(file))
+            return memory_files._mapped(os.getpid(), 1 << 20, str(file))
     finally:
         os.close(opened)
 
@@ -492,10 +495,10 @@ def test_nothing_is_run_in_a_mount_namespace_that_another_user_made(
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            monkeypatch.setattr(reopening, "as_it_runs", lambda _: ["--reuid", "1"])
+            monkeypatch.setattr(bitmaps, "as_it_runs", lambda _: ["--reuid", "1"])
             ran: list[object] = []
             monkeypatch.setattr(subprocess, "run", lambda *words, **_: ran.append(words))
-            assert reopening._closed(process.pid, ["/etc/shadow"]) == []
+            assert bitmaps._closed(process.pid, ["/etc/shadow"]) == []
             assert ran == []
         finally:
             process.kill()
@@ -510,7 +513,7 @@ def test_a_socket_that_accepts_nothing_is_not_waited_for(place: Ground) -> None:
         fills.connect(str(path))
         export = Export(size=Bytes(512), read=lambda _, length: bytes(length))
         with within(10), pytest.raises(BadInput, match="another server listens there"):
-            nbdserver.Server({"": export}, Unix(str(path)))
+            server.Server({"": export}, Unix(str(path)))
 
 
 def _bound(path: Path) -> None:

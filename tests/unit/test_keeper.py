@@ -12,15 +12,16 @@ import pytest
 from tests.unit.test_capture_settings import Qemu
 from vmckpt.agent import spool
 from vmckpt.agent.talk import error_as_json, error_from_json
-from vmckpt.checkpoint import background, keeper, settings
-from vmckpt.checkpoint.background import Hooks
-from vmckpt.checkpoint.keeper import Keeper
+from vmckpt.capture import migration_settings
+from vmckpt.capture.memory import background_snapshot, undo_process
+from vmckpt.capture.memory.background_snapshot import Hooks
+from vmckpt.capture.memory.undo_process import Keeper
 from vmckpt.errors import CaptureFailed, GuestBusy, HostUnreachable, HypervisorError, StoreError
 from vmckpt.hypervisor import qmp as qmps
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Seconds
 
-UNDO = settings.Undo(guest="u", capabilities={}, bandwidth=1, runs=True, folder="")
+UNDO = migration_settings.Undo(guest="u", capabilities={}, bandwidth=1, runs=True, folder="")
 Make = Callable[..., Keeper]
 
 
@@ -110,12 +111,12 @@ def test_without_libvirt_the_keeper_is_asked_to_undo_it(
         given.extend(words)
         return make(1)
 
-    monkeypatch.setattr(background, "keeper_for", keeper_for)
+    monkeypatch.setattr(background_snapshot, "keeper_for", keeper_for)
     hooks = Hooks(
         note=lambda _: None, barrier=lambda: None, given_up=qemu.given_up, held=(7,)
     )  # fmt: skip
     with pytest.raises(Exception, match=r".") as caught:
-        background.capture(qemu, tmp_path / "image", hooks)
+        background_snapshot.capture(qemu, tmp_path / "image", hooks)
     told: Any = caught.value
     assert getattr(told, "undone", True) is back
     assert (qemu.state, qemu.capabilities["background-snapshot"]) == (
@@ -148,17 +149,17 @@ def test_it_tries_over_connections_of_its_own_for_a_while(
 
     undone: list[object] = []
     monkeypatch.setattr(qmps, "Monitor", Monitor)
-    monkeypatch.setattr(settings, "give_up", lambda *_, **__: undone.append(1))
+    monkeypatch.setattr(migration_settings, "give_up", lambda *_, **__: undone.append(1))
     monkeypatch.setattr(identity, "runs", lambda _: process is not None)
-    monkeypatch.setattr(keeper, "_TURN", 0.01)
-    monkeypatch.setattr(keeper, "LASTS", 0.2)
-    assert keeper._undo("", "alpha", UNDO.to_json()) is well
+    monkeypatch.setattr(undo_process, "_TURN", 0.01)
+    monkeypatch.setattr(undo_process, "LASTS", 0.2)
+    assert undo_process._undo("", "alpha", UNDO.to_json()) is well
     assert bool(undone) == (failures == 3)
     assert (len(opened) > 3) == (process is not None)
 
 
 def test_what_is_left_is_told_through_whatever_came_after() -> None:
-    left = keeper.left_behind(HypervisorError("alpha: gone", host="alpha"))
+    left = undo_process.left_behind(HypervisorError("alpha: gone", host="alpha"))
     for last in (left, StoreError("and the store, too")):
         try:
             try:

@@ -15,7 +15,7 @@ from vmckpt.agent.afterwards import DiscardOrder, FinishOrder
 from vmckpt.agent.lazy import Keeper
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
-from vmckpt.checkpoint.nbdsession import Export
+from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput, StoreDamaged
 from vmckpt.hypervisor import qemu_user
 from vmckpt.model.disk import StorePlace

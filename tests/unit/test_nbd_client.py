@@ -17,9 +17,9 @@ from tests.support.nbd_peers import (
     scripted,
     write,
 )
-from vmckpt.checkpoint import nbdwire as wire
-from vmckpt.checkpoint.nbd import Client, Extent
-from vmckpt.checkpoint.nbdwire import Place, Tcp, Unix
+from vmckpt.capture.nbd import protocol as wire
+from vmckpt.capture.nbd.client import Client, Extent
+from vmckpt.capture.nbd.protocol import Place, Tcp, Unix
 from vmckpt.errors import HypervisorError
 from vmckpt.units import MIB, Seconds
 
@@ -394,5 +394,5 @@ def _then_nonsense(sock: socket.socket, said: list[bytes]) -> None:
 def _over(connected: socket.socket) -> Client:
     connected.settimeout(5.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vmckpt.checkpoint.nbd._connect", lambda *_: connected)
+        patch.setattr("vmckpt.capture.nbd.client._connect", lambda *_: connected)
         return client(Unix("pair"), wire.ALLOCATION)

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.nbd_peers import image, run
-from vmckpt.checkpoint import nbdwire as wire
-from vmckpt.checkpoint.nbd import Client, Extent
-from vmckpt.checkpoint.nbdserver import Server
-from vmckpt.checkpoint.nbdsession import Export
-from vmckpt.checkpoint.nbdwire import Unix
+from vmckpt.capture.nbd import protocol as wire
+from vmckpt.capture.nbd.client import Client, Extent
+from vmckpt.capture.nbd.protocol import Unix
+from vmckpt.capture.nbd.server import Server
+from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput, HypervisorError, StoreDamaged
 from vmckpt.units import MIB
 

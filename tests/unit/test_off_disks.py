@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from vmckpt.checkpoint.off_disks import OffDisks
+from vmckpt.capture.disks.offline import OffDisks
 from vmckpt.hypervisor.backup import Backups
 from vmckpt.model.disk import DiskFacts
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.snapshots import PUBLIC, bare, ram
 from tests.support.stocking import Stock, page, stocked
-from vmckpt.checkpoint.nbdsession import Export
+from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput
 from vmckpt.snapshot import insides, partitions
 from vmckpt.snapshot.opening import layout

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from vmckpt.checkpoint import outputs
-from vmckpt.checkpoint.outputs import Card, Hold, HoldUndo
+from vmckpt.capture import network_hold
+from vmckpt.capture.network_hold import Card, Hold, HoldUndo
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.hypervisor.qmp import Refused
 from vmckpt.units import Seconds
@@ -93,7 +93,7 @@ class Clock:
     ],
 )
 def test_what_cannot_be_held(wishes: dict[str, Any], vhost: bool, why: str | None) -> None:
-    found = outputs.why_not(replace(CARD, **wishes), vhost=vhost)
+    found = network_hold.why_not(replace(CARD, **wishes), vhost=vhost)
     assert found is None if why is None else why in str(found) and "net0" in str(found)
 
 
@@ -101,8 +101,8 @@ def test_cards_are_read_from_the_running_guest() -> None:
     passed = "<hostdev mode='subsystem' type='pci'><alias name='hostdev0'/></hostdev>"
     usb = "<hostdev mode='subsystem' type='usb'><alias name='hostdev1'/></hostdev>"
     queued = "<driver name='qemu' queues='4'/>"
-    assert outputs.cards(xml(card(driver="<driver name='qemu'/>"))) == (CARD,)
-    found = outputs.cards(xml(card(driver=queued, name="net1"), passed, usb))
+    assert network_hold.cards(xml(card(driver="<driver name='qemu'/>"))) == (CARD,)
+    found = network_hold.cards(xml(card(driver=queued, name="net1"), passed, usb))
     assert [(one.name, one.kind, one.queues) for one in found] == [
         ("net1", "bridge", 4),
         ("hostdev0", "hostdev", 1),
@@ -112,14 +112,14 @@ def test_cards_are_read_from_the_running_guest() -> None:
 def test_a_card_that_cannot_be_held_is_named_and_nothing_is_changed() -> None:
     qemu = Qemu(card(), card(kind="hostdev", name="net1"))
     with pytest.raises(CannotCapture, match=r"its net1 \(hostdev\) sends past QEMU") as refused:
-        outputs.look(qemu)
+        network_hold.look(qemu)
     assert "net0" not in str(refused.value)
     assert qemu.told == []
 
 
 def test_facts_survive_and_others_are_refused() -> None:
     qemu = Qemu(card(), card(name="net1"))
-    assert outputs.look(qemu) == UNDO == HoldUndo.from_json(UNDO.to_json())
+    assert network_hold.look(qemu) == UNDO == HoldUndo.from_json(UNDO.to_json())
     for wrong in ('{"guest": 1}', "[]", '{"guest":"a","cards":[1],"runs":true}'):
         with pytest.raises((ValueError, TypeError)):
             HoldUndo.from_json(wrong)
@@ -187,9 +187,9 @@ def test_a_guest_whose_agent_hangs_goes_on(
     qemu.migration, qemu.by_somebody = migration, by_somebody
     qemu.filters = {"vmckpt-hold-net0": {}, "vmckpt-hold-net1": {}}
     undo = HoldUndo(guest=UNDO.guest, cards=UNDO.cards, runs=runs)
-    outputs.put_back(qemu, undo)
+    network_hold.put_back(qemu, undo)
     assert (qemu.filters, qemu.state) == ({}, state)
-    outputs.put_back(qemu, undo, resume=True)
+    network_hold.put_back(qemu, undo, resume=True)
     assert qemu.state == after
 
 
@@ -197,6 +197,6 @@ def test_all_filters_are_tried() -> None:
     qemu = Qemu()
     qemu.dead = True
     with pytest.raises(HypervisorError, match="no answer"):
-        outputs.remove(qemu, UNDO.cards)
+        network_hold.remove(qemu, UNDO.cards)
     assert qemu.told == ["object-del", "object-del"]
     assert json.loads(UNDO.to_json())["cards"] == ["net0", "net1"]

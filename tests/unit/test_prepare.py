@@ -6,8 +6,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from vmckpt.checkpoint import prepare as room
-from vmckpt.checkpoint.prepare import Prepared
+from vmckpt.capture import prepare_domain as room
+from vmckpt.capture.prepare_domain import Prepared
 from vmckpt.model.disk import DiskFacts
 from vmckpt.model.finding import Severity
 

@@ -11,10 +11,11 @@ from vmckpt.agent import putback, spool, telling
 from vmckpt.agent.create import _Making
 from vmckpt.agent.orders import PutBackOrder
 from vmckpt.agent.talk import error_from_json
-from vmckpt.checkpoint import background, copies, disk_capture
-from vmckpt.checkpoint.disk_capture import DiskUndo
-from vmckpt.checkpoint.keeper import left_behind
-from vmckpt.checkpoint.settings import Undo
+from vmckpt.capture.disks import live
+from vmckpt.capture.disks.live import DiskUndo
+from vmckpt.capture.memory import background_snapshot, memory_files
+from vmckpt.capture.memory.undo_process import left_behind
+from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import (
     BadInput,
     Cancelled,
@@ -55,11 +56,9 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def __exit__(self, *_: object) -> None: ...
 
     monkeypatch.setattr(putback, "Monitor", There)
-    monkeypatch.setattr(background, "mend", lambda *_: did.append("capture"))
-    monkeypatch.setattr(copies, "sweep", lambda: None)
-    monkeypatch.setattr(
-        disk_capture, "put_back", lambda *_, published: did.append(f"backup {published}")
-    )
+    monkeypatch.setattr(background_snapshot, "mend", lambda *_: did.append("capture"))
+    monkeypatch.setattr(memory_files, "sweep", lambda: None)
+    monkeypatch.setattr(live, "put_back", lambda *_, published: did.append(f"backup {published}"))
     return did
 
 

@@ -10,7 +10,7 @@ import libvirt
 import libvirt_qemu
 import pytest
 
-from vmckpt.checkpoint.quiet import Quiet, QuietUndo
+from vmckpt.capture.fs_freeze import Quiet, QuietUndo
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.guest_agent import GuestAgent, thaw_left
 from vmckpt.model.finding import Severity

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from vmckpt.checkpoint import overlay
+from vmckpt.capture.disks import lazy_overlay
 from vmckpt.errors import BadInput
 from vmckpt.hypervisor import qemu_user
 from vmckpt.snapshot import defining, reborn
@@ -75,7 +75,7 @@ def test_a_definition_that_is_missing_is_made() -> None:
 
 def test_a_guest_is_started_on_what_is_behind_its_empty_images() -> None:
     sockets = {"vda": "/run/x/vda.nbd"}
-    told = overlay.behind(XML, sockets)
+    told = lazy_overlay.behind(XML, sockets)
     disk = ET.fromstring(told).find("devices/disk")
     assert disk is not None
     driver = disk.find("driver")
@@ -83,17 +83,17 @@ def test_a_guest_is_started_on_what_is_behind_its_empty_images() -> None:
     assert (driver.get("error_policy"), driver.get("rerror_policy")) == ("stop", "stop")
     stores = disk.findall("backingStore")
     assert [one.get("type") for one in stores] == ["network"]
-    assert overlay.waiting(told, sockets) == {"vda"}
-    assert overlay.waiting(told, {"vda": "/run/y/vda.nbd"}) == frozenset()
-    assert overlay.waiting(XML, sockets) == frozenset()
+    assert lazy_overlay.waiting(told, sockets) == {"vda"}
+    assert lazy_overlay.waiting(told, {"vda": "/run/y/vda.nbd"}) == frozenset()
+    assert lazy_overlay.waiting(XML, sockets) == frozenset()
     with pytest.raises(ValueError, match="no disk vdb"):
-        overlay.behind(XML, {"vdb": "/run/x/vdb.nbd"})
+        lazy_overlay.behind(XML, {"vdb": "/run/x/vdb.nbd"})
 
 
 def test_only_qcow2_can_fill_up_while_it_is_used() -> None:
-    overlay.check({"vda": "qcow2"})
+    lazy_overlay.check({"vda": "qcow2"})
     with pytest.raises(BadInput, match="disk vdb is raw"):
-        overlay.check({"vda": "qcow2", "vdb": "raw"})
+        lazy_overlay.check({"vda": "qcow2", "vdb": "raw"})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vmckpt.checkpoint import reopening
+from vmckpt.capture.disks import bitmaps
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
@@ -59,7 +59,7 @@ class Asked(Monitor):
 
 
 def test_what_is_written_to_on_the_host_counts() -> None:
-    assert reopening.writable(NODES) == ["/dev/vg/b", "/srv/a.qcow2"]
+    assert bitmaps.writable(NODES) == ["/dev/vg/b", "/srv/a.qcow2"]
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_the_user_and_groups_of_a_process(groups: str, more: list[str]) -> None:
     status = (
         f"Name:\tqemu\nUid:\t0\t64055\t0\t0\nGid:\t1\t107\t1\t1\nGroups:\t{groups}\nNSpid:\t9\n"
     )
-    assert reopening.as_it_runs(status) == ["--reuid", "64055", "--regid", "107", *more]
+    assert bitmaps.as_it_runs(status) == ["--reuid", "64055", "--regid", "107", *more]
 
 
 def test_root_may_open_all() -> None:
     status = "Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nGroups:\t\n"
-    assert reopening.as_it_runs(status) is None
+    assert bitmaps.as_it_runs(status) is None
 
 
 def test_an_image_that_went_back_to_its_owner_is_told_before_the_guest_stands_still(
@@ -86,14 +86,14 @@ def test_an_image_that_went_back_to_its_owner_is_told_before_the_guest_stands_st
     image.touch(mode=0o600)
     nodes = [{"node-name": "s0", "drv": "file", "ro": False, "file": str(image)}]
     with pytest.raises(CannotCapture, match="may not open") as caught:
-        reopening.check(Asked(nodes))
+        bitmaps.check(Asked(nodes))
     assert str(image) in caught.value.message
     assert f"chown {NOBODY} " in (caught.value.mend or "")
     image.chmod(0o666)
-    reopening.check(Asked(nodes))
+    bitmaps.check(Asked(nodes))
     (folder).chmod(0o700)
     with pytest.raises(CannotCapture, match="may not open"):
-        reopening.check(Asked(nodes))
+        bitmaps.check(Asked(nodes))
 
 
 def test_without_the_programs_for_it_nothing_is_refused(
@@ -102,4 +102,4 @@ def test_without_the_programs_for_it_nothing_is_refused(
     monkeypatch.setattr(identity, "hold", lambda _guest: HeldProcess(process))
     monkeypatch.setenv("PATH", str(folder))
     nodes = [{"node-name": "s0", "drv": "file", "ro": False, "file": "/root/x"}]
-    reopening.check(Asked(nodes))
+    bitmaps.check(Asked(nodes))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.replicas import Qemu
-from vmckpt.checkpoint.settings import IGNORE_SHARED, Undo
+from vmckpt.capture.migration_settings import IGNORE_SHARED, Undo
 from vmckpt.errors import CaptureFailed, HypervisorError
 from vmckpt.replicate.capture import Capturer
 from vmckpt.replicate.finder import Changed

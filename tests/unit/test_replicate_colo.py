@@ -12,10 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.streams import Collected
-from vmckpt.checkpoint.compare import Mapping
-from vmckpt.checkpoint.guestmemory import MemoryFile
-from vmckpt.checkpoint.head import DESCRIPTION, EOF, FULL, PAGE, Head, RamBlock, parse_head
-from vmckpt.checkpoint.stream import StreamWriter
+from vmckpt.capture.memory.memory_files import MemoryFile
+from vmckpt.capture.memory.page_diff import Mapping
+from vmckpt.capture.qemu_stream.header import (
+    DESCRIPTION,
+    EOF,
+    FULL,
+    PAGE,
+    Head,
+    RamBlock,
+    parse_head,
+)
+from vmckpt.capture.qemu_stream.stream import StreamWriter
 from vmckpt.errors import CannotCapture, StreamDamaged
 from vmckpt.replicate import colo
 from vmckpt.replicate.colo import ColoParser, Stage

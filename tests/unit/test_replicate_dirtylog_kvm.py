@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from tests.support.streams import parsed
-from vmckpt.checkpoint import devices, settings
-from vmckpt.checkpoint.compare import Mapping
-from vmckpt.checkpoint.draining import Drain, Tape
-from vmckpt.checkpoint.head import Head
-from vmckpt.checkpoint.settings import IGNORE_SHARED, PIPE
-from vmckpt.checkpoint.standstill import Standstill
+from vmckpt.capture import migration_settings
+from vmckpt.capture.memory.page_diff import Mapping
+from vmckpt.capture.memory.pipe_reader import Drain, Tape
+from vmckpt.capture.memory.shared_memory import Standstill
+from vmckpt.capture.migration_settings import IGNORE_SHARED, PIPE
+from vmckpt.capture.qemu_stream import devices
+from vmckpt.capture.qemu_stream.header import Head
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.replicate import choosing, dirtylog
 from vmckpt.replicate.capture import Epoch
@@ -95,7 +96,7 @@ class Rig:
         self.guest, self.held, self.disk = guest, Held(guest), Disk()
         self.last = stack.enter_context(Mapping(file, SIZE, write=True))
         os.close(file)
-        self.undo = settings.look(guest, want=IGNORE_SHARED, runs=None, folder=None)
+        self.undo = migration_settings.look(guest, want=IGNORE_SHARED, runs=None, folder=None)
         self.before = dirtylog.look(guest)
         self.log = DirtyLog(
             guest, self.undo, files=guest.files, last=[self.last], most=2 * PAGES,
@@ -323,14 +324,14 @@ def _is_as_before(rig: Rig) -> None:
     guest = rig.guest
     assert guest.run_state() == "running"
     assert guest.goes_on()
-    assert settings.look(guest, want=IGNORE_SHARED, runs=None, folder=None) == rig.undo
+    assert migration_settings.look(guest, want=IGNORE_SHARED, runs=None, folder=None) == rig.undo
     assert dirtylog.look(guest) == rig.before
     tape = Tape()
     with Drain(tape) as drain:
         drain.hand_over(guest)
         guest.tell("migrate", {"uri": f"fd:{PIPE}"})
         assert drain.ended(5.0)
-        settings.wait_for_end(guest)
+        migration_settings.wait_for_end(guest)
     assert guest.ask("query-migrate")["status"] == "completed"
     assert len(tape.data) > PAGES * 4096
     guest.tell("cont", {})
@@ -358,7 +359,7 @@ def _load(standby: Scratch, state: bytes) -> None:
     reading, writing = os.pipe()
     standby.tell("getfd", {"fdname": "in"}, files=(reading,))
     os.close(reading)
-    settings.set_capabilities(standby, {IGNORE_SHARED: True})
+    migration_settings.set_capabilities(standby, {IGNORE_SHARED: True})
     standby.tell("migrate-incoming", {"uri": "fd:in"})
     left = memoryview(state)
     while left:
@@ -368,7 +369,7 @@ def _load(standby: Scratch, state: bytes) -> None:
     while standby.run_state() == "inmigrate" and time.monotonic() < give_up:
         told = standby.ask("query-migrate")
         assert told.get("status") != "failed", told
-    settings.set_capabilities(standby, {IGNORE_SHARED: False})
+    migration_settings.set_capabilities(standby, {IGNORE_SHARED: False})
 
 
 def test_no_qemu_of_ours_and_no_file_is_left() -> None:

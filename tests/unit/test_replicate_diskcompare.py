@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from tests.support.staging import Disk
-from vmckpt.checkpoint.nbd import Piece
+from vmckpt.capture.nbd.client import Piece
 from vmckpt.replicate import diskcompare, redo, writelog
 from vmckpt.replicate.diskcompare import Progress, answer, bring
 from vmckpt.replicate.wire import Digests, Wanted

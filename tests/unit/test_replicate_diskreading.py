@@ -9,7 +9,7 @@ import pytest
 from tests.support.guest_disks import with_disks
 from tests.support.guestless import Qmp
 from tests.support.staging import in_memory
-from vmckpt.checkpoint.nbdwire import Unix
+from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import HypervisorError
 from vmckpt.replicate import diskreading
 from vmckpt.replicate.link import Cut

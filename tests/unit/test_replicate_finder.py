@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vmckpt.checkpoint.compare import Mapping
-from vmckpt.checkpoint.head import PAGE
+from vmckpt.capture.memory.page_diff import Mapping
+from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.replicate.finder import Changed, CompareFinder
 
 PAGES = 300

@@ -13,8 +13,8 @@ from random import Random
 import pytest
 
 from tests.support.guestless import Qmp
-from vmckpt.checkpoint.nbd import Client
-from vmckpt.checkpoint.nbdwire import Unix
+from vmckpt.capture.nbd.client import Client
+from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.qmp import Refused
 from vmckpt.replicate import fleecing

@@ -19,7 +19,7 @@ from tests.support.disk_logs import (
     serving,
     until,
 )
-from vmckpt.checkpoint.nbdwire import Unix
+from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import BadInput, HypervisorError
 from vmckpt.replicate import logserver
 from vmckpt.replicate.diskepochs import DiskLogError, LogPlace, WriteLog

@@ -15,7 +15,7 @@ from tests.support.replicas import (
     mapped,
     two_ends,
 )
-from vmckpt.checkpoint.compare import Mapping
+from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.replicate import memory as memories
 from vmckpt.replicate.finder import Changed
 from vmckpt.replicate.link import Cut, Line

@@ -17,7 +17,7 @@ import pytest
 from tests.support.disk_logs import until
 from tests.support.guest_disks import mirrors_left
 from tests.support.guestless import Qmp, qemu
-from vmckpt.checkpoint.nbdwire import Unix
+from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import HypervisorError
 from vmckpt.replicate import logserver, mirroring, writelog
 from vmckpt.replicate.diskepochs import LogPlace, WriteLog

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.nbd_peers import qemu_nbd, run, scripted
-from vmckpt.checkpoint import nbdwire as wire
-from vmckpt.checkpoint.nbdwire import Unix
+from vmckpt.capture.nbd import protocol as wire
+from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import HypervisorError
 from vmckpt.lab.pace import Deadline
 from vmckpt.replicate import writelog

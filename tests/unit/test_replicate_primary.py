@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.primaries import World, world
 from tests.support.replicas import until
-from vmckpt.checkpoint.standstill import Resumed
+from vmckpt.capture.memory.shared_memory import Resumed
 from vmckpt.errors import HypervisorError, LeaseLost
 from vmckpt.replicate import mirroring, primary
 from vmckpt.replicate.buffers import EARLY

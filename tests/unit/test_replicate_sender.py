@@ -19,7 +19,7 @@ from tests.support.replicas import (
     two_ends,
 )
 from tests.support.staging import Disk, Ram
-from vmckpt.checkpoint.compare import Mapping
+from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.replicate import sender as senders
 from vmckpt.replicate.capture import Epoch
 from vmckpt.replicate.finder import Changed, CompareFinder

@@ -32,8 +32,8 @@ from tests.support.staging import (
     send,
     stepping,
 )
-from vmckpt.checkpoint.compare import Mapping
-from vmckpt.checkpoint.head import PAGE
+from vmckpt.capture.memory.page_diff import Mapping
+from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.replicate import delta, writelog
 from vmckpt.replicate.redo import StageError, StageFull
 from vmckpt.replicate.stage import WRITES, Stage

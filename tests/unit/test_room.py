@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vmckpt.checkpoint import room
+from vmckpt.capture import free_space
 from vmckpt.errors import CaptureFailed
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
@@ -19,8 +19,8 @@ STATUS = (
 
 
 def test_what_a_process_holds_is_all_that_an_image_can_take() -> None:
-    assert room.held(STATUS) == 3584 << 10
-    assert room.held("") == 0
+    assert free_space.held(STATUS) == 3584 << 10
+    assert free_space.held("") == 0
 
 
 def test_memory_that_was_never_touched_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,9 +33,9 @@ def test_memory_that_was_never_touched_takes_no_room(monkeypatch: pytest.MonkeyP
     monitor: Any = Monitor()
     monkeypatch.setattr(identity, "hold", lambda _: HeldProcess(os.getpid()))
     monkeypatch.setattr(Path, "read_text", lambda _: STATUS)
-    assert room.memory(monitor) == 3584 << 10
+    assert free_space.memory(monitor) == 3584 << 10
     monkeypatch.setattr(identity, "hold", lambda _: None)
-    assert room.memory(monitor) == 65 * GIB
+    assert free_space.memory(monitor) == 65 * GIB
 
 
 @pytest.mark.parametrize(
@@ -45,18 +45,18 @@ def test_memory_that_was_never_touched_takes_no_room(monkeypatch: pytest.MonkeyP
 def test_others_keep_their_reserve(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, wanted: int, good: bool
 ) -> None:
-    monkeypatch.setattr(room, "free", lambda _: Bytes(free))
+    monkeypatch.setattr(free_space, "free", lambda _: Bytes(free))
     if good:
-        room.check(tmp_path, Bytes(wanted))
+        free_space.check(tmp_path, Bytes(wanted))
         return
     with pytest.raises(CaptureFailed, match=r"GiB free; .* must stay free .*; make room there"):
-        room.check(tmp_path, Bytes(wanted))
+        free_space.check(tmp_path, Bytes(wanted))
 
 
 def test_it_is_given_up_before_others_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     now, there = [0.0], [2 * GIB]
-    monkeypatch.setattr(room, "free", lambda _: Bytes(there[0]))
-    watch = room.Watch(tmp_path, clock=lambda: now[0])
+    monkeypatch.setattr(free_space, "free", lambda _: Bytes(there[0]))
+    watch = free_space.Watch(tmp_path, clock=lambda: now[0])
     there[0] = 400 * MIB
     watch.look()  # it is not looked at all the time
     now[0] = 1.0

@@ -16,7 +16,7 @@ from tests.support.stocking import (
 )
 from tests.support.storing import chunks, new_store, write
 from vmckpt.agent import serving
-from vmckpt.checkpoint.disk_plan import How, Parent, plan
+from vmckpt.capture.disks.plan import How, Parent, plan
 from vmckpt.errors import StoreError
 from vmckpt.model.disk import Bitmap, DiskFacts, checkpoint_of
 from vmckpt.snapshot import reborn

@@ -15,9 +15,15 @@ from tests.support.streams import (
     parsed,
     recorded,
 )
-from vmckpt.checkpoint import devices
-from vmckpt.checkpoint.head import PAGE, SWITCHOVER_START, Head, RamBlock, parse_head
-from vmckpt.checkpoint.stream import StreamParser, StreamWriter, starts_as_zeros
+from vmckpt.capture.qemu_stream import devices
+from vmckpt.capture.qemu_stream.header import (
+    PAGE,
+    SWITCHOVER_START,
+    Head,
+    RamBlock,
+    parse_head,
+)
+from vmckpt.capture.qemu_stream.stream import StreamParser, StreamWriter, starts_as_zeros
 from vmckpt.errors import StreamDamaged
 
 SHORT_STREAM = recorded(SHORT)

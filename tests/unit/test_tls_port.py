@@ -12,9 +12,9 @@ import pytest
 
 from tests.support.nbd_peers import run
 from tests.support.processes import command_lines
-from vmckpt.checkpoint.nbd import Client
-from vmckpt.checkpoint.nbdsession import Export
-from vmckpt.checkpoint.nbdwire import Tcp
+from vmckpt.capture.nbd.client import Client
+from vmckpt.capture.nbd.protocol import Tcp
+from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.snapshot import tlsport
 from vmckpt.snapshot.tlsport import Port

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from vmckpt.checkpoint import userfault
+from vmckpt.capture.memory import userfaultfd
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 
 SMAPS = """7f0000000000-7f0000400000 rw-p 00000000 00:00 0
@@ -34,11 +34,11 @@ input()
 
 
 def test_watched_memory_is_told_by_its_flags() -> None:
-    assert userfault.watched(SMAPS) == [
+    assert userfaultfd.watched(SMAPS) == [
         (0x7F0000000000, 0x400000),
         (0xFFFFFFFFFF600000, 0x1000),
     ]
-    assert userfault.watched("") == []
+    assert userfaultfd.watched("") == []
 
 
 def test_a_hanging_process_is_freed() -> None:
@@ -50,8 +50,8 @@ def test_a_hanging_process_is_freed() -> None:
         try:
             assert process.stdout.readline() == "hangs\n"
             with HeldProcess(process.pid) as held:
-                assert userfault.free(held) == 1
+                assert userfaultfd.free(held) == 1
                 assert process.stdout.readline() == "free\n"
-                assert userfault.free(held) == 0
+                assert userfaultfd.free(held) == 0
         finally:
             process.kill()

@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vmckpt.agent import writes
-from vmckpt.checkpoint import settings
-from vmckpt.checkpoint.settings import Undo
+from vmckpt.capture import migration_settings
+from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity, lease_timer
@@ -48,7 +48,7 @@ def unprotect(
         disarm(session)
     note_alone(folder)  # before output gets out: no standby may take over from now on
     buffers.remove(monitor, folder)
-    settings.break_off(monitor, Undo.from_json(session.undo))
+    migration_settings.break_off(monitor, Undo.from_json(session.undo))
     writes.end_all(session, folder, monitor)
     if libvirt_side.stored(monitor) is None:
         define(session)

@@ -29,7 +29,7 @@ MODULES = (
     "vmckpt.agent.main", "vmckpt.agent.create", "vmckpt.agent.discard", "vmckpt.agent.lazy",
     "vmckpt.agent.lines", "vmckpt.agent.putback", "vmckpt.agent.replica", "vmckpt.agent.replicas",
     "vmckpt.agent.restore", "vmckpt.agent.serving", "vmckpt.agent.unrestore",
-    "vmckpt.checkpoint.keeper", "vmckpt.checkpoint.outputs_keeper", "vmckpt.replicate.guard",
+    "vmckpt.capture.memory.undo_process", "vmckpt.capture.network_hold_undo_process", "vmckpt.replicate.guard",
     "vmckpt.store.s3",
 )  # fmt: skip
 """What is started on hosts, and what it imports late."""

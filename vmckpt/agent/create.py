@@ -15,12 +15,13 @@ from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.regions import DiskRegion, RamRegion
 from vmckpt.agent.talk import Talk
 from vmckpt.agent.ways import Memory, Wanted
-from vmckpt.checkpoint import copies, firmware, room
-from vmckpt.checkpoint.background import Hooks
-from vmckpt.checkpoint.disk_capture import DiskCapture
-from vmckpt.checkpoint.image import FrozenImage
-from vmckpt.checkpoint.off_disks import OffDisks
-from vmckpt.checkpoint.quiet import Quiet
+from vmckpt.capture import firmware, free_space
+from vmckpt.capture.disks.live import DiskCapture
+from vmckpt.capture.disks.offline import OffDisks
+from vmckpt.capture.fs_freeze import Quiet
+from vmckpt.capture.memory import memory_files
+from vmckpt.capture.memory.background_snapshot import Hooks
+from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.errors import BadInput, VmckptError
 from vmckpt.hypervisor import qemu_user
 from vmckpt.hypervisor.backup import Backups
@@ -75,7 +76,7 @@ class _Making:
         """`lock`: the snapshot's, which a keeper holds as long as it may have to undo."""
         self._order, self._talk, self._store, self._monitor = order, talk, store, monitor
         self._lock = lock
-        self._watch = room.Watch(order.folder.parent)
+        self._watch = free_space.Watch(order.folder.parent)
         self._past = line.load(order.line)
         self._off = not monitor.is_active()
         self._described = monitor.xml()
@@ -91,7 +92,7 @@ class _Making:
 
     def run(self, stack: ExitStack) -> dict[str, Any]:
         order, began = self._order, time.monotonic()
-        copies.sweep()
+        memory_files.sweep()
         spool.sweep(order.folder.parent)
         with suppress(OSError):
             line.sweep(order.line.parent, now=time.time())
@@ -162,7 +163,7 @@ class _Making:
         assert disks.plan is not None
         if disks.plan.captured:
             if not self._off:
-                room.check(self._scratch, Bytes(0))
+                free_space.check(self._scratch, Bytes(0))
             self._intend("backup", undo.to_json())
             disks.make_room()
         if self._order.memory:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Self
 
 from vmckpt.agent.talk import Talk
-from vmckpt.checkpoint import outputs
-from vmckpt.checkpoint.background import Hooks
-from vmckpt.checkpoint.outputs import Hold
-from vmckpt.checkpoint.settings import Undo
+from vmckpt.capture import network_hold
+from vmckpt.capture.memory.background_snapshot import Hooks
+from vmckpt.capture.migration_settings import Undo
+from vmckpt.capture.network_hold import Hold
 from vmckpt.errors import CaptureFailed
 from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.model.recovery import Phase
@@ -27,7 +27,7 @@ class Cut:
     def __init__(self, monitor: Monitor, talk: Talk) -> None:
         """Notes the facts. Raises CannotCapture if its output cannot be held, and VmckptError."""
         self._talk = talk
-        undo = outputs.look(monitor)
+        undo = network_hold.look(monitor)
         talk.ask("intend", step="hold", facts=undo.to_json())
         self._hold = Hold(monitor, undo)
         self._ready = self._stood = False

@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self
 
-from vmckpt.checkpoint.settings import Commands
+from vmckpt.capture.migration_settings import Commands
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.lifecycle import Endings
 from vmckpt.replicate.newcards import NewCards

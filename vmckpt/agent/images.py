@@ -10,9 +10,9 @@ from vmckpt.agent import replacement
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.replacement import Replacement
 from vmckpt.agent.talk import Talk
-from vmckpt.checkpoint.nbdserver import Server
-from vmckpt.checkpoint.nbdsession import Export
-from vmckpt.checkpoint.nbdwire import Unix
+from vmckpt.capture.nbd.protocol import Unix
+from vmckpt.capture.nbd.server import Server
+from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput, Cancelled, StoreDamaged, StoreError
 from vmckpt.store.assemble import Assembly, Source
 from vmckpt.store.facts import DiskMake

@@ -13,7 +13,7 @@ from vmckpt.agent.afterwards import FinishOrder
 from vmckpt.agent.images import Images
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk, error_from_json
-from vmckpt.checkpoint import overlay
+from vmckpt.capture.disks import lazy_overlay
 from vmckpt.errors import BadInput, GuestBusy, OutcomeUnknown, VmckptError
 from vmckpt.store.assemble import Source
 from vmckpt.store.facts import DiskMake
@@ -152,12 +152,12 @@ class _Lazy:
 
     def images(self, order: RestoreOrder, private: Private, reader: Source, talk: Talk) -> Images:
         """See restore.Way."""
-        overlay.check({one.target: one.format for one in private.facts.disks})
+        lazy_overlay.check({one.target: one.format for one in private.facts.disks})
         return _Overlays(order, private, reader, talk, self._sockets)
 
     def started_as(self, xml: str) -> str:
         """See restore.Way."""
-        return overlay.behind(xml, self._sockets)
+        return lazy_overlay.behind(xml, self._sockets)
 
 
 class _Overlays(Images):

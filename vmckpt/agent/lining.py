@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 
 from vmckpt.agent.ways import Memory
-from vmckpt.checkpoint.disk_plan import Parent
+from vmckpt.capture.disks.plan import Parent
 from vmckpt.store import line
 from vmckpt.store.inside import Private
 from vmckpt.store.line import Draft, Line

@@ -6,11 +6,18 @@ from typing import Any
 from vmckpt.agent import spool
 from vmckpt.agent.orders import PutBackOrder
 from vmckpt.agent.talk import Talk
-from vmckpt.checkpoint import background, copies, disk_capture, image, keeper, outputs
-from vmckpt.checkpoint.disk_capture import DiskUndo
-from vmckpt.checkpoint.outputs import HoldUndo
-from vmckpt.checkpoint.quiet import QuietUndo
-from vmckpt.checkpoint.settings import Undo
+from vmckpt.capture import network_hold
+from vmckpt.capture.disks import live
+from vmckpt.capture.disks.live import DiskUndo
+from vmckpt.capture.fs_freeze import QuietUndo
+from vmckpt.capture.memory import (
+    background_snapshot,
+    image,
+    memory_files,
+    undo_process,
+)
+from vmckpt.capture.migration_settings import Undo
+from vmckpt.capture.network_hold import HoldUndo
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.hypervisor import connection
 from vmckpt.hypervisor.backup import Backups
@@ -21,7 +28,7 @@ from vmckpt.units import Seconds
 
 # A living agent whose controller is gone needs a moment to give up, and a dead one's keeper tries
 # for longer.
-_PATIENCE = Seconds(keeper.LASTS + 60.0)
+_PATIENCE = Seconds(undo_process.LASTS + 60.0)
 
 
 def put_back(order: PutBackOrder, _: Talk | None = None) -> dict[str, Any]:
@@ -34,7 +41,7 @@ def put_back(order: PutBackOrder, _: Talk | None = None) -> dict[str, Any]:
         if not order.dry:
             _undo(order, lock)
             image.remove(order.folder)
-            copies.sweep()
+            memory_files.sweep()
         try:
             store = opening.opened(order.store)
             published = any(one.id == order.snapshot for one in store.manifests())
@@ -57,24 +64,24 @@ def _undo(order: PutBackOrder, lock: int) -> None:
         raise BadInput(f"{order.snapshot}: {exc}") from exc
     acts: list[Callable[[Monitor], object]] = []
     if hold is not None:
-        acts.append(lambda monitor: outputs.put_back(monitor, hold))
+        acts.append(lambda monitor: network_hold.put_back(monitor, hold))
     if freeze is not None:
         acts.append(lambda monitor: thaw_left(GuestAgent(monitor)))
     if capture is not None:
-        acts.append(lambda monitor: background.mend(monitor, capture, (lock,)))
+        acts.append(lambda monitor: background_snapshot.mend(monitor, capture, (lock,)))
     if backup is not None:
-        acts.append(lambda monitor: disk_capture.put_back(Backups(monitor), backup, published=None))
+        acts.append(lambda monitor: live.put_back(Backups(monitor), backup, published=None))
     if acts:
         _on_guest(order, acts)
     if backup is not None:
-        disk_capture.remove_left(backup.files)
+        live.remove_left(backup.files)
 
 
 def _forget(order: PutBackOrder) -> None:
     """The checkpoint of a snapshot that is none goes."""
     if order.backup:
         backup = DiskUndo.from_json(order.backup)
-        put_back_ = disk_capture.put_back
+        put_back_ = live.put_back
         _on_guest(order, [lambda monitor: put_back_(Backups(monitor), backup, published=False)])
 
 

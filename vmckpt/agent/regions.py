@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint.compare import Flags
-from vmckpt.checkpoint.disks import DiskReader, State
-from vmckpt.checkpoint.image import FrozenImage
+from vmckpt.capture.disks.reader import DiskReader, State
+from vmckpt.capture.memory.image import FrozenImage
+from vmckpt.capture.memory.page_diff import Flags
 from vmckpt.store.regions import UNIT, Extent, Kind, What
 from vmckpt.units import Bytes
 

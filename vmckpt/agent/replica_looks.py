@@ -8,8 +8,10 @@ from typing import Any
 
 from vmckpt.agent import chains, devices
 from vmckpt.agent.orders import ReplicaOrder
-from vmckpt.checkpoint import guestmemory, outputs, reopening, settings
-from vmckpt.checkpoint.settings import IGNORE_SHARED, Undo
+from vmckpt.capture import migration_settings, network_hold
+from vmckpt.capture.disks import bitmaps
+from vmckpt.capture.memory import memory_files
+from vmckpt.capture.migration_settings import IGNORE_SHARED, Undo
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor import block
 from vmckpt.hypervisor import standby_domain as libvirt_side
@@ -30,11 +32,11 @@ def look(order: ReplicaOrder) -> dict[str, Any]:
     host_directories.check()
     with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
         with identity.require(order.guest, monitor.name, order.host) as process:
-            files = guestmemory.files(monitor, process)
-        reopening.check(monitor)
+            files = memory_files.files(monitor, process)
+        bitmaps.check(monitor)
         # Before its cards and its definition are read: a device that comes meanwhile is noticed.
         seen = devices.seen(monitor)
-        held = outputs.look(monitor)
+        held = network_hold.look(monitor)
         undo = _settings(order, monitor)
         described = monitor.described()
         known = monitor.on_domain("looking at its disks", block.nodes)
@@ -55,7 +57,7 @@ def _settings(order: ReplicaOrder, monitor: Monitor) -> Undo:
     give_up = time.monotonic() + (_EPOCH if protected else 0.0)
     while True:
         try:
-            return settings.look(monitor, want=IGNORE_SHARED, runs=True, folder=None)
+            return migration_settings.look(monitor, want=IGNORE_SHARED, runs=True, folder=None)
         except CannotCapture:
             if time.monotonic() >= give_up:
                 raise

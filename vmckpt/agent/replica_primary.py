@@ -12,8 +12,9 @@ from vmckpt.agent import afterlife, giving, guarded
 from vmckpt.agent.clockkeeping import ClockKeeper
 from vmckpt.agent.devices import Devices
 from vmckpt.agent.writes import Mirrors
-from vmckpt.checkpoint import guestmemory, settings
-from vmckpt.checkpoint.settings import Undo
+from vmckpt.capture import migration_settings
+from vmckpt.capture.memory import memory_files
+from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.lifecycle import Ending, Endings
@@ -138,14 +139,14 @@ class _Agent:
         """The agent before us may have died while the guest stood still."""
         switching = self._folder / _SWITCHING
         if self._page.stopped or switching.exists():
-            settings.break_off(monitor, self._undo)
+            migration_settings.break_off(monitor, self._undo)
             self._page.stopped = 0.0
             switching.unlink(missing_ok=True)
 
     def _parts(self, monitor: Monitor, tenure: Tenure, stack: ExitStack) -> Parts:
         session, folder = self._session, self._folder
-        settings.set_bandwidth(monitor, settings.NO_LIMIT)
-        memory = Memory(guestmemory.files(monitor, self._process), memory_of(folder), stack)
+        migration_settings.set_bandwidth(monitor, migration_settings.NO_LIMIT)
+        memory = Memory(memory_files.files(monitor, self._process), memory_of(folder), stack)
         finder = stack.enter_context(CompareFinder(memory.live, memory.last, most=_ASIDE))
         mirrors = Mirrors(session, folder, monitor, self._still)
         begun = mirrors.begin()

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from vmckpt.agent import trial_files
 from vmckpt.agent.trial_files import Traces
-from vmckpt.checkpoint import room as rooms
+from vmckpt.capture import free_space as free_spaces
 from vmckpt.errors import BadInput, Cancelled, CaptureFailed, GuestBusy, VmckptError
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
@@ -322,5 +322,5 @@ def _available(meminfo: str) -> Bytes:
 
 
 def _beside_images(session: Session) -> Bytes | None:
-    free = [rooms.free(Path(disk.path).parent) for disk in session.disks]
+    free = [free_spaces.free(Path(disk.path).parent) for disk in session.disks]
     return min(free) if free else None

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from vmckpt.agent.talk import Talk
-from vmckpt.checkpoint import savefile
-from vmckpt.checkpoint.head import parse_head
-from vmckpt.checkpoint.stream import Buffer, StreamWriter, starts_as_zeros
+from vmckpt.capture.qemu_stream import save_image
+from vmckpt.capture.qemu_stream.header import parse_head
+from vmckpt.capture.qemu_stream.stream import Buffer, StreamWriter, starts_as_zeros
 from vmckpt.errors import Cancelled, StoreDamaged, StoreError
 from vmckpt.store.assemble import Assembly, Piece
 from vmckpt.store.inside import Private, RegionMap
@@ -61,7 +61,7 @@ class Revival:
                 left = left[os.write(file, left) :]
 
         self._done = 0
-        write(savefile.header(self._xml, running=True))
+        write(save_image.header(self._xml, running=True))
         writer = StreamWriter(self._head, write)
         writer.opening()
         for region in self._regions:

@@ -17,10 +17,10 @@ from typing import Any
 from vmckpt.agent import restore, spool
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
-from vmckpt.checkpoint import overlay
-from vmckpt.checkpoint.nbdserver import Server
-from vmckpt.checkpoint.nbdsession import Export
-from vmckpt.checkpoint.nbdwire import Unix
+from vmckpt.capture.disks import lazy_overlay
+from vmckpt.capture.nbd.protocol import Unix
+from vmckpt.capture.nbd.server import Server
+from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput, Cancelled, HypervisorError, StoreError
 from vmckpt.hypervisor import block, connection, qemu_user
 from vmckpt.hypervisor.qmp import Monitor
@@ -198,7 +198,7 @@ class _Keeper:
 
     def _waiting(self, monitor: Monitor) -> frozenset[str]:
         xml: str = monitor.on_domain("describing the guest", lambda domain: domain.XMLDesc())
-        return overlay.waiting(xml, self.sockets)
+        return lazy_overlay.waiting(xml, self.sockets)
 
     def _monitor(self) -> Monitor:
         return Monitor(self._order.guest, host=self._order.host, uri=self._order.uri)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vmckpt.checkpoint import image
+from vmckpt.capture.memory import image
 from vmckpt.errors import GuestBusy
 from vmckpt.units import Seconds
 

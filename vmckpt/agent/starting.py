@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.revive import Revival
-from vmckpt.checkpoint.savefile import Fifo
+from vmckpt.capture.qemu_stream.save_image import Fifo
 from vmckpt.errors import HypervisorError, OutcomeUnknown
 from vmckpt.hypervisor import connection, qmp
 from vmckpt.hypervisor.qmp import Monitor

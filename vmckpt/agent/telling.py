@@ -5,7 +5,7 @@ from typing import Any
 
 from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.ways import Memory
-from vmckpt.checkpoint.image import FrozenImage
+from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.hypervisor import domain_xml
 from vmckpt.model.disk import DiskFacts
 from vmckpt.model.guest import Guest

@@ -8,18 +8,20 @@ from pathlib import Path
 
 from vmckpt.agent import choosing, spool
 from vmckpt.agent.choosing import Choice, Seen, Way
-from vmckpt.checkpoint import (
-    background,
-    copies,
-    fallback,
-    guestmemory,
-    reopening,
-    room,
+from vmckpt.capture import free_space
+from vmckpt.capture.disks import bitmaps
+from vmckpt.capture.memory import (
+    background_snapshot,
+    libvirt_save,
+    memory_files,
 )
-from vmckpt.checkpoint.background import Captured, Hooks
-from vmckpt.checkpoint.compare import Flags
-from vmckpt.checkpoint.image import FrozenImage
-from vmckpt.checkpoint.shared import SharedMemory
+from vmckpt.capture.memory import (
+    memory_files as memory_memory_files,
+)
+from vmckpt.capture.memory.background_snapshot import Captured, Hooks
+from vmckpt.capture.memory.image import FrozenImage
+from vmckpt.capture.memory.page_diff import Flags
+from vmckpt.capture.memory.shared_memory import SharedMemory
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qmp import Monitor
@@ -80,7 +82,7 @@ def capture(
             mend="see vmckpt prepare, or leave --way out",
         )
     if wanted.way is Way.BACKGROUND:
-        copies.drop(monitor.guest)
+        memory_files.drop(monitor.guest)
     warnings: list[str] = []
     while True:
         try:
@@ -102,15 +104,15 @@ def _look(monitor: Monitor, way: Way) -> Seen:
         return Seen(runs=runs, private="its QEMU is not on this host")
     with process:
         try:
-            files = guestmemory.files(monitor, process)
+            files = memory_memory_files.files(monitor, process)
         except CannotCapture as exc:
             return Seen(runs=runs, private=exc.message.partition(": ")[2] or exc.message)
     return Seen(
         runs=runs,
         private=None,
-        kept=(copies.place(monitor.guest, process.pid) / "last.json").exists(),
+        kept=(memory_files.place(monitor.guest, process.pid) / "last.json").exists(),
         memory=Bytes(sum(file.size for file in files)),
-        room=copies.room(),
+        room=memory_files.room(),
     )
 
 
@@ -127,17 +129,17 @@ class _Capture:
     def done(self, choice: Choice, warnings: tuple[str, ...]) -> Memory:
         """By that way. Raises as `capture`."""
         if choice.way is not Way.BACKGROUND:  # QEMU's own snapshots let go of no image
-            reopening.check(self._monitor)
+            bitmaps.check(self._monitor)
         if choice.way is Way.SHARED:
             return self._shared(choice, warnings)
         # libvirt's file is there until it has been taken apart.
         ways: Mapping[Way, tuple[Callable[..., Captured], int]] = {
-            Way.BACKGROUND: (background.capture, 1),
-            Way.LIBVIRT: (fallback.capture, 2),
+            Way.BACKGROUND: (background_snapshot.capture, 1),
+            Way.LIBVIRT: (libvirt_save.capture, 2),
         }
         take, times = ways[choice.way]
         folder = self._wanted.folder
-        room.check(folder.parent, Bytes(times * room.memory(self._monitor)))
+        free_space.check(folder.parent, Bytes(times * free_space.memory(self._monitor)))
         found = take(self._monitor, folder, self._hooks, stop=self._stop)
         return Memory(
             image=found.image, pause=found.pause, way=choice.way, why=choice.why, warnings=warnings
@@ -146,9 +148,9 @@ class _Capture:
     def _shared(self, choice: Choice, warnings: tuple[str, ...]) -> Memory:
         monitor = self._monitor
         with identity.require(monitor.guest, monitor.name, monitor.host) as process:
-            folder = copies.place(monitor.guest, process.pid)
+            folder = memory_files.place(monitor.guest, process.pid)
             self._stack.enter_context(spool.held(folder, patience=_SHORT))
-            copies.watch(folder, process.pid)
+            memory_files.watch(folder, process.pid)
         memory = self._stack.enter_context(SharedMemory(monitor, folder))
         since = memory.epoch
         found = memory.capture(self._wanted.number, self._hooks, stop=self._stop)

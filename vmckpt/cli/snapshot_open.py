@@ -19,8 +19,8 @@ from vmckpt.errors import BadInput
 from vmckpt.units import Bytes, show_bytes
 
 if TYPE_CHECKING:
-    from vmckpt.checkpoint.nbdsession import Export
-    from vmckpt.checkpoint.nbdwire import Tcp
+    from vmckpt.capture.nbd.protocol import Tcp
+    from vmckpt.capture.nbd.session import Export
     from vmckpt.snapshot.insides import Entry
     from vmckpt.snapshot.opening import Browse
 
@@ -108,7 +108,7 @@ def _at_most_one(*asked: object) -> None:
 
 
 def _port(text: str) -> "Tcp":
-    from vmckpt.checkpoint.nbdwire import Tcp
+    from vmckpt.capture.nbd.protocol import Tcp
 
     match = _PORT.fullmatch(text)
     if match is None or int(match[2]) > 65535:
@@ -141,8 +141,8 @@ def _exports(browse: "Browse", disk: str | None) -> "Mapping[str, Export]":
 
 
 def _serve(browse: "Browse", disk: str | None, path: Path | None, *, json: bool) -> None:
-    from vmckpt.checkpoint.nbdserver import Server
-    from vmckpt.checkpoint.nbdwire import Unix
+    from vmckpt.capture.nbd.protocol import Unix
+    from vmckpt.capture.nbd.server import Server
     from vmckpt.snapshot import tlsport
 
     exports = _exports(browse, disk)

@@ -17,7 +17,7 @@ from io import FileIO
 from pathlib import Path
 from xml.etree import ElementTree
 
-from vmckpt.checkpoint import savefile
+from vmckpt.capture.qemu_stream import save_image
 from vmckpt.errors import LabError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
@@ -143,11 +143,11 @@ def _waits(console: Path) -> bool:
 
 async def _restore(hypervisor: Hypervisor, host: HostPlan, xml: str, saved: int) -> None:
     with os.fdopen(os.dup(saved), "rb", buffering=0) as file:
-        was = savefile.read_header(file)
+        was = save_image.read_header(file)
         begins = os.lseek(file.fileno(), 0, os.SEEK_CUR)
     own = await domains.define(hypervisor, xml)
     name = _element(ElementTree.fromstring(xml), "name").text or ""
-    beginning = savefile.header(own, running=True, cookie=was.cookie)
+    beginning = save_image.header(own, running=True, cookie=was.cookie)
 
     def fill(pipe: int) -> None:
         at = begins
@@ -156,7 +156,7 @@ async def _restore(hypervisor: Hypervisor, host: HostPlan, xml: str, saved: int)
             at += sent
 
     try:
-        with savefile.Fifo(host.root / "cache", fill) as path:
+        with save_image.Fifo(host.root / "cache", fill) as path:
             inside = "/var/cache/libvirt" / path.relative_to(host.root / "cache")
             await domains.restore(hypervisor, str(inside), own)
     except BaseException:

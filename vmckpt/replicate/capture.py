@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from vmckpt.checkpoint import settings
-from vmckpt.checkpoint.draining import Drain, Tape
-from vmckpt.checkpoint.settings import Commands, Undo
-from vmckpt.checkpoint.standstill import Comparison, Mark, Standstill
+from vmckpt.capture import migration_settings
+from vmckpt.capture.memory.pipe_reader import Drain, Tape
+from vmckpt.capture.memory.shared_memory import Comparison, Mark, Standstill
+from vmckpt.capture.migration_settings import Commands, Undo
 from vmckpt.errors import CaptureFailed, HypervisorError
 from vmckpt.replicate.finder import Changed
 from vmckpt.units import Seconds
@@ -92,7 +92,7 @@ class Capturer:
             except BaseException:
                 drain.discard()
                 with suppress(HypervisorError, CaptureFailed):
-                    settings.break_off(monitor, self._undo)
+                    migration_settings.break_off(monitor, self._undo)
                     self._still(False)
                 raise
             finally:

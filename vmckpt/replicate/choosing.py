@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vmckpt.checkpoint import settings
-from vmckpt.checkpoint.compare import Mapping
+from vmckpt.capture import migration_settings
+from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.errors import VmckptError
 from vmckpt.replicate import dirtylog, scratch
 from vmckpt.replicate.capture import Epoch
@@ -141,8 +141,8 @@ def tryout(*, qemu: str = scratch.QEMU, accelerator: str = "kvm") -> Tried:
                     return Tried(checkpoints=right, broke="an epoch was not what memory was")
                 right += 1
             trial.log.end()
-            if not guest.goes_on() or settings.look(
-                guest, want=settings.IGNORE_SHARED, runs=None, folder=None
+            if not guest.goes_on() or migration_settings.look(
+                guest, want=migration_settings.IGNORE_SHARED, runs=None, folder=None
             ) != trial.undo:  # fmt: skip
                 return Tried(checkpoints=right, broke="the guest was not as before in the end")
     except (VmckptError, OSError) as exc:
@@ -162,7 +162,9 @@ class _Trial:
             os.close(file)
         self._guest = guest
         self._seen: Pages = np.zeros((0, 0), dtype=np.uint64)
-        self.undo = settings.look(guest, want=settings.IGNORE_SHARED, runs=None, folder=None)
+        self.undo = migration_settings.look(
+            guest, want=migration_settings.IGNORE_SHARED, runs=None, folder=None
+        )
         self.log = DirtyLog(
             guest, self.undo, files=guest.files, last=[self._last], most=2 * scratch.PAGES,
             output=self, logs=(), still=lambda on: None,

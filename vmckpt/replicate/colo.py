@@ -8,9 +8,9 @@ import struct
 from collections.abc import Callable
 from enum import StrEnum
 
-from vmckpt.checkpoint import devices
-from vmckpt.checkpoint.head import EOF, NeedMore, damaged
-from vmckpt.checkpoint.stream import Sink, StreamParser
+from vmckpt.capture.qemu_stream import devices
+from vmckpt.capture.qemu_stream.header import EOF, NeedMore, damaged
+from vmckpt.capture.qemu_stream.stream import Sink, StreamParser
 
 READY, REQUEST, REPLY, SEND, SIZE, RECEIVED, LOADED = range(7)
 """Messages, as QEMU numbers them."""

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint import devices
-from vmckpt.checkpoint.compare import Flags, Mapping, Numbers
-from vmckpt.checkpoint.guestmemory import MemoryFile
-from vmckpt.checkpoint.head import DESCRIPTION, PAGE, Head
-from vmckpt.checkpoint.stream import Addresses, StreamWriter, starts_as_zeros
-from vmckpt.checkpoint.stream import Pages as Bytes4096
+from vmckpt.capture.memory.memory_files import MemoryFile
+from vmckpt.capture.memory.page_diff import Flags, Mapping, Numbers
+from vmckpt.capture.qemu_stream import devices
+from vmckpt.capture.qemu_stream.header import DESCRIPTION, PAGE, Head
+from vmckpt.capture.qemu_stream.stream import Addresses, StreamWriter, starts_as_zeros
+from vmckpt.capture.qemu_stream.stream import Pages as Bytes4096
 from vmckpt.errors import CannotCapture
 from vmckpt.replicate.finder import Changed, Pages
 

@@ -15,7 +15,7 @@ import zstandard
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint.head import PAGE
+from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.replicate.wire import DIGEST, damaged, digest
 
 Numbers: TypeAlias = NDArray[np.intp]

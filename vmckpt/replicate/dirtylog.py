@@ -17,13 +17,19 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from vmckpt.checkpoint import settings
-from vmckpt.checkpoint.compare import Mapping
-from vmckpt.checkpoint.draining import Drain, Tape
-from vmckpt.checkpoint.guestmemory import MemoryFile
-from vmckpt.checkpoint.head import Head, parse_head
-from vmckpt.checkpoint.settings import ACTIVE, NO_LIMIT, PIPE, Commands, Undo
-from vmckpt.checkpoint.standstill import Marks, Standstill
+from vmckpt.capture import migration_settings
+from vmckpt.capture.memory.memory_files import MemoryFile
+from vmckpt.capture.memory.page_diff import Mapping
+from vmckpt.capture.memory.pipe_reader import Drain, Tape
+from vmckpt.capture.memory.shared_memory import Marks, Standstill
+from vmckpt.capture.migration_settings import (
+    ACTIVE,
+    NO_LIMIT,
+    PIPE,
+    Commands,
+    Undo,
+)
+from vmckpt.capture.qemu_stream.header import Head, parse_head
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.replicate.capture import Epoch, Log, Output
 from vmckpt.replicate.colo import ColoParser, Stage
@@ -63,7 +69,7 @@ class Before:
 
 def look(monitor: Commands) -> Before:
     """Raises CannotCapture if QEMU has no COLO or something else migrates the guest."""
-    undo = settings.look(monitor, want=COLO, runs=None, folder=None)
+    undo = migration_settings.look(monitor, want=COLO, runs=None, folder=None)
     told = monitor.ask("query-migrate-parameters")
     return Before(
         capabilities=undo.capabilities, delay=int(told[_DELAY]), downtime=int(told[_DOWNTIME]),
@@ -81,21 +87,21 @@ def leave(monitor: Commands, before: Before) -> None:
     status = monitor.ask("query-migrate").get("status", "none")
     if status == "colo":
         # Without the capability QEMU would refuse; `migrate_cancel` leaves it in COLO for good.
-        settings.set_capabilities(monitor, {COLO: True})
+        migration_settings.set_capabilities(monitor, {COLO: True})
         monitor.tell("x-colo-lost-heartbeat", {})
         _wait_for_cleanup(monitor)
     elif status in ACTIVE:
         monitor.tell("migrate_cancel", {})
-    settings.wait_for_end(monitor)
-    settings.set_capabilities(monitor, before.capabilities)
+    migration_settings.wait_for_end(monitor)
+    migration_settings.set_capabilities(monitor, before.capabilities)
     _set(monitor, before.delay, before.downtime, before.bandwidth)
-    settings.drop_pipe(monitor)
+    migration_settings.drop_pipe(monitor)
     state = monitor.run_state()
     if paused:
         # QEMU lets the guest run at COLO's end, whoever paused it.
         if state == "running":
             monitor.tell("stop", {})
-    elif state in (*settings.STOPPED, "colo") and not monitor.paused_by_somebody():
+    elif state in (*migration_settings.STOPPED, "colo") and not monitor.paused_by_somebody():
         monitor.tell("cont", {})
 
 
@@ -148,7 +154,7 @@ class DirtyLog:
         self._socket = ours
         try:
             with theirs:
-                settings.set_capabilities(
+                migration_settings.set_capabilities(
                     monitor, {name: not on for name, on in before.capabilities.items()}
                 )
                 _set(monitor, _ASKS_AFTER_MS, _DOWNTIME_MS, NO_LIMIT)
@@ -235,7 +241,7 @@ class DirtyLog:
             except BaseException:
                 drain.discard()
                 with suppress(HypervisorError, CaptureFailed):
-                    settings.break_off(self._monitor, self._undo)
+                    migration_settings.break_off(self._monitor, self._undo)
                     self._still(False)
                 raise
             finally:

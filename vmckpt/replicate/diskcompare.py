@@ -11,7 +11,7 @@ from typing import Protocol
 
 from blake3 import blake3
 
-from vmckpt.checkpoint.nbd import Piece
+from vmckpt.capture.nbd.client import Piece
 from vmckpt.replicate import writelog
 from vmckpt.replicate.link import Line
 from vmckpt.replicate.sender import Sender

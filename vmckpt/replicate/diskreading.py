@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from vmckpt.checkpoint.nbd import Client
-from vmckpt.checkpoint.nbdwire import Unix
-from vmckpt.checkpoint.settings import Commands
+from vmckpt.capture.migration_settings import Commands
+from vmckpt.capture.nbd.client import Client
+from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.hypervisor import qemu_user
 from vmckpt.hypervisor.qmp import Refused
 from vmckpt.replicate.link import Cut

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from vmckpt.checkpoint.settings import Commands
+from vmckpt.capture.migration_settings import Commands
 from vmckpt.replicate import diskcompare, mirroring
 from vmckpt.replicate.diskcompare import Readable
 from vmckpt.replicate.diskepochs import WriteLog

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.checkpoint.settings import Commands
+from vmckpt.capture.migration_settings import Commands
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.qmp import Refused
 from vmckpt.units import Seconds

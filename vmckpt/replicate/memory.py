@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vmckpt.checkpoint.compare import Flags, Mapping
-from vmckpt.checkpoint.guestmemory import MemoryFile
-from vmckpt.checkpoint.head import PAGE
+from vmckpt.capture.memory.memory_files import MemoryFile
+from vmckpt.capture.memory.page_diff import Flags, Mapping
+from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.replicate import delta
 from vmckpt.replicate.finder import Changed
 from vmckpt.replicate.link import Line

@@ -4,9 +4,9 @@ A server may do what is under way in any order; so a request that overlaps one o
 it. As with Client every error is a HypervisorError, and ends the connection.
 """
 
-from vmckpt.checkpoint import nbdwire as wire
-from vmckpt.checkpoint.nbd import Client, _Request
-from vmckpt.checkpoint.nbdwire import Place
+from vmckpt.capture.nbd import protocol as wire
+from vmckpt.capture.nbd.client import Client, _Request
+from vmckpt.capture.nbd.protocol import Place
 from vmckpt.replicate import writelog
 from vmckpt.replicate.writelog import Buffer, Record
 from vmckpt.units import MIB

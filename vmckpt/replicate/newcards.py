@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from vmckpt.checkpoint import settings
+from vmckpt.capture import migration_settings
 from vmckpt.hypervisor import domain_xml
 from vmckpt.hypervisor.qmp import Refused
 from vmckpt.util import atomic_file
@@ -21,7 +21,7 @@ log = logging.getLogger("vmckpt.replica")
 _FILE = "cut-cards"
 
 
-class Commands(settings.Commands, Protocol):
+class Commands(migration_settings.Commands, Protocol):
     """What is used of `hypervisor.monitor.Monitor`."""
 
     def described(self) -> str: ...

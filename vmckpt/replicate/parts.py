@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from vmckpt.checkpoint.settings import Commands
+from vmckpt.capture.migration_settings import Commands
 from vmckpt.replicate.buffers import Buffers
 from vmckpt.replicate.capture import Capturer
 from vmckpt.replicate.diskcompare import Readable

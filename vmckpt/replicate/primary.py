@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from vmckpt.checkpoint.compare import Flags
-from vmckpt.checkpoint.settings import ACTIVE
-from vmckpt.checkpoint.standstill import Resumed
+from vmckpt.capture.memory.page_diff import Flags
+from vmckpt.capture.memory.shared_memory import Resumed
+from vmckpt.capture.migration_settings import ACTIVE
 from vmckpt.errors import HypervisorError, VmckptError
 from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replicate import link, mirroring, pacing

@@ -19,7 +19,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint.head import PAGE
+from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.errors import VmckptError
 from vmckpt.replicate.writelog import DATA, records
 from vmckpt.units import MIB

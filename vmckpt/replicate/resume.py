@@ -10,8 +10,8 @@ import fcntl
 from contextlib import suppress
 from pathlib import Path
 
-from vmckpt.checkpoint import settings
-from vmckpt.checkpoint.settings import Undo
+from vmckpt.capture import migration_settings
+from vmckpt.capture.migration_settings import Undo
 from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.replicate.guardfacts import Resumable
 from vmckpt.replicate.guardpage import GuardPage
@@ -32,7 +32,7 @@ def resume(facts: Resumable, page: GuardPage) -> bool:
         if page.stopped == 0:
             return True  # an agent came, undid it and went
         with Monitor(facts.guest, host=facts.host, uri=facts.uri) as monitor:
-            settings.break_off(monitor, Undo.from_json(facts.undo))
+            migration_settings.break_off(monitor, Undo.from_json(facts.undo))
         _bound_logs(facts)
         page.stopped = 0.0
         return True

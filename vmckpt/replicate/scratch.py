@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from vmckpt.checkpoint.compare import Mapping
-from vmckpt.checkpoint.guestmemory import MemoryFile
+from vmckpt.capture.memory.memory_files import MemoryFile
+from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.errors import HypervisorError
 
 SIZE = 4 << 20

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import zstandard
 
-from vmckpt.checkpoint.compare import Flags, Mapping, Numbers
+from vmckpt.capture.memory.page_diff import Flags, Mapping, Numbers
 from vmckpt.replicate import delta
 from vmckpt.replicate.capture import Epoch
 from vmckpt.replicate.diskepochs import WriteLog

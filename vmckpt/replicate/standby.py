@@ -12,10 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
-from vmckpt.checkpoint import guestmemory, settings
-from vmckpt.checkpoint.compare import Mapping
-from vmckpt.checkpoint.nbdwire import Unix
-from vmckpt.checkpoint.settings import EVENTS, IGNORE_SHARED
+from vmckpt.capture import migration_settings
+from vmckpt.capture.memory import memory_files
+from vmckpt.capture.memory.page_diff import Mapping
+from vmckpt.capture.migration_settings import EVENTS, IGNORE_SHARED
+from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import CaptureFailed, HypervisorError
 from vmckpt.hypervisor import qemu_user
 from vmckpt.hypervisor import standby_domain as libvirt_side
@@ -84,12 +85,12 @@ class Standby:
         with suppress(HypervisorError):  # an agent before us may have given it one
             monitor.tell("closefd", {"fdname": _STATE})
         monitor.tell("getfd", {"fdname": _STATE}, files=(self._state,))
-        settings.set_capabilities(monitor, _CAPABILITIES)
+        migration_settings.set_capabilities(monitor, _CAPABILITIES)
 
     def _map(self) -> None:
         monitor = self._monitor
         with identity.require(monitor.guest, monitor.name, monitor.host) as process:
-            for file in guestmemory.files(monitor, process):
+            for file in memory_files.files(monitor, process):
                 opened = file.open(os.O_RDWR)
                 try:
                     # A hole that a full tmpfs cannot fill would kill us in the middle of an epoch.
@@ -171,7 +172,7 @@ class Standby:
 
 def go_on(monitor: Monitor) -> None:
     """Let a standby run that has its device state. Raises HypervisorError."""
-    settings.set_capabilities(monitor, {IGNORE_SHARED: False, EVENTS: True})
+    migration_settings.set_capabilities(monitor, {IGNORE_SHARED: False, EVENTS: True})
     monitor.resume()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from uuid import NAMESPACE_OID, uuid5
 from xml.etree import ElementTree as ET
 
-from vmckpt.checkpoint import overlay
+from vmckpt.capture.disks import lazy_overlay
 from vmckpt.hypervisor import domain_xml
 from vmckpt.replicate import standby_xml
 
@@ -51,7 +51,7 @@ def copy(
     _mark(root, session, of)
     standby_xml.wait(root)
     text = ET.tostring(root, encoding="unicode")
-    return overlay.behind(text, {target: socket for target, (_, socket) in disks.items()})
+    return lazy_overlay.behind(text, {target: socket for target, (_, socket) in disks.items()})
 
 
 def firmware(xml: str) -> str | None:

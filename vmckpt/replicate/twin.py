@@ -11,7 +11,7 @@ from enum import Enum, auto
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint.compare import Flags
+from vmckpt.capture.memory.page_diff import Flags
 from vmckpt.replicate.redo import Memory
 
 _SLICE = 1024

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmckpt.checkpoint.nbdserver import Server
-from vmckpt.checkpoint.nbdsession import Export
-from vmckpt.checkpoint.nbdwire import Unix
+from vmckpt.capture.nbd.protocol import Unix
+from vmckpt.capture.nbd.server import Server
+from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput
 from vmckpt.snapshot import partitions
 from vmckpt.snapshot.partitions import Part

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmckpt.checkpoint import core, devices
-from vmckpt.checkpoint.core import CoreWriter, Stretch
-from vmckpt.checkpoint.head import PAGE, RamBlock
-from vmckpt.checkpoint.nbdsession import Export
+from vmckpt.capture.nbd.session import Export
+from vmckpt.capture.qemu_stream import devices, elf_core
+from vmckpt.capture.qemu_stream.elf_core import CoreWriter, Stretch
+from vmckpt.capture.qemu_stream.header import PAGE, RamBlock
 from vmckpt.errors import BadInput, StoreDamaged
 from vmckpt.snapshot.keeping import Progress, silent, told
 from vmckpt.store.assemble import Assembly
@@ -105,4 +105,4 @@ def layout(public: Public, private: Private) -> tuple[Stretch, ...]:
     ]
     if not blocks:
         raise BadInput(f"snapshot {public.id}: it is not known which of its blocks is the memory")
-    return core.usual_layout(blocks, public.machine)
+    return elf_core.usual_layout(blocks, public.machine)

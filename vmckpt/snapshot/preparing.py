@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.checkpoint.prepare import Prepared, prepare
+from vmckpt.capture.prepare_domain import Prepared, prepare
 from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor import domains as hypervisor_domains

@@ -10,7 +10,7 @@ from typing import Any
 from vmckpt.agent import agents, session
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import error_as_json
-from vmckpt.checkpoint import firmware
+from vmckpt.capture import firmware
 from vmckpt.errors import BadInput, GuestBusy, HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import domains, lifecycle
 from vmckpt.hypervisor import domains as hypervisor_domains

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from vmckpt.checkpoint.nbdserver import MOST_CLIENTS, Server
-from vmckpt.checkpoint.nbdsession import Export
-from vmckpt.checkpoint.nbdwire import Tcp, Unix
+from vmckpt.capture.nbd.protocol import Tcp, Unix
+from vmckpt.capture.nbd.server import MOST_CLIENTS, Server
+from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput, VmckptError
 from vmckpt.units import Seconds
 

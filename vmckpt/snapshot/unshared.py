@@ -7,7 +7,7 @@ original or others use now may ruin it.
 from collections.abc import Collection, Iterator
 from xml.etree import ElementTree as ET
 
-from vmckpt.checkpoint import firmware
+from vmckpt.capture import firmware
 from vmckpt.errors import BadInput
 from vmckpt.hypervisor import domain_xml
 

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from vmckpt.checkpoint.disk_plan import DiskPlan, Parent, plan
-from vmckpt.checkpoint.disks import DiskReader, opened
-from vmckpt.checkpoint.keeper import left_behind
+from vmckpt.capture.disks.plan import DiskPlan, Parent, plan
+from vmckpt.capture.disks.reader import DiskReader, opened
+from vmckpt.capture.memory.undo_process import left_behind
 from vmckpt.errors import HypervisorError, OutcomeUnknown
 from vmckpt.hypervisor.backup import Backups, BitmapLost
 from vmckpt.model.disk import (

@@ -12,12 +12,14 @@ from typing import Protocol
 from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
 
-from vmckpt.checkpoint import image, savefile, settings
-from vmckpt.checkpoint.activation import Activation
-from vmckpt.checkpoint.background import Captured, Hooks, keeper_for
-from vmckpt.checkpoint.image import FrozenImage, ImageWriter
-from vmckpt.checkpoint.settings import Commands
-from vmckpt.checkpoint.stream import StreamParser
+from vmckpt.capture import migration_settings
+from vmckpt.capture.disks.bitmaps import Activation
+from vmckpt.capture.memory import image
+from vmckpt.capture.memory.background_snapshot import Captured, Hooks, keeper_for
+from vmckpt.capture.memory.image import FrozenImage, ImageWriter
+from vmckpt.capture.migration_settings import Commands
+from vmckpt.capture.qemu_stream import save_image
+from vmckpt.capture.qemu_stream.stream import StreamParser
 from vmckpt.errors import Cancelled, CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.units import Seconds
 
@@ -52,7 +54,7 @@ def capture(
             " would let nobody save or migrate it",
             mend="use the background snapshot",
         )
-    undo = settings.look(monitor, want=None, runs=True, folder=folder)
+    undo = migration_settings.look(monitor, want=None, runs=True, folder=folder)
     hooks.note(undo)
     folder.mkdir(mode=0o700)
     try:
@@ -62,10 +64,10 @@ def capture(
                 pause = _save(monitor, folder / "saved", hooks, stop or threading.Event())
             except BaseException:
                 with suppress(HypervisorError, CaptureFailed):
-                    settings.break_off(monitor, undo)
+                    migration_settings.break_off(monitor, undo)
                     keeper.all_well()
                 raise
-            settings.restore(monitor, undo)
+            migration_settings.restore(monitor, undo)
             keeper.all_well()
             if hooks.barrier is not None:
                 pause = Seconds(time.monotonic() - stopped_at)
@@ -140,7 +142,7 @@ def take_apart(saved: Path, folder: Path, hooks: Hooks) -> FrozenImage:
     try:
         parser = StreamParser(writer)
         with saved.open("rb", buffering=0) as file:
-            savefile.read_header(file)
+            save_image.read_header(file)
             while data := file.read(_READ):
                 parser.feed(data)
                 hooks.progress(writer.done, writer.total)

@@ -1,16 +1,28 @@
-"""The files that hold a guest's shared memory: asked from QEMU, found in its process, and checked.
+"""The files of a guest's shared memory, and of the last copies of it.
 
-Only files on tmpfs are taken. Where memory is something else, the refusal says what and why.
+Memory files are named by QEMU, found in its process, and checked: only files on tmpfs are taken.
+Where memory is anything else, the refusal says what and why.
+
+Last copies lie in one directory for each QEMU process, on tmpfs and for root alone. It is removed
+when QEMU ends: a shell waits for the process. The next capture removes what a killed shell left.
 """
 
+import fcntl
 import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint.settings import Commands
+from vmckpt.capture.migration_settings import Commands
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
+from vmckpt.units import Bytes
+from vmckpt.util import host_directories
 
 _PREPARE = "run vmckpt prepare, or use another way of capture"
 _REASONS = {
@@ -109,7 +121,79 @@ def file_system(mountinfo: str, device: int) -> str:
     return "an unknown file system"
 
 
-def started(process: int) -> str:
+def start_time(process: int) -> str:
     """When a process began, in the kernel's own count: tells it from a later one of that number."""
     text = Path(f"/proc/{process}/stat").read_text()
     return text.rpartition(")")[2].split()[19]
+
+
+_NAME = re.compile(r"[0-9a-f-]{36}-(\d+)-(\d+)")
+_LOCK, _MARK = ".lock", ".watched"
+# tail looks once a second whether the process is there. Who still stores the copy holds the lock.
+_WAIT = 'tail --pid="$0" -f /dev/null; exec flock "$1.lock" rm -rf "$1" "$1.watched" "$1.lock"'
+_MEMORY = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
+
+
+def root() -> Path:
+    """The folder of all copies. Raises RemoteError if others can have written there."""
+    return host_directories.memory_dir("snapshots")
+
+
+def place(guest: str, process: int) -> Path:
+    """The folder for a guest (a UUID) that is that process; `.lock` beside it is its lock."""
+    return root() / f"{guest}-{process}-{start_time(process)}"
+
+
+def room() -> Bytes:
+    """How much a copy may take: of the tmpfs, and of memory that is free or easily freed."""
+    stat = os.statvfs(host_directories.SHM)
+    found = _MEMORY.search(Path("/proc/meminfo").read_text())
+    free = int(found[1]) << 10 if found else 0
+    return Bytes(min(stat.f_bavail * stat.f_frsize, free))
+
+
+def watch(folder: Path, process: int) -> None:
+    """See that a folder goes when a process has ended, also long after us. Raises OSError."""
+    mark = folder.with_suffix(_MARK)
+    with suppress(OSError, ValueError):
+        if b"--pid=" in Path(f"/proc/{int(mark.read_text())}/cmdline").read_bytes():
+            return
+    # It outlives us: the shell that starts it is the one we wait for.
+    waiting = ["setsid", "sh", "-c", _WAIT, str(process), str(folder)]
+    script = '"$0" "$@" </dev/null >/dev/null 2>&1 & echo $!'
+    told = subprocess.run(["sh", "-c", script, *waiting], cwd="/", capture_output=True, check=False)
+    mark.write_bytes(told.stdout)
+
+
+def drop(guest: str) -> None:
+    """Remove every copy of a guest."""
+    for folder in root().glob(f"{guest}-*-*"):
+        if folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Remove the copies whose QEMU has ended, but for one that somebody still stores."""
+    with suppress(OSError):
+        for folder in root().iterdir():
+            found = _NAME.fullmatch(folder.name)
+            if found is not None and not _lives(int(found[1]), found[2]):
+                with suppress(OSError), _locked(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+                    folder.with_suffix(_MARK).unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    path = folder.with_suffix(_LOCK)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+        path.unlink(missing_ok=True)
+
+
+def _lives(process: int, started: str) -> bool:
+    try:
+        return start_time(process) == started
+    except (OSError, IndexError):
+        return False

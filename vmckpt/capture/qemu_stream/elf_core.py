@@ -9,9 +9,9 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from vmckpt.checkpoint.devices import Processor, Segment
-from vmckpt.checkpoint.head import PAGE, RamBlock
-from vmckpt.checkpoint.image import write_all
+from vmckpt.capture.memory.image import write_all
+from vmckpt.capture.qemu_stream.devices import Processor, Segment
+from vmckpt.capture.qemu_stream.header import PAGE, RamBlock
 
 _CORE, _X86_64 = 4, 62
 _LOAD, _NOTE = 1, 4

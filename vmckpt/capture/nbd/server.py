@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
-from vmckpt.checkpoint.nbdsession import Export, Session
-from vmckpt.checkpoint.nbdwire import Line, Unix
+from vmckpt.capture.nbd.protocol import Line, Unix
+from vmckpt.capture.nbd.session import Export, Session
 from vmckpt.errors import BadInput
 
 log = logging.getLogger("vmckpt.nbd")

@@ -21,7 +21,7 @@ from vmckpt.errors import CaptureFailed, HypervisorError, VmckptError
 from vmckpt.units import Seconds
 
 ALL_WELL = b"."
-_MODULE = "vmckpt.checkpoint.keeper"
+_MODULE = "vmckpt.capture.memory.undo_process"
 LASTS = Seconds(60.0)
 """How long it tries: a libvirtd that is restarted is back by then."""
 _TURN = Seconds(1.0)
@@ -97,16 +97,17 @@ def _drain(stream: int) -> None:
 def _undo(uri: str, host: str, undo: str) -> bool:
     """Whether all is put back."""
     # Only now: a keeper that is not needed costs little.
-    from vmckpt.checkpoint import image, settings  # noqa: PLC0415
+    from vmckpt.capture import migration_settings  # noqa: PLC0415
+    from vmckpt.capture.memory import image
     from vmckpt.hypervisor.qemu_process import identity  # noqa: PLC0415
     from vmckpt.hypervisor.qmp import Monitor  # noqa: PLC0415
 
-    facts = settings.Undo.from_json(undo)
+    facts = migration_settings.Undo.from_json(undo)
     give_up = time.monotonic() + LASTS
     while True:
         try:
             with Monitor(facts.guest, host=host, uri=uri) as monitor:
-                settings.give_up(monitor, facts, at_once=True)
+                migration_settings.give_up(monitor, facts, at_once=True)
             break
         except (HypervisorError, CaptureFailed):
             # A QEMU that has ended took all of it along.

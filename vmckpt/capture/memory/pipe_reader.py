@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from typing import Protocol
 
-from vmckpt.checkpoint.settings import PIPE, Commands
+from vmckpt.capture.migration_settings import PIPE, Commands
 
 # The most that anybody may ask for; QEMU's writes wait less often with a long pipe.
 _PIPE_SIZE = 1 << 20

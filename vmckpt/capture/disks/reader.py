@@ -10,8 +10,8 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint import nbdwire as wire
-from vmckpt.checkpoint.nbd import Client, Extent, Piece
+from vmckpt.capture.nbd import protocol as wire
+from vmckpt.capture.nbd.client import Client, Extent, Piece
 from vmckpt.errors import HypervisorError
 from vmckpt.model.disk import OpenBackup, OpenDisk
 from vmckpt.units import Bytes

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.checkpoint.head import DESCRIPTION, EOF, FULL
+from vmckpt.capture.qemu_stream.header import DESCRIPTION, EOF, FULL
 from vmckpt.errors import StreamDamaged
 
 _SEGMENT = struct.Struct(">IQII")

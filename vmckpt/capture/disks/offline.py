@@ -13,9 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from vmckpt.checkpoint.disk_capture import DiskUndo, remove_left
-from vmckpt.checkpoint.disk_plan import DiskPlan, How, Parent, plan
-from vmckpt.checkpoint.disks import DiskReader, opened
+from vmckpt.capture.disks.live import DiskUndo, remove_left
+from vmckpt.capture.disks.plan import (
+    DiskPlan,
+    How,
+    Parent,
+    plan,
+)
+from vmckpt.capture.disks.reader import DiskReader, opened
 from vmckpt.errors import BadInput, GuestBusy, HypervisorError
 from vmckpt.hypervisor.backup import Backups
 from vmckpt.model.disk import (

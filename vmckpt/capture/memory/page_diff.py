@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint.head import PAGE
+from vmckpt.capture.qemu_stream.header import PAGE
 
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.intp]

@@ -16,9 +16,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint import devices
-from vmckpt.checkpoint.head import PAGE, Head, RamBlock, parse_head
-from vmckpt.checkpoint.stream import Addresses, Pages
+from vmckpt.capture.qemu_stream import devices
+from vmckpt.capture.qemu_stream.header import (
+    PAGE,
+    Head,
+    RamBlock,
+    parse_head,
+)
+from vmckpt.capture.qemu_stream.stream import Addresses, Pages
 from vmckpt.errors import CaptureFailed
 
 _FORMAT = 1

@@ -33,15 +33,15 @@ def main() -> None:
 
 def _undo(uri: str, host: str, undo: str, *, resume: bool) -> bool:
     """Whether all is let go."""
-    from vmckpt.checkpoint import outputs  # noqa: PLC0415
+    from vmckpt.capture import network_hold  # noqa: PLC0415
     from vmckpt.errors import HypervisorError  # noqa: PLC0415
     from vmckpt.hypervisor.qemu_process import identity  # noqa: PLC0415
     from vmckpt.hypervisor.qmp import Monitor  # noqa: PLC0415
 
-    facts = outputs.HoldUndo.from_json(undo)
+    facts = network_hold.HoldUndo.from_json(undo)
     for _ in range(_TRIES):
         with suppress(HypervisorError), Monitor(facts.guest, host=host, uri=uri) as monitor:
-            outputs.put_back(monitor, facts, resume=resume)
+            network_hold.put_back(monitor, facts, resume=resume)
             return True
         with suppress(HypervisorError):
             if not identity.runs(facts.guest):

@@ -1,19 +1,68 @@
-"""QEMU lets go of a guest's images when its state is taken, and opens them anew before it goes on.
+"""Images and dirty bitmaps that QEMU has let go: activate them, and make sure they can be reopened.
 
-Whoever may not open them again has a guest that stands still and cannot go on. That happens where
-QEMU is no root: libvirt gives images back to their owner when a guest leaves a host, also if the
-guest runs on the next one from there, unless it knows their file system as a shared one.
+QEMU lets go of images, and of the bitmaps in them, when a migration ends. Without bitmaps the next
+backup must read everything.
+
+QEMU also lets go of a guest's images when its state is captured, and opens them anew before it
+resumes. If it may not, the guest stays paused for good. That happens where QEMU is not root:
+libvirt gives images back to their owner when a guest leaves a host, even if the guest runs on the
+next host from there, unless it knows their file system as a shared one.
 """
 
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from vmckpt.capture.migration_settings import Commands
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import Monitor, Refused
+
+_KNOWS = "blockdev-set-active"
+_EXPORT = "vmckpt-activate"
+
+
+class Activation:
+    """Looked up while the guest still runs, carried out while it stands still."""
+
+    def __init__(self, nodes: tuple[str, ...], *, knows: bool) -> None:
+        """`nodes` are those of the disks that it can write to; `knows`: QEMU 10 or newer."""
+        self._nodes, self._knows = nodes, knows
+
+    @classmethod
+    def of(cls, monitor: Commands) -> Self:
+        """Raises HypervisorError."""
+        knows = any(one["name"] == _KNOWS for one in monitor.ask("query-commands"))
+        inserted = [one.get("inserted") for one in monitor.ask("query-block")]
+        nodes = [str(one["node-name"]) for one in inserted if one and not one.get("ro")]
+        return cls(tuple(nodes), knows=knows)
+
+    def carry_out(self, monitor: Commands) -> None:
+        """Raises HypervisorError."""
+        if self._knows:
+            monitor.tell(_KNOWS, {"active": True})
+            return
+        for node in self._nodes:
+            _exported(monitor, node)
+
+
+def _exported(monitor: Commands, node: str) -> None:
+    """Older ones make an image ready for whoever exports it, before they look for a server: there
+    is none, and nothing stays but the image that is ready."""
+    try:
+        wanted: dict[str, object] = {
+            "type": "nbd",
+            "id": _EXPORT,
+            "node-name": node,
+            "name": _EXPORT,
+        }
+        monitor.tell("block-export-add", wanted)
+    except Refused:
+        return
+    monitor.tell("block-export-del", {"id": _EXPORT, "mode": "hard"})
+
 
 _ON_HOST = {"file", "host_device"}
 _HANDED = "/dev/fdset/"

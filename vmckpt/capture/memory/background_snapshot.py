@@ -13,12 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint import settings
-from vmckpt.checkpoint.draining import Drain
-from vmckpt.checkpoint.image import FrozenImage, ImageWriter
-from vmckpt.checkpoint.keeper import Keeper
-from vmckpt.checkpoint.settings import BACKGROUND, PIPE, STOPPED, Commands, Note, Undo
-from vmckpt.checkpoint.stream import StreamParser
+from vmckpt.capture import migration_settings
+from vmckpt.capture.memory.image import FrozenImage, ImageWriter
+from vmckpt.capture.memory.pipe_reader import Drain
+from vmckpt.capture.memory.undo_process import Keeper
+from vmckpt.capture.migration_settings import (
+    BACKGROUND,
+    PIPE,
+    STOPPED,
+    Commands,
+    Note,
+    Undo,
+)
+from vmckpt.capture.qemu_stream.stream import StreamParser
 from vmckpt.errors import Cancelled, CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.hypervisor.qmp import Refused
 from vmckpt.units import Seconds
@@ -78,7 +85,7 @@ def capture(
     began = time.monotonic()
     running = monitor.run_state() == "running"
     goes_on = running if goes_on is None else goes_on
-    undo = settings.look(monitor, want=BACKGROUND, runs=goes_on, folder=folder)
+    undo = migration_settings.look(monitor, want=BACKGROUND, runs=goes_on, folder=folder)
     hooks.note(undo)
     writer = ImageWriter(folder)
     try:
@@ -96,10 +103,10 @@ def capture(
                 drain.discard()
                 hooks.given_up()
                 with suppress(HypervisorError, CaptureFailed):
-                    settings.give_up(monitor, undo)
+                    migration_settings.give_up(monitor, undo)
                     keeper.all_well()
                 raise
-            settings.restore(monitor, undo)
+            migration_settings.restore(monitor, undo)
             keeper.all_well()
         parser.finish()
         image = writer.finish()
@@ -124,18 +131,18 @@ def mend(monitor: Commands, undo: Undo, held: Sequence[int] = ()) -> None:
     A whole background snapshot into nothing takes QEMU's marks off the guest's memory (see
     settings.give_up). `held`: see Hooks. Raises HypervisorError, CaptureFailed.
     """
-    settings.break_off(monitor, undo)
+    migration_settings.break_off(monitor, undo)
     broken = monitor.ask("query-migrate").get("status") in ("failed", "cancelled")
     if BACKGROUND not in undo.capabilities or not broken or monitor.run_state() != "running":
         return
-    again = settings.look(monitor, want=BACKGROUND, runs=True, folder=None)
+    again = migration_settings.look(monitor, want=BACKGROUND, runs=True, folder=None)
     with Drain(_Nowhere()) as drain, keeper_for(monitor, again, drain.reading, held) as keeper:
         try:
-            settings.apply(monitor, again)
+            migration_settings.apply(monitor, again)
             drain.hand_over(monitor)
             monitor.tell("migrate", {"uri": f"fd:{PIPE}"})
         finally:
-            settings.give_up(monitor, again)
+            migration_settings.give_up(monitor, again)
             keeper.all_well()
 
 
@@ -170,7 +177,7 @@ class _Run:
         """From the first switch to the last byte; how long the guest stood still."""
         monitor, drain = self._monitor, self._drain
         try:
-            settings.apply(monitor, self._undo)
+            migration_settings.apply(monitor, self._undo)
             drain.hand_over(monitor)
             stopped_at = time.monotonic()
             stands = not running
@@ -224,7 +231,7 @@ class _Run:
         give_up = time.monotonic() + 10.0
         while True:
             status: dict[str, Any] = self._monitor.ask("query-migrate")
-            ended = status.get("status") not in settings.ACTIVE
+            ended = status.get("status") not in migration_settings.ACTIVE
             if ended or not settled or time.monotonic() > give_up:
                 return {"status": "none", **status}
             time.sleep(0.002)

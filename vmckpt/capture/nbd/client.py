@@ -13,9 +13,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Self
 
-from vmckpt.checkpoint import nbdwire as wire
-from vmckpt.checkpoint.nbdchoice import agree
-from vmckpt.checkpoint.nbdwire import Line, Nonsense, Place, Tcp, Unix
+from vmckpt.capture.nbd import protocol as wire
+from vmckpt.capture.nbd.protocol import (
+    Line,
+    Nonsense,
+    Place,
+    Tcp,
+    Unix,
+    agree,
+)
 from vmckpt.errors import HypervisorError
 from vmckpt.units import MIB, Seconds
 

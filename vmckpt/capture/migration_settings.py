@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from vmckpt.checkpoint import userfault
+from vmckpt.capture.memory import userfaultfd
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Seconds
@@ -255,7 +255,7 @@ class Rescue:
 
     def _free(self) -> None:
         if self._process is not None and self._process.lives():
-            userfault.free(self._process)
+            userfaultfd.free(self._process)
 
 
 def wait_for_end(monitor: Commands) -> None:

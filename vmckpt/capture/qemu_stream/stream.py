@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.checkpoint import head as heads
-from vmckpt.checkpoint.head import (
+from vmckpt.capture.qemu_stream import header as headers
+from vmckpt.capture.qemu_stream.header import (
     CONTINUE,
     EOS,
     FLAGS,
@@ -125,11 +125,11 @@ class StreamParser:
 
     def _head(self, view: memoryview) -> int:
         try:
-            head, used = heads.parse_head(bytes(view[: heads.LONGEST_HEAD]))
+            head, used = headers.parse_head(bytes(view[: headers.LONGEST_HEAD]))
         except NeedMore:
-            if len(view) < heads.LONGEST_HEAD:
+            if len(view) < headers.LONGEST_HEAD:
                 raise
-            raise damaged(0, f"no memory within {heads.LONGEST_HEAD} bytes") from None
+            raise damaged(0, f"no memory within {headers.LONGEST_HEAD} bytes") from None
         self.head = head
         self._names = {block.name.encode("ascii"): i for i, block in enumerate(head.blocks)}
         self._sizes = [block.size for block in head.blocks]
@@ -141,12 +141,12 @@ class StreamParser:
         """The first byte of a section, and the number of one that goes on."""
         assert self.head is not None
         kind = view[0]
-        if kind in (heads.FULL, heads.EOF):
+        if kind in (headers.FULL, headers.EOF):
             self._step = self._after_memory(kind)
             return 0
-        if kind == heads.COMMAND:
+        if kind == headers.COMMAND:
             return self._command(view)
-        if kind not in (PART, heads.END):
+        if kind not in (PART, headers.END):
             raise damaged(self._offset, f"a section of type {kind:#04x} between memory and devices")
         if len(view) < 5:
             raise NeedMore
@@ -158,23 +158,23 @@ class StreamParser:
 
     def _command(self, view: memoryview) -> int:
         """The one that may come in the middle of memory. Written anew, the stream is without it."""
-        told = bytes(view[: len(heads.SWITCHOVER_START)])
-        if not heads.SWITCHOVER_START.startswith(told):
+        told = bytes(view[: len(headers.SWITCHOVER_START)])
+        if not headers.SWITCHOVER_START.startswith(told):
             raise damaged(self._offset, f"a command {told[1:].hex()}, which is not known here")
-        if told != heads.SWITCHOVER_START:
+        if told != headers.SWITCHOVER_START:
             raise NeedMore
         return len(told)
 
     def _after_memory(self, kind: int) -> Callable[[memoryview], int]:
         """What takes the rest, which begins with a section of this kind. For other streams that
         hold memory sections: a subclass may go on with something else."""
-        assert kind in (heads.FULL, heads.EOF)
+        assert kind in (headers.FULL, headers.EOF)
         return self._tail
 
     def _footer(self, view: memoryview) -> int:
         assert self.head is not None
-        reader = heads.Reader(bytes(view[:5]), base=self._offset)
-        heads.check_footer(reader, self.head.section)
+        reader = headers.Reader(bytes(view[:5]), base=self._offset)
+        headers.check_footer(reader, self.head.section)
         self._step = self._section
         return reader.at
 

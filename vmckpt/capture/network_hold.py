@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Protocol, Self
 from xml.etree import ElementTree as ET
 
-from vmckpt.checkpoint import settings
-from vmckpt.checkpoint.keeper import Keeper
+from vmckpt.capture import migration_settings
+from vmckpt.capture.memory.undo_process import Keeper
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.hypervisor import domain_xml
 from vmckpt.hypervisor.qemu_process import identity
@@ -34,7 +34,7 @@ _OUTSIDE = ("hostdev", "vhostuser", "vdpa")
 _VHOST = "/dev/vhost-net"
 
 
-class Commands(settings.Commands, Protocol):
+class Commands(migration_settings.Commands, Protocol):
     """What is used of `hypervisor.monitor.Monitor`."""
 
     def described(self) -> str: ...
@@ -178,7 +178,7 @@ class Hold:
         facts = json.dumps({"undo": self._undo.to_json(), "limit": self._limit})
         self._keeper = Keeper(
             uri=self._monitor.uri, host=self._monitor.host, undo=facts, stream=None,
-            module="vmckpt.checkpoint.outputs_keeper",
+            module="vmckpt.capture.network_hold_undo_process",
         )  # fmt: skip
         self._keeper.__enter__()
         return self
@@ -248,7 +248,7 @@ def _filter(card: str, limit: Seconds) -> dict[str, object]:
     }
 
 
-def remove(monitor: settings.Commands, names: Sequence[str]) -> tuple[str, ...]:
+def remove(monitor: migration_settings.Commands, names: Sequence[str]) -> tuple[str, ...]:
     """Take the filters of cards away, which lets out what they hold; those that had none.
 
     Tries all of them. Raises HypervisorError.
@@ -267,7 +267,7 @@ def remove(monitor: settings.Commands, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(gone)
 
 
-def put_back(monitor: settings.Commands, undo: HoldUndo, *, resume: bool = False) -> None:
+def put_back(monitor: migration_settings.Commands, undo: HoldUndo, *, resume: bool = False) -> None:
     """Let out what a dead cut holds; may be repeated. Raises HypervisorError.
 
     `resume`: the guest runs on, too, if it stands still and no capture is at work. For one whose
@@ -277,5 +277,5 @@ def put_back(monitor: settings.Commands, undo: HoldUndo, *, resume: bool = False
     if not resume or not undo.runs or monitor.run_state() != "paused":
         return
     status = monitor.ask("query-migrate").get("status", "none")
-    if status not in settings.ACTIVE and not monitor.paused_by_somebody():
+    if status not in migration_settings.ACTIVE and not monitor.paused_by_somebody():
         monitor.tell("cont", {})

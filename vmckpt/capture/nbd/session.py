@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from vmckpt.checkpoint import nbdwire as wire
-from vmckpt.checkpoint.nbdwire import Gone, Line, Nonsense
+from vmckpt.capture.nbd import protocol as wire
+from vmckpt.capture.nbd.protocol import Gone, Line, Nonsense
 from vmckpt.errors import VmckptError
 from vmckpt.units import MIB
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vmckpt.checkpoint.settings import Commands
+from vmckpt.capture.migration_settings import Commands
 from vmckpt.errors import CaptureFailed, QemuUnclear
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import GIB, Bytes, Seconds, show_bytes

@@ -1,0 +1,1 @@
+"""Capture one consistent state of a running guest: memory, devices, disks and firmware."""

@@ -1,0 +1,1 @@
+"""Memory of a running guest at one point in time."""

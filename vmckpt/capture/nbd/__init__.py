@@ -1,0 +1,1 @@
+"""The NBD protocol: client, server, and what both have in common."""

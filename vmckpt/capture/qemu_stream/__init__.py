@@ -1,0 +1,1 @@
+"""Formats that QEMU and libvirt write: migration streams, save images, ELF cores."""

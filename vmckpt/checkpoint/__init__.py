@@ -1,1 +1,0 @@
-"""Capturing one checkpoint of a running guest."""
