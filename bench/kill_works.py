@@ -23,19 +23,31 @@ from numpy.typing import NDArray
 
 from vmckpt.policy.model import Keep
 from vmckpt.snapshot import bundles, copying, keeping, pruning, repairing
-from vmckpt.store import faults, gc, line, manifest, wraps
+from vmckpt.store import fault_injection, gc, parent_state
 from vmckpt.store.assemble import Assembly
-from vmckpt.store.compact import compacted
-from vmckpt.store.facts import Contents, Facts, Part, Public, new_id
-from vmckpt.store.identities import public_of
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.format import manifest
+from vmckpt.store.format.chunk_map import (
+    UNIT,
+    Extent,
+    Kind,
+    What,
+)
+from vmckpt.store.format.manifest import Keys
+from vmckpt.store.format.metadata import (
+    Contents,
+    Facts,
+    Part,
+    Public,
+    new_id,
+)
+from vmckpt.store.format.private_part import Private, RegionMap, compacted
 from vmckpt.store.ingest import Ingest, Table, stored
-from vmckpt.store.inside import Private, RegionMap
-from vmckpt.store.keyring import OwnKey
-from vmckpt.store.line import Draft
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.manifest import Keys
-from vmckpt.store.regions import UNIT, Extent, Kind, What
-from vmckpt.store.store import Store
+from vmckpt.store.keys import wrapped_keys
+from vmckpt.store.keys.identity import public_of
+from vmckpt.store.keys.keyring import OwnKey
+from vmckpt.store.parent_state import Draft
+from vmckpt.store.repository import Store
 from vmckpt.units import Bytes, Seconds
 
 Data = NDArray[np.uint8]
@@ -92,7 +104,7 @@ def opened(folder: Path, name: str) -> Store:
 def create(folder: Path, guest: str, version: int) -> None:
     """A snapshot as agents take it, from the first chunk to the line that is kept."""
     store, id_ = opened(folder, "near"), id_of(guest, version)
-    past = line.load(folder / "lines" / guest)
+    past = parent_state.load(folder / "lines" / guest)
     data_key = os.urandom(32)
     keys = Keys(SIGNING, SALT, data_key)
     maps = []
@@ -116,13 +128,13 @@ def create(folder: Path, guest: str, version: int) -> None:
         private = compacted(
             Private(facts=facts, chunks=table.digests(), regions=tuple(maps), files={})
         )
-        wrapped = wraps.wrap(data_key, id_, [public_of(ADMIN)])
+        wrapped = wrapped_keys.wrap(data_key, id_, [public_of(ADMIN)])
         encoded = manifest.encode(_public(guest, version, past), private, keys)
         store.publish(id_, encoded, wrapped, writer=writer)
         draft.keep(id_, list(private.chunks), {one.name: one.map for one in private.regions}, {})
 
 
-def _public(guest: str, version: int, past: line.Line | None) -> Public:
+def _public(guest: str, version: int, past: parent_state.Line | None) -> Public:
     return Public(
         id=id_of(guest, version), name=f"{guest}-{version}", guest=guest,
         guest_uuid="0d6f7a57-be04-4dd1-80ff-c8e5fa28580b", contents=Contents.MEMORY,
@@ -233,7 +245,7 @@ def _child(asked: dict[str, Any]) -> None:
             os.environ["VMCKPT_FAULT"] = str(asked["fault"])
         passed: list[str] = []
         if asked["record"]:
-            faults.listen(passed.append)
+            fault_injection.listen(passed.append)
         folder, *args = asked["args"]
         WORKS[asked["work"]](Path(folder), *args)
         if asked["record"]:

@@ -25,21 +25,34 @@ from typing import Any
 
 import numpy as np
 
-from vmckpt.store import identities, line, manifest, wraps
+from vmckpt.store import parent_state
 from vmckpt.store.assemble import Assembly
-from vmckpt.store.compact import compacted
-from vmckpt.store.facts import Contents, Facts, Public, new_id
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.chunk_reader import Reader
+from vmckpt.store.format import manifest
+from vmckpt.store.format.chunk_map import (
+    UNIT,
+    Extent,
+    Kind,
+    Region,
+    What,
+)
+from vmckpt.store.format.manifest import Keys
+from vmckpt.store.format.metadata import (
+    Contents,
+    Facts,
+    Public,
+    new_id,
+)
+from vmckpt.store.format.private_part import Private, RegionMap, compacted
 from vmckpt.store.ingest import Ingest, Table
-from vmckpt.store.inside import Private, RegionMap
-from vmckpt.store.keyring import Keyring
-from vmckpt.store.keytexts import KeyKind, show
-from vmckpt.store.line import Draft
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.manifest import Keys
-from vmckpt.store.reader import Reader
-from vmckpt.store.regions import UNIT, Extent, Kind, Region, What
-from vmckpt.store.store import Store
-from vmckpt.store.writer import Written
+from vmckpt.store.keys import identity as keys_identity
+from vmckpt.store.keys import wrapped_keys
+from vmckpt.store.keys.key_files import KeyKind, key_text
+from vmckpt.store.keys.keyring import Keyring
+from vmckpt.store.pack_writer import Written
+from vmckpt.store.parent_state import Draft
+from vmckpt.store.repository import Store
 from vmckpt.units import Bytes
 
 KINDS = ("mixed", "random", "zeros", "sparse")
@@ -120,9 +133,9 @@ def init(home: Path) -> None:
     """A store and keys."""
     home.mkdir(mode=0o700)
     Store.create(LocalFolder(home / "store"))
-    public = identities.create(home / "identity")
+    public = keys_identity.create(home / "identity")
     ring = Keyring(home / "keys")
-    ring.add_admin("bench", show(KeyKind.ADMIN, public))
+    ring.add_admin("bench", key_text(KeyKind.ADMIN, public))
 
 
 def put(home: Path, regions: Sequence[Region]) -> dict[str, Any]:
@@ -130,7 +143,7 @@ def put(home: Path, regions: Sequence[Region]) -> dict[str, Any]:
     ring = Keyring(home / "keys")
     keys = Keys(ring.signing(), ring.salt(), secrets.token_bytes(32))
     assert keys.data_key is not None
-    past = line.load(home / "line")
+    past = parent_state.load(home / "line")
     store = Store.open(LocalFolder(home / "store"), cache=home / "cache")
     with store.writer(keys.sealing()) as writer, Draft(home / "line") as draft:
         table = Table(past.chunks if past is not None else ())
@@ -146,7 +159,7 @@ def put(home: Path, regions: Sequence[Region]) -> dict[str, Any]:
             Private(facts=_FACTS, chunks=table.digests(), regions=tuple(maps), files={})
         )
         public = _public(private, written, None if past is None else past.snapshot)
-        wrapped = wraps.wrap(keys.data_key, public.id, [one.key for one in ring.admins()])
+        wrapped = wrapped_keys.wrap(keys.data_key, public.id, [one.key for one in ring.admins()])
         encoded = manifest.encode(public, private, keys)
         store.publish(public.id, encoded, wrapped, writer=writer)
         draft.keep(public.id, list(private.chunks), {one.name: one.map for one in maps}, {})
@@ -174,10 +187,10 @@ def get(home: Path, output: Path | None) -> dict[str, Any]:
     """The last snapshot into files, or read and dropped."""
     snapshot = (home / "last").read_text()
     store = Store.open(LocalFolder(home / "store"), cache=home / "cache")
-    identity = identities.load(home / "identity")
+    identity = keys_identity.load(home / "identity")
     trusted = Keyring(home / "keys").trusted()
     found = manifest.decode(store.manifest(snapshot), snapshot, trusted)
-    data_key = wraps.unwrap(store.wraps(snapshot) or b"", snapshot, identity)
+    data_key = wrapped_keys.unwrap(store.wraps(snapshot) or b"", snapshot, identity)
     private, sealing = found.opened(data_key)
     total = 0
     with store.reader(sealing) as reader:

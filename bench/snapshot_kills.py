@@ -3,7 +3,7 @@
     .venv/bin/python -m bench.snapshot_kills [--kills 200] [--seed 1] [--json FILE]
         [--lab NAME --lab-kills 20]
 
-Half of the kills are at a fault point (vmckpt/store/faults.py), half at a random moment; sometimes
+Half of the kills are at a fault point (vmckpt/store/fault_injection.py), half at a random moment; sometimes
 somebody else is at work in the store at the same time. After each: every snapshot that was
 published can be proved deep and gives back the very bytes, none is gone that nobody deleted, and
 collections (of a copy of the store) leave nothing that is not needed. The works are in
@@ -30,9 +30,9 @@ from bench import kill_works as works
 from vmckpt.snapshot import keeping, proving
 from vmckpt.snapshot.proving import Depth
 from vmckpt.store import gc
-from vmckpt.store.homes import use_of
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.store import Store
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.gc_plan import use_of
+from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
 
 STORES = ("near", "far")

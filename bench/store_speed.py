@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.sealing import Encrypted
-from vmckpt.store.store import Store
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.format.sealing import Encrypted
+from vmckpt.store.repository import Store
 
 CHUNK = 256 << 10
 _WORDS = 16

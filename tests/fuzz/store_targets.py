@@ -22,11 +22,22 @@ from vmckpt.capture.qemu_stream.header import Head
 from vmckpt.capture.qemu_stream.stream import Addresses, Pages, StreamParser
 from vmckpt.errors import HypervisorError, StoreError, VmckptError
 from vmckpt.snapshot import bundles
-from vmckpt.store import condemned, inside, locks, manifest, packs, small, wraps
-from vmckpt.store.backend import Stored
-from vmckpt.store.maps import unpack
-from vmckpt.store.sealing import Encrypted, Plain
-from vmckpt.store.store import parse_format
+from vmckpt.store import locks, pending_deletion
+from vmckpt.store.backend.base import Stored
+from vmckpt.store.format import (
+    manifest,
+    private_part,
+)
+from vmckpt.store.format import (
+    manifest as format_manifest,
+)
+from vmckpt.store.format import (
+    pack as format_pack,
+)
+from vmckpt.store.format.chunk_map import unpack
+from vmckpt.store.format.sealing import Encrypted, Plain
+from vmckpt.store.keys import wrapped_keys
+from vmckpt.store.repository import parse_format
 from vmckpt.units import Seconds
 
 _ID = "s-aaaqeayeaudaocaj"
@@ -67,10 +78,10 @@ def read_manifest(data: bytes) -> None:
 
 def read_private(data: bytes) -> None:
     with _refused(StoreError, ValueError):
-        private, salt = inside.read(memoryview(data))
+        private, salt = private_part.read(memoryview(data))
         assert salt is None or len(salt) == 32
-        told = inside.written(private, salt)
-        assert inside.read(memoryview(told))[0].facts == private.facts
+        told = private_part.written(private, salt)
+        assert private_part.read(memoryview(told))[0].facts == private.facts
     with _refused(StoreError, ValueError):
         count = int.from_bytes(data[:2], "little")
         assert len(unpack(memoryview(data[2:]), count, 9)) == count
@@ -79,23 +90,23 @@ def read_private(data: bytes) -> None:
 def read_wraps(data: bytes) -> None:
     for one in (data, _summed(data)):
         with _refused(StoreError):
-            assert all(each.isalnum() for each in wraps.recipients(one, _ID))
+            assert all(each.isalnum() for each in wrapped_keys.recipients(one, _ID))
 
 
 def read_pack(data: bytes) -> None:
     for one in (data, _fitting(data)):
         pack = blake3(one).hexdigest()
         with _refused(StoreError):
-            index = packs.parse(pack, one)
+            index = format_pack.parse(pack, one)
             assert 0 <= index.generation < 1 << 32
             assert int(index.rows["length"].astype(np.int64).sum()) < len(one)
-        good, bad = packs.salvage(one)
+        good, bad = format_pack.salvage(one)
         assert len(good) + len(bad) <= len(one)
 
 
 def _fitting(data: bytes) -> bytes:
     """A pack whose index has the sum that its footer tells."""
-    end = len(data) - packs.FOOTER
+    end = len(data) - format_pack.FOOTER
     if end < 0:
         return data
     count = int.from_bytes(data[end + 32 : end + 36], "little")
@@ -106,16 +117,16 @@ def _fitting(data: bytes) -> bytes:
 
 def read_small(data: bytes) -> None:
     for key in ("format", "locks/write-1", "condemned/1"):
-        raw = small.framed(key, data)
+        raw = format_manifest.framed(key, data)
         with _refused(StoreError):
             if key == "format":
                 parse_format(raw, "here")
             else:
                 assert locks.read(Stored(key, len(raw), Seconds(1.0)), raw, "here").key == key
         with _refused(StoreError):
-            condemned.load(_One(key, raw))  # type: ignore[arg-type]
+            pending_deletion.load(_One(key, raw))  # type: ignore[arg-type]
     with _refused(StoreError):
-        small.parsed("format", data, "here")
+        format_manifest.parsed("format", data, "here")
 
 
 class _One:
@@ -142,8 +153,8 @@ def read_bundle(data: bytes) -> None:
         for key, pack in objects.rest():
             for name, box, plain in bundles._boxes(key, pack, "a file"):
                 assert len(name) == 32
-                assert len(box) <= packs.MOST_BOX
-                assert plain <= packs.MOST_PLAIN
+                assert len(box) <= format_pack.MOST_BOX
+                assert plain <= format_pack.MOST_PLAIN
 
 
 class _Nothing:
@@ -255,8 +266,8 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     files = v1.files()
     for name in ("plain", "encrypted"):
         yield "manifest", name, files[f"{name}/snapshots/{v1.ID}"]
-    yield "private", "plain", inside.written(v1.private(Plain()), None)
-    yield "private", "salted", inside.written(v1.private(Encrypted(v1.SALT)), v1.SALT)
+    yield "private", "plain", private_part.written(v1.private(Plain()), None)
+    yield "private", "salted", private_part.written(v1.private(Encrypted(v1.SALT)), v1.SALT)
     yield "wraps", "two", files[f"encrypted/wraps/{v1.ID}"]
     whole = v2.files()
     for number, key in enumerate(sorted(one for one in whole if one.startswith("packs/"))):

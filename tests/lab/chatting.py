@@ -22,10 +22,10 @@ from vmckpt.snapshot.cutting import Cutting
 from vmckpt.snapshot.grouping import GroupTaken
 from vmckpt.snapshot.requests import TakeRequest
 from vmckpt.store.assemble import Assembly
-from vmckpt.store.manifest import decode
-from vmckpt.store.places import backend_of
-from vmckpt.store.regions import UNIT, Kind
-from vmckpt.store.store import Store
+from vmckpt.store.backend.factory import backend_of
+from vmckpt.store.format.chunk_map import UNIT, Kind
+from vmckpt.store.format.manifest import decode
+from vmckpt.store.repository import Store
 
 PLACES = {"web1": "alpha", "web2": "beta", "db1": "alpha"}
 """The guests, and where they run."""

@@ -22,8 +22,8 @@ from vmckpt.lab import chat, faults, guests, lab, network, observer_client
 from vmckpt.lab.pace import slowness
 from vmckpt.model.recovery import Phase
 from vmckpt.snapshot.requests import Taken
-from vmckpt.store.places import backend_of
-from vmckpt.store.store import Store
+from vmckpt.store.backend.factory import backend_of
+from vmckpt.store.repository import Store
 
 log = logging.getLogger(__name__)
 

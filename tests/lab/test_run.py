@@ -15,8 +15,8 @@ from tests.lab.bench import Bench, ended_late, finish, until
 from tests.lab.test_snapshots import SMALL, kept, left, proofs
 from vmckpt.journal.store import Journal
 from vmckpt.lab.pace import Deadline
-from vmckpt.store.places import backend_of
-from vmckpt.store.store import Store
+from vmckpt.store.backend.factory import backend_of
+from vmckpt.store.repository import Store
 
 __all__ = ["kept"]
 

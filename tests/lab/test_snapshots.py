@@ -8,9 +8,9 @@ import pytest
 
 from tests.lab.bench import Bench, Done, finish, first_line, until
 from vmckpt.lab import ledger
-from vmckpt.store.manifest import decode
-from vmckpt.store.places import backend_of
-from vmckpt.store.store import Store
+from vmckpt.store.backend.factory import backend_of
+from vmckpt.store.format.manifest import decode
+from vmckpt.store.repository import Store
 
 SMALL = {"memory": "192MiB", "dirty": "16MiB@1MiB/s", "disk": "32MiB"}
 

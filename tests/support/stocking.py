@@ -12,19 +12,30 @@ from blake3 import blake3
 
 from tests.fixtures.make_store_v1 import ALICE, FACTS, PUBLIC, locked_identity, secret
 from vmckpt.cli import main
-from vmckpt.store import wraps
-from vmckpt.store.facts import DiskMake, Facts, Part, RamBlock, new_id
-from vmckpt.store.identities import public_of, text
-from vmckpt.store.inside import Private, RegionMap
-from vmckpt.store.keyring import Keyring
-from vmckpt.store.keytexts import KeyKind, show
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.manifest import Keys, Signer, encode
-from vmckpt.store.regions import SLOTS, UNIT, ZERO, Kind
-from vmckpt.store.store import Store
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.format.chunk_map import (
+    SLOTS,
+    UNIT,
+    ZERO,
+    Kind,
+)
+from vmckpt.store.format.manifest import Keys, Signer, encode
+from vmckpt.store.format.metadata import (
+    DiskMake,
+    Facts,
+    Part,
+    RamBlock,
+    new_id,
+)
+from vmckpt.store.format.private_part import Private, RegionMap
+from vmckpt.store.keys import wrapped_keys
+from vmckpt.store.keys.identity import public_of, text
+from vmckpt.store.keys.key_files import KeyKind, key_text
+from vmckpt.store.keys.keyring import Keyring
+from vmckpt.store.repository import Store
 from vmckpt.units import Bytes
 
-ALICE_KEY = show(KeyKind.ADMIN, public_of(ALICE))
+ALICE_KEY = key_text(KeyKind.ADMIN, public_of(ALICE))
 STREAM = b"device state" * 99
 PER_CHUNK = 4
 """Pages in one chunk."""
@@ -108,7 +119,7 @@ class Stock:
             public = replace(public, **changes)  # type: ignore[arg-type]
             wrapped = None
             if data_key is not None:
-                wrapped = wraps.wrap(data_key, id_, [one.key for one in ring.admins()])
+                wrapped = wrapped_keys.wrap(data_key, id_, [one.key for one in ring.admins()])
             store.publish(id_, encode(public, private, keys), wrapped, writer=writer)
         return id_
 

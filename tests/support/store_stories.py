@@ -20,8 +20,8 @@ from tests.support.storing import (
     new_store,
     write,
 )
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.store import Store
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.repository import Store
 
 
 def prepare(folder: Path) -> Store:

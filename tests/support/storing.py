@@ -7,15 +7,15 @@ from pathlib import Path
 from blake3 import blake3
 
 from vmckpt.errors import StoreDamaged
-from vmckpt.store.backend import Backend
+from vmckpt.store.backend.base import Backend
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.chunk_index import Names, names_of
+from vmckpt.store.format.sealing import Encrypted
 from vmckpt.store.gc import Collected, collect, live_names
-from vmckpt.store.homes import use_of
-from vmckpt.store.index import Names, names_of
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.sealing import Encrypted
-from vmckpt.store.store import Store
-from vmckpt.store.verify_store import verify
-from vmckpt.store.writer import Written
+from vmckpt.store.gc_plan import use_of
+from vmckpt.store.pack_writer import Written
+from vmckpt.store.repository import Store
+from vmckpt.store.verify import verify
 from vmckpt.units import Seconds
 
 SEALING = Encrypted(bytes(range(32)))

@@ -21,11 +21,17 @@ from vmckpt.capture.memory.background_snapshot import Captured, Hooks
 from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.errors import CannotCapture
 from vmckpt.model.disk import DiskFacts
-from vmckpt.store import line
-from vmckpt.store.facts import Facts
-from vmckpt.store.inside import Private, RegionMap
-from vmckpt.store.line import Draft
-from vmckpt.store.regions import SLOTS, ZERO, Extent, Kind, What
+from vmckpt.store import parent_state
+from vmckpt.store.format.chunk_map import (
+    SLOTS,
+    ZERO,
+    Extent,
+    Kind,
+    What,
+)
+from vmckpt.store.format.metadata import Facts
+from vmckpt.store.format.private_part import Private, RegionMap
+from vmckpt.store.parent_state import Draft
 from vmckpt.units import GIB, MIB, Bytes, Seconds
 from vmckpt.util import host_directories
 
@@ -76,7 +82,7 @@ def memory(**more: Any) -> Memory:
     return Memory(**(usual | more))
 
 
-def kept(folder: Path, memory_: Memory | None, *, snapshot: str, ram: bool) -> line.Line:
+def kept(folder: Path, memory_: Memory | None, *, snapshot: str, ram: bool) -> parent_state.Line:
     """The line after one more snapshot with a disk, and perhaps memory."""
     disk = RegionMap(
         name="vda", kind=Kind.DISK, size=Bytes(2 * 65536), map=np.array([1, ZERO], dtype=np.uint32)
@@ -90,7 +96,7 @@ def kept(folder: Path, memory_: Memory | None, *, snapshot: str, ram: bool) -> l
     private = Private(
         facts=facts, chunks=chunks, regions=(disk, block) if ram else (disk,), files={}
     )
-    past = line.load(folder)
+    past = parent_state.load(folder)
     with Draft(folder) as draft:
         if ram:
             draft.prints("pc.ram", Kind.RAM, 3 * 4096)[:] = np.array([b"x" * 16] * 3, dtype="V16")
@@ -101,7 +107,7 @@ def kept(folder: Path, memory_: Memory | None, *, snapshot: str, ram: bool) -> l
                 checkpoint=snapshot, memory=memory_,
             ),
         )  # fmt: skip
-    found = line.load(folder)
+    found = parent_state.load(folder)
     assert found is not None
     return found
 

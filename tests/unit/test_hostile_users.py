@@ -36,7 +36,7 @@ from vmckpt.errors import BadInput, RemoteError, StoreError
 from vmckpt.remote.scripts import install_agent
 from vmckpt.replicate import standing
 from vmckpt.replicate.facts import Disk
-from vmckpt.store.local import LocalFolder
+from vmckpt.store.backend.local import LocalFolder
 from vmckpt.units import Bytes
 from vmckpt.util import host_directories, host_files
 from vmckpt.util.host_files import Folder

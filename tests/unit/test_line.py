@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from vmckpt.agent import lining
-from vmckpt.store import line
-from vmckpt.store.regions import Kind
+from vmckpt.store import parent_state
+from vmckpt.store.format.chunk_map import Kind
 
 CHUNKS = [bytes([n]) * 32 for n in range(3)]
 
 
 def kept(folder: Path, snapshot: str = "s-1") -> None:
-    with line.Draft(folder) as draft:
+    with parent_state.Draft(folder) as draft:
         prints = draft.prints("pc.ram", Kind.RAM, 4096 * 10)
         prints[3] = np.void(b"p" * 16)
         maps = {"pc.ram": np.arange(10, dtype=np.uint32), "vda": np.arange(2, dtype=np.uint32)}
@@ -24,7 +24,7 @@ def kept(folder: Path, snapshot: str = "s-1") -> None:
 def test_what_was_kept_is_found(tmp_path: Path) -> None:
     kept(tmp_path / "web1", "s-0")
     kept(tmp_path / "web1")
-    found = line.load(tmp_path / "web1")
+    found = parent_state.load(tmp_path / "web1")
     assert found is not None
     assert (found.snapshot, list(found.chunks)) == ("s-1", CHUNKS)
     assert found.extra == {"checkpoint": "c1"}
@@ -38,7 +38,7 @@ def test_what_was_kept_is_found(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_of_one_that_was_given_up(tmp_path: Path) -> None:
-    with line.Draft(tmp_path / "web1") as draft:
+    with parent_state.Draft(tmp_path / "web1") as draft:
         draft.prints("pc.ram", Kind.RAM, 1 << 20)
     assert list(tmp_path.iterdir()) == []
 
@@ -51,9 +51,9 @@ def test_one_flipped_bit_anywhere_and_it_is_none(tmp_path: Path) -> None:
             bad = bytearray(good)
             bad[at] ^= 4
             path.write_bytes(bad)
-            assert line.load(tmp_path / "web1") is None
+            assert parent_state.load(tmp_path / "web1") is None
         path.write_bytes(good)
-    assert line.load(tmp_path / "web1") is not None
+    assert parent_state.load(tmp_path / "web1") is not None
 
 
 def test_what_nobody_uses_is_swept(tmp_path: Path) -> None:
@@ -61,18 +61,18 @@ def test_what_nobody_uses_is_swept(tmp_path: Path) -> None:
     (tmp_path / "web2.x").mkdir()
     now = (tmp_path / "web1").stat().st_mtime
     for days, left in ((0.9, ["web1", "web2.x"]), (1.1, ["web1"]), (99, ["web1"]), (101, [])):
-        line.sweep(tmp_path, now=now + days * 86_400)
+        parent_state.sweep(tmp_path, now=now + days * 86_400)
         assert sorted(one.name for one in tmp_path.iterdir()) == left
 
 
 def test_drafts_of_those_that_were_killed_are_removed_by_the_next(tmp_path: Path) -> None:
     folder = tmp_path / "lines" / "web1-n"
     kept(folder.parent / "web1-nearer")
-    with line.Draft(folder.parent / "web2-n") as at_work:
+    with parent_state.Draft(folder.parent / "web2-n") as at_work:
         at_work.prints("pc.ram", Kind.RAM, 4096)
         process = os.fork()
         if not process:
-            with line.Draft(folder) as draft:
+            with parent_state.Draft(folder) as draft:
                 draft.prints("pc.ram", Kind.RAM, 4096)
                 os.kill(os.getpid(), signal.SIGKILL)
         os.waitpid(process, 0)
@@ -80,7 +80,7 @@ def test_drafts_of_those_that_were_killed_are_removed_by_the_next(tmp_path: Path
         assert len(drafts) == 2
         for one in drafts:
             os.utime(one, (1.0, 1.0))
-        line.clear(folder.parent)
+        parent_state.clear(folder.parent)
         assert [one.name[:8] for one in folder.parent.glob(".*")] == [".web2-n."]
     assert [one.name for one in folder.parent.iterdir()] == ["web1-nearer"]
 

@@ -14,8 +14,8 @@ from vmckpt.errors import BadInput
 from vmckpt.journal.records import Controller, Operation
 from vmckpt.model.disk import line_folder
 from vmckpt.snapshot.following import left_behind
-from vmckpt.store import line
-from vmckpt.store.regions import Kind
+from vmckpt.store import parent_state
+from vmckpt.store.format.chunk_map import Kind
 
 Answer = Callable[[str, dict[str, Any]], Any]
 
@@ -37,7 +37,7 @@ def order(state: Path, *, gives: bool, snapshot: str = "s-1") -> LineOrder:
 
 def kept(state: Path, snapshot: str = "s-1", pages: int = 3_000_000) -> Path:
     folder = line_folder(str(state), "u-1", "near")
-    with line.Draft(folder) as draft:
+    with parent_state.Draft(folder) as draft:
         draft.prints("pc.ram", Kind.RAM, 4096 * pages)[7] = np.void(b"p" * 16)
         draft.keep(snapshot, [bytes(32)], {"pc.ram": np.arange(9, dtype=np.uint32)}, {"epoch": 4})
     return folder
@@ -64,7 +64,7 @@ def taken(state: Path, pieces: list[dict[str, Any]], snapshot: str = "s-1") -> d
 
 def ends_with(folder: Path) -> str | None:
     """Which snapshot a line ends with; None if there is no line."""
-    found = line.load(folder)
+    found = parent_state.load(folder)
     return None if found is None else found.snapshot
 
 
@@ -75,7 +75,7 @@ def test_a_line_moves_whole(tmp_path: Path) -> None:
     assert len(pieces) > 10
     assert not old.exists()
     assert taken(tmp_path / "new", pieces) == {"moved": True}
-    found = line.load(before)
+    found = parent_state.load(before)
     assert found is not None
     assert (found.snapshot, found.extra) == ("s-1", {"epoch": 4})
     prints = found.regions["pc.ram"].prints

@@ -23,7 +23,7 @@ from vmckpt.errors import BadInput
 from vmckpt.snapshot import insides, partitions
 from vmckpt.snapshot.opening import layout
 from vmckpt.snapshot.partitions import Part
-from vmckpt.store.facts import Contents
+from vmckpt.store.format.metadata import Contents
 
 MIB = 1 << 20
 

@@ -36,9 +36,9 @@ from vmckpt.remote.agent_channel import Program
 from vmckpt.snapshot import taking
 from vmckpt.snapshot.requests import TakeRequest
 from vmckpt.snapshot.taking import Taking
-from vmckpt.store.facts import Facts
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.store import Store
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.format.metadata import Facts
+from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
 
 

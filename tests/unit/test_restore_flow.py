@@ -34,10 +34,10 @@ from vmckpt.snapshot import alone, restoring
 from vmckpt.snapshot.alone import Heard
 from vmckpt.snapshot.requests import RestoreRequest
 from vmckpt.snapshot.restoring import Opened, _Answers, _Plan, _Restoring
-from vmckpt.store import line, tiered
+from vmckpt.store import parent_state, tiered_reader
 from vmckpt.store.assemble import Source
-from vmckpt.store.facts import DiskMake, Facts
-from vmckpt.store.inside import Private
+from vmckpt.store.format.metadata import DiskMake, Facts
+from vmckpt.store.format.private_part import Private
 
 DISK = DiskMake(target="vda", format="qcow2", size=1, options="")
 
@@ -65,7 +65,7 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RestoreOrder:
 
     monkeypatch.setattr(restore, "opened", opened)
     monkeypatch.setattr(restore, "Revival", lambda *_: None)
-    monkeypatch.setattr(tiered, "warnings", lambda *_: [])
+    monkeypatch.setattr(tiered_reader, "warnings", lambda *_: [])
     (tmp_path / "vda.qcow2").write_text("before")
     return replace(an_order(tmp_path), state=str(tmp_path / "state"), xml="<domain/>")
 
@@ -156,13 +156,13 @@ def test_the_next_snapshot_goes_on_from_what_was_restored(
     monkeypatch.setattr(starting, "start", lambda *_: None)
     folder = Path(order.state) / "lines" / f"{order.guest}-near"
     map_ = np.array([1, 2], dtype=np.uint32)
-    with line.Draft(folder) as draft:
+    with parent_state.Draft(folder) as draft:
         extra = {"epoch": 5, "checkpoint": "s-5", "copy": 7, "disks": {}}
         draft.keep("s-5", [b"d" * 32], {"vda": map_}, extra)
     carried_out(order, YES, YES)  # a fork, or its like
-    assert lining.before(line.load(folder)) == "s-5"
+    assert lining.before(parent_state.load(folder)) == "s-5"
     carried_out(replace(order, follows=True), YES, YES)
-    past = line.load(folder)
+    past = parent_state.load(folder)
     assert past is not None
     assert (lining.before(past), lining.parent(past)) == (ID, None)
     assert (past.snapshot, past.extra["epoch"], past.extra["copy"]) == ("s-5", 5, None)

@@ -29,7 +29,7 @@ from vmckpt.snapshot.gate import Gate
 from vmckpt.snapshot.requests import Restored, RestoreRequest
 from vmckpt.snapshot.restoring import Opened, _Answers
 from vmckpt.snapshot.settling import came_back
-from vmckpt.store.facts import new_id
+from vmckpt.store.format.metadata import new_id
 
 GROUP = new_id(b"a group of", "g")
 

@@ -14,7 +14,7 @@ from vmckpt.model.host import Host
 from vmckpt.snapshot import fitting, restoring
 from vmckpt.snapshot.requests import RestoreRequest
 from vmckpt.snapshot.restoring import Opened
-from vmckpt.store.facts import DiskMake
+from vmckpt.store.format.metadata import DiskMake
 
 XML = """<domain type='kvm'><name>web1</name><devices><disk type='file'>
 <source file='{image}'/><target dev='vda'/></disk>{more}</devices></domain>"""

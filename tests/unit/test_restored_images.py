@@ -11,9 +11,9 @@ from vmckpt.agent.images import Images
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.talk import Talk
 from vmckpt.model.disk import StorePlace
-from vmckpt.store.facts import DiskMake, Facts
-from vmckpt.store.inside import Private
-from vmckpt.store.reader import Reader
+from vmckpt.store.chunk_reader import Reader
+from vmckpt.store.format.metadata import DiskMake, Facts
+from vmckpt.store.format.private_part import Private
 from vmckpt.util.host_files import Folder
 
 ID = "s-aaaaaaaaaaaaaaaa"

@@ -11,8 +11,8 @@ from tests.support.stocking import Stock, flip, stocked
 from tests.unit.test_service_run import World
 from vmckpt.errors import StoreError
 from vmckpt.service.shelves import Shelves
-from vmckpt.store.places import backend_of
-from vmckpt.store.store import Store
+from vmckpt.store.backend.factory import backend_of
+from vmckpt.store.repository import Store
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from tests.support.stocking import (
     id_of,
     stocked,
 )
-from vmckpt.store import condemned, packs, small
+from vmckpt.store import pending_deletion
+from vmckpt.store.format import manifest, pack
 from vmckpt.store.locks import Lock, Work
 
 KEY = "--identity"
@@ -45,7 +46,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def newer_store(stock: Stock) -> None:
     told = {"version": 2, "id": stock.store().id}
-    (stock.folder / "near" / "format").write_bytes(small.written("format", told))
+    (stock.folder / "near" / "format").write_bytes(manifest.written("format", told))
 
 
 def damaged_store(stock: Stock) -> None:
@@ -67,11 +68,11 @@ def missing_chunk(stock: Stock) -> None:
     """The largest pack, without its first box."""
     path = stock.packs()[0]
     data = path.read_bytes()
-    rows = packs.parse(path.name, data).rows.tolist()[1:]
+    rows = pack.parse(path.name, data).rows.tolist()[1:]
     left = [(name, data[at : at + length], plain) for name, at, length, plain, _ in rows]
     path.unlink()
-    made = packs.encode(left, bytes(16))
-    stock.store().backend.put(packs.key_of(blake3(made).hexdigest()), made)
+    made = pack.encode(left, bytes(16))
+    stock.store().backend.put(pack.key_of(blake3(made).hexdigest()), made)
 
 
 def missing_wraps(stock: Stock) -> None:
@@ -149,7 +150,7 @@ def test_a_wrong_key_is_one_line(
 def test_one_flipped_bit_in_each_kind_of_object_is_found_and_named(stock: Stock) -> None:
     """Of every object, in each part of it, by the command."""
     assert stock("pin", "one")[0] == 0
-    condemned.write(stock.store().backend, ["wraps/gone"])
+    pending_deletion.write(stock.store().backend, ["wraps/gone"])
     lock = Lock(stock.store().backend, Work.WRITE)
     lock.take()
     rng = random.Random(3)
@@ -223,7 +224,7 @@ def test_an_s3_server_that_does_not_serve_is_one_line(
     stock: Stock, monkeypatch: pytest.MonkeyPatch, status: int, word: str, what: str,
     command: tuple[str, ...],
 ) -> None:  # fmt: skip
-    from vmckpt.store.s3 import S3  # noqa: PLC0415
+    from vmckpt.store.backend.s3 import S3  # noqa: PLC0415
 
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)

@@ -19,9 +19,10 @@ from tests.support.stocking import (
 )
 from vmckpt.snapshot.deep import misfits
 from vmckpt.snapshot.keeping import matching
-from vmckpt.store import manifest, wraps
-from vmckpt.store.facts import Part
-from vmckpt.store.keyring import OwnKey
+from vmckpt.store.format import manifest
+from vmckpt.store.format.metadata import Part
+from vmckpt.store.keys import wrapped_keys
+from vmckpt.store.keys.keyring import OwnKey
 
 STRANGER = OwnKey(secret("a stranger"))
 
@@ -325,7 +326,7 @@ def test_wraps_that_do_not_open_their_snapshot_are_found(stock: Stock, how: str)
     elif how == "another's":
         store.put_wraps(id_, store.wraps(other) or b"")
     elif how == "another key":
-        store.put_wraps(id_, wraps.wrap(secret("wrong"), id_, admins))
+        store.put_wraps(id_, wrapped_keys.wrap(secret("wrong"), id_, admins))
     else:
         store.put_wraps(id_, b"nonsense")
 

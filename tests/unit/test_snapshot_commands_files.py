@@ -18,10 +18,10 @@ from tests.support.stocking import (
 )
 from vmckpt.errors import StoreError
 from vmckpt.snapshot import bundles
-from vmckpt.store import packs
-from vmckpt.store.keyring import OwnKey
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.store import Store
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.format import pack as format_pack
+from vmckpt.store.keys.keyring import OwnKey
+from vmckpt.store.repository import Store
 
 STRANGER = OwnKey(secret("a stranger"))
 
@@ -121,7 +121,7 @@ def _rows(file: Path) -> dict[bytes, tuple[bytes, int]]:
         told = archive.extractfile(member)
         assert told is not None
         data = told.read()
-    found = packs.parse(member.name.rpartition("/")[2], data).rows.tolist()
+    found = format_pack.parse(member.name.rpartition("/")[2], data).rows.tolist()
     return {name: (data[at : at + length], plain) for name, at, length, plain, _ in found}
 
 
@@ -132,10 +132,12 @@ def _replace_pack(file: Path, rows: dict[bytes, tuple[bytes, int]]) -> None:
             for one in archive
             if not one.name.startswith("packs/")
         ]
-    pack = packs.encode([(name, box, plain) for name, (box, plain) in rows.items()], bytes(16))
+    pack = format_pack.encode(
+        [(name, box, plain) for name, (box, plain) in rows.items()], bytes(16)
+    )
     with file.open("wb") as out:
         archive_ = bundles._Archive(out, 0)
-        for name, body in [*kept, (packs.key_of(blake3(pack).hexdigest()), pack)]:
+        for name, body in [*kept, (format_pack.key_of(blake3(pack).hexdigest()), pack)]:
             archive_.add(name, body)
         archive_.end()
 

@@ -25,12 +25,13 @@ from vmckpt.errors import StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.policy.model import Keep
 from vmckpt.snapshot.pruning import Survey, plan
-from vmckpt.store import packs, wraps
-from vmckpt.store.identities import public_of
-from vmckpt.store.keyring import OwnKey
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.receiver import Receiver
-from vmckpt.store.store import Store
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.format import pack
+from vmckpt.store.keys import wrapped_keys
+from vmckpt.store.keys.identity import public_of
+from vmckpt.store.keys.keyring import OwnKey
+from vmckpt.store.receive import Receiver
+from vmckpt.store.repository import Store
 
 STRANGER = OwnKey(secret("a stranger"))
 
@@ -267,14 +268,14 @@ def test_a_copy_that_broke_off_goes_on_where_it_was(
 def test_a_copy_takes_what_is_whole_and_follows_a_collection(stock: Stock) -> None:
     stock.put("one", list(range(16)))
     store = stock.store()
-    rows = packs.parse(stock.packs()[0].name, stock.packs()[0].read_bytes()).rows
+    rows = pack.parse(stock.packs()[0].name, stock.packs()[0].read_bytes()).rows
     first = rows.tolist()[0]
     box = stock.packs()[0].read_bytes()[first[1] : first[1] + first[2]]
     flip(stock.packs()[0], first[1])
     assert stock("copy", "one", "--to", "far")[0] == 41
     # The same chunk, whole, in another pack.
-    data = packs.encode([(first[0], box, first[3])], bytes(16))
-    store.backend.put(packs.key_of(blake3(data).hexdigest()), data)
+    data = pack.encode([(first[0], box, first[3])], bytes(16))
+    store.backend.put(pack.key_of(blake3(data).hexdigest()), data)
     assert stock("copy", "one", "--to", "far")[0] == 0
     assert stock("verify", "--deep", "--store", "far")[0] == 0
 
@@ -311,7 +312,7 @@ def test_a_full_disk_and_a_read_only_store_are_one_clear_line(stock: Stock) -> N
 def test_wraps_of_somebody_else_do_not_come_along(stock: Stock) -> None:
     stock.encrypt()
     id_ = stock.put("one", [1])
-    stock.store().put_wraps(id_, wraps.wrap(secret("x"), id_, [public_of(BOB)])[:-1] + b"x")
+    stock.store().put_wraps(id_, wrapped_keys.wrap(secret("x"), id_, [public_of(BOB)])[:-1] + b"x")
     for args in (("copy", "one", "--to", "far"), ("export", "one", "file")):
         code, _, wrong = stock(*args)
         assert (code, f"wraps/{id_}: its checksum is wrong" in wrong) == (41, True)

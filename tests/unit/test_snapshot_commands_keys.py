@@ -15,13 +15,13 @@ from tests.support.stocking import (
     id_of,
     stocked,
 )
-from vmckpt.store import wraps
-from vmckpt.store.identities import public_of
-from vmckpt.store.keyring import OwnKey
-from vmckpt.store.keytexts import KeyKind, fingerprint, show
+from vmckpt.store.keys import wrapped_keys
+from vmckpt.store.keys.identity import public_of
+from vmckpt.store.keys.key_files import KeyKind, fingerprint, key_text
+from vmckpt.store.keys.keyring import OwnKey
 
-BOB_KEY = show(KeyKind.ADMIN, public_of(BOB))
-WRITER_KEY = show(KeyKind.WRITER, OwnKey(secret("another")).public)
+BOB_KEY = key_text(KeyKind.ADMIN, public_of(BOB))
+WRITER_KEY = key_text(KeyKind.WRITER, OwnKey(secret("another")).public)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def stock(
 
 def recipients(stock: Stock, name: str, in_: str = "near") -> set[str]:
     id_ = id_of(name)
-    return set(wraps.recipients(stock.store(in_).wraps(id_) or b"", id_))
+    return set(wrapped_keys.recipients(stock.store(in_).wraps(id_) or b"", id_))
 
 
 def test_encryption_is_on_from_the_first_key(stock: Stock) -> None:
@@ -86,7 +86,7 @@ def test_a_passphrase_is_asked_for_twice(stock: Stock, monkeypatch: pytest.Monke
     answers = iter(["one", "two", "same", "same", "same"])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr(getpass, "getpass", lambda _: next(answers))
-    monkeypatch.setattr("vmckpt.store.identities.create.__kwdefaults__", {"cost": 10})
+    monkeypatch.setattr("vmckpt.store.keys.identity.create.__kwdefaults__", {"cost": 10})
 
     code, _, wrong = stock("keys", "new", "key")
     assert (code, "are not the same; nothing was made" in wrong) == (43, True)

@@ -6,7 +6,7 @@ from tests.support.builders import host_facts
 from tests.support.snapshots import FACTS, PUBLIC
 from vmckpt.model.finding import Severity
 from vmckpt.snapshot.compatible import Side, check, version
-from vmckpt.store.facts import Contents
+from vmckpt.store.format.metadata import Contents
 from vmckpt.units import Bytes
 
 FIRMWARE = FACTS.boot_files[0]

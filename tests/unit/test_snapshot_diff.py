@@ -7,8 +7,14 @@ from hypothesis import strategies as st
 
 from tests.support.snapshots import bare, maps, ram
 from vmckpt.snapshot.diff import RegionDiff, changed, compare
-from vmckpt.store.inside import Private
-from vmckpt.store.regions import SLOTS, UNIT, ZERO, Kind, Map
+from vmckpt.store.format.chunk_map import (
+    SLOTS,
+    UNIT,
+    ZERO,
+    Kind,
+    Map,
+)
+from vmckpt.store.format.private_part import Private
 from vmckpt.units import Bytes
 
 A, B, C = (bytes([one]) * 32 for one in (1, 2, 3))

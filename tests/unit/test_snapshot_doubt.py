@@ -20,8 +20,8 @@ from vmckpt.capture.disks.plan import How, Parent, plan
 from vmckpt.errors import StoreError
 from vmckpt.model.disk import Bitmap, DiskFacts, checkpoint_of
 from vmckpt.snapshot import reborn
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.packing import Packing
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.pack_writer import Packing
 from vmckpt.units import GIB, Bytes
 
 GUEST = "0" * 8 + "-0000-0000-0000-" + "0" * 12

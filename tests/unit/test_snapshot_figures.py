@@ -10,7 +10,7 @@ from bench import snapshot_data
 from bench.snapshot_feed import FileRegion, MadeRegion
 from bench.snapshot_figures import rows
 from bench.snapshot_peers import Failed, Restic, run
-from vmckpt.store.regions import UNIT, What
+from vmckpt.store.format.chunk_map import UNIT, What
 
 
 def turn(seconds: float, size: int) -> dict[str, Any]:

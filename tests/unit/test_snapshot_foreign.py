@@ -14,9 +14,10 @@ from tests.support.stocking import (
     stocked,
 )
 from vmckpt.snapshot import keeping
-from vmckpt.store import gc, packs
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.store import Store
+from vmckpt.store import gc
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.format import pack
+from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
 
 JUNK = b"this is nobody's box"
@@ -45,11 +46,11 @@ def kinds(stock: Stock, in_: str) -> dict[bool, int]:
 def poison(stock: Stock, in_: str) -> None:
     """Put another box under every name, in packs that are whole."""
     for path in stock.packs(in_):
-        index = packs.parse(path.name, path.read_bytes())
+        index = pack.parse(path.name, path.read_bytes())
         lies = [(name, JUNK, plain) for name, _, _, plain, _ in index.rows.tolist()]
-        data = packs.encode(lies, os.urandom(16), index.generation, foreign=index.foreign)
+        data = pack.encode(lies, os.urandom(16), index.generation, foreign=index.foreign)
         path.unlink()
-        stock.store(in_).backend.put(packs.key_of(blake3(data).hexdigest()), data)
+        stock.store(in_).backend.put(pack.key_of(blake3(data).hexdigest()), data)
 
 
 def deep(stock: Stock, store: str, *names: str) -> int:

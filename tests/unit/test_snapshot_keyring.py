@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.errors import KeyRefused
-from vmckpt.store import identities, keyfiles
-from vmckpt.store.identities import public_of
-from vmckpt.store.keyring import Keyring
-from vmckpt.store.keytexts import KeyKind, read, show
-from vmckpt.store.sealing import Encrypted, Plain
+from vmckpt.store.format.sealing import Encrypted, Plain
+from vmckpt.store.keys import identity, key_files
+from vmckpt.store.keys.identity import public_of
+from vmckpt.store.keys.key_files import KeyKind, key_text, parse_key
+from vmckpt.store.keys.keyring import Keyring
 
 CHEAP = 10
 
@@ -26,7 +26,7 @@ def ring(tmp_path: Path) -> Keyring:
 
 
 def admin() -> str:
-    return show(KeyKind.ADMIN, public_of(X25519PrivateKey.generate()))
+    return key_text(KeyKind.ADMIN, public_of(X25519PrivateKey.generate()))
 
 
 def modes(folder: Path) -> set[int]:
@@ -120,7 +120,7 @@ def test_a_name_has_one_key_and_a_key_one_name(ring: Keyring) -> None:
 @pytest.mark.parametrize("low", [bytes(32), bytes([1]) + bytes(31)])
 def test_a_key_that_keeps_nothing_secret_is_refused(ring: Keyring, low: bytes) -> None:
     with pytest.raises(KeyRefused, match="nothing can be encrypted for this key"):
-        ring.add_admin("eve", show(KeyKind.ADMIN, low))
+        ring.add_admin("eve", key_text(KeyKind.ADMIN, low))
     assert ring.admins() == ()
 
 
@@ -145,7 +145,7 @@ def test_what_one_signs_is_checked_with_the_key_it_shows(ring: Keyring) -> None:
     signature = ring.signing().sign(b"words")
 
     Ed25519PublicKey.from_public_bytes(ring.writer().key).verify(signature, b"words")
-    assert read(ring.writer().text, KeyKind.WRITER) == ring.writer().key
+    assert parse_key(ring.writer().text, KeyKind.WRITER) == ring.writer().key
 
 
 def test_processes_that_begin_at_once_end_with_the_same_keys(ring: Keyring) -> None:
@@ -198,15 +198,15 @@ def test_a_damaged_secret_is_refused_and_never_made_anew(ring: Keyring, damage: 
 
 @given(st.binary(min_size=32, max_size=32), st.sampled_from([*KeyKind]), st.data())
 def test_every_slip_in_a_key_is_seen(key: bytes, kind: KeyKind, data: st.DataObject) -> None:
-    text = show(kind, key)
-    assert read(f" {text}\n", kind) == key
+    text = key_text(kind, key)
+    assert parse_key(f" {text}\n", kind) == key
     at = data.draw(st.integers(0, len(text) - 1))
     letter = data.draw(st.characters().filter(lambda one: one != text[at]))
     wrong = text[:at] + letter + text[at + 1 :]
 
     if wrong.strip() != text:
         with pytest.raises(KeyRefused):
-            read(wrong, kind)
+            parse_key(wrong, kind)
 
 
 def test_a_key_of_another_kind_is_named(ring: Keyring) -> None:
@@ -216,35 +216,35 @@ def test_a_key_of_another_kind_is_named(ring: Keyring) -> None:
 
 def test_an_identity_is_made_once_and_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "alice"
-    public = identities.create(path)
+    public = identity.create(path)
 
-    assert public_of(identities.load(path)) == public
+    assert public_of(identity.load(path)) == public
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert show(KeyKind.ADMIN, public) in path.read_text()
+    assert key_text(KeyKind.ADMIN, public) in path.read_text()
     with pytest.raises(KeyRefused, match="may be the only key to some snapshots"):
-        identities.create(path)
+        identity.create(path)
 
 
 def test_an_identity_with_a_passphrase_opens_with_it_alone(tmp_path: Path) -> None:
     path = tmp_path / "alice"
-    public = identities.create(path, "secret words é", cost=CHEAP)
+    public = identity.create(path, "secret words é", cost=CHEAP)
 
-    assert public_of(identities.load(path, lambda: "secret words é")) == public
+    assert public_of(identity.load(path, lambda: "secret words é")) == public
     with pytest.raises(KeyRefused, match="wrong passphrase"):
-        identities.load(path, lambda: "secret words e")
+        identity.load(path, lambda: "secret words e")
     with pytest.raises(KeyRefused, match="has a passphrase"):
-        identities.load(path)
+        identity.load(path)
     with pytest.raises(KeyRefused, match="an empty passphrase protects nothing"):
-        identities.create(tmp_path / "bob", "", cost=CHEAP)
+        identity.create(tmp_path / "bob", "", cost=CHEAP)
     assert not (tmp_path / "bob").exists()
 
 
 @pytest.mark.parametrize("cost", [9, 19, 63])
 def test_a_passphrase_that_would_take_all_memory_is_not_tried(cost: int) -> None:
-    text = show(KeyKind.LOCKED, bytes([cost]) + bytes(64))
+    text = key_text(KeyKind.LOCKED, bytes([cost]) + bytes(64))
 
     with pytest.raises(KeyRefused, match=rf"would cost 2\^{cost} rounds"):
-        identities.parse(text, lambda: pytest.fail("asked"), where="file")
+        identity.parse(text, lambda: pytest.fail("asked"), where="file")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "a\nb\n", "vmckpt-admin:\n", "\x00"])
@@ -254,7 +254,7 @@ def test_what_is_no_identity_is_refused(tmp_path: Path, text: str) -> None:
     path.chmod(0o600)
 
     with pytest.raises(KeyRefused, match=str(path)):
-        identities.load(path)
+        identity.load(path)
 
 
 def test_files_that_cannot_be_keys_are_refused_at_once(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_files_that_cannot_be_keys_are_refused_at_once(tmp_path: Path) -> None:
 
     for name in ("pipe", "raw", "folder", "missing"):
         with pytest.raises(KeyRefused, match=name):
-            identities.load(tmp_path / name)
+            identity.load(tmp_path / name)
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,6 +274,6 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(KeyRefused, match="cannot be written: No space left on device"):
-        keyfiles.write(tmp_path / "key", "text")
+        key_files.write(tmp_path / "key", "text")
 
     assert list(tmp_path.iterdir()) == []

@@ -20,11 +20,9 @@ from tests.support.snapshots import (
     ram,
 )
 from vmckpt.errors import KeyRefused, StoreDamaged, StoreError, StoreNewer
-from vmckpt.store import inside
-from vmckpt.store.facts import Contents, Part, Public
-from vmckpt.store.inside import Private, RegionMap
-from vmckpt.store.keyring import OwnKey
-from vmckpt.store.manifest import (
+from vmckpt.store.format import private_part
+from vmckpt.store.format.chunk_map import UNIT, Kind
+from vmckpt.store.format.manifest import (
     MAGIC,
     Keys,
     data_key_id,
@@ -34,8 +32,10 @@ from vmckpt.store.manifest import (
     references,
     signed,
 )
-from vmckpt.store.regions import UNIT, Kind
-from vmckpt.store.sealing import derive
+from vmckpt.store.format.metadata import Contents, Part, Public
+from vmckpt.store.format.private_part import Private, RegionMap
+from vmckpt.store.format.sealing import derive
+from vmckpt.store.keys.keyring import OwnKey
 from vmckpt.units import Bytes
 
 BOTH = pytest.mark.parametrize("keys", [OPEN, KEYS], ids=["plain", "encrypted"])
@@ -134,17 +134,17 @@ def test_whatever_a_writer_signs_is_read_or_refused(keys: Keys) -> None:
 
 
 def test_every_flipped_bit_inside_is_read_or_refused_in_one_line() -> None:
-    data = inside.written(private(KEYS.sealing()), KEYS.salt)
+    data = private_part.written(private(KEYS.sealing()), KEYS.salt)
     for bit in range(len(data) * 8):
         wrong = bytearray(data)
         wrong[bit // 8] ^= 1 << bit % 8
         try:
-            inside.read(memoryview(bytes(wrong)))
+            private_part.read(memoryview(bytes(wrong)))
         except (StoreDamaged, ValueError) as refused:
             assert "\n" not in str(refused)  # noqa: PT017
     for end in range(len(data)):
         with pytest.raises((StoreDamaged, ValueError)):
-            inside.read(memoryview(data[:end]))
+            private_part.read(memoryview(data[:end]))
 
 
 @given(st.binary(max_size=400), st.integers(0, 3))
@@ -160,7 +160,7 @@ def test_noise_is_refused_as_damage(noise: bytes, version: int) -> None:
 def test_noise_inside_is_refused_in_one_line(noise: bytes, length: int) -> None:
     for data in (noise, length.to_bytes(4, "little") + noise):
         with pytest.raises((StoreDamaged, ValueError)) as refused:
-            inside.read(memoryview(data))
+            private_part.read(memoryview(data))
         assert "\n" not in str(refused.value)
 
 
@@ -326,7 +326,7 @@ def test_a_guest_that_claims_to_be_huge_takes_no_memory() -> None:
     for size, what in ((1 << 62, "too large for one snapshot"), (1 << 40, "cut off")):
         told = text % size
         with pytest.raises((ValueError, StoreDamaged), match=what):
-            inside.read(memoryview(len(told).to_bytes(4, "little") + told))
+            private_part.read(memoryview(len(told).to_bytes(4, "little") + told))
     # numpy's untouched pages are counted, but are no memory: 2^28 units of 4 bytes.
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -6,8 +6,17 @@ from hypothesis import strategies as st
 
 from tests.support.snapshots import maps
 from vmckpt.errors import StoreDamaged
-from vmckpt.store.maps import MOST_UNITS, Digests, ascending, ordered, pack, unpack
-from vmckpt.store.regions import MOST_CHUNKS, ZERO, Map
+from vmckpt.store.format.chunk_map import (
+    MOST_CHUNKS,
+    MOST_UNITS,
+    ZERO,
+    Digests,
+    Map,
+    ascending,
+    ordered,
+    pack,
+    unpack,
+)
 
 NAMES = st.lists(st.binary(min_size=32, max_size=32), max_size=20)
 

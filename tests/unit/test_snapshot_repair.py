@@ -11,7 +11,8 @@ from tests.support.stocking import (
     id_of,
     stocked,
 )
-from vmckpt.store import condemned, faults, packs
+from vmckpt.store import fault_injection, pending_deletion
+from vmckpt.store.format import pack
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def deep(stock: Stock, store: str = "near") -> int:
 
 
 def first_box(path: Path) -> int:
-    return int(packs.parse(path.name, path.read_bytes()).rows[0]["offset"])
+    return int(pack.parse(path.name, path.read_bytes()).rows[0]["offset"])
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
@@ -113,7 +114,7 @@ def test_a_missing_pack_comes_back_by_a_copy_alone(stock: Stock) -> None:
 def test_small_objects_that_stand_in_the_way_go(stock: Stock) -> None:
     stock.put("one", [1])
     assert stock("pin", "one", "--why", "audit")[0] == 0
-    token = condemned.write(stock.store().backend, ["wraps/gone"])
+    token = pending_deletion.write(stock.store().backend, ["wraps/gone"])
     for name in (f"condemned/{token}", f"pins/{id_of('one')}"):
         flip(stock.folder / "near" / name, 2)
     code, _, wrong = stock("gc")
@@ -142,21 +143,21 @@ def test_a_repair_that_is_killed_is_done_again(stock: Stock) -> None:
     def listener(point: str) -> None:
         moments[0] -= point != "lock: released"
         if moments[0] == 0:
-            faults.listen(None)
+            fault_injection.listen(None)
             raise Killed
 
     for moment in range(1, 200, 6):
         moments[0] = moment
-        faults.listen(listener)
+        fault_injection.listen(listener)
         try:
             assert stock("verify", "--repair", "--from", "far", "--sealed")[0] == 0
         except Killed:
-            faults.listen(None)
+            fault_injection.listen(None)
             # A quarter of an hour later the lock of who was killed is void.
             stock.store().backend.delete("locks/gc")
             assert stock("verify", "--repair", "--from", "far", "--sealed")[0] == 0, moment
             stock.capsys.readouterr()
-        faults.listen(None)
+        fault_injection.listen(None)
         if moments[0] > 0:
             break
         for path in (stock.folder / "near").rglob("*"):

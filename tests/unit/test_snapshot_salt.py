@@ -15,7 +15,7 @@ def stock(
 ) -> Stock:
     stock = stocked(tmp_path, monkeypatch, capsys)
     stock.encrypt()
-    monkeypatch.setattr("vmckpt.store.salts.write.__kwdefaults__", {"cost": 10})
+    monkeypatch.setattr("vmckpt.store.keys.keyring.write.__kwdefaults__", {"cost": 10})
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
     return stock
 

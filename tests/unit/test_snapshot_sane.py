@@ -3,7 +3,7 @@
 import pytest
 
 from vmckpt.snapshot.sane import Here, against
-from vmckpt.store.facts import DiskMake
+from vmckpt.store.format.metadata import DiskMake
 
 QEMU = "xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'"
 PLAIN = """<os><nvram>/var/lib/libvirt/qemu/nvram/web1_VARS.fd</nvram></os>

@@ -8,10 +8,11 @@ import zstandard
 
 from tests.fixtures import make_store_v1 as made
 from tests.fixtures.make_store_v1 import CHUNKS, DATA_KEY, FACTS, FOLDER, ID, PASSPHRASE, PUBLIC
-from vmckpt.store import identities, wraps
-from vmckpt.store.keyring import Keyring
-from vmckpt.store.manifest import decode, references
-from vmckpt.store.sealing import Encrypted, Plain, Sealing
+from vmckpt.store.format.manifest import decode, references
+from vmckpt.store.format.sealing import Encrypted, Plain, Sealing
+from vmckpt.store.keys import identity as keys_identity
+from vmckpt.store.keys import wrapped_keys
+from vmckpt.store.keys.keyring import Keyring
 
 
 @pytest.fixture
@@ -50,11 +51,11 @@ def test_manifest_and_boxes_are_read(name: str, ring: Keyring) -> None:
 
 @pytest.mark.parametrize("name", ["alice", "bob"])
 def test_each_administrator_opens_the_wraps(name: str, ring: Keyring) -> None:
-    identity = identities.load(ring.folder.parent / "identities" / name, lambda: PASSPHRASE)
+    identity = keys_identity.load(ring.folder.parent / "identities" / name, lambda: PASSPHRASE)
     data = (FOLDER / "encrypted" / "wraps" / ID).read_bytes()
 
-    assert wraps.unwrap(data, ID, identity) == DATA_KEY
-    assert identities.public_of(identity) in {one.key for one in ring.admins()}
+    assert wrapped_keys.unwrap(data, ID, identity) == DATA_KEY
+    assert keys_identity.public_of(identity) in {one.key for one in ring.admins()}
 
 
 def test_the_keyring_is_read(ring: Keyring) -> None:

@@ -8,11 +8,11 @@ import zstandard
 from tests.fixtures import make_store_v2 as made
 from tests.fixtures.make_store_v1 import CHUNKS, DATA_KEY, ID, SALT, WRITER
 from vmckpt.snapshot.keeping import references
-from vmckpt.store import manifest
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.sealing import Encrypted
-from vmckpt.store.store import Store
-from vmckpt.store.verify_store import verify
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.format import manifest
+from vmckpt.store.format.sealing import Encrypted
+from vmckpt.store.repository import Store
+from vmckpt.store.verify import verify
 
 
 def test_the_store_is_whole_and_its_chunks_are_read(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from vmckpt.errors import NotInStore, StoreDamaged
 from vmckpt.snapshot import verified
 from vmckpt.snapshot.keeping import look, opened
 from vmckpt.snapshot.verified import Checked, Verdict, verdict
-from vmckpt.store import small
-from vmckpt.store.keyring import OwnKey
-from vmckpt.store.tiered import TieredReader, others, warnings
+from vmckpt.store.format import manifest
+from vmckpt.store.keys.keyring import OwnKey
+from vmckpt.store.tiered_reader import TieredReader, others, warnings
 
 PAGES = list(range(40))
 
@@ -207,16 +207,16 @@ def test_nobody_can_claim_what_only_a_trusted_writer_may_say(stock: Stock) -> No
     verified.record(store, id_, good, ring.signing())
     assert of(stock, id_).good is True
     raw = store.backend.get(f"verified/{id_}")
-    body = small.parsed(f"verified/{id_}", raw, "near")
+    body = manifest.parsed(f"verified/{id_}", raw, "near")
     # Moved to another snapshot, to another store, and with another word in it.
-    store.backend.put(f"verified/{other}", small.written(f"verified/{other}", body))
+    store.backend.put(f"verified/{other}", manifest.written(f"verified/{other}", body))
     assert of(stock, other).good is None, "said of another snapshot"
     stock("copy", "one", "--to", "far")
     far = stock.store("far")
     far.backend.put(f"verified/{id_}", raw)
     assert verified.load(far, id_, ring.trusted()) == (), "said of another store"
     body["checks"][0]["good"] = False
-    store.backend.put(f"verified/{id_}", small.written(f"verified/{id_}", body), replace=True)
+    store.backend.put(f"verified/{id_}", manifest.written(f"verified/{id_}", body), replace=True)
     assert of(stock, id_).good is None, "changed"
 
 
@@ -237,7 +237,7 @@ def test_nobody_can_claim_what_only_a_trusted_writer_may_say(stock: Stock) -> No
 def test_nonsense_is_as_if_nobody_had_looked(stock: Stock, body: Any) -> None:
     id_ = stock.put("one", [1])
     key = f"verified/{id_}"
-    stock.store().backend.put(key, small.framed(key, json.dumps(body).encode()))
+    stock.store().backend.put(key, manifest.framed(key, json.dumps(body).encode()))
 
     assert of(stock, id_).good is None
     assert stock("list")[0] == 0

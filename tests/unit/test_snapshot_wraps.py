@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from tests.fixtures import hpke
 from tests.support.snapshots import ID
 from vmckpt.errors import KeyRefused, StoreDamaged, StoreNewer
-from vmckpt.store import wraps
-from vmckpt.store.identities import public_of
-from vmckpt.store.keytexts import fingerprint, key_id
-from vmckpt.store.wraps import recipients, unwrap, wrap
+from vmckpt.store.keys import wrapped_keys
+from vmckpt.store.keys.identity import public_of
+from vmckpt.store.keys.key_files import fingerprint, key_id
+from vmckpt.store.keys.wrapped_keys import recipients, unwrap, wrap
 
 DATA_KEY = bytes(range(32))
 ALICE, BOB, EVE = (X25519PrivateKey.from_private_bytes(bytes([one]) * 32) for one in (1, 2, 3))
@@ -68,7 +68,7 @@ def test_every_flipped_bit_is_refused_as_damage() -> None:
 
 @given(st.binary(max_size=300))
 def test_noise_is_refused_as_damage(data: bytes) -> None:
-    for tried in (data, wraps.MAGIC + data, FOR_BOTH[: len(data)]):
+    for tried in (data, wrapped_keys.MAGIC + data, FOR_BOTH[: len(data)]):
         with pytest.raises(StoreDamaged):
             recipients(tried, ID)
 
@@ -76,7 +76,7 @@ def test_noise_is_refused_as_damage(data: bytes) -> None:
 @given(st.binary(min_size=80, max_size=80) | st.binary(min_size=48, max_size=48).map(
     lambda rest: bytes(32) + rest))  # fmt: skip
 def test_a_wrap_that_somebody_made_up_is_refused(box: bytes) -> None:
-    data = wraps.put_together([(key_id(public_of(ALICE)), box)])
+    data = wrapped_keys.put_together([(key_id(public_of(ALICE)), box)])
 
     with pytest.raises(KeyRefused, match="not this snapshot's"):
         unwrap(data, ID, ALICE)
@@ -93,8 +93,8 @@ def test_a_newer_version_is_named() -> None:
 
 
 def test_what_the_rfc_says_is_what_the_library_reads() -> None:
-    box = hpke.seal(DATA_KEY, public_of(BOB), wraps.info(ID), bytes(range(32)))
+    box = hpke.seal(DATA_KEY, public_of(BOB), wrapped_keys.info(ID), bytes(range(32)))
 
-    data = wraps.put_together([(key_id(public_of(BOB)), box)])
+    data = wrapped_keys.put_together([(key_id(public_of(BOB)), box)])
 
     assert unwrap(data, ID, BOB) == DATA_KEY

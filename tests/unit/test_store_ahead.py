@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 from tests.support.storing import SEALING, chunk
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.reader import Reader
-from vmckpt.store.store import Store
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.chunk_reader import Reader
+from vmckpt.store.repository import Store
 from vmckpt.units import Bytes
 
 CHUNK = 64 << 10

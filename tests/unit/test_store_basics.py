@@ -34,13 +34,15 @@ from vmckpt.errors import (
     StoreFull,
     StoreNewer,
 )
-from vmckpt.store import faults, locks, packs, small
+from vmckpt.store import fault_injection, locks
+from vmckpt.store.backend.factory import backend_of
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.format import manifest
+from vmckpt.store.format import pack as format_pack
+from vmckpt.store.format.sealing import Encrypted, Plain
 from vmckpt.store.gc import collect
-from vmckpt.store.local import LocalFolder
 from vmckpt.store.locks import LIFE, Lock, Work
-from vmckpt.store.places import backend_of
-from vmckpt.store.sealing import Encrypted, Plain
-from vmckpt.store.store import Store
+from vmckpt.store.repository import Store
 from vmckpt.units import Bytes, Seconds
 
 
@@ -126,7 +128,7 @@ def test_an_error_in_a_thread_reaches_who_adds_and_who_finishes(tmp_path: Path) 
 
 
 def test_sealed_boxes_go_from_store_to_store_without_a_key(tmp_path: Path) -> None:
-    from vmckpt.store.rewrite import boxes_of  # noqa: PLC0415
+    from vmckpt.store.gc import boxes_of  # noqa: PLC0415
 
     near, far = new_store(tmp_path / "near"), new_store(tmp_path / "far")
     write(near, "one", chunks(*range(9)))
@@ -219,12 +221,14 @@ def test_a_writer_that_is_taken_for_dead_while_it_publishes_has_published_nothin
         digest = writer.add(chunk(1)).result()
         writer.finish()
         key = writer.lock.key
-        faults.listen(lambda passed: store.backend.delete(key) if passed == point else None)
+        fault_injection.listen(
+            lambda passed: store.backend.delete(key) if passed == point else None
+        )
         try:
             with pytest.raises(StoreError, match="taken for dead"):
                 store.publish("one", manifest_of([digest]), b"a key", writer=writer)
         finally:
-            faults.listen(None)
+            fault_injection.listen(None)
     assert store.manifests() == []
 
 
@@ -244,21 +248,21 @@ def test_a_store_is_made_once_and_opened_only_if_it_is_one(tmp_path: Path) -> No
 def test_a_newer_store_is_refused_by_name(tmp_path: Path) -> None:
     store = new_store(tmp_path / "s")
     newer = {"version": 2, "id": store.id}
-    store.backend.put("format", small.written("format", newer), replace=True)
+    store.backend.put("format", manifest.written("format", newer), replace=True)
     with pytest.raises(StoreNewer, match="is a store of version 2; this vmckpt knows 1"):
         Store.open(store.backend)
 
 
 def test_a_newer_pack_is_refused_by_name_and_never_removed(tmp_path: Path) -> None:
     store = new_store(tmp_path / "s")
-    data = bytearray(packs.encode([(b"n" * 32, b"box", 3)], bytes(16)))
+    data = bytearray(format_pack.encode([(b"n" * 32, b"box", 3)], bytes(16)))
     data[8] = data[-16] = 3  # its version, at both ends
     newer = blake3(data).hexdigest()
-    store.backend.put(packs.key_of(newer), bytes(data))
+    store.backend.put(format_pack.key_of(newer), bytes(data))
 
     assert "version 3; this vmckpt knows 2" in str(store.catalog.load().unreadable[newer])
     assert gc(store).unreadable == (newer,)
-    assert any(store.backend.keys(packs.key_of(newer)))
+    assert any(store.backend.keys(format_pack.key_of(newer)))
 
 
 def test_a_manifest_that_cannot_be_read_stops_a_collection(tmp_path: Path) -> None:

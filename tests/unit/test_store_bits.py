@@ -14,11 +14,11 @@ from tests.support.storing import (
     write,
 )
 from vmckpt.errors import StoreDamaged
-from vmckpt.store import condemned
+from vmckpt.store import pending_deletion
+from vmckpt.store.gc import boxes_of
 from vmckpt.store.locks import Lock, Work
-from vmckpt.store.rewrite import boxes_of
-from vmckpt.store.store import Store
-from vmckpt.store.verify_store import verify
+from vmckpt.store.repository import Store
+from vmckpt.store.verify import verify
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     write(store, "one", [b"a" * 50, b"b" * 60, b"c"], wraps=b"wrapped key")
     write(store, "two", [b"a" * 50, b"d" * 70])
     store.pin("one", "for the audit")
-    condemned.write(store.backend, ["wraps/gone"])
+    pending_deletion.write(store.backend, ["wraps/gone"])
     lock = Lock(store.backend, Work.WRITE)
     lock.take()
     assert [str(one) for one in verify(store, references).wrong] == []

@@ -30,10 +30,10 @@ from tests.support.storing import (
     write,
 )
 from vmckpt.errors import BadInput, NotInStore, StoreError
-from vmckpt.store import faults
-from vmckpt.store.local import LocalFolder
+from vmckpt.store import fault_injection
+from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.locks import Lock, Work
-from vmckpt.store.store import Store
+from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
 
 
@@ -89,15 +89,15 @@ def children() -> Iterator[Callable[[str, Path, str], int]]:
 @pytest.fixture(autouse=True)
 def nobody_listens() -> Iterator[None]:
     yield
-    faults.listen(None)
+    fault_injection.listen(None)
 
 
 def passed(story: str, store: Store) -> list[str]:
     """The points that a story passes, each as often as it does."""
     seen: list[str] = []
-    faults.listen(seen.append)
+    fault_injection.listen(seen.append)
     STORIES[story](store)
-    faults.listen(None)
+    fault_injection.listen(None)
     return seen
 
 
@@ -158,8 +158,8 @@ def test_every_point_is_passed_by_some_story(before: Path, folder: Path) -> None
         store.backend.put("locks/write-dead", b"nonsense")
         seen |= set(passed(story, store))
 
-    assert set(faults.POINTS) - seen == set()
-    assert seen - set(faults.POINTS) == set()
+    assert set(fault_injection.POINTS) - seen == set()
+    assert seen - set(fault_injection.POINTS) == set()
 
 
 ALIKE = ("local: temporary made", "local: written", "local: synced")
@@ -181,12 +181,12 @@ def interrupted(work: Callable[[], None], moment: int, by: Callable[[], None]) -
     def listener(point: str) -> None:
         left[0] -= point not in ALIKE
         if left[0] == -1 and point not in ALIKE:
-            faults.listen(None)
+            fault_injection.listen(None)
             by()
 
-    faults.listen(listener)
+    fault_injection.listen(listener)
     work()
-    faults.listen(None)
+    fault_injection.listen(None)
 
 
 @pytest.mark.parametrize("story", ["writing", "deleting", "pinning", "twice"])
@@ -256,14 +256,14 @@ def test_a_writer_that_wakes_while_a_collection_looks_publishes_nothing(tmp_path
 
         def listener(passed: str) -> None:
             if passed == "gc: decided":
-                faults.listen(None)
+                fault_injection.listen(None)
                 try:
                     writer.finish()
                     store.publish("new", bytes(32), None, writer=writer)
                 except StoreError as exc:
                     late.append(exc)
 
-        faults.listen(listener)
+        fault_injection.listen(listener)
         gc(store, life=900.0)
     assert "was taken for dead" in str(late)
     assert store.manifests() == []
@@ -278,12 +278,12 @@ def test_a_collection_that_was_taken_for_dead_removes_nothing_more(
 
     def listener(passed: str) -> None:
         if passed == point:
-            faults.listen(None)
+            fault_injection.listen(None)
             store.backend.delete("locks/gc")
             assert Lock(store.backend, Work.GC).take()
             left.append(set(all_keys(store.backend)))
 
-    faults.listen(listener)
+    fault_injection.listen(listener)
     with pytest.raises(StoreError, match="locks/gc is gone: this process was taken for dead"):
         gc(store)
     assert set(all_keys(store.backend)) == left[0]
@@ -324,12 +324,12 @@ def test_two_collections_do_not_run_at_once(before: Path, folder: Path) -> None:
 
     def listener(point: str) -> None:
         if point == "gc: decided":
-            faults.listen(None)
+            fault_injection.listen(None)
             with pytest.raises(StoreError, match="is collecting already; wait") as caught:
                 gc(Store.open(LocalFolder(folder)))
             refused.append(caught)
 
-    faults.listen(listener)
+    fault_injection.listen(listener)
     gc(store)
     assert len(refused) == 1
 
@@ -350,10 +350,10 @@ def test_what_was_condemned_and_is_named_again_stays(before: Path, folder: Path)
     def listener(point: str) -> None:
         if point == "writer: finished" and not done:
             done.append(point)
-            faults.listen(None)
+            fault_injection.listen(None)
             condemn()
 
-    faults.listen(listener)
+    fault_injection.listen(listener)
     written = write(store, "again", chunks(*range(60, 64)))
     assert written.chunks_new == 0
     gc(store)

@@ -10,9 +10,9 @@ import pytest
 from tests.support.stocking import ALICE_KEY, Stock, stocked
 from vmckpt.snapshot import copying
 from vmckpt.snapshot.keeping import references
-from vmckpt.store import faults, gc
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.store import Store
+from vmckpt.store import fault_injection, gc
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
 
 GRACE = Seconds(0.3)
@@ -50,12 +50,12 @@ def once(point: str, work: Callable[[], object]) -> Iterator[list[object]]:
             done.append(None)
             done[0] = work()
 
-    faults.listen(at)
+    fault_injection.listen(at)
     try:
         yield done
         assert done
     finally:
-        faults.listen(None)
+        fault_injection.listen(None)
 
 
 def assert_opens(stock: Stock, id_: str, far: Store) -> None:

@@ -7,9 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vmckpt.errors import BadInput, StoreDamaged
-from vmckpt.store import packs
-from vmckpt.store.backend import checked
-from vmckpt.store.index import Index, NameSet, PackInfo, names_of
+from vmckpt.store.backend.base import checked
+from vmckpt.store.chunk_index import (
+    Index,
+    NameSet,
+    PackInfo,
+    names_of,
+)
+from vmckpt.store.format import pack as format_pack
 
 # Few beginnings: names that share their first eight bytes are what a guest can make.
 NAMES = st.builds(
@@ -22,9 +27,11 @@ NAMES = st.builds(
 def test_the_index_tells_what_a_dict_would(stored: list[list[bytes]], gone: set[int]) -> None:
     index, truth = Index(), {}
     for number, names in enumerate(stored):
-        data = packs.encode([(name, name[-1:] * 5, 5) for name in names], bytes([number]) * 16)
+        data = format_pack.encode(
+            [(name, name[-1:] * 5, 5) for name in names], bytes([number]) * 16
+        )
         info = PackInfo(f"{number:064x}", 0, len(data))
-        index.add(info, packs.parse_tail(data, len(data)).rows)
+        index.add(info, format_pack.parse_tail(data, len(data)).rows)
         truth[info.id] = set(names)
     for number in gone:
         truth.pop(f"{number:064x}", None)
@@ -50,16 +57,16 @@ def test_a_set_of_names_has_each_once(parts: list[list[bytes]], asked: list[byte
 
 @pytest.mark.parametrize(("large", "few"), [(1 << 16, 10), (100, 15)])
 def test_runs_stay_few(monkeypatch: pytest.MonkeyPatch, large: int, few: int) -> None:
-    monkeypatch.setattr("vmckpt.store.index._BLOCK", 7)
-    monkeypatch.setattr("vmckpt.store.index._LARGE", large)
+    monkeypatch.setattr("vmckpt.store.chunk_index._BLOCK", 7)
+    monkeypatch.setattr("vmckpt.store.chunk_index._LARGE", large)
     index = Index()
     stored: dict[bytes, str] = {}
     rng = np.random.default_rng(3)
     for number in range(200):
         boxes = [(rng.bytes(32), b"", 1) for _ in range(number % 7)]
         stored |= {name: f"{number:064x}" for name, _, _ in boxes}
-        data = packs.encode(boxes, bytes(16))
-        index.add(PackInfo(f"{number:064x}", 0, 1), packs.parse_tail(data, len(data)).rows)
+        data = format_pack.encode(boxes, bytes(16))
+        index.add(PackInfo(f"{number:064x}", 0, 1), format_pack.parse_tail(data, len(data)).rows)
     assert len(index.runs) < few
     assert len(index.packs()) == 200
     assert {name: [one.pack for one in index.places(name)] for name in stored} == {
@@ -67,17 +74,19 @@ def test_runs_stay_few(monkeypatch: pytest.MonkeyPatch, large: int, few: int) ->
     }
 
 
-PACK = packs.encode([(bytes([n]) * 32, bytes([n]) * n, 9) for n in range(1, 9)], b"n" * 16, 3)
+PACK = format_pack.encode([(bytes([n]) * 32, bytes([n]) * n, 9) for n in range(1, 9)], b"n" * 16, 3)
 ID = blake3(PACK).hexdigest()
 
 
 def test_a_pack_tells_what_it_holds() -> None:
-    index = packs.parse(ID, PACK)
+    index = format_pack.parse(ID, PACK)
     assert index.generation == 3
     assert [(row["name"].tobytes()[0], row["length"]) for row in index.rows] == [
         (n, n) for n in range(1, 9)
     ]
-    assert packs.parse_tail(PACK[-packs.tail_length(PACK[-packs.FOOTER :]) :], len(PACK)).rows.size
+    assert format_pack.parse_tail(
+        PACK[-format_pack.tail_length(PACK[-format_pack.FOOTER :]) :], len(PACK)
+    ).rows.size
 
 
 def test_a_pack_with_any_bit_changed_is_refused() -> None:
@@ -85,20 +94,20 @@ def test_a_pack_with_any_bit_changed_is_refused() -> None:
         bad = bytearray(PACK)
         bad[at // 8] ^= 1 << at % 8
         with pytest.raises(StoreDamaged):
-            packs.parse(ID, bytes(bad))
+            format_pack.parse(ID, bytes(bad))
 
 
 @given(st.binary(max_size=300), st.integers(0, 400))
 def test_nonsense_is_no_pack(data: bytes, size: int) -> None:
     with pytest.raises(StoreDamaged):
-        packs.parse_tail(data + PACK[-8:] * (size % 2), size)
-    assert len(packs.salvage(data)[0]) == 0
+        format_pack.parse_tail(data + PACK[-8:] * (size % 2), size)
+    assert len(format_pack.salvage(data)[0]) == 0
 
 
 def test_what_is_no_chunk_is_refused() -> None:
     for name, box, plain in ((b"", b"", 1), (b"n" * 32, b"", 0), (b"n" * 32, b"", 5 << 20)):
         with pytest.raises(BadInput):
-            packs.checked_box(name, box, plain)
+            format_pack.checked_box(name, box, plain)
 
 
 @pytest.mark.parametrize("key", ["", "/a", "a/", "../a", "a/../b", "a//b", ".a", "a/b/c/d/e", "ä"])

@@ -11,10 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.snapshots import bare, ram
-from vmckpt.store import compact, ingest, line, regions
+from vmckpt.store import ingest, parent_state
+from vmckpt.store.format import chunk_map, private_part
+from vmckpt.store.format.chunk_map import (
+    SLOTS,
+    UNIT,
+    ZERO,
+    Extent,
+    Kind,
+    What,
+)
 from vmckpt.store.ingest import Ingest, Table
-from vmckpt.store.line import Draft
-from vmckpt.store.regions import SLOTS, UNIT, ZERO, Extent, Kind, What
+from vmckpt.store.parent_state import Draft
 from vmckpt.units import Bytes
 
 PAGES = 700
@@ -53,7 +61,7 @@ class Sink:
 
 def kept(folder: Path, region: Region, sink: Sink) -> None:
     """One snapshot of a line."""
-    past = line.load(folder)
+    past = parent_state.load(folder)
     table = Table(past.chunks if past is not None else ())
     with Draft(folder) as draft:
         prints = draft.prints(region.name, region.kind, region.size)
@@ -85,11 +93,11 @@ def test_a_line_goes_on_where_it_was_with_its_files_let_go(
 @pytest.mark.parametrize("name", ["line.json", "chunks", "0.prints", "0.map.npy"])
 def test_a_line_with_a_flipped_bit_is_none(tmp_path: Path, name: str) -> None:
     kept(tmp_path / "line", Region(), Sink())
-    assert line.load(tmp_path / "line") is not None
+    assert parent_state.load(tmp_path / "line") is not None
     data = bytearray((tmp_path / "line" / name).read_bytes())
     data[-1] ^= 1
     (tmp_path / "line" / name).write_bytes(data)
-    assert line.load(tmp_path / "line") is None
+    assert parent_state.load(tmp_path / "line") is None
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -97,9 +105,9 @@ def test_a_line_with_a_flipped_bit_is_none(tmp_path: Path, name: str) -> None:
 def test_what_nothing_names_is_left_out_and_all_else_is_as_it_was(
     monkeypatch: pytest.MonkeyPatch, values: list[int]
 ) -> None:
-    monkeypatch.setattr(regions, "BLOCK", 7)
+    monkeypatch.setattr(chunk_map, "BLOCK", 7)
     before = bare([ram(values)], [bytes([number]) * 32 for number in range(9)])
-    after = compact.compacted(bare([ram(values)], before.chunks))
+    after = private_part.compacted(bare([ram(values)], before.chunks))
 
     def named(map_: np.ndarray, chunks: list[bytes]) -> list[tuple[bytes, int] | None]:
         return [

@@ -20,7 +20,8 @@ from tests.support.store_locking import (
     Work,
 )
 from vmckpt.snapshot import keeping
-from vmckpt.store import gc, locks, manifest
+from vmckpt.store import gc, locks
+from vmckpt.store.format import manifest
 from vmckpt.store.locks import Lock
 
 PAGES = list(range(16))
@@ -75,9 +76,9 @@ def reading(stock: Stock) -> Iterator[None]:
     trusted = stock.ring.trusted()
     looked = keeping.look(store, id_of("one"), trusted)
     key = stock.identity("alice")
-    from vmckpt.store import identities  # noqa: PLC0415
+    from vmckpt.store.keys import identity as keys_identity  # noqa: PLC0415
 
-    identity = identities.load(key)
+    identity = keys_identity.load(key)
     private, sealing = keeping.opened(store, looked, lambda: identity, trusted)
     with store.reader(sealing) as reader:
         reader.read(private.chunks[0])

@@ -11,10 +11,11 @@ from tests.support.stocking import Stock, id_of, stocked
 from vmckpt.errors import NotInStore, StoreError
 from vmckpt.model.disk import StorePlace
 from vmckpt.snapshot import keeping, pruning
-from vmckpt.store import manifest, opening, publics
-from vmckpt.store.facts import Public
-from vmckpt.store.local import LocalFolder
-from vmckpt.store.store import Store
+from vmckpt.store import repository, snapshot_list
+from vmckpt.store.backend.local import LocalFolder
+from vmckpt.store.format import manifest
+from vmckpt.store.format.metadata import Public
+from vmckpt.store.repository import Store
 
 
 @pytest.fixture
@@ -52,12 +53,12 @@ def cached(stock: Stock, tmp_path: Path) -> Store:
 def test_a_manifest_is_read_whole_once(
     stock: Stock, tmp_path: Path, read: Counter[str]
 ) -> None:  # fmt: skip
-    first = publics.proved(cached(stock, tmp_path))
+    first = snapshot_list.proved(cached(stock, tmp_path))
     assert set(read) == {id_of("one"), id_of("two")}
     read.clear()
 
     again = cached(stock, tmp_path)
-    assert publics.proved(again) == first
+    assert snapshot_list.proved(again) == first
     assert pruning.survey(again, stock.ring.trusted()).known == first
     assert keeping.find(again, "two") == id_of("two")
     assert not read
@@ -67,13 +68,13 @@ def test_a_name_is_found_by_the_beginning_of_manifests(
     stock: Stock, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
 ) -> None:
     sizes = {one.id: one.size for one in stock.store().manifests()}
-    monkeypatch.setattr(publics, "_FIRST", min(sizes.values()) - 96)
+    monkeypatch.setattr(snapshot_list, "_FIRST", min(sizes.values()) - 96)
     assert keeping.find(stock.store(), "one") == id_of("one")
     assert all(0 < read[id_] < sizes[id_] for id_ in sizes)
 
 
 def test_a_manifest_that_was_changed_is_read_and_proved_anew(stock: Stock, tmp_path: Path) -> None:
-    publics.proved(cached(stock, tmp_path))
+    snapshot_list.proved(cached(stock, tmp_path))
     path = stock.folder / "near/snapshots" / id_of("one")
     data = bytearray(path.read_bytes())
     data[-40] ^= 1
@@ -81,20 +82,20 @@ def test_a_manifest_that_was_changed_is_read_and_proved_anew(stock: Stock, tmp_p
     path.write_bytes(data)
     os.utime(path, (1, 1))
 
-    told = publics.proved(cached(stock, tmp_path))
+    told = snapshot_list.proved(cached(stock, tmp_path))
     assert "checksum is wrong" in str(told[id_of("one")])
     assert isinstance(told[id_of("two")], Public)
     path.unlink()
-    assert set(publics.proved(cached(stock, tmp_path))) == {id_of("two")}
+    assert set(snapshot_list.proved(cached(stock, tmp_path))) == {id_of("two")}
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"x" * 500])
 def test_a_damaged_cache_is_read_anew(stock: Stock, tmp_path: Path, damage: bytes) -> None:
     store = cached(stock, tmp_path)
-    first = publics.proved(store)
+    first = snapshot_list.proved(store)
     assert store.cache is not None
     (store.cache / "publics").write_bytes(damage)
-    assert publics.proved(store) == first
+    assert snapshot_list.proved(store) == first
 
 
 def test_a_head_that_makes_no_sense_is_for_the_whole_to_tell(stock: Stock) -> None:
@@ -111,13 +112,13 @@ def test_a_head_that_makes_no_sense_is_for_the_whole_to_tell(stock: Stock) -> No
 def test_another_store_than_the_one_that_is_meant_is_refused(tmp_path: Path) -> None:
     meant = Store.create(LocalFolder(tmp_path / "near"))
     place = StorePlace(name="near", url=str(tmp_path / "near"))
-    assert opening.identified(place).id == meant.id
-    assert opening.opened(opening.identified(place)).id == meant.id
-    assert opening.opened(place).id == meant.id
+    assert repository.identified(place).id == meant.id
+    assert repository.opened(repository.identified(place)).id == meant.id
+    assert repository.opened(place).id == meant.id
 
     with pytest.raises(StoreError, match=r"another store here than near .*is it mounted there\?"):
-        opening.opened(replace(place, id="0" * 32))
+        repository.opened(replace(place, id="0" * 32))
     (tmp_path / "near/format").unlink()
     with pytest.raises(NotInStore, match=r"is no store; is it mounted there\?"):
-        opening.opened(replace(place, id=meant.id))
-    assert opening.identified(place) == place
+        repository.opened(replace(place, id=meant.id))
+    assert repository.identified(place) == place

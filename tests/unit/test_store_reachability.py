@@ -8,12 +8,25 @@ import numpy as np
 import pytest
 
 from tests.support.storing import gc, new_store, write
-from vmckpt.store import packs
-from vmckpt.store.condemned import Condemned
-from vmckpt.store.homes import use_of
-from vmckpt.store.index import Index, NameSet, PackInfo, Run, names_of
+from vmckpt.store.chunk_index import (
+    Index,
+    NameSet,
+    PackInfo,
+    Run,
+    names_of,
+)
+from vmckpt.store.format import pack as format_pack
+from vmckpt.store.gc_plan import (
+    Loose,
+    PackUse,
+    Scene,
+    Terms,
+    dead_locks,
+    decide,
+    use_of,
+)
 from vmckpt.store.locks import LockSeen, Work
-from vmckpt.store.reachability import Loose, PackUse, Scene, Terms, dead_locks, decide
+from vmckpt.store.pending_deletion import Condemned
 from vmckpt.units import Bytes, Seconds
 
 NOW = Seconds(100_000.0)
@@ -29,7 +42,7 @@ def pack(
     letter: str, *, needed: int = 0, age: float = 5000.0, condemned: bool = False, size: int = 100
 ) -> PackUse:
     id_ = letter * 64
-    return PackUse(id_, packs.key_of(id_), size, ago(age), 0, needed, condemned)
+    return PackUse(id_, format_pack.key_of(id_), size, ago(age), 0, needed, condemned)
 
 
 def condemn(*keys: str, age: float = 5000.0) -> Condemned:
@@ -129,8 +142,8 @@ def test_the_dead_and_what_they_left() -> None:
 
 def run(id_: str, generation: int, *names: int, box: bytes = b"box", foreign: bool = False) -> Run:
     boxes = [(bytes([name]) * 32, box * name, 9) for name in names]
-    data = packs.encode(boxes, bytes(16), generation)
-    rows = packs.parse_tail(data, len(data)).rows
+    data = format_pack.encode(boxes, bytes(16), generation)
+    rows = format_pack.parse_tail(data, len(data)).rows
     return Run.of([(PackInfo(id_ * 64, generation, len(data), foreign), rows)])
 
 

@@ -16,10 +16,10 @@ from tests.support.storing import (
     write,
 )
 from vmckpt.errors import NotInStore, StoreError, StoreFull
-from vmckpt.store import s3
-from vmckpt.store.places import backend_of
-from vmckpt.store.s3 import S3
-from vmckpt.store.store import Store
+from vmckpt.store.backend import s3
+from vmckpt.store.backend.factory import backend_of
+from vmckpt.store.backend.s3 import S3
+from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
 
 

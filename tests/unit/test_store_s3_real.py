@@ -26,9 +26,9 @@ from vmckpt.doctor import snapshots as doctor_snapshots
 from vmckpt.errors import StoreError
 from vmckpt.lab.pki import Authority
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.store import s3
-from vmckpt.store.s3 import S3
-from vmckpt.store.store import Store
+from vmckpt.store.backend import s3
+from vmckpt.store.backend.s3 import S3
+from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
 
 

@@ -30,7 +30,7 @@ MODULES = (
     "vmckpt.agent.lines", "vmckpt.agent.putback", "vmckpt.agent.replica", "vmckpt.agent.replicas",
     "vmckpt.agent.restore", "vmckpt.agent.serving", "vmckpt.agent.unrestore",
     "vmckpt.capture.memory.undo_process", "vmckpt.capture.network_hold_undo_process", "vmckpt.replicate.guard",
-    "vmckpt.store.s3",
+    "vmckpt.store.backend.s3",
 )  # fmt: skip
 """What is started on hosts, and what it imports late."""
 DISTRIBUTIONS = (

@@ -28,16 +28,17 @@ from vmckpt.hypervisor.backup import Backups
 from vmckpt.hypervisor.guest_agent import GuestAgent
 from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.model.finding import Severity
-from vmckpt.store import ingest, line, manifest, opening, wraps
-from vmckpt.store.compact import compacted
-from vmckpt.store.facts import Part
+from vmckpt.store import ingest, parent_state, repository
+from vmckpt.store.format import manifest
+from vmckpt.store.format.chunk_map import Kind, Region
+from vmckpt.store.format.manifest import Keys, Signer
+from vmckpt.store.format.metadata import Part
+from vmckpt.store.format.private_part import Private, RegionMap, compacted
 from vmckpt.store.ingest import Counts, Ingest, Table
-from vmckpt.store.inside import Private, RegionMap
-from vmckpt.store.line import Draft
-from vmckpt.store.manifest import Keys, Signer
-from vmckpt.store.regions import Kind, Region
-from vmckpt.store.store import Store
-from vmckpt.store.writer import Writer, Written
+from vmckpt.store.keys import wrapped_keys
+from vmckpt.store.pack_writer import Writer, Written
+from vmckpt.store.parent_state import Draft
+from vmckpt.store.repository import Store
 from vmckpt.units import Bytes, Seconds
 
 Disks = DiskCapture | OffDisks
@@ -52,7 +53,7 @@ def create(order: CreateOrder, talk: Talk) -> dict[str, Any]:
         Monitor(order.guest, host=order.host, uri=order.uri) as monitor,
         ExitStack() as stack,
     ):
-        store = opening.opened(order.store, cache=Path(order.state) / "cache")
+        store = repository.opened(order.store, cache=Path(order.state) / "cache")
         return _Making(order, talk, store, monitor, lock).run(stack)
 
 
@@ -77,7 +78,7 @@ class _Making:
         self._order, self._talk, self._store, self._monitor = order, talk, store, monitor
         self._lock = lock
         self._watch = free_space.Watch(order.folder.parent)
-        self._past = line.load(order.line)
+        self._past = parent_state.load(order.line)
         self._off = not monitor.is_active()
         self._described = monitor.xml()
         """Asked for once, before the guest stands still."""
@@ -95,7 +96,7 @@ class _Making:
         memory_files.sweep()
         spool.sweep(order.folder.parent)
         with suppress(OSError):
-            line.sweep(order.line.parent, now=time.time())
+            parent_state.sweep(order.line.parent, now=time.time())
         writer = stack.enter_context(self._store.writer(self._keys.sealing()))
         draft = stack.enter_context(Draft(order.line))
         disks = self._disks()
@@ -281,7 +282,7 @@ class _Making:
         wrapped = None
         if self._keys.data_key is not None:
             admins = [bytes.fromhex(one) for one in order.admins]
-            wrapped = wraps.wrap(self._keys.data_key, order.snapshot, admins)
+            wrapped = wrapped_keys.wrap(self._keys.data_key, order.snapshot, admins)
         encoded = manifest.encode(public, private, self._keys)
         self._store.publish(order.snapshot, encoded, wrapped, writer=writer)
 

@@ -15,9 +15,9 @@ from vmckpt.capture.nbd.server import Server
 from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput, Cancelled, StoreDamaged, StoreError
 from vmckpt.store.assemble import Assembly, Source
-from vmckpt.store.facts import DiskMake
-from vmckpt.store.inside import Private
-from vmckpt.store.regions import Kind
+from vmckpt.store.format.chunk_map import Kind
+from vmckpt.store.format.metadata import DiskMake
+from vmckpt.store.format.private_part import Private
 from vmckpt.util.host_files import path_of
 
 _TURN = 0.2

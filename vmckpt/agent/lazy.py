@@ -16,8 +16,8 @@ from vmckpt.agent.talk import Talk, error_from_json
 from vmckpt.capture.disks import lazy_overlay
 from vmckpt.errors import BadInput, GuestBusy, OutcomeUnknown, VmckptError
 from vmckpt.store.assemble import Source
-from vmckpt.store.facts import DiskMake
-from vmckpt.store.inside import Private
+from vmckpt.store.format.metadata import DiskMake
+from vmckpt.store.format.private_part import Private
 from vmckpt.units import Seconds
 
 

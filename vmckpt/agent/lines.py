@@ -19,7 +19,7 @@ from vmckpt.agent import spool
 from vmckpt.agent.talk import Talk
 from vmckpt.errors import BadInput
 from vmckpt.model.disk import line_folder
-from vmckpt.store import line
+from vmckpt.store import parent_state
 from vmckpt.units import Seconds
 
 _PIECE = 4 << 20
@@ -61,7 +61,7 @@ def move(order: LineOrder, talk: Talk) -> dict[str, Any]:
 
 
 def _give(order: LineOrder, talk: Talk) -> bool:
-    found = line.load(order.line)
+    found = parent_state.load(order.line)
     whole = found is not None and found.snapshot == order.snapshot
     if whole:
         packing = zstandard.ZstdCompressor(level=1)
@@ -73,12 +73,12 @@ def _give(order: LineOrder, talk: Talk) -> bool:
     # Only what is whole on the other host may go here.
     arrived = bool(talk.ask("kept", whole=whole))
     if arrived:
-        line.forget(order.line)
+        parent_state.forget(order.line)
     return arrived
 
 
 def _take(order: LineOrder, talk: Talk) -> bool:
-    new, locked = line.drafted(order.line)
+    new, locked = parent_state.drafted(order.line)
     try:
         unpacking = zstandard.ZstdDecompressor()
         while piece := talk.ask("more"):
@@ -91,10 +91,10 @@ def _take(order: LineOrder, talk: Talk) -> bool:
                 raise BadInput(f"a line state has no file {name!r}")
             with (new / name).open("ab") as file:
                 file.write(data)
-        found = line.load(new)
+        found = parent_state.load(new)
         if found is None or found.snapshot != order.snapshot:
             return False
-        line.forget(order.line)
+        parent_state.forget(order.line)
         new.replace(order.line)
     finally:
         shutil.rmtree(new, ignore_errors=True)

@@ -9,10 +9,16 @@ import numpy as np
 
 from vmckpt.agent.ways import Memory
 from vmckpt.capture.disks.plan import Parent
-from vmckpt.store import line
-from vmckpt.store.inside import Private
-from vmckpt.store.line import Draft, Line
-from vmckpt.store.regions import SLOTS, ZERO, Kind, Map, slots_of
+from vmckpt.store import parent_state
+from vmckpt.store.format.chunk_map import (
+    SLOTS,
+    ZERO,
+    Kind,
+    Map,
+    slots_of,
+)
+from vmckpt.store.format.private_part import Private
+from vmckpt.store.parent_state import Draft, Line
 from vmckpt.units import Bytes
 
 
@@ -53,7 +59,7 @@ def went_back(state: str, guest: str, snapshot: str) -> None:
     written to the disks are another life's.
     """
     for folder in (Path(state) / "lines").glob(f"{guest}-*"):
-        line.amend(folder, {"parent": snapshot, "checkpoint": None, "copy": None})
+        parent_state.amend(folder, {"parent": snapshot, "checkpoint": None, "copy": None})
 
 
 def before(past: Line | None) -> str | None:
@@ -64,7 +70,7 @@ def before(past: Line | None) -> str | None:
 def others(mine: Path, guest: str) -> list[str]:
     """The same of the guest's lines in other stores."""
     folders = [one for one in mine.parent.glob(f"{guest}-*") if one != mine]
-    found = [checkpoint(one) for one in map(line.load, folders) if one is not None]
+    found = [checkpoint(one) for one in map(parent_state.load, folders) if one is not None]
     return [one for one in found if one is not None]
 
 

@@ -23,7 +23,7 @@ from vmckpt.hypervisor import connection
 from vmckpt.hypervisor.backup import Backups
 from vmckpt.hypervisor.guest_agent import GuestAgent, thaw_left
 from vmckpt.hypervisor.qmp import Monitor
-from vmckpt.store import opening
+from vmckpt.store import repository
 from vmckpt.units import Seconds
 
 # A living agent whose controller is gone needs a moment to give up, and a dead one's keeper tries
@@ -43,7 +43,7 @@ def put_back(order: PutBackOrder, _: Talk | None = None) -> dict[str, Any]:
             image.remove(order.folder)
             memory_files.sweep()
         try:
-            store = opening.opened(order.store)
+            store = repository.opened(order.store)
             published = any(one.id == order.snapshot for one in store.manifests())
         except VmckptError as exc:
             if not order.dry:

@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 from vmckpt.capture.disks.reader import DiskReader, State
 from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.capture.memory.page_diff import Flags
-from vmckpt.store.regions import UNIT, Extent, Kind, What
+from vmckpt.store.format.chunk_map import (
+    UNIT,
+    Extent,
+    Kind,
+    What,
+)
 from vmckpt.units import Bytes
 
 _PAGE = UNIT[Kind.RAM]

@@ -16,11 +16,12 @@ from vmckpt.agent.talk import Talk
 from vmckpt.errors import BadInput, HypervisorError, OutcomeUnknown, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.qmp import Monitor
-from vmckpt.store import manifest, opening, tiered
+from vmckpt.store import repository, tiered_reader
 from vmckpt.store.assemble import Source
-from vmckpt.store.inside import Private
-from vmckpt.store.store import Store
-from vmckpt.store.tiered import TieredReader
+from vmckpt.store.format import manifest
+from vmckpt.store.format.private_part import Private
+from vmckpt.store.repository import Store
+from vmckpt.store.tiered_reader import TieredReader
 from vmckpt.units import Seconds
 
 
@@ -48,7 +49,7 @@ class _Written:
 def opened(order: RestoreOrder) -> Iterator[tuple[Store, Private, TieredReader]]:
     """The snapshot that an order names, and who reads it. Raises StoreError, BadInput."""
     cache = Path(order.state) / "cache"
-    store = opening.opened(order.store, cache=cache)
+    store = repository.opened(order.store, cache=cache)
     trusted = frozenset(bytes.fromhex(one) for one in order.trusted)
     found = manifest.decode(store.manifest(order.snapshot), order.snapshot, trusted)
     key = None if order.data_key is None else bytes.fromhex(order.data_key)
@@ -56,7 +57,7 @@ def opened(order: RestoreOrder) -> Iterator[tuple[Store, Private, TieredReader]]
     missing = {one.target for one in private.facts.disks} - set(order.images)
     if missing:
         raise BadInput(f"nobody said where disk {min(missing)} is to be")
-    tiers = [store, *tiered.others(order.others, cache)]
+    tiers = [store, *tiered_reader.others(order.others, cache)]
     with TieredReader(tiers, sealing) as reader:
         yield store, private, reader
 
@@ -105,7 +106,7 @@ def restore(order: RestoreOrder, talk: Talk, way: Way | None = None) -> dict[str
             # Whatever becomes of who asks: from here the guest is back.
             ended = time.monotonic()
             warnings = [] if order.xml is None else list(_follow(order, talk))
-            warnings += tiered.warnings(reader, store)
+            warnings += tiered_reader.warnings(reader, store)
         finally:
             shutil.rmtree(order.folder, ignore_errors=True)
     return {

@@ -11,9 +11,9 @@ from vmckpt.capture.qemu_stream.header import parse_head
 from vmckpt.capture.qemu_stream.stream import Buffer, StreamWriter, starts_as_zeros
 from vmckpt.errors import Cancelled, StoreDamaged, StoreError
 from vmckpt.store.assemble import Assembly, Piece
-from vmckpt.store.inside import Private, RegionMap
-from vmckpt.store.reader import Reader
-from vmckpt.store.regions import UNIT, Kind
+from vmckpt.store.chunk_reader import Reader
+from vmckpt.store.format.chunk_map import UNIT, Kind
+from vmckpt.store.format.private_part import Private, RegionMap
 
 _PAGE = UNIT[Kind.RAM]
 

@@ -25,8 +25,8 @@ from vmckpt.errors import BadInput, Cancelled, HypervisorError, StoreError
 from vmckpt.hypervisor import block, connection, qemu_user
 from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.store.assemble import Assembly, Source
-from vmckpt.store.inside import Private
-from vmckpt.store.store import Store
+from vmckpt.store.format.private_part import Private
+from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
 from vmckpt.util import atomic_file, host_directories
 

@@ -14,7 +14,7 @@ from vmckpt.snapshot import booting, keeping, verified
 from vmckpt.snapshot.booting import Booted
 from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.verified import Checked
-from vmckpt.store.facts import Contents
+from vmckpt.store.format.metadata import Contents
 from vmckpt.units import Seconds
 
 

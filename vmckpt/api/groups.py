@@ -14,7 +14,7 @@ from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.requests import RestoreRequest, TakeRequest
 from vmckpt.snapshot.restoring import Opened
 from vmckpt.snapshot.restoring_group import GroupRestored
-from vmckpt.store.facts import Public
+from vmckpt.store.format.metadata import Public
 
 
 async def take(

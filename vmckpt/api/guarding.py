@@ -21,10 +21,10 @@ from vmckpt.snapshot.outside import Outside, in_words
 from vmckpt.snapshot.requests import Restored, RestoreRequest, Taken, TakeRequest
 from vmckpt.snapshot.restoring import Opened
 from vmckpt.snapshot.steps import Step
-from vmckpt.store.identities import public_of
-from vmckpt.store.keyring import Keyring
-from vmckpt.store.places import backend_of
-from vmckpt.store.store import Store
+from vmckpt.store.backend.factory import backend_of
+from vmckpt.store.keys.identity import public_of
+from vmckpt.store.keys.keyring import Keyring
+from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
 
 _TURN = Seconds(2.0)

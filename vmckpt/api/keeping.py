@@ -35,11 +35,11 @@ from vmckpt.snapshot.repairing import Repaired
 from vmckpt.snapshot.tiers import Found
 from vmckpt.snapshot.verified import Verdict
 from vmckpt.store import gc as collecting
-from vmckpt.store.facts import Public
+from vmckpt.store.format.metadata import Public
+from vmckpt.store.format.private_part import Private
 from vmckpt.store.gc import Collected
-from vmckpt.store.inside import Private
-from vmckpt.store.keyring import Named
-from vmckpt.store.store import Store
+from vmckpt.store.keys.keyring import Named
+from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
 
 _LOCAL_TIME = Path("/etc/localtime")

@@ -13,19 +13,20 @@ from vmckpt.inventory import Inventory
 from vmckpt.snapshot import rekeying
 from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.rekeying import Rotated
-from vmckpt.store import identities, salts
-from vmckpt.store.keyring import Named
+from vmckpt.store.keys import identity as keys_identity
+from vmckpt.store.keys import keyring as keys_keyring
+from vmckpt.store.keys.keyring import Named
 
 
-def load_identity(path: Path, passphrase: identities.Passphrase | None) -> Identity:
+def load_identity(path: Path, passphrase: keys_identity.Passphrase | None) -> Identity:
     """Loads the identity in a file when it is first needed, and once."""
-    return cache(lambda: identities.load(path, passphrase))
+    return cache(lambda: keys_identity.load(path, passphrase))
 
 
 def new_identity(path: Path, passphrase: str | None) -> bytes:
     """Make an administrator's identity; its public key. Raises KeyRefused."""
     inventories.may_act()
-    return identities.create(path, passphrase)
+    return keys_identity.create(path, passphrase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +81,13 @@ def distrust(name: str) -> None:
 def export_salt(path: Path, passphrase: str | None) -> str:
     """Put the domain's salt into a new file; the domain. Raises KeyRefused."""
     inventories.may_act()
-    return salts.write(keyring(), path, passphrase)
+    return keys_keyring.write(keyring(), path, passphrase)
 
 
-def import_salt(path: Path, passphrase: identities.Passphrase | None) -> str:
+def import_salt(path: Path, passphrase: keys_identity.Passphrase | None) -> str:
     """Join the domain whose salt is in a file; the domain. Raises KeyRefused."""
     inventories.may_act()
-    return salts.load(keyring(), path, passphrase)
+    return keys_keyring.load(keyring(), path, passphrase)
 
 
 def heirs(drop: str | None) -> tuple[Named, ...]:

@@ -9,7 +9,7 @@ from vmckpt.inventory import Inventory
 from vmckpt.snapshot import keeping
 from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.opening import Browse
-from vmckpt.store.tiered import TieredReader
+from vmckpt.store.tiered_reader import TieredReader
 
 
 @contextmanager

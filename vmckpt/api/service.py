@@ -30,7 +30,7 @@ from vmckpt.service.vigil import Vigil
 from vmckpt.snapshot.grouping import GroupTaken
 from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.requests import Taken, TakeRequest
-from vmckpt.store.facts import SCHEDULE
+from vmckpt.store.format.metadata import SCHEDULE
 
 PAGES = "pages"
 """What a service claims so that of several one alone sends them."""

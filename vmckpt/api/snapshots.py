@@ -20,11 +20,12 @@ from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.requests import Restored, RestoreRequest, Taken, TakeRequest
 from vmckpt.snapshot.restoring import Opened
 from vmckpt.snapshot.verified import UNKNOWN, Verdict
-from vmckpt.store import manifest, opening, publics
-from vmckpt.store.facts import Public
-from vmckpt.store.keyring import FOLDER, Keyring
-from vmckpt.store.places import backend_of
-from vmckpt.store.store import Store
+from vmckpt.store import repository, snapshot_list
+from vmckpt.store.backend.factory import backend_of
+from vmckpt.store.format import manifest
+from vmckpt.store.format.metadata import Public
+from vmckpt.store.keys.keyring import FOLDER, Keyring
+from vmckpt.store.repository import Store
 
 _CACHE = "cache"
 FoundGuests = tuple[Sequence[tuple[Host, Guest]], Mapping[str, str]]
@@ -42,7 +43,7 @@ def _state() -> Path:
 
 def open_place(where: StorePlace) -> Store:
     """A store of the inventory. Raises NotInStore, StoreNewer, StoreError."""
-    return opening.opened(where, cache=_state() / _CACHE)
+    return repository.opened(where, cache=_state() / _CACHE)
 
 
 def init(inventory: Inventory, name: str | None) -> str:
@@ -159,7 +160,7 @@ def listing(inventory: Inventory, name: str | None, guest: str | None = None) ->
     found = []
     everything = []
     checks = verified.verdicts(store, trusted)
-    for id_, public in publics.proved(store).items():
+    for id_, public in snapshot_list.proved(store).items():
         if not isinstance(public, Public):
             wrong = str(public)
             found.append(Listed(id=id_, public=None, pinned=False, trusted=False, wrong=wrong))

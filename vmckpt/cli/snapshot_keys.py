@@ -21,7 +21,7 @@ from vmckpt.errors import KeyRefused, StoreDamaged
 if TYPE_CHECKING:
     from vmckpt.api.keeping_keys import Keys
     from vmckpt.snapshot.rekeying import Rotated
-    from vmckpt.store.keyring import Named
+    from vmckpt.store.keys.keyring import Named
 
 keys = typer.Typer(name="keys", invoke_without_command=True, rich_markup_mode=None)
 NAME = Annotated[str, typer.Argument(help="What you call it.")]
@@ -102,10 +102,10 @@ def new(
         VMCKPT_PASSPHRASE_FILE=/run/secret vmckpt snapshot keys new vmckpt.key --json
     """
     from vmckpt.api import keeping_keys
-    from vmckpt.store.keytexts import KeyKind, show
+    from vmckpt.store.keys.key_files import KeyKind, key_text
 
     passphrase = None if no_passphrase else chosen_passphrase()
-    text = show(KeyKind.ADMIN, keeping_keys.new_identity(file, passphrase))
+    text = key_text(KeyKind.ADMIN, keeping_keys.new_identity(file, passphrase))
     if json:
         output.print_json({"file": str(file), "key": text, "passphrase": passphrase is not None})
         return

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from vmckpt.snapshot.booting import Booted
     from vmckpt.snapshot.proving import Proved
     from vmckpt.snapshot.repairing import Repaired
-    from vmckpt.store.facts import Public
-    from vmckpt.store.inside import Private
+    from vmckpt.store.format.metadata import Public
+    from vmckpt.store.format.private_part import Private
 
 
 def add_to(app: typer.Typer) -> None:
@@ -229,7 +229,7 @@ def _print_rows(rows: list[tuple[str, str]]) -> None:
 
 def _public_rows(found: "Shown") -> list[tuple[str, str]]:
     from vmckpt.snapshot.keeping import when
-    from vmckpt.store.keytexts import fingerprint
+    from vmckpt.store.keys.key_files import fingerprint
 
     told = found.looked.public
     names = {one.fingerprint: one.name for one in found.admins}
@@ -276,7 +276,7 @@ def _verified(found: "Shown") -> str:
 
 
 def _public_json(found: "Shown") -> dict[str, Any]:
-    from vmckpt.store.keytexts import fingerprint
+    from vmckpt.store.keys.key_files import fingerprint
 
     told: Public = found.looked.public
     fields = (

@@ -111,12 +111,12 @@ def asked_passphrase(path: Path) -> str:
 
 def given_passphrase() -> str | None:
     """The first line of the file that VMCKPT_PASSPHRASE_FILE names. Raises KeyRefused."""
-    from vmckpt.store import keyfiles
+    from vmckpt.store.keys import key_files
 
     named = os.environ.get(PASSPHRASE)
     if not named:
         return None
-    told = keyfiles.read(Path(named), secret=True)
+    told = key_files.read(Path(named), secret=True)
     if told is None:
         raise KeyRefused(f"{named}: no such file", mend=f"see {PASSPHRASE}")
     return told.partition("\n")[0].rstrip("\r")

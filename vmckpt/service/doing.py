@@ -14,7 +14,7 @@ from vmckpt.snapshot import copying, keeping, proving, verified
 from vmckpt.snapshot.keeping import Identity
 from vmckpt.snapshot.proving import Depth
 from vmckpt.store import gc
-from vmckpt.store.keyring import Keyring
+from vmckpt.store.keys.keyring import Keyring
 from vmckpt.units import show_bytes
 
 

@@ -7,10 +7,10 @@ from vmckpt.service.due import Held, Shelf
 from vmckpt.snapshot import verified
 from vmckpt.snapshot.retention import Kept
 from vmckpt.snapshot.verified import UNKNOWN, Verdict
-from vmckpt.store import manifest
-from vmckpt.store.backend import Stored
-from vmckpt.store.facts import Public
-from vmckpt.store.store import Store
+from vmckpt.store.backend.base import Stored
+from vmckpt.store.format import manifest
+from vmckpt.store.format.metadata import Public
+from vmckpt.store.repository import Store
 
 
 class Shelves:

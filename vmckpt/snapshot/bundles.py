@@ -33,12 +33,15 @@ from vmckpt.snapshot.copying import (
     there_already,
 )
 from vmckpt.snapshot.keeping import Progress, silent, told, wrapped_of
-from vmckpt.store import manifest, packs, small, wraps
-from vmckpt.store.index import NameSet
-from vmckpt.store.manifest import Manifest
-from vmckpt.store.packing import PACK_SIZE
-from vmckpt.store.receiver import Receiver
-from vmckpt.store.store import VERSION, Store, parse_format
+from vmckpt.store.chunk_index import NameSet
+from vmckpt.store.format import manifest
+from vmckpt.store.format import manifest as format_manifest
+from vmckpt.store.format import pack as format_pack
+from vmckpt.store.format.manifest import Manifest
+from vmckpt.store.keys import wrapped_keys
+from vmckpt.store.pack_writer import PACK_SIZE
+from vmckpt.store.receive import Receiver
+from vmckpt.store.repository import VERSION, Store, parse_format
 from vmckpt.util.atomic_file import sync_folder
 
 _BLOCK = 512
@@ -64,12 +67,12 @@ def export(
         out = _Archive(file, int(found.public.made_at))
         made = datetime.fromtimestamp(found.public.made_at, UTC).isoformat(timespec="seconds")
         head = {"version": VERSION, "id": secrets.token_hex(16), "made": made}
-        out.add(_FORMAT, small.written(_FORMAT, head))
+        out.add(_FORMAT, format_manifest.written(_FORMAT, head))
         out.add(f"snapshots/{id_}", data)
         if wrapped is not None:
-            out.add(f"wraps/{id_}", small.framed(f"wraps/{id_}", wrapped))
+            out.add(f"wraps/{id_}", format_manifest.framed(f"wraps/{id_}", wrapped))
         for pack in _packed(boxes(store, NameSet([found.names.array()])), pack_size):
-            out.add(packs.key_of(blake3(pack).hexdigest()), pack)
+            out.add(format_pack.key_of(blake3(pack).hexdigest()), pack)
             progress(told("export", out.size))
         out.end()
         return moved(found, new=len(found.names), written=out.size)
@@ -92,8 +95,8 @@ def import_(
         wrapped = None
         if found.encrypted:
             raw = objects.expect(f"wraps/{id_}")
-            wrapped = small.unframed(f"wraps/{id_}", raw, str(path))
-            wraps.recipients(wrapped, id_)
+            wrapped = format_manifest.unframed(f"wraps/{id_}", raw, str(path))
+            wrapped_keys.recipients(wrapped, id_)
         there = there_already(store, found, data)
         with store.receiver(encrypted=found.encrypted) as receiver:
             _fill(objects, found, receiver, progress)
@@ -118,7 +121,7 @@ def _fill(objects: "_Objects", found: Manifest, receiver: Receiver, progress: Pr
             if name not in wanted or (not found.encrypted and name not in left):
                 continue
             left.discard(name)
-            told_ = packs.box_hash(box)
+            told_ = format_pack.box_hash(box)
             if (name, told_) not in taken and not receiver.present.same(name, told_):
                 taken.add((name, told_))
                 receiver.add(name, box, plain)
@@ -133,11 +136,11 @@ def _fill(objects: "_Objects", found: Manifest, receiver: Receiver, progress: Pr
 
 
 def _boxes(key: str, pack: bytes, where: str) -> Iterator[Box]:
-    id_ = packs.pack_of(key)
+    id_ = format_pack.pack_of(key)
     if id_ is None:
         raise _damaged(where, f"{key[:80]!r} has no place in it")
     try:
-        rows = packs.parse(id_, pack).rows
+        rows = format_pack.parse(id_, pack).rows
     except (StoreDamaged, StoreNewer) as exc:
         raise type(exc)(f"{where}: {key}: {exc.message}", mend="export it again") from exc
     view = memoryview(pack)
@@ -151,12 +154,12 @@ def _packed(these: Iterator[Box], most: int) -> Iterator[bytes]:
     size = 0
     for name, box, plain in these:
         if part and size + len(box) > most:
-            yield packs.encode(part, os.urandom(16))
+            yield format_pack.encode(part, os.urandom(16))
             part, size = [], 0
         part.append((name, bytes(box), plain))
         size += len(box)
     if part:
-        yield packs.encode(part, os.urandom(16))
+        yield format_pack.encode(part, os.urandom(16))
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import HostFacts
-from vmckpt.store.facts import Contents, Facts, Public
+from vmckpt.store.format.metadata import Contents, Facts, Public
 from vmckpt.units import Bytes, show_bytes
 
 

@@ -9,11 +9,19 @@ import numpy as np
 
 from vmckpt.errors import BadInput, NotInStore, StoreDamaged
 from vmckpt.snapshot.keeping import Progress, silent, told, wrapped_of
-from vmckpt.store import manifest, packs
-from vmckpt.store.index import Entries, Flags, Index, Names, NameSet, Numbers, Run
-from vmckpt.store.manifest import Manifest
-from vmckpt.store.receiver import Present
-from vmckpt.store.store import Store
+from vmckpt.store.chunk_index import (
+    Entries,
+    Flags,
+    Index,
+    Names,
+    NameSet,
+    Numbers,
+    Run,
+)
+from vmckpt.store.format import manifest, pack
+from vmckpt.store.format.manifest import Manifest
+from vmckpt.store.receive import Present
+from vmckpt.store.repository import Store
 from vmckpt.units import Bytes
 
 Box = tuple[bytes, memoryview, int]
@@ -239,7 +247,7 @@ def _read(sought: _Sought, run: Run, piece: list[int], at: Numbers) -> Iterator[
     rows = [run.entries[one] for one in piece]
     start = int(rows[0]["offset"])
     end = int(rows[-1]["offset"]) + int(rows[-1]["length"])
-    key = packs.key_of(run.packs[rows[0]["pack"]].id)
+    key = pack.key_of(run.packs[rows[0]["pack"]].id)
     try:
         data = memoryview(sought.store.backend.get(key, start, end - start))
     except NotInStore:
@@ -249,6 +257,6 @@ def _read(sought: _Sought, run: Run, piece: list[int], at: Numbers) -> Iterator[
         box = data[first : first + int(row["length"])]
         name, told = row["name"].tobytes(), row["hash"].tobytes()
         # One that is damaged may be whole in another pack.
-        if not sought.over(int(at[one]), name, told) and packs.box_hash(box) == told:
+        if not sought.over(int(at[one]), name, told) and pack.box_hash(box) == told:
             sought.found(int(at[one]), told)
             yield name, box, int(row["plain"])

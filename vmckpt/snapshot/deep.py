@@ -8,13 +8,12 @@ from numpy.typing import NDArray
 
 from vmckpt.errors import StoreDamaged
 from vmckpt.snapshot.keeping import Progress, told
-from vmckpt.store.index import Names, NameSet
-from vmckpt.store.inside import Private, RegionMap
-from vmckpt.store.maps import Digests
-from vmckpt.store.reader import Reader
-from vmckpt.store.regions import UNIT, ZERO, slots_of
-from vmckpt.store.sealing import Sealing
-from vmckpt.store.store import Store
+from vmckpt.store.chunk_index import Names, NameSet
+from vmckpt.store.chunk_reader import Reader
+from vmckpt.store.format.chunk_map import UNIT, ZERO, Digests, slots_of
+from vmckpt.store.format.private_part import Private, RegionMap
+from vmckpt.store.format.sealing import Sealing
+from vmckpt.store.repository import Store
 
 Lengths = NDArray[np.uint32]
 """Of chunks; 0: it could not be read, or was not read yet."""

@@ -11,8 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.store.inside import Private, RegionMap
-from vmckpt.store.regions import SLOTS, UNIT, ZERO, Kind, Map
+from vmckpt.store.format.chunk_map import (
+    SLOTS,
+    UNIT,
+    ZERO,
+    Kind,
+    Map,
+)
+from vmckpt.store.format.private_part import Private, RegionMap
 from vmckpt.units import MIB, Bytes
 
 _BLOCK = 1 << 20

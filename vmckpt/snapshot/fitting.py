@@ -14,8 +14,8 @@ from vmckpt.remote.ssh import Remote
 from vmckpt.snapshot import compatible, defining, sane, unshared
 from vmckpt.snapshot.compatible import Side
 from vmckpt.snapshot.sane import Here
-from vmckpt.store.facts import Public
-from vmckpt.store.inside import Private
+from vmckpt.store.format.metadata import Public
+from vmckpt.store.format.private_part import Private
 
 _PRESENT = 'for f in "$@"; do if [ -e "$f" ]; then echo y; else echo n; fi; done'
 

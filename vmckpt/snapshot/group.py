@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from vmckpt.errors import BadInput
 from vmckpt.model.events import Copied
 from vmckpt.model.recovery import Phase
-from vmckpt.store.facts import Public
+from vmckpt.store.format.metadata import Public
 from vmckpt.units import Bytes, Seconds
 
 LIMITS: Mapping[Phase, Seconds | None] = {

@@ -27,10 +27,10 @@ from vmckpt.snapshot import group, taking
 from vmckpt.snapshot.cutting import Cutting
 from vmckpt.snapshot.requests import Taken, TakeRequest
 from vmckpt.snapshot.together import listening
-from vmckpt.store.facts import new_id
-from vmckpt.store.keyring import Keyring
-from vmckpt.store.places import backend_of
-from vmckpt.store.store import Store
+from vmckpt.store.backend.factory import backend_of
+from vmckpt.store.format.metadata import new_id
+from vmckpt.store.keys.keyring import Keyring
+from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
 
 _GRACE = Seconds(40.0)

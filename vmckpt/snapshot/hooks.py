@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from vmckpt.errors import BadInput
 from vmckpt.snapshot.outside import Outside, in_words
-from vmckpt.store.facts import Public
+from vmckpt.store.format.metadata import Public
 
 
 def told(public: Public, store: str, *, guest: str, uuid: str, host: str) -> Mapping[str, str]:

@@ -8,13 +8,15 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from vmckpt.errors import BadInput, KeyRefused, NotInStore, StoreDamaged, StoreNewer, meant
 from vmckpt.model.events import Copied
-from vmckpt.store import manifest, publics, wraps
-from vmckpt.store.facts import Public
-from vmckpt.store.index import Names
-from vmckpt.store.inside import Private
-from vmckpt.store.manifest import Manifest
-from vmckpt.store.sealing import Sealing
-from vmckpt.store.store import Store, is_id
+from vmckpt.store import snapshot_list
+from vmckpt.store.chunk_index import Names
+from vmckpt.store.format import manifest
+from vmckpt.store.format.manifest import Manifest
+from vmckpt.store.format.metadata import Public
+from vmckpt.store.format.private_part import Private
+from vmckpt.store.format.sealing import Sealing
+from vmckpt.store.keys import wrapped_keys
+from vmckpt.store.repository import Store, is_id
 from vmckpt.units import Bytes
 
 Identity = Callable[[], X25519PrivateKey]
@@ -70,7 +72,7 @@ def find(store: Store, word: str) -> str:
     """
     if is_id(word) and any(store.backend.keys(f"snapshots/{word}")):
         return word
-    known = publics.names(store)
+    known = snapshot_list.names(store)
     found = matching(word, {id_: None if one is None else one.name for id_, one in known.items()})
     if len(found) == 1:
         return found[0]
@@ -104,7 +106,7 @@ def matching(word: str, names: Mapping[str, str | None]) -> tuple[str, ...]:
 
 def readable(store: Store, ids: Collection[str] | None = None) -> dict[str, Public]:
     """What snapshots tell of themselves, without those that cannot be read."""
-    told = publics.proved(store, ids)
+    told = snapshot_list.proved(store, ids)
     return {id_: one for id_, one in told.items() if isinstance(one, Public)}
 
 
@@ -116,7 +118,7 @@ def look(store: Store, id_: str, trusted: Collection[bytes]) -> Looked:
     wrong = None
     if found.encrypted:
         try:
-            keys = wraps.recipients(_wrapped(store, id_), id_)
+            keys = wrapped_keys.recipients(_wrapped(store, id_), id_)
         except (StoreDamaged, StoreNewer) as exc:
             wrong = exc.message
     return Looked(
@@ -147,7 +149,7 @@ def data_key(store: Store, found: Manifest, identity: Identity | None) -> bytes 
             f"snapshot {id_} is encrypted",
             mend="name an identity with --identity, or by VMCKPT_IDENTITY",
         )
-    return wraps.unwrap(_wrapped(store, id_), id_, identity())
+    return wrapped_keys.unwrap(_wrapped(store, id_), id_, identity())
 
 
 def _wrapped(store: Store, id_: str) -> bytes:
@@ -165,7 +167,7 @@ def wrapped_of(store: Store, found: Manifest) -> bytes | None:
     if not found.encrypted:
         return None
     wrapped = _wrapped(store, found.public.id)
-    wraps.recipients(wrapped, found.public.id)
+    wrapped_keys.recipients(wrapped, found.public.id)
     return wrapped
 
 

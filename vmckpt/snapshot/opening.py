@@ -12,10 +12,10 @@ from vmckpt.capture.qemu_stream.header import PAGE, RamBlock
 from vmckpt.errors import BadInput, StoreDamaged
 from vmckpt.snapshot.keeping import Progress, silent, told
 from vmckpt.store.assemble import Assembly
-from vmckpt.store.facts import Contents, Public
-from vmckpt.store.inside import Private, RegionMap
-from vmckpt.store.reader import Reader
-from vmckpt.store.regions import Kind
+from vmckpt.store.chunk_reader import Reader
+from vmckpt.store.format.chunk_map import Kind
+from vmckpt.store.format.metadata import Contents, Public
+from vmckpt.store.format.private_part import Private, RegionMap
 
 _MAIN = ("pc.ram", "ram-node")
 

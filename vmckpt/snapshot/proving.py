@@ -21,12 +21,14 @@ from vmckpt.snapshot.keeping import (
     wrapped_of,
 )
 from vmckpt.snapshot.whole import verify_some
-from vmckpt.store import manifest, verify_store, wraps
-from vmckpt.store.identities import public_of
-from vmckpt.store.keytexts import fingerprint
-from vmckpt.store.manifest import Manifest
-from vmckpt.store.store import Store, bare
-from vmckpt.store.verify_store import Verified, Wrong
+from vmckpt.store import verify
+from vmckpt.store.format import manifest
+from vmckpt.store.format.manifest import Manifest
+from vmckpt.store.keys import wrapped_keys
+from vmckpt.store.keys.identity import public_of
+from vmckpt.store.keys.key_files import fingerprint
+from vmckpt.store.repository import Store, bare
+from vmckpt.store.verify import Verified, Wrong
 from vmckpt.units import Bytes
 
 
@@ -183,7 +185,7 @@ def _sealed(store: Store, ids: Sequence[str], progress: Progress) -> Verified:
 
     if ids:
         return verify_some(store, ids, seen)
-    return verify_store.verify(store, references, progress=seen)
+    return verify.verify(store, references, progress=seen)
 
 
 def _snapshots(run: _Run, ids: Iterable[str]) -> Iterator[Flaw]:
@@ -251,7 +253,7 @@ def _may_open(run: _Run, found: Manifest, wrapped: bytes | None) -> bool:
         run.closed[id_] = "it is encrypted, and no identity was named"
         return False
     own = fingerprint(public_of(run.identity()))
-    if own not in wraps.recipients(wrapped, id_):
+    if own not in wrapped_keys.recipients(wrapped, id_):
         run.closed[id_] = f"it is not for this identity (key {own})"
         return False
     return True

@@ -9,9 +9,9 @@ from vmckpt.errors import BadInput, NotInStore
 from vmckpt.policy.model import Keep
 from vmckpt.snapshot import retention, verified
 from vmckpt.snapshot.retention import Kept
-from vmckpt.store import publics
-from vmckpt.store.facts import Public
-from vmckpt.store.store import Store, bare
+from vmckpt.store import snapshot_list
+from vmckpt.store.format.metadata import Public
+from vmckpt.store.repository import Store, bare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def survey(store: Store, trusted: Collection[bytes]) -> Survey:
     known: dict[str, Public] = {}
     left: dict[str, tuple[Public | None, str]] = {}
     pins = store.pins()
-    for id_, told in publics.proved(store).items():
+    for id_, told in snapshot_list.proved(store).items():
         if not isinstance(told, Public):
             left[id_] = (None, f"cannot be read: {bare(told, store, f'snapshots/{id_}')}")
         # Whoever may write into the store could else make good ones go by newer ones of their own.

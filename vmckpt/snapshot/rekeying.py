@@ -8,11 +8,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from vmckpt.errors import KeyRefused, NotInStore, StoreDamaged, StoreNewer
 from vmckpt.snapshot.keeping import wrapped_of
-from vmckpt.store import manifest, wraps
-from vmckpt.store.identities import public_of
-from vmckpt.store.keytexts import fingerprint
-from vmckpt.store.manifest import Manifest
-from vmckpt.store.store import Store, bare
+from vmckpt.store.format import manifest
+from vmckpt.store.format.manifest import Manifest
+from vmckpt.store.keys import wrapped_keys
+from vmckpt.store.keys.identity import public_of
+from vmckpt.store.keys.key_files import fingerprint
+from vmckpt.store.repository import Store, bare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +87,13 @@ def rewrap(
 ) -> bytes:
     """New wraps of the same data key. Raises KeyRefused, and StoreDamaged if it is another key."""
     id_ = found.public.id
-    if fingerprint(public_of(identity)) not in wraps.recipients(wrapped, id_):
+    if fingerprint(public_of(identity)) not in wrapped_keys.recipients(wrapped, id_):
         raise KeyRefused(f"snapshot {id_} is not for this identity")
     try:
-        key = wraps.unwrap(wrapped, id_, identity)
+        key = wrapped_keys.unwrap(wrapped, id_, identity)
     except KeyRefused as exc:
         raise StoreDamaged(f"wraps/{id_}: {exc.message}") from exc
     # Anybody can wrap a key of theirs for us: it must not take the place of the others' good ones.
     if manifest.data_key_id(key) != found.public.data_key_id:
         raise StoreDamaged(f"wraps/{id_}: what it holds for this identity is another data key")
-    return wraps.wrap(key, id_, admins)
+    return wrapped_keys.wrap(key, id_, admins)

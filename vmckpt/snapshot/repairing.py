@@ -13,12 +13,15 @@ from typing import Any
 from vmckpt.errors import NotInStore, StoreDamaged, StoreNewer
 from vmckpt.snapshot import copying
 from vmckpt.snapshot.keeping import Progress, references, silent, told, wrapped_of
-from vmckpt.store import gc, manifest, packs, small, verify_store
-from vmckpt.store.faults import fault
-from vmckpt.store.index import Names, NameSet
+from vmckpt.store import gc, verify
+from vmckpt.store.chunk_index import Names, NameSet
+from vmckpt.store.fault_injection import fault
+from vmckpt.store.format import manifest
+from vmckpt.store.format import manifest as format_manifest
+from vmckpt.store.format import pack as format_pack
 from vmckpt.store.locks import LIFE, Lock
-from vmckpt.store.packing import Packing
-from vmckpt.store.store import Store
+from vmckpt.store.pack_writer import Packing
+from vmckpt.store.repository import Store
 from vmckpt.units import Bytes
 
 
@@ -72,7 +75,9 @@ class _Work:
     def doubtful(self) -> frozenset[str]:
         """Ids of packs whose index may be known here from before it was damaged: nobody else can
         read them, so nobody may count on them."""
-        return frozenset(pack for key in self.unread if (pack := packs.pack_of(key)) is not None)
+        return frozenset(
+            pack for key in self.unread if (pack := format_pack.pack_of(key)) is not None
+        )
 
 
 def repair(store: Store, sources: Sequence[Store] = (), progress: Progress = silent) -> Repaired:
@@ -80,7 +85,7 @@ def repair(store: Store, sources: Sequence[Store] = (), progress: Progress = sil
     lock = gc.taken(store.backend, LIFE)
     try:
         work = _Work(store, sources, lock, progress)
-        wrong = verify_store.verify(store, references, progress=_packs(progress)).wrong
+        wrong = verify.verify(store, references, progress=_packs(progress)).wrong
         for one in wrong:
             if one.key.startswith(("condemned/", "pins/", "verified/")):
                 _small(work, one.key)
@@ -99,7 +104,7 @@ def repair(store: Store, sources: Sequence[Store] = (), progress: Progress = sil
         lock.release()
 
 
-def _packs(progress: Progress) -> verify_store.Progress:
+def _packs(progress: Progress) -> verify.VerifyProgress:
     return lambda done, total: progress(told("packs", done, total))
 
 
@@ -108,7 +113,7 @@ def _small(work: _Work, key: str) -> None:
     backend = work.store.backend
     work.lock.still_ours()
     if key.startswith("pins/"):
-        backend.put(key, small.written(key, {"why": "damaged, and mended"}), replace=True)
+        backend.put(key, format_manifest.written(key, {"why": "damaged, and mended"}), replace=True)
     else:
         backend.delete(key)
     work.removed.append(key)
@@ -120,12 +125,12 @@ def _salvage(work: _Work, keys: Sequence[str]) -> None:
     saved: list[str] = []
     for key in keys:
         # Read once more: what went wrong on the way from the store is no damage in it.
-        pack = packs.pack_of(key)
+        pack = format_pack.pack_of(key)
         try:
             data = backend.get(key)
             if pack is None or _whole(pack, data):
                 continue
-            _save(work, packs.parse_tail(data, len(data)), data)
+            _save(work, format_pack.parse_tail(data, len(data)), data)
             saved.append(key)
         except StoreDamaged:
             work.unread.append(key)
@@ -137,13 +142,13 @@ def _salvage(work: _Work, keys: Sequence[str]) -> None:
 def _whole(pack: str, data: bytes) -> bool:
     """Raises StoreNewer."""
     try:
-        packs.parse(pack, data)
+        format_pack.parse(pack, data)
     except StoreDamaged:
         return False
     return True
 
 
-def _save(work: _Work, index: packs.Index, data: bytes) -> None:
+def _save(work: _Work, index: format_pack.Index, data: bytes) -> None:
     packing = Packing(
         work.store.backend, lambda _info, _rows: None, generation=index.generation + 1,
         foreign=index.foreign,
@@ -152,7 +157,7 @@ def _save(work: _Work, index: packs.Index, data: bytes) -> None:
     try:
         for name, offset, length, plain, hash_ in index.rows.tolist():
             box = view[offset : offset + length]
-            if packs.box_hash(box) == hash_:
+            if format_pack.box_hash(box) == hash_:
                 packing.add(name, box, plain)
                 work.saved += 1
         packing.finish()

@@ -25,8 +25,8 @@ from vmckpt.snapshot import alone, defining, fitting, hooks, reborn, unshared
 from vmckpt.snapshot.gate import Gate
 from vmckpt.snapshot.requests import Restored, RestoreRequest
 from vmckpt.snapshot.steps import Step
-from vmckpt.store.facts import Contents, Public
-from vmckpt.store.inside import Private
+from vmckpt.store.format.metadata import Contents, Public
+from vmckpt.store.format.private_part import Private
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

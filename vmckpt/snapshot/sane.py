@@ -16,7 +16,7 @@ from xml.etree import ElementTree as ET
 
 from vmckpt.hypervisor import domain_xml
 from vmckpt.snapshot import harmless
-from vmckpt.store.facts import DiskMake
+from vmckpt.store.format.metadata import DiskMake
 
 _FOLDERS = (
     "/var/lib/libvirt/images", "/var/lib/libvirt/qemu/nvram", "/var/lib/libvirt/swtpm",

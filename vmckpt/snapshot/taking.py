@@ -28,9 +28,10 @@ from vmckpt.snapshot import following
 from vmckpt.snapshot.cutting import Cutting
 from vmckpt.snapshot.requests import Taken, TakeRequest
 from vmckpt.snapshot.steps import NOTED, Step
-from vmckpt.store import manifest, opening
-from vmckpt.store.facts import Labels, Word, new_id
-from vmckpt.store.keyring import Keyring
+from vmckpt.store import repository
+from vmckpt.store.format import manifest
+from vmckpt.store.format.metadata import Labels, Word, new_id
+from vmckpt.store.keys.keyring import Keyring
 
 _WORD: TypeAdapter[str] = TypeAdapter(Word)
 _LABELS: TypeAdapter[Mapping[str, str]] = TypeAdapter(Labels)
@@ -199,7 +200,7 @@ class Taking:
             guest=guest.uuid,
             uri=agents.LIBVIRT,
             host=self._host.name,
-            store=opening.identified(self._store),
+            store=repository.identified(self._store),
             state=self._host.agent_state,
             snapshot=new_id(secrets.token_bytes(10)),
             name=request.name or named_now(),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from vmckpt.errors import NotInStore, StoreDamaged, StoreError
 from vmckpt.model.disk import StorePlace
 from vmckpt.snapshot import keeping
-from vmckpt.store import manifest
-from vmckpt.store.store import Store
+from vmckpt.store.format import manifest
+from vmckpt.store.repository import Store
 
 Open = Callable[[StorePlace], Store]
 

@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from vmckpt.errors import NotInStore, StoreDamaged
 from vmckpt.snapshot.proving import Depth, Proved
-from vmckpt.store import small
-from vmckpt.store.backend import Backend
-from vmckpt.store.manifest import Signer
-from vmckpt.store.store import Store
+from vmckpt.store.backend.base import Backend
+from vmckpt.store.format import manifest
+from vmckpt.store.format.manifest import Signer
+from vmckpt.store.repository import Store
 
 PREFIX = "verified/"
 VERSION = 1
@@ -108,7 +108,7 @@ def load(store: Store, id_: str, trusted: Collection[bytes]) -> tuple[Checked, .
     key = PREFIX + id_
     try:
         raw = store.backend.get(key, 0, _LARGEST + 1)
-        values = small.parsed(key, raw, store.backend.where)
+        values = manifest.parsed(key, raw, store.backend.where)
     except (NotInStore, StoreDamaged):
         return ()
     rows = values.get("checks")
@@ -162,13 +162,13 @@ def record(store: Store, id_: str, one: Checked, keys: Signer) -> None:
     ]  # fmt: skip
     row = {**one.as_json(), "signature": keys.sign(_message(store.id, id_, one)).hex()}
     values = {"version": VERSION, "snapshot": id_, "checks": [row, *rows[: _MOST - 1]]}
-    store.backend.put(key, small.written(key, values), replace=True)
+    store.backend.put(key, manifest.written(key, values), replace=True)
 
 
 def _rows(backend: Backend, key: str) -> list[dict[str, Any]]:
     """What others wrote, as it is."""
     try:
-        values = small.parsed(key, backend.get(key, 0, _LARGEST + 1), backend.where)
+        values = manifest.parsed(key, backend.get(key, 0, _LARGEST + 1), backend.where)
     except (NotInStore, StoreDamaged):
         return []
     rows = values.get("checks")

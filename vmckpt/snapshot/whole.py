@@ -7,10 +7,16 @@ import numpy as np
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreError, StoreNewer
 from vmckpt.snapshot.keeping import references
-from vmckpt.store import packs
-from vmckpt.store.index import Flags, Names, NameSet
-from vmckpt.store.store import Store, bare
-from vmckpt.store.verify_store import Progress, Verified, Wrong, lacking, unread
+from vmckpt.store.chunk_index import Flags, Names, NameSet
+from vmckpt.store.format import pack as format_pack
+from vmckpt.store.repository import Store, bare
+from vmckpt.store.verify import (
+    Verified,
+    VerifyProgress,
+    Wrong,
+    lacking,
+    unread,
+)
 from vmckpt.units import Bytes
 
 
@@ -30,7 +36,7 @@ class _Walk:
     bytes: int = 0
 
 
-def verify_some(store: Store, ids: Sequence[str], progress: Progress) -> Verified:
+def verify_some(store: Store, ids: Sequence[str], progress: VerifyProgress) -> Verified:
     """As `verify_store.verify`, for these snapshots. Manifests that cannot be read are left out."""
     needed = {}
     for id_ in ids:
@@ -48,7 +54,9 @@ def verify_some(store: Store, ids: Sequence[str], progress: Progress) -> Verifie
         # Nobody knows what is in a pack without an index: it may be what is missing.
         walk.wrong += [
             Wrong(
-                key=packs.key_of(pack), what=bare(exc, store, packs.key_of(pack)), kind=unread(exc)
+                key=format_pack.key_of(pack),
+                what=bare(exc, store, format_pack.key_of(pack)),
+                kind=unread(exc),
             )
             for pack, exc in store.catalog.load().unreadable.items()
         ]
@@ -65,7 +73,7 @@ def verify_some(store: Store, ids: Sequence[str], progress: Progress) -> Verifie
     )
 
 
-def _look(walk: _Walk, progress: Progress) -> bool:
+def _look(walk: _Walk, progress: VerifyProgress) -> bool:
     """Look at packs that have any of it and were not looked at; whether there was any."""
     sizes: dict[str, int] = {}
     for run in walk.store.catalog.load().index.runs:
@@ -85,7 +93,7 @@ def _look(walk: _Walk, progress: Progress) -> bool:
 
 
 def _pack(walk: _Walk, pack: str) -> None:
-    key = packs.key_of(pack)
+    key = format_pack.key_of(pack)
     try:
         data = walk.store.backend.get(key)
     except NotInStore:
@@ -94,9 +102,9 @@ def _pack(walk: _Walk, pack: str) -> None:
         walk.wrong.append(Wrong(key=key, what=exc.message, kind=unread(exc)))
         return
     try:
-        good = packs.parse(pack, data).rows["name"]
+        good = format_pack.parse(pack, data).rows["name"]
     except (StoreDamaged, StoreNewer) as exc:
-        good, bad = packs.salvage(data)
+        good, bad = format_pack.salvage(data)
         walk.damaged.append((key, exc.message, bad))
     at = walk.wanted.positions(good)
     walk.good[at[at >= 0]] = True

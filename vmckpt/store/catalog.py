@@ -17,9 +17,14 @@ import numpy as np
 from blake3 import blake3
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreError, StoreNewer
-from vmckpt.store import packs
-from vmckpt.store.backend import Backend, Stored
-from vmckpt.store.index import ENTRY, Index, PackInfo, Run
+from vmckpt.store.backend.base import Backend, Stored
+from vmckpt.store.chunk_index import (
+    ENTRY,
+    Index,
+    PackInfo,
+    Run,
+)
+from vmckpt.store.format import pack as format_pack
 
 _MAGIC = b"vmckptIX1"
 _HEAD = struct.Struct("<9sxxxxxxxQQ")
@@ -57,7 +62,7 @@ class Catalog:
         """All packs that are there now but some. Raises StoreError."""
         stored = {}
         for one in self._backend.keys("packs/"):
-            pack = packs.pack_of(one.key)
+            pack = format_pack.pack_of(one.key)
             if pack is not None and pack not in without:
                 stored[pack] = one
         runs = self._kept if self._cache is None else list(self._cached())
@@ -76,7 +81,7 @@ class Catalog:
         runs, unreadable, part = [], {}, []
         with ThreadPoolExecutor(8, "index") as pool:
             for one, found in zip(missing, pool.map(self._read, missing), strict=True):
-                if isinstance(found, packs.Index):
+                if isinstance(found, format_pack.Index):
                     pack = one.key.rpartition("/")[2]
                     info = PackInfo(pack, found.generation, one.size, found.foreign)
                     part.append((info, found.rows))
@@ -87,7 +92,7 @@ class Catalog:
                     part = []
         return [*runs, Run.of(part)] if part else runs, unreadable
 
-    def _read(self, one: Stored) -> "packs.Index | StoreError | None":
+    def _read(self, one: Stored) -> "format_pack.Index | StoreError | None":
         """The index of a pack; why there is none; or None if the pack is gone."""
         try:
             return read_index(self._backend, one)
@@ -131,18 +136,18 @@ class Catalog:
                     path.unlink(missing_ok=True)
 
 
-def read_index(backend: Backend, one: Stored) -> packs.Index:
+def read_index(backend: Backend, one: Stored) -> format_pack.Index:
     """The index of a pack. Raises StoreDamaged, StoreNewer and NotInStore, naming it."""
     try:
-        if one.size < packs.HEADER + packs.FOOTER:
+        if one.size < format_pack.HEADER + format_pack.FOOTER:
             raise StoreDamaged("it is too short")
         start = max(0, one.size - _TAIL)
         data = backend.get(one.key, start, one.size - start)
-        length = packs.tail_length(data[-packs.FOOTER :])
+        length = format_pack.tail_length(data[-format_pack.FOOTER :])
         if length > len(data):
             start = max(0, one.size - length)
             data = backend.get(one.key, start, one.size - start)
-        return packs.parse_tail(data, one.size)
+        return format_pack.parse_tail(data, one.size)
     except (StoreDamaged, StoreNewer) as exc:
         raise type(exc)(
             f"{backend.where}: {one.key}: {exc.message}", mend="vmckpt snapshot verify tells more"

@@ -1,37 +1,90 @@
-"""Removes what no snapshot needs any more, beside writers that are at work. See `reachability`.
+"""Remove what no snapshot needs any more, beside writers that are at work. See `gc_plan`.
 
-The order in which things are looked at matters: condemnations, then locks, then manifests, then
-packs. A writer takes its lock, then looks at condemnations, then at packs. So whoever is not seen
-here with a lock has published what it will, or will know of every condemnation seen here. The locks
-of the dead are removed before manifests are looked at: who wakes later publishes nothing.
+The order in which things are read matters: condemnations, then locks, then manifests, then packs. A
+writer takes its lock, then reads condemnations, then packs. So a writer whose lock is not seen here
+has published what it will, or will know of every condemnation seen here. The locks of dead writers
+are removed before manifests are read: one that wakes later publishes nothing.
+
+Packs of which only a part is needed are rewritten; no key is needed for that.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreError, StoreNewer
-from vmckpt.store import condemned as condemnations
-from vmckpt.store import locks, packs
-from vmckpt.store.backend import Backend
+from vmckpt.store import locks
+from vmckpt.store import pending_deletion as condemnations
+from vmckpt.store.backend.base import Backend
 from vmckpt.store.catalog import Listing
-from vmckpt.store.faults import fault
-from vmckpt.store.homes import Use, use_of
-from vmckpt.store.index import Names, NameSet, names_of
-from vmckpt.store.locks import Lock, Work
-from vmckpt.store.reachability import (
+from vmckpt.store.chunk_index import Names, NameSet, names_of
+from vmckpt.store.fault_injection import fault
+from vmckpt.store.format import pack as format_pack
+from vmckpt.store.gc_plan import (
     Decision,
     Loose,
     PackUse,
     Scene,
     Terms,
+    Use,
     dead_locks,
     decide,
+    use_of,
 )
-from vmckpt.store.rewrite import rewrite
-from vmckpt.store.store import Store
+from vmckpt.store.locks import Lock, Work
+from vmckpt.store.pack_writer import Packing
+from vmckpt.store.repository import Store
 from vmckpt.units import Bytes, Seconds
+
+
+def rewrite(
+    backend: Backend, homes: Mapping[str, Names], generation: int, chosen: Sequence[str], *,
+    foreign: bool,
+) -> tuple[str, ...]:  # fmt: skip
+    """Write the new packs; the old ones of which every needed box is safe now.
+
+    What is foreign stays so. A pack that is damaged stays as it is. Raises StoreError.
+    """
+    packing = Packing(backend, lambda _info, _rows: None, generation=generation, foreign=foreign)
+    done = []
+    try:
+        for pack in chosen:
+            wanted = {name.tobytes() for name in homes[pack]}
+            try:
+                boxes = list(boxes_of(backend, pack, wanted))
+            except (NotInStore, StoreDamaged, StoreNewer):
+                continue
+            for name, box, plain in boxes:
+                packing.add(name, box, plain)
+            done.append(pack)
+        packing.finish()
+    finally:
+        packing.close()
+    return tuple(done)
+
+
+def boxes_of(
+    backend: Backend, pack: str, wanted: "set[bytes] | None" = None
+) -> Iterator[tuple[bytes, memoryview, int]]:
+    """Boxes of a pack with their names and plain lengths, each compared with its hash.
+
+    Raises NotInStore, StoreDamaged, StoreNewer.
+    """
+    key = format_pack.key_of(pack)
+    data = backend.get(key)
+    index = format_pack.parse_tail(data, len(data))
+    view = memoryview(data)
+    for name, offset, length, plain, told in index.rows.tolist():
+        if wanted is not None and name not in wanted:
+            continue
+        box = view[offset : offset + length]
+        if format_pack.box_hash(box) != told:
+            raise StoreDamaged(
+                f"{backend.where}: {key}: the box of chunk {name.hex()[:16]} at {offset} is damaged"
+            )
+        yield name, box, plain
+
 
 GRACE = Seconds(86400.0)
 References = Callable[[bytes], Iterable[bytes] | Names]
@@ -178,7 +231,7 @@ def _look(
 def _uses(listing: Listing, use: Use, dead: "frozenset[str]") -> list[PackUse]:
     return [
         PackUse(
-            pack, packs.key_of(pack), info.size, listing.stored[pack].modified_at, info.generation,
+            pack, format_pack.key_of(pack), info.size, listing.stored[pack].modified_at, info.generation,
             use.needed.get(pack, 0), pack in dead, info.foreign,
         )
         for pack, info in sorted(listing.index.packs().items())
@@ -206,7 +259,7 @@ def _carry_out(
             chosen = [pack for pack in decision.rewrite if there[pack].foreign is foreign]
             old += rewrite(backend, found.use.homes, generation, chosen, foreign=foreign)
         fault("gc: rewritten")
-    condemn = (*decision.condemn, *(packs.key_of(pack) for pack in old))
+    condemn = (*decision.condemn, *(format_pack.key_of(pack) for pack in old))
     if condemn:
         lock.still_ours()
         condemnations.write(backend, condemn)

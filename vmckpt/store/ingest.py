@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.errors import Cancelled, StoreError
-from vmckpt.store.maps import Digests
-from vmckpt.store.regions import (
+from vmckpt.store.format.chunk_map import (
     GROUP,
     MOST_CHUNKS,
     SLOTS,
     UNIT,
     ZERO,
+    Digests,
     Extent,
     Map,
     Region,
@@ -30,7 +30,7 @@ from vmckpt.store.regions import (
     nothing,
     slots_of,
 )
-from vmckpt.store.sealing import DIGEST
+from vmckpt.store.format.sealing import DIGEST
 from vmckpt.units import Bytes
 
 Prints = NDArray[np.void]

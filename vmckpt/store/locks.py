@@ -16,9 +16,9 @@ from typing import Any
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreError
 from vmckpt.lease.clock import boottime
-from vmckpt.store import small
-from vmckpt.store.backend import Backend, Stored
-from vmckpt.store.faults import fault
+from vmckpt.store.backend.base import Backend, Stored
+from vmckpt.store.fault_injection import fault
+from vmckpt.store.format import manifest
 from vmckpt.units import Seconds
 
 BEAT = Seconds(30.0)
@@ -158,7 +158,7 @@ class Lock:
             "work": str(self._work), "token": self._token, "host": socket.gethostname(),
             "pid": os.getpid(), "about": self._about, "knows": list(self._knows),
         }  # fmt: skip
-        return small.written(self.key, values)
+        return manifest.written(self.key, values)
 
 
 def seen(backend: Backend) -> Iterator[LockSeen]:
@@ -187,4 +187,4 @@ def read(one: Stored, raw: bytes, where: str) -> LockSeen:
 
 
 def _values(key: str, raw: bytes, where: str) -> dict[str, Any]:
-    return small.parsed(key, raw, where)
+    return manifest.parsed(key, raw, where)

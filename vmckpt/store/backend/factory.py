@@ -5,8 +5,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from vmckpt.errors import BadInput
-from vmckpt.store.backend import Backend
-from vmckpt.store.local import LocalFolder
+from vmckpt.store.backend.base import Backend
+from vmckpt.store.backend.local import LocalFolder
 
 _EXAMPLE = "write s3://bucket/prefix?endpoint=https://host:9000&region=name"
 
@@ -25,7 +25,7 @@ def backend_of(place: str | Path) -> Backend:
     if not parts.netloc or set(asked) - {"endpoint", "region"}:
         raise BadInput(f"{place} is no place for a store", mend=_EXAMPLE)
     # Only who keeps a store there pays for loading the client.
-    from vmckpt.store.s3 import S3  # noqa: PLC0415
+    from vmckpt.store.backend.s3 import S3  # noqa: PLC0415
 
     first = {key: values[0] for key, values in asked.items()}
     return S3(

@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from vmckpt.errors import KeyRefused, StoreDamaged, StoreNewer
-from vmckpt.store.identities import public_of
-from vmckpt.store.keytexts import fingerprint, key_id
+from vmckpt.store.keys.identity import public_of
+from vmckpt.store.keys.key_files import fingerprint, key_id
 
 MAGIC = b"vmckptW\n"
 VERSION = 1

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from vmckpt.errors import KeyRefused
-from vmckpt.store import keyfiles
-from vmckpt.store.keytexts import KeyKind, read, show
+from vmckpt.store.keys import key_files
+from vmckpt.store.keys.key_files import KeyKind, key_text, parse_key
 
 Passphrase = Callable[[], str]
 """Asks for it, once."""
@@ -29,7 +29,7 @@ LOCKED = 1 + _SALT + _KEY + 16
 def create(path: Path, passphrase: str | None = None, *, cost: int = COST) -> bytes:
     """Make an identity in a new file; its public key. Raises KeyRefused if the file is there."""
     private = X25519PrivateKey.generate()
-    if not keyfiles.write(path, text(private, passphrase, cost=cost)):
+    if not key_files.write(path, text(private, passphrase, cost=cost)):
         raise KeyRefused(
             f"{path} is there already, and may be the only key to some snapshots",
             mend="name another file",
@@ -42,7 +42,7 @@ def load(path: Path, passphrase: Passphrase | None = None) -> X25519PrivateKey:
 
     `passphrase` is asked if the file needs one; None: there is nobody to ask.
     """
-    told = keyfiles.read(path, secret=True)
+    told = key_files.read(path, secret=True)
     if told is None:
         raise KeyRefused(f"{path}: no such identity file", mend="name it with --identity")
     return parse(told, passphrase, where=str(path))
@@ -57,8 +57,10 @@ def parse(told: str, passphrase: Passphrase | None, *, where: str) -> X25519Priv
             f"{where}: an identity file has one key, not {len(lines)}", mend="name the right file"
         )
     if not lines[0].startswith(f"{KeyKind.LOCKED}:"):
-        return X25519PrivateKey.from_private_bytes(read(lines[0], KeyKind.IDENTITY, where=where))
-    box = read(lines[0], KeyKind.LOCKED, length=LOCKED, where=where)
+        return X25519PrivateKey.from_private_bytes(
+            parse_key(lines[0], KeyKind.IDENTITY, where=where)
+        )
+    box = parse_key(lines[0], KeyKind.LOCKED, length=LOCKED, where=where)
     if passphrase is None:
         raise KeyRefused(
             f"{where}: this identity has a passphrase", mend="run it where it can be asked for"
@@ -69,12 +71,12 @@ def parse(told: str, passphrase: Passphrase | None, *, where: str) -> X25519Priv
 def text(private: X25519PrivateKey, passphrase: str | None, *, cost: int = COST) -> str:
     """An identity file. Raises KeyRefused if the passphrase is empty."""
     if passphrase is None:
-        line = show(KeyKind.IDENTITY, private.private_bytes_raw())
+        line = key_text(KeyKind.IDENTITY, private.private_bytes_raw())
     else:
-        line = show(KeyKind.LOCKED, locked(private.private_bytes_raw(), passphrase, cost))
+        line = key_text(KeyKind.LOCKED, locked(private.private_bytes_raw(), passphrase, cost))
     return (
         "# Who has this file can read the snapshots made for this key:\n"
-        f"# {show(KeyKind.ADMIN, public_of(private))}\n{line}\n"
+        f"# {key_text(KeyKind.ADMIN, public_of(private))}\n{line}\n"
     )
 
 

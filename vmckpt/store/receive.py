@@ -12,15 +12,15 @@ from types import TracebackType
 from typing import Self
 
 from vmckpt.errors import StoreError
-from vmckpt.store import condemned, packs
-from vmckpt.store.backend import Backend
+from vmckpt.store import pending_deletion
+from vmckpt.store.backend.base import Backend
 from vmckpt.store.catalog import Catalog
-from vmckpt.store.faults import fault
-from vmckpt.store.index import Index, Names, PackInfo
+from vmckpt.store.chunk_index import Index, Names, PackInfo
+from vmckpt.store.fault_injection import fault
+from vmckpt.store.format import pack
+from vmckpt.store.format.sealing import Plain, damaged
 from vmckpt.store.locks import BEAT, Lock, Work
-from vmckpt.store.packing import PACK_SIZE, Packing
-from vmckpt.store.sealing import Plain, damaged
-from vmckpt.store.writer import Written
+from vmckpt.store.pack_writer import PACK_SIZE, Packing, Written
 from vmckpt.units import Bytes, Seconds
 
 
@@ -68,7 +68,7 @@ class Receiver:
     def __enter__(self) -> Self:
         self.lock.take()
         try:
-            without = condemned.known_to(self.lock, self._backend)
+            without = pending_deletion.known_to(self.lock, self._backend)
             self.present = Present.of(self._catalog.load(without).index)
         except BaseException:
             self._close()
@@ -105,5 +105,5 @@ class Receiver:
             self.lock.release()
 
 
-def _nobody(_info: PackInfo, _rows: packs.Rows) -> None:
+def _nobody(_info: PackInfo, _rows: pack.Rows) -> None:
     """Who takes boxes in looks at none of them again."""

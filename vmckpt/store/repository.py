@@ -1,28 +1,31 @@
 """A store of snapshots: what it is, who may write into it, and which snapshots it has.
 
 A snapshot is a manifest, published last and deleted first; what it names lies in packs. To this
-module a manifest is bytes.
+module a manifest is bytes. A store is opened where the inventory says it is, and no other one that
+lies there.
 """
 
 import re
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from vmckpt.errors import BadInput, NotInStore, StoreDamaged, StoreError, StoreNewer
-from vmckpt.store import locks, small
-from vmckpt.store.backend import Backend, Stored
+from vmckpt.model.disk import StorePlace
+from vmckpt.store import locks
+from vmckpt.store.backend.base import Backend, Stored
+from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.catalog import Catalog
-from vmckpt.store.faults import fault
+from vmckpt.store.chunk_reader import CACHE, Reader
+from vmckpt.store.fault_injection import fault
+from vmckpt.store.format import manifest as format_manifest
+from vmckpt.store.format.sealing import Sealing
 from vmckpt.store.locks import Lock, Work
-from vmckpt.store.packing import PACK_SIZE
-from vmckpt.store.reader import CACHE, Reader
-from vmckpt.store.receiver import Receiver
-from vmckpt.store.sealing import Sealing
-from vmckpt.store.writer import Writer
+from vmckpt.store.pack_writer import PACK_SIZE, Writer
+from vmckpt.store.receive import Receiver
 from vmckpt.units import Bytes, Seconds
 
 VERSION = 1
@@ -58,7 +61,7 @@ class Store:
             "id": secrets.token_hex(16),
             "made": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
         }
-        raw = small.written(_FORMAT, made)
+        raw = format_manifest.written(_FORMAT, made)
         # A put that was tried again may have met what it had written itself.
         if not backend.put(_FORMAT, raw) and backend.get(_FORMAT) != raw:
             raise BadInput(f"{backend.where} is a store already")
@@ -141,14 +144,14 @@ class Store:
         """The wrapped keys of a snapshot, if it has any. Raises StoreDamaged."""
         key = f"wraps/{_checked(id_)}"
         try:
-            return small.unframed(key, self.backend.get(key), self.backend.where)
+            return format_manifest.unframed(key, self.backend.get(key), self.backend.where)
         except NotInStore:
             return None
 
     def put_wraps(self, id_: str, wraps: bytes) -> None:
         """Put wrapped keys in place of those that a snapshot has."""
         key = f"wraps/{_checked(id_)}"
-        self.backend.put(key, small.framed(key, wraps), replace=True)
+        self.backend.put(key, format_manifest.framed(key, wraps), replace=True)
 
     def pins(self) -> frozenset[str]:
         """Snapshots that may not be deleted."""
@@ -158,7 +161,11 @@ class Store:
         """What was said when it was pinned; None: it is not. Raises StoreError."""
         key = f"pins/{_checked(id_)}"
         try:
-            return str(small.parsed(key, self.backend.get(key), self.backend.where).get("why", ""))
+            return str(
+                format_manifest.parsed(key, self.backend.get(key), self.backend.where).get(
+                    "why", ""
+                )
+            )
         except NotInStore:
             return None
         except StoreDamaged:
@@ -171,7 +178,7 @@ class Store:
         one of the two sees the other.
         """
         key, manifest = f"pins/{_checked(id_)}", f"snapshots/{_checked(id_)}"
-        self.backend.put(key, small.written(key, {"why": why}), replace=True)
+        self.backend.put(key, format_manifest.written(key, {"why": why}), replace=True)
         fault("pin: put")
         now = max(one.modified_at for one in self.backend.keys(key))
         if any(
@@ -211,7 +218,7 @@ class Store:
 
 def parse_format(raw: bytes, where: str) -> dict[str, object]:
     """What a store says of itself. Raises StoreDamaged, StoreNewer."""
-    told = small.parsed(_FORMAT, raw, where)
+    told = format_manifest.parsed(_FORMAT, raw, where)
     version = told.get("version")
     if not isinstance(version, int) or not re.fullmatch("[0-9a-f]{32}", str(told.get("id"))):
         raise StoreDamaged(f"{where}: {_FORMAT} is not what a store writes")
@@ -244,3 +251,28 @@ def _checked(id_: str) -> str:
     if not is_id(id_):
         raise BadInput(f"{id_[:80]!r} is no snapshot's id")
     return id_
+
+
+def opened(place: StorePlace, *, cache: Path | None = None) -> Store:
+    """The store of a place. Raises StoreError, also if it is not the one that is meant: a folder
+    where nothing is mounted may have a store of its own, and nobody would look for it there."""
+    try:
+        store = Store.open(backend_of(place.url), cache=cache)
+    except NotInStore as exc:
+        if place.id is not None:
+            exc.mend = "is it mounted there?"
+        raise
+    if place.id not in (None, store.id):
+        raise StoreError(
+            f"{store.backend.where} is another store here than {place.name} is for its controller",
+            mend="is it mounted there?",
+        )
+    return store
+
+
+def identified(place: StorePlace) -> StorePlace:
+    """A place with the id of its store, if that can be seen from here."""
+    try:
+        return replace(place, id=opened(place).id)
+    except StoreError:
+        return place  # whoever works there tells what is wrong with it

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from vmckpt.store.regions import Kind
+from vmckpt.store.format.chunk_map import Kind
 
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 Word = Annotated[str, Field(max_length=255, pattern=_PRINTABLE)]

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vmckpt.errors import BadInput, NotInStore, StoreDamaged
-from vmckpt.store import packs, small
-from vmckpt.store.backend import Backend, checked
+from vmckpt.store.backend.base import Backend, checked
+from vmckpt.store.format import manifest
+from vmckpt.store.format import pack as format_pack
 from vmckpt.store.locks import Lock
 from vmckpt.units import Seconds
 
@@ -23,7 +24,7 @@ class Condemned:
     @property
     def packs(self) -> tuple[str, ...]:
         """Ids of the packs among them."""
-        found = (packs.pack_of(key) for key in self.keys)
+        found = (format_pack.pack_of(key) for key in self.keys)
         return tuple(pack for pack in found if pack is not None)
 
 
@@ -33,7 +34,7 @@ def load(backend: Backend) -> list[Condemned]:
     found = []
     for one in list(backend.keys("condemned/")):
         try:
-            values = small.parsed(one.key, backend.get(one.key), backend.where)
+            values = manifest.parsed(one.key, backend.get(one.key), backend.where)
         except NotInStore:
             continue
         try:
@@ -48,7 +49,7 @@ def write(backend: Backend, keys: Sequence[str]) -> str:
     """Condemn objects; the token by which writers say that they know."""
     token = secrets.token_hex(8)
     key = f"condemned/{token}"
-    backend.put(key, small.written(key, {"keys": list(keys)}))
+    backend.put(key, manifest.written(key, {"keys": list(keys)}))
     return token
 
 

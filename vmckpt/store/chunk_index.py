@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.store.packs import HASH, NAME, Rows
+from vmckpt.store.format.pack import HASH, NAME, Rows
 
 ENTRY = np.dtype(
     [

@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Self
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreError
-from vmckpt.store import packs
-from vmckpt.store.backend import Backend
+from vmckpt.store.backend.base import Backend
 from vmckpt.store.catalog import Catalog
-from vmckpt.store.index import Index, Place
-from vmckpt.store.sealing import Sealing
+from vmckpt.store.chunk_index import Index, Place
+from vmckpt.store.format import pack
+from vmckpt.store.format.sealing import Sealing
 from vmckpt.units import Bytes
 
 CACHE = Bytes(64 << 20)
@@ -123,7 +123,7 @@ class Reader:
         first, last = piece[0][1], piece[-1][1]
         try:
             length = last.offset + last.length - first.offset
-            data = memoryview(self._backend.get(packs.key_of(first.pack), first.offset, length))
+            data = memoryview(self._backend.get(pack.key_of(first.pack), first.offset, length))
             for digest, place in piece:
                 start = place.offset - first.offset
                 plain = self._sealing.unseal(data[start : start + place.length], digest)
@@ -171,7 +171,7 @@ class Reader:
         ) from wrong
 
     def _box(self, name: bytes, digest: bytes, place: Place) -> bytes:
-        key = packs.key_of(place.pack)
+        key = pack.key_of(place.pack)
         box = self._backend.get(key, place.offset, place.length)
         try:
             return self._sealing.unseal(box, digest)

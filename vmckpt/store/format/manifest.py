@@ -1,4 +1,4 @@
-"""A manifest: all that is known of one snapshot, in one object, written last. Pure.
+"""A manifest: all that is known of one snapshot, in one object, written last.
 
      0   8   magic "vmckptM" and a line feed
      8   2   version, little endian: 1; all numbers are
@@ -12,12 +12,15 @@
         64   Ed25519 signature of the id and the BLAKE3 of all before it
         32   BLAKE3 of all before it
 
-Every version begins with magic and version and ends with that BLAKE3: damage is told from news.
+Every version begins with magic and version and ends with that BLAKE3: damage is told from a newer
+version. Small objects of a store are a text or bytes, and behind it a line with the BLAKE3 of key
+and body: a changed bit is noticed, and so is an object that was put in another one's place.
 """
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from blake3 import blake3
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -25,12 +28,25 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from vmckpt.errors import KeyRefused, StoreDamaged, StoreError, StoreNewer
-from vmckpt.store import inside
-from vmckpt.store.facts import PUBLIC, Public, dumped, loaded
-from vmckpt.store.inside import Private
-from vmckpt.store.keytexts import KeyKind, show
-from vmckpt.store.maps import Digests, ascending, ordered
-from vmckpt.store.sealing import PLAIN, Encrypted, Plain, Sealing, derive, domain_of
+from vmckpt.store.backend.base import Data
+from vmckpt.store.format import private_part
+from vmckpt.store.format.chunk_map import Digests, ascending, ordered
+from vmckpt.store.format.metadata import (
+    PUBLIC,
+    Public,
+    dumped,
+    loaded,
+)
+from vmckpt.store.format.private_part import Private
+from vmckpt.store.format.sealing import (
+    PLAIN,
+    Encrypted,
+    Plain,
+    Sealing,
+    derive,
+    domain_of,
+)
+from vmckpt.store.keys.key_files import KeyKind, key_text
 
 MAGIC = b"vmckptM\n"
 VERSION = 1
@@ -93,7 +109,7 @@ class Manifest:
         where = _where(self.public.id)
         plain = self._opened(data_key, where)
         try:
-            private, salt = inside.read(plain)
+            private, salt = private_part.read(plain)
             self._fits(private, salt)
         except (StoreDamaged, ValueError) as exc:
             raise _damaged(where, str(exc)) from exc
@@ -132,7 +148,7 @@ def encode(public: Public, private: Private, keys: Keys) -> bytes:
         raise ValueError("a salt and a data key go together")
     sealing = keys.sealing()
     try:
-        stored = inside.written(private, keys.salt)
+        stored = private_part.written(private, keys.salt)
         if keys.data_key is not None:
             stored = AESGCM(keys.data_key).encrypt(_NONCE, stored, _bound(public.id))
         names = ordered(sealing.name_of(digest) for digest in private.chunks)
@@ -172,7 +188,7 @@ def decode(data: bytes, snapshot: str, trusted: Collection[bytes] | None) -> Man
         raise _damaged(where, "its private part is of another snapshot")
     _check_signature(data, public, where)
     if trusted is not None and bytes.fromhex(public.signer) not in trusted:
-        key = show(KeyKind.WRITER, bytes.fromhex(public.signer))
+        key = key_text(KeyKind.WRITER, bytes.fromhex(public.signer))
         raise KeyRefused(
             f"snapshot {snapshot} was signed by a writer that is not trusted here",
             mend=f"if you know it: vmckpt snapshot keys trust NAME {key}",
@@ -313,3 +329,44 @@ def _where(snapshot: str) -> str:
 
 def _damaged(where: str, what: str) -> StoreDamaged:
     return StoreDamaged(f"{where}: {what}", mend="bring it back from another tier or a copy")
+
+
+_MARK = b"\nblake3 "
+_TAIL = len(_MARK) + 64 + 1
+
+
+def framed(key: str, body: Data) -> bytes:
+    """The object's bytes."""
+    return b"".join((body, _MARK, _sum(key, body), b"\n"))
+
+
+def unframed(key: str, raw: bytes, where: str) -> bytes:
+    """The body of an object. Raises StoreDamaged."""
+    body, tail = raw[: max(0, len(raw) - _TAIL)], raw[-_TAIL:]
+    if tail != _MARK + _sum(key, body) + b"\n":
+        raise StoreDamaged(
+            f"{where}: {key} is damaged: its checksum does not match",
+            mend="vmckpt snapshot verify tells what else is",
+        )
+    return body
+
+
+def written(key: str, values: Mapping[str, Any]) -> bytes:
+    """The bytes of an object that is JSON."""
+    return framed(key, json.dumps(values, indent=1).encode())
+
+
+def parsed(key: str, raw: bytes, where: str) -> dict[str, Any]:
+    """What an object of JSON tells. Raises StoreDamaged."""
+    body = unframed(key, raw, where)
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        raise StoreDamaged(f"{where}: {key} is no JSON: {str(exc)[:80]}") from exc
+    if not isinstance(values, dict):
+        raise StoreDamaged(f"{where}: {key} is not what a store writes")
+    return values
+
+
+def _sum(key: str, body: Data) -> bytes:
+    return blake3(key.encode() + b"\0").update(body).hexdigest().encode()

@@ -5,10 +5,9 @@ from pathlib import Path
 
 from vmckpt.errors import BadInput, StoreError
 from vmckpt.model.disk import StorePlace
-from vmckpt.store.opening import opened
-from vmckpt.store.reader import Reader
-from vmckpt.store.sealing import Sealing
-from vmckpt.store.store import Store
+from vmckpt.store.chunk_reader import Reader
+from vmckpt.store.format.sealing import Sealing
+from vmckpt.store.repository import Store, opened
 
 
 class TieredReader(Reader):

@@ -12,11 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreError, StoreNewer
-from vmckpt.store import packs, small
-from vmckpt.store.backend import Stored
+from vmckpt.store.backend.base import Stored
+from vmckpt.store.chunk_index import Names, NameSet, names_of
+from vmckpt.store.format import manifest
+from vmckpt.store.format import pack as format_pack
 from vmckpt.store.gc import References
-from vmckpt.store.index import Names, NameSet, names_of
-from vmckpt.store.store import Store, bare, parse_format, small_objects
+from vmckpt.store.repository import (
+    Store,
+    bare,
+    parse_format,
+    small_objects,
+)
 from vmckpt.units import Bytes
 
 
@@ -47,13 +53,13 @@ class Verified:
     snapshots: int
 
 
-Progress = Callable[[Bytes, Bytes], None]
+VerifyProgress = Callable[[Bytes, Bytes], None]
 """Told how many bytes of how many were looked at."""
 
 
 def verify(
     store: Store, references: References, *, parallel: int = 2,
-    progress: Progress = lambda _done, _all: None,
+    progress: VerifyProgress = lambda _done, _all: None,
 ) -> Verified:  # fmt: skip
     """Read all of a store. Raises StoreError if it cannot be read at all."""
     walk = _Walk(store, parallel, progress)
@@ -113,7 +119,7 @@ class _Seen:
 class _Walk:
     """Goes through the packs, and again through those that came later."""
 
-    def __init__(self, store: Store, parallel: int, progress: Progress) -> None:
+    def __init__(self, store: Store, parallel: int, progress: VerifyProgress) -> None:
         self.damaged: list[_Damaged] = []
         self.objects = self.bytes = 0
         self._store, self._parallel, self._progress = store, parallel, progress
@@ -150,7 +156,7 @@ class _Walk:
 
     def _pack(self, one: Stored) -> _Seen | None:
         """In a thread: one pack; None if it is gone."""
-        pack = packs.pack_of(one.key)
+        pack = format_pack.pack_of(one.key)
         none = names_of(())
         if pack is None:
             return _Seen(none, _Damaged(one.key, "its name is not one of a pack", none))
@@ -161,9 +167,9 @@ class _Walk:
         except StoreError as exc:
             return _Seen(none, _Damaged(one.key, exc.message, none, unread(exc)))
         try:
-            return _Seen(packs.parse(pack, data).rows["name"])
+            return _Seen(format_pack.parse(pack, data).rows["name"])
         except (StoreDamaged, StoreNewer) as exc:
-            good, bad = packs.salvage(data)
+            good, bad = format_pack.salvage(data)
             return _Seen(good, _Damaged(one.key, exc.message, bad))
 
 
@@ -173,11 +179,11 @@ def _small(store: Store, walk: _Walk) -> Iterator[Wrong]:
         try:
             raw = store.backend.get(one.key)
             if one.key.startswith("wraps/"):
-                small.unframed(one.key, raw, store.backend.where)
+                manifest.unframed(one.key, raw, store.backend.where)
             elif one.key == "format":
                 parse_format(raw, store.backend.where)
             else:
-                small.parsed(one.key, raw, store.backend.where)
+                manifest.parsed(one.key, raw, store.backend.where)
         except NotInStore:
             continue
         except StoreError as exc:

@@ -1,21 +1,106 @@
-"""Maps and chunk tables as bytes. Pure.
+"""Regions of a snapshot, their units, and the map from units to chunks, as numbers and as bytes.
 
-A map is cut into blocks of 2^20 units. A block is a length (4 bytes, little endian) and a zstd
-frame with one bit per unit, the first unit's highest: 0 for zeros; then, for each other unit, its
-number less the one before (4 bytes, little endian, modulo 2^32; the first of a block less 0). Units
-of one chunk follow each other, so nearly all of these differences are 1.
+A region is one RAM block or one disk, cut into units of fixed size; a chunk holds up to `SLOTS`
+units one after the other. A map has one number per unit: `ZERO`, or the chunk's index in the
+manifest's chunk table times `SLOTS` plus the unit's place in the chunk.
+
+As bytes, a map is cut into blocks of 2^20 units. A block is a length (4 bytes, little endian) and a
+zstd frame with one bit per unit, the first unit's highest: 0 for zeros; then, for each other unit,
+its number less the one before (4 bytes, little endian, modulo 2^32; the first of a block less 0).
+Units of one chunk follow each other, so nearly all of these differences are 1.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, overload
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
 from vmckpt.errors import StoreDamaged
-from vmckpt.store.regions import SLOTS, ZERO, Map
-from vmckpt.store.sealing import DIGEST
+from vmckpt.store.format.sealing import DIGEST
+from vmckpt.units import Bytes
+
+Map = NDArray[np.uint32]
+SLOTS = 64
+ZERO = np.uint32(0xFFFFFFFF)
+MOST_CHUNKS = int(ZERO) // SLOTS
+"""2^26 - 1 chunks: 16 TiB of memory or 64 TiB of disk in one snapshot."""
+BLOCK = 1 << 20
+"""Units; see `blocks`."""
+
+
+class Kind(StrEnum):
+    """What a region is."""
+
+    RAM = "ram"
+    DISK = "disk"
+
+
+UNIT = {Kind.RAM: Bytes(4096), Kind.DISK: Bytes(65536)}
+GROUP = {Kind.RAM: 64, Kind.DISK: 16}
+"""Units at fixed places that make one chunk: 256 KiB of memory, 1 MiB of disk."""
+
+
+class What(StrEnum):
+    """What is known of some units before they are read."""
+
+    ZEROS = "zeros"
+    DATA = "data"
+    SAME = "same"
+    """As in the snapshot that was named as the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Some units in a row."""
+
+    start: int
+    count: int
+    what: What
+
+
+class Region(Protocol):
+    """One RAM block or disk of a guest that stands still, or seems to."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> Kind: ...
+
+    @property
+    def size(self) -> Bytes: ...
+
+    def extents(self) -> Iterable[Extent]:
+        """All of its units, in order. SAME is only said of units that did not change."""
+
+    def read(self, start: int, count: int) -> memoryview:
+        """The bytes of some units, whatever was said of them; the last unit is filled up with
+        zeros. Good until the next call."""
+
+
+def units(kind: Kind, size: int) -> int:
+    """How many units a region has."""
+    return -(-size // UNIT[kind])
+
+
+def nothing(kind: Kind, size: int) -> Map:
+    """The map of a region that is all zeros."""
+    return np.full(units(kind, size), ZERO, dtype=np.uint32)
+
+
+def blocks(map_: Map) -> Iterator[Map]:
+    """A map in parts: what is worked out of a whole one may take several times its memory."""
+    return (map_[at : at + BLOCK] for at in range(0, len(map_), BLOCK))
+
+
+def slots_of(map_: Map) -> tuple[Map, Map]:
+    """Chunk index and slot of each unit; meaningless where it is ZERO."""
+    return map_ // np.uint32(SLOTS), map_ % np.uint32(SLOTS)
+
 
 MOST_UNITS = 1 << 28
 """All regions of a snapshot together: 1 TiB of memory, or 16 TiB of disks. What no snapshot has is

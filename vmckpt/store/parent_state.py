@@ -20,9 +20,15 @@ from typing import Any
 import blake3
 import numpy as np
 
+from vmckpt.store.format.chunk_map import (
+    ZERO,
+    Digests,
+    Kind,
+    Map,
+    nothing,
+    units,
+)
 from vmckpt.store.ingest import PRINT, Past, Prints
-from vmckpt.store.maps import Digests
-from vmckpt.store.regions import ZERO, Kind, Map, nothing, units
 from vmckpt.units import Seconds
 
 VERSION = 1

@@ -5,7 +5,8 @@
     admins/NAME.pub      for whom snapshots are encrypted
     writers/NAME.pub     whose snapshots are believed, besides its own
 
-Nothing in here opens a snapshot: for that one needs an administrator's identity file.
+Nothing in here opens a snapshot: that takes an administrator's identity file. A domain's salt can
+be carried in a file to another controller that writes into the same domain.
 """
 
 import re
@@ -17,9 +18,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from vmckpt.errors import KeyRefused
-from vmckpt.store import keyfiles
-from vmckpt.store.keytexts import KeyKind, fingerprint, read, show
-from vmckpt.store.sealing import SALT, Encrypted, Plain, Sealing, domain_of
+from vmckpt.store.format.sealing import (
+    SALT,
+    Encrypted,
+    Plain,
+    Sealing,
+    domain_of,
+)
+from vmckpt.store.keys import identity, key_files
+from vmckpt.store.keys.identity import COST, LOCKED, Passphrase
+from vmckpt.store.keys.key_files import (
+    KeyKind,
+    fingerprint,
+    key_text,
+    parse_key,
+)
 
 FOLDER = "keys"
 """Below the state folder."""
@@ -37,7 +50,7 @@ class Named:
 
     @property
     def text(self) -> str:
-        return show(self.kind, self.key)
+        return key_text(self.kind, self.key)
 
     @property
     def fingerprint(self) -> str:
@@ -111,11 +124,11 @@ class Keyring:
                 f"{self.folder}: there is no domain yet",
                 mend="vmckpt snapshot keys add NAME KEY begins one",
             )
-        return show(KeyKind.SALT, salt)
+        return key_text(KeyKind.SALT, salt)
 
     def import_salt(self, text: str) -> None:
         """Join the domain of another host. Raises KeyRefused if this one has another salt."""
-        salt = read(text, KeyKind.SALT)
+        salt = parse_key(text, KeyKind.SALT)
         if self._made("salt", KeyKind.SALT, salt) != salt:
             raise KeyRefused(
                 f"{self.folder}: this host belongs to another domain already",
@@ -130,7 +143,7 @@ class Keyring:
 
     def add_admin(self, name: str, text: str) -> Named:
         """Encrypt for one more, from the next snapshot on. Raises KeyRefused."""
-        named = Named(name, read(text, KeyKind.ADMIN), KeyKind.ADMIN)
+        named = Named(name, parse_key(text, KeyKind.ADMIN), KeyKind.ADMIN)
         _usable(named.key)
         self._add("admins", named, self.admins())
         if self.salt() is None:
@@ -158,7 +171,7 @@ class Keyring:
 
     def trust(self, name: str, text: str) -> Named:
         """Believe what one more writer has signed. Raises KeyRefused."""
-        named = Named(name, read(text, KeyKind.WRITER), KeyKind.WRITER)
+        named = Named(name, parse_key(text, KeyKind.WRITER), KeyKind.WRITER)
         try:
             Ed25519PublicKey.from_public_bytes(named.key)
         except ValueError as exc:
@@ -181,12 +194,12 @@ class Keyring:
 
     def _secret(self, name: str, kind: KeyKind) -> bytes | None:
         path = self.folder / name
-        text = keyfiles.read(path, secret=True)
-        return None if text is None else read(text, kind, where=str(path))
+        text = key_files.read(path, secret=True)
+        return None if text is None else parse_key(text, kind, where=str(path))
 
     def _made(self, name: str, kind: KeyKind, key: bytes) -> bytes:
         """Write a secret; if another process was faster, take its one."""
-        if keyfiles.write(self.folder / name, show(kind, key) + "\n"):
+        if key_files.write(self.folder / name, key_text(kind, key) + "\n"):
             return key
         found = self._secret(name, kind)
         if found is None:
@@ -198,11 +211,11 @@ class Keyring:
 
     def _list(self, folder: str, kind: KeyKind) -> tuple[Named, ...]:
         found = []
-        for name in keyfiles.names(self.folder / folder, _SUFFIX):
+        for name in key_files.names(self.folder / folder, _SUFFIX):
             path = self.folder / folder / f"{name}{_SUFFIX}"
-            text = keyfiles.read(path, secret=False)
+            text = key_files.read(path, secret=False)
             if text is not None:  # removed since
-                found.append(Named(name, read(text, kind, where=str(path)), kind))
+                found.append(Named(name, parse_key(text, kind, where=str(path)), kind))
         return tuple(found)
 
     def _add(self, folder: str, named: Named, known: tuple[Named, ...]) -> None:
@@ -219,11 +232,11 @@ class Keyring:
                     f"{named.name} has another key", mend="take another name, or remove that first"
                 )
         path = self.folder / folder / f"{named.name}{_SUFFIX}"
-        keyfiles.write(path, named.text + "\n", replace=True)
+        key_files.write(path, named.text + "\n", replace=True)
 
     def _remove(self, folder: str, name: str) -> None:
         path = self.folder / folder / f"{name}{_SUFFIX}"
-        if not _NAME.fullmatch(name) or not keyfiles.remove(path):
+        if not _NAME.fullmatch(name) or not key_files.remove(path):
             raise KeyRefused(f"no key named {name[:80]!r}", mend="vmckpt snapshot keys list")
 
 
@@ -233,3 +246,43 @@ def _usable(key: bytes) -> None:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
     except ValueError as exc:
         raise KeyRefused("nothing can be encrypted for this key") from exc
+
+
+def write(ring: Keyring, path: Path, passphrase: str | None, *, cost: int = COST) -> str:
+    """Put the domain's salt into a new file; the domain. Raises KeyRefused."""
+    line = ring.export_salt()
+    if passphrase is not None:
+        salt = parse_key(line, KeyKind.SALT)
+        line = key_text(KeyKind.LOCKED_SALT, identity.locked(salt, passphrase, cost))
+    told = (
+        "# Who has this and may read the store can find out whether it has what he can guess.\n"
+        f"{line}\n"
+    )
+    if not key_files.write(path, told):
+        raise KeyRefused(f"{path} is there already", mend="name another file")
+    domain = ring.domain()
+    assert domain is not None
+    return domain
+
+
+def load(ring: Keyring, path: Path, passphrase: Passphrase | None) -> str:
+    """Join the domain whose salt is in a file; the domain. Raises KeyRefused."""
+    told = key_files.read(path, secret=True)
+    if told is None:
+        raise KeyRefused(f"{path}: no such file", mend="vmckpt snapshot keys export-salt makes one")
+    lines = [line.strip() for line in told.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if len(lines) != 1:
+        raise KeyRefused(f"{path}: it has {len(lines)} keys, not one", mend="name the right file")
+    [line] = lines
+    if line.startswith(f"{KeyKind.LOCKED_SALT}:"):
+        box = parse_key(line, KeyKind.LOCKED_SALT, length=LOCKED, where=str(path))
+        if passphrase is None:
+            raise KeyRefused(f"{path}: it has a passphrase", mend="run it where it can be asked")
+        line = key_text(KeyKind.SALT, identity.unlocked(box, passphrase, str(path)))
+    else:
+        parse_key(line, KeyKind.SALT, where=str(path))
+    ring.import_salt(line)
+    domain = ring.domain()
+    assert domain is not None
+    return domain

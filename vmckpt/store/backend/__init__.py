@@ -1,0 +1,1 @@
+"""Where a store's objects are: a directory or S3."""

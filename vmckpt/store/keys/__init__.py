@@ -1,0 +1,1 @@
+"""Keys of a store: who can read snapshots, and which signatures count."""
