@@ -3,10 +3,10 @@
     .venv/bin/python -m bench.snapshot_kills [--kills 200] [--seed 1] [--json FILE]
         [--lab NAME --lab-kills 20]
 
-Half of the kills are at a fault point (vmckpt/store/fault_injection.py), half at a random moment; sometimes
-somebody else is at work in the store at the same time. After each: every snapshot that was
-published can be proved deep and gives back the very bytes, none is gone that nobody deleted, and
-collections (of a copy of the store) leave nothing that is not needed. The works are in
+Half of the kills are at a fault point (vmckpt/store/fault_injection.py), half at a random moment;
+sometimes somebody else is at work in the store at the same time. After each: every snapshot that
+was published can be proved deep and gives back the very bytes, none is gone that nobody deleted,
+and collections (of a copy of the store) leave nothing that is not needed. The works are in
 bench/kill_works.py, on guests made of chance; with --lab so many more kills are in that lab, with a
 real guest (bench/lab_kills.py).
 """

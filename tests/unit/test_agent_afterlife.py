@@ -143,7 +143,8 @@ def test_output_is_let_out_only_once_no_standby_may_take_over(
             done.append("released")
 
     for module, name in (
-        (buffers, "remove"), (migration_settings, "break_off"), (writes, "end_all"), (afterlife, "forget"),
+        (buffers, "remove"), (migration_settings, "break_off"), (writes, "end_all"),
+        (afterlife, "forget"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, lambda *_, name=name: done.append(name))
     monkeypatch.setattr(libvirt_side, "stored", lambda _: ("<domain/>", False))

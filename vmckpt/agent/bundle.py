@@ -26,12 +26,22 @@ from vmckpt.remote.agent_install import LAUNCHER, OURS
 from vmckpt.units import Bytes
 
 MODULES = (
-    "vmckpt.agent.main", "vmckpt.agent.create", "vmckpt.agent.discard", "vmckpt.agent.lazy",
-    "vmckpt.agent.lines", "vmckpt.agent.putback", "vmckpt.agent.replica", "vmckpt.agent.replicas",
-    "vmckpt.agent.restore", "vmckpt.agent.serving", "vmckpt.agent.unrestore",
-    "vmckpt.capture.memory.undo_process", "vmckpt.capture.network_hold_undo_process", "vmckpt.replicate.guard",
+    "vmckpt.agent.main",
+    "vmckpt.agent.create",
+    "vmckpt.agent.discard",
+    "vmckpt.agent.lazy",
+    "vmckpt.agent.lines",
+    "vmckpt.agent.putback",
+    "vmckpt.agent.replica",
+    "vmckpt.agent.replicas",
+    "vmckpt.agent.restore",
+    "vmckpt.agent.serving",
+    "vmckpt.agent.unrestore",
+    "vmckpt.capture.memory.undo_process",
+    "vmckpt.capture.network_hold_undo_process",
+    "vmckpt.replicate.guard",
     "vmckpt.store.backend.s3",
-)  # fmt: skip
+)
 """What is started on hosts, and what it imports late."""
 DISTRIBUTIONS = (
     "annotated-types", "blake3", "boto3", "botocore", "cffi", "cryptography", "jmespath",

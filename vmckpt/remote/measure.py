@@ -1,7 +1,7 @@
 """Measure over ssh what a forecast needs: a guest's memory, and the link between two hosts.
 
-Both need python3 on the hosts; the program that runs there is `scripts.measure_host`. Nothing is left behind: it
-reads memory, and its one listening process ends by itself within seconds.
+Both need python3 on the hosts; the program that runs there is `scripts.measure_host`. Nothing is
+left behind: it reads memory, and its one listening process ends by itself within seconds.
 """
 
 import json

@@ -231,7 +231,8 @@ def _look(
 def _uses(listing: Listing, use: Use, dead: "frozenset[str]") -> list[PackUse]:
     return [
         PackUse(
-            pack, format_pack.key_of(pack), info.size, listing.stored[pack].modified_at, info.generation,
+            pack, format_pack.key_of(pack), info.size, listing.stored[pack].modified_at,
+            info.generation,
             use.needed.get(pack, 0), pack in dead, info.foreign,
         )
         for pack, info in sorted(listing.index.packs().items())

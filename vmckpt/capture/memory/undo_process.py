@@ -98,7 +98,7 @@ def _undo(uri: str, host: str, undo: str) -> bool:
     """Whether all is put back."""
     # Only now: a keeper that is not needed costs little.
     from vmckpt.capture import migration_settings  # noqa: PLC0415
-    from vmckpt.capture.memory import image
+    from vmckpt.capture.memory import image  # noqa: PLC0415
     from vmckpt.hypervisor.qemu_process import identity  # noqa: PLC0415
     from vmckpt.hypervisor.qmp import Monitor  # noqa: PLC0415
 
