@@ -20,7 +20,7 @@ from vmckpt.lab.pace import Deadline
 from vmckpt.lab.plan import LabPlan
 from vmckpt.lab.sightings import View
 from vmckpt.lab.witness_pair import WitnessPair
-from vmckpt.replicate import control
+from vmckpt.replication import control_socket
 
 GUEST = "web1"
 WISHES: Mapping[str, Any] = {
@@ -33,7 +33,7 @@ _STOP_AT = "/run/vmckpt-stop-at"
 _CLOCK = "/run/vmckpt-clock"
 _COMMAND = 90.0
 _REPLICA, _ORDERS = b"vmckpt.agent.replica", (b"vmckpt.agent.main", b"/vmckpt-agent")
-_GUARD = b"vmckpt.replicate.guard"
+_GUARD = b"vmckpt.replication.watchdog.process"
 _UNDO = (b"vmckpt.capture.memory.undo_process", b"vmckpt.capture.network_hold_undo_process")
 
 
@@ -157,7 +157,7 @@ class Scene:
         with suppress(OSError, LabError):
             for folder in self.inside(name, FILES).glob("*"):
                 with suppress(RemoteError):
-                    return control.ask(folder, {})
+                    return control_socket.ask(folder, {})
         return {}
 
     def lease(self) -> dict[str, str]:

@@ -25,10 +25,10 @@ from vmckpt.capture.migration_settings import IGNORE_SHARED
 from vmckpt.hypervisor import qemu_user
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qmp import Monitor
-from vmckpt.replicate.buffers import Buffers
-from vmckpt.replicate.capture import Capturer
-from vmckpt.replicate.finder import Changed, CompareFinder
-from vmckpt.replicate.memory import Memory
+from vmckpt.replication.dirty_pages.finder import Changed, CompareFinder
+from vmckpt.replication.primary.epoch_capture import Capturer
+from vmckpt.replication.primary.memory import Memory
+from vmckpt.replication.primary.network_buffer import Buffers
 
 _APART = 0.1
 

@@ -17,12 +17,20 @@ from vmckpt.agent import afterlife, giving, replica_primary, replicas
 from vmckpt.agent.replica_primary import _Agent
 from vmckpt.errors import VmckptError
 from vmckpt.lease.connection import LeaseUnreachable
-from vmckpt.replicate import awaiting, capture, guard, primary, tenure
-from vmckpt.replicate.capture import Capturer
-from vmckpt.replicate.leave import Leave
-from vmckpt.replicate.link import Cut
-from vmckpt.replicate.primary import Flight, Primary, Switched
-from vmckpt.replicate.wire import WireError
+from vmckpt.replication.primary import (
+    epoch_capture,
+    lease_holder,
+    loop,
+)
+from vmckpt.replication.primary import (
+    loop as primary_loop,
+)
+from vmckpt.replication.primary.epoch_capture import Capturer
+from vmckpt.replication.primary.loop import Flight, Primary, Switched
+from vmckpt.replication.primary.solo_permission import Leave
+from vmckpt.replication.protocol.connection import Cut
+from vmckpt.replication.protocol.messages import WireError
+from vmckpt.replication.watchdog import process
 
 Fields = tuple[Any, ...]
 Next = tuple[str, Fields]
@@ -280,9 +288,9 @@ def on_fakes() -> Iterator[None]:
     page = SimpleNamespace(open=lambda _: fakes.Page())
     nothing = fakes.Quiet()
     places: list[tuple[Any, str, Any]] = [
-        (tenure, "boottime", fakes.clock), (tenure, "time", _STILL), (tenure, "wholefile", _FILES),
-        (primary, "time", _STILL), (primary, "Sender", _Sender), (awaiting, "time", _STILL),
-        (capture, "Drain", fakes.Drain), (afterlife, "lease", fakes.lease),
+        (lease_holder, "boottime", fakes.clock), (lease_holder, "time", _STILL), (lease_holder, "wholefile", _FILES),
+        (primary_loop, "time", _STILL), (primary_loop, "Sender", _Sender), (loop, "time", _STILL),
+        (epoch_capture, "Drain", fakes.Drain), (afterlife, "lease", fakes.lease),
         (afterlife, "identity", identity), (afterlife, "lease_timer", timer),
         (afterlife, "writes", nothing), (afterlife, "define", nothing.any),
         (afterlife, "libvirt_side", nothing), (afterlife, "outcome", nothing.any),
@@ -295,7 +303,7 @@ def on_fakes() -> Iterator[None]:
         (replicas, "folder_of", lambda _: fakes.FOLDER), (replicas, "writes", nothing),
         (replicas, "Monitor", lambda *_, **__: fakes.Monitor()),
         (replicas, "_start", lambda _: do("start agent")),
-        (guard, "hold", lambda _: fakes.Process("agent")),
+        (process, "hold", lambda _: fakes.Process("agent")),
     ]  # fmt: skip
     with ExitStack() as stack:
         for where, name, what in places:

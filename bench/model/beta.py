@@ -9,11 +9,11 @@ from unittest import mock
 from bench.model import fakes
 from bench.model.replay import do
 from bench.model.world import BETA, TERMS
-from vmckpt.replicate import backup, claim
-from vmckpt.replicate.backup import Backup
-from vmckpt.replicate.claim import LeaseClaim
-from vmckpt.replicate.link import Cut
-from vmckpt.replicate.wire import Seal, WireError
+from vmckpt.replication.backup import lease_claimant, loop
+from vmckpt.replication.backup.lease_claimant import LeaseClaim
+from vmckpt.replication.backup.loop import Backup
+from vmckpt.replication.protocol.connection import Cut
+from vmckpt.replication.protocol.messages import Seal, WireError
 from vmckpt.units import Seconds
 
 Told = tuple[Any, ...]
@@ -120,7 +120,9 @@ def on_fakes() -> Iterator[None]:
     """As long as the block lasts the product's modules work in the model."""
     still = SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 0.0)
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(claim, "time", still))
-        stack.enter_context(mock.patch.object(claim, "wholefile", SimpleNamespace(put=fakes.put)))
-        stack.enter_context(mock.patch.object(backup, "time", still))
+        stack.enter_context(mock.patch.object(lease_claimant, "time", still))
+        stack.enter_context(
+            mock.patch.object(lease_claimant, "wholefile", SimpleNamespace(put=fakes.put))
+        )
+        stack.enter_context(mock.patch.object(loop, "time", still))
         yield

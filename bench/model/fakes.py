@@ -10,10 +10,18 @@ from bench.model.world import ALPHA, BETA, TERMS
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import HypervisorError
 from vmckpt.lease.client import LeaseClient
-from vmckpt.replicate.facts import Lease, Session, Terms
-from vmckpt.replicate.link import Cut
-from vmckpt.replicate.tenure import Tenure
-from vmckpt.replicate.wire import Ack, Beat, End, Hello, Message, Seal, Welcome
+from vmckpt.replication.primary.lease_holder import Tenure
+from vmckpt.replication.protocol.connection import Cut
+from vmckpt.replication.protocol.messages import (
+    Ack,
+    Beat,
+    End,
+    Hello,
+    Message,
+    Seal,
+    Welcome,
+)
+from vmckpt.replication.session import Lease, Session, Terms
 from vmckpt.units import Seconds
 
 UNDO = Undo(guest="g", capabilities={}, bandwidth=0, runs=True, folder="")

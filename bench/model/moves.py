@@ -21,9 +21,9 @@ from bench.model.world import (
     heard,
     older,
 )  # fmt: skip
-from vmckpt.replicate import guarding
+from vmckpt.replication.watchdog import rules
 
-_RULES = guarding.Rules()
+_RULES = rules.Rules()
 _PAUSED = NOW - 10.0
 Move = tuple[str, World]
 
@@ -178,24 +178,24 @@ def _watchdog(world: World) -> Iterator[Move]:
     held = world.alpha
     if not held.watchdog:
         return
-    seen = guarding.Seen(
+    seen = rules.Seen(
         guest_lives=held.guest != DEAD, over="over" in held.files or held.shut,
         gone=NOW if held.guest == DEAD else 0.0, renewed=time_of(held.page), lasts=TERMS.lasts,
         stopped=_PAUSED if _paused_by_an_agent(held) else 0.0,
         agent_lives=held.agent is not None, agent_since=NOW, came=NOW, spoke=0.0, started=None,
         woke=NOW, resumable=True, resuming=False, resumed=None,
     )  # fmt: skip
-    match guarding.decide(seen, NOW, _RULES):
-        case guarding.KillGuest(_):
+    match rules.decide(seen, NOW, _RULES):
+        case rules.KillGuest(_):
             yield (
                 "watchdog: kills the guest",
                 world._replace(alpha=held._replace(guest=DEAD, timer=None)),
             )
-        case guarding.ResumeGuest():
+        case rules.ResumeGuest():
             yield "watchdog: resumes the guest", effects.runs_on_alpha(world)
-        case guarding.StartAgent() if held.guest != DEAD:
+        case rules.StartAgent() if held.guest != DEAD:
             yield "watchdog: starts an agent", effects.agent_begins(world)
-        case guarding.End(_):
+        case rules.End(_):
             yield "watchdog: ends", world._replace(alpha=held._replace(watchdog=False))
         case _:
             pass  # it waits

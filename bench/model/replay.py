@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from vmckpt.errors import HypervisorError, LeaseLost, VmckptError
 from vmckpt.lease.connection import LeaseUnreachable
-from vmckpt.replicate.link import Cut
+from vmckpt.replication.protocol.connection import Cut
 
 NOW = 1000.0
 """What clocks show while code is replayed: times in the model are ages, in ticks before now."""

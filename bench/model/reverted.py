@@ -16,11 +16,11 @@ from bench.model.world import OLD, Budget, World
 from vmckpt.agent import afterlife, replica_primary, replicas
 from vmckpt.capture.memory.shared_memory import Standstill
 from vmckpt.lease import terms
-from vmckpt.replicate.backup import Backup
-from vmckpt.replicate.claim import LeaseClaim
-from vmckpt.replicate.primary import Primary
-from vmckpt.replicate.tenure import Tenure
-from vmckpt.replicate.wire import Ack, Seal
+from vmckpt.replication.backup.lease_claimant import LeaseClaim
+from vmckpt.replication.backup.loop import Backup
+from vmckpt.replication.primary.lease_holder import Tenure
+from vmckpt.replication.primary.loop import Primary
+from vmckpt.replication.protocol.messages import Ack, Seal
 from vmckpt.units import Seconds
 
 Patch = tuple[Any, str, Any]

@@ -354,7 +354,7 @@ _HOST_DIRECTORIES = (
     ),
     Mutation(
         name="planted-memory-is-used", area=Area.HOST_DIRECTORIES,
-        file="vmckpt/replicate/facts.py",
+        file="vmckpt/replication/session.py",
         old="    if memory.exists():\n        hostdirs.verify(memory)",
         new="    if not memory.exists():\n        hostdirs.verify(memory)",
         suite=unit("replicate_facts"),
@@ -362,7 +362,7 @@ _HOST_DIRECTORIES = (
     ),
     Mutation(
         name="planted-session-is-read", area=Area.HOST_DIRECTORIES,
-        file="vmckpt/replicate/facts.py",
+        file="vmckpt/replication/session.py",
         old="            hostdirs.verify(earlier)\n            return earlier",
         new="            return earlier",
         suite=unit("replicate_facts"),

@@ -231,7 +231,8 @@ _DURABILITY = (
         breaks="Two processes hold one lock, and a snapshot takes another one's name.",
     ),
     Mutation(
-        name="disk-log-not-on-disk", area=Area.DURABILITY, file="vmckpt/replicate/redo.py",
+        name="disk-log-not-on-disk", area=Area.DURABILITY,
+        file="vmckpt/replication/backup/redo_log.py",
         old="        os.pwrite(self.file, _HEAD.pack(_MAGIC, epoch, content.length, digest), 0)\n"
         "        os.fdatasync(self.file)",
         new="        os.pwrite(self.file, _HEAD.pack(_MAGIC, epoch, content.length, digest), 0)",
@@ -239,7 +240,8 @@ _DURABILITY = (
         breaks="A loss of power takes disk writes that the guest was told are safe.",
     ),
     Mutation(
-        name="standby-disks-not-flushed", area=Area.DURABILITY, file="vmckpt/replicate/redo.py",
+        name="standby-disks-not-flushed", area=Area.DURABILITY,
+        file="vmckpt/replication/backup/redo_log.py",
         old="    for which in sorted(touched):\n        disks[which].flush()",
         new="    touched.clear()",
         suite=unit("replicate_stage", "replicate_stage_crashes"),

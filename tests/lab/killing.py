@@ -12,7 +12,7 @@ from typing import Any
 
 from vmckpt.agent import replica, replica_primary
 from vmckpt.hypervisor.qmp import Monitor
-from vmckpt.replicate.capture import Capturer, Epoch
+from vmckpt.replication.primary.epoch_capture import Capturer, Epoch
 
 _EPOCH = 3
 

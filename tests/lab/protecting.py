@@ -12,7 +12,7 @@ from typing import Any
 from tests.lab.bench import Bench, traces, until
 from vmckpt.errors import RemoteError
 from vmckpt.lab import guests, host, lab, network
-from vmckpt.replicate import control
+from vmckpt.replication import control_socket
 
 GUEST: dict[str, Any] = {
     "memory": "160MiB",
@@ -97,7 +97,7 @@ def asked(bench: Bench, name: str = "alpha") -> dict[str, Any]:
     first = host.first_process(bench.plan.host(name))
     for folder in Path(f"/proc/{first}/root{LEFT}").glob("*"):
         with suppress(RemoteError):
-            return control.ask(folder, {})
+            return control_socket.ask(folder, {})
     return {}
 
 

@@ -16,8 +16,8 @@ from vmckpt.lab import faults, host
 from vmckpt.lab.pace import Deadline
 from vmckpt.lab.processes import Census
 from vmckpt.lease.clock import boottime
-from vmckpt.replicate.guard import LOG
-from vmckpt.replicate.guardpage import GuardPage
+from vmckpt.replication.watchdog.process import LOG
+from vmckpt.replication.watchdog.shared_page import GuardPage
 
 LOAD = 16
 _SPIN = "import os\nos.setpriority(os.PRIO_PROCESS, 0, 0)\nwhile True: pass"

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.support.guards import Bench, dead, until
 from vmckpt.lease.clock import boottime
-from vmckpt.replicate import guard, guardpage, guardunit
+from vmckpt.replication.watchdog import process, shared_page, systemd_unit
 
 _TIMES = 6
 """More often than systemd starts a unit again that has no leave for more."""
@@ -31,9 +31,9 @@ def _again(bench: Bench, killed: int) -> int:
 
 def story(folder: Path) -> dict[str, Any]:
     """From its beginning to its end."""
-    name = guardunit.name_of(str(folder))
-    bench, told = Bench(folder), dict[str, Any](available=guardunit.available())
-    guard.begin(bench.facts, unit=True)
+    name = systemd_unit.name_of(str(folder))
+    bench, told = Bench(folder), dict[str, Any](available=systemd_unit.available())
+    process.begin(bench.facts, unit=True)
     watchdog = bench.guard()
     cgroup = Path(f"/proc/{watchdog}/cgroup").read_text().splitlines()[-1]
     told["cgroup"] = cgroup.rpartition(":")[2].endswith(f"/vmckpt.slice/{name}")
@@ -44,18 +44,18 @@ def story(folder: Path) -> dict[str, Any]:
         watchdog = _again(bench, watchdog)
         if turn == 0:
             until(lambda: len(bench.agents()) == 1)
-            bench.page.agent = guardpage.identity(bench.agents()[0])
+            bench.page.agent = shared_page.identity(bench.agents()[0])
     os.kill(watchdog, signal.SIGSTOP)
     watchdog = _again(bench, watchdog)
     os.kill(watchdog, signal.SIGKILL)
-    guard.begin(bench.facts, unit=True)  # while systemd starts it again
+    process.begin(bench.facts, unit=True)  # while systemd starts it again
     told["agents"] = len(bench.agents())
     told["agent_lives"] = Path(f"/proc/{bench.agents()[0]}").exists()
     bench.page.lasts = 0.4
     bench.page.renewed = boottime()
     ends = bench.page.renewed + 0.4
     told["late_s"] = until(lambda: dead(bench.qemu)) - ends
-    (folder / guard.OVER).touch()
+    (folder / process.OVER).touch()
     until(lambda: not bench.guards())
     until(lambda: _state(name) == "inactive")
     told["agent_outlives_it"] = Path(f"/proc/{bench.agents()[0]}").exists()

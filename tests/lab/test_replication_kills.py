@@ -27,11 +27,11 @@ from tests.lab.protecting import (
 from tests.support.paths import ROOT
 from vmckpt.lab import host
 from vmckpt.lab.pace import slowness
-from vmckpt.replicate.guardpage import GuardPage
+from vmckpt.replication.watchdog.shared_page import GuardPage
 
 pytestmark = pytest.mark.long
 
-GUARD = b"vmckpt.replicate.guard"
+GUARD = b"vmckpt.replication.watchdog.process"
 SILENCE = 9.0
 
 

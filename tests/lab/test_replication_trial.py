@@ -16,7 +16,7 @@ from tests.lab.protecting import GUEST, LEFT, SOON, agent, epochs, left, on_qemu
 from vmckpt.errors import RemoteError
 from vmckpt.lab import guests, host, lab, ledger
 from vmckpt.lab.pace import slowness
-from vmckpt.replicate import control
+from vmckpt.replication import control_socket
 
 COPY = "web1-test"
 QCOW2 = {**GUEST, "disk_format": "qcow2"}
@@ -82,7 +82,7 @@ def said(bench: Bench, name: str) -> dict[str, Any]:
     """What an agent says, asked without a detour; nothing if there is none just now."""
     try:
         root = Path(f"/proc/{agent(bench, name)}/root{LEFT}")
-        return control.ask(next(root.iterdir()), {})
+        return control_socket.ask(next(root.iterdir()), {})
     except (AssertionError, OSError, StopIteration, RemoteError):
         return {}
 

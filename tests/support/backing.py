@@ -24,18 +24,14 @@ from tests.support.staging import (
     seal,
 )
 from vmckpt.errors import VmckptError
-from vmckpt.replicate import backup as backups
-from vmckpt.replicate.backup import Backup, Ours
-from vmckpt.replicate.facts import Terms
-from vmckpt.replicate.link import Cut, Line
-from vmckpt.replicate.stage import Stage
-from vmckpt.replicate.standstill import Standstill
-from vmckpt.replicate.wire import (
-    Ack,
-    Hello,
-    Welcome,
-)
-from vmckpt.replicate.wishes import Wish, Wishes
+from vmckpt.replication.backup import loop as loops
+from vmckpt.replication.backup.epoch_stage import Stage
+from vmckpt.replication.backup.loop import Backup, Ours
+from vmckpt.replication.control_socket import Wish, Wishes
+from vmckpt.replication.protocol.connection import Cut, Line
+from vmckpt.replication.protocol.messages import Ack, Hello, Welcome
+from vmckpt.replication.session import Terms
+from vmckpt.replication.test_failover.pause import Standstill
 from vmckpt.units import Seconds
 
 AUTOMATIC = Terms(interval=None, automatic=True)
@@ -147,9 +143,9 @@ FINAL = Epoch(
 
 @contextmanager
 def following(monkeypatch: pytest.MonkeyPatch) -> Iterator[Following]:
-    monkeypatch.setattr(backups, "_ACCEPT", Seconds(2.0))  # a handshake on a busy machine
-    monkeypatch.setattr(backups, "BEAT", Seconds(0.02))
-    monkeypatch.setattr(backups, "_HEARD", Seconds(0.3))
+    monkeypatch.setattr(loops, "_ACCEPT", Seconds(2.0))  # a handshake on a busy machine
+    monkeypatch.setattr(loops, "BEAT", Seconds(0.02))
+    monkeypatch.setattr(loops, "_HEARD", Seconds(0.3))
     with two_ends() as ends, ExitStack() as stack:
         folder = ends.primary.parent
         standby = Standby(folder, folder / "disk")

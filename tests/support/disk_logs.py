@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vmckpt.capture.nbd.protocol import Unix
-from vmckpt.replicate import logserver, writelog
-from vmckpt.replicate.diskepochs import LogPlace, WriteLog
-from vmckpt.replicate.nbdwriter import NbdWriter
-from vmckpt.replicate.writelog import Record
+from vmckpt.replication.backup.standby import NbdWriter
+from vmckpt.replication.disks import nbdkit_server, write_log
+from vmckpt.replication.disks.epoch_log import LogPlace, WriteLog
+from vmckpt.replication.disks.write_log import Record
 from vmckpt.units import MIB, Bytes
 
 SIZE = 64 * MIB + 512
@@ -23,11 +23,11 @@ CONTENT = random.Random(5).randbytes(3 * MIB)
 @dataclass
 class Served:
     place: LogPlace
-    socket: logserver.Socket
+    socket: nbdkit_server.Socket
     opened: list[WriteLog] = field(default_factory=list)
 
     def start(self) -> int:
-        return logserver.start(self.place, self.socket, size=Bytes(SIZE), limit=Bytes(LIMIT))
+        return nbdkit_server.start(self.place, self.socket, size=Bytes(SIZE), limit=Bytes(LIMIT))
 
     def log(self) -> WriteLog:
         self.opened.append(WriteLog(self.place))
@@ -42,8 +42,8 @@ class Served:
 def serving() -> Iterator[Served]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, ExitStack() as undo:
         place = LogPlace(folder=Path(folder) / "private", disk=0)
-        made = Served(place, logserver.Socket(path=Path(folder) / "open" / "disk0.sock"))
-        undo.callback(logserver.stop, place, made.socket)
+        made = Served(place, nbdkit_server.Socket(path=Path(folder) / "open" / "disk0.sock"))
+        undo.callback(nbdkit_server.stop, place, made.socket)
         made.start()
         yield made
         for log in made.opened:
@@ -52,7 +52,7 @@ def serving() -> Iterator[Served]:
 
 def records(log: WriteLog, first: int | None = None, end: int | None = None) -> list[Record]:
     pieces = log.read(log.consumed if first is None else first, log.size() if end is None else end)
-    return [record for piece in pieces for record in writelog.records(piece)]
+    return [record for piece in pieces for record in write_log.records(piece)]
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.support.replicas import Qemu
 from vmckpt.hypervisor.qmp import Refused
-from vmckpt.replicate.buffers import MOST, Buffers
-from vmckpt.replicate.filters import LONGEST
+from vmckpt.replication.primary.network_buffer import MOST, Buffers
+from vmckpt.replication.primary.network_filters import LONGEST
 from vmckpt.units import Seconds
 
 CARDS = ("net0", "net1")

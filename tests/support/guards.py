@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from vmckpt.lease.clock import boottime
-from vmckpt.replicate import guard, guardpage
-from vmckpt.replicate.guardfacts import Facts
-from vmckpt.replicate.guarding import Rules
-from vmckpt.replicate.guardpage import GuardPage
+from vmckpt.replication.watchdog import process as watchdog_process
+from vmckpt.replication.watchdog import shared_page
+from vmckpt.replication.watchdog.facts import Facts
+from vmckpt.replication.watchdog.rules import Rules
+from vmckpt.replication.watchdog.shared_page import GuardPage
 from vmckpt.units import Seconds
 
 RULES = Rules()
@@ -33,16 +34,16 @@ class Bench:
         self.page = GuardPage.create(folder / "page", lasts=Seconds(lasts))
         self.qemu = subprocess.Popen(["sleep", "600"])
         self.agent = subprocess.Popen(["sleep", "600"])
-        self.page.agent = guardpage.identity(self.agent.pid)
+        self.page.agent = shared_page.identity(self.agent.pid)
         self.facts = Facts(
-            page=str(folder / "page"), qemu=guardpage.identity(self.qemu.pid),
+            page=str(folder / "page"), qemu=shared_page.identity(self.qemu.pid),
             command=("sh", "-c", f"echo $$ >> {folder}/agents; exec sleep 600"),
             folder=str(folder), rules=rules, **more,
         )  # fmt: skip
 
     def begin(self) -> int:
         """The watchdog's number."""
-        guard.begin(self.facts)
+        watchdog_process.begin(self.facts)
         assert self.guard() > 0  # a signal to 0 would reach all of these tests
         return self.guard()
 
@@ -55,13 +56,13 @@ class Bench:
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 words = (process / "cmdline").read_text().split("\0")
-                ours = words[1:4] == ["-P", "-m", "vmckpt.replicate.guard"]
+                ours = words[1:4] == ["-P", "-m", "vmckpt.replication.watchdog.process"]
                 if ours and str(self.folder) in words:
                     found.append(int(process.name))
         return found
 
     def log(self) -> str:
-        file = self.folder / guard.LOG
+        file = self.folder / watchdog_process.LOG
         return file.read_text() if file.exists() else ""
 
     def agents(self) -> list[int]:
@@ -70,7 +71,7 @@ class Bench:
         return [int(line) for line in file.read_text().split()] if file.exists() else []
 
     def close(self) -> None:
-        (self.folder / guard.OVER).touch()
+        (self.folder / watchdog_process.OVER).touch()
         for process in (self.qemu, self.agent):
             process.kill()
             process.wait()

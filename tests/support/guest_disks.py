@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.guestless import Qmp, qemu
-from vmckpt.replicate.mirroring import MARK
+from vmckpt.replication.disks.mirror_job import MARK
 from vmckpt.units import MIB
 
 

@@ -20,19 +20,17 @@ from tests.support.replicas import (
 )
 from tests.support.staging import Disk, Ram
 from vmckpt.errors import HypervisorError, LeaseLost, VmckptError
-from vmckpt.replicate import diskcompare, mirroring
-from vmckpt.replicate import memory as memories
-from vmckpt.replicate.capture import Epoch
-from vmckpt.replicate.facts import Session
-from vmckpt.replicate.finder import CompareFinder
-from vmckpt.replicate.leave import Leave
-from vmckpt.replicate.link import Cut, Line
-from vmckpt.replicate.memory import Memory
-from vmckpt.replicate.parts import Parts
-from vmckpt.replicate.primary import Primary
-from vmckpt.replicate.stage import Stage
-from vmckpt.replicate.status import PrimaryStatus
-from vmckpt.replicate.wire import (
+from vmckpt.replication.backup.epoch_stage import Stage
+from vmckpt.replication.control_socket import Wish, Wishes
+from vmckpt.replication.dirty_pages.finder import CompareFinder
+from vmckpt.replication.disks import mirror_job, resync
+from vmckpt.replication.primary import memory as memories
+from vmckpt.replication.primary.epoch_capture import Epoch
+from vmckpt.replication.primary.loop import Parts, Primary
+from vmckpt.replication.primary.memory import Memory
+from vmckpt.replication.primary.solo_permission import Leave
+from vmckpt.replication.protocol.connection import Cut, Line
+from vmckpt.replication.protocol.messages import (
     Ack,
     Beat,
     End,
@@ -46,7 +44,8 @@ from vmckpt.replicate.wire import (
     Welcome,
     Writes,
 )
-from vmckpt.replicate.wishes import Wish, Wishes
+from vmckpt.replication.session import Session
+from vmckpt.replication.status import PrimaryStatus
 from vmckpt.units import Seconds
 
 SIZES = (40, 9)
@@ -123,7 +122,7 @@ class Peer:
                     self.stage.start_over()
                 line.send(Welcome(session=message.session, committed=self.stage.committed))
             case Wanted(file=file) if file < 0:
-                line.send(diskcompare.answer(message, [self.disk]))
+                line.send(resync.answer(message, [self.disk]))
             case Wanted():
                 line.send(memories.answer(message, cast("Any", self.memory)))
             case Pages() | Writes() | State() if message.epoch == 0:
@@ -250,7 +249,7 @@ class Mirrors:
 
     def begin_again(self) -> None:
         self._events.append("mirrored anew")
-        self._qemu.mirror(mirroring.name_of(0))
+        self._qemu.mirror(mirror_job.name_of(0))
 
     def end(self) -> None:
         self._events.append("mirrored no more")
@@ -298,7 +297,7 @@ class World:
         self.memory = GuestMemory(folder, SIZES, stack)
         self.disk = GuestDisk(folder, 0, DISK, stack)
         self.qemu = Qemu(self.events)
-        self.qemu.mirror(mirroring.name_of(0))
+        self.qemu.mirror(mirror_job.name_of(0))
         self.held, self.tenure = Held(self.events), Tenure(self.events)
         self.wishes, self.status = Wishes(), PrimaryStatus()
         self.leave = Leave(needed=terms.needs_leave)

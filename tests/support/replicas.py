@@ -18,11 +18,17 @@ from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.capture.nbd.client import Piece
 from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.errors import HypervisorError
-from vmckpt.replicate import link, writelog
-from vmckpt.replicate.diskepochs import LogPlace, WriteLog
-from vmckpt.replicate.facts import Disk, Lease, Session, Terms
-from vmckpt.replicate.link import Line
-from vmckpt.replicate.logcontrol import Control
+from vmckpt.replication.disks import write_log
+from vmckpt.replication.disks.epoch_log import LogPlace, WriteLog
+from vmckpt.replication.disks.log_control import Control
+from vmckpt.replication.protocol import connection
+from vmckpt.replication.protocol.connection import Line
+from vmckpt.replication.session import (
+    Disk,
+    Lease,
+    Session,
+    Terms,
+)
 from vmckpt.units import Seconds
 
 SHORT = Seconds(5.0)
@@ -65,9 +71,9 @@ class Ends:
         both = (self.primary, self.backup)
         for one in both:
             one.mkdir()
-        told = [link.make_identity(one) for one in both]
+        told = [connection.make_identity(one) for one in both]
         for one, other in zip(both, reversed(told), strict=True):
-            (one / link.PEER).write_text(other)
+            (one / connection.PEER).write_text(other)
         self.server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.server.getsockname()[1]
 
@@ -78,10 +84,10 @@ class Ends:
         self.server = socket.create_server(("127.0.0.1", self.port))
 
     def connect(self) -> ssl.SSLSocket:
-        return link.connect(self.primary, ("127.0.0.1", self.port), limit=SHORT)
+        return connection.connect(self.primary, ("127.0.0.1", self.port), limit=SHORT)
 
     def accept(self, limit: Seconds = SHORT) -> ssl.SSLSocket | None:
-        return link.accept(self.backup, self.server, limit=limit)
+        return connection.accept(self.backup, self.server, limit=limit)
 
     def lines(self, stack: ExitStack) -> tuple[Line, Line]:
         """The primary's end and the backup's."""
@@ -148,7 +154,7 @@ class GuestDisk:
         self.content = bytearray(size)
 
     def write(self, offset: int, data: bytes) -> None:
-        self._append(writelog.header(offset, len(data)) + data)
+        self._append(write_log.header(offset, len(data)) + data)
         self.content[offset : offset + len(data)] = data
 
     @property
@@ -159,7 +165,7 @@ class GuestDisk:
         return pieces_of(self.content, pieces)
 
     def trim(self, offset: int, length: int) -> None:
-        self._append(writelog.header(offset, length, writelog.TRIM))
+        self._append(write_log.header(offset, length, write_log.TRIM))
         self.content[offset : offset + length] = bytes(length)
 
     def _append(self, record: bytes) -> None:

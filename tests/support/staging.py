@@ -15,10 +15,18 @@ import zstandard
 from numpy.typing import NDArray
 
 from vmckpt.capture.nbd.client import Piece
-from vmckpt.replicate import delta, writelog
-from vmckpt.replicate.redo import DiskLog, put_writes
-from vmckpt.replicate.stage import Stage
-from vmckpt.replicate.wire import Pages, Part, Seal, State, Tally, Writes
+from vmckpt.replication.backup.epoch_stage import Stage
+from vmckpt.replication.backup.redo_log import DiskLog, put_writes
+from vmckpt.replication.disks import write_log
+from vmckpt.replication.protocol import page_codec
+from vmckpt.replication.protocol.messages import (
+    Pages,
+    Part,
+    Seal,
+    State,
+    Tally,
+    Writes,
+)
 
 PAGES = (12, 5)
 """Pages of each memory file."""
@@ -191,7 +199,7 @@ def epoch(
             whole = np.frombuffer(memory[file], dtype=np.uint64).reshape(-1, 512).copy()
             whole[numbers] = new
             memory[file] = whole.tobytes()
-            data = delta.encode(numbers, new, before.pages(file)[numbers])
+            data = page_codec.encode(numbers, new, before.pages(file)[numbers])
             parts.append(Pages(epoch=number, file=file, data=data))
     for disk, size in enumerate(DISKS):
         for _ in range(chance.randrange(3) + fixed):
@@ -199,7 +207,7 @@ def epoch(
             parts.append(Writes(epoch=number, disk=disk, data=_writes(content, size, chance)))
             disks[disk] = bytes(content)
     state = before.state[:200] + chance.randbytes(300)
-    parts.append(State(epoch=number, data=delta.encode_state(state, before.state or None)))
+    parts.append(State(epoch=number, data=page_codec.encode_state(state, before.state or None)))
     after = World(memory=tuple(memory), disks=tuple(disks), state=state)
     sealed = seal(number, number - 1 if base is None else base, parts)
     return Epoch(number=number, parts=tuple(parts), seal=sealed, after=after)
@@ -227,9 +235,9 @@ def _writes(content: bytearray, size: int, chance: Random) -> bytes:
     for _ in range(chance.randrange(1, 4)):
         offset = chance.randrange(size // SECTOR) * SECTOR
         length = min(chance.randrange(1, 3) * SECTOR, size - offset)
-        kind = chance.choice((writelog.DATA, writelog.DATA, writelog.ZEROS, writelog.TRIM))
-        data = chance.randbytes(length) if kind == writelog.DATA else b""
-        made += writelog.header(offset, length, kind) + data
+        kind = chance.choice((write_log.DATA, write_log.DATA, write_log.ZEROS, write_log.TRIM))
+        data = chance.randbytes(length) if kind == write_log.DATA else b""
+        made += write_log.header(offset, length, kind) + data
         content[offset : offset + length] = data or bytes(length)
     return packed(made)
 

@@ -15,11 +15,12 @@ from vmckpt.errors import RemoteError
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.lease.clock import boottime
-from vmckpt.replicate import buffers, guard
-from vmckpt.replicate.facts import Terms
-from vmckpt.replicate.guardpage import GuardPage
-from vmckpt.replicate.link import Cut
-from vmckpt.replicate.standstill import Standstill
+from vmckpt.replication.primary import network_buffer
+from vmckpt.replication.protocol.connection import Cut
+from vmckpt.replication.session import Terms
+from vmckpt.replication.test_failover.pause import Standstill
+from vmckpt.replication.watchdog import process
+from vmckpt.replication.watchdog.shared_page import GuardPage
 from vmckpt.units import Seconds
 
 SESSION = session(disks=())
@@ -90,12 +91,12 @@ def test_of_a_guest_whose_lease_ended_it_is_not_said_what_ended_it(
     tmp_path: Path, renewed: float | None, ended: bool
 ) -> None:
     """The kernel leaves no word. A QEMU that crashed with its agent dead looks the same."""
-    page = GuardPage.create(tmp_path / guard.PAGE, lasts=Seconds(4.0))
+    page = GuardPage.create(tmp_path / process.PAGE, lasts=Seconds(4.0))
     page.renewed = 0.0 if renewed is None else boottime() + renewed
     page.close()
     why = afterlife.shot(tmp_path)
     assert ("which is unknown" in why if why is not None else False) is ended
-    (tmp_path / guard.KILLED).write_text("2026-11-01T00:00:00Z the lease was lost\n")
+    (tmp_path / process.KILLED).write_text("2026-11-01T00:00:00Z the lease was lost\n")
     assert afterlife.shot(tmp_path) == "the watchdog ended the guest: the lease was lost"
     assert afterlife.shot(tmp_path / "none") is None
 
@@ -143,7 +144,7 @@ def test_output_is_let_out_only_once_no_standby_may_take_over(
             done.append("released")
 
     for module, name in (
-        (buffers, "remove"), (migration_settings, "break_off"), (writes, "end_all"),
+        (network_buffer, "remove"), (migration_settings, "break_off"), (writes, "end_all"),
         (afterlife, "forget"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, lambda *_, name=name: done.append(name))
@@ -162,7 +163,7 @@ def test_output_is_not_let_out_where_that_cannot_be_noted(
             raise RemoteError("the lease store is silent")
 
     done: list[str] = []
-    monkeypatch.setattr(buffers, "remove", lambda *_: done.append("remove"))
+    monkeypatch.setattr(network_buffer, "remove", lambda *_: done.append("remove"))
 
     with pytest.raises(RemoteError, match="silent"):
         afterlife.unprotect(SESSION, tmp_path, cast("Any", None), cast("Any", Tenure()))

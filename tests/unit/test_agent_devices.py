@@ -13,8 +13,8 @@ from vmckpt.agent.devices import Devices, seen
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.lifecycle import Endings
 from vmckpt.hypervisor.qmp import Refused
-from vmckpt.replicate import newcards
-from vmckpt.replicate.newcards import NewCards
+from vmckpt.replication.primary import new_nics
+from vmckpt.replication.primary.new_nics import NewCards
 
 DOWN = """<domain><devices>
 <interface type='bridge'><alias name='net1'/><link state='down'/></interface>
@@ -139,7 +139,7 @@ def test_what_is_no_card_is_no_standby_s_either(
     guest.plug("disk1")
     assert not devices.still()
     assert not devices.same()
-    newcards.connect(guest, tmp_path)
+    new_nics.connect(guest, tmp_path)
     assert guest.links == {"net0": True}
 
 
@@ -186,10 +186,10 @@ def test_a_later_agent_connects_cards_that_one_before_has_cut(
 ) -> None:
     guest.plug("net1")
     assert not devices.still()
-    newcards.connect(guest, tmp_path)
+    new_nics.connect(guest, tmp_path)
     assert guest.links["net1"]
     before = len(guest.events)
-    newcards.connect(guest, tmp_path)
+    new_nics.connect(guest, tmp_path)
     assert len(guest.events) == before
 
 

@@ -14,8 +14,8 @@ from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.errors import GuestBusy, LeaseLost, TwoCopies, VmckptError
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.lease.connection import LeaseUnreachable
-from vmckpt.replicate import buffers
-from vmckpt.replicate.facts import Session
+from vmckpt.replication.primary import network_buffer
+from vmckpt.replication.session import Session
 
 
 class World:
@@ -195,7 +195,7 @@ def test_that_output_was_let_out_is_noted_before_it_is(
     def remove(*_: object) -> None:
         raise VmckptError(f"alone: {afterlife.is_alone(tmp_path)}")
 
-    monkeypatch.setattr(afterlife, "disarm", lambda _: None)
-    monkeypatch.setattr(buffers, "remove", remove)
+    monkeypatch.setattr(afterlife, "_disarm", lambda _: None)
+    monkeypatch.setattr(network_buffer, "remove", remove)
     with pytest.raises(VmckptError, match="alone: True"):
         afterlife.unprotect(PROTECTED, tmp_path, cast("Any", None))

@@ -22,9 +22,9 @@ from vmckpt.agent import afterlife, giving
 from vmckpt.errors import HypervisorError, RemoteError
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
-from vmckpt.replicate.facts import Session
-from vmckpt.replicate.link import Line
-from vmckpt.replicate.wire import End
+from vmckpt.replication.protocol.connection import Line
+from vmckpt.replication.protocol.messages import End
+from vmckpt.replication.session import Session
 from vmckpt.units import Seconds
 
 

@@ -11,10 +11,11 @@ from tests.support.staging import in_memory
 from vmckpt.agent import giving, guarded, writes
 from vmckpt.hypervisor.qemu_process import lease_timer
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
-from vmckpt.replicate import guard, guardunit
-from vmckpt.replicate.facts import Session
-from vmckpt.replicate.guardfacts import Facts
-from vmckpt.replicate.guarding import Keeper
+from vmckpt.replication.session import Session
+from vmckpt.replication.watchdog import process as watchdog_process
+from vmckpt.replication.watchdog import systemd_unit
+from vmckpt.replication.watchdog.facts import Facts
+from vmckpt.replication.watchdog.rules import Keeper
 
 REFUSED = "process 1: the kernel does not permit to trace it"
 
@@ -33,7 +34,7 @@ def begun(
     def begin(facts: Facts, *, unit: bool) -> None:
         told.append((facts, unit))
 
-    monkeypatch.setattr(guard, "begin", begin)
+    monkeypatch.setattr(watchdog_process, "begin", begin)
     with in_memory() as folder:
         guarded.begin(one, folder, process, kept_by).close()
     ((facts, unit),) = told
@@ -81,6 +82,6 @@ def test_where_qemu_may_not_be_traced_watchdogs_are_restarted(
     kept_by: Keeper,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(lease_timer, "why_not", lambda _: refused)
-    monkeypatch.setattr(guardunit, "available", lambda: systemd)
+    monkeypatch.setattr(systemd_unit, "available", lambda: systemd)
     assert guarded.keeper(session(lease=LEASE), process) == (kept_by, refused)
     assert guarded.keeper(session(), process) == (None, None)

@@ -14,10 +14,10 @@ from tests.support.replicas import session
 from tests.support.staging import in_memory
 from vmckpt.agent import writes
 from vmckpt.agent.writes import Mirrors
-from vmckpt.replicate import diskreading, mirroring
-from vmckpt.replicate.diskepochs import WriteLog
-from vmckpt.replicate.facts import Disk, Session
-from vmckpt.replicate.logcontrol import Control
+from vmckpt.replication.disks import mirror_job, resync
+from vmckpt.replication.disks.epoch_log import WriteLog
+from vmckpt.replication.disks.log_control import Control
+from vmckpt.replication.session import Disk, Session
 from vmckpt.units import MIB
 
 
@@ -36,7 +36,7 @@ class World:
         )  # fmt: skip
 
     def mirrors(self) -> Mirrors:
-        return Mirrors(self.session, self.folder, cast("Any", self.qemu), mirroring.unnoticed)
+        return Mirrors(self.session, self.folder, cast("Any", self.qemu), mirror_job.unnoticed)
 
     def sizes(self, stack: ExitStack) -> list[int]:
         return [log.size() for log in self.logs(stack)]
@@ -55,7 +55,7 @@ def one() -> Iterator[World]:
         yield made
         writes.end_all(made.session, made.folder, cast("Any", qemu))
         assert mirrors_left(qemu) == ()
-        assert not diskreading.place_of(made.folder).exists()
+        assert not resync.place_of(made.folder).exists()
 
 
 def test_mirrors_bring_nothing_of_what_was_there_before(one: World) -> None:
@@ -73,7 +73,7 @@ def test_the_disks_are_read_while_they_are_mirrored(one: World) -> None:
         contents = [next(iter(disk.read_many([(0, 1)]))).content() for disk in disks]
         assert contents == [b"a", b"b"]
         assert one.sizes(stack) == [0, 0]
-    mirroring.begun(one.qemu, mirroring.name_of(0))
+    mirror_job.begun(one.qemu, mirror_job.name_of(0))
 
 
 def test_begun_again_writes_wait_for_room_again(one: World) -> None:
@@ -93,9 +93,9 @@ def test_a_new_agent_takes_away_what_one_left_that_died_while_it_read(one: World
     mirrors.begin()
     reading = mirrors.disks()
     reading.__enter__()
-    assert diskreading.place_of(one.folder).exists()
+    assert resync.place_of(one.folder).exists()
     one.mirrors().begin()
-    assert not diskreading.place_of(one.folder).exists()
+    assert not resync.place_of(one.folder).exists()
     assert one.qemu.ask("query-block-exports") == []
 
 

@@ -23,7 +23,7 @@ from vmckpt.protect import answers, asking, looking, news
 from vmckpt.protect.proof import Case, decide
 from vmckpt.remote import agent_channel
 from vmckpt.remote.agent_channel import Program
-from vmckpt.replicate.taking import Image
+from vmckpt.replication.backup.standby_setup import Image
 from vmckpt.units import Seconds
 
 HERE = Host(name="liar", uri="qemu:///system")

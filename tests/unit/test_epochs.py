@@ -22,7 +22,7 @@ from vmckpt.model.migration import JobPhase
 from vmckpt.protect import asking, looking, preflight
 from vmckpt.protect.engine import Beginning
 from vmckpt.protect.requests import Setting
-from vmckpt.replicate.facts import Session
+from vmckpt.replication.session import Session
 from vmckpt.units import MIB, Bytes, Seconds
 
 POLICY = policy("version: vmckpt/v1\nname: mine\nmode: checkpoint\nlimits: {max_downtime: 400ms}\n")

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from vmckpt.replicate import guarding
-from vmckpt.replicate.guarding import (
+from vmckpt.replication.watchdog import rules
+from vmckpt.replication.watchdog.rules import (
     TURN,
     End,
     Keeper,
@@ -67,7 +67,7 @@ class Scene:
     spoke: float = BEGIN
     renewed: float = 0.0
     alive: bool = True
-    did: list[tuple[float, guarding.Action]] = field(default_factory=list)
+    did: list[tuple[float, rules.Action]] = field(default_factory=list)
     longest: float = 0.0
     resumable: bool = True
 
@@ -82,7 +82,7 @@ class Scene:
         end = self.now + lasts
         while self.now < end and self.alive:
             self._live()
-            action = guarding.decide(self._seen(), self.now, RULES)
+            action = rules.decide(self._seen(), self.now, RULES)
             if not isinstance(action, Wait):
                 self.did.append((self.now, action))
             self._do(action)
@@ -123,7 +123,7 @@ class Scene:
             resumed=self.resumed,
         )  # fmt: skip
 
-    def _do(self, action: guarding.Action) -> None:
+    def _do(self, action: rules.Action) -> None:
         match action:
             case StartAgent():
                 self.agent = Agent(since=self.now, starts=self.starts)
@@ -237,7 +237,7 @@ def test_a_standby_is_never_resumed() -> None:
 def test_what_enforces_a_lease_follows_from_what_the_host_has(
     timer: bool, systemd: bool, kept_by: Keeper
 ) -> None:
-    assert guarding.keeper(timer=timer, systemd=systemd) is kept_by
+    assert rules.keeper(timer=timer, systemd=systemd) is kept_by
 
 
 SPARE = SpareSeen(
@@ -270,4 +270,4 @@ def spare_seen(**more: float) -> SpareSeen:
     ],
 )
 def test_the_spare_watchdog_chooses(seen: dict[str, float], action: type) -> None:
-    assert isinstance(guarding.stand_by(spare_seen(**seen), BEGIN), action)
+    assert isinstance(rules.stand_by(spare_seen(**seen), BEGIN), action)

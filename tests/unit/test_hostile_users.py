@@ -34,8 +34,8 @@ from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput, RemoteError, StoreError
 from vmckpt.remote.scripts import install_agent
-from vmckpt.replicate import standing
-from vmckpt.replicate.facts import Disk
+from vmckpt.replication.backup import standby_setup
+from vmckpt.replication.session import Disk
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.units import Bytes
 from vmckpt.util import host_directories, host_files
@@ -108,15 +108,15 @@ def test_images_of_a_standby(place: Ground, monkeypatch: pytest.MonkeyPatch) -> 
     told = session(role="backup", disks=(disk,))
 
     def made() -> None:
-        standing._image(told, disk)
-        standing.adopt(told, place.top)
+        standby_setup._image(told, disk)
+        standby_setup.adopt(told, place.top)
 
     with place.swapped():
         tally = race(made)
     assert tally.both
     assert place.untouched()
-    standing._forget(Path(disk.path))
-    standing._image(told, disk)
+    standby_setup._forget(Path(disk.path))
+    standby_setup._image(told, disk)
     seen = Path(disk.path).lstat()
     assert (seen.st_uid, stat.S_IMODE(seen.st_mode)) == (0, 0o600)
 
@@ -130,8 +130,8 @@ def test_another_users_mark_gives_no_image_away(place: Ground) -> None:
     os.chown(place.theirs / MARK, NOBODY, NOBODY)
     disk = Disk(target="vda", size=1 << 20, path=str(image), format="qcow2")
     with pytest.raises(BadInput, match="is no standby's image"):
-        standing._image(session(disks=(disk,)), disk)
-    assert not standing._was_made(session(disks=(disk,)), image)
+        standby_setup._image(session(disks=(disk,)), disk)
+    assert not standby_setup._was_made(session(disks=(disk,)), image)
     assert image.read_bytes() == b"the disk of a guest"
 
 

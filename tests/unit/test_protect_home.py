@@ -22,8 +22,8 @@ from vmckpt.model.migration import Outcome
 from vmckpt.protect import asking, ending, engine, moving, settling
 from vmckpt.protect.ending import Known
 from vmckpt.protect.requests import Setting
-from vmckpt.replicate import standby_xml, standing
-from vmckpt.replicate.facts import Disk
+from vmckpt.replication.backup import standby_setup, standby_xml
+from vmckpt.replication.session import Disk
 
 ALPHA = Host(name="alpha", uri="qemu+tcp://alpha/system")
 BETA = Host(name="beta", uri="qemu+tcp://beta/system")
@@ -178,7 +178,7 @@ def test_a_backup_whose_guest_runs_does_not_end_it_as_a_standby(
     told = made_session(role="backup", session="5e55")
     told.write(folder)
     (folder / "ours").touch()
-    standing.note_run(folder)
+    standby_setup.note_run(folder)
     monkeypatch.setattr(replicas, "folder_of", lambda _: folder)
     with pytest.raises(GuestBusy, match="runs on beta by now"):
         replicas._end(order(tmp_path, define=False))
@@ -202,9 +202,9 @@ def test_what_its_owner_has_changed_or_stopped_since_a_failover_stays_so(
         folder.mkdir()
         told.write(folder)
         (folder / "ours").touch()
-        standing.note_run(folder)
+        standby_setup.note_run(folder)
         if settled_already:
-            standing.note_settled(folder)
+            standby_setup.note_settled(folder)
         known[0] = is_known
         defined.clear()
         assert replicas._end(order(tmp_path)) == {"did": ["the guest is an ordinary one"]}
@@ -223,7 +223,7 @@ def test_a_backup_that_takes_over_while_it_is_ended_goes_on_with_that(
     def stop(_: Path) -> None:
         (folder / "over").touch()
         (folder / "ours").touch()  # in that moment
-        standing.note_run(folder)
+        standby_setup.note_run(folder)
 
     monkeypatch.setattr(replicas, "folder_of", lambda _: folder)
     monkeypatch.setattr(replicas, "_stop_agent", stop)
@@ -246,8 +246,8 @@ def test_a_guest_that_never_came_to_life_on_the_backup_is_not_defined_there(
     made_session(role="backup", session="5e55", disks=(disk,)).write(folder)
     (folder / "ours").touch()
     monkeypatch.setattr(replicas, "folder_of", lambda _: folder)
-    monkeypatch.setattr(standing, "waits", lambda _: False)
-    monkeypatch.setattr(standing, "_runs_here", lambda _: False)
+    monkeypatch.setattr(standby_setup, "waits", lambda _: False)
+    monkeypatch.setattr(standby_setup, "_runs_here", lambda _: False)
     monkeypatch.setattr(afterlife, "define", lambda _: pytest.fail("it was defined"))
     done = replicas._end(order(tmp_path, define=define))
     assert done == {"did": [f"removed {image}"]}
@@ -276,7 +276,7 @@ def test_images_of_a_standby_that_a_reboot_ended_go_and_nobody_elses(
     for path, mark in ((ours, "5e55"), (ran, None), (others, "another")):
         path.touch()
         if mark is not None:
-            standing._mark(path).write_text(mark)
+            standby_setup._mark(path).write_text(mark)
     (state / "images.json").write_text(json.dumps([str(ours), str(ran), str(others)]))
     monkeypatch.setattr(replicas, "folder_of", lambda _: tmp_path / "none")
     done = replicas._end(order(state, define=False))
@@ -284,7 +284,7 @@ def test_images_of_a_standby_that_a_reboot_ended_go_and_nobody_elses(
     assert sorted(path.name for path in images.iterdir() if not path.name.startswith(".")) == [
         "others.qcow2", "ran.qcow2",
     ]  # fmt: skip
-    assert not standing._mark(ours).exists()
+    assert not standby_setup._mark(ours).exists()
     assert not state.exists()
 
 
@@ -313,15 +313,15 @@ def test_images_of_a_standby_whose_host_was_rebooted_are_found_again(
     monkeypatch.setattr(hypervisor_standby_domain, "create_paused", lambda *_, **__: None)
     path, taken = tmp_path / "web1.qcow2", tmp_path / "data.qcow2"
     taken.write_bytes(b"the guest's, from before")
-    monkeypatch.setattr(standing, "_check", lambda *_: None)
+    monkeypatch.setattr(standby_setup, "_check", lambda *_: None)
     disks = (
         Disk(target="vda", size=1 << 20, path=str(path), format="qcow2"),
         Disk(target="vdb", size=1 << 20, path=str(taken), format="qcow2", taken=True),
     )
     state = tmp_path / "state"
-    standing.make(made_session(session="5e55", disks=disks, state=str(state)), "<domain/>")
+    standby_setup.make(made_session(session="5e55", disks=disks, state=str(state)), "<domain/>")
     assert path.exists()
-    assert standing.forget_images(state, "another") == []
-    standing.make(made_session(session="5e55", disks=disks, state=str(state)), "<domain/>")
-    assert standing.forget_images(state, "5e55") == [str(path)]
+    assert standby_setup.forget_images(state, "another") == []
+    standby_setup.make(made_session(session="5e55", disks=disks, state=str(state)), "<domain/>")
+    assert standby_setup.forget_images(state, "5e55") == [str(path)]
     assert (path.exists(), taken.exists()) == (False, True)

@@ -21,7 +21,7 @@ from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.protect import asking, ending, settling
 from vmckpt.protect.reversing import Before, Earlier, Taking, decide, earlier, wanted
-from vmckpt.replicate.taking import Image
+from vmckpt.replication.backup.standby_setup import Image
 from vmckpt.units import MIB, Bytes
 
 IMAGES = {"alpha": {"vda": "/srv/a.qcow2", "vdb": "/srv/b.raw"}, "beta": {"vda": "/new/a.qcow2"}}

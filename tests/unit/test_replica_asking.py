@@ -16,8 +16,8 @@ from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.agent.talk import Talk
 from vmckpt.errors import GuestBusy
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.replicate import guard
-from vmckpt.replicate.control import Control
+from vmckpt.replication.control_socket import Control
+from vmckpt.replication.watchdog import process
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def asked() -> dict[str, Any]:
 
 
 def test_an_agent_that_is_gone_is_told_with_its_last_words(folder: Path) -> None:
-    (folder / guard.AGENT_LOG).write_text("Traceback\nStageFull: no room: make some\n")
+    (folder / process.AGENT_LOG).write_text("Traceback\nStageFull: no room: make some\n")
 
     told = asked()
 
@@ -67,7 +67,7 @@ def test_an_agent_that_is_just_started_again_is_waited_for(
 def test_a_guest_that_its_guard_has_ended_is_told_so_though_its_agent_died_before(
     folder: Path,
 ) -> None:
-    (folder / guard.KILLED).write_text("2026-01-01T00:00:00Z the lease has ended: too late\n")
+    (folder / process.KILLED).write_text("2026-01-01T00:00:00Z the lease has ended: too late\n")
 
     told = asked()
 
@@ -76,7 +76,7 @@ def test_a_guest_that_its_guard_has_ended_is_told_so_though_its_agent_died_befor
 
 
 def test_what_an_agent_left_of_its_end_goes_before_that(folder: Path) -> None:
-    (folder / guard.KILLED).write_text("2026-01-01T00:00:00Z the lease has ended\n")
+    (folder / process.KILLED).write_text("2026-01-01T00:00:00Z the lease has ended\n")
     outcome = {"outcome": "switched", "why": "the guest runs on beta"}
     (folder / afterlife.OUTCOME).write_text(json.dumps(outcome))
 
@@ -101,11 +101,11 @@ def revived(owner: str) -> dict[str, Any]:
 
 
 def test_an_agent_that_nothing_starts_again_is_started(folder: Path, started: list[str]) -> None:
-    (folder / guard.OVER).touch()  # by a command that was killed
+    (folder / process.OVER).touch()  # by a command that was killed
 
     assert revived(session().session) == {"did": [f"started the agent on {session().host} again"]}
     assert started == ["ended", "started"]
-    assert not (folder / guard.OVER).exists()
+    assert not (folder / process.OVER).exists()
 
 
 def test_an_agent_that_answers_or_has_ended_or_is_another_s_is_left_alone(

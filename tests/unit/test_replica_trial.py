@@ -25,11 +25,11 @@ from vmckpt.agent.replica_trial import Trials
 from vmckpt.agent.trial_files import Traces
 from vmckpt.errors import BadInput, GuestBusy, HypervisorError
 from vmckpt.hypervisor import connection
-from vmckpt.replicate import fleecing, twin
-from vmckpt.replicate import standby as standbys
-from vmckpt.replicate.trial_room import Room
-from vmckpt.replicate.twin import Next
-from vmckpt.replicate.wishes import Wish
+from vmckpt.replication.backup import standby as standbys
+from vmckpt.replication.control_socket import Wish
+from vmckpt.replication.test_failover import disk_copy, memory_copy
+from vmckpt.replication.test_failover.memory_check import Room
+from vmckpt.replication.test_failover.memory_copy import Next
 from vmckpt.units import GIB, Bytes
 
 PLENTY = Room(wanted=Bytes(GIB), shared=Bytes(9 * GIB), memory=Bytes(9 * GIB), disks=None)
@@ -130,7 +130,7 @@ def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scene]:
         monkeypatch.setattr(replica_trial, "Monitor", lambda *_, **__: _monitor(made))
         monkeypatch.setattr(replica_trial, "Standby", lambda *_: made.second)
         monkeypatch.setattr(replica_trial, "_room", lambda *_: made.room)
-        monkeypatch.setattr(fleecing, "begin", made.fleece)
+        monkeypatch.setattr(disk_copy, "begin", made.fleece)
         monkeypatch.setattr(trial_files, "clear", made.clear)
         monkeypatch.setattr(replica_trial._Trial, "_make", lambda self, m: made.make(self)(m))
         monkeypatch.setattr(replica_trial._Trial, "_watch", lambda self: made.watch(self))  # noqa: PLW0108 - it must be bound
@@ -207,14 +207,14 @@ def test_a_first_copy_that_begins_anew_fails_the_test_and_nothing_else(
     line, _ = scene.one.hello()
     commit(line, ONE)
     copying, go_on = threading.Event(), threading.Event()
-    real = twin.copy
+    real = memory_copy.copy
 
     def slow(*arguments: Any) -> None:
         copying.set()
         assert go_on.wait(5.0)
         real(*arguments)
 
-    monkeypatch.setattr(twin, "copy", slow)
+    monkeypatch.setattr(memory_copy, "copy", slow)
     scene.trials.begin()
     assert copying.wait(5.0)
     line.close()
@@ -260,7 +260,7 @@ def test_a_copy_that_somebody_destroys_is_tidied(scene: Scene) -> None:
 def test_a_guest_that_writes_too_fast_is_said_to(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(twin, "decide", lambda left, rounds: Next.GIVE_UP)
+    monkeypatch.setattr(memory_copy, "decide", lambda left, rounds: Next.GIVE_UP)
     scene.one.begin()
     line, _ = scene.one.hello()
     commit(line, ONE)
@@ -274,14 +274,14 @@ def test_the_loop_that_has_ended_is_not_waited_for(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copying, go_on = threading.Event(), threading.Event()
-    real = twin.copy
+    real = memory_copy.copy
 
     def slow(*arguments: Any) -> None:
         copying.set()
         assert go_on.wait(5.0)
         real(*arguments)
 
-    monkeypatch.setattr(twin, "copy", slow)
+    monkeypatch.setattr(memory_copy, "copy", slow)
     scene.one.begin()
     line, _ = scene.one.hello()
     commit(line, ONE)

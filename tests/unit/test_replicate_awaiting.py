@@ -6,10 +6,16 @@ from typing import cast
 
 import pytest
 
-from vmckpt.replicate import awaiting
-from vmckpt.replicate.link import Cut, Line
-from vmckpt.replicate.status import PrimaryStatus
-from vmckpt.replicate.wire import Ack, Beat, End, Message, Refused
+from vmckpt.replication.primary import loop
+from vmckpt.replication.protocol.connection import Cut, Line
+from vmckpt.replication.protocol.messages import (
+    Ack,
+    Beat,
+    End,
+    Message,
+    Refused,
+)
+from vmckpt.replication.status import PrimaryStatus
 from vmckpt.units import Seconds
 
 
@@ -38,8 +44,8 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Wait:
 
     def waited(*words: Message) -> None:
         line = Words(words)
-        monkeypatch.setattr(awaiting, "time", line)
-        awaiting.await_ack(
+        monkeypatch.setattr(loop, "time", line)
+        loop.await_ack(
             cast("Line", line), 7, PrimaryStatus(), patience=Seconds(1.5), meanwhile=lambda: None
         )
 

@@ -20,9 +20,11 @@ from tests.support.backing import (
 )
 from tests.support.replicas import SESSION, SHORT, until
 from tests.support.staging import epoch
-from vmckpt.replicate import delta, redo
-from vmckpt.replicate.link import Cut
-from vmckpt.replicate.wire import (
+from vmckpt.replication.backup import redo_log
+from vmckpt.replication.control_socket import Wish
+from vmckpt.replication.protocol import page_codec
+from vmckpt.replication.protocol.connection import Cut
+from vmckpt.replication.protocol.messages import (
     Ack,
     Beat,
     CutOff,
@@ -33,7 +35,6 @@ from vmckpt.replicate.wire import (
     Wanted,
     Welcome,
 )
-from vmckpt.replicate.wishes import Wish
 from vmckpt.units import Seconds
 
 
@@ -190,7 +191,7 @@ def test_digests_are_told_of_what_the_standby_has(one: Following) -> None:
     one.standby.memory[1].content[2] = 7
     line.send(Wanted(file=1, first=1, count=3))
     told = line.expect(Digests, SHORT)
-    expected = delta.digests(one.standby.memory[1].content[1:4])
+    expected = page_codec.digests(one.standby.memory[1].content[1:4])
     assert (told.file, told.first) == (1, 1)
     assert np.frombuffer(told.data, ">u8").tolist() == expected.tolist()
 
@@ -209,7 +210,7 @@ def test_the_first_copy_is_in_the_standby_at_once(one: Following) -> None:
     one.begin()
     line, _ = one.hello()
     pages = np.full((1, 512), 9, dtype=np.uint64)
-    data = delta.encode(np.array([4], dtype=np.intp), pages, None)
+    data = page_codec.encode(np.array([4], dtype=np.intp), pages, None)
     line.send(Pages(epoch=0, file=0, data=data))
     line.send(Wanted(file=0, first=0, count=1))
     line.expect(Digests, SHORT)
@@ -276,7 +277,7 @@ def test_an_epoch_for_which_there_is_no_room_is_refused_and_comes_once_there_is(
     commit(line, ONE)
     until(lambda: one.stage.applied)
     with monkeypatch.context() as patch:
-        patch.setattr(redo, "publish", full)
+        patch.setattr(redo_log, "publish", full)
         send(line, TWO)
         why = refusal(line)
         assert "committing epoch 2: No space left on device" in why

@@ -18,13 +18,10 @@ from tests.support.backing import (
     refused_to_run,
 )
 from tests.support.replicas import LEASE, until
-from vmckpt.replicate import backup as backups
-from vmckpt.replicate.facts import Terms
-from vmckpt.replicate.wire import (
-    Beat,
-    End,
-)
-from vmckpt.replicate.wishes import Wish
+from vmckpt.replication.backup import loop as loops
+from vmckpt.replication.control_socket import Wish
+from vmckpt.replication.protocol.messages import Beat, End
+from vmckpt.replication.session import Terms
 from vmckpt.units import Seconds
 
 
@@ -77,7 +74,7 @@ def test_a_new_agent_knows_that_the_last_epoch_was_final(one: Following) -> None
 def test_nobody_who_might_still_connect_is_waited_for(
     one: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backups, "_ACCEPT", Seconds(30.0))
+    monkeypatch.setattr(loops, "_ACCEPT", Seconds(30.0))
     one.begin()
     line, _ = one.hello()
     commit(line, ONE)
@@ -217,7 +214,7 @@ def test_a_handover_that_is_said_again_over_another_line_counts(one: Following) 
 def test_a_person_who_was_wrong_is_not_taken_at_his_word_when_the_line_hiccups_later(
     one: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backups, "_WRONG", Seconds(0.1))
+    monkeypatch.setattr(loops, "_WRONG", Seconds(0.1))
     one.begin()
     line, _ = one.hello()
     commit(line, ONE)
@@ -249,4 +246,4 @@ def test_a_standby_whose_qemu_has_ended_is_none(one: Following) -> None:
     commit(line, ONE)
     lives[0] = False
     one.thread.join(5.0)
-    assert [type(exc) for exc in one.raised] == [backups.StandbyGone]
+    assert [type(exc) for exc in one.raised] == [loops.StandbyGone]

@@ -16,8 +16,8 @@ from tests.support.filternet import (
 )
 from tests.support.staging import in_memory
 from vmckpt.errors import HypervisorError
-from vmckpt.replicate import buffers
-from vmckpt.replicate.buffers import MOST, Buffers
+from vmckpt.replication.primary import network_buffer
+from vmckpt.replication.primary.network_buffer import MOST, Buffers
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_packets_beyond_what_qemu_keeps_are_counted_all_the_same(net: Net, held:
     held.release()
     assert len(net.wire["net0"]) == MOST
     assert held.lost == 5
-    assert buffers.EARLY <= MOST // 2
+    assert network_buffer.EARLY <= MOST // 2
 
 
 def test_packets_that_epochs_which_were_not_released_leave_no_room_for_are_counted(
@@ -122,7 +122,7 @@ def test_packets_that_are_lost_when_the_filters_go_are_counted_and_those_of_each
 def test_a_long_counter_gives_its_room_back_and_counts_on(
     net: Net, held: Buffers, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffers, "_LARGE", 8192)
+    monkeypatch.setattr(network_buffer, "_LARGE", 8192)
     file = folder / "count-net0"
     for _ in range(3):
         net.send("net0", *range(1000))
@@ -174,8 +174,8 @@ def test_half_of_them_can_be_taken_away(net: Net, held: Buffers, folder: Path, c
     names = list(net.filters)
     for name in names[count:]:
         net.tell("object-del", {"id": name})
-    assert not buffers.there(net, CARDS)
-    buffers.remove(net, folder)
+    assert not network_buffer.there(net, CARDS)
+    network_buffer.remove(net, folder)
     assert (net.filters, net.chardevs) == ({}, [])
 
 
@@ -185,15 +185,15 @@ def test_one_that_cannot_be_taken_away_is_told_and_the_others_go(
     del held
     net.fails = {"object-del": HypervisorError("the monitor hangs", host="alpha")}
     with pytest.raises(HypervisorError, match="hangs"):
-        buffers.remove(net, folder)
+        network_buffer.remove(net, folder)
     assert list(net.filters) == ["vmckpt-sink-net0"]
 
 
 def test_whether_all_are_there_is_seen(net: Net, held: Buffers) -> None:
     del held
-    assert buffers.there(net, CARDS)
-    assert not buffers.there(net, (*CARDS, "net2"))
-    assert buffers.there(net, ())
+    assert network_buffer.there(net, CARDS)
+    assert not network_buffer.there(net, (*CARDS, "net2"))
+    assert network_buffer.there(net, ())
 
 
 def test_a_new_agent_goes_on_with_the_filters_of_the_one_before(
@@ -254,7 +254,7 @@ def test_an_epochs_end_is_one_order_for_each_card(net: Net, held: Buffers) -> No
 def test_a_new_agent_counts_on_where_a_counter_was_emptied(
     net: Net, held: Buffers, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffers, "_LARGE", 8192)
+    monkeypatch.setattr(network_buffer, "_LARGE", 8192)
     net.send("net0", *range(1000))
     held.close_epoch()
     new = buffers_of(net, folder)

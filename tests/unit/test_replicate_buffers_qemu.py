@@ -13,9 +13,9 @@ import pytest
 
 from tests.support.guestless import Qmp, qemu
 from tests.support.staging import in_memory
-from vmckpt.replicate import buffers as buffers_module
-from vmckpt.replicate.buffers import EARLY, MOST, Buffers
-from vmckpt.replicate.filters import LONGEST
+from vmckpt.replication.primary import network_buffer as network_buffer_module
+from vmckpt.replication.primary.network_buffer import EARLY, MOST, Buffers
+from vmckpt.replication.primary.network_filters import LONGEST
 from vmckpt.units import Seconds
 
 FLOOD = 50_000
@@ -228,7 +228,7 @@ def test_without_a_sink_and_without_an_agent_the_timer_would_let_it_out(
     short: tuple[Wire, Buffers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the other tests are about, seen in this QEMU."""
-    monkeypatch.setattr(buffers_module, "_can_discard", lambda _: False)
+    monkeypatch.setattr(network_buffer_module, "_can_discard", lambda _: False)
     wire, buffers = short
     buffers.add()
     wire.send(0, 5)

@@ -11,7 +11,7 @@ from tests.support import filternet
 from tests.support.filternet import CARDS, Net, buffers_of
 from tests.support.staging import in_memory
 from vmckpt.errors import HypervisorError
-from vmckpt.replicate.buffers import Buffers
+from vmckpt.replication.primary.network_buffer import Buffers
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from tests.support.replicas import Qemu
 from vmckpt.capture.migration_settings import IGNORE_SHARED, Undo
 from vmckpt.errors import CaptureFailed, HypervisorError
-from vmckpt.replicate.capture import Capturer
-from vmckpt.replicate.finder import Changed
+from vmckpt.replication.dirty_pages.finder import Changed
+from vmckpt.replication.primary.epoch_capture import Capturer
 
 UNDO = Undo(guest="g", capabilities={IGNORE_SHARED: False}, bandwidth=7, runs=True, folder="")
 STATE = b"what the devices are" * 100

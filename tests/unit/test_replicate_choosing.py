@@ -4,8 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.replicate.choosing import CHECKPOINTS, Finder, Tried, choose, decide, recall, remember
-from vmckpt.replicate.choosing import tryout as really_try
+from vmckpt.replication.dirty_pages.select import (
+    CHECKPOINTS,
+    Finder,
+    Tried,
+    choose,
+    decide,
+    recall,
+    remember,
+)
+from vmckpt.replication.dirty_pages.select import tryout as really_try
 
 GOOD = Tried(checkpoints=CHECKPOINTS)
 

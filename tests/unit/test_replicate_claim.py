@@ -18,9 +18,9 @@ from vmckpt.lease.client import (
     Wait,
 )
 from vmckpt.lease.connection import LeaseUnreachable
-from vmckpt.replicate import claim as claims
-from vmckpt.replicate.claim import LeaseClaim, Tokens
-from vmckpt.replicate.facts import Lease
+from vmckpt.replication.backup import lease_claimant as lease_claimants
+from vmckpt.replication.backup.lease_claimant import LeaseClaim, Tokens
+from vmckpt.replication.session import Lease
 from vmckpt.units import Seconds
 
 TTL = 0.08
@@ -73,7 +73,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     made = Client()
-    monkeypatch.setattr(claims, "LeaseClient", made.made)
+    monkeypatch.setattr(lease_claimants, "LeaseClient", made.made)
     return made
 
 

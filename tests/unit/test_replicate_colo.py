@@ -25,10 +25,10 @@ from vmckpt.capture.qemu_stream.header import (
 )
 from vmckpt.capture.qemu_stream.stream import StreamWriter
 from vmckpt.errors import CannotCapture, StreamDamaged
-from vmckpt.replicate import colo
-from vmckpt.replicate.colo import ColoParser, Stage
-from vmckpt.replicate.colostate import Gathered, paused, without_description
-from vmckpt.replicate.finder import Changed
+from vmckpt.replication.dirty_pages import colo_parser
+from vmckpt.replication.dirty_pages.colo_parser import ColoParser, Stage
+from vmckpt.replication.dirty_pages.colo_state import Gathered, paused, without_description
+from vmckpt.replication.dirty_pages.finder import Changed
 
 HEAD = Head(
     machine="pc-i440fx-7.2", section=2, instance=0, version=4, footers=True,
@@ -66,8 +66,8 @@ FIRST = opening() + pages("pc.ram", *range(16), fill=1) + pages("pc.bios", 0, 1,
 def checkpoint(*numbers: int, fill: int, state: bytes = STATE) -> bytes:
     """What QEMU sends after our reply."""
     memory = pages("pc.ram", *numbers, fill=fill) if numbers else b""
-    sized = word(colo.SIZE) + struct.pack(">Q", len(state)) + state
-    return word(colo.SEND) + memory + bytes([EOF]) + sized
+    sized = word(colo_parser.SIZE) + struct.pack(">Q", len(state)) + state
+    return word(colo_parser.SEND) + memory + bytes([EOF]) + sized
 
 
 class Conversation:
@@ -86,12 +86,12 @@ class Conversation:
 
     def begins(self) -> None:
         self.hears(FIRST)
-        assert self.parser.ready() == word(colo.READY)
+        assert self.parser.ready() == word(colo_parser.READY)
 
     def asked(self) -> None:
         self.begins()
-        self.hears(word(colo.REQUEST))
-        assert self.parser.reply() == word(colo.REPLY)
+        self.hears(word(colo_parser.REQUEST))
+        assert self.parser.reply() == word(colo_parser.REPLY)
 
 
 def in_pieces(step: int) -> Callable[[bytes], list[bytes]]:
@@ -106,14 +106,14 @@ def test_it_does_not_matter_where_a_conversation_is_cut(step: int) -> None:
     assert talk.sink.memory["pc.bios"][: 2 * PAGE] == b"\x09" * 2 * PAGE
     for turn in range(3):
         assert talk.stage() is Stage.OPEN
-        talk.hears(word(colo.REQUEST))
+        talk.hears(word(colo_parser.REQUEST))
         assert talk.stage() is Stage.ASKED
         talk.parser.reply()
         talk.hears(checkpoint(turn, turn + 5, fill=turn + 2))
         assert talk.stage() is Stage.WHOLE
         assert talk.parser.state == STATE
         assert talk.sink.memory["pc.ram"][turn * PAGE] == turn + 2
-        assert talk.parser.loaded() == word(colo.RECEIVED) + word(colo.LOADED)
+        assert talk.parser.loaded() == word(colo_parser.RECEIVED) + word(colo_parser.LOADED)
     assert talk.sink.memory["pc.ram"][15 * PAGE] == 1
     assert talk.sink.tail_bytes == b""
 
@@ -153,7 +153,7 @@ def test_garbage_is_a_named_error_or_not_whole(garbage: bytes, when: str) -> Non
     talk = Conversation()
     talk.asked() if when != "begins" else talk.begins()
     if when == "memory":
-        talk.hears(word(colo.SEND))
+        talk.hears(word(colo_parser.SEND))
     try:
         talk.hears(garbage)
     except StreamDamaged:
@@ -186,12 +186,12 @@ def test_qemu_says_nothing_while_it_waits_for_us() -> None:
     talk = Conversation()
     talk.begins()
     with pytest.raises(StreamDamaged):
-        talk.hears(word(colo.REQUEST) * 2)
+        talk.hears(word(colo_parser.REQUEST) * 2)
 
     talk = Conversation()
     talk.asked()
     with pytest.raises(StreamDamaged):
-        talk.hears(checkpoint(1, fill=3) + word(colo.REQUEST))
+        talk.hears(checkpoint(1, fill=3) + word(colo_parser.REQUEST))
 
 
 def test_our_answers_have_their_turn_too() -> None:
@@ -201,16 +201,18 @@ def test_our_answers_have_their_turn_too() -> None:
             answer()
 
 
-@pytest.mark.parametrize("size", [0, colo.MOST_STATE + 1, 1 << 63])
+@pytest.mark.parametrize("size", [0, colo_parser.MOST_STATE + 1, 1 << 63])
 def test_a_device_state_of_no_or_too_great_a_size_is_damage(size: int) -> None:
     talk = Conversation()
     talk.asked()
     with pytest.raises(StreamDamaged, match="device state of"):
-        talk.hears(word(colo.SEND) + bytes([EOF]) + word(colo.SIZE) + struct.pack(">Q", size))
+        talk.hears(
+            word(colo_parser.SEND) + bytes([EOF]) + word(colo_parser.SIZE) + struct.pack(">Q", size)
+        )
 
 
 def test_a_first_pass_does_not_take_all_our_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(colo, "MOST_STATE", len(TAIL) - 1)
+    monkeypatch.setattr(colo_parser, "MOST_STATE", len(TAIL) - 1)
     with pytest.raises(StreamDamaged, match="more than"):
         Conversation().hears(FIRST)
 
@@ -280,10 +282,10 @@ def test_of_the_first_pass_only_what_differs_from_the_last_copy_counts(last: Map
 def test_of_a_page_that_comes_twice_the_later_counts(last: Mapping) -> None:
     sink, parser = gathered(last)
     sink.changed()
-    parser.feed(word(colo.REQUEST))
+    parser.feed(word(colo_parser.REQUEST))
     parser.reply()
     memory = pages("pc.ram", 5, 3, fill=6) + pages("pc.ram", 3, fill=7)
-    parser.feed(word(colo.SEND) + memory + bytes([EOF]))
+    parser.feed(word(colo_parser.SEND) + memory + bytes([EOF]))
     (found,) = sink.changed()
 
     assert found.numbers.tolist() == [3, 5]
@@ -294,10 +296,10 @@ def test_of_a_page_that_comes_twice_the_later_counts(last: Mapping) -> None:
 def test_pages_beyond_what_is_kept_aside_go_to_the_last_copy(last: Mapping) -> None:
     sink, parser = gathered(last, most=2)
     sink.changed()
-    parser.feed(word(colo.REQUEST))
+    parser.feed(word(colo_parser.REQUEST))
     parser.reply()
     memory = pages("pc.ram", 5, fill=6) + pages("pc.ram", 1, 5, 9, fill=7)
-    parser.feed(word(colo.SEND) + memory + bytes([EOF]))
+    parser.feed(word(colo_parser.SEND) + memory + bytes([EOF]))
     (found,) = sink.changed()
 
     assert sorted([*found.numbers.tolist(), *found.whole.tolist()]) == [1, 5, 9]
@@ -311,12 +313,12 @@ def test_pages_beyond_what_is_kept_aside_go_to_the_last_copy(last: Mapping) -> N
 def test_zeros_are_pages_too_after_the_first_pass(last: Mapping) -> None:
     sink, parser = gathered(last)
     sink.changed()
-    parser.feed(word(colo.REQUEST))
+    parser.feed(word(colo_parser.REQUEST))
     parser.reply()
     out: list[bytes] = []
     writer = StreamWriter(HEAD, lambda data: out.append(bytes(data)))
     writer.zeros("pc.ram", np.array([PAGE], dtype=np.uint64))
-    parser.feed(word(colo.SEND) + b"".join(out) + bytes([EOF]))
+    parser.feed(word(colo_parser.SEND) + b"".join(out) + bytes([EOF]))
     (found,) = sink.changed()
 
     assert found.numbers.tolist() == [1]
@@ -334,7 +336,7 @@ def test_pages_of_an_epoch_that_was_not_sent_come_with_the_next(last: Mapping) -
     sink.changed()
     found = Changed(numbers=np.zeros(0, dtype=np.intp), pages=last.pages[:0])
     for fill, numbers in ((6, (3, 5, 8)), (7, (5, 9))):
-        parser.feed(word(colo.REQUEST))
+        parser.feed(word(colo_parser.REQUEST))
         parser.reply()
         parser.feed(checkpoint(*numbers, fill=fill))
         parser.loaded()

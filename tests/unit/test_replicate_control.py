@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.staging import in_memory
 from vmckpt.errors import RemoteError
-from vmckpt.replicate import control
-from vmckpt.replicate.control import SOCKET, Control, ask
+from vmckpt.replication import control_socket
+from vmckpt.replication.control_socket import SOCKET, Control, ask
 from vmckpt.units import Seconds
 
 
@@ -82,7 +82,7 @@ def test_nonsense_is_no_question_and_harms_nobody(folder: Path, data: bytes) -> 
 def test_who_asks_and_says_nothing_is_waited_for_no_longer_than_the_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "_CLIENT", Seconds(0.05))
+    monkeypatch.setattr(control_socket, "_CLIENT", Seconds(0.05))
     with Control(folder, echo), socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(folder / SOCKET))
         assert ask(folder, {}, Seconds(5.0)) == {"heard": {}}

@@ -8,8 +8,9 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vmckpt.replicate import framing
-from vmckpt.replicate.delta import (
+from vmckpt.replication.protocol import framing
+from vmckpt.replication.protocol.messages import Damaged, Pages
+from vmckpt.replication.protocol.page_codec import (
     MOST_PAGES,
     MOST_STATE,
     Numbers,
@@ -20,7 +21,6 @@ from vmckpt.replicate.delta import (
     encode,
     encode_state,
 )
-from vmckpt.replicate.wire import Damaged, Pages
 
 SEED = st.integers(0, 1 << 32)
 KINDS = st.lists(st.sampled_from(["zero", "same", "some", "half", "all"]), max_size=40)

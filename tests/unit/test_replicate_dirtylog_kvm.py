@@ -22,10 +22,16 @@ from vmckpt.capture.migration_settings import IGNORE_SHARED, PIPE
 from vmckpt.capture.qemu_stream import devices
 from vmckpt.capture.qemu_stream.header import Head
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
-from vmckpt.replicate import choosing, dirtylog
-from vmckpt.replicate.capture import Epoch
-from vmckpt.replicate.dirtylog import DirtyLog
-from vmckpt.replicate.scratch import COUNTER, PAGES, QEMU, SIZE, Scratch
+from vmckpt.replication.dirty_pages import colo_dirty_log, select
+from vmckpt.replication.dirty_pages.colo_dirty_log import DirtyLog
+from vmckpt.replication.dirty_pages.scratch_qemu import (
+    COUNTER,
+    PAGES,
+    QEMU,
+    SIZE,
+    Scratch,
+)
+from vmckpt.replication.primary.epoch_capture import Epoch
 
 MANY, APART = 50, 0.05
 REACH = 0.002
@@ -97,7 +103,7 @@ class Rig:
         self.last = stack.enter_context(Mapping(file, SIZE, write=True))
         os.close(file)
         self.undo = migration_settings.look(guest, want=IGNORE_SHARED, runs=None, folder=None)
-        self.before = dirtylog.look(guest)
+        self.before = colo_dirty_log.look(guest)
         self.log = DirtyLog(
             guest, self.undo, files=guest.files, last=[self.last], most=2 * PAGES,
             output=self.held, logs=[self.disk], still=self.held.still.append,
@@ -253,14 +259,14 @@ def _distances(told: list[tuple[str, int, int]]) -> list[int]:
 
 
 def test_a_host_with_such_a_qemu_is_found_to_have_a_dirty_log(tmp_path: Path) -> None:
-    found = choosing.choose(
-        tmp_path, qemu="this", accelerator="kvm", guarded=True, trying=choosing.tryout
+    found = select.choose(
+        tmp_path, qemu="this", accelerator="kvm", guarded=True, trying=select.tryout
     )
     if LEAVES_COLO:
-        assert found.finder is choosing.Finder.COMPARE
+        assert found.finder is select.Finder.COMPARE
         assert "does not come to COLO: its migration is completed" in found.why
     else:
-        assert found.finder is choosing.Finder.DIRTY_LOG, found.why
+        assert found.finder is select.Finder.DIRTY_LOG, found.why
 
 
 class _Nothing:
@@ -290,8 +296,8 @@ def test_somebody_else_puts_all_back_after_the_agent_died(rig: Rig, when: str) -
     rig.log._socket.close()
     time.sleep(0.05)
 
-    dirtylog.leave(rig.guest, dirtylog.Before.from_json(rig.before.to_json()))
-    dirtylog.leave(rig.guest, rig.before)
+    colo_dirty_log.leave(rig.guest, colo_dirty_log.Before.from_json(rig.before.to_json()))
+    colo_dirty_log.leave(rig.guest, rig.before)
     _is_as_before(rig)
 
 
@@ -325,7 +331,7 @@ def _is_as_before(rig: Rig) -> None:
     assert guest.run_state() == "running"
     assert guest.goes_on()
     assert migration_settings.look(guest, want=IGNORE_SHARED, runs=None, folder=None) == rig.undo
-    assert dirtylog.look(guest) == rig.before
+    assert colo_dirty_log.look(guest) == rig.before
     tape = Tape()
     with Drain(tape) as drain:
         drain.hand_over(guest)

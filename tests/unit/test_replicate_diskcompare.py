@@ -8,9 +8,10 @@ import pytest
 
 from tests.support.staging import Disk
 from vmckpt.capture.nbd.client import Piece
-from vmckpt.replicate import diskcompare, redo, writelog
-from vmckpt.replicate.diskcompare import Progress, answer, bring
-from vmckpt.replicate.wire import Digests, Wanted
+from vmckpt.replication.backup import redo_log
+from vmckpt.replication.disks import resync, write_log
+from vmckpt.replication.disks.resync import Progress, answer, bring
+from vmckpt.replication.protocol.messages import Digests, Wanted
 from vmckpt.units import Bytes
 
 PIECE = 16
@@ -19,7 +20,7 @@ PIECE = 16
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("PIECE", PIECE), ("_ASKED", 4), ("_READ", 32), ("_BATCH", 40)):
-        monkeypatch.setattr(diskcompare, name, value)
+        monkeypatch.setattr(resync, name, value)
 
 
 class Sides:
@@ -32,7 +33,7 @@ class Sides:
         """Writes that are in the guest's disk, and not in the log yet: QEMU does both at once."""
         self.moment: Callable[[], None] = lambda: None
         self.asked: list[Wanted] = []
-        self.sent: list[writelog.Record] = []
+        self.sent: list[write_log.Record] = []
         self.change: Callable[[Digests], Digests] = lambda told: told
 
     # --- the guest
@@ -46,12 +47,12 @@ class Sides:
             self.settle()
 
     def settle(self) -> None:
-        self.log += [writelog.header(at, len(data)) + data for at, data in self.late]
+        self.log += [write_log.header(at, len(data)) + data for at, data in self.late]
         self.late.clear()
 
     def drain(self) -> None:
         for record in self.log:
-            redo.write_records(record, self.theirs)
+            redo_log.write_records(record, self.theirs)
         self.log.clear()
 
     # --- the line, and what is read and sent
@@ -77,8 +78,8 @@ class Sides:
     def bulk(self, disk: int, records: bytes) -> None:
         assert disk == 0
         self.moment()
-        redo.write_records(records, self.theirs)
-        self.sent += writelog.records(records)
+        redo_log.write_records(records, self.theirs)
+        self.sent += write_log.records(records)
         self.moment()
 
     def bring(self) -> list[Progress]:
@@ -112,7 +113,7 @@ def test_only_pieces_that_differ_are_sent_and_zeros_as_such() -> None:
     told = both.bring()
     assert both.theirs.content == new
     assert [(one.offset, one.length, one.kind) for one in both.sent] == [
-        (0, 16, writelog.ZEROS), (96, 16, writelog.DATA), (192, 8, writelog.DATA),
+        (0, 16, write_log.ZEROS), (96, 16, write_log.DATA), (192, 8, write_log.DATA),
     ]  # fmt: skip
     assert told[-1].sent == 40
 
@@ -120,7 +121,7 @@ def test_only_pieces_that_differ_are_sent_and_zeros_as_such() -> None:
 def test_holes_are_the_same_as_zeros_that_were_written() -> None:
     both = Sides(bytes(200), bytes(64) + b"x" + bytes(135))
     both.bring()
-    assert [(one.offset, one.length, one.kind) for one in both.sent] == [(64, 16, writelog.ZEROS)]
+    assert [(one.offset, one.length, one.kind) for one in both.sent] == [(64, 16, write_log.ZEROS)]
     assert both.theirs.content == bytes(200)
 
 

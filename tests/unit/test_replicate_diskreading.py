@@ -11,9 +11,9 @@ from tests.support.guestless import Qmp
 from tests.support.staging import in_memory
 from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import HypervisorError
-from vmckpt.replicate import diskreading
-from vmckpt.replicate.link import Cut
-from vmckpt.replicate.nbdwriter import NbdWriter
+from vmckpt.replication.backup.standby import NbdWriter
+from vmckpt.replication.disks import resync
+from vmckpt.replication.protocol.connection import Cut
 from vmckpt.units import MIB
 
 OWNER = (os.getuid(), os.getgid())
@@ -41,8 +41,8 @@ def serves(qemu: Qmp) -> bool:
 
 
 def test_disks_are_read_in_their_order_and_nothing_stays(qemu: Qmp, folder: Path) -> None:
-    place = diskreading.place_of(folder)
-    with diskreading.opened(qemu, ["b", "a"], place, OWNER) as disks:
+    place = resync.place_of(folder)
+    with resync.opened(qemu, ["b", "a"], place, OWNER) as disks:
         assert [disk.read(0, 2) for disk in disks] == [b"bb", b"aa"]
         assert [disk.size for disk in disks] == [2 * MIB, 2 * MIB]
         (hole,) = disks[0].read_many([(MIB, MIB)])
@@ -55,33 +55,33 @@ def test_disks_are_read_in_their_order_and_nothing_stays(qemu: Qmp, folder: Path
 
 
 def test_nobody_can_write_to_them_that_way(qemu: Qmp, folder: Path) -> None:
-    place = diskreading.place_of(folder)
+    place = resync.place_of(folder)
     with (
-        diskreading.opened(qemu, ["a"], place, OWNER),
+        resync.opened(qemu, ["a"], place, OWNER),
         pytest.raises(HypervisorError, match="it can only be read"),
     ):
         NbdWriter(Unix(str(place / "disks.sock")), "vmckpt-read-0", host="here")
 
 
 def test_what_an_agent_left_that_died_is_taken_away(qemu: Qmp, folder: Path) -> None:
-    place = diskreading.place_of(folder)
-    opened = diskreading.opened(qemu, ["a", "b"], place, OWNER)
+    place = resync.place_of(folder)
+    opened = resync.opened(qemu, ["a", "b"], place, OWNER)
     opened.__enter__()
     assert serves(qemu)
-    with diskreading.opened(qemu, ["a"], place, OWNER) as disks:
+    with resync.opened(qemu, ["a"], place, OWNER) as disks:
         assert disks[0].read(0, 1) == b"a"
-    diskreading.end(qemu, place)
+    resync.end(qemu, place)
     assert not serves(qemu)
     assert not place.exists()
 
 
 def test_a_server_of_somebody_else_is_left_alone(qemu: Qmp, folder: Path) -> None:
-    place = diskreading.place_of(folder)
+    place = resync.place_of(folder)
     address = {"type": "unix", "data": {"path": f"{folder}/theirs"}}
     qemu.tell("nbd-server-start", {"addr": address})
     with (
         pytest.raises(Cut, match="guestless's disks cannot be read: NBD server already running"),
-        diskreading.opened(qemu, ["a"], place, OWNER),
+        resync.opened(qemu, ["a"], place, OWNER),
     ):
         raise AssertionError
     assert serves(qemu)
@@ -89,8 +89,8 @@ def test_a_server_of_somebody_else_is_left_alone(qemu: Qmp, folder: Path) -> Non
 
 
 def test_where_a_disk_cannot_be_served_nothing_stays(qemu: Qmp, folder: Path) -> None:
-    place = diskreading.place_of(folder)
-    with pytest.raises(HypervisorError), diskreading.opened(qemu, ["a", "none"], place, OWNER):
+    place = resync.place_of(folder)
+    with pytest.raises(HypervisorError), resync.opened(qemu, ["a", "none"], place, OWNER):
         raise AssertionError
     assert not serves(qemu)
     assert not place.exists()

@@ -23,10 +23,10 @@ from tests.support.disk_logs import (
     until,
 )
 from vmckpt.errors import HypervisorError
-from vmckpt.replicate import logserver, writelog
-from vmckpt.replicate.diskepochs import DiskLogError, LogPlace, WriteLog
-from vmckpt.replicate.logcontrol import Control
-from vmckpt.replicate.writelog import DATA, TRIM, ZEROS
+from vmckpt.replication.disks import nbdkit_server, write_log
+from vmckpt.replication.disks.epoch_log import DiskLogError, LogPlace, WriteLog
+from vmckpt.replication.disks.log_control import Control
+from vmckpt.replication.disks.write_log import DATA, TRIM, ZEROS
 from vmckpt.units import MIB
 
 
@@ -90,19 +90,19 @@ def test_a_long_write_becomes_several_records_and_pieces_hold_whole_ones(served:
         ["qemu-io", "-f", "raw", *commands, f"nbd+unix:///?socket={served.socket.path}"],
         check=True, capture_output=True,
     )  # fmt: skip
-    pieces = list(log.read(0, log.size(), most=writelog.LONGEST + 4096))
-    found = [record for piece in pieces for record in writelog.records(piece)]
+    pieces = list(log.read(0, log.size(), most=write_log.LONGEST + 4096))
+    found = [record for piece in pieces for record in write_log.records(piece)]
     disk = bytearray(4 * MIB)
     for one in found:
         assert one.data is not None
         disk[one.offset : one.end] = one.data
 
     assert b"".join(pieces) == b"".join(log.read(0, log.size()))
-    assert max(one.length for one in found) == writelog.LONGEST
+    assert max(one.length for one in found) == write_log.LONGEST
     assert len(pieces) >= 5
     assert disk == b"\7" * (3 * MIB) + bytes(MIB)
     with pytest.raises(ValueError, match="may not hold a record"):
-        next(log.read(0, log.size(), most=writelog.LONGEST))
+        next(log.read(0, log.size(), most=write_log.LONGEST))
 
 
 def test_consumed_room_is_free_and_the_rest_stays(served: Served) -> None:
@@ -192,8 +192,8 @@ def test_writes_that_wait_go_on_at_once_where_they_must(served: Served) -> None:
 def test_beyond_all_room_a_write_is_refused_and_the_log_says_so(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logserver.stop(served.place, served.socket)
-    monkeypatch.setattr(logserver, "_MORE", MIB)
+    nbdkit_server.stop(served.place, served.socket)
+    monkeypatch.setattr(nbdkit_server, "_MORE", MIB)
     served.start()
     log = served.log()
     log.set_open(True)
@@ -211,7 +211,7 @@ def test_a_full_tmpfs_is_as_a_full_log(served: Served, tmp_path: Path, must: boo
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], check=True)
     small = Served(LogPlace(folder=tmp_path, disk=1), served.socket)
     try:
-        logserver.stop(served.place, served.socket)
+        nbdkit_server.stop(served.place, served.socket)
         small.start()
         with WriteLog(small.place) as log:
             guest = Pushing(small, 3 * MIB)
@@ -228,14 +228,14 @@ def test_a_full_tmpfs_is_as_a_full_log(served: Served, tmp_path: Path, must: boo
                 (False, "No space left on device") if must else (True, None)
             )
     finally:
-        logserver.stop(small.place, small.socket)
+        nbdkit_server.stop(small.place, small.socket)
         subprocess.run(["umount", tmp_path], check=True)
 
 
 READER = """
 import sys, time
 from pathlib import Path
-from vmckpt.replicate.diskepochs import LogPlace, WriteLog
+from vmckpt.replication.disks.epoch_log import LogPlace, WriteLog
 log = WriteLog(LogPlace(folder=Path(sys.argv[1]), disk=0))
 while True:
     for piece in log.read(log.consumed, log.size()):
@@ -260,7 +260,7 @@ def test_a_reader_that_is_killed_is_followed_by_another(served: Served) -> None:
     guest.end()
 
     assert guest.error is None
-    assert log.size() == 512 * (65536 + writelog.HEADER.size)
+    assert log.size() == 512 * (65536 + write_log.HEADER.size)
     left = records(log)
     assert left[-1].end == 32 * MIB
     assert [one.offset for one in left] == [32 * MIB - 65536 * n for n in range(len(left), 0, -1)]
@@ -290,6 +290,6 @@ def test_a_log_that_makes_no_sense_is_named(served: Served) -> None:
     with pytest.raises(DiskLogError, match=r"disk0.log cannot be read at 0"):
         records(log)
     with served.place.log.open("r+b") as file:
-        file.write(writelog.header(0, 8192))
+        file.write(write_log.header(0, 8192))
     with pytest.raises(DiskLogError, match="no whole record at 0"):
         records(log, 0, 4096)

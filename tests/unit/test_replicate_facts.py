@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.replicas import LEASE, session
 from vmckpt.errors import BadInput, RemoteError
-from vmckpt.replicate import facts
-from vmckpt.replicate.facts import Session, Terms, folder_of
+from vmckpt.replication import session as replication_session
+from vmckpt.replication.session import Session, Terms, folder_of
 from vmckpt.units import Seconds
 from vmckpt.util import host_directories
 
@@ -80,29 +80,29 @@ def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where earlier versions had their folders, as long as the test lasts."""
     monkeypatch.setattr(host_directories, "RUN", tmp_path / "run")
     monkeypatch.setattr(host_directories, "SHM", tmp_path)
-    monkeypatch.setattr(facts, "EARLIER", tmp_path / "earlier")
+    monkeypatch.setattr(replication_session, "EARLIER", tmp_path / "earlier")
     (tmp_path / "earlier").mkdir()
     return tmp_path / "earlier"
 
 
 def test_each_guest_has_a_folder_of_its_own_that_goes_as_a_whole(earlier: Path) -> None:
-    made = facts.make_folder("u-1")
-    assert folder_of("u-1") == made != facts.make_folder("u-2")
-    memory = facts.memory_of(made)
+    made = replication_session.make_folder("u-1")
+    assert folder_of("u-1") == made != replication_session.make_folder("u-2")
+    memory = replication_session.memory_of(made)
     (memory / "last-0").touch()
     assert memory.parent.parent.parent == host_directories.SHM == earlier.parent
-    assert facts.make_folder("u-1") == made
-    assert facts.memory_of(made) == memory
-    facts.remove_folder(made)
+    assert replication_session.make_folder("u-1") == made
+    assert replication_session.memory_of(made) == memory
+    replication_session.remove_folder(made)
     assert not made.exists()
     assert not memory.exists()
-    facts.remove_folder(made)
+    replication_session.remove_folder(made)
 
 
 def test_a_protection_of_an_earlier_version_is_found(earlier: Path) -> None:
     (earlier / "u-1").mkdir(mode=0o711)
-    assert folder_of("u-1") == facts.memory_of(folder_of("u-1")) == earlier / "u-1"
-    facts.make_folder("u-1")
+    assert folder_of("u-1") == replication_session.memory_of(folder_of("u-1")) == earlier / "u-1"
+    replication_session.make_folder("u-1")
     assert folder_of("u-1") == host_directories.RUN / "replication/u-1"
 
 
@@ -111,14 +111,14 @@ def test_memory_that_another_user_made_in_its_place_is_refused_and_left_alone(
 ) -> None:
     """Ours was removed, and everybody may make a directory on /dev/shm."""
     assert earlier.exists()
-    made = facts.make_folder("u-1")
-    memory = facts.memory_of(made)
+    made = replication_session.make_folder("u-1")
+    memory = replication_session.memory_of(made)
     memory.rmdir()
     memory.mkdir()
     os.chown(memory, 65534, 65534)
     with pytest.raises(RemoteError, match="belongs to user 65534"):
-        facts.memory_of(made)
-    facts.remove_folder(made)
+        replication_session.memory_of(made)
+    replication_session.remove_folder(made)
     assert (made.exists(), memory.exists()) == (False, True)
 
 
@@ -126,7 +126,7 @@ def test_what_another_user_put_there_is_not_listened_to(earlier: Path) -> None:
     (earlier / "u-1").mkdir()
     os.chown(earlier, 65534, 65534)
     assert folder_of("u-1") == host_directories.RUN / "replication/u-1"
-    os.chown(facts.make_folder("u-2"), 65534, 65534)
+    os.chown(replication_session.make_folder("u-2"), 65534, 65534)
     with pytest.raises(RemoteError, match="belongs to user 65534"):
         folder_of("u-2")
 

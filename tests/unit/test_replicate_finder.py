@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.capture.qemu_stream.header import PAGE
-from vmckpt.replicate.finder import Changed, CompareFinder
+from vmckpt.replication.dirty_pages.finder import Changed, CompareFinder
 
 PAGES = 300
 NUMBERS = st.sets(st.integers(0, PAGES - 1), max_size=80)

@@ -7,17 +7,18 @@ import zstandard
 
 from tests.support.primaries import DISK, World, world
 from tests.support.replicas import until
-from vmckpt.replicate import diskcompare, mirroring, primary, writelog
-from vmckpt.replicate.wire import Writes
-from vmckpt.replicate.wishes import Wish
+from vmckpt.replication.control_socket import Wish
+from vmckpt.replication.disks import mirror_job, resync, write_log
+from vmckpt.replication.primary import loop
+from vmckpt.replication.protocol.messages import Writes
 from vmckpt.units import Seconds
 
-PIECE = diskcompare.PIECE
+PIECE = resync.PIECE
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(primary, "_AGAIN", Seconds(0.01))
+    monkeypatch.setattr(loop, "_AGAIN", Seconds(0.01))
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def sent(one: World) -> list[tuple[int, int]]:
         (record.offset, record.length)
         for part in one.peer.bulk
         if isinstance(part, Writes)
-        for record in writelog.records(zstandard.ZstdDecompressor().decompress(part.data))
+        for record in write_log.records(zstandard.ZstdDecompressor().decompress(part.data))
     ]
 
 
@@ -87,7 +88,7 @@ def test_a_line_that_breaks_before_there_is_a_standby_makes_no_write_wait(one: W
     one.peer.refuses = "not now"
     with one.run():
         until(lambda: "mirrored no more" in one.events)
-        assert mirroring.name_of(0) not in one.qemu.jobs
+        assert mirror_job.name_of(0) not in one.qemu.jobs
         one.disk.content[5:9] = b"here"  # which no log has
         one.peer.refuses = None
         one.epochs(1)
@@ -98,7 +99,7 @@ def test_a_line_that_breaks_before_there_is_a_standby_makes_no_write_wait(one: W
 def test_it_ends_in_the_middle_if_that_is_wished_for(
     one: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diskcompare, "_ASKED", 1)
+    monkeypatch.setattr(resync, "_ASKED", 1)
     read = one.disk.read_many
 
     def wished(pieces: object, /) -> Iterator[object]:

@@ -17,9 +17,9 @@ from vmckpt.capture.nbd.client import Client
 from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.qmp import Refused
-from vmckpt.replicate import fleecing
-from vmckpt.replicate.fleecing import Fleece
-from vmckpt.replicate.nbdwriter import NbdWriter
+from vmckpt.replication.backup.standby import NbdWriter
+from vmckpt.replication.test_failover import disk_copy
+from vmckpt.replication.test_failover.disk_copy import Fleece
 from vmckpt.units import MIB
 
 SIZE = 8 * MIB
@@ -119,9 +119,9 @@ def create(image: Path, kind: str) -> None:
 def test_what_is_read_is_what_was_then_whatever_is_written_later(rig: Rig) -> None:
     dice = Random(7)
     rig.write(dice)
-    fleecing.prepare(rig.qmp, rig.fleeces)
+    disk_copy.prepare(rig.qmp, rig.fleeces)
     rig.write(dice)
-    fleecing.begin(rig.qmp, rig.fleeces)
+    disk_copy.begin(rig.qmp, rig.fleeces)
     then = rig.now()
     for _ in range(3):
         rig.write(dice)
@@ -133,13 +133,13 @@ def test_what_is_read_is_what_was_then_whatever_is_written_later(rig: Rig) -> No
 def test_nothing_is_left_of_it_and_it_can_be_done_again(rig: Rig) -> None:
     dice = Random(8)
     for _ in range(3):
-        fleecing.prepare(rig.qmp, rig.fleeces)
-        fleecing.begin(rig.qmp, rig.fleeces)
+        disk_copy.prepare(rig.qmp, rig.fleeces)
+        disk_copy.begin(rig.qmp, rig.fleeces)
         rig.write(dice)
         assert rig.left()
-        assert fleecing.end(rig.qmp)
+        assert disk_copy.end(rig.qmp)
         assert rig.left() == []
-        assert not fleecing.end(rig.qmp)
+        assert not disk_copy.end(rig.qmp)
         rig.write(dice)
         for number in range(2):
             create(Path(rig.fleeces[number].image), "qcow2")
@@ -147,20 +147,20 @@ def test_nothing_is_left_of_it_and_it_can_be_done_again(rig: Rig) -> None:
 
 
 def test_half_of_it_is_taken_away_too(rig: Rig) -> None:
-    fleecing.prepare(rig.qmp, rig.fleeces[:1])
+    disk_copy.prepare(rig.qmp, rig.fleeces[:1])
     with pytest.raises(Refused):
-        fleecing.begin(rig.qmp, rig.fleeces)  # all of them or none
+        disk_copy.begin(rig.qmp, rig.fleeces)  # all of them or none
     assert rig.qmp.ask("query-block-jobs") == []
-    assert fleecing.end(rig.qmp)
+    assert disk_copy.end(rig.qmp)
     assert rig.left() == []
 
 
 def test_it_ends_while_somebody_reads(rig: Rig) -> None:
-    fleecing.prepare(rig.qmp, rig.fleeces)
-    fleecing.begin(rig.qmp, rig.fleeces)
+    disk_copy.prepare(rig.qmp, rig.fleeces)
+    disk_copy.begin(rig.qmp, rig.fleeces)
     with reading(rig.place, "vd0") as reader:
         reader.read(0, 4096)
-        fleecing.end(rig.qmp)
+        disk_copy.end(rig.qmp)
         assert rig.left() == []
         with pytest.raises(HypervisorError):
             reader.read(0, 4096)
@@ -168,8 +168,8 @@ def test_it_ends_while_somebody_reads(rig: Rig) -> None:
 
 def test_the_standby_s_server_ends_at_once_beside_it(rig: Rig) -> None:
     """As in a failover, which does not wait for the end of a test."""
-    fleecing.prepare(rig.qmp, rig.fleeces)
-    fleecing.begin(rig.qmp, rig.fleeces)
+    disk_copy.prepare(rig.qmp, rig.fleeces)
+    disk_copy.begin(rig.qmp, rig.fleeces)
     rig.write(Random(9))
     with reading(rig.place, "vd0") as reader:
         reader.read(0, 4096)
@@ -178,5 +178,5 @@ def test_the_standby_s_server_ends_at_once_beside_it(rig: Rig) -> None:
         began = time.monotonic()
         rig.qmp.tell("nbd-server-stop", {})
         assert time.monotonic() - began < 1.0
-    fleecing.end(rig.qmp)
+    disk_copy.end(rig.qmp)
     assert rig.left() == []

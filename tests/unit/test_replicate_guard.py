@@ -21,10 +21,12 @@ from tests.support.guards import (
     until,
 )
 from vmckpt.lease.clock import boottime
-from vmckpt.replicate import guard, guardpage, priority
-from vmckpt.replicate.guard import GuardFailed
-from vmckpt.replicate.guardfacts import Facts
-from vmckpt.replicate.guarding import (
+from vmckpt.replication import priority
+from vmckpt.replication.watchdog import process as watchdog_process
+from vmckpt.replication.watchdog import shared_page
+from vmckpt.replication.watchdog.facts import Facts
+from vmckpt.replication.watchdog.process import GuardFailed
+from vmckpt.replication.watchdog.rules import (
     TURN,
     End,
     KillAgent,
@@ -177,9 +179,9 @@ def test_it_kills_the_guest_when_the_lease_ends_and_tells_why(bench: Bench) -> N
 
     assert ends <= died < ends + PROMPT
     assert bench.qemu.returncode == -signal.SIGKILL
-    until((bench.folder / guard.KILLED).exists)
-    assert "good for 0.50 s" in (bench.folder / guard.KILLED).read_text()
-    (bench.folder / guard.OVER).touch()
+    until((bench.folder / watchdog_process.KILLED).exists)
+    assert "good for 0.50 s" in (bench.folder / watchdog_process.KILLED).read_text()
+    (bench.folder / watchdog_process.OVER).touch()
     until(lambda: not bench.guard())
     assert "ends: the protection has ended" in bench.log()
 
@@ -201,8 +203,8 @@ def test_a_lease_that_is_lost_ends_the_guest_at_once(bench: Bench) -> None:
     lost = boottime()
 
     assert until(lambda: dead(bench.qemu)) < lost + PROMPT
-    until((bench.folder / guard.KILLED).exists)
-    assert "another holds it" in (bench.folder / guard.KILLED).read_text()
+    until((bench.folder / watchdog_process.KILLED).exists)
+    assert "another holds it" in (bench.folder / watchdog_process.KILLED).read_text()
 
 
 def test_after_a_frozen_machine_the_guest_dies_at_once(bench: Bench) -> None:
@@ -228,7 +230,7 @@ def test_an_agent_that_was_killed_is_started_again_and_for_how_long_the_guest_li
     killed = boottime()
     assert until(lambda: len(bench.agents()) == 1) < killed + 0.5
     first = bench.agents()[0]
-    bench.page.agent = guardpage.identity(first)
+    bench.page.agent = shared_page.identity(first)
     time.sleep(0.2)
     os.kill(first, signal.SIGKILL)
     again = until(lambda: len(bench.agents()) == 2)
@@ -247,7 +249,7 @@ def test_an_agent_that_was_killed_is_started_again_and_for_how_long_the_guest_li
     assert bench.guard()  # somebody must leave word of how it ended
     os.kill(int(second.name), signal.SIGKILL)
     until(lambda: len(bench.agents()) == 3)
-    (bench.folder / guard.OVER).touch()
+    (bench.folder / watchdog_process.OVER).touch()
     until(lambda: not bench.guard())
     os.kill(bench.agents()[2], signal.SIGKILL)
     time.sleep(0.1)
@@ -305,7 +307,7 @@ def test_a_process_that_got_the_number_of_another_is_left_alone(bench: Bench) ->
     """Its start differs; nothing is signalled by number."""
     bench.begin()
     bystander = subprocess.Popen(["sleep", "600"])
-    bench.page.agent = guardpage.identity(bystander.pid) - (1 << 22)
+    bench.page.agent = shared_page.identity(bystander.pid) - (1 << 22)
     bench.page.stopped = boottime()
     until(bench.agents)
     time.sleep(1.2)
@@ -317,7 +319,7 @@ def test_a_process_that_got_the_number_of_another_is_left_alone(bench: Bench) ->
 def test_a_guest_that_is_gone_or_is_another_is_not_guarded(bench: Bench) -> None:
     facts = replace(bench.facts, qemu=bench.facts.qemu - (1 << 22))
     with pytest.raises(GuardFailed, match="is gone"):
-        guard.begin(facts)
+        watchdog_process.begin(facts)
     assert not bench.guard()
 
 
@@ -327,13 +329,13 @@ def test_the_marker_sends_it_away_and_signals_do_not(bench: Bench) -> None:
         os.kill(number, one)
     time.sleep(0.15)
     assert bench.guard() == number
-    (bench.folder / guard.OVER).touch()
+    (bench.folder / watchdog_process.OVER).touch()
     until(lambda: not bench.guard())
 
     assert "ends: the protection has ended" in bench.log()
     assert not dead(bench.qemu)
     with pytest.raises(GuardFailed):
-        guard.begin(bench.facts)
+        watchdog_process.begin(bench.facts)
 
 
 def test_there_is_one_guard_and_another_when_it_was_killed(bench: Bench) -> None:

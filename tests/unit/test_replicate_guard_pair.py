@@ -21,9 +21,10 @@ from tests.support.guards import (
     until,
 )
 from vmckpt.lease.clock import boottime
-from vmckpt.replicate import guard, guardpage, guardunit
-from vmckpt.replicate.guard import GuardFailed
-from vmckpt.replicate.guardfacts import Facts, Resumable
+from vmckpt.replication.watchdog import process as watchdog_process
+from vmckpt.replication.watchdog import shared_page, systemd_unit
+from vmckpt.replication.watchdog.facts import Facts, Resumable
+from vmckpt.replication.watchdog.process import GuardFailed
 
 __all__ = ["folder"]
 
@@ -90,7 +91,7 @@ def test_agent_and_one_of_them_killed_at_once_come_back(pair: Bench, which: int)
     kill(one, pair.agent.pid)
     until(lambda: len(pair.agents()) == 1)
     until(lambda: whole(pair, one))
-    pair.page.agent = guardpage.identity(pair.agents()[0])
+    pair.page.agent = shared_page.identity(pair.agents()[0])
     time.sleep(1.3)
     assert len(pair.agents()) == 1
     assert not dead(pair.qemu)
@@ -104,7 +105,7 @@ def test_agent_and_one_of_them_killed_at_once_save_no_guest(pair: Bench, which: 
     kill(spare_of(pair)[which], pair.agent.pid)
     ends = pair.page.renewed + 0.4
     assert ends <= until(lambda: dead(pair.qemu)) < ends + PROMPT
-    assert "good for 0.40 s" in (pair.folder / guard.KILLED).read_text()
+    assert "good for 0.40 s" in (pair.folder / watchdog_process.KILLED).read_text()
 
 
 def test_one_of_them_that_is_stopped_saves_no_guest_and_is_replaced(pair: Bench) -> None:
@@ -125,7 +126,7 @@ def test_one_of_them_that_is_stopped_saves_no_guest_and_is_replaced(pair: Bench)
 
 def test_both_end_with_the_protection(pair: Bench) -> None:
     until(lambda: whole(pair))
-    (pair.folder / guard.OVER).touch()
+    (pair.folder / watchdog_process.OVER).touch()
     until(lambda: not pair.guards())
     assert not dead(pair.qemu)
 
@@ -163,7 +164,7 @@ def test_an_agent_is_started_where_the_guest_cannot_be_resumed(folder: Path) -> 
     until(lambda: "cannot resume the guest" in bench.log())
     until(lambda: len(bench.agents()) == 1)
     until(lambda: bench.log().count("cannot resume the guest") == 2)
-    bench.page.agent = guardpage.identity(bench.agents()[0])
+    bench.page.agent = shared_page.identity(bench.agents()[0])
     bench.page.stopped = 0.0
     time.sleep(1.2)
     assert bench.log().count("cannot resume the guest") == 2
@@ -172,7 +173,9 @@ def test_an_agent_is_started_where_the_guest_cannot_be_resumed(folder: Path) -> 
 
 
 def test_a_unit_is_told_all_by_systemd_itself() -> None:
-    words = guardunit.command("vmckpt-watchdog-x.service", ["python", "-m", "guard"], b'{"a": 1}')
+    words = systemd_unit.command(
+        "vmckpt-watchdog-x.service", ["python", "-m", "guard"], b'{"a": 1}'
+    )
 
     assert words[0] == "systemd-run"
     assert words[words.index("--") + 1 :] == ["python", "-m", "guard"]
@@ -219,10 +222,10 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_unit_that_is_killed_with_its_agent_comes_back(folder: Path, systemd: Path) -> None:
     bench = Bench(folder)
-    guard.begin(bench.facts, unit=True)
+    watchdog_process.begin(bench.facts, unit=True)
     (number,) = bench.guards()
     kill(number, bench.agent.pid)
-    guard.begin(bench.facts, unit=True)  # systemd has it, and starts it again
+    watchdog_process.begin(bench.facts, unit=True)  # systemd has it, and starts it again
     assert bench.guards() not in ([], [number])
     until(lambda: len(bench.agents()) == 1)
     bench.page.lasts = 0.4
@@ -238,19 +241,19 @@ def test_a_systemd_that_refuses_is_told(folder: Path, systemd: Path) -> None:
     (systemd / "state").write_text("inactive\n")
     bench = Bench(folder)
     with pytest.raises(GuardFailed, match="no bus"):
-        guard.begin(bench.facts, unit=True)
+        watchdog_process.begin(bench.facts, unit=True)
     bench.close()
 
 
 def test_systemd_is_asked_only_where_it_runs_the_host(
     systemd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guardunit, "_BOOTED", tmp_path / "none")
-    assert not guardunit.available()
-    monkeypatch.setattr(guardunit, "_BOOTED", systemd)
-    assert guardunit.available()
+    monkeypatch.setattr(systemd_unit, "_BOOTED", tmp_path / "none")
+    assert not systemd_unit.available()
+    monkeypatch.setattr(systemd_unit, "_BOOTED", systemd)
+    assert systemd_unit.available()
     monkeypatch.setenv("PATH", "/nowhere")
-    assert not guardunit.available()
+    assert not systemd_unit.available()
 
 
 def test_facts_go_through_text_and_back() -> None:
@@ -263,7 +266,7 @@ def test_facts_go_through_text_and_back() -> None:
 
 def test_the_watchdog_loads_what_is_large_only_where_it_needs_it() -> None:
     """It is locked in memory, one or two for each guest on each host."""
-    code = "import sys, vmckpt.replicate.guard; print(*(m in sys.modules for m in sys.argv[1:]))"
+    code = "import sys, vmckpt.replication.watchdog.process; print(*(m in sys.modules for m in sys.argv[1:]))"
     loaded = subprocess.run(
         [sys.executable, "-c", code, "libvirt", "numpy"], capture_output=True, text=True, check=True
     )
@@ -280,7 +283,7 @@ def test_systemd_is_given_signs_of_life_and_what_is_started_knows_nothing_of_it(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as heard:
         heard.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        signs = guardunit.Signs()
+        signs = systemd_unit.Signs()
         assert "NOTIFY_SOCKET" not in os.environ
         for now in (10.0, 10.1, 10.4, 10.6):
             signs.give(now)
@@ -288,4 +291,4 @@ def test_systemd_is_given_signs_of_life_and_what_is_started_knows_nothing_of_it(
         with pytest.raises(BlockingIOError):
             heard.recv(100)
     signs.give(20.0)  # to nothing
-    guardunit.Signs().give(20.0)  # no unit
+    systemd_unit.Signs().give(20.0)  # no unit

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.replicate import guardpage
-from vmckpt.replicate.guardpage import GuardPage
+from vmckpt.replication.watchdog import shared_page
+from vmckpt.replication.watchdog.shared_page import GuardPage
 from vmckpt.units import Seconds
 
 
@@ -18,11 +18,11 @@ def test_what_one_writes_the_other_reads(tmp_path: Path) -> None:
 
     assert (other.renewed, other.lasts, other.stopped, other.agent) == (0, 4.0, 0, 0)
     one.renewed, one.stopped, one.lasts = 12.5, 13.25, 3.0
-    one.agent = guardpage.identity(os.getpid())
+    one.agent = shared_page.identity(os.getpid())
     one.beat()
     other.guarded = 14.0
     assert (other.renewed, other.stopped, other.lasts, other.beats) == (12.5, 13.25, 3.0, 1)
-    assert guardpage.process_of(other.agent) == os.getpid()
+    assert shared_page.process_of(other.agent) == os.getpid()
     assert one.guarded == 14.0
     one.lose()
     assert other.renewed == float("-inf")
@@ -42,7 +42,7 @@ def test_a_page_is_made_once(tmp_path: Path) -> None:
     page.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 100, b"\0" * guardpage.SIZE])
+@pytest.mark.parametrize("content", [b"", b"x" * 100, b"\0" * shared_page.SIZE])
 def test_another_file_is_no_page(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "page").write_bytes(content)
     with pytest.raises(ValueError, match="is no guard's page"):
@@ -50,19 +50,19 @@ def test_another_file_is_no_page(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_process_is_not_taken_for_another_with_its_number() -> None:
-    known = guardpage.identity(os.getpid())
+    known = shared_page.identity(os.getpid())
     later = known + (1 << 22)
 
-    assert guardpage.process_of(later) == os.getpid()
-    assert later != guardpage.identity(os.getpid())
+    assert shared_page.process_of(later) == os.getpid()
+    assert later != shared_page.identity(os.getpid())
     with pytest.raises(ProcessLookupError):
-        guardpage.identity((1 << 22) - 1)
+        shared_page.identity((1 << 22) - 1)
 
 
 _WRITER = """
 import sys
 from pathlib import Path
-from vmckpt.replicate.guardpage import GuardPage
+from vmckpt.replication.watchdog.shared_page import GuardPage
 page = GuardPage.open(Path(sys.argv[1]))
 print(flush=True)
 while not page.beats:

@@ -14,8 +14,13 @@ from tests.support import replicas
 from vmckpt.agent import clockkeeping
 from vmckpt.agent.clockkeeping import ClockKeeper
 from vmckpt.hypervisor.guest_agent import GuestAgent
-from vmckpt.replicate.guestclock import WORTH, Clock, Reading, decide
-from vmckpt.replicate.status import PrimaryStatus
+from vmckpt.replication.guest_clock import (
+    WORTH,
+    Clock,
+    Reading,
+    decide,
+)
+from vmckpt.replication.status import PrimaryStatus
 from vmckpt.units import Seconds
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from tests.support.primaries import World, world
 from tests.support.replicas import LEASE, session, until
-from vmckpt.replicate import primary
-from vmckpt.replicate.facts import Terms
-from vmckpt.replicate.leave import Leave
-from vmckpt.replicate.status import Phase
+from vmckpt.replication.primary import loop
+from vmckpt.replication.primary.solo_permission import Leave
+from vmckpt.replication.session import Terms
+from vmckpt.replication.status import Phase
 from vmckpt.units import Seconds
 
 TERMS = Terms(interval=Seconds(0.02), automatic=True, hold=Seconds(0.1))
@@ -67,7 +67,7 @@ def test_it_is_needed_where_a_controller_fails_over_unasked(
 
 @pytest.fixture
 def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(primary, "_AGAIN", Seconds(0.01))
+    monkeypatch.setattr(loop, "_AGAIN", Seconds(0.01))
     with world(terms=TERMS) as made:
         yield made
 
@@ -118,7 +118,7 @@ def test_a_backup_that_comes_back_in_time_ends_the_wait(one: World) -> None:
 def test_a_device_that_was_plugged_in_is_no_leave(
     one: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(primary, "_DEVICES", Seconds(0.01))
+    monkeypatch.setattr(loop, "_DEVICES", Seconds(0.01))
     with one.run():
         one.epochs(1)
         one.devices.are_same = False
@@ -132,8 +132,8 @@ def test_a_device_that_was_plugged_in_is_no_leave(
 def test_a_lease_store_that_was_away_is_asked_again_once_a_device_was_plugged_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(primary, "_AGAIN", Seconds(0.01))
-    monkeypatch.setattr(primary, "_DEVICES", Seconds(0.01))
+    monkeypatch.setattr(loop, "_AGAIN", Seconds(0.01))
+    monkeypatch.setattr(loop, "_DEVICES", Seconds(0.01))
     with world(lease=LEASE) as one, one.run():
         one.epochs(1)
         one.tenure.unreachable = True

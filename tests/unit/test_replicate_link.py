@@ -17,9 +17,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from vmckpt.lab.pace import Deadline
-from vmckpt.replicate import link
-from vmckpt.replicate.link import Cut, Line
-from vmckpt.replicate.wire import Ack, Beat, Pages, WrongToken
+from vmckpt.replication.protocol import connection
+from vmckpt.replication.protocol.connection import Cut, Line
+from vmckpt.replication.protocol.messages import (
+    Ack,
+    Beat,
+    Pages,
+    WrongToken,
+)
 from vmckpt.units import Seconds
 
 SHORT = Seconds(5.0)
@@ -32,18 +37,20 @@ class Ends:
         self.folders = [folder / "one", folder / "two"]
         for one in self.folders:
             one.mkdir()
-        told = [link.make_identity(one) for one in self.folders]
+        told = [connection.make_identity(one) for one in self.folders]
         for one, other in zip(self.folders, reversed(told), strict=True):
-            (one / link.PEER).write_text(other)
+            (one / connection.PEER).write_text(other)
         self.server = socket.create_server(("127.0.0.1", 0))
 
     def lines(self, stack: ExitStack, tokens: tuple[int, int] = (7, 7)) -> tuple[Line, Line]:
         found = []
         waiter = threading.Thread(
-            target=lambda: found.append(link.accept(self.folders[1], self.server, limit=SHORT))
+            target=lambda: found.append(
+                connection.accept(self.folders[1], self.server, limit=SHORT)
+            )
         )
         waiter.start()
-        near = link.connect(self.folders[0], self.server.getsockname(), limit=SHORT)
+        near = connection.connect(self.folders[0], self.server.getsockname(), limit=SHORT)
         waiter.join()
         assert found[0] is not None
         return (
@@ -80,7 +87,7 @@ def test_callers_that_hang_up_at_once_end_no_handshake_of_the_peer(
     began = stack.enter_context(socket.create_connection(address))
     found: list[ssl.SSLSocket | None] = []
     waiter = threading.Thread(
-        target=lambda: found.append(link.accept(ends.folders[1], ends.server, limit=SHORT))
+        target=lambda: found.append(connection.accept(ends.folders[1], ends.server, limit=SHORT))
     )
     waiter.start()
     time.sleep(0.1)  # the peer has called, and its handshake is under way
@@ -89,7 +96,7 @@ def test_callers_that_hang_up_at_once_end_no_handshake_of_the_peer(
         caller.sendall(said)
         reset(caller)
         time.sleep(0.02)
-    made = link._context(ends.folders[0], ssl.PROTOCOL_TLS_CLIENT).wrap_socket(began)
+    made = connection._context(ends.folders[0], ssl.PROTOCOL_TLS_CLIENT).wrap_socket(began)
     waiter.join()
     assert found[0] is not None
     found[0].close()
@@ -112,7 +119,7 @@ def test_a_server_that_hangs_up_at_once_leaves_no_open_socket(
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with pytest.raises(Cut, match="reset"):
-            link.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
+            connection.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
         gc.collect()
     unclosed = [str(one.message) for one in warned if one.category is ResourceWarning]
     # Whatever tests before this one left to the garbage collector is none of its business.
@@ -188,7 +195,7 @@ class Door:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            made = link.accept(self._folder, self._server, limit=Seconds(0.2))
+            made = connection.accept(self._folder, self._server, limit=Seconds(0.2))
             if made is not None:
                 self.came.append(made)
                 made.close()
@@ -197,34 +204,36 @@ class Door:
 def test_another_certificate_is_sent_away(ends: Ends, tmp_path: Path) -> None:
     stranger = tmp_path / "stranger"
     stranger.mkdir()
-    link.make_identity(stranger)
-    (stranger / link.PEER).write_text((ends.folders[1] / link.CERTIFICATE).read_text())
+    connection.make_identity(stranger)
+    (stranger / connection.PEER).write_text((ends.folders[1] / connection.CERTIFICATE).read_text())
     assert_sent_away(ends, stranger)
 
 
 def assert_sent_away(ends: Ends, stranger: Path) -> None:
     with Door(ends) as door:
         # With TLS 1.3 the client is through before the server has looked at its certificate.
-        made = link.connect(stranger, ends.server.getsockname(), limit=SHORT)
+        made = connection.connect(stranger, ends.server.getsockname(), limit=SHORT)
         with Line(made, lambda: 7) as one, pytest.raises(Cut):
             one.receive(SHORT)
     assert door.came == []
 
 
 def test_a_server_with_another_certificate_is_not_spoken_to(ends: Ends) -> None:
-    (ends.folders[0] / link.PEER).write_text((ends.folders[0] / link.CERTIFICATE).read_text())
+    (ends.folders[0] / connection.PEER).write_text(
+        (ends.folders[0] / connection.CERTIFICATE).read_text()
+    )
     with Door(ends), pytest.raises(Cut, match="certificate"):
-        link.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
+        connection.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
 
 
 def signed_by_session(folder: Path, by: Path) -> None:
     """An agent's folder with a certificate of its own that another agent's key has signed."""
     folder.mkdir()
-    link.make_identity(folder)
-    (folder / link.PEER).write_text((by / link.PEER).read_text())
-    signer = serialization.load_pem_private_key((by / link.KEY).read_bytes(), password=None)
-    issuer = x509.load_pem_x509_certificate((by / link.CERTIFICATE).read_bytes())
-    own = x509.load_pem_x509_certificate((folder / link.CERTIFICATE).read_bytes())
+    connection.make_identity(folder)
+    (folder / connection.PEER).write_text((by / connection.PEER).read_text())
+    signer = serialization.load_pem_private_key((by / connection.KEY).read_bytes(), password=None)
+    issuer = x509.load_pem_x509_certificate((by / connection.CERTIFICATE).read_bytes())
+    own = x509.load_pem_x509_certificate((folder / connection.CERTIFICATE).read_bytes())
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     made = (
         x509.CertificateBuilder()
@@ -236,7 +245,7 @@ def signed_by_session(folder: Path, by: Path) -> None:
         .not_valid_after(own.not_valid_after_utc)
         .sign(signer, hashes.SHA256())
     )
-    (folder / link.CERTIFICATE).write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / connection.CERTIFICATE).write_bytes(made.public_bytes(serialization.Encoding.PEM))
 
 
 def test_a_certificate_that_the_peer_s_has_signed_is_another_one(
@@ -252,7 +261,7 @@ def test_a_server_whose_certificate_the_peer_s_has_signed_is_not_spoken_to(
 ) -> None:
     signed_by_session(tmp_path / "stranger", ends.folders[1])
     with Door(ends, tmp_path / "stranger"), pytest.raises(Cut, match="another certificate"):
-        link.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
+        connection.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
 
 
 def test_a_caller_without_a_certificate_is_sent_away(ends: Ends, stack: ExitStack) -> None:
@@ -263,7 +272,7 @@ def test_a_caller_without_a_certificate_is_sent_away(ends: Ends, stack: ExitStac
         caller.settimeout(SHORT)
         with pytest.raises(ssl.SSLError), context.wrap_socket(caller) as made:
             made.recv(1)
-        link.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT).close()
+        connection.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT).close()
         until = time.monotonic() + SHORT
         while not door.came:
             assert time.monotonic() < until
@@ -273,7 +282,7 @@ def test_a_caller_without_a_certificate_is_sent_away(ends: Ends, stack: ExitStac
 
 def test_an_older_tls_is_not_spoken(ends: Ends, stack: ExitStack) -> None:
     with Door(ends) as door:
-        context = link._context(ends.folders[0], ssl.PROTOCOL_TLS_CLIENT)
+        context = connection._context(ends.folders[0], ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
         caller = stack.enter_context(socket.create_connection(ends.server.getsockname()))
         caller.settimeout(SHORT)
@@ -315,7 +324,7 @@ def test_those_that_call_and_are_not_the_peer_keep_it_from_nothing(
                 caller = stack.enter_context(socket.create_connection(address))
                 with suppress(OSError):
                     caller.sendall(says)
-            link.connect(ends.folders[0], address, limit=SHORT).close()
+            connection.connect(ends.folders[0], address, limit=SHORT).close()
         until = time.monotonic() + SHORT
         while len(door.came) < 10:
             assert time.monotonic() < until
@@ -325,22 +334,22 @@ def test_those_that_call_and_are_not_the_peer_keep_it_from_nothing(
 def test_no_more_than_some_are_listened_to_at_once(
     ends: Ends, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "_AT_ONCE", 5)
+    monkeypatch.setattr(connection, "_AT_ONCE", 5)
     address = ends.server.getsockname()
     callers = [stack.enter_context(socket.create_connection(address)) for _ in range(20)]
     with Door(ends):
         for caller in callers[:15]:
             caller.settimeout(SHORT)
             assert caller.recv(1) == b""
-        link.connect(ends.folders[0], address, limit=SHORT).close()
+        connection.connect(ends.folders[0], address, limit=SHORT).close()
 
 
 def test_those_that_called_first_and_say_nothing_make_room(
     ends: Ends, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All within one wait for the peer, whose end drops them in any case."""
-    monkeypatch.setattr(link, "_AT_ONCE", 5)
-    with link._Door(ends.folders[1], ends.server) as door:
+    monkeypatch.setattr(connection, "_AT_ONCE", 5)
+    with connection._Door(ends.folders[1], ends.server) as door:
         callers = [
             stack.enter_context(socket.create_connection(ends.server.getsockname()))
             for _ in range(20)
@@ -369,7 +378,9 @@ def test_one_that_hangs_up_at_once_leaves_nothing_open(
         def close(self) -> None:
             closed.append(self)
 
-    monkeypatch.setattr(link, "_context", lambda *_: SimpleNamespace(wrap_socket=lambda _: Gone()))
+    monkeypatch.setattr(
+        connection, "_context", lambda *_: SimpleNamespace(wrap_socket=lambda _: Gone())
+    )
     with pytest.raises(Cut, match="not connected"):
-        link.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
+        connection.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
     assert len(closed) == 1

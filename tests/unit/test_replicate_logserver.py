@@ -21,10 +21,10 @@ from tests.support.disk_logs import (
 )
 from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import BadInput, HypervisorError
-from vmckpt.replicate import logserver
-from vmckpt.replicate.diskepochs import DiskLogError, LogPlace, WriteLog
-from vmckpt.replicate.logcontrol import Control
-from vmckpt.replicate.nbdwriter import NbdWriter
+from vmckpt.replication.backup.standby import NbdWriter
+from vmckpt.replication.disks import nbdkit_server
+from vmckpt.replication.disks.epoch_log import DiskLogError, LogPlace, WriteLog
+from vmckpt.replication.disks.log_control import Control
 from vmckpt.units import Bytes
 
 
@@ -42,7 +42,7 @@ def test_the_server_is_nobodys_child_and_is_found_again(served: Served) -> None:
 
     assert int(status["PPid"]) != os.getpid()
     assert os.getsid(process) != os.getsid(0)
-    assert logserver.running(served.place) == process
+    assert nbdkit_server.running(served.place) == process
     assert served.start() == process
 
 
@@ -52,7 +52,7 @@ def test_one_that_was_killed_is_not_running_and_another_begins_anew(served: Serv
         guest.write(0, b"x" * 512)
         guest.wait()
         os.kill(process, signal.SIGKILL)
-        until(lambda: logserver.running(served.place) is None)
+        until(lambda: nbdkit_server.running(served.place) is None)
         with pytest.raises(HypervisorError, match=r"closed the connection|Broken pipe|reset"):
             guest.read(0, 512)
 
@@ -62,8 +62,8 @@ def test_one_that_was_killed_is_not_running_and_another_begins_anew(served: Serv
 
 def test_after_the_end_nothing_is_left(served: Served) -> None:
     process = served.start()
-    logserver.stop(served.place, served.socket)
-    logserver.stop(served.place, served.socket)
+    nbdkit_server.stop(served.place, served.socket)
+    nbdkit_server.stop(served.place, served.socket)
 
     assert not alive(process)
     assert list(served.place.folder.iterdir()) == list(served.socket.path.parent.iterdir()) == []
@@ -75,9 +75,9 @@ def test_a_process_that_only_has_its_number_is_left_alone(served: Served) -> Non
     process = served.start()
     with subprocess.Popen(["sleep", "60"]) as other, Control(served.place.control) as control:
         control.process = other.pid
-        assert logserver.running(served.place) is None
+        assert nbdkit_server.running(served.place) is None
         control.process, real = other.pid, process
-        logserver.stop(served.place, served.socket)
+        nbdkit_server.stop(served.place, served.socket)
         assert other.poll() is None
         other.kill()
     os.kill(real, signal.SIGKILL)
@@ -96,10 +96,10 @@ def test_only_the_user_that_is_named_reaches_the_socket() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name, ExitStack() as undo:
         folder = Path(name)
         folder.chmod(0o711)
-        socket = logserver.Socket(path=folder / "open" / "disk0.sock", owner=(54321, 54321))
+        socket = nbdkit_server.Socket(path=folder / "open" / "disk0.sock", owner=(54321, 54321))
         place = LogPlace(folder=folder / "private", disk=0)
-        undo.callback(logserver.stop, place, socket)
-        process = logserver.start(place, socket, size=Bytes(SIZE), limit=Bytes(LIMIT))
+        undo.callback(nbdkit_server.stop, place, socket)
+        process = nbdkit_server.start(place, socket, size=Bytes(SIZE), limit=Bytes(LIMIT))
 
         assert (connects(54321), connects(54322)) == (True, False)
         assert Path(f"/proc/{process}").stat().st_uid == 54321
@@ -114,12 +114,12 @@ def test_only_the_user_that_is_named_reaches_the_socket() -> None:
 def test_what_cannot_be_served_is_said_and_leaves_nothing(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logserver.stop(served.place, served.socket)
-    long = logserver.Socket(path=served.place.folder / ("x" * 100))
+    nbdkit_server.stop(served.place, served.socket)
+    long = nbdkit_server.Socket(path=served.place.folder / ("x" * 100))
     with pytest.raises(BadInput, match="too long"):
-        logserver.start(served.place, long, size=Bytes(SIZE), limit=Bytes(LIMIT))
+        nbdkit_server.start(served.place, long, size=Bytes(SIZE), limit=Bytes(LIMIT))
     with monkeypatch.context() as changed:
-        changed.setattr(logserver, "_PLUGIN", Path("/nowhere.py"))
+        changed.setattr(nbdkit_server, "_PLUGIN", Path("/nowhere.py"))
         with pytest.raises(DiskLogError, match=r"nbdkit does not start: .*nowhere"):
             served.start()
     with monkeypatch.context() as changed:
@@ -127,16 +127,16 @@ def test_what_cannot_be_served_is_said_and_leaves_nothing(
         with pytest.raises(DiskLogError, match="install nbdkit and nbdkit-plugin-python"):
             served.start()
 
-    assert logserver.running(served.place) is None
+    assert nbdkit_server.running(served.place) is None
 
 
 def test_whether_it_is_installed_is_known_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert logserver.installed()
+    assert nbdkit_server.installed()
     (tmp_path / "nbdkit").write_text("#!/bin/sh\necho no such plugin >&2\nexit 1\n")
     (tmp_path / "nbdkit").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert not logserver.installed(), "nbdkit without the plugin"
+    assert not nbdkit_server.installed(), "nbdkit without the plugin"
     (tmp_path / "nbdkit").unlink()
-    assert not logserver.installed()
+    assert not nbdkit_server.installed()

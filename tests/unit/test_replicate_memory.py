@@ -16,11 +16,11 @@ from tests.support.replicas import (
     two_ends,
 )
 from vmckpt.capture.memory.page_diff import Mapping
-from vmckpt.replicate import memory as memories
-from vmckpt.replicate.finder import Changed
-from vmckpt.replicate.link import Cut, Line
-from vmckpt.replicate.memory import Memory, answer
-from vmckpt.replicate.wire import Digests, Wanted
+from vmckpt.replication.dirty_pages.finder import Changed
+from vmckpt.replication.primary import memory as memories
+from vmckpt.replication.primary.memory import Memory, answer
+from vmckpt.replication.protocol.connection import Cut, Line
+from vmckpt.replication.protocol.messages import Digests, Wanted
 
 SIZES = (50, 7)
 

@@ -19,14 +19,14 @@ from tests.support.guest_disks import mirrors_left
 from tests.support.guestless import Qmp, qemu
 from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import HypervisorError
-from vmckpt.replicate import logserver, mirroring, writelog
-from vmckpt.replicate.diskepochs import LogPlace, WriteLog
-from vmckpt.replicate.nbdwriter import NbdWriter
+from vmckpt.replication.backup.standby import NbdWriter
+from vmckpt.replication.disks import mirror_job, nbdkit_server, write_log
+from vmckpt.replication.disks.epoch_log import LogPlace, WriteLog
 from vmckpt.units import MIB, Bytes
 
 SIZE = 16 * MIB
 LIMIT = 8 * MIB
-JOB = mirroring.name_of(0)
+JOB = mirror_job.name_of(0)
 
 
 @dataclass
@@ -36,17 +36,17 @@ class Rig:
     """The export of the mirrored node: who writes there is the guest."""
     image: Path
     place: LogPlace
-    socket: logserver.Socket
+    socket: nbdkit_server.Socket
     log: WriteLog
 
     def begin(self) -> None:
-        mirroring.begin(self.qmp, node="disk", socket=self.socket.path, job=JOB)
+        mirror_job.begin(self.qmp, node="disk", socket=self.socket.path, job=JOB)
 
     def anew(self, monkeypatch: pytest.MonkeyPatch, *, more: int) -> None:
         """Serve the log with so much room beyond its limit."""
-        logserver.stop(self.place, self.socket)
-        monkeypatch.setattr(logserver, "_MORE", more)
-        logserver.start(self.place, self.socket, size=Bytes(SIZE), limit=Bytes(LIMIT))
+        nbdkit_server.stop(self.place, self.socket)
+        monkeypatch.setattr(nbdkit_server, "_MORE", more)
+        nbdkit_server.start(self.place, self.socket, size=Bytes(SIZE), limit=Bytes(LIMIT))
         self.log.close()
         self.log = WriteLog(self.place)
 
@@ -57,9 +57,9 @@ class Rig:
     def guest(self) -> NbdWriter:
         return NbdWriter(self.disk, "disk", host="here")
 
-    def records(self) -> list[writelog.Record]:
+    def records(self) -> list[write_log.Record]:
         pieces = self.log.read(self.log.consumed, self.log.size())
-        return [record for piece in pieces for record in writelog.records(piece)]
+        return [record for piece in pieces for record in write_log.records(piece)]
 
     def replay(self) -> bytearray:
         disk = bytearray(SIZE)
@@ -73,9 +73,9 @@ def rig() -> Iterator[Rig]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name, ExitStack() as undo:
         folder = Path(name)
         place = LogPlace(folder=folder / "log", disk=0)
-        where = logserver.Socket(path=folder / "open" / "disk0.sock")
-        logserver.start(place, where, size=Bytes(SIZE), limit=Bytes(LIMIT))
-        undo.callback(logserver.stop, place, where)
+        where = nbdkit_server.Socket(path=folder / "open" / "disk0.sock")
+        nbdkit_server.start(place, where, size=Bytes(SIZE), limit=Bytes(LIMIT))
+        undo.callback(nbdkit_server.stop, place, where)
         image = folder / "disk.raw"
         image.write_bytes(b"\1" * MIB + bytes(SIZE - MIB))
         node = f"driver=file,node-name=disk,filename={image},discard=unmap"
@@ -101,16 +101,16 @@ def test_each_of_the_guests_writes_is_in_the_log_when_it_is_answered(rig: Rig) -
         guest.zeros(3 * MIB, MIB)
         guest.write(8 * MIB, bytes(MIB))
         guest.wait()
-        assert [one.kind for one in rig.records()[-2:]] == [writelog.ZEROS, writelog.ZEROS]
+        assert [one.kind for one in rig.records()[-2:]] == [write_log.ZEROS, write_log.ZEROS]
 
-    until(lambda: mirroring.begun(rig.qmp, JOB))
+    until(lambda: mirror_job.begun(rig.qmp, JOB))
     assert rig.log.size() < 4 * MIB
 
 
 def test_a_trim_leaves_source_and_log_alike(rig: Rig) -> None:
     rig.log.set_open(True)
     rig.begin()
-    until(lambda: mirroring.begun(rig.qmp, JOB))
+    until(lambda: mirror_job.begun(rig.qmp, JOB))
     with rig.guest() as guest:
         guest.write(0, b"x" * MIB)
         guest.trim(65536, 2 * MIB)
@@ -131,7 +131,7 @@ def test_stop_ends_while_writes_wait_for_room_if_it_is_told_so(rig: Rig) -> None
         rig.qmp.tell("stop", {})
         sealed = rig.log.size()
         rig.log.set_open(False)
-        mirroring.begun(rig.qmp, JOB)
+        mirror_job.begun(rig.qmp, JOB)
         guest.wait()
 
     assert LIMIT < held < sealed == rig.log.size()
@@ -140,22 +140,22 @@ def test_stop_ends_while_writes_wait_for_room_if_it_is_told_so(rig: Rig) -> None
 
 def test_a_log_that_dies_harms_no_guest_and_is_seen_at_once(rig: Rig) -> None:
     rig.begin()
-    process = logserver.running(rig.place)
+    process = nbdkit_server.running(rig.place)
     assert process is not None
     with rig.guest() as guest:
         guest.write(0, b"a" * 4096)
         guest.wait()
-        mirroring.begun(rig.qmp, JOB)
+        mirror_job.begun(rig.qmp, JOB)
         os.kill(process, signal.SIGKILL)
         guest.write(0, b"b" * 4096)
         guest.wait()
         # No later than that, or the epoch would be sealed without it.
-        with pytest.raises(mirroring.MirrorEnded, match=r"here: writes do not come .* error"):
-            mirroring.begun(rig.qmp, JOB)
+        with pytest.raises(mirror_job.MirrorEnded, match=r"here: writes do not come .* error"):
+            mirror_job.begun(rig.qmp, JOB)
         guest.write(4096, b"c" * 4096)
         guest.flush()
         rig.qmp.tell("stop", {})
-    mirroring.end(rig.qmp, JOB)
+    mirror_job.end(rig.qmp, JOB)
 
     assert rig.image.read_bytes()[:8192] == b"b" * 4096 + b"c" * 4096
     assert rig.nodes() == {"disk"}
@@ -171,26 +171,26 @@ def test_a_log_without_any_room_is_seen_at_once_too(
         guest.write(0, b"x" * (LIMIT + MIB))
         guest.write(0, b"y" * MIB)
         guest.wait()
-    with pytest.raises(mirroring.MirrorEnded, match="has ended: no space"):
-        mirroring.begun(rig.qmp, JOB)
+    with pytest.raises(mirror_job.MirrorEnded, match="has ended: no space"):
+        mirror_job.begun(rig.qmp, JOB)
 
     assert rig.log.failed() == "No space left on device"
     assert rig.image.read_bytes()[:MIB] == b"y" * MIB
 
 
 def test_beginning_and_ending_may_be_repeated_and_leave_nothing(rig: Rig) -> None:
-    mirroring.end(rig.qmp, JOB)
+    mirror_job.end(rig.qmp, JOB)
     for _ in range(2):
         rig.begin()
         rig.begin()
         assert mirrors_left(rig.qmp) == (JOB,)
         assert rig.nodes() == {"disk", JOB, f"{JOB}-top"}
-        mirroring.end(rig.qmp, JOB)
-        mirroring.end(rig.qmp, JOB)
+        mirror_job.end(rig.qmp, JOB)
+        mirror_job.end(rig.qmp, JOB)
         assert (mirrors_left(rig.qmp), rig.nodes()) == ((), {"disk"})
         assert rig.qmp.ask("query-jobs") == []
-    with pytest.raises(mirroring.MirrorEnded, match="somebody took it away"):
-        mirroring.begun(rig.qmp, JOB)
+    with pytest.raises(mirror_job.MirrorEnded, match="somebody took it away"):
+        mirror_job.begun(rig.qmp, JOB)
 
 
 def test_half_of_one_is_found_and_made_whole_or_taken_away(rig: Rig) -> None:
@@ -199,10 +199,10 @@ def test_half_of_one_is_found_and_made_whole_or_taken_away(rig: Rig) -> None:
     rig.qmp.tell("blockdev-add", half)
     found = mirrors_left(rig.qmp)
     rig.begin()
-    until(lambda: mirroring.begun(rig.qmp, JOB))
-    mirroring.end(rig.qmp, JOB)
+    until(lambda: mirror_job.begun(rig.qmp, JOB))
+    mirror_job.end(rig.qmp, JOB)
     rig.qmp.tell("blockdev-add", half)
-    mirroring.end(rig.qmp, JOB)
+    mirror_job.end(rig.qmp, JOB)
 
     assert found == (JOB,)
     assert rig.nodes() == {"disk"}
@@ -210,8 +210,8 @@ def test_half_of_one_is_found_and_made_whole_or_taken_away(rig: Rig) -> None:
 
 def test_what_cannot_begin_leaves_nothing(rig: Rig) -> None:
     with pytest.raises(HypervisorError, match="nothere"):
-        mirroring.begin(rig.qmp, node="nothere", socket=rig.socket.path, job=JOB)
-    logserver.stop(rig.place, rig.socket)
+        mirror_job.begin(rig.qmp, node="nothere", socket=rig.socket.path, job=JOB)
+    nbdkit_server.stop(rig.place, rig.socket)
     with pytest.raises(HypervisorError, match="Failed to connect"):
         rig.begin()
 
@@ -225,7 +225,7 @@ def test_a_mirror_ends_while_its_writes_wait(rig: Rig) -> None:
             guest.write(number * MIB, b"x" * MIB)
         until(lambda: rig.log.waited() > 0.02)
         rig.log.set_open(True)
-        mirroring.end(rig.qmp, JOB)
+        mirror_job.end(rig.qmp, JOB)
         guest.flush()
 
     assert rig.image.read_bytes()[: 12 * MIB] == b"x" * (12 * MIB)
@@ -288,7 +288,7 @@ def test_nothing_is_broken_off_while_the_guest_writes(
     looks: list[dict[str, Any] | None], state: str, did: list[str]
 ) -> None:
     monitor = Monitor(*looks, state=state)
-    mirroring.end(monitor, JOB)
+    mirror_job.end(monitor, JOB)
 
     assert monitor.did == did
 
@@ -296,17 +296,17 @@ def test_nothing_is_broken_off_while_the_guest_writes(
 def test_a_pause_to_break_one_off_is_told_while_it_lasts() -> None:
     """An agent that was killed in it left the guest paused for good."""
     monitor = Monitor(READY | {"io-status": "failed"}, None)
-    mirroring.end(monitor, JOB, lambda on: monitor.did.append(f"still {on}"))
+    mirror_job.end(monitor, JOB, lambda on: monitor.did.append(f"still {on}"))
 
     assert monitor.did == ["still True", *FORCED, "still False"]
 
 
 def test_one_that_does_not_end_gently_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirroring, "_GENTLY", 0.05)
-    monkeypatch.setattr(mirroring, "_PATIENCE", 0.2)
+    monkeypatch.setattr(mirror_job, "_GENTLY", 0.05)
+    monkeypatch.setattr(mirror_job, "_PATIENCE", 0.2)
     monitor = Monitor(READY)
     with pytest.raises(HypervisorError, match="does not end"):
-        mirroring.end(monitor, JOB)
+        mirror_job.end(monitor, JOB)
 
     assert monitor.did[:4] == ["block-job-cancel gently", *FORCED]
 
@@ -334,10 +334,10 @@ def test_mirrors_that_end_while_the_guest_writes_leave_qemus_heap_alone(tmp_path
         until(socket.exists)
         give_up = time.monotonic() + 40.0
         while time.monotonic() < give_up:
-            mirroring.begin(qmp, node="disk", socket=socket, job=JOB)
-            until(lambda: mirroring.begun(qmp, JOB))
+            mirror_job.begin(qmp, node="disk", socket=socket, job=JOB)
+            until(lambda: mirror_job.begun(qmp, JOB))
             time.sleep(0.3)
-            mirroring.end(qmp, JOB)
+            mirror_job.end(qmp, JOB)
         assert busy.poll() is None
     told = log.read_text()
 

@@ -17,8 +17,8 @@ from vmckpt.capture.nbd import protocol as wire
 from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import HypervisorError
 from vmckpt.lab.pace import Deadline
-from vmckpt.replicate import writelog
-from vmckpt.replicate.nbdwriter import NbdWriter
+from vmckpt.replication.backup.standby import NbdWriter
+from vmckpt.replication.disks import write_log
 from vmckpt.units import MIB
 
 SIZE = 8 * MIB
@@ -77,13 +77,13 @@ def test_what_overlaps_lands_in_the_order_of_the_calls(tmp_path: Path, kind: str
 def test_records_are_done_again(tmp_path: Path) -> None:
     image = tmp_path / "disk.img"
     image.write_bytes(b"\1" * SIZE)
-    log = writelog.header(4096, MIB) + b"\2" * MIB
-    log += writelog.header(2 * MIB, 5 * MIB, writelog.ZEROS)
-    log += writelog.header(7 * MIB, MIB, writelog.TRIM)
-    log += writelog.header(5000, 3) + b"odd"
+    log = write_log.header(4096, MIB) + b"\2" * MIB
+    log += write_log.header(2 * MIB, 5 * MIB, write_log.ZEROS)
+    log += write_log.header(7 * MIB, MIB, write_log.TRIM)
+    log += write_log.header(5000, 3) + b"odd"
     with writable(image) as place, disk(place) as writer:
         for _ in range(2):
-            for record in writelog.records(log):
+            for record in write_log.records(log):
                 writer.apply(record)
             writer.flush()
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.replicate.wire import (
+from vmckpt.replication.protocol.messages import (
     Ack,
     Beat,
     Hello,

@@ -8,9 +8,9 @@ import pytest
 from tests.support.primaries import World, world
 from tests.support.replicas import until
 from vmckpt.lab.pace import slowness
-from vmckpt.replicate import primary
-from vmckpt.replicate.facts import Terms
-from vmckpt.replicate.wishes import Wish
+from vmckpt.replication.control_socket import Wish
+from vmckpt.replication.primary import loop
+from vmckpt.replication.session import Terms
 from vmckpt.units import Seconds
 
 OFTEN = Terms(interval=Seconds(0.02), automatic=False)
@@ -21,7 +21,7 @@ LAST_WORDS = ("invalidated", "alone", "let all out", "mirrored no more")
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(primary, "_AGAIN", Seconds(0.01))
+    monkeypatch.setattr(loop, "_AGAIN", Seconds(0.01))
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_standby_can_take_over_until_a_card_that_is_gone_has_no_filters(
     one: World, monkeypatch: pytest.MonkeyPatch, leaves: int
 ) -> None:
     """QEMU may crash when it frees the card, and the guest would be lost."""
-    monkeypatch.setattr(primary, "_UNPLUGS", Seconds(0.2))
+    monkeypatch.setattr(loop, "_UNPLUGS", Seconds(0.2))
     with one.run():
         one.epochs(1)
         one.held.leaves = leaves

@@ -9,13 +9,14 @@ from tests.support.primaries import World, world
 from tests.support.replicas import until
 from vmckpt.capture.memory.shared_memory import Resumed
 from vmckpt.errors import HypervisorError, LeaseLost
-from vmckpt.replicate import mirroring, primary
-from vmckpt.replicate.buffers import EARLY
-from vmckpt.replicate.capture import Epoch
-from vmckpt.replicate.facts import Terms
-from vmckpt.replicate.primary import Switched
-from vmckpt.replicate.status import Phase
-from vmckpt.replicate.wishes import Wish
+from vmckpt.replication.control_socket import Wish
+from vmckpt.replication.disks import mirror_job
+from vmckpt.replication.primary import loop
+from vmckpt.replication.primary.epoch_capture import Epoch
+from vmckpt.replication.primary.loop import Switched
+from vmckpt.replication.primary.network_buffer import EARLY
+from vmckpt.replication.session import Terms
+from vmckpt.replication.status import Phase
 from vmckpt.units import Seconds
 
 HOLDS = Terms(interval=Seconds(0.02), automatic=False, hold=Seconds(0.3))
@@ -25,7 +26,7 @@ RARELY = Terms(interval=Seconds(9.0), automatic=False)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(primary, "_AGAIN", Seconds(0.01))
+    monkeypatch.setattr(loop, "_AGAIN", Seconds(0.01))
 
 
 @pytest.fixture
@@ -306,8 +307,8 @@ def test_without_the_lease_nothing_gets_out(one: World) -> None:
 def test_a_mirror_that_ended_keeps_its_epoch_from_being_sealed(one: World) -> None:
     with one.run():
         one.epochs(1)
-        one.qemu.jobs[mirroring.name_of(0)]["io-status"] = "failed"
-        assert isinstance(one.ended(), mirroring.MirrorEnded)
+        one.qemu.jobs[mirror_job.name_of(0)]["io-status"] = "failed"
+        assert isinstance(one.ended(), mirror_job.MirrorEnded)
     assert one.events[-1] == "captured"
 
 
@@ -328,7 +329,7 @@ def test_a_guest_that_has_ended_ends_it(one: World) -> None:
 
 @pytest.mark.parametrize("what", ["output", "writes", "a wish"])
 def test_much_that_waits_ends_an_epoch_early(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(primary, "_BUSY_LOG", 1000)
+    monkeypatch.setattr(loop, "_BUSY_LOG", 1000)
     with world(terms=RARELY) as one, one.run():
         one.epochs(1)
         count = one.capturer.count

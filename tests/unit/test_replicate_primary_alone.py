@@ -8,12 +8,12 @@ import pytest
 from tests.support.primaries import World, world
 from tests.support.replicas import LEASE, until
 from vmckpt.lab.pace import slowness
-from vmckpt.replicate import primary
-from vmckpt.replicate.facts import Terms
-from vmckpt.replicate.finder import Changed
-from vmckpt.replicate.sender import Sender
-from vmckpt.replicate.status import Phase
-from vmckpt.replicate.wishes import Wishes
+from vmckpt.replication.control_socket import Wishes
+from vmckpt.replication.dirty_pages.finder import Changed
+from vmckpt.replication.primary import loop
+from vmckpt.replication.primary.sender import Sender
+from vmckpt.replication.session import Terms
+from vmckpt.replication.status import Phase
 from vmckpt.units import Seconds
 
 HOLDS = Terms(interval=Seconds(0.02), automatic=False, hold=Seconds(0.3))
@@ -23,7 +23,7 @@ LAST_WORDS = ("invalidated", "alone", "let all out", "mirrored no more")
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(primary, "_AGAIN", Seconds(0.01))
+    monkeypatch.setattr(loop, "_AGAIN", Seconds(0.01))
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_backup_that_is_copied_to_in_vain_is_left_in_peace_for_longer_and_long
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each time all of the disks are copied; and it is tried again at once after a good one."""
-    monkeypatch.setattr(primary, "_AGAIN", Seconds(0.05))
+    monkeypatch.setattr(loop, "_AGAIN", Seconds(0.05))
     with world(terms=RARELY, lease=LEASE) as one:
         one.peer.lose = {1, 2, 3}
         began = time.monotonic()
@@ -139,7 +139,7 @@ def test_whoever_hangs_between_two_epochs_is_told_from_one_who_waits(one: World)
 def test_who_is_told_to_end_knows_whether_its_standby_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(primary, "_AGAIN", Seconds(0.01))
+    monkeypatch.setattr(loop, "_AGAIN", Seconds(0.01))
     with world() as one:
         with one.run():
             one.epochs(1)

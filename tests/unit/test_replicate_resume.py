@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.replicas import Qemu
 from vmckpt.errors import HypervisorError
-from vmckpt.replicate import resume
-from vmckpt.replicate.guardfacts import Resumable
-from vmckpt.replicate.guardpage import GuardPage
-from vmckpt.replicate.logcontrol import Control
+from vmckpt.replication.disks.log_control import Control
+from vmckpt.replication.watchdog import resume
+from vmckpt.replication.watchdog.facts import Resumable
+from vmckpt.replication.watchdog.shared_page import GuardPage
 from vmckpt.units import Seconds
 
 UNDO = {

@@ -20,13 +20,18 @@ from tests.support.replicas import (
 )
 from tests.support.staging import Disk, Ram
 from vmckpt.capture.memory.page_diff import Mapping
-from vmckpt.replicate import sender as senders
-from vmckpt.replicate.capture import Epoch
-from vmckpt.replicate.finder import Changed, CompareFinder
-from vmckpt.replicate.link import Line
-from vmckpt.replicate.sender import Sender
-from vmckpt.replicate.stage import Stage
-from vmckpt.replicate.wire import Pages, Seal, State, Writes
+from vmckpt.replication.backup.epoch_stage import Stage
+from vmckpt.replication.dirty_pages.finder import Changed, CompareFinder
+from vmckpt.replication.primary import sender as senders
+from vmckpt.replication.primary.epoch_capture import Epoch
+from vmckpt.replication.primary.sender import Sender
+from vmckpt.replication.protocol.connection import Line
+from vmckpt.replication.protocol.messages import (
+    Pages,
+    Seal,
+    State,
+    Writes,
+)
 from vmckpt.units import BytesPerSecond, Seconds
 
 SIZES = (150, 8)

@@ -27,17 +27,32 @@ from tests.support.staging import (
     send,
     stepping,
 )
-from vmckpt.replicate import delta, redo, writelog
-from vmckpt.replicate.redo import BODY, StageDamaged, StageError, StageFull
-from vmckpt.replicate.stage import LARGEST_WRITES, WRITES, Stage
-from vmckpt.replicate.wire import Damaged, OutOfOrder, Pages, Replayed, State, WireError, Writes
+from vmckpt.replication.backup import redo_log
+from vmckpt.replication.backup.epoch_stage import LARGEST_WRITES, WRITES, Stage
+from vmckpt.replication.backup.redo_log import (
+    BODY,
+    StageDamaged,
+    StageError,
+    StageFull,
+)
+from vmckpt.replication.disks import write_log
+from vmckpt.replication.protocol import page_codec
+from vmckpt.replication.protocol.messages import (
+    Damaged,
+    OutOfOrder,
+    Pages,
+    Replayed,
+    State,
+    WireError,
+    Writes,
+)
 
 FIRST = epoch(1, EMPTY)
 SECOND = epoch(2, FIRST.after)
 THIRD = epoch(3, SECOND.after)
 QUIET = Epoch(
     number=2,
-    parts=(state := State(epoch=2, data=delta.encode_state(b"quiet", FIRST.after.state)),),
+    parts=(state := State(epoch=2, data=page_codec.encode_state(b"quiet", FIRST.after.state)),),
     seal=seal(2, 1, [state]),
     after=replace(FIRST.after, state=b"quiet"),
 )
@@ -78,17 +93,17 @@ def test_an_epochs_writes_are_on_the_disk_before_its_record_says_so(
 ) -> None:
     """The primary lets the guest's output out once it is committed, and the power may go then."""
     steps: list[str] = []
-    publish = redo.publish
+    publish = redo_log.publish
 
     def synced(file: int) -> None:
         steps.append(f"{Path(f'/proc/self/fd/{file}').readlink().name} on disk")
 
-    def published(record: redo.Record, path: Path) -> None:
+    def published(record: redo_log.Record, path: Path) -> None:
         steps.append(f"epoch {record.epoch} committed")
         publish(record, path)
 
     monkeypatch.setattr(os, "fdatasync", synced)
-    monkeypatch.setattr(redo, "publish", published)
+    monkeypatch.setattr(redo_log, "publish", published)
     with standby.stage() as stage:
         for one in (FIRST, SECOND):
             steps.clear()
@@ -150,7 +165,7 @@ def test_the_first_copy_is_applied_at_once_and_commits_nothing(standby: Standby)
         with pytest.raises(StageError, match="no device state"):
             stage.state()
         assert {disk.durable for disk in standby.disks} == {bytes(size) for size in DISKS}
-        only = State(epoch=1, data=delta.encode_state(b"one", None))
+        only = State(epoch=1, data=page_codec.encode_state(b"one", None))
         stage.take(only)
         stage.seal(seal(1, 0, [only]))
         # It was never flushed; the first epoch would be worth nothing without it.
@@ -212,18 +227,18 @@ WRONG: dict[str, Callable[[Stage], object]] = {
     "an empty epoch": lambda stage: stage.seal(seal(2, 1, [])),
     "a file too far": lambda stage: stage.take(Pages(epoch=2, file=2, data=b"")),
     "a page too far": lambda stage: stage.take(
-        Pages(epoch=2, file=1, data=delta.encode(np.array([5]), np.ones((1, 512), np.uint64), None))
+        Pages(epoch=2, file=1, data=page_codec.encode(np.array([5]), np.ones((1, 512), np.uint64), None))
     ),
     "a disk too far": lambda stage: stage.take(Writes(epoch=2, disk=2, data=packed(b""))),
     "a write too far": lambda stage: stage.take(
-        Writes(epoch=2, disk=1, data=packed(writelog.header(DISKS[1] - 512, 513, writelog.ZEROS)))
+        Writes(epoch=2, disk=1, data=packed(write_log.header(DISKS[1] - 512, 513, write_log.ZEROS)))
     ),
     "half a write": lambda stage: stage.take(
-        Writes(epoch=2, disk=1, data=packed(writelog.header(0, 512) + bytes(511)))
+        Writes(epoch=2, disk=1, data=packed(write_log.header(0, 512) + bytes(511)))
     ),
     "no zstd": lambda stage: stage.take(Writes(epoch=2, disk=0, data=b"nothing")),
     "something behind it": lambda stage: stage.take(
-        Writes(epoch=2, disk=0, data=packed(writelog.header(0, 512, writelog.TRIM)) + b".")
+        Writes(epoch=2, disk=0, data=packed(write_log.header(0, 512, write_log.TRIM)) + b".")
     ),
     "a bomb": lambda stage: stage.take(
         Writes(epoch=2, disk=0, data=packed(bytes(LARGEST_WRITES + 1)))
@@ -339,7 +354,7 @@ def test_of_disks_that_were_still_being_copied_nothing_is_said(standby: Standby)
     with standby.stage() as stage:
         stage.bulk(zero[0])
         assert not redo_disks(standby.log / WRITES, standby.disks)
-        only = State(epoch=1, data=delta.encode_state(b"one", None))
+        only = State(epoch=1, data=page_codec.encode_state(b"one", None))
         send(stage, Epoch(number=1, parts=(only,), seal=seal(1, 0, [only]), after=EMPTY))
         assert redo_disks(standby.log / WRITES, standby.disks)
         stage.start_over()

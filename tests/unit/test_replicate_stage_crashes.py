@@ -34,10 +34,16 @@ from tests.support.staging import (
 )
 from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.capture.qemu_stream.header import PAGE
-from vmckpt.replicate import delta, writelog
-from vmckpt.replicate.redo import StageError, StageFull
-from vmckpt.replicate.stage import WRITES, Stage
-from vmckpt.replicate.wire import Pages, Part, State, Writes
+from vmckpt.replication.backup.epoch_stage import WRITES, Stage
+from vmckpt.replication.backup.redo_log import StageError, StageFull
+from vmckpt.replication.disks import write_log
+from vmckpt.replication.protocol import page_codec
+from vmckpt.replication.protocol.messages import (
+    Pages,
+    Part,
+    State,
+    Writes,
+)
 
 FIRST = epoch(1, EMPTY)
 SECOND = epoch(2, FIRST.after)
@@ -250,9 +256,13 @@ def endless(stage: Stage, said: int, memory: Mapping) -> None:
         before = stage.state() if number > 1 else None
         written = np.full(1024, here).tobytes()
         parts: list[Part] = [
-            Pages(epoch=number, file=0, data=delta.encode(NUMBERS, new, memory.pages[NUMBERS])),
-            Writes(epoch=number, disk=0, data=packed(writelog.header(0, 8192) + written)),
-            State(epoch=number, data=delta.encode_state(number.to_bytes(8, "big") * 99, before)),
+            Pages(
+                epoch=number, file=0, data=page_codec.encode(NUMBERS, new, memory.pages[NUMBERS])
+            ),
+            Writes(epoch=number, disk=0, data=packed(write_log.header(0, 8192) + written)),
+            State(
+                epoch=number, data=page_codec.encode_state(number.to_bytes(8, "big") * 99, before)
+            ),
         ]
         for part in parts:
             stage.take(part)

@@ -15,9 +15,9 @@ from tests.support.staging import (
     restarted,
     run,
 )
-from vmckpt.replicate import redo
-from vmckpt.replicate.redo import BODY, StageFull
-from vmckpt.replicate.stage import WRITES
+from vmckpt.replication.backup import redo_log
+from vmckpt.replication.backup.epoch_stage import WRITES
+from vmckpt.replication.backup.redo_log import BODY, StageFull
 
 FIRST = epoch(1, EMPTY)
 SECOND = epoch(2, FIRST.after)
@@ -32,7 +32,7 @@ def standby() -> Iterator[Standby]:
 def test_a_large_epoch_does_not_keep_its_room(
     standby: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redo, "_KEPT", 4096)
+    monkeypatch.setattr(redo_log, "_KEPT", 4096)
     with standby.stage() as stage:
         run(stage, FIRST)
         assert (standby.folder / "pages").stat().st_size == 4096

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from vmckpt.hypervisor import storage
-from vmckpt.replicate import standby_xml
+from vmckpt.replication.backup import standby_xml
 
 Q = f"{{{standby_xml.QEMU}}}"
 IMAGES = {"vda": "/srv/b/web1-vda.qcow2", "vdb": "/srv/b/web1-vdb.raw"}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vmckpt.replicate.standstill import Missed, Standstill
+from vmckpt.replication.test_failover.pause import Missed, Standstill
 from vmckpt.units import Seconds
 
 SHORT = Seconds(0.05)

@@ -8,11 +8,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from vmckpt.replicate.capture import Epoch
-from vmckpt.replicate.finder import Changed
-from vmckpt.replicate.link import Line
-from vmckpt.replicate.pacing import Pace
-from vmckpt.replicate.status import Phase, PrimaryStatus
+from vmckpt.replication.dirty_pages.finder import Changed
+from vmckpt.replication.primary.epoch_capture import Epoch
+from vmckpt.replication.primary.pacing import Pace
+from vmckpt.replication.protocol.connection import Line
+from vmckpt.replication.status import Phase, PrimaryStatus
 from vmckpt.units import Seconds
 
 

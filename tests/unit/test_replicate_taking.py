@@ -12,9 +12,9 @@ from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.errors import BadInput, HypervisorError
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.replicate import standing
-from vmckpt.replicate.facts import Disk, Session
-from vmckpt.replicate.taking import Image, look, why_not
+from vmckpt.replication.backup import standby_setup
+from vmckpt.replication.backup.standby_setup import Image, look, why_not
+from vmckpt.replication.session import Disk, Session
 from vmckpt.units import MIB, Bytes
 from vmckpt.util import host_directories
 
@@ -96,8 +96,8 @@ class Libvirt:
 def libvirt(monkeypatch: pytest.MonkeyPatch) -> Libvirt:
     made = Libvirt()
     monkeypatch.setattr(libvirt_side, "create_paused", made.create_paused)
-    monkeypatch.setattr(standing, "waits", lambda _: False)
-    monkeypatch.setattr(standing, "_runs_here", lambda _: False)
+    monkeypatch.setattr(standby_setup, "waits", lambda _: False)
+    monkeypatch.setattr(standby_setup, "_runs_here", lambda _: False)
     return made
 
 
@@ -114,10 +114,10 @@ def test_a_standby_on_an_image_that_was_there_leaves_it(libvirt: Libvirt, tmp_pa
     new = tmp_path / "b.qcow2"
     before = made.read_bytes()
     told = lies_on(taken(made), Disk(target="vdb", size=MIB, path=str(new), format="qcow2"))
-    standing.make(told, XML)
+    standby_setup.make(told, XML)
     assert str(made) in libvirt.started[0]
     assert new.exists()
-    did = standing.remove(told, tmp_path / "folder")
+    did = standby_setup.remove(told, tmp_path / "folder")
     assert did == (f"left {made}, which was there before", f"removed {new}")
     assert made.read_bytes() == before
     assert list(tmp_path.iterdir()) == [made]
@@ -129,7 +129,7 @@ def test_a_standby_that_cannot_be_made_leaves_it_too(libvirt: Libvirt, tmp_path:
     libvirt.fails = True
     told = lies_on(taken(made), Disk(target="vdb", size=MIB, path=str(new), format="qcow2"))
     with pytest.raises(HypervisorError, match="no memory"):
-        standing.make(told, XML)
+        standby_setup.make(told, XML)
     assert list(tmp_path.iterdir()) == [made]
 
 
@@ -139,7 +139,7 @@ def test_an_image_that_became_another_meanwhile_is_not_written_to(
     made = image(tmp_path / "a.qcow2", size=2 * MIB)
     new = Disk(target="vdb", size=MIB, path=str(tmp_path / "b.qcow2"), format="qcow2")
     with pytest.raises(BadInput, match=r"alpha: .* has 2097152 bytes.* taken for vda"):
-        standing.make(lies_on(new, taken(made)), XML)
+        standby_setup.make(lies_on(new, taken(made)), XML)
     assert libvirt.started == []
     assert list(tmp_path.iterdir()) == [made]
 

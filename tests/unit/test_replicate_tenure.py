@@ -19,11 +19,11 @@ from tests.support.witnesses import Witness
 from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease.clock import boottime
 from vmckpt.lease.connection import LeaseUnreachable
-from vmckpt.replicate import tenure as tenures
-from vmckpt.replicate.facts import Lease
-from vmckpt.replicate.guardpage import GuardPage
-from vmckpt.replicate.tenure import Tenure
-from vmckpt.replicate.wire import Beat
+from vmckpt.replication.primary import lease_holder as lease_holders
+from vmckpt.replication.primary.lease_holder import Tenure
+from vmckpt.replication.protocol.messages import Beat
+from vmckpt.replication.session import Lease
+from vmckpt.replication.watchdog.shared_page import GuardPage
 from vmckpt.units import Seconds
 from vmckpt.util import atomic_file
 
@@ -98,11 +98,11 @@ class World:
 
 @pytest.fixture
 def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(tenures, "BEAT", Seconds(0.01))
-    monkeypatch.setattr(tenures, "_AGAIN", Seconds(0.01))
+    monkeypatch.setattr(lease_holders, "BEAT", Seconds(0.01))
+    monkeypatch.setattr(lease_holders, "_AGAIN", Seconds(0.01))
     with in_memory() as folder:
         made = World(folder)
-        monkeypatch.setattr(tenures, "LeaseClient", made.witness.client)
+        monkeypatch.setattr(lease_holders, "LeaseClient", made.witness.client)
         yield made
         for thread in threading.enumerate():  # one that starts a guard writes into the page
             if thread.name == "watchdog":
@@ -328,7 +328,7 @@ def test_output_ends_with_the_lease_and_not_when_others_may_begin(
 
 
 def test_while_work_hangs_nothing_is_renewed(one: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenures, "HUNG", Seconds(0.03))
+    monkeypatch.setattr(lease_holders, "HUNG", Seconds(0.03))
     with one.tenure() as tenure:
         with tenure.at_work():
             time.sleep(0.06)

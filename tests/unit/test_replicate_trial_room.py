@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from vmckpt.replicate import trial_room
-from vmckpt.replicate.trial_room import KEPT, Room
+from vmckpt.replication.test_failover import memory_check
+from vmckpt.replication.test_failover.memory_check import KEPT, Room
 from vmckpt.units import GIB, MIB, Bytes
 
 ENOUGH = Room(
@@ -24,7 +24,7 @@ ENOUGH = Room(
     ],
 )
 def test_with_room_there_can_be_a_test(room: Room) -> None:
-    assert trial_room.against(room) is None
+    assert memory_check.against(room) is None
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def test_with_room_there_can_be_a_test(room: Room) -> None:
 )
 def test_what_is_short_is_named(room: Room, why: str) -> None:
 
-    told = trial_room.against(room)
+    told = memory_check.against(room)
     assert told is not None
     assert re.search(why, told)
 
 
 def test_a_test_ends_before_the_standby_has_no_room() -> None:
-    assert not trial_room.runs_out(KEPT)
-    assert not trial_room.runs_out(Bytes(KEPT // 2))
-    assert trial_room.runs_out(Bytes(KEPT // 2 - 1))
+    assert not memory_check.runs_out(KEPT)
+    assert not memory_check.runs_out(Bytes(KEPT // 2))
+    assert memory_check.runs_out(Bytes(KEPT // 2 - 1))

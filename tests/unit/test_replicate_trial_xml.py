@@ -6,7 +6,8 @@ import pytest
 
 from vmckpt.hypervisor import domain_xml
 from vmckpt.model.guest import GuestState
-from vmckpt.replicate import standby_xml, trial_xml
+from vmckpt.replication.backup import standby_xml
+from vmckpt.replication.test_failover import domain_xml as test_failover_domain_xml
 
 Q = f"{{{standby_xml.QEMU}}}"
 UUID = "11111111-2222-3333-4444-555555555555"
@@ -52,7 +53,9 @@ DISKS = {"vda": ("/srv/b/.web1-vda.raw.vmckpt-test-new", "/dev/shm/disks.sock")}
 
 def made(xml: str = STANDBY, nvram: str | None = "/srv/own_VARS.fd") -> ET.Element:
     return ET.fromstring(
-        trial_xml.copy(xml, name="web1-test", uuid=UUID, session="5e55", disks=DISKS, nvram=nvram)
+        test_failover_domain_xml.copy(
+            xml, name="web1-test", uuid=UUID, session="5e55", disks=DISKS, nvram=nvram
+        )
     )
 
 
@@ -61,8 +64,8 @@ def test_it_has_a_name_and_ids_of_its_own() -> None:
     assert (root.findtext("name"), root.findtext("uuid")) == ("web1-test", UUID)
     assert root.findtext("genid") not in ("", "0d6f7a57-be04-4dd1-80ff-c8e5fa28580c")
     assert root.findtext("os/nvram") == "/srv/own_VARS.fd"
-    assert trial_xml.firmware(STANDBY) == "/srv/web1_VARS.fd"
-    assert trial_xml.firmware("<domain/>") is None
+    assert test_failover_domain_xml.firmware(STANDBY) == "/srv/web1_VARS.fd"
+    assert test_failover_domain_xml.firmware("<domain/>") is None
 
 
 def test_it_waits_once_and_is_no_standby() -> None:

@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vmckpt.replicate import twin
-from vmckpt.replicate.twin import ENOUGH, MOST, Next, Touched, decide
+from vmckpt.replication.test_failover import memory_copy
+from vmckpt.replication.test_failover.memory_copy import (
+    ENOUGH,
+    MOST,
+    Next,
+    Touched,
+    decide,
+)
 
 
 @dataclass
@@ -42,7 +48,7 @@ def test_what_follows_a_round(left: int, rounds: int, then: Next) -> None:
 
 
 def test_only_the_pages_that_were_touched_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twin, "_SLICE", 3)
+    monkeypatch.setattr(memory_copy, "_SLICE", 3)
     source, target = ram(10, 4), ram(10, 4)
     touched = Touched(source)
     for file, numbers in ((0, [1, 2, 3, 4]), (0, [9]), (1, [0, 2]), (0, [4])):
@@ -51,7 +57,7 @@ def test_only_the_pages_that_were_touched_are_copied(monkeypatch: pytest.MonkeyP
         one.pages[:] = 7
     assert touched.count == 7
     told: list[int] = []
-    twin.copy(source, target, touched.take(), told.append)
+    memory_copy.copy(source, target, touched.take(), told.append)
     assert [np.flatnonzero(one.pages.any(axis=1)).tolist() for one in target] == [
         [1, 2, 3, 4, 9], [0, 2],
     ]  # fmt: skip
@@ -62,7 +68,7 @@ def test_only_the_pages_that_were_touched_are_copied(monkeypatch: pytest.MonkeyP
 def test_a_copy_of_what_changes_meanwhile_is_right_once_the_rest_is_copied_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(twin, "_SLICE", 5)
+    monkeypatch.setattr(memory_copy, "_SLICE", 5)
     source, target = ram(300, 41), ram(300, 41)
     touched = Touched(source)
     over = threading.Event()
@@ -77,14 +83,14 @@ def test_a_copy_of_what_changes_meanwhile_is_right_once_the_rest_is_copied_again
 
     writer = threading.Thread(target=change)
     writer.start()
-    flags = twin.everything(source)
+    flags = memory_copy.everything(source)
     for _ in range(30):
-        twin.copy(source, target, flags, nothing)
+        memory_copy.copy(source, target, flags, nothing)
         flags = touched.take()
     over.set()
     writer.join()
-    twin.copy(source, target, flags, nothing)
-    twin.copy(source, target, touched.take(), nothing)
+    memory_copy.copy(source, target, flags, nothing)
+    memory_copy.copy(source, target, touched.take(), nothing)
     assert all(
         np.array_equal(one.pages, other.pages) for one, other in zip(source, target, strict=True)
     )

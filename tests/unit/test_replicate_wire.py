@@ -8,8 +8,8 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.replicate.framing import MOST, Reader, parts
-from vmckpt.replicate.wire import (
+from vmckpt.replication.protocol.framing import MOST, Reader, parts
+from vmckpt.replication.protocol.messages import (
     Ack,
     Beat,
     CutOff,

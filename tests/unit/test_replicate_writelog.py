@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.replicate import writelog
-from vmckpt.replicate.logcontrol import SIZE, Control
-from vmckpt.replicate.writelog import DATA, HEADER, TRIM, ZEROS, Record
+from vmckpt.replication.disks import write_log
+from vmckpt.replication.disks.log_control import SIZE, Control
+from vmckpt.replication.disks.write_log import (
+    DATA,
+    HEADER,
+    TRIM,
+    ZEROS,
+    Record,
+)
 
 Write = tuple[int, int, bytes | int]
 """Offset, kind, and the content or for how many bytes it is."""
@@ -16,7 +22,7 @@ Write = tuple[int, int, bytes | int]
 OFFSETS = st.integers(0, (1 << 63) - 1)
 WRITES = st.one_of(
     st.tuples(OFFSETS, st.just(DATA), st.binary(min_size=1, max_size=50)),
-    st.tuples(OFFSETS, st.sampled_from([ZEROS, TRIM]), st.integers(1, writelog.FURTHEST)),
+    st.tuples(OFFSETS, st.sampled_from([ZEROS, TRIM]), st.integers(1, write_log.FURTHEST)),
 )
 
 
@@ -25,9 +31,9 @@ def log_of(writes: list[Write]) -> tuple[bytes, list[int]]:
     log, ends = b"", []
     for offset, kind, what in writes:
         if isinstance(what, bytes):
-            log += writelog.header(offset, len(what)) + what
+            log += write_log.header(offset, len(what)) + what
         else:
-            log += writelog.header(offset, what, kind)
+            log += write_log.header(offset, what, kind)
         ends.append(len(log))
     return log, ends
 
@@ -40,8 +46,8 @@ def seen(record: Record) -> Write:
 def test_what_was_written_is_read_in_the_same_order(writes: list[Write]) -> None:
     log, _ = log_of(writes)
 
-    assert [seen(record) for record in writelog.records(log)] == writes
-    assert writelog.whole(log) == len(log)
+    assert [seen(record) for record in write_log.records(log)] == writes
+    assert write_log.whole(log) == len(log)
 
 
 @given(st.lists(WRITES, min_size=1, max_size=5), st.data())
@@ -52,17 +58,17 @@ def test_a_log_that_is_cut_off_gives_its_whole_records_and_says_so(
     cut = data.draw(st.integers(0, len(log) - 1))
     boundary = max(end for end in [0, *ends] if end <= cut)
 
-    assert writelog.whole(log[:cut]) == boundary
-    assert len(list(writelog.records(log[:boundary]))) == [0, *ends].index(boundary)
+    assert write_log.whole(log[:cut]) == boundary
+    assert len(list(write_log.records(log[:boundary]))) == [0, *ends].index(boundary)
     if cut != boundary:
         with pytest.raises(ValueError, match="cut off"):
-            list(writelog.records(log[:cut]))
+            list(write_log.records(log[:cut]))
 
 
 @given(st.binary(max_size=200))
 def test_what_is_no_log_is_refused_or_is_one(data: bytes) -> None:
     try:
-        found = list(writelog.records(data))
+        found = list(write_log.records(data))
     except ValueError:
         return
 
@@ -74,7 +80,7 @@ def test_what_is_no_log_is_refused_or_is_one(data: bytes) -> None:
     [
         pytest.param(HEADER.pack(0, 512, 3, bytes(3)), id="an unknown kind"),
         pytest.param(HEADER.pack(0, 0, ZEROS, bytes(3)), id="nothing"),
-        pytest.param(HEADER.pack(0, writelog.LONGEST + 1, DATA, bytes(3)), id="too long"),
+        pytest.param(HEADER.pack(0, write_log.LONGEST + 1, DATA, bytes(3)), id="too long"),
         pytest.param(HEADER.pack(1 << 63, 512, ZEROS, bytes(3)), id="beyond every disk"),
         pytest.param(HEADER.pack(0, 512, ZEROS, b"\0\0\1"), id="something in the padding"),
         pytest.param(bytes(HEADER.size), id="a hole in the log"),
@@ -82,16 +88,16 @@ def test_what_is_no_log_is_refused_or_is_one(data: bytes) -> None:
 )
 def test_a_header_without_sense_is_refused(head: bytes) -> None:
     with pytest.raises(ValueError, match=r"header that is none|no record"):
-        writelog.whole(head + bytes(2 << 20))
+        write_log.whole(head + bytes(2 << 20))
 
 
 def test_no_record_is_made_that_would_not_be_read() -> None:
     for offset, length, kind in [
-        (0, 0, DATA), (0, writelog.LONGEST + 1, DATA), (-1, 1, DATA), (1 << 63, 1, TRIM),
-        (0, writelog.FURTHEST + 1, ZEROS), (0, 1, 3),
+        (0, 0, DATA), (0, write_log.LONGEST + 1, DATA), (-1, 1, DATA), (1 << 63, 1, TRIM),
+        (0, write_log.FURTHEST + 1, ZEROS), (0, 1, 3),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match="no record"):
-            writelog.header(offset, length, kind)
+            write_log.header(offset, length, kind)
 
 
 def test_both_ends_see_the_same_numbers(tmp_path: Path) -> None:

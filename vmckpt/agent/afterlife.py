@@ -17,13 +17,14 @@ from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.lease.client import LeaseClient
 from vmckpt.lease.clock import boottime
-from vmckpt.replicate import buffers, guard, link
-from vmckpt.replicate.facts import Session, memory_of, remove_folder
-from vmckpt.replicate.fates import Fate
-from vmckpt.replicate.guardpage import GuardPage
-from vmckpt.replicate.link import Line
-from vmckpt.replicate.tenure import Tenure
-from vmckpt.replicate.wire import End, Hello, Welcome
+from vmckpt.replication.primary import network_buffer
+from vmckpt.replication.primary.lease_holder import Tenure
+from vmckpt.replication.protocol import connection
+from vmckpt.replication.protocol.connection import Line
+from vmckpt.replication.protocol.messages import End, Hello, Welcome
+from vmckpt.replication.session import Fate, Session, memory_of, remove_folder
+from vmckpt.replication.watchdog import process as watchdog_process
+from vmckpt.replication.watchdog.shared_page import GuardPage
 from vmckpt.units import Seconds
 from vmckpt.util import atomic_file
 
@@ -47,12 +48,12 @@ def unprotect(
     else:
         disarm(session)
     note_alone(folder)  # before output gets out: no standby may take over from now on
-    buffers.remove(monitor, folder)
+    network_buffer.remove(monitor, folder)
     migration_settings.break_off(monitor, Undo.from_json(session.undo))
     writes.end_all(session, folder, monitor)
     if libvirt_side.stored(monitor) is None:
         define(session)
-    (folder / guard.OVER).touch()
+    (folder / watchdog_process.OVER).touch()
     if tenure is not None:
         with suppress(VmckptError):
             tenure.release()
@@ -122,11 +123,11 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
         outcome(folder, Fate.DIED, shot(folder) or "the guest's QEMU died")
         with suppress(VmckptError, OSError, ValueError):
             _hand_over(session, folder)
-        (folder / guard.OVER).touch()
+        (folder / watchdog_process.OVER).touch()
         for copy in memory_of(folder).glob("last-*"):
             copy.unlink()  # as large as the guest's memory was
         return
-    (folder / guard.OVER).touch()
+    (folder / watchdog_process.OVER).touch()
     if _standby_is_told(session, folder):
         # Only now nobody else can run it.
         define(session)
@@ -143,7 +144,7 @@ def ended_by_wish(folder: Path) -> bool:
 def shot(folder: Path) -> str | None:
     """Why a guest whose QEMU is gone must have ended; None: neither guard nor lease ended it."""
     try:
-        _, _, why = (folder / guard.KILLED).read_text().strip().partition(" ")
+        _, _, why = (folder / watchdog_process.KILLED).read_text().strip().partition(" ")
     except OSError:
         return _lease_ended(folder)
     return f"the watchdog ended the guest: {why}"
@@ -156,7 +157,7 @@ def _lease_ended(folder: Path) -> str | None:
     before while no agent was there to see it looks the same.
     """
     try:
-        page = GuardPage.open(folder / guard.PAGE)
+        page = GuardPage.open(folder / watchdog_process.PAGE)
     except (OSError, ValueError):
         return None
     try:
@@ -207,7 +208,7 @@ def kill(process: HeldProcess) -> None:
 
 def switched(session: Session, folder: Path) -> None:
     """After a planned switch. Raises VmckptError."""
-    (folder / guard.OVER).touch()
+    (folder / watchdog_process.OVER).touch()
     writes.end_all(session, folder, None)
     outcome(folder, Fate.SWITCHED, f"the guest runs on {session.peer}")
 
@@ -269,7 +270,7 @@ def _release(session: Session, folder: Path) -> None:
 
 
 def _tell_backup(session: Session, folder: Path, why: str) -> None:
-    made = link.connect(folder, (session.address, session.port), limit=_CONNECT)
+    made = connection.connect(folder, (session.address, session.port), limit=_CONNECT)
     ours = token(folder) if session.lease is not None else 1
     with Line(made, lambda: ours, takes=lambda told: told <= ours) as line:
         line.send(Hello(session=session.session, captured=1))

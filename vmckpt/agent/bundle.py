@@ -39,7 +39,7 @@ MODULES = (
     "vmckpt.agent.unrestore",
     "vmckpt.capture.memory.undo_process",
     "vmckpt.capture.network_hold_undo_process",
-    "vmckpt.replicate.guard",
+    "vmckpt.replication.watchdog.process",
     "vmckpt.store.backend.s3",
 )
 """What is started on hosts, and what it imports late."""

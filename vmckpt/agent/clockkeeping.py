@@ -10,10 +10,10 @@ from typing import Self
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.guest_agent import GuestAgent
 from vmckpt.hypervisor.qmp import Monitor, Seat
-from vmckpt.replicate import guestclock
-from vmckpt.replicate.facts import Session
-from vmckpt.replicate.guestclock import Clock, Reading
-from vmckpt.replicate.status import PrimaryStatus
+from vmckpt.replication import guest_clock
+from vmckpt.replication.guest_clock import Clock, Reading
+from vmckpt.replication.session import Session
+from vmckpt.replication.status import PrimaryStatus
 from vmckpt.units import Seconds
 from vmckpt.util import atomic_file
 
@@ -55,7 +55,7 @@ class ClockKeeper:
             return
         paused = self._status.paused
         since, self._paused = Seconds(paused - self._paused), paused
-        found = guestclock.decide(self._known(), read(agent, since))
+        found = guest_clock.decide(self._known(), read(agent, since))
         if found.put_right:
             set_ahead(agent, found.clock.usual)
         told = {"usual": found.clock.usual, "corrected": found.clock.corrected}

@@ -17,7 +17,7 @@ from typing import Any, Self
 from vmckpt.capture.migration_settings import Commands
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.lifecycle import Endings
-from vmckpt.replicate.newcards import NewCards
+from vmckpt.replication.primary.new_nics import NewCards
 from vmckpt.util import atomic_file
 
 log = logging.getLogger("vmckpt.replica")

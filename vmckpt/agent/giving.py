@@ -21,11 +21,11 @@ from vmckpt.hypervisor import connection
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.hypervisor.qmp import Monitor
-from vmckpt.replicate import link
-from vmckpt.replicate.facts import Session
-from vmckpt.replicate.link import Cut, Line
-from vmckpt.replicate.tenure import Tenure
-from vmckpt.replicate.wire import End, WireError
+from vmckpt.replication.primary.lease_holder import Tenure
+from vmckpt.replication.protocol import connection as protocol_connection
+from vmckpt.replication.protocol.connection import Cut, Line
+from vmckpt.replication.protocol.messages import End, WireError
+from vmckpt.replication.session import Session
 from vmckpt.units import Seconds
 from vmckpt.util import atomic_file
 from vmckpt.util.host_files import held, path_of
@@ -88,7 +88,9 @@ def _say_again(session: Session, folder: Path, give_up: float) -> bool:
     """Over lines of its own, without a hello: who says hello may yet go on."""
     while time.monotonic() < give_up:
         with suppress(OSError, VmckptError):
-            made = link.connect(folder, (session.address, session.port), limit=_CONNECT)
+            made = protocol_connection.connect(
+                folder, (session.address, session.port), limit=_CONNECT
+            )
             with Line(made, lambda: _TOKEN) as line:
                 return _said(line, give_up)
         time.sleep(_TURN)

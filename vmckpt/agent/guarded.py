@@ -8,11 +8,12 @@ from pathlib import Path
 from vmckpt.agent import giving, writes
 from vmckpt.hypervisor.qemu_process import lease_timer
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
-from vmckpt.replicate import guard, guarding, guardunit
-from vmckpt.replicate.facts import Session
-from vmckpt.replicate.guardfacts import Facts, Resumable
-from vmckpt.replicate.guarding import Keeper, Rules
-from vmckpt.replicate.guardpage import GuardPage, identity
+from vmckpt.replication.session import Session
+from vmckpt.replication.watchdog import process as watchdog_process
+from vmckpt.replication.watchdog import rules, systemd_unit
+from vmckpt.replication.watchdog.facts import Facts, Resumable
+from vmckpt.replication.watchdog.rules import Keeper, Rules
+from vmckpt.replication.watchdog.shared_page import GuardPage, identity
 from vmckpt.units import Seconds
 
 _PATIENCE = 1.0
@@ -31,14 +32,14 @@ def keeper(session: Session, process: HeldProcess) -> tuple[Keeper | None, str |
     if session.lease is None:
         return None, None
     why = lease_timer.why_not(process)
-    return guarding.keeper(timer=why is None, systemd=guardunit.available()), why
+    return rules.keeper(timer=why is None, systemd=systemd_unit.available()), why
 
 
 def begin(
     session: Session, folder: Path, process: HeldProcess, kept_by: Keeper | None = None
 ) -> GuardPage:
     """The watchdog's page, with us on it; and the watchdog of that QEMU. Raises GuardFailed."""
-    path = folder / guard.PAGE
+    path = folder / watchdog_process.PAGE
     lasts = Seconds(0.0)
     if session.role == "primary" and session.lease is not None:
         lasts = session.lease.terms.lasts
@@ -52,7 +53,7 @@ def begin(
         rules=Rules(patience=Seconds(patience)), resumable=_resumable(session, folder),
         pair=kept_by is Keeper.PAIR,
     )  # fmt: skip
-    guard.begin(facts, unit=kept_by is Keeper.UNIT)
+    watchdog_process.begin(facts, unit=kept_by is Keeper.UNIT)
     return page
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from vmckpt.agent.replica_backup import run_backup
 from vmckpt.agent.replica_primary import run_primary
 from vmckpt.errors import VmckptError
-from vmckpt.replicate import priority
-from vmckpt.replicate.facts import Session
-from vmckpt.replicate.guard import AGENT_LOG
-from vmckpt.replicate.wishes import Wish, Wishes
+from vmckpt.replication import priority
+from vmckpt.replication.control_socket import Wish, Wishes
+from vmckpt.replication.session import Session
+from vmckpt.replication.watchdog.process import AGENT_LOG
 
 log = logging.getLogger("vmckpt.replica")
 _LOG_LIMIT, _LOG_KEPT = 1 << 20, 64 << 10

@@ -16,19 +16,18 @@ from vmckpt.hypervisor.guest_agent import GuestAgent
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.hypervisor.qmp import Monitor
-from vmckpt.replicate import guard, guardpage, standing
-from vmckpt.replicate import standby as standbys
-from vmckpt.replicate.backup import Backup, Ours, StandbyGone
-from vmckpt.replicate.claim import LeaseClaim, Tokens
-from vmckpt.replicate.control import Control
-from vmckpt.replicate.facts import Session, memory_of
-from vmckpt.replicate.fates import Fate
-from vmckpt.replicate.guardrestart import GuardRestart
-from vmckpt.replicate.link import Cut
-from vmckpt.replicate.stage import Stage
-from vmckpt.replicate.standby import Standby
-from vmckpt.replicate.wire import End
-from vmckpt.replicate.wishes import Wish, Wishes
+from vmckpt.replication.backup import standby as standbys
+from vmckpt.replication.backup import standby_setup
+from vmckpt.replication.backup.epoch_stage import Stage
+from vmckpt.replication.backup.lease_claimant import LeaseClaim, Tokens
+from vmckpt.replication.backup.loop import Backup, Ours, StandbyGone
+from vmckpt.replication.backup.standby import Standby
+from vmckpt.replication.control_socket import Control, Wish, Wishes
+from vmckpt.replication.protocol.connection import Cut
+from vmckpt.replication.protocol.messages import End
+from vmckpt.replication.session import Fate, Session, memory_of
+from vmckpt.replication.watchdog import process, shared_page
+from vmckpt.replication.watchdog.restart import GuardRestart
 from vmckpt.units import Seconds
 from vmckpt.util import atomic_file
 
@@ -55,13 +54,13 @@ def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
 
 
 def _lost(session: Session, folder: Path) -> None:
-    if standing.may_have_run(folder):
+    if standby_setup.may_have_run(folder):
         if not (folder / afterlife.OUTCOME).exists():
             afterlife.outcome(folder, Fate.FAILED_OVER, "it ran here, and its QEMU has ended since")
     else:
         afterlife.outcome(folder, Fate.LOST, "the standby's QEMU is gone")
     _clear_test(session)
-    (folder / guard.OVER).touch()
+    (folder / process.OVER).touch()
 
 
 def _run_beside(session: Session, folder: Path, wishes: Wishes, qemu: HeldProcess) -> None:
@@ -69,7 +68,7 @@ def _run_beside(session: Session, folder: Path, wishes: Wishes, qemu: HeldProces
         guarded.begin(session, folder, qemu), lambda: guarded.begin(session, folder, qemu).close()
     )
     with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
-        if standing.is_ours(folder) and monitor.run_state() != _WAITS:
+        if standby_setup.is_ours(folder) and monitor.run_state() != _WAITS:
             _finish(session, folder, monitor)
             return
         # Whose test it was is dead; the standby's disks must be as they are.
@@ -84,7 +83,7 @@ def _run_beside(session: Session, folder: Path, wishes: Wishes, qemu: HeldProces
             stage = stack.enter_context(
                 Stage(
                     memory_of(folder) / "stage", Path(session.state), standby.memory, standby.disks,
-                    standby=f"{guardpage.identity(qemu.pid)}",
+                    standby=f"{shared_page.identity(qemu.pid)}",
                 )
             )  # fmt: skip
             trials = Trials(session, folder, stage, standby)
@@ -102,7 +101,7 @@ def _run_beside(session: Session, folder: Path, wishes: Wishes, qemu: HeldProces
             trials.no_more()
             if ours is not None:
                 # From here on there is no way back: an agent after us goes on with this.
-                standing.adopt(session, folder)
+                standby_setup.adopt(session, folder)
                 took = _run(session, folder, stage=stage, standby=standby, monitor=monitor,
                             ours=ours)  # fmt: skip
                 why = f"{ours.why}; running after {1e3 * took:.1f} ms, with epoch {stage.committed}"
@@ -111,16 +110,16 @@ def _run_beside(session: Session, folder: Path, wishes: Wishes, qemu: HeldProces
                 trials.close()
                 _settle(session, folder, monitor)
                 _set_clock(monitor, ours)
-                (folder / guard.OVER).touch()
+                (folder / process.OVER).touch()
                 return
-    (folder / guard.OVER).touch()
-    log.info("%s", standing.remove(session, folder))
+    (folder / process.OVER).touch()
+    log.info("%s", standby_setup.remove(session, folder))
 
 
 def _watch(
     session: Session, folder: Path, backup: Backup, answers: "_Answers", stack: ExitStack
 ) -> Ours | None:
-    if standing.is_ours(folder):
+    if standby_setup.is_ours(folder):
         return Ours("an agent before this one had taken the guest over", time.monotonic())
     server = stack.enter_context(_listening(session, folder))
     stack.callback(backup.close)
@@ -131,14 +130,14 @@ def _watch(
 def _finish(session: Session, folder: Path, monitor: Monitor) -> None:
     """An agent before us has loaded the guest, and may have died right after it."""
     if monitor.run_state() != "running":
-        standing.note_run(folder)
+        standby_setup.note_run(folder)
         standbys.go_on(monitor)
     with suppress(VmckptError):
         standbys.announce(monitor, list(session.cards))
     afterlife.outcome(folder, Fate.FAILED_OVER, "an agent before this one had taken the guest over")
     _clear_test(session)
     _settle(session, folder, monitor)
-    (folder / guard.OVER).touch()
+    (folder / process.OVER).touch()
 
 
 def _clear_test(session: Session) -> None:
@@ -165,7 +164,7 @@ def _run(
 ) -> float:
     """Let the guest run; how many seconds that took. Raises VmckptError."""
     stage.apply()
-    steps = standby.run(stage.state(), lambda: standing.note_run(folder))
+    steps = standby.run(stage.state(), lambda: standby_setup.note_run(folder))
     running = time.monotonic()
     if ours.line is not None:
         with suppress(Cut):
@@ -192,7 +191,7 @@ def _settle(session: Session, folder: Path, monitor: Monitor) -> None:
             standbys.settle(
                 monitor, session.definition, autostart=bool(session.extra.get("autostart"))
             )
-            standing.note_settled(folder)
+            standby_setup.note_settled(folder)
             return
         except VmckptError as exc:
             log.warning("%s", exc)

@@ -17,8 +17,9 @@ from vmckpt.hypervisor import block
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qmp import Monitor
-from vmckpt.replicate import logserver, taking
-from vmckpt.replicate.facts import Session, folder_of
+from vmckpt.replication.backup import standby_setup
+from vmckpt.replication.disks import nbdkit_server
+from vmckpt.replication.session import Session, folder_of
 from vmckpt.units import Seconds
 from vmckpt.util import host_directories
 
@@ -45,7 +46,7 @@ def look(order: ReplicaOrder) -> dict[str, Any]:
         return {
             "name": monitor.name, "undo": undo.to_json(), "cards": held.cards, "devices": seen,
             "memory": [file.size for file in files], "xml": monitor.xml(),
-            "room": _room(host_directories.SHM), "disk_logs": logserver.installed(),
+            "room": _room(host_directories.SHM), "disk_logs": nbdkit_server.installed(),
             "definition": stored[0] if stored else "", "autostart": bool(stored and stored[1]),
             "qemu": monitor.qemu_version(), "disks": [asdict(disk) for disk in disks],
         }  # fmt: skip
@@ -94,7 +95,7 @@ def before(order: ReplicaOrder) -> dict[str, Any]:
     users = chains.of_others((Path(path) for path, _ in order.images.values()), order.users)
     found = {
         name: asdict(
-            replace(taking.look(path, format_), user=users.get(Path(path), ("", ""))[0])
+            replace(standby_setup.look(path, format_), user=users.get(Path(path), ("", ""))[0])
         )
         for name, (path, format_) in order.images.items()
     }  # fmt: skip

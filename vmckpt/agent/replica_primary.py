@@ -23,21 +23,20 @@ from vmckpt.hypervisor.qemu_process.lease_timer import LeaseTimer
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.lease.clock import boottime
-from vmckpt.replicate import buffers, choosing
-from vmckpt.replicate.buffers import Buffers
-from vmckpt.replicate.capture import Capturer
-from vmckpt.replicate.control import Control
-from vmckpt.replicate.facts import Session, memory_of
-from vmckpt.replicate.finder import CompareFinder
-from vmckpt.replicate.guarding import Keeper
-from vmckpt.replicate.leave import Leave
-from vmckpt.replicate.memory import Memory
-from vmckpt.replicate.newcards import Commands
-from vmckpt.replicate.parts import Parts
-from vmckpt.replicate.primary import Primary, Switched
-from vmckpt.replicate.status import PrimaryStatus
-from vmckpt.replicate.tenure import Tenure
-from vmckpt.replicate.wishes import Wish, Wishes
+from vmckpt.replication.control_socket import Control, Wish, Wishes
+from vmckpt.replication.dirty_pages import select
+from vmckpt.replication.dirty_pages.finder import CompareFinder
+from vmckpt.replication.primary import network_buffer
+from vmckpt.replication.primary.epoch_capture import Capturer
+from vmckpt.replication.primary.lease_holder import Tenure
+from vmckpt.replication.primary.loop import Parts, Primary, Switched
+from vmckpt.replication.primary.memory import Memory
+from vmckpt.replication.primary.network_buffer import Buffers
+from vmckpt.replication.primary.new_nics import Commands
+from vmckpt.replication.primary.solo_permission import Leave
+from vmckpt.replication.session import Session, memory_of
+from vmckpt.replication.status import PrimaryStatus
+from vmckpt.replication.watchdog.rules import Keeper
 from vmckpt.units import MIB, Seconds
 
 log = logging.getLogger("vmckpt.replica")
@@ -164,7 +163,7 @@ class _Agent:
         libvirt_side.undefine(monitor)
         accelerator = "kvm" if monitor.ask("query-kvm")["enabled"] else "TCG"
         # libvirt knows nothing of our mirrors, and saves or migrates the guest all the same.
-        choice = choosing.decide(accelerator, guarded=False, tried=None)
+        choice = select.decide(accelerator, guarded=False, tried=None)
         assert choice is not None  # what nothing guards need not be tried
         self._status.finds(choice.finder, choice.why)
         capturer = Capturer(
@@ -228,9 +227,9 @@ def found_filters(
     Raises HypervisorError.
     """
     filters = Buffers(monitor, session.cards, folder, session.owner)
-    held = buffers.there(monitor, session.cards) and not alone
+    held = network_buffer.there(monitor, session.cards) and not alone
     if alone:
-        buffers.remove(monitor, folder)
+        network_buffer.remove(monitor, folder)
     else:
         filters.attach()
     return filters, held

@@ -22,16 +22,21 @@ from vmckpt.errors import BadInput, Cancelled, CaptureFailed, GuestBusy, VmckptE
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qmp import Monitor
-from vmckpt.replicate import fleecing, trial_room, trial_xml, twin
-from vmckpt.replicate import standby as standbys
-from vmckpt.replicate.facts import Session
-from vmckpt.replicate.fleecing import Fleece
-from vmckpt.replicate.redo import Memory
-from vmckpt.replicate.stage import Stage
-from vmckpt.replicate.standby import Standby, socket_of
-from vmckpt.replicate.standstill import Standstill
-from vmckpt.replicate.trial_room import Room
-from vmckpt.replicate.twin import Next, Touched
+from vmckpt.replication.backup import standby as standbys
+from vmckpt.replication.backup.epoch_stage import Stage
+from vmckpt.replication.backup.redo_log import Memory
+from vmckpt.replication.backup.standby import Standby, socket_of
+from vmckpt.replication.session import Session
+from vmckpt.replication.test_failover import (
+    disk_copy,
+    domain_xml,
+    memory_check,
+    memory_copy,
+)
+from vmckpt.replication.test_failover.disk_copy import Fleece
+from vmckpt.replication.test_failover.memory_check import Room
+from vmckpt.replication.test_failover.memory_copy import Next, Touched
+from vmckpt.replication.test_failover.pause import Standstill
 from vmckpt.units import Bytes, Seconds
 
 log = logging.getLogger("vmckpt.replica")
@@ -90,7 +95,7 @@ class Trials:
                 f"{name} has no epoch on {self._session.host} yet",
                 mend="wait until its standby is ready: vmckpt status",
             )
-        if (why := trial_room.against(_room(self._session, self._standby))) is not None:
+        if (why := memory_check.against(_room(self._session, self._standby))) is not None:
             raise BadInput(
                 f"{self._session.host} {why}",
                 mend="end another guest there, or protect the guest on another host",
@@ -188,7 +193,7 @@ class _Trial:
         xml = monitor.xml()
         where = {"host": session.host, "uri": session.uri}
         self._told["name"] = name = _free_name(session.name, libvirt_side.names(**where))
-        firmware = trial_xml.firmware(xml)
+        firmware = domain_xml.firmware(xml)
         nvram = None if firmware is None else trial_files.nvram(firmware)
         fleeces = tuple(
             Fleece(
@@ -204,9 +209,9 @@ class _Trial:
         trial_files.make_images(session, fleeces, socket)
         if firmware is not None and nvram is not None:
             trial_files.copy_firmware(firmware, nvram)
-        fleecing.prepare(monitor, fleeces)
+        disk_copy.prepare(monitor, fleeces)
         disks = {target: (image, str(socket)) for target, image in images.items()}
-        description = trial_xml.copy(
+        description = domain_xml.copy(
             xml, name=name, uuid=self._uuid, session=session.session, disks=disks, nvram=nvram
         )
         self._go_on()
@@ -222,10 +227,10 @@ class _Trial:
         try:
             with self._still.held():
                 self._stage.noted = touched
-            flags = twin.everything(source)
+            flags = memory_copy.everything(source)
             for rounds in itertools.count():
-                twin.copy(source, target, flags, self._between)
-                step = twin.decide(touched.count, rounds)
+                memory_copy.copy(source, target, flags, self._between)
+                step = memory_copy.decide(touched.count, rounds)
                 if step is Next.GIVE_UP:
                     raise CaptureFailed(
                         f"{self._session.name} changes its memory faster than it can be copied",
@@ -254,10 +259,10 @@ class _Trial:
                     f"{self._session.host} gets all of {self._session.name} anew",
                     mend="try again when its standby is ready: vmckpt status",
                 )
-            if touched.count > twin.MOST:
+            if touched.count > memory_copy.MOST:
                 return None
-            fleecing.begin(monitor, fleeces)
-            twin.copy(self._standby.memory, target, touched.take(), self._counted)
+            disk_copy.begin(monitor, fleeces)
+            memory_copy.copy(self._standby.memory, target, touched.take(), self._counted)
             self._told |= {"epoch": stage.committed, "taken": stage.last.taken}
             self._told["held_s"] = time.monotonic() - began
             return stage.state()
@@ -287,7 +292,7 @@ class _Trial:
 
     def _look_at_room(self) -> None:
         free = _beside_images(self._session)
-        if free is not None and trial_room.runs_out(free):
+        if free is not None and memory_check.runs_out(free):
             raise CaptureFailed(
                 f"the test was ended: {self._session.host} has hardly any room left beside the"
                 " standby's images",

@@ -26,11 +26,19 @@ from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.lease.client import LeaseClient, LeaseForgotten
 from vmckpt.lease.connection import LeaseUnreachable
-from vmckpt.replicate import control, guard, link, standing
-from vmckpt.replicate import standby as standbys
-from vmckpt.replicate.facts import Session, folder_of, make_folder, remove_folder
-from vmckpt.replicate.fates import Fate
-from vmckpt.replicate.guardpage import GuardPage
+from vmckpt.replication import control_socket
+from vmckpt.replication.backup import standby as standbys
+from vmckpt.replication.backup import standby_setup
+from vmckpt.replication.protocol import connection as protocol_connection
+from vmckpt.replication.session import (
+    Fate,
+    Session,
+    folder_of,
+    make_folder,
+    remove_folder,
+)
+from vmckpt.replication.watchdog import process as watchdog_process
+from vmckpt.replication.watchdog.shared_page import GuardPage
 from vmckpt.units import Seconds
 from vmckpt.util import host_directories
 
@@ -52,7 +60,7 @@ def _identity(order: ReplicaOrder) -> dict[str, Any]:
     """A certificate for the session; nothing of an earlier one may be there."""
     _must_be_free(order)
     return {
-        "certificate": link.make_identity(make_folder(order.guest)),
+        "certificate": protocol_connection.make_identity(make_folder(order.guest)),
         "owner": qemu_user.owner(order.uri, order.host),
     }
 
@@ -71,23 +79,23 @@ def _must_be_free(order: ReplicaOrder) -> None:
 def _stand(order: ReplicaOrder) -> dict[str, Any]:
     """Make the standby and start its agent; where it listens."""
     session = _session(order)
-    (folder_of(order.guest) / link.PEER).write_text(order.peer)
+    (folder_of(order.guest) / protocol_connection.PEER).write_text(order.peer)
     session.write(folder_of(order.guest))
     try:
-        standing.make(session, order.xml)
+        standby_setup.make(session, order.xml)
         _begin(order, "the standby's agent")
         return {"port": int((folder_of(order.guest) / PORT).read_text())}
     except BaseException:
         with suppress(VmckptError):
             _stop_agent(folder_of(order.guest))
-            standing.remove(session, folder_of(order.guest))
+            standby_setup.remove(session, folder_of(order.guest))
         raise
 
 
 def _protect(order: ReplicaOrder) -> dict[str, Any]:
     """Start the primary's agent."""
     session = _session(order)
-    (folder_of(order.guest) / link.PEER).write_text(order.peer)
+    (folder_of(order.guest) / protocol_connection.PEER).write_text(order.peer)
     session.write(folder_of(order.guest))
     afterlife.note_alone(folder_of(order.guest))  # the standby has nothing of it yet
     _begin(order, "the guest's agent")
@@ -127,7 +135,7 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
         told |= json.loads((folder / afterlife.OUTCOME).read_text())
     if (noted := giving.given(folder)) is not None:
         told["given"] = noted
-    if standing.may_have_run(folder):
+    if standby_setup.may_have_run(folder):
         told["ran"] = True
     if afterlife.is_alone(folder):
         told["alone"] = True
@@ -162,7 +170,7 @@ def _heard(folder: Path, question: dict[str, Any], patience: Seconds) -> dict[st
     until = time.monotonic() + patience
     while True:
         try:
-            return control.ask(folder, question)
+            return control_socket.ask(folder, question)
         except RemoteError:
             if time.monotonic() >= until:
                 raise
@@ -195,7 +203,7 @@ def _end(order: ReplicaOrder) -> dict[str, Any]:
 def _forget_images(order: ReplicaOrder) -> list[str]:
     """Those of a standby, and of a test of it, that a reboot has ended."""
     tests = trial_files.forget_files(Path(order.state))
-    made = standing.forget_images(Path(order.state), order.owner)
+    made = standby_setup.forget_images(Path(order.state), order.owner)
     return (["removed the images of a test"] if tests else []) + [f"removed {one}" for one in made]
 
 
@@ -245,20 +253,20 @@ def _end_backup(order: ReplicaOrder, session: Session) -> list[str]:
         raise _by_now(order, session)
     _stop_agent(folder)
     if not order.define and _takes_over(folder, session):  # in that moment
-        (folder / guard.OVER).unlink(missing_ok=True)
+        (folder / watchdog_process.OVER).unlink(missing_ok=True)
         _start(folder)
         raise _by_now(order, session)
     trial_files.clear(session)
     if _takes_over(folder, session):
         _settle(order, session, folder)
-        standing.clear(session, folder)
+        standby_setup.clear(session, folder)
         return ["the guest is an ordinary one"]
-    return list(standing.remove(session, folder))
+    return list(standby_setup.remove(session, folder))
 
 
 def _takes_over(folder: Path, session: Session) -> bool:
     """Whether the guest is this host's: it runs here, or did, or is about to."""
-    return standing.is_ours(folder) and not standing.never_came_to_life(session, folder)
+    return standby_setup.is_ours(folder) and not standby_setup.never_came_to_life(session, folder)
 
 
 def _by_now(order: ReplicaOrder, session: Session) -> GuestBusy:
@@ -268,7 +276,7 @@ def _by_now(order: ReplicaOrder, session: Session) -> GuestBusy:
 def _settle(order: ReplicaOrder, session: Session, folder: Path) -> None:
     """The guest is this host's: what its agent may not have come to is done now. What its owner has
     done since stays."""
-    if standing.is_settled(folder):
+    if standby_setup.is_settled(folder):
         return
     autostart = bool(session.extra.get("autostart"))
     if identity.runs(session.guest):
@@ -354,7 +362,7 @@ def _session(order: ReplicaOrder) -> Session:
 
 
 def _start(folder: Path) -> None:
-    with (folder / guard.AGENT_LOG).open("ab") as log:
+    with (folder / watchdog_process.AGENT_LOG).open("ab") as log:
         subprocess.run(
             ["setsid", "--fork", *guarded.command(folder)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=True,
@@ -363,7 +371,7 @@ def _start(folder: Path) -> None:
 
 def _answers(folder: Path) -> bool:
     try:
-        control.ask(folder, {})
+        control_socket.ask(folder, {})
     except RemoteError:
         return False
     return True
@@ -371,7 +379,7 @@ def _answers(folder: Path) -> bool:
 
 def _why(order: ReplicaOrder) -> str:
     with suppress(OSError, IndexError):
-        text = (folder_of(order.guest) / guard.AGENT_LOG).read_text(errors="replace")
+        text = (folder_of(order.guest) / watchdog_process.AGENT_LOG).read_text(errors="replace")
         return f": {text.strip().splitlines()[-1]}"
     return ""
 
@@ -394,7 +402,7 @@ def _stop_safely(session: Session, folder: Path) -> None:
         try:
             token = client.invalidate(afterlife.token(folder))
         except BaseException:
-            (folder / guard.OVER).unlink()
+            (folder / watchdog_process.OVER).unlink()
             _start(folder)
             raise
         afterlife.disarm(session)  # if we die before all is ended, nothing else would
@@ -428,7 +436,9 @@ def _revive(order: ReplicaOrder) -> dict[str, Any]:
     if (folder / afterlife.OUTCOME).exists():
         return {"did": []}
     _end_agent(folder)  # it does not answer: it may be stopped
-    (folder / guard.OVER).unlink(missing_ok=True)  # of a command that did not come to its end
+    (folder / watchdog_process.OVER).unlink(
+        missing_ok=True
+    )  # of a command that did not come to its end
     _begin(order, "the agent")
     return {"did": [f"started the agent on {order.host} again"]}
 
@@ -457,16 +467,16 @@ def _give(order: ReplicaOrder) -> dict[str, Any]:
 
 def _stop_agent(folder: Path) -> None:
     """End the agent of a folder for good, by force: all it knows is written down."""
-    (folder / guard.OVER).touch()
+    (folder / watchdog_process.OVER).touch()
     _end_agent(folder)
 
 
 def _end_agent(folder: Path) -> None:
     with suppress(OSError, ValueError):
-        page = GuardPage.open(folder / guard.PAGE)
+        page = GuardPage.open(folder / watchdog_process.PAGE)
         known = page.agent
         page.close()
-        process = guard.hold(known)
+        process = watchdog_process.hold(known)
         if process is not None:
             with process:
                 process.end(_ENDS)

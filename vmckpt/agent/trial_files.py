@@ -16,9 +16,9 @@ from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.hypervisor import connection
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qmp import Monitor
-from vmckpt.replicate import fleecing
-from vmckpt.replicate.facts import Session
-from vmckpt.replicate.fleecing import Fleece
+from vmckpt.replication.session import Session
+from vmckpt.replication.test_failover import disk_copy
+from vmckpt.replication.test_failover.disk_copy import Fleece
 from vmckpt.units import Seconds
 from vmckpt.util import atomic_file
 from vmckpt.util.host_files import Folder, opened, path_of
@@ -131,7 +131,7 @@ def clear(session: Session) -> None:
     _end(found.uuid, session)
     try:
         with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
-            fleecing.end(monitor)
+            disk_copy.end(monitor)
     except HypervisorError as exc:
         if exc.code not in connection.NOT_HERE:
             raise

@@ -5,13 +5,13 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from vmckpt.hypervisor.qmp import Monitor
-from vmckpt.replicate import diskreading, logserver, mirroring
-from vmckpt.replicate.diskcompare import Readable
-from vmckpt.replicate.diskepochs import LogPlace, WriteLog
-from vmckpt.replicate.facts import Session, memory_of
-from vmckpt.replicate.logcontrol import Control
-from vmckpt.replicate.logserver import Socket
-from vmckpt.replicate.mirroring import MirrorEnded
+from vmckpt.replication.disks import mirror_job, nbdkit_server, resync
+from vmckpt.replication.disks.epoch_log import LogPlace, WriteLog
+from vmckpt.replication.disks.log_control import Control
+from vmckpt.replication.disks.mirror_job import MirrorEnded
+from vmckpt.replication.disks.nbdkit_server import Socket
+from vmckpt.replication.disks.resync import Readable
+from vmckpt.replication.session import Session, memory_of
 from vmckpt.units import MIB, Bytes
 
 _LOG_LIMIT = Bytes(64 * MIB)
@@ -21,7 +21,7 @@ class Mirrors:
     """The jobs and servers that bring the guest's writes to the logs; see primary.Mirrors."""
 
     def __init__(
-        self, session: Session, folder: Path, monitor: Monitor, still: mirroring.Still
+        self, session: Session, folder: Path, monitor: Monitor, still: mirror_job.Still
     ) -> None:
         self._monitor, self._still = monitor, still
         nodes: Mapping[str, str] = session.extra["nodes"]
@@ -30,14 +30,14 @@ class Mirrors:
             for number, disk in enumerate(session.disks)
         ]
         self._owner = session.owner
-        self._reading = diskreading.place_of(folder)
+        self._reading = resync.place_of(folder)
 
     def begin(self) -> bool:
         """Begin those that are not there; whether any was.
 
         Raises DiskLogError, HypervisorError.
         """
-        diskreading.end(self._monitor, self._reading)
+        resync.end(self._monitor, self._reading)
         missing = False
         for number, node, size, place, path in self._disks:
             if not self._lives(number, place):
@@ -55,12 +55,12 @@ class Mirrors:
     def disks(self) -> AbstractContextManager[Sequence[Readable]]:
         """The guest's disks, to be read; see diskreading.opened."""
         nodes = [node for _, node, *_ in self._disks]
-        return diskreading.opened(self._monitor, nodes, self._reading, self._owner)
+        return resync.opened(self._monitor, nodes, self._reading, self._owner)
 
     def end(self) -> None:
         """Bring nothing any more. Raises HypervisorError."""
         for number, _, _, place, _ in self._disks:
-            end(self._monitor, place, mirroring.name_of(number), self._still)
+            end(self._monitor, place, mirror_job.name_of(number), self._still)
 
     def logs(self) -> list[WriteLog]:
         found = [WriteLog(place) for *_, place, _ in self._disks]
@@ -69,28 +69,28 @@ class Mirrors:
         return found
 
     def _lives(self, number: int, place: LogPlace) -> bool:
-        if logserver.running(place) is None:
+        if nbdkit_server.running(place) is None:
             return False
         try:
-            mirroring.begun(self._monitor, mirroring.name_of(number))
+            mirror_job.begun(self._monitor, mirror_job.name_of(number))
         except MirrorEnded:
             return False
         with WriteLog(place) as log:
             return log.failed() is None
 
     def _begin(self, number: int, node: str, size: Bytes, place: LogPlace, path: Path) -> None:
-        job = mirroring.name_of(number)
+        job = mirror_job.name_of(number)
         socket = Socket(path=path, owner=self._owner)
         end(self._monitor, place, job, self._still)
-        if logserver.running(place) is not None:
+        if nbdkit_server.running(place) is not None:
             with WriteLog(place) as log:
                 spoiled = log.failed()
                 log.consume(log.size())
                 log.set_open(False)  # which the end of the mirror before has set
             if spoiled is not None:
-                logserver.stop(place, socket)
-        logserver.start(place, socket, size=size, limit=_LOG_LIMIT)
-        mirroring.begin(self._monitor, node=node, socket=path, job=job, still=self._still)
+                nbdkit_server.stop(place, socket)
+        nbdkit_server.start(place, socket, size=size, limit=_LOG_LIMIT)
+        mirror_job.begin(self._monitor, node=node, socket=path, job=job, still=self._still)
 
 
 def place_of(folder: Path, disk: int) -> tuple[LogPlace, Path]:
@@ -99,21 +99,21 @@ def place_of(folder: Path, disk: int) -> tuple[LogPlace, Path]:
 
 
 def end(
-    monitor: Monitor, place: LogPlace, job: str, still: mirroring.Still = mirroring.unnoticed
+    monitor: Monitor, place: LogPlace, job: str, still: mirror_job.Still = mirror_job.unnoticed
 ) -> None:
     """Take a mirror away; the guest's writes wait for nothing any more. Raises HypervisorError."""
     with suppress(OSError, ValueError), Control(place.control) as told:
         # Else the end would wait for writes that wait for us.
         told.never_wait = True
-    mirroring.end(monitor, job, still)
+    mirror_job.end(monitor, job, still)
 
 
 def end_all(session: Session, folder: Path, monitor: Monitor | None) -> None:
     """Nothing of it stays; `monitor`: None if the guest's QEMU is gone. Raises VmckptError."""
     if monitor is not None:
-        diskreading.end(monitor, diskreading.place_of(folder))
+        resync.end(monitor, resync.place_of(folder))
     for number in range(len(session.disks)):
         place, path = place_of(folder, number)
         if monitor is not None:
-            end(monitor, place, mirroring.name_of(number))
-        logserver.stop(place, Socket(path=path))
+            end(monitor, place, mirror_job.name_of(number))
+        nbdkit_server.stop(place, Socket(path=path))

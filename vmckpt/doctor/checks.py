@@ -14,8 +14,8 @@ from vmckpt.model.host import (
     HostProbe,
     NoTrace,
 )
-from vmckpt.replicate import guarding
-from vmckpt.replicate.guarding import Keeper
+from vmckpt.replication.watchdog import rules
+from vmckpt.replication.watchdog.rules import Keeper
 from vmckpt.units import MIB, show_bytes, show_seconds
 
 OLDEST_LIBVIRT = (9, 0, 0)
@@ -266,7 +266,7 @@ def _shared_memory(name: str, probe: HostProbe) -> Iterator[Finding]:
 
 def _watchdog(name: str, probe: HostProbe) -> Iterator[Finding]:
     """What would enforce the leases of guests that are protected there."""
-    kept_by = guarding.keeper(timer=probe.no_trace is None, systemd=probe.systemd)
+    kept_by = rules.keeper(timer=probe.no_trace is None, systemd=probe.systemd)
     why = "" if probe.no_trace is None else f", as the kernel cannot: {probe.no_trace}"
     yield _finding(
         "watchdog",

@@ -27,7 +27,7 @@ from vmckpt.model.migration import Outcome
 from vmckpt.protect import asking, fencing, leaving, proof
 from vmckpt.protect.proof import Case, Proof
 from vmckpt.protect.requests import Judge
-from vmckpt.replicate.fates import Fate
+from vmckpt.replication.session import Fate
 from vmckpt.units import Seconds, show_seconds
 
 _TURN = 0.05

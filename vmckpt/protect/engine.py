@@ -29,9 +29,14 @@ from vmckpt.protect import asking, looking, preflight
 from vmckpt.protect.requests import Judge, Protected, ProtectRequest, Setting
 from vmckpt.protect.reversing import Earlier
 from vmckpt.protect.steps import READY, Step
-from vmckpt.replicate import standby_xml
-from vmckpt.replicate.facts import Disk, Lease, Session, Terms
-from vmckpt.replicate.fates import Fate
+from vmckpt.replication.backup import standby_xml
+from vmckpt.replication.session import (
+    Disk,
+    Fate,
+    Lease,
+    Session,
+    Terms,
+)
 from vmckpt.units import Seconds
 
 _TURN = 0.2

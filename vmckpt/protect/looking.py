@@ -19,7 +19,7 @@ from vmckpt.protect import asking, reversing
 from vmckpt.protect.preflight import Seen
 from vmckpt.protect.requests import ProtectRequest, Setting
 from vmckpt.protect.reversing import Before, Taking
-from vmckpt.replicate.taking import Image
+from vmckpt.replication.backup.standby_setup import Image
 from vmckpt.units import Bytes
 
 _NONE = Taking()

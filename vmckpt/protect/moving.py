@@ -15,7 +15,7 @@ from typing import Any
 from vmckpt.errors import OutcomeUnknown, VmckptError
 from vmckpt.model.host import Host
 from vmckpt.protect import asking
-from vmckpt.replicate.fates import Fate
+from vmckpt.replication.session import Fate
 from vmckpt.units import Seconds
 
 _TURN = 0.1

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from vmckpt.protect.requests import Judge
-from vmckpt.replicate.fates import Fate
+from vmckpt.replication.session import Fate
 from vmckpt.units import Seconds
 
 SUMMARY_EVERY = Seconds(10.0)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from vmckpt.errors import BadInput, GuestBusy
-from vmckpt.replicate.fates import Fate
+from vmckpt.replication.session import Fate
 from vmckpt.units import Seconds
 
 LIVES = Seconds(3.0)

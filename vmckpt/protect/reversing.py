@@ -11,8 +11,8 @@ from typing import Any
 from vmckpt.journal.records import Operation, StoredStep
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.protect.steps import Step
-from vmckpt.replicate import taking
-from vmckpt.replicate.taking import Image
+from vmckpt.replication.backup import standby_setup
+from vmckpt.replication.backup.standby_setup import Image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ def decide(
         elif image.path in ours:
             # On storage that both hosts see it would be one file for both.
             why = f"{image.path} is what the guest runs on now"
-        elif (why := taking.why_not(image, int(disk["size"] or 0))) is None:
+        elif (why := standby_setup.why_not(image, int(disk["size"] or 0))) is None:
             images[name] = image.path
             findings.append(_info(host, f"{name}: {image.path} is taken, and gets what differs"))
             continue

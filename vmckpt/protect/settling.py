@@ -13,7 +13,7 @@ from vmckpt.protect import asking, ending, leaving
 from vmckpt.protect.copies import second_copy
 from vmckpt.protect.ending import Known
 from vmckpt.protect.steps import READY, Step
-from vmckpt.replicate.fates import Fate
+from vmckpt.replication.session import Fate
 
 
 async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from vmckpt.protect.proof import LIVES, Case
 from vmckpt.protect.steps import READY
-from vmckpt.replicate.fates import Fate
+from vmckpt.replication.session import Fate
 from vmckpt.units import Seconds
 
 

@@ -1,0 +1,1 @@
+"""The standby's side: stages epochs, commits them, and takes over."""

@@ -1,0 +1,292 @@
+"""The other side of a protection: commits epochs to the standby, and runs it when it must.
+
+One thread does all of it. Another one accepts connections: the primary's newest one counts, since
+it connects again only when it has given the one before up.
+"""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vmckpt.errors import VmckptError
+from vmckpt.replication.backup import takeover
+from vmckpt.replication.backup.epoch_stage import Stage
+from vmckpt.replication.backup.lease_claimant import Claim
+from vmckpt.replication.backup.redo_log import StageFull
+from vmckpt.replication.backup.standby import Standby
+from vmckpt.replication.backup.takeover import Seen, Step
+from vmckpt.replication.control_socket import Wish, Wishes
+from vmckpt.replication.disks import resync
+from vmckpt.replication.primary import memory
+from vmckpt.replication.protocol import connection
+from vmckpt.replication.protocol.connection import Cut, Line
+from vmckpt.replication.protocol.messages import (  # fmt: skip
+    Ack,
+    Beat,
+    End,
+    Hello,
+    Message,
+    Pages,
+    Refused,
+    Seal,
+    State,
+    Wanted,
+    Welcome,
+    WireError,
+    Writes,
+)
+from vmckpt.replication.session import Session
+from vmckpt.units import Seconds
+
+_ACCEPT = Seconds(0.5)
+_TURN = Seconds(0.02)
+_HEARD = Seconds(2.0)
+_WRONG = Seconds(2.0)
+"""A primary that is heard for so long is not the one that a person meant."""
+BEAT = Seconds(0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """The guest is to run here."""
+
+    why: str
+    decided: float
+    """When, by time.monotonic()."""
+    silent: Seconds = Seconds(0.0)
+    """For how long nothing had come from the primary."""
+    clock: Seconds | None = None
+    """How far the guest's clock is to be ahead of the host's; None: nobody can set it."""
+    line: Line | None = None
+    """To the primary, which may want to hear of it."""
+
+
+class StandbyGone(VmckptError):
+    """The standby's QEMU has ended: nothing could run here."""
+
+
+class Backup:
+    """Runs until the guest is ours, or nobody wants a standby any more."""
+
+    def __init__(
+        self, session: Session, folder: Path, *, stage: Stage, standby: Standby, claim: Claim,
+        wishes: Wishes, between: Callable[[], None], lives: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
+        """`between` is called between turns: the standby is what was committed, and stays it.
+        `lives`: whether its QEMU does."""
+        self._session, self._folder = session, folder
+        self._stage, self._standby, self._claim, self._wishes = stage, standby, claim, wishes
+        self._between, self._lives = between, lives
+        self._asked: float | None = None
+        """Since when a person wants the guest here."""
+        self._newest: Line | None = None
+        self._lock = threading.Lock()
+        self._heard = time.monotonic()
+        self._over: str | None = None
+        self._handed_over = False
+        self._final = stage.last is not None and stage.last.final
+        self._peer: dict[str, Any] = {}
+        self._says = "waiting for the primary"
+
+    def run(self, server: socket.socket) -> Ours | None:
+        """Until the guest is ours; None: the protection has ended. Raises StandbyGone, StageError
+        and what the standby raises: it is worth nothing then."""
+        accepting = threading.Thread(
+            target=self._accept, args=(server,), name="accepting", daemon=True
+        )
+        beating = threading.Thread(target=self._beat, name="beating", daemon=True)
+        accepting.start()
+        beating.start()
+        try:
+            return self._loop()
+        finally:
+            self._over = self._over or "it ends"
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+
+    def close(self) -> None:
+        """Hang up, once there is time for it."""
+        if self._newest is not None:
+            self._newest.close()
+
+    def as_json(self) -> dict[str, Any]:
+        """For a person or program."""
+        return {**self.note(), "primary": self._peer or None}
+
+    def note(self) -> dict[str, Any]:
+        """What the primary is told; not what it has told itself, or that would grow for ever."""
+        last = self._stage.last
+        return {
+            "role": "backup", "phase": "waiting", "committed": self._stage.committed,
+            "ready": self._stage.committed > 0, "silent_s": self._silent(),
+            "connected": self._newest is not None,
+            "received": 0 if self._newest is None else self._newest.received,
+            "epoch_age_s": None if last is None else max(0.0, time.time() - last.taken),
+            "says": self._says,
+        }  # fmt: skip
+
+    def _silent(self) -> Seconds:
+        line = self._newest
+        heard = self._heard if line is None else max(self._heard, line.heard)
+        return Seconds(time.monotonic() - heard)
+
+    def _accept(self, server: socket.socket) -> None:
+        while self._over is None:
+            try:
+                made = connection.accept(self._folder, server, limit=_ACCEPT)
+            except OSError:
+                time.sleep(_TURN)  # no files left, for a moment; or the socket was closed
+                continue
+            if made is None:
+                continue
+            line = Line(made, lambda: self._claim.token, takes=self._claim.takes)
+            with self._lock:
+                before, self._newest = self._newest, line
+            if before is not None:
+                before.close()
+
+    def _beat(self) -> None:
+        while self._over is None:
+            time.sleep(BEAT)
+            line = self._newest
+            if line is not None:
+                with suppress(Cut):
+                    line.send(Beat(sent=time.time(), note=json.dumps(self.note()).encode()))
+
+    def _loop(self) -> Ours | None:
+        line: Line | None = None
+        while self._over is None:
+            if not self._lives():
+                raise StandbyGone(f"{self._session.name}: the standby's QEMU is gone")
+            if self._newest is not line:
+                line = self._newest
+                self._stage.discard()
+            if line is None:
+                time.sleep(_TURN)
+            else:
+                self._turn(line)
+            if self._wishes.has(Wish.END):
+                return None
+            if (ours := self._ours()) is not None:
+                return ours
+            self._between()
+        return None
+
+    def _turn(self, line: Line) -> None:
+        """Take what comes. A line that breaks is forgotten; the primary makes another, also if
+        there is no room for an epoch. Raises StageError, and what the standby raises."""
+        try:
+            message = line.receive(_TURN)
+            if message is not None:
+                self._take(line, message)
+        except (Cut, WireError, ValueError, IndexError, StageFull) as exc:
+            if not self._stage.applied:
+                raise  # the standby may be half an epoch
+            self._says = str(exc)
+            self._heard = max(self._heard, line.heard)
+            if not isinstance(exc, Cut):
+                self._refuse(line, str(exc))
+            with self._lock:
+                if self._newest is line:
+                    self._newest = None
+            line.close()
+            self._stage.discard()
+
+    @staticmethod
+    def _refuse(line: Line, why: str) -> None:
+        """Say why, and wait until that was heard: what is closed with something unread in it takes
+        our last words along."""
+        give_up = time.monotonic() + _HEARD
+        with suppress(Cut, WireError):
+            line.send(Refused(why=why))
+            while time.monotonic() < give_up:
+                line.receive(_TURN)
+
+    def _take(self, line: Line, message: Message) -> None:
+        stage = self._stage
+        match message:
+            case Hello():
+                self._welcome(line, message)
+            case Wanted(file=file) if file < 0:
+                line.send(resync.answer(message, self._standby.disks))
+            case Wanted():
+                line.send(memory.answer(message, self._standby.memory))
+            case Pages() | Writes() | State():
+                (stage.take if message.epoch else stage.bulk)(message)
+            case Seal():
+                self._commit(line, message)
+            case Beat():
+                self._peer = json.loads(message.note or b"{}")
+            case End():
+                self._handed_over = message.why == "switched"
+                if not self._handed_over:
+                    self._over = message.why
+                    with suppress(Cut):
+                        line.send(message)  # it was heard
+            case _:
+                raise ValueError(f"the primary sends {type(message).__name__}")
+
+    def _commit(self, line: Line, seal: Seal) -> None:
+        """The epoch is committed, acknowledged and applied; the last also if nobody hears of it."""
+        epoch = self._stage.seal(seal)
+        try:
+            line.send(Ack(epoch=epoch))
+        finally:
+            self._final = seal.final
+            self._stage.apply()
+        self._says = "it follows the guest"
+
+    def _welcome(self, line: Line, hello: Hello) -> None:
+        if hello.session != self._session.session:
+            raise ValueError("the primary is of another session")
+        self._final = False
+        # Who says hello is not dead, whatever a person said.
+        self._wishes.drop(Wish.FAILOVER)
+        if hello.captured == 0:
+            self._stage.start_over()
+        self._says = "the primary copies"
+        line.send(Welcome(session=self._session.session, committed=self._stage.committed))
+
+    def _ours(self) -> Ours | None:
+        """Whether the guest is to run here, as far as is known now."""
+        seen = Seen(
+            committed=self._stage.committed, silent=self._silent(),
+            has_lease=self._session.lease is not None, automatic=self._session.terms.automatic,
+            person=self._wishes.has(Wish.FAILOVER), final=self._final,
+            handed_over=self._handed_over, moves=self._session.moves,
+        )  # fmt: skip
+        self._forget_wish(seen)
+        decision = takeover.decide(seen, patience=self._claim.patience)
+        if decision.step is Step.RUN:
+            return self._taken(decision.why, seen)
+        if decision.step is Step.ASK:
+            try:
+                if (why := self._claim.ask()) is not None:
+                    return self._taken(f"{decision.why}; {why}", seen)
+                self._says = self._claim.says
+            except VmckptError as exc:
+                self._says = str(exc)
+        return None
+
+    def _forget_wish(self, seen: Seen) -> None:
+        """Who said that the primary is dead was wrong, if that is heard: it must not count hours
+        later, when the line hiccups. (With a lease, that is asked.)"""
+        if not seen.person or seen.has_lease or seen.moves or seen.silent > self._claim.patience:
+            self._asked = None
+            return
+        now = time.monotonic()
+        self._asked = self._asked or now
+        if now - self._asked > _WRONG:
+            self._wishes.drop(Wish.FAILOVER)
+            self._says = "the primary is heard: it does not run here"
+
+    def _taken(self, why: str, seen: Seen) -> Ours:
+        ahead = self._peer.get("clock_ahead_s")
+        clock = Seconds(ahead) if isinstance(ahead, int | float) else None
+        return Ours(why, time.monotonic(), seen.silent, clock, self._newest)

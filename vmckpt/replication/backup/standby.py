@@ -1,0 +1,325 @@
+"""The standby on the backup: a QEMU with the guest's memory mapped that has not started to run.
+
+Its links are down and its disks are exported for writing. Device state comes last: once it is
+loaded the guest runs from the last committed epoch. QEMU can be given that only once.
+
+The NBD client here writes with many requests under way, but as if one followed the other. A server
+may do what is under way in any order, so a request that overlaps one of those waits for it. As with
+`Client` every error is a HypervisorError and ends the connection.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Self
+
+from vmckpt.capture import migration_settings
+from vmckpt.capture.memory import memory_files
+from vmckpt.capture.memory.page_diff import Mapping
+from vmckpt.capture.migration_settings import EVENTS, IGNORE_SHARED
+from vmckpt.capture.nbd import protocol as wire
+from vmckpt.capture.nbd.client import Client, _Request
+from vmckpt.capture.nbd.protocol import Place, Unix
+from vmckpt.errors import CaptureFailed, HypervisorError
+from vmckpt.hypervisor import qemu_user
+from vmckpt.hypervisor import standby_domain as libvirt_side
+from vmckpt.hypervisor.qemu_process import identity
+from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.replication.backup import standby_xml
+from vmckpt.replication.disks import write_log
+from vmckpt.replication.disks.write_log import Buffer, Record
+from vmckpt.replication.session import Disk
+from vmckpt.units import MIB, Seconds
+
+_MOST_REQUESTS = 64
+_LONGEST = 1 << 30
+"""Bytes that one request without content covers."""
+
+_WORDS = {
+    wire.CMD_WRITE: "writing bytes",
+    wire.CMD_WRITE_ZEROES: "writing zeros to bytes",
+    wire.CMD_TRIM: "trimming bytes",
+    wire.CMD_FLUSH: "flushing bytes",
+}
+
+
+class NbdWriter(Client):
+    """One connection to one export that can be written. Use as `with NbdWriter(...) as disk`.
+
+    A request that fails is told by a later call, at the latest by `flush`: what was written before
+    a `flush` is on the disk after it. Reading waits for all that is under way.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        export: str,
+        *,
+        host: str,
+        window: int = 8 * MIB,
+    ) -> None:
+        """`window`: bytes of content under way."""
+        super().__init__(place, export, host=host)
+        self._window = window
+        self._writing: dict[int, tuple[int, _Request]] = {}
+        """What each request under way is, by its handle."""
+        self._much = 0
+        with self._safely():
+            if self.read_only:
+                raise wire.Refused("it can only be read")
+
+    def apply(self, record: Record) -> None:
+        """Do again what a record of the log says."""
+        if record.data is not None:
+            self.write(record.offset, record.data)
+        elif record.kind == write_log.ZEROS:
+            self.zeros(record.offset, record.length)
+        else:
+            self.trim(record.offset, record.length)
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Write these bytes."""
+        view = memoryview(data)
+        for begin, length in self._cut([(offset, len(view))]):
+            part = view[begin - offset : begin - offset + length]
+            self._order(wire.CMD_WRITE, begin, length, part)
+
+    def zeros(self, offset: int, length: int) -> None:
+        """Let so many bytes read as zeros."""
+        self._without_content(wire.CMD_WRITE_ZEROES, offset, length)
+
+    def trim(self, offset: int, length: int) -> None:
+        """Nobody needs so many bytes any more."""
+        self._without_content(wire.CMD_TRIM, offset, length)
+
+    def flush(self) -> None:
+        """Wait until all that was written is on the disk."""
+        self.wait()
+        self._order(wire.CMD_FLUSH, 0, 0)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait for the answers to all that is under way."""
+        while self._writing:
+            self._take_one()
+
+    def _without_content(self, kind: int, offset: int, length: int) -> None:
+        end = self._checked(offset, length)
+        for begin in range(offset, end, _LONGEST):
+            self._order(kind, begin, min(_LONGEST, end - begin))
+
+    def _order(self, kind: int, offset: int, length: int, data: Buffer = b"") -> None:
+        while self._must_wait(offset, length, len(data)):
+            self._take_one()
+        handle, self._next = self._next, self._next + 1
+        order = wire.REQUEST.pack(wire.REQUEST_MAGIC, 0, kind, handle, offset, length)
+        with self._safely():
+            self._line.send(order, data)
+        self._pending[handle] = request = _Request(offset=offset, length=length, status=False)
+        self._writing[handle] = kind, request
+        self._much += len(data)
+
+    def _must_wait(self, offset: int, length: int, much: int) -> bool:
+        if len(self._writing) >= _MOST_REQUESTS or (much and self._much + much > self._window):
+            return bool(self._writing)
+        return any(
+            one.offset < offset + length and offset < one.offset + one.length
+            for _, one in self._writing.values()
+        )
+
+    def _ask(self, offset: int, length: int, *, status: bool) -> _Request:
+        self.wait()
+        return super()._ask(offset, length, status=status)
+
+    def _take_one(self) -> None:
+        """Take one answer, or a part of one. Raises HypervisorError for a request that failed."""
+        with self._safely():
+            self._take_answer()
+
+    def _take_simple(self, head: bytes) -> None:
+        _, error, handle = wire.SIMPLE.unpack(head)
+        # Without content there is nothing that an answer of the simple form would lack.
+        if handle in self._writing and not error:
+            self._end(handle)
+        else:
+            super()._take_simple(head)
+
+    def _end(self, handle: int, error: str | None = None) -> None:
+        super()._end(handle, error)
+        if handle not in self._writing:
+            return
+        kind, request = self._writing.pop(handle)
+        if kind == wire.CMD_WRITE:
+            self._much -= request.length
+        if request.error is not None:
+            end = request.offset + request.length
+            raise self._said.error(f"{_WORDS[kind]} {request.offset} to {end}: {request.error}")
+
+
+_STATE = "vmckpt-standby"
+_EXPORT = "vmckpt-disk-"
+_CAPABILITIES = {IGNORE_SHARED: True, EVENTS: False}
+_PATIENCE = Seconds(10.0)
+_WAITS = "inmigrate"
+
+
+def socket_of(folder: Path) -> Path:
+    """Where QEMU serves a standby's disks to us, and to a test of it."""
+    return folder / "served" / "disks.sock"
+
+
+class Standby:
+    """Use as `with Standby(monitor, disks, folder, owner) as standby`: QEMU is left waiting."""
+
+    def __init__(
+        self, monitor: Monitor, disks: tuple[Disk, ...], folder: Path, owner: tuple[int, int]
+    ) -> None:
+        """`folder`: with all of the protection's files there; QEMU runs as `owner`."""
+        self._monitor, self._disks, self._owner = monitor, disks, owner
+        self._socket = socket_of(folder)
+        self._stack = ExitStack()
+        self._state = -1
+        self.memory: list[Mapping] = []
+        """Its files of memory, to be written."""
+        self.disks: list[NbdWriter] = []
+        self.nodes: list[str] = []
+        """QEMU's names of its disks."""
+
+    def __enter__(self) -> Self:
+        """Raises HypervisorError, CannotCapture if its memory cannot be had."""
+        try:
+            self._open()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _open(self) -> None:
+        monitor = self._monitor
+        state = monitor.run_state()
+        if state != _WAITS:
+            raise HypervisorError(
+                f"{monitor.name} on {monitor.host} is no waiting standby: it is {state}",
+                host=monitor.host,
+                mend="run vmckpt recover",
+            )
+        self._map()
+        self._export()
+        # No pipe: a QEMU that has begun to load must have all of it, whatever becomes of us.
+        self._state = os.memfd_create(_STATE, os.MFD_CLOEXEC)
+        self._stack.callback(os.close, self._state)
+        with suppress(HypervisorError):  # an agent before us may have given it one
+            monitor.tell("closefd", {"fdname": _STATE})
+        monitor.tell("getfd", {"fdname": _STATE}, files=(self._state,))
+        migration_settings.set_capabilities(monitor, _CAPABILITIES)
+
+    def _map(self) -> None:
+        monitor = self._monitor
+        with identity.require(monitor.guest, monitor.name, monitor.host) as process:
+            for file in memory_files.files(monitor, process):
+                opened = file.open(os.O_RDWR)
+                try:
+                    # A hole that a full tmpfs cannot fill would kill us in the middle of an epoch.
+                    os.posix_fallocate(opened, 0, file.size)
+                    self.memory.append(
+                        self._stack.enter_context(Mapping(opened, file.size, write=True))
+                    )
+                finally:
+                    os.close(opened)
+
+    def _export(self) -> None:
+        if not self._disks:
+            return
+        monitor = self._monitor
+        inserted = [one.get("inserted") for one in monitor.ask("query-block")]
+        named = {one["file"]: one["node-name"] for one in inserted if one and not one.get("ro")}
+        # What an agent before us has under way must end before we write.
+        with suppress(HypervisorError):
+            monitor.tell("nbd-server-stop", {})
+        qemu_user.make_folder(self._socket.parent, self._owner)
+        self._socket.unlink(missing_ok=True)
+        place = {"type": "unix", "data": {"path": str(self._socket)}}
+        # Ours, and those of a test that reads them.
+        most = 2 * len(self._disks) + 4
+        monitor.tell("nbd-server-start", {"addr": place, "max-connections": most})
+        for number, disk in enumerate(self._disks):
+            name = f"{_EXPORT}{number}"
+            self.nodes.append(named[disk.path])
+            told: dict[str, object] = {"type": "nbd", "id": name, "name": name}
+            told |= {"node-name": self.nodes[-1], "writable": True}
+            monitor.tell("block-export-add", told)
+            writer = NbdWriter(Unix(str(self._socket)), name, host=monitor.host)
+            self.disks.append(self._stack.enter_context(writer))
+
+    def run(self, state: bytes, beginning: Callable[[], None] = lambda: None) -> dict[str, Seconds]:
+        """Load device state and let the guest run: what each step took. `beginning` is called when
+        it has all and does not run yet.
+
+        All of the epoch must be in memory and on disks. Raises HypervisorError, CaptureFailed.
+        """
+        monitor = self._monitor
+        marks = [("begin", time.monotonic())]
+        for disk in self.disks:
+            disk.close()
+        if self._disks:
+            monitor.tell("nbd-server-stop", {})
+        marks.append(("disks", time.monotonic()))
+        self.load(state)
+        marks.append(("load", time.monotonic()))
+        beginning()
+        go_on(monitor)
+        marks.append(("run", time.monotonic()))
+        return {after[0]: Seconds(after[1] - before[1]) for before, after in pairwise(marks)}
+
+    def load(self, state: bytes) -> None:
+        """Give it device state, once; it does not run yet.
+
+        Raises HypervisorError, CaptureFailed.
+        """
+        done = 0
+        while done < len(state):  # at a place of its own: QEMU reads from the beginning
+            done += os.pwrite(self._state, memoryview(state)[done:], done)
+        self._monitor.tell("migrate-incoming", {"uri": f"fd:{_STATE}"})
+        self._wait()
+
+    def _wait(self) -> None:
+        give_up = time.monotonic() + _PATIENCE
+        while (state := self._monitor.run_state()) == _WAITS:
+            told = self._monitor.ask("query-migrate")
+            if told.get("status") == "failed" or time.monotonic() > give_up:
+                raise CaptureFailed(
+                    f"{self._monitor.name} on {self._monitor.host} does not take the device state:"
+                    f" {told.get('error-desc', told.get('status', 'no word'))}",
+                    mend="look at QEMU's log there",
+                )
+        if state not in ("paused", "postmigrate", "prelaunch"):
+            raise CaptureFailed(f"{self._monitor.name} on {self._monitor.host} is {state}")
+
+
+def go_on(monitor: Monitor) -> None:
+    """Let a standby run that has its device state. Raises HypervisorError."""
+    migration_settings.set_capabilities(monitor, {IGNORE_SHARED: False, EVENTS: True})
+    monitor.resume()
+
+
+def announce(monitor: Monitor, cards: list[str]) -> None:
+    """Plug the network in and tell switches where the guest is now. Raises HypervisorError."""
+    for card in cards:
+        monitor.tell("set_link", {"name": card, "up": True})
+    order = {"initial": 50, "max": 550, "rounds": 5, "step": 100}
+    monitor.tell("announce-self", dict[str, object](order))
+
+
+def settle(monitor: Monitor, xml: str, *, autostart: bool = False) -> None:
+    """libvirt describes the guest as an ordinary one, which it is now; `xml`: what is stored of it,
+    empty: nothing. Raises HypervisorError."""
+    if xml:
+        libvirt_side.define(xml, host=monitor.host, uri=monitor.uri, autostart=autostart)
+    libvirt_side.links_up(monitor, standby_xml.plugged(monitor.described()))
+    libvirt_side.forget_mark(monitor, standby_xml.MARK)

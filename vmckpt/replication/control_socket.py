@@ -1,0 +1,129 @@
+"""Requests to a running agent: one JSON object a line over a unix socket for root alone."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+from vmckpt.errors import RemoteError
+from vmckpt.units import Seconds
+
+SOCKET = "control.sock"
+_LONGEST = 1 << 20
+_CLIENT = Seconds(5.0)
+
+Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+class Control:
+    """Answers until it is closed. Use as `with Control(folder, answer)`."""
+
+    def __init__(self, folder: Path, answer: Answer) -> None:
+        self._path, self._answer = folder / SOCKET, answer
+        self._path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(self._path))
+        self._path.chmod(0o600)
+        self._socket.listen(8)
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                asker, _ = self._socket.accept()
+            except OSError:
+                return
+            # Whatever nonsense comes, the next one is answered.
+            with asker, suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+                asker.settimeout(_CLIENT)
+                told = json.loads(_line(asker))
+                asker.sendall(json.dumps(self._answer(told)).encode() + b"\n")
+
+
+def ask(folder: Path, what: Mapping[str, Any], limit: Seconds = _CLIENT) -> dict[str, Any]:
+    """Ask the agent of a folder. Raises RemoteError if none answers."""
+    with socket.socket(socket.AF_UNIX) as asker:
+        asker.settimeout(limit)
+        try:
+            asker.connect(str(folder / SOCKET))
+            asker.sendall(json.dumps(what).encode() + b"\n")
+            told = json.loads(_line(asker))
+        except (OSError, ValueError) as exc:
+            raise RemoteError(f"no agent answers at {folder}: {exc}") from exc
+    if not isinstance(told, dict):
+        raise RemoteError(f"the agent at {folder} talks nonsense")
+    return told
+
+
+def _line(peer: socket.socket) -> bytes:
+    data = b""
+    while not data.endswith(b"\n") and len(data) < _LONGEST:
+        more = peer.recv(1 << 16)
+        if not more:
+            break
+        data += more
+    return data
+
+
+class Wish(StrEnum):
+    """What can be asked for."""
+
+    END = "end"
+    """End the protection; the guest runs on where it is."""
+    PLANNED = "planned"
+    """Switch to the backup without loss."""
+    FAILOVER = "failover"
+    """A person says that the primary is dead."""
+    TEST = "test"
+    """Run a copy of the standby beside it."""
+    END_TEST = "end-test"
+    ALONE = "alone"
+    """Go on without the backup, which will never run the guest; see leave."""
+
+
+class Wishes:
+    """Set by one thread, looked at by another."""
+
+    def __init__(self) -> None:
+        self._set: set[Wish] = set()
+        self._changed = threading.Condition()
+
+    def add(self, wish: Wish) -> None:
+        with self._changed:
+            self._set.add(wish)
+            self._changed.notify_all()
+
+    def drop(self, wish: Wish) -> None:
+        """It cannot be fulfilled."""
+        with self._changed:
+            self._set.discard(wish)
+
+    def has(self, wish: Wish) -> bool:
+        return wish in self._set
+
+    @property
+    def any(self) -> bool:
+        """Whether something is wished for."""
+        return bool(self._set)
+
+    def wait(self, limit: Seconds) -> bool:
+        """Until something is wished for, or so long; whether something is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._set), limit)

@@ -1,0 +1,111 @@
+"""One epoch of a running guest: what its memory, devices, disks and network did since the last.
+
+All of it is of one instant: nothing runs between the first step and the last. The first thing the
+guest may notice is that it runs again.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+from vmckpt.capture import migration_settings
+from vmckpt.capture.memory.pipe_reader import Drain, Tape
+from vmckpt.capture.memory.shared_memory import Comparison, Mark, Standstill
+from vmckpt.capture.migration_settings import Commands, Undo
+from vmckpt.errors import CaptureFailed, HypervisorError
+from vmckpt.replication.dirty_pages.finder import Changed
+from vmckpt.units import Seconds
+
+
+class Finder(Protocol):
+    """Finds changed pages."""
+
+    def prepare(self) -> None: ...
+    def begin(self) -> Comparison[list[Changed]]: ...
+
+
+class Output(Protocol):
+    """The guest's held output."""
+
+    def close_epoch(self) -> int: ...
+
+
+class Log(Protocol):
+    """What is written to one disk."""
+
+    def size(self) -> int: ...
+    def set_open(self, on: bool) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """What was captured."""
+
+    changed: Sequence[Changed]
+    """For each file of memory."""
+    state: bytes
+    """Device state, as QEMU wrote it."""
+    ends: tuple[int, ...]
+    """For each disk where its log ends."""
+    packets: int
+    """Held at the card with the most."""
+    pause: Seconds
+    phases: dict[str, Seconds]
+
+
+class Capturer:
+    """Takes one epoch after the other. `still` is told True right before the guest is stopped, and
+    False when it runs again."""
+
+    def __init__(
+        self, monitor: Commands, undo: Undo, *, finder: Finder, output: Output,
+        logs: Sequence[Log], still: Callable[[bool], None],
+    ) -> None:  # fmt: skip
+        self._monitor, self._undo = monitor, undo
+        self._finder, self._output, self._logs = finder, output, logs
+        self._still = still
+
+    def take(self, *, goes_on: bool = True) -> Epoch:
+        """Raises HypervisorError, CaptureFailed: all is put back then, and the guest runs."""
+        monitor = self._monitor
+        self._finder.prepare()
+        tape = Tape()
+        packets = 0
+        ends: tuple[int, ...] = ()
+
+        def barrier(mark: Mark) -> None:
+            nonlocal packets, ends
+            ends = tuple(log.size() for log in self._logs)
+            packets = self._output.close_epoch()
+            mark("output")
+
+        with Drain(tape) as drain:
+            standstill = Standstill(monitor, self._undo, drain)
+            try:
+                drain.hand_over(monitor)
+                # Writes under way must end, or the guest could not be stopped.
+                self._open_logs(True)
+                self._still(True)
+                changed = standstill.take(self._finder.begin, barrier, goes_on=goes_on)
+            except BaseException:
+                drain.discard()
+                with suppress(HypervisorError, CaptureFailed):
+                    migration_settings.break_off(monitor, self._undo)
+                    self._still(False)
+                raise
+            finally:
+                self._open_logs(False)
+            if goes_on:
+                self._still(False)
+        marks = standstill.marks
+        return Epoch(
+            changed=changed, state=bytes(tape.data), ends=ends, packets=packets,
+            pause=Seconds(marks[-1][1] - marks[0][1]),
+            phases={b[0]: Seconds(b[1] - a[1]) for a, b in pairwise(marks)},
+        )  # fmt: skip
+
+    def _open_logs(self, on: bool) -> None:
+        for log in self._logs:
+            log.set_open(on)

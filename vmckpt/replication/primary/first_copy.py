@@ -1,0 +1,77 @@
+"""A standby that is nothing yet: it is brought what it lacks of disks and memory, while the guest
+runs, until so little is left that an epoch can carry it."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from vmckpt.capture.migration_settings import Commands
+from vmckpt.replication.control_socket import Wish, Wishes
+from vmckpt.replication.dirty_pages.finder import CompareFinder
+from vmckpt.replication.disks import mirror_job, resync
+from vmckpt.replication.disks.epoch_log import WriteLog
+from vmckpt.replication.disks.resync import Readable
+from vmckpt.replication.primary.sender import Sender
+from vmckpt.replication.protocol.connection import Line
+from vmckpt.replication.status import PrimaryStatus
+from vmckpt.units import MIB, Seconds
+
+_FEW = 16 * MIB >> 12
+"""So few pages left make it good enough to go on with an epoch."""
+_PASSES = 8
+_TURN = Seconds(0.05)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstCopy:
+    """What it works with; see primary.Parts."""
+
+    monitor: Commands
+    finder: CompareFinder
+    logs: Sequence[WriteLog]
+    disks: Callable[[], AbstractContextManager[Sequence[Readable]]]
+    wishes: Wishes
+    status: PrimaryStatus
+
+    def run(self, line: Line, sender: Sender, left: int) -> None:
+        """`left`: pages that the backup lacks. The mirrors must be at work. Ends early if the
+        protection is to end. Raises Cut, WireError, HypervisorError."""
+        self.status.copied(left, ready=False)
+        # Disks take longer, as a rule, and memory that was sent before them would be old by then.
+        self._disks(line, sender)
+        passes, ready = 0, False
+        while not self._ends and not (ready and (left < _FEW or passes > _PASSES)):
+            self._drain(sender)
+            self.finder.prepare()
+            changed = self.finder.begin().result()
+            left = sum(one.count for one in changed)
+            sender.memory(0, changed)
+            passes += 1
+            ready = self._mirrors_ready()
+            self.status.copied(left, ready=ready)
+            if left < _FEW:
+                self.wishes.wait(_TURN)
+
+    @property
+    def _ends(self) -> bool:
+        return self.wishes.has(Wish.END)
+
+    def _disks(self, line: Line, sender: Sender) -> None:
+        if not self.logs:
+            return
+        with self.disks() as disks:
+            for progress in resync.bring(line, sender, disks):
+                self._drain(sender)
+                self.status.compared(progress)
+                if self._ends:
+                    return
+
+    def _drain(self, sender: Sender) -> None:
+        begins, ends = [log.consumed for log in self.logs], [log.size() for log in self.logs]
+        sender.writes(0, begins, ends)
+        for log, end in zip(self.logs, ends, strict=True):
+            log.consume(end)
+
+    def _mirrors_ready(self) -> bool:
+        names = [mirror_job.name_of(number) for number in range(len(self.logs))]
+        return all(mirror_job.begun(self.monitor, name) for name in names)

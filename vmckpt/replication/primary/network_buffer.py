@@ -1,0 +1,303 @@
+"""A guest's output waits for the commit of its epoch: filters at each of its network cards.
+
+A packet meets the counter, then `collecting`, `holding` and the sink. What an epoch sends waits in
+`holding`. At its end, guest stopped, `collecting` is switched on and keeps all that comes after;
+that is one order to QEMU, for the guest waits for it. When the backup has the epoch, `holding`
+empties itself into the network, then `collecting` into `holding`.
+
+QEMU empties a buffer by itself after 71.6 minutes of the guest's time. `keep` replaces buffers long
+before that. Where no process of ours is left to do so, the sink discards what the timer lets go: it
+is open for the moment of a release alone.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from vmckpt.errors import HypervisorError
+from vmckpt.hypervisor.qmp import Refused
+from vmckpt.replication.disks.epoch_log import punch
+from vmckpt.replication.primary import network_filters, new_nics
+from vmckpt.replication.primary.network_filters import LONGEST, Filter, Kind
+from vmckpt.replication.primary.new_nics import Commands, NewCards
+from vmckpt.units import Seconds
+
+log = logging.getLogger("vmckpt.replica")
+
+MOST = 10_000
+"""QEMU drops what is beyond so many packets in one buffer, and tells nobody (net/queue.c)."""
+EARLY = 5_000
+"""An epoch ends when so many wait: more come until the guest stands still."""
+_REDIRECTOR = "filter-redirector"
+_NEEDED = (Kind.HOLDING, Kind.COLLECTING, Kind.COUNT)
+# What filter-dump writes: a head of the file, then for each packet a head and one byte of it.
+_FILE_HEAD, _RECORD = 24, 17
+_LARGE = 1 << 20
+
+
+class Buffers:
+    """Those of one guest's cards."""
+
+    def __init__(
+        self, monitor: Commands, cards: Sequence[str], folder: Path, owner: tuple[int, int], *,
+        interval: Seconds = LONGEST, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """`folder`: on tmpfs, where QEMU, which runs as `owner`, counts packets; `interval`: after
+        which QEMU empties a buffer by itself."""
+        self._monitor, self._cards, self._owner = monitor, tuple(cards), owner
+        self._interval, self._clock = interval, clock
+        self._files = {card: folder / f"count-{card}" for card in cards}
+        self._sizes = dict.fromkeys(self._cards, _FILE_HEAD)
+        self._closed = dict(self._sizes)
+        self._now: dict[tuple[Kind, str], Filter] = {}
+        """The filter of each kind at each card."""
+        self._armed = {Kind.HOLDING: 0.0, Kind.COLLECTING: 0.0}
+        """When QEMU began to count the interval of these, at the earliest."""
+        self._waits = False
+        """A closed epoch has not been released, and the open one is in `collecting`."""
+        self._mixed = False
+        """The open epoch's output may be in `holding` already: it is not to be released yet."""
+        self._held = dict.fromkeys(self._cards, 0)
+        """Packets of epochs that are closed and not released."""
+        self.lost = 0
+        """Packets that QEMU dropped, in all: beyond MOST in an epoch, or in what is held."""
+        self._there = False
+        self.new_cards = NewCards(monitor, folder)
+        """Cards that were plugged in since."""
+
+    def add(self) -> None:
+        """From now on nothing gets out by itself. Raises HypervisorError."""
+        self._arm(Kind.HOLDING, Kind.COLLECTING)
+        self._now, discards = {}, _can_discard(self._monitor)
+        for card in self._cards:
+            file = os.open(self._files[card], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                os.fchown(file, *self._owner)
+            finally:
+                os.close(file)
+            self._sizes[card] = self._closed[card] = _FILE_HEAD
+            if discards:
+                self._add_sink(card)
+            self._add_buffer(Filter(Kind.HOLDING, card), on=True)
+            self._add_buffer(Filter(Kind.COLLECTING, card), on=False)
+            told = {"qom-type": "filter-dump", "file": str(self._files[card]), "maxlen": 1}
+            self._add(Filter(Kind.COUNT, card), told)
+        self._waits, self._mixed, self._there = False, False, True
+        self.new_cards.hold()
+
+    def attach(self) -> None:
+        """Go on with those that an agent before us has added: all that waits is of one epoch.
+
+        It may have died in the middle of a release, or when it replaced a buffer. Those of a card
+        that was unplugged are gone. Raises HypervisorError.
+        """
+        there = _found(self._monitor)
+        self._now = network_filters.last(there)
+        self._switch(Kind.SINK, on=True)
+        for one in there:
+            if self._now[one.kind, one.card] != one:
+                self._delete(one)  # which empties it into the one that has its place
+        self._switch(Kind.HOLDING, on=True)
+        self._waits, self._there = True, True
+        self._replace(Kind.HOLDING)
+        self._replace(Kind.COLLECTING)
+        for card in self._cards:
+            self._closed[card] = self._size(card)
+        self.new_cards.hold()
+
+    def complete(self) -> bool:
+        """Whether all are in their place; those of a card that is unplugged go with it. Raises
+        HypervisorError."""
+        return there(self._monitor, self._cards)
+
+    def collected(self) -> int:
+        """Packets in the open epoch, at the card with the most."""
+        return max((self._count(card) for card in self._cards), default=0)
+
+    def close_epoch(self) -> int:
+        """With the guest stopped: the epoch has no more output; how many packets at the card with
+        the most. Those that are too many are lost. Raises HypervisorError."""
+        counts = {card: self._count(card) for card in self._cards}
+        if self._waits:
+            self._switch(Kind.COLLECTING, on=False)
+        self._arm(Kind.COLLECTING)
+        self._switch(Kind.COLLECTING, on=True)
+        self._waits, self._mixed = True, False
+        for card in self._cards:
+            self._close(card, counts[card])
+            if self._files[card].stat().st_blocks * 512 > _LARGE:
+                self._forget(card)
+        return max(counts.values(), default=0)
+
+    def _close(self, card: str, count: int) -> None:
+        """What was collected has gone on, as far as there was room for it."""
+        kept = min(count, MOST, MOST - self._held[card])
+        self._held[card] += kept
+        self.lost += count - kept
+        self._closed[card] = self._size(card)
+
+    def _forget(self, card: str) -> None:
+        """Give back what was counted; QEMU goes on where it is, so the size still counts."""
+        file = os.open(self._files[card], os.O_WRONLY)
+        try:
+            punch(file, 0, self._closed[card])
+        finally:
+            os.close(file)
+
+    def release(self) -> None:
+        """The epoch is safe: what is held goes out, in its order. Raises HypervisorError.
+
+        Where QEMU's timer may have put the open epoch's output to it, all waits for the next one.
+        """
+        self._see_timer()
+        if self._mixed:
+            return
+        self._arm(Kind.HOLDING)
+        self._switch(Kind.SINK, on=False)
+        self._switch(Kind.HOLDING, on=False)
+        self._switch(Kind.HOLDING, on=True)
+        self._switch(Kind.SINK, on=True)
+        self._switch(Kind.COLLECTING, on=False)
+        self._waits = False
+        self._held = dict.fromkeys(self._cards, 0)
+
+    def keep(self) -> None:
+        """See that QEMU's timer lets nothing go; to be called every now and then.
+
+        Raises HypervisorError.
+        """
+        if not self._there:
+            return
+        self._see_timer()
+        for kind in (Kind.HOLDING, Kind.COLLECTING):
+            needed = kind is Kind.HOLDING or self._waits  # else it is off and has nothing
+            if needed and network_filters.due(self._armed[kind], self._clock(), self._interval):
+                self._replace(kind)
+
+    def _see_timer(self) -> None:
+        armed, now = self._armed[Kind.COLLECTING], self._clock()
+        if self._waits and network_filters.may_have_fired(armed, now, self._interval):
+            self._mixed = True
+
+    def _arm(self, *kinds: Kind) -> None:
+        """QEMU counts anew, from now at the earliest."""
+        self._armed |= dict.fromkeys(kinds, self._clock())
+
+    def _replace(self, kind: Kind) -> None:
+        """Put a new buffer in the place of each: its interval begins anew, and nothing gets out."""
+        self._arm(kind)
+        for card in self._cards:
+            old = self._now.get((kind, card))
+            try:
+                if old is not None:
+                    self._add_buffer(old.next, on=True, before=old)
+                    self._delete(old)
+            except Refused as exc:  # the card was unplugged, which `complete` tells
+                log.warning("the output of %s cannot be held any longer: %s", card, exc)
+
+    def hold_any_of(self, cards: Collection[str]) -> bool:
+        """Whether filters of any of these cards are there. Raises HypervisorError."""
+        return any(one.card in cards for one in _found(self._monitor))
+
+    def remove(self, gone: Collection[str] = ()) -> None:
+        """Let all out, in its order, and take the filters away. Raises HypervisorError.
+
+        What cards sent that are `gone` is discarded: QEMU would crash (it has freed the sender).
+        """
+        _remove(self._monitor, gone)
+        for card, file in self._files.items():
+            if self._there:
+                self._close(card, self._count(card))
+            file.unlink(missing_ok=True)
+        self._there = False
+        self._held = dict.fromkeys(self._cards, 0)
+        self.new_cards.connect()
+
+    def _add_buffer(self, one: Filter, *, on: bool, before: Filter | None = None) -> None:
+        """`before`: the one that it is to be right behind, as the guest sends."""
+        what: dict[str, object] = {
+            "qom-type": "filter-buffer", "interval": round(self._interval * 1e6),
+            "status": "on" if on else "off",
+        }  # fmt: skip
+        if before is not None:
+            what |= {"position": f"id={before.name}", "insert": "before"}
+        self._add(one, what)
+
+    def _add_sink(self, card: str) -> None:
+        one = Filter(Kind.SINK, card)
+        null = {"type": "null", "data": {}}
+        with suppress(Refused):  # it is there, of an agent that died
+            self._monitor.tell("chardev-add", {"id": one.name, "backend": null})
+        what: dict[str, object] = {"qom-type": _REDIRECTOR, "outdev": one.name, "status": "on"}
+        self._add(one, what)
+
+    def _add(self, one: Filter, what: dict[str, object]) -> None:
+        told = {**what, "id": one.name, "netdev": f"host{one.card}", "queue": "rx"}
+        self._monitor.tell("object-add", told)
+        self._now[one.kind, one.card] = one
+
+    def _delete(self, one: Filter) -> None:
+        self._monitor.tell("object-del", {"id": one.name})
+
+    def _switch(self, kind: Kind, *, on: bool) -> None:
+        for card in self._cards:
+            if (one := self._now.get((kind, card))) is not None:
+                self._set(one, on=on)
+
+    def _set(self, one: Filter, *, on: bool) -> None:
+        path, value = f"/objects/{one.name}", "on" if on else "off"
+        told: dict[str, object] = {"path": path, "property": "status", "value": value}
+        self._monitor.tell("qom-set", told)
+
+    def _count(self, card: str) -> int:
+        return (self._size(card) - self._closed[card]) // _RECORD
+
+    def _size(self, card: str) -> int:
+        with suppress(FileNotFoundError):  # it went with the filters
+            self._sizes[card] = max(self._sizes[card], self._files[card].stat().st_size)
+        return self._sizes[card]
+
+
+def remove(monitor: Commands, folder: Path) -> None:
+    """Take away what of the filters is there; what they hold goes out, and new cards may send.
+
+    Raises HypervisorError.
+    """
+    _remove(monitor)
+    new_nics.connect(monitor, folder)
+
+
+def _remove(monitor: Commands, gone: Collection[str] = ()) -> None:
+    failed = None
+    for one in _found(monitor, gone):
+        try:
+            monitor.tell("object-del", {"id": one.name})
+        except HypervisorError as exc:
+            if "not found" not in exc.message:
+                failed = exc
+    for one in network_filters.found(device["label"] for device in monitor.ask("query-chardev")):
+        with suppress(Refused):
+            monitor.tell("chardev-remove", {"id": one.name})
+    if failed is not None:
+        raise failed
+
+
+def there(monitor: Commands, cards: Sequence[str]) -> bool:
+    """Whether all filters of all cards are in their place. Raises HypervisorError."""
+    told = network_filters.last(_found(monitor))
+    return all((kind, card) in told for card in cards for kind in _NEEDED)
+
+
+def _found(monitor: Commands, gone: Collection[str] = ()) -> list[Filter]:
+    return network_filters.found(
+        (one["name"] for one in monitor.ask("qom-list", path="/objects")), gone
+    )
+
+
+def _can_discard(monitor: Commands) -> bool:
+    """Whether this QEMU was built with the filter that a sink is made of."""
+    told = monitor.ask("qom-list-types", implements="netfilter")
+    return any(one["name"] == _REDIRECTOR for one in told)

@@ -1,0 +1,115 @@
+"""Sends what an epoch holds: differences to what the backup has, in messages of bounded size."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import zstandard
+
+from vmckpt.capture.memory.page_diff import Flags, Mapping, Numbers
+from vmckpt.replication.dirty_pages.finder import Changed, Pages
+from vmckpt.replication.disks.epoch_log import WriteLog
+from vmckpt.replication.primary.epoch_capture import Epoch
+from vmckpt.replication.protocol import page_codec
+from vmckpt.replication.protocol.connection import Line
+from vmckpt.replication.protocol.messages import Pages as PagesMessage
+from vmckpt.replication.protocol.messages import (
+    Part,
+    Seal,
+    State,
+    Tally,
+    Writes,
+)
+from vmckpt.units import BytesPerSecond
+
+_MOST_PAGES = 2048
+"""In one message: 8 MiB before they are packed."""
+_LEVEL = 1
+
+
+class Sender:
+    """For one connection. `stale`: for each file of memory the pages of which it is not known what
+    the backup has; they are sent whole, and known then."""
+
+    def __init__(
+        self, line: Line, last: Sequence[Mapping], logs: Sequence[WriteLog],
+        stale: Sequence[Flags], bandwidth: BytesPerSecond | None = None,
+    ) -> None:  # fmt: skip
+        self._line, self._last, self._logs, self._stale = line, last, logs, stale
+        self.bandwidth = bandwidth
+        """Most that may be sent in a second; None: no limit."""
+        self._free = 0.0
+        """When the next part may be sent."""
+        self._packer = zstandard.ZstdCompressor(level=_LEVEL)
+        self._tally = Tally()
+
+    def memory(self, number: int, changed: Sequence[Changed]) -> None:
+        """Send changed pages; the last copy becomes this epoch's on the way. Raises Cut."""
+        together = zip(self._last, changed, self._stale, strict=True)
+        for file, (last, one, stale) in enumerate(together):
+            for numbers, new, old in _pieces(last, one, stale):
+                data = page_codec.encode(numbers, new, old, level=_LEVEL)
+                self._part(PagesMessage(epoch=number, file=file, data=data))
+                last.pages[numbers] = new
+                last.written[numbers] = True
+                stale[numbers] = False
+
+    def writes(self, number: int, begins: Sequence[int], ends: Sequence[int]) -> None:
+        """Send what was written to the disks, from and to these places in their logs."""
+        for disk, (log, begin, end) in enumerate(zip(self._logs, begins, ends, strict=True)):
+            for records in log.read(begin, end):
+                data = self._packer.compress(records)
+                self._part(Writes(epoch=number, disk=disk, data=data))
+
+    def bulk(self, disk: int, records: bytes) -> None:
+        """Send records of a disk that come from no log, and belong to no epoch."""
+        self._part(Writes(epoch=0, disk=disk, data=self._packer.compress(records)))
+
+    def finish(
+        self, number: int, epoch: Epoch, previous: bytes | None, *, base: int, final: bool,
+        taken: float,
+    ) -> None:  # fmt: skip
+        """Send the device state, as a difference to the one before, and close the epoch.
+
+        `taken`: when it was captured, by time.time(); a slow link may have taken long since.
+        """
+        self._part(State(epoch=number, data=page_codec.encode_state(epoch.state, previous)))
+        seal = Seal(
+            epoch=number, base=base, messages=self._tally.count, digest=self._tally.digest(),
+            final=final, taken=taken,
+        )  # fmt: skip
+        self._tally = Tally()
+        self._line.send(seal)
+
+    def _part(self, part: Part) -> None:
+        if part.epoch:
+            self._tally.add(part)
+        before = self._line.sent
+        self._line.send(part)
+        if self.bandwidth is not None:
+            now = time.monotonic()
+            self._free = max(self._free, now) + (self._line.sent - before) / self.bandwidth
+            time.sleep(max(0.0, self._free - now))
+
+
+def _pieces(
+    last: Mapping, one: Changed, stale: Flags
+) -> Iterator[tuple[Numbers, Pages, Pages | None]]:
+    """Numbers of pages, what they are now, and what the backup has of them, if that is known."""
+    unknown = stale[one.numbers]
+    for piece in _cut(np.flatnonzero(~unknown)):
+        numbers = one.numbers[piece]
+        yield numbers, one.pages[piece], last.pages[numbers]
+    for piece in _cut(np.flatnonzero(unknown)):
+        yield one.numbers[piece], one.pages[piece], None
+    # The last copy has these already.
+    rest = stale.copy()
+    rest[one.numbers] = False
+    rest[one.whole] = True
+    for numbers in _cut(np.flatnonzero(rest)):
+        yield numbers, last.pages[numbers], None
+
+
+def _cut(numbers: Numbers) -> Iterator[Numbers]:
+    for begin in range(0, len(numbers), _MOST_PAGES):
+        yield numbers[begin : begin + _MOST_PAGES]

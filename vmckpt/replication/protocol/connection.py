@@ -1,0 +1,379 @@
+"""The line between the agents: TLS 1.3, with certificates made for the session and pinned.
+
+Each agent makes a key that never leaves its host; the controller carries the certificates from one
+to the other over ssh. Whoever shows another certificate is sent away before anything is read.
+"""
+
+import datetime
+import os
+import queue
+import select
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Self, TypeVar, cast
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from vmckpt.errors import RemoteError
+from vmckpt.replication.protocol import framing
+from vmckpt.replication.protocol.messages import (
+    Beat,
+    End,
+    Message,
+    Refused,
+    WireError,
+)
+from vmckpt.units import Seconds
+
+T = TypeVar("T", bound=Message)
+
+KEY, CERTIFICATE, PEER = "key.pem", "certificate.pem", "peer.pem"
+_LASTS = datetime.timedelta(days=3650)
+_CHUNK = 256 << 10
+_WAITING = 8
+"""Messages that were received and not taken yet: a slow taker slows the sender."""
+_TURN = 0.5
+_HANDSHAKE = 3.0
+"""A busy host takes its time."""
+_SPEAKS = 0.5
+"""The other end begins to speak as soon as it has called."""
+_AT_ONCE = 64
+"""So many may call at the same time; of more the first that says nothing is sent away."""
+# The kernel gives a connection up if the other end acknowledges nothing for so long.
+_SILENT_MS = 5000
+
+
+class Cut(RemoteError):
+    """The line between the agents is gone."""
+
+
+def make_identity(folder: Path) -> str:
+    """Make a key and its certificate in a folder; the certificate as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "vmckpt session")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # Hosts' clocks differ, and nothing hangs on the time: the certificate itself is known.
+        .not_valid_before(now - _LASTS)
+        .not_valid_after(now + _LASTS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    text = certificate.public_bytes(serialization.Encoding.PEM)
+    for file, content in ((KEY, secret), (CERTIFICATE, text)):
+        opened = os.open(folder / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(opened, "wb") as out:
+            out.write(content)
+    return text.decode()
+
+
+class _Socket(ssl.SSLSocket):
+    """Closes itself if its peer resets the connection before the handshake.
+
+    ssl.SSLSocket reads once while it is made, and stays open if that fails.
+    """
+
+    def recv(self, size: int = 1024, flags: int = 0) -> bytes:
+        try:
+            return super().recv(size, flags)
+        except OSError:
+            if self.version() is None:
+                self.close()
+            raise
+
+
+def _context(folder: Path, purpose: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(purpose)
+    context.sslsocket_class = _Socket
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    context.load_verify_locations(folder / PEER)
+    return context
+
+
+def connect(folder: Path, address: tuple[str, int], *, limit: Seconds) -> ssl.SSLSocket:
+    """Raises Cut if the other end does not answer, or is another one."""
+    try:
+        with socket.create_connection(address, timeout=limit) as plain:
+            made = _context(folder, ssl.PROTOCOL_TLS_CLIENT).wrap_socket(plain)
+        return _checked(made, folder)
+    except OSError as exc:
+        raise Cut(f"{address[0]}:{address[1]}: {_why(exc)}") from exc
+
+
+def accept(folder: Path, server: socket.socket, *, limit: Seconds) -> ssl.SSLSocket | None:
+    """The next one that shows the right certificate; None if nobody came in that time.
+
+    All that call at the same time are listened to: one that is slow, or says nothing, keeps nobody
+    else waiting. Raises OSError: the server is closed.
+    """
+    with _Door(folder, server) as door:
+        until = time.monotonic() + limit
+        while (left := until - time.monotonic()) > 0 or door.busy():
+            made = door.turn(Seconds(max(left, 0.05)))
+            if made is not None:
+                with suppress(OSError):  # another one, or it has hung up already
+                    return _checked(made, folder)
+    return None
+
+
+class _Door:
+    """Handshakes under way with all that call at a server's socket."""
+
+    def __init__(self, folder: Path, server: socket.socket) -> None:
+        self._folder, self._server = folder, server
+        self._context: ssl.SSLContext | None = None
+        """Its files are read when the first one calls."""
+        self._select = selectors.DefaultSelector()
+        self._since: dict[ssl.SSLSocket, float] = {}
+        """When each called; the one that called first comes first."""
+        self._spoke: set[ssl.SSLSocket] = set()
+
+    def __enter__(self) -> Self:
+        if self._server.fileno() < 0:
+            raise OSError("the server is closed")
+        self._server.setblocking(False)
+        self._select.register(self._server, selectors.EVENT_READ)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in list(self._since):
+            self._drop(one)
+        self._select.close()
+
+    def busy(self) -> bool:
+        """Whether somebody is in the middle of a handshake, or has only just called."""
+        now = time.monotonic()
+        return any(one in self._spoke or now - at < _SPEAKS for one, at in self._since.items())
+
+    def turn(self, limit: Seconds) -> ssl.SSLSocket | None:
+        """Go on with all of them, for as long; one whose handshake is done. Raises OSError."""
+        for key, _ in self._select.select(min(limit, _TURN)):
+            if key.fileobj is self._server:
+                self._call()
+                continue
+            one = cast("ssl.SSLSocket", key.fileobj)
+            self._spoke.add(one)
+            if self._shaken(one):
+                self._select.unregister(one)
+                del self._since[one]
+                self._spoke.discard(one)
+                return one
+        now = time.monotonic()
+        for one, at in list(self._since.items()):
+            if now - at > _HANDSHAKE:
+                self._drop(one)
+        return None
+
+    def _call(self) -> None:
+        if self._context is None:
+            self._context = _context(self._folder, ssl.PROTOCOL_TLS_SERVER)
+        with suppress(BlockingIOError, ConnectionAbortedError):
+            plain, _ = self._server.accept()
+            with suppress(OSError):  # one that has hung up already ends no other's handshake
+                self._begin(self._context, plain)
+
+    def _begin(self, context: ssl.SSLContext, plain: socket.socket) -> None:
+        """Raises OSError: it is closed."""
+        with plain:
+            plain.setblocking(False)
+            made = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+        self._since[made] = time.monotonic()
+        self._select.register(made, selectors.EVENT_READ)
+        if len(self._since) > _AT_ONCE:
+            idle = [one for one in self._since if one not in self._spoke]
+            self._drop((idle or list(self._since))[0])
+
+    def _shaken(self, one: ssl.SSLSocket) -> bool:
+        try:
+            one.do_handshake()
+        except ssl.SSLWantReadError:
+            self._select.modify(one, selectors.EVENT_READ)
+        except ssl.SSLWantWriteError:
+            self._select.modify(one, selectors.EVENT_WRITE)
+        except OSError:
+            self._drop(one)
+        else:
+            return True
+        return False
+
+    def _drop(self, one: ssl.SSLSocket) -> None:
+        self._select.unregister(one)
+        self._since.pop(one)
+        self._spoke.discard(one)
+        one.close()
+
+
+def _checked(made: ssl.SSLSocket, folder: Path) -> ssl.SSLSocket:
+    """The same, if it shows the certificate of the other end and no other. Raises OSError: it is
+    closed."""
+    try:
+        wanted = ssl.PEM_cert_to_DER_cert((folder / PEER).read_text())
+        if made.getpeercert(binary_form=True) != wanted:
+            raise ConnectionRefusedError("the other end has another certificate")
+        made.settimeout(_HANDSHAKE)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _why(exc: OSError) -> str:
+    return " ".join(str(exc.strerror or exc).split())
+
+
+class Line:
+    """Messages both ways. Use as `with Line(connected, token) as line`.
+
+    Any thread may send; one receives. Big messages of one thread do not keep another's small ones
+    waiting for longer than one message.
+    """
+
+    def __init__(
+        self,
+        connected: ssl.SSLSocket,
+        token: Callable[[], int],
+        takes: Callable[[int], bool] | None = None,
+    ) -> None:
+        """`token`: that of the lease, which is on every message; `takes`: whether one that comes
+        may be listened to; None: only if it has the same token."""
+        connected.setblocking(False)
+        self._connected, self._token = connected, token
+        self._reader = framing.Reader(token=takes or (lambda told: told == token()))
+        self._received: queue.Queue[Message | RemoteError | WireError] = queue.Queue(_WAITING)
+        # OpenSSL's state is shared by both directions: one call at a time.
+        self._tls, self._sending = threading.Lock(), threading.Lock()
+        self._closed = threading.Event()
+        self.heard = time.monotonic()
+        """When anything came last."""
+        self.sent = self.received = 0
+        """Bytes, before encryption."""
+        self._thread = threading.Thread(target=self._run, name="line", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection; who waits for a message is told Cut."""
+        self._closed.set()
+        with suppress(OSError, ValueError), self._tls:
+            self._connected.shutdown(socket.SHUT_RDWR)
+        while self._thread.is_alive():
+            with suppress(queue.Empty):
+                self._received.get_nowait()
+            self._thread.join(0.01)
+        self._connected.close()
+
+    def send(self, message: Message) -> None:
+        """Raises Cut."""
+        head, body = framing.parts(message, token=self._token())
+        with self._sending:
+            for part in (head, body):
+                self._send(memoryview(part))
+            self.sent += len(head) + len(body)
+
+    def _send(self, data: memoryview) -> None:
+        while data:
+            if self._closed.is_set():
+                raise Cut("the line was closed")
+            try:
+                with self._tls:
+                    data = data[self._connected.send(data) :]
+            except ssl.SSLWantWriteError:
+                select.select([], [self._connected], [], _TURN)
+            except ssl.SSLWantReadError:
+                time.sleep(0.001)  # the reader takes what TLS itself waits for
+            except (OSError, ValueError) as exc:
+                raise Cut(f"the line broke: {exc}") from exc
+
+    def receive(self, limit: Seconds) -> Message | None:
+        """The next message; None if none came in that time. Raises Cut, WireError."""
+        try:
+            found = (
+                self._received.get(timeout=max(0.0, limit))
+                if limit > 0
+                else (self._received.get_nowait())
+            )
+        except queue.Empty:
+            return None
+        if isinstance(found, RemoteError | WireError):
+            self._put(found)  # whoever asks again is told the same
+            raise found
+        return found
+
+    def expect(self, kind: type[T], limit: Seconds) -> T:
+        """The next message of that kind; heartbeats before it are passed over.
+
+        Raises Cut, also if the other end refuses to go on or says something else, and WireError.
+        """
+        give_up = time.monotonic() + limit
+        while (left := give_up - time.monotonic()) > 0:
+            found = self.receive(Seconds(left))
+            if isinstance(found, kind):
+                return found
+            if isinstance(found, Refused | End):
+                raise Cut(f"the other end will not go on: {found.why}")
+            if found is not None and not isinstance(found, Beat):
+                raise Cut(f"the other end sends {type(found).__name__}, not {kind.__name__}")
+        raise Cut(f"the other end has not answered for {limit:g} s")
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                for message in self._reader.feed(self._read()):
+                    self._put(message)
+        except (Cut, WireError) as exc:
+            self._put(exc)
+
+    def _read(self) -> bytes:
+        while not self._closed.is_set():
+            try:
+                with self._tls:
+                    data = self._connected.recv(_CHUNK)
+            except ssl.SSLWantReadError:
+                select.select([self._connected], [], [], _TURN)
+                continue
+            except ssl.SSLWantWriteError:
+                time.sleep(0.001)
+                continue
+            except (OSError, ValueError) as exc:
+                raise Cut(f"the line broke: {exc}") from exc
+            if not data:
+                self._reader.close()
+                raise Cut("the other end has hung up")
+            self.heard = time.monotonic()
+            self.received += len(data)
+            return data
+        raise Cut("the line was closed")
+
+    def _put(self, what: Message | RemoteError | WireError) -> None:
+        while not self._closed.is_set():
+            with suppress(queue.Full):
+                self._received.put(what, timeout=_TURN)
+                return

@@ -1,0 +1,135 @@
+"""Messages on a connection: frames, and finding them in what comes. Pure.
+
+A frame is b"VMCR", version u16, kind u16, token u64, epoch u64, length u32, 16 bytes of digest, and
+the body; all numbers are big endian. The digest covers everything else, so that nothing is believed
+of a frame before all of it is there. Magic and version stay where they are in every version.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+
+from vmckpt.replication.protocol.messages import (
+    AGAIN,
+    DIGEST,
+    CutOff,
+    Message,
+    TooLong,
+    TooNew,
+    WireError,
+    WrongToken,
+    body,
+    damaged,
+    digest,
+    parse,
+)
+
+MAGIC = b"VMCR"
+VERSION = 1
+MOST = 32 << 20
+"""Bytes of the largest body."""
+
+_HEADER = struct.Struct(">4sHHQQI")
+_HEAD = _HEADER.size + DIGEST
+_BEGINNING = struct.Struct(">4sH")
+
+
+def parts(message: Message, *, token: int) -> tuple[bytes, bytes]:
+    """A message's frame in two pieces, to be sent one behind the other; a large body is not copied.
+
+    Raises TooLong for a body above `MOST`, ValueError for a number that has no room.
+    """
+    fixed, tail = body(message)
+    length = len(fixed) + len(tail)
+    if length > MOST:
+        raise _too_long(message.kind, length)
+    epoch = getattr(message, "epoch", 0)
+    try:
+        header = _HEADER.pack(MAGIC, VERSION, message.kind, token, epoch, length)
+    except struct.error as exc:
+        raise ValueError(f"token {token} or epoch {epoch} has no room: {exc}") from exc
+    return header + digest(header, fixed, tail) + fixed, tail
+
+
+class Reader:
+    """Finds the messages in what comes over a connection, cut anywhere.
+
+    `token`: the lease's token that every frame must carry, or what says whether one is good. After
+    an error it takes nothing more, and says the same again.
+    """
+
+    def __init__(self, *, token: Callable[[int], bool] | int) -> None:
+        self._token = token
+        self._data = bytearray()
+        self._broken: WireError | None = None
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that are whole now.
+
+        Raises WireError. Those of the same piece before the fault are lost then, as if the
+        connection had ended a little earlier.
+        """
+        if self._broken is None:
+            self._data += data
+            try:
+                return list(self._messages())
+            except WireError as exc:
+                self._broken = exc
+                # Not cleared in place: the error's traceback still has views of it.
+                self._data = bytearray()
+        raise self._broken
+
+    def close(self) -> None:
+        """Say that nothing more comes. Raises CutOff in the middle of a frame."""
+        if self._data:
+            raise CutOff(f"the connection ended {len(self._data)} bytes into a message", mend=AGAIN)
+
+    def _messages(self) -> Iterator[Message]:
+        while (length := self._body_length()) is not None:
+            end = _HEAD + length
+            if len(self._data) < end:
+                return
+            with memoryview(self._data) as whole, whole[:end] as frame:
+                message = self._message(frame)
+            del self._data[:end]
+            yield message
+
+    def _body_length(self) -> int | None:
+        """How long the next body is, None while that is not known.
+
+        Raises Damaged, TooNew, TooLong, as soon as it can be told.
+        """
+        begins = bytes(self._data[: len(MAGIC)])
+        if not MAGIC.startswith(begins):
+            raise damaged(f"a frame that begins with {begins!r}")
+        if len(self._data) < _BEGINNING.size:
+            return None
+        _, version = _BEGINNING.unpack_from(self._data)
+        if version > VERSION:
+            raise TooNew(
+                f"the agent at the other end speaks version {version}, this one {VERSION}",
+                mend="upgrade vmckpt on this host",
+            )
+        if version < VERSION:
+            raise damaged(f"a frame of version {version}")
+        if len(self._data) < _HEAD:
+            return None
+        _, _, kind, _, _, length = _HEADER.unpack_from(self._data)
+        if length > MOST:
+            raise _too_long(kind, length)
+        return int(length)
+
+    def _message(self, frame: memoryview) -> Message:
+        _, _, kind, token, epoch, _ = _HEADER.unpack_from(frame)
+        with frame[: _HEADER.size] as header, frame[_HEAD:] as told:
+            if digest(header, told) != frame[_HEADER.size : _HEAD]:
+                raise damaged(f"a message of kind {kind} with another digest")
+            if not (token == self._token if isinstance(self._token, int) else self._token(token)):
+                raise WrongToken(
+                    f"the other end sent token {token}, which is not that of the lease",
+                    mend="another host may have taken over; see vmckpt status",
+                )
+            return parse(kind, epoch, told)
+
+
+def _too_long(kind: int, length: int) -> TooLong:
+    return TooLong(f"a message of kind {kind} has {length} bytes, at most {MOST} are allowed")

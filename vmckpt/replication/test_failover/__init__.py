@@ -1,0 +1,1 @@
+"""Try a standby out while it goes on standing by."""

@@ -1,0 +1,111 @@
+"""How the copy is described to libvirt that a test runs: the same machine under another name, which
+cannot be mistaken for the guest and reaches nobody. Pure."""
+
+from collections.abc import Mapping
+from uuid import NAMESPACE_OID, uuid5
+from xml.etree import ElementTree as ET
+
+from vmckpt.capture.disks import lazy_overlay
+from vmckpt.hypervisor import domain_xml
+from vmckpt.replication.backup import standby_xml
+
+MARK = domain_xml.TEST
+_CONSOLES = ("serial", "parallel", "console", "channel")
+_HOSTLESS = ("null", "vc", "spicevmc", "spiceport", "qemu-vdagent", "dbus")
+"""Kinds of consoles that nothing of the host is behind."""
+_OF_CARDS = ("mac", "model", "driver", "address", "boot", "rom", "mtu", "alias", "acpi")
+"""What a card is to its guest; all else says where it is plugged in."""
+
+
+def copy(
+    xml: str,
+    *,
+    name: str,
+    uuid: str,
+    session: str,
+    disks: Mapping[str, tuple[str, str]],
+    nvram: str | None = None,
+) -> str:
+    """`xml`: the standby's. `disks`: for each replicated disk an image of its own, and the socket
+    where its content is served under the disk's name. `nvram`: a file instead of the standby's.
+
+    Raises ValueError if that is no domain.
+    """
+    root = standby_xml.plain(xml)
+    of = root.findtext("name", "")
+    standby_xml.place(root, {target: image for target, (image, _) in disks.items()})
+    _text(root, "name", name)
+    _text(root, "uuid", uuid)
+    if (genid := root.find("genid")) is not None:
+        # It is to know that it is a copy. Not empty: libvirt reads it twice, and would make two.
+        genid.text = str(uuid5(NAMESPACE_OID, uuid))
+    if nvram is not None:
+        _text(root, "os/nvram", nvram)
+    for card in root.findall("devices/interface"):
+        _unplug(card)
+    for kind in _CONSOLES:
+        for console in root.findall(f"devices/{kind}"):
+            _own_console(console)
+    for screen in root.findall("devices/graphics"):
+        _own_screen(screen)
+    _mark(root, session, of)
+    standby_xml.wait(root)
+    text = ET.tostring(root, encoding="unicode")
+    return lazy_overlay.behind(text, {target: socket for target, (_, socket) in disks.items()})
+
+
+def firmware(xml: str) -> str | None:
+    """The file that a guest's firmware writes its settings to; None: it has none."""
+    return domain_xml.tree(xml, "domain").findtext("os/nvram", "").strip() or None
+
+
+def _unplug(card: ET.Element) -> None:
+    """On no bridge, with its cable out."""
+    card.set("type", "ethernet")
+    for node in list(card):
+        if node.tag not in _OF_CARDS:
+            card.remove(node)
+    ET.SubElement(card, "link").set("state", "down")
+
+
+def _own_console(console: ET.Element) -> None:
+    """No file, socket or port that the standby has, too; libvirt chooses."""
+    for log in console.findall("log"):
+        console.remove(log)
+    kind = console.get("type")
+    if kind in _HOSTLESS:
+        return
+    for node in console.findall("source") + console.findall("protocol"):
+        console.remove(node)
+    target = console.find("target")
+    if console.tag == "channel" and kind == "unix" and target is not None and target.get("name"):
+        ET.SubElement(console, "source").set("mode", "bind")
+        return
+    console.attrib.pop("tty", None)
+    console.set("type", "pty")
+
+
+def _own_screen(screen: ET.Element) -> None:
+    for key in ("port", "tlsPort", "websocket", "socket"):
+        screen.attrib.pop(key, None)
+    for listen in screen.findall("listen"):
+        listen.attrib.pop("socket", None)
+    if screen.get("type") in ("vnc", "spice"):
+        screen.set("autoport", "yes")
+
+
+def _mark(root: ET.Element, session: str, of: str) -> None:
+    """Nothing of the guest's metadata: policies and schedules go by it."""
+    for old in root.findall("metadata"):
+        root.remove(old)
+    mark = ET.SubElement(ET.SubElement(root, "metadata"), f"{{{MARK}}}test")
+    mark.set("session", session)
+    mark.set("of", of)
+    ET.register_namespace("vmckpt-test", MARK)
+
+
+def _text(root: ET.Element, tag: str, text: str) -> None:
+    node = root.find(tag)
+    if node is None:
+        raise ValueError(f"the guest has no {tag}")
+    node.text = text

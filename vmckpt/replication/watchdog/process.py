@@ -1,0 +1,533 @@
+"""The watchdog beside a protected guest: it kills QEMU when the lease has ended.
+
+`python -m vmckpt.replication.watchdog.process FOLDER <FACTS` returns when it is armed; the watchdog itself goes
+on in a session of its own, locked in memory. With `--stay` it does not return: a systemd unit runs
+it so. It also resumes a guest that a dead agent left paused, ends an agent that hangs and starts
+one that is gone. Its folder must be on tmpfs: it waits for no disk. Markers there: `over` is made
+by what ends the protection, `killed` is made here, with time and reason. A folder is used for one
+protection.
+
+A pair is two such processes, of which one acts. The other, its spare, is forked from it and waits
+for its end; then it acts, and forks a spare of its own. Both kill the guest when the lease ends.
+"""
+
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from vmckpt.errors import VmckptError
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
+from vmckpt.lease.clock import boottime
+from vmckpt.replication import priority
+from vmckpt.replication.watchdog import rules, systemd_unit
+from vmckpt.replication.watchdog.facts import Facts, Resumable
+from vmckpt.replication.watchdog.rules import Seen, SpareSeen
+from vmckpt.replication.watchdog.shared_page import GuardPage, identity, process_of
+
+OVER, KILLED, LOG, AGENT_LOG, LOCK = "over", "killed", "guard.log", "agent.log", "guard.lock"
+PAGE = "page"
+_STAY = "--stay"
+_CURRENT, _FUTURE, _ON_FAULT = 1, 2, 4  # MCL_*, for mlockall(2)
+# A turn that comes later than this was held up, by more than a busy machine.
+_GAP = 0.5
+_ARMED = b"."
+_ARMING = 10.0
+_TURNS = 0.25
+"""Seconds in which a watchdog that runs has looked."""
+_OOM = Path("/proc/self/oom_score_adj")
+_RESUMES = 10
+"""Seconds after which a process that resumes the guest is given up."""
+_SPARE_AGAIN = 0.2
+"""A spare is forked at most this often, in seconds."""
+
+
+class GuardFailed(VmckptError):
+    """The watchdog could not be armed; without it no lease may be relied upon."""
+
+
+def hold(known: int) -> HeldProcess | None:
+    """A process by its `guardpage.identity`, to be closed; None if it has ended. Raises OSError."""
+    try:
+        process = HeldProcess(process_of(known))
+    except (ProcessLookupError, OverflowError):
+        return None
+    with suppress(ProcessLookupError):
+        if identity(process.pid) == known:
+            return process
+    process.close()
+    return None
+
+
+def begin(facts: Facts, *, unit: bool = False) -> None:
+    """Start a watchdog and wait until it looks; fine if this one runs already.
+
+    `unit`: systemd starts it, and again whenever it ends. Raises GuardFailed.
+    """
+    try:
+        page = GuardPage.open(Path(facts.page))
+    except (OSError, ValueError) as exc:
+        raise _failed(str(exc)) from exc
+    before = boottime()
+    try:
+        if not (page.guarded > before - _TURNS and _looks(page, before, _TURNS)):
+            _start(facts, unit=unit)
+            if not _looks(page, before, _ARMING):
+                raise _failed("it does not look at its page")
+    except subprocess.CalledProcessError as exc:
+        told = exc.stderr.decode(errors="replace").strip().splitlines()
+        raise _failed(f"{told[-1:]}") from exc
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise _failed(str(exc)) from exc
+    finally:
+        page.close()
+
+
+def _looks(page: GuardPage, since: float, limit: float) -> bool:
+    """Whether a watchdog looks at the page since then; waits for that."""
+    give_up = boottime() + limit
+    while page.guarded < since:
+        if boottime() > give_up:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _failed(why: str) -> GuardFailed:
+    return GuardFailed(f"the guest's watchdog cannot be started: {why}")
+
+
+def _locked(folder: Path) -> int | None:
+    """The lock that each watchdog of a folder holds; None: one has it already. Raises OSError."""
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _start(facts: Facts, *, unit: bool) -> None:
+    """Raises GuardFailed, OSError, subprocess.SubprocessError."""
+    process = hold(facts.qemu)
+    if process is None:
+        raise _failed(f"QEMU, process {process_of(facts.qemu)}, is gone")
+    process.close()
+    # It runs what the facts say, so they come by a pipe: a file could be another by then.
+    command, told = (
+        [sys.executable, "-P", "-m", "vmckpt.replication.watchdog.process"],
+        facts.to_json().encode(),
+    )
+    if unit:
+        words = [*command, _STAY, facts.folder]
+        systemd_unit.start(words, told, folder=facts.folder, limit=_ARMING)
+    else:
+        subprocess.run(
+            [*command, facts.folder], input=told, capture_output=True, timeout=_ARMING, check=True
+        )
+
+
+class Guard:
+    """Looks, decides, does."""
+
+    def __init__(self, facts: Facts, page: GuardPage, qemu: HeldProcess | None, lock: int) -> None:
+        """`qemu`: None if it has ended; `lock`: of the folder, which a spare inherits."""
+        self._facts, self._page, self._qemu, self._lock = facts, page, qemu, lock
+        self._folder = Path(facts.folder)
+        self._trigger, self._signs = Trigger(facts, qemu), systemd_unit.Signs()
+        self._agent: HeldProcess | None = None
+        self._known = 0
+        """The agent's identity."""
+        self._told = 0
+        """The one that stood in the page last."""
+        self._agent_since: float = boottime()
+        self._woke: float = self._agent_since
+        self._last: float = self._agent_since
+        self._came = 0.0
+        self._started: float | None = None
+        self._resumed: float | None = None
+        self._resumer: HeldProcess | None = None
+        self._loaded = False
+        self._beats, self._spoke = page.beats, 0.0
+        self._gone = 0.0
+        self._ended = 0
+        """The agent that was killed last."""
+        self._spare: HeldProcess | None = None
+        self._spare_since = float("-inf")
+        self.spare_of: HeldProcess | None = None
+        """The watchdog that acts, in the process of its spare; None: this one acts."""
+
+    def run(self) -> None:
+        """Until there is nothing to guard; in a spare that was forked, at once."""
+        while True:
+            try:
+                if not self.turn():
+                    return
+                self._load()
+            # Whatever it is: the lease must not be left unguarded.
+            except (OSError, ImportError) as exc:
+                self.log(f"a turn failed: {exc}")
+                time.sleep(rules.TURN)
+
+    def turn(self) -> bool:
+        """Wait for at most a turn; False: it is over, or this process is a new spare."""
+        now = boottime()
+        seen = self._look(now)
+        if self._facts.pair and not seen.over and self._is_new_spare(now):
+            return False
+        match rules.decide(seen, now, self._facts.rules):
+            case rules.Wait(until):
+                self._wait(until)
+            case rules.KillGuest(why):
+                self._trigger.kill(why)
+            case rules.KillAgent(why):
+                self._kill_agent(why)
+                self._wait(now + rules.TURN)
+            case rules.StartAgent():
+                self._started = now
+                self._start_agent(now)
+            case rules.ResumeGuest():
+                self._resumed = now
+                self._resume_guest(now)
+            case rules.End(why):
+                self.log(f"ends: {why}")
+                return False
+        return True
+
+    def _look(self, now: float) -> Seen:
+        page = self._page
+        page.guarded = now
+        self._signs.give(now)
+        if now - self._last > _GAP:
+            self._woke = now
+        self._last = now
+        if page.beats != self._beats:
+            self._beats, self._spoke = page.beats, now
+        with suppress(OSError):
+            self._know_agent(page.agent, now)
+        lives = self._qemu is not None and self._qemu.lives()
+        self._gone = 0.0 if lives else self._gone or now
+        return Seen(
+            guest_lives=lives, gone=self._gone, over=_is_over(self._folder),
+            renewed=page.renewed, lasts=page.lasts, stopped=page.stopped,
+            agent_lives=self._agent is not None and self._agent.lives(),
+            agent_since=self._agent_since, came=self._came, spoke=self._spoke,
+            started=self._started, woke=self._woke,
+            resumable=self._facts.resumable is not None,
+            resuming=self._resumer is not None and self._resumer.lives(), resumed=self._resumed,
+        )  # fmt: skip
+
+    def _know_agent(self, told: int, now: float) -> None:
+        """Take note of one that came to work."""
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if told != self._told:
+            self._told = told
+            if told != self._known:
+                self._take(told, now)
+            self._came = now
+
+    def _take(self, known: int, now: float) -> None:
+        if self._agent is not None:
+            self._agent.close()
+        self._agent, self._known, self._agent_since, self._came = None, known, now, 0.0
+        self._agent = hold(known)
+
+    def _wait(self, until: float) -> None:
+        awaited = (None if self._gone else self._qemu, self._agent, self._resumer, self._spare)
+        # The end of one that has ended already is nothing to wait for.
+        files = [one.pidfd for one in awaited if one is not None and one.lives()]
+        select.select(files, [], [], min(max(0.0, until - boottime()), rules.TURN))
+
+    def _kill_agent(self, why: str) -> None:
+        if self._agent is not None:
+            self._agent.kill()
+        if self._ended != self._known:
+            self._ended = self._known
+            self.log(f"killed the agent, process {process_of(self._known)}: {why}")
+
+    def _start_agent(self, now: float) -> None:
+        try:
+            child = _spawn(self._facts.command, self._folder / AGENT_LOG)
+            self._take(identity(child), now)
+            self.log(f"started the agent again, process {child}")
+        except OSError as exc:
+            self.log(f"cannot start the agent: {exc}")
+
+    def _resume_guest(self, now: float) -> None:
+        """In a process of its own: libvirt may hang, and the lease ends all the same."""
+        facts = self._facts.resumable
+        if facts is None:
+            return
+        if self._resumer is not None:
+            self._resumer.close()
+            self._resumer = None
+        paused = now - self._page.stopped
+        self.log(f"resumes the guest, which its agent left paused {paused:.2f} s ago")
+        self._resumer = HeldProcess(_forked(lambda: self._resume(facts)))
+
+    def _resume(self, facts: Resumable) -> None:
+        os.close(self._lock)
+        signal.alarm(_RESUMES)
+        with suppress(OSError):
+            _hurry()
+        from vmckpt.replication.watchdog.resume import resume  # noqa: PLC0415 - see `_load`
+
+        try:
+            done = resume(facts, self._page)
+        except (VmckptError, OSError, ValueError) as exc:
+            self.log(f"cannot resume the guest: {exc}")
+        else:
+            self.log("the guest runs" if done else "left that to the agent, which is at work")
+
+    def _load(self) -> None:
+        """Load what resumes a guest while there is time; it is three times the watchdog's size."""
+        if not self._loaded and self._facts.resumable is not None:
+            self._loaded = True
+            import vmckpt.replication.watchdog.resume  # noqa: F401, PLC0415
+
+    def _is_new_spare(self, now: float) -> bool:
+        """See that there is a spare; whether this process is a new one."""
+        spare, looked = self._spare, max(self._page.spared, self._spare_since)
+        if spare is not None and spare.lives():
+            if not rules.stuck(looked, self._woke, now):
+                return False
+            self.log(f"killed the spare watchdog, process {spare.pid}: it hangs")
+            spare.kill()
+        if now < self._spare_since + _SPARE_AGAIN:
+            return False
+        if spare is not None:
+            spare.close()
+        self._spare, self._spare_since = None, now
+        return self._fork_spare()
+
+    def _fork_spare(self) -> bool:
+        acting = HeldProcess(os.getpid())
+        try:
+            child = os.fork()
+        except OSError:
+            acting.close()
+            raise
+        if child == 0:
+            self.spare_of = acting
+            return True
+        acting.close()
+        self._spare = HeldProcess(child)
+        self.log(f"has a spare watchdog, process {child}")
+        return False
+
+    def as_spare(self, acting: HeldProcess) -> "Spare":
+        """What a forked process does until it must act."""
+        return Spare(self._facts, self._page, self._qemu, acting)
+
+    def anew(self) -> "Guard":
+        """The one that a spare becomes when it must act."""
+        return Guard(self._facts, self._page, self._qemu, self._lock)
+
+    def log(self, line: str) -> None:
+        _log(self._folder, line)
+
+
+class Spare:
+    """The watchdog of a pair that waits for the end of the other one."""
+
+    def __init__(
+        self, facts: Facts, page: GuardPage, qemu: HeldProcess | None, acting: HeldProcess
+    ) -> None:
+        self._folder, self._page, self._qemu, self._acting = Path(facts.folder), page, qemu, acting
+        self._trigger = Trigger(facts, qemu)
+        self._woke: float = boottime()
+        self._last: float = self._woke
+
+    def waits(self) -> bool:
+        """Return True when it must act; False: the protection is over."""
+        while True:
+            now = boottime()
+            match rules.stand_by(self._look(now), now):
+                case rules.Wait(until):
+                    left = min(max(0.0, until - boottime()), rules.TURN)
+                    select.select([self._acting.pidfd], [], [], left)
+                case rules.KillGuest(why):
+                    self._trigger.kill(why)
+                case rules.KillPartner(why):
+                    _log(self._folder, f"killed the watchdog, process {self._acting.pid}: {why}")
+                    self._acting.end(rules.TURN)
+                case rules.TakeOver():
+                    _log(self._folder, f"the watchdog, process {self._acting.pid}, is gone:"
+                         f" process {os.getpid()} acts now")  # fmt: skip
+                    self._acting.close()
+                    return True
+                case rules.End():
+                    return False
+
+    def _look(self, now: float) -> SpareSeen:
+        page = self._page
+        page.spared = now
+        if now - self._last > _GAP:
+            self._woke = now
+        self._last = now
+        return SpareSeen(
+            guest_lives=self._qemu is not None and self._qemu.lives(),
+            over=_is_over(self._folder), renewed=page.renewed, lasts=page.lasts,
+            partner_lives=self._acting.lives(), looked=page.guarded, woke=self._woke,
+        )  # fmt: skip
+
+
+class Trigger:
+    """Kills the guest, and leaves word why."""
+
+    def __init__(self, facts: Facts, qemu: HeldProcess | None) -> None:
+        self._folder, self._qemu = Path(facts.folder), qemu
+        self._shot = False
+
+    def kill(self, why: str) -> None:
+        """Send SIGKILL and wait for a turn; may be repeated."""
+        if self._qemu is None:
+            return
+        self._qemu.kill()
+        if not self._shot:
+            self._shot = True
+            _log(self._folder, f"killed the guest, process {self._qemu.pid}: {why}")
+            with suppress(OSError):
+                temporary = self._folder / f".{KILLED}"
+                temporary.write_text(f"{_date()} {why}\n")
+                temporary.rename(self._folder / KILLED)
+        self._qemu.ended(rules.TURN)
+
+
+def _is_over(folder: Path) -> bool:
+    """Whether the protection has ended: the folder is removed when everything is seen to."""
+    return os.access(folder / OVER, os.F_OK) or not os.access(folder, os.F_OK)
+
+
+def _log(folder: Path, line: str) -> None:
+    with suppress(OSError), (folder / LOG).open("a") as log:
+        log.write(f"{_date()} {line}\n")
+
+
+def _date() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _forked(work: Callable[[], None]) -> int:
+    """Do that in a child process, which ends with it. Returns its number. Raises OSError."""
+    child = os.fork()
+    if child:
+        return child
+    status = 127
+    try:
+        work()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _spawn(command: Sequence[str], log: Path) -> int:
+    """Start it as an ordinary process in a session of its own; its number. Raises OSError."""
+
+    def work() -> None:
+        os.setsid()
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_DFL)
+        _oom(_ORDINARY)
+        with suppress(OSError):  # it does that itself, too, once it has started
+            priority.raise_own()
+        told = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(told, 1)
+        os.dup2(told, 2)
+        os.execvp(command[0], [*command])
+
+    return _forked(work)
+
+
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ORDINARY = "0"
+
+
+def _oom(score: str) -> None:
+    with suppress(OSError):
+        _OOM.write_text(score)
+
+
+def _hurry() -> None:
+    """Run before ordinary processes; what this one starts is ordinary again. Raises OSError."""
+    os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+
+
+def _privileges() -> list[str]:
+    """What keeps it going on a machine in need; what it could not get."""
+    missing = []
+    # All that there is now. What is loaded later is locked as far as it is used.
+    mlockall = ctypes.CDLL(None).mlockall
+    if mlockall(_CURRENT) != 0 or mlockall(_FUTURE | _ON_FAULT) != 0:
+        missing.append("locked memory")
+    try:
+        _OOM.write_text("-1000")
+    except OSError:
+        missing.append("protection from the out-of-memory killer")
+    try:
+        _hurry()
+    except OSError:
+        missing.append("real-time scheduling")
+    return missing
+
+
+def _guard(facts: Facts, lock: int, armed: Callable[[], None]) -> None:
+    """The watchdog's process: arm, say so, guard. Raises OSError, ValueError."""
+    os.chdir("/")
+    # It guards until all is over, also when the machine is shut down; `over` sends it away.
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    guard = Guard(facts, GuardPage.open(Path(facts.page)), hold(facts.qemu), lock)
+    missing = _privileges()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    if missing:
+        guard.log("has no " + ", no ".join(missing))
+    if guard.turn():
+        armed()
+        guard.run()
+    while (acting := guard.spare_of) is not None:
+        # From here on this process is the spare that was forked.
+        os.setsid()
+        _privileges()
+        if not guard.as_spare(acting).waits():
+            return
+        guard = guard.anew()
+        guard.run()
+
+
+def main() -> None:
+    """Arm a watchdog and leave it; with --stay, be it. Exit status 1: there is none."""
+    facts = Facts.from_json(sys.stdin.read())
+    if (lock := _locked(Path(facts.folder))) is None:
+        return
+    if _STAY in sys.argv[1:]:
+        _guard(facts, lock, lambda: None)
+        return
+    listen, ready = os.pipe2(os.O_CLOEXEC)
+    if os.fork():
+        os.close(ready)
+        sys.exit(0 if os.read(listen, 1) == _ARMED else 1)
+    os.close(listen)
+    os.setsid()
+
+    def armed() -> None:
+        os.write(ready, _ARMED)
+        os.close(ready)
+
+    _guard(facts, lock, armed)
+
+
+if __name__ == "__main__":
+    main()

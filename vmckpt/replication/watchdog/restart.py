@@ -1,0 +1,35 @@
+"""An agent sees that its watchdog looks, as the watchdog sees that its agent works."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from vmckpt.errors import VmckptError
+from vmckpt.lease.clock import boottime
+from vmckpt.replication.watchdog.shared_page import GuardPage
+
+_UNGUARDED = 1.0
+"""Seconds after which a watchdog that has not looked is started again."""
+
+
+class GuardRestart:
+    """Starts the watchdog again, in a thread: on a busy host that may take many seconds, and the
+    lease must be renewed meanwhile."""
+
+    def __init__(self, page: GuardPage, begin: Callable[[], None]) -> None:
+        """`begin` does nothing if the watchdog runs; it may raise VmckptError."""
+        self._page, self._begin = page, begin
+        self._thread: threading.Thread | None = None
+
+    def look(self) -> None:
+        """Call this now and then."""
+        looks = boottime() - self._page.guarded <= _UNGUARDED
+        if looks or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._thread = threading.Thread(target=self._start, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def _start(self) -> None:
+        # The next look tries again. OSError: no more processes, say.
+        with suppress(VmckptError, OSError):
+            self._begin()
