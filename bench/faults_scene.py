@@ -32,7 +32,7 @@ _ROOT = Path(__file__).parent.parent
 _STOP_AT = "/run/vmckpt-stop-at"
 _CLOCK = "/run/vmckpt-clock"
 _COMMAND = 90.0
-_REPLICA, _ORDERS = b"vmckpt.agent.replica", (b"vmckpt.agent.main", b"/vmckpt-agent")
+_REPLICA, _ORDERS = b"vmckpt.agent.replication.main", (b"vmckpt.agent.main", b"/vmckpt-agent")
 _GUARD = b"vmckpt.replication.watchdog.process"
 _UNDO = (b"vmckpt.capture.memory.undo_process", b"vmckpt.capture.network_hold_undo_process")
 

@@ -56,9 +56,9 @@ POINTS: Mapping[str, Point] = {
     "standby invalid": Point(
         "vmckpt.replication.primary.lease_holder", "Tenure.invalidate", after=True
     ),
-    "switching": Point("vmckpt.agent.giving", "give"),
+    "switching": Point("vmckpt.agent.replication.handover", "give"),
     "handed over": Point("vmckpt.replication.primary.lease_holder", "Tenure.hand_over", after=True),
-    "ending": Point("vmckpt.agent.afterlife", "unprotect"),
+    "ending": Point("vmckpt.agent.replication.teardown", "unprotect"),
     "output let out": Point("vmckpt.replication.primary.network_buffer", "remove", after=True),
     "committed": Point("vmckpt.replication.backup.epoch_stage", "Stage.seal", after=True),
     "applying": Point("vmckpt.replication.backup.epoch_stage", "Stage.apply"),

@@ -94,7 +94,7 @@ def rss(plan: LabPlan) -> dict[str, float]:
     found = {}
     for one in plan.hosts:
         total = 0
-        for process in processes(plan, one.name, b"vmckpt.agent.replica"):
+        for process in processes(plan, one.name, b"vmckpt.agent.replication.main"):
             rolled = Path(f"/proc/{process}/smaps_rollup").read_text()
             total += sum(
                 int(line.split()[1]) for line in rolled.splitlines() if line.startswith("Anonymous")

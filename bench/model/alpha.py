@@ -13,8 +13,13 @@ from unittest import mock
 from bench.model import fakes
 from bench.model.replay import Again, do
 from bench.model.world import ALPHA
-from vmckpt.agent import afterlife, giving, replica_primary, replicas
-from vmckpt.agent.replica_primary import _Agent
+from vmckpt.agent.replication import (
+    handover,
+    orders,
+    primary,
+    teardown,
+)
+from vmckpt.agent.replication.primary import _Agent
 from vmckpt.errors import VmckptError
 from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replication.primary import (
@@ -79,11 +84,11 @@ def _primary(
         tenure=held_tenure, wishes=fakes.Wishes(), leave=Leave(needed=False), status=quiet,
         mirrors=SimpleNamespace(begin_again=lambda: do("mirrors"), end=lambda: do("no mirrors")),
         begun=False, held=False, whole=False, devices=fakes.Devices(),
-        is_alone=is_alone, alone=lambda on: (fakes.File(afterlife.ALONE).touch if on
-                          else fakes.File(afterlife.ALONE).unlink)(),
+        is_alone=is_alone, alone=lambda on: (fakes.File(teardown.ALONE).touch if on
+                          else fakes.File(teardown.ALONE).unlink)(),
         switching=lambda: fakes.File("switching").touch(),
         go_on=lambda: _Agent._resume(agent, monitor),
-        switch=lambda line: giving.give(
+        switch=lambda line: handover.give(
             _SESSION, fakes.FOLDER, line, tenure=held_tenure, process=agent._process, stopped=0.0
         ),
     )  # fmt: skip
@@ -142,8 +147,8 @@ def begin(life: int, _: Fields) -> Next:
     monitor: Any = fakes.Monitor()
     _Agent._resume(agent, monitor)
     begun = do("mirrors")
-    alone = afterlife.is_alone(fakes.FOLDER)
-    found = replica_primary.found_filters(_SESSION, fakes.FOLDER, monitor, alone=alone)
+    alone = teardown.is_alone(fakes.FOLDER)
+    found = primary.found_filters(_SESSION, fakes.FOLDER, monitor, alone=alone)
     held = found[1]
     whole = held and not begun and not held_tenure.acquired
     return _loop(life, (0, 0, None, whole, False, begun, held), alone=alone)
@@ -201,7 +206,7 @@ def _serve(one: Primary, line: Any) -> str:
     except _Reached:
         return "serve"
     except Switched:
-        afterlife.switched(_SESSION, fakes.FOLDER)
+        teardown.switched(_SESSION, fakes.FOLDER)
         return "over"
     return "unprotect"
 
@@ -230,7 +235,7 @@ def cut(life: int, fields: Fields) -> Next:
 def unprotect(life: int, fields: Fields) -> Next:
     """The protection ends while its agent lives."""
     monitor: Any = fakes.Monitor()
-    afterlife.unprotect(_SESSION, fakes.FOLDER, monitor, fakes.ModelTenure("main", life))
+    teardown.unprotect(_SESSION, fakes.FOLDER, monitor, fakes.ModelTenure("main", life))
     return "over", fields
 
 
@@ -252,14 +257,14 @@ def order(define: bool, standby_gone: bool) -> Next:
     told: Any = SimpleNamespace(
         define=define, standby_gone=standby_gone, guest="g", host=ALPHA, uri=""
     )
-    replicas._end_primary(told, _SESSION)
+    orders._end_primary(told, _SESSION)
     return "done", ()
 
 
 def give() -> Next:
     """The controller gives a guest that is gone to its standby."""
     told: Any = SimpleNamespace(guest="g", owner="s")
-    replicas._give(told)
+    orders._give(told)
     return "done", ()
 
 
@@ -290,19 +295,19 @@ def on_fakes() -> Iterator[None]:
     places: list[tuple[Any, str, Any]] = [
         (lease_holder, "boottime", fakes.clock), (lease_holder, "time", _STILL), (lease_holder, "wholefile", _FILES),
         (primary_loop, "time", _STILL), (primary_loop, "Sender", _Sender), (loop, "time", _STILL),
-        (epoch_capture, "Drain", fakes.Drain), (afterlife, "lease", fakes.lease),
-        (afterlife, "identity", identity), (afterlife, "lease_timer", timer),
-        (afterlife, "writes", nothing), (afterlife, "define", nothing.any),
-        (afterlife, "libvirt_side", nothing), (afterlife, "outcome", nothing.any),
-        (afterlife, "forget", lambda *_: do("forget")),
-        (afterlife, "buffers", SimpleNamespace(remove=lambda *_: do("let out"))),
-        (replica_primary, "Buffers", lambda *_: fakes.Buffers()),
-        (replica_primary, "buffers", fakes.Found),
-        (replicas, "identity", identity), (replicas, "GuardPage", page),
-        (replicas, "Session", SimpleNamespace(read=lambda _: _SESSION)),
-        (replicas, "folder_of", lambda _: fakes.FOLDER), (replicas, "writes", nothing),
-        (replicas, "Monitor", lambda *_, **__: fakes.Monitor()),
-        (replicas, "_start", lambda _: do("start agent")),
+        (epoch_capture, "Drain", fakes.Drain), (teardown, "lease", fakes.lease),
+        (teardown, "identity", identity), (teardown, "lease_timer", timer),
+        (teardown, "writes", nothing), (teardown, "define", nothing.any),
+        (teardown, "libvirt_side", nothing), (teardown, "outcome", nothing.any),
+        (teardown, "forget", lambda *_: do("forget")),
+        (teardown, "buffers", SimpleNamespace(remove=lambda *_: do("let out"))),
+        (primary, "Buffers", lambda *_: fakes.Buffers()),
+        (primary, "buffers", fakes.Found),
+        (orders, "identity", identity), (orders, "GuardPage", page),
+        (orders, "Session", SimpleNamespace(read=lambda _: _SESSION)),
+        (orders, "folder_of", lambda _: fakes.FOLDER), (orders, "writes", nothing),
+        (orders, "Monitor", lambda *_, **__: fakes.Monitor()),
+        (orders, "_start", lambda _: do("start agent")),
         (process, "hold", lambda _: fakes.Process("agent")),
     ]  # fmt: skip
     with ExitStack() as stack:

@@ -13,7 +13,7 @@ from bench.model import fakes, starts, store
 from bench.model.moves import Moves
 from bench.model.starts import QUIET
 from bench.model.world import OLD, Budget, World
-from vmckpt.agent import afterlife, replica_primary, replicas
+from vmckpt.agent.replication import orders, primary, teardown
 from vmckpt.capture.memory.shared_memory import Standstill
 from vmckpt.lease import terms
 from vmckpt.replication.backup.lease_claimant import LeaseClaim
@@ -80,15 +80,15 @@ def _speaks_alone_first(self: Primary, why: str) -> bool:
 
 def _lets_both_speak(session: Any, folder: Any) -> list[str]:
     """The end of a copy whose lease another host has took its filters away."""
-    replicas._stop_agent(folder)
+    orders._stop_agent(folder)
     monitor: Any = fakes.Monitor()
-    afterlife.unprotect(session, folder, monitor)
+    teardown.unprotect(session, folder, monitor)
     return []
 
 
 def _stops_without_asking(session: Any, folder: Any) -> None:
     """The standby stays eligible while the protection ends here."""
-    replicas._stop_agent(folder)
+    orders._stop_agent(folder)
 
 
 def _unprotects_first(session: Any, folder: Any, monitor: Any, held: Any = None) -> None:
@@ -96,7 +96,7 @@ def _unprotects_first(session: Any, folder: Any, monitor: Any, held: Any = None)
     fakes.Buffers().remove()
     if held is not None:
         held.invalidate()
-    afterlife.forget(session, folder)
+    teardown.forget(session, folder)
 
 
 def _acknowledged_first(self: Backup, line: Any, seal: Seal) -> None:
@@ -191,17 +191,17 @@ ALL = (
     ),
     Reverted(
         name="ending a protection lets a second copy speak",
-        patches=lambda: [(replicas, "_end_second_copy", _lets_both_speak)],
+        patches=lambda: [(orders, "_end_second_copy", _lets_both_speak)],
         budget=_KILLS._replace(orders=1), timer=False,
         first=("fault: alpha's agent", "fault: the watchdog"),
     ),
     Reverted(
         name="ending a protection leaves the standby eligible",
-        patches=lambda: [(replicas, "_stop_safely", _stops_without_asking)], budget=_ORDERS,
+        patches=lambda: [(orders, "_stop_safely", _stops_without_asking)], budget=_ORDERS,
     ),
     Reverted(
         name="unprotecting releases before it invalidates",
-        patches=lambda: [(afterlife, "unprotect", _unprotects_first)],
+        patches=lambda: [(teardown, "unprotect", _unprotects_first)],
         budget=_ORDERS._replace(cuts=1), first=("fault: the link breaks", "controller: end"),
     ),
     Reverted(
@@ -212,7 +212,7 @@ ALL = (
     Reverted(
         name="what is left of the filters is removed when an agent begins",
         patches=lambda: [(Primary, "_forgo_standby", _nothing),
-                         (replica_primary, "found_filters", _removes_what_is_left)],
+                         (primary, "found_filters", _removes_what_is_left)],
         budget=QUIET._replace(cards=1, agents=1),
     ),
     Reverted(

@@ -34,7 +34,7 @@ _OUTPUT_ORDER = (
     ),
     Mutation(
         name="plugged-before-the-first-look", area=Area.OUTPUT_ORDER,
-        file="vmckpt/agent/devices.py",
+        file="vmckpt/agent/replication/devices.py",
         old="        if self._known is None:",
         new="        if not self._file.exists():",
         suite=unit("agent_devices"),
@@ -140,7 +140,8 @@ _OUTPUT_ORDER = (
         breaks="What the first epoch sends gets out before it is committed.",
     ),
     Mutation(
-        name="ended-before-invalid", area=Area.OUTPUT_ORDER, file="vmckpt/agent/afterlife.py",
+        name="ended-before-invalid", area=Area.OUTPUT_ORDER,
+        file="vmckpt/agent/replication/teardown.py",
         old="        tenure.invalidate()\n    else:\n",
         new="        buffers.remove(monitor, folder)\n"
         "        tenure.invalidate()\n    else:\n",
@@ -149,7 +150,7 @@ _OUTPUT_ORDER = (
     ),
     Mutation(
         name="filters-removed-when-gone", area=Area.OUTPUT_ORDER,
-        file="vmckpt/agent/replica_primary.py",
+        file="vmckpt/agent/replication/primary.py",
         old="    if alone:\n        buffers.remove(monitor, folder)",
         new="    if not held:\n        buffers.remove(monitor, folder)",
         suite=unit("agent_filters"),

@@ -10,7 +10,8 @@ import signal
 import sys
 from typing import Any
 
-from vmckpt.agent import replica, replica_primary
+from vmckpt.agent.replication import main as replication_main
+from vmckpt.agent.replication import primary
 from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.replication.primary.epoch_capture import Capturer, Epoch
 
@@ -53,9 +54,9 @@ def main() -> None:
     Killing.after = at.endswith("+")
     Killing.command, _, left = at.removesuffix("+").partition(":")
     Killing.left = int(left)
-    vars(replica_primary)["Monitor"] = Killing
-    vars(replica_primary)["Capturer"] = Counting
-    replica.main()
+    vars(primary)["Monitor"] = Killing
+    vars(primary)["Capturer"] = Counting
+    replication_main.main()
 
 
 if __name__ == "__main__":

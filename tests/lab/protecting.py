@@ -144,7 +144,7 @@ def stored(bench: Bench, name: str) -> list[str]:
 
 def agent(bench: Bench, name: str) -> int:
     """The agent's process, as seen from outside of the lab host."""
-    found = processes(bench, name, b"vmckpt.agent.replica")
+    found = processes(bench, name, b"vmckpt.agent.replication.main")
     # A program that it starts has its command line for a moment.
     (one,) = [process for process in found if _parent(process) not in (None, *found)]
     return one

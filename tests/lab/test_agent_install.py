@@ -62,7 +62,7 @@ def newer(bench: Bench, folder: Path, *args: str) -> Done:
     """Run a command of a controller that was changed a little."""
     if not folder.exists():
         shutil.copytree(CHECKOUT / "vmckpt", folder / "vmckpt")
-        with (folder / "vmckpt/agent/replica.py").open("a") as file:
+        with (folder / "vmckpt/agent/replication/main.py").open("a") as file:
             file.write(f"# {folder.name}\n")
     process = subprocess.Popen(
         [*VMCKPT, *args], env={**bench.environment, "PYTHONPATH": str(folder)}, cwd=folder,

@@ -33,7 +33,7 @@ from vmckpt.lab import faults, host
 
 pytestmark = pytest.mark.long
 
-AGENT, GUARD = b"vmckpt.agent.replica", b"vmckpt.replication.watchdog.process"
+AGENT, GUARD = b"vmckpt.agent.replication.main", b"vmckpt.replication.watchdog.process"
 
 
 @pytest.fixture(scope="module")

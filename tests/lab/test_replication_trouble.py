@@ -40,7 +40,11 @@ pytestmark = pytest.mark.long
 HOLD = 5.0
 SETTLES = 4.0
 """What a machine with two cores may need beside what is promised."""
-AGENT, GUARD, QEMU = b"vmckpt.agent.replica", b"vmckpt.replication.watchdog.process", b"qemu-system"
+AGENT, GUARD, QEMU = (
+    b"vmckpt.agent.replication.main",
+    b"vmckpt.replication.watchdog.process",
+    b"qemu-system",
+)
 FLOOD = 50_000
 MEMORY = "/dev/shm/vmckpt-small"
 SLOW = parse_rate("50mbit")

@@ -27,7 +27,7 @@ from vmckpt.lab import faults, host, network
 
 pytestmark = pytest.mark.long
 
-AGENT, WATCHDOG = b"vmckpt.agent.replica", b"vmckpt.replication.watchdog.process"
+AGENT, WATCHDOG = b"vmckpt.agent.replication.main", b"vmckpt.replication.watchdog.process"
 MOST = 2.0
 """Seconds that a guest may be paused for an epoch."""
 

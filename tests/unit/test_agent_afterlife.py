@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.backing import following
 from tests.support.replicas import LEASE, SHORT, session
-from vmckpt.agent import afterlife, writes
+from vmckpt.agent.replication import mirrors, teardown
 from vmckpt.capture import migration_settings
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import RemoteError
@@ -42,14 +42,14 @@ class Backup:
 def ended(backup: Backup, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is done about a guest that was ended by somebody's wish."""
     done: list[str] = []
-    monkeypatch.setattr(writes, "end_all", lambda *_: None)
-    monkeypatch.setattr(afterlife, "_tell_backup", backup.tell)
-    monkeypatch.setattr(afterlife, "define", lambda _: done.append("defined"))
-    monkeypatch.setattr(afterlife, "forget", lambda *_: done.append("forgotten"))
-    monkeypatch.setattr(afterlife, "_HEARS", Seconds(0.2))
-    monkeypatch.setattr(afterlife, "_AGAIN", Seconds(0.01))
+    monkeypatch.setattr(mirrors, "end_all", lambda *_: None)
+    monkeypatch.setattr(teardown, "_tell_backup", backup.tell)
+    monkeypatch.setattr(teardown, "define", lambda _: done.append("defined"))
+    monkeypatch.setattr(teardown, "forget", lambda *_: done.append("forgotten"))
+    monkeypatch.setattr(teardown, "_HEARS", Seconds(0.2))
+    monkeypatch.setattr(teardown, "_AGAIN", Seconds(0.01))
 
-    afterlife.guest_ended(SESSION, folder, wished=True)
+    teardown.guest_ended(SESSION, folder, wished=True)
     return done
 
 
@@ -75,11 +75,11 @@ def test_a_backup_that_only_breathes_has_not_heard(monkeypatch: pytest.MonkeyPat
         one.standstill = Standstill(SHORT)
         one.begin()
         us = session(disks=(), port=one.ends.server.getsockname()[1])
-        monkeypatch.setattr(afterlife, "_CONNECT", Seconds(0.5))
+        monkeypatch.setattr(teardown, "_CONNECT", Seconds(0.5))
         with one.standstill.held(), pytest.raises(Cut):  # its heartbeats go on
-            afterlife._tell_backup(us, one.ends.primary, "the guest has ended")
-        monkeypatch.setattr(afterlife, "_CONNECT", SHORT)
-        afterlife._tell_backup(us, one.ends.primary, "the guest has ended")
+            teardown._tell_backup(us, one.ends.primary, "the guest has ended")
+        monkeypatch.setattr(teardown, "_CONNECT", SHORT)
+        teardown._tell_backup(us, one.ends.primary, "the guest has ended")
         assert one.came() is None
 
 
@@ -94,11 +94,11 @@ def test_of_a_guest_whose_lease_ended_it_is_not_said_what_ended_it(
     page = GuardPage.create(tmp_path / process.PAGE, lasts=Seconds(4.0))
     page.renewed = 0.0 if renewed is None else boottime() + renewed
     page.close()
-    why = afterlife.shot(tmp_path)
+    why = teardown.shot(tmp_path)
     assert ("which is unknown" in why if why is not None else False) is ended
     (tmp_path / process.KILLED).write_text("2026-11-01T00:00:00Z the lease was lost\n")
-    assert afterlife.shot(tmp_path) == "the watchdog ended the guest: the lease was lost"
-    assert afterlife.shot(tmp_path / "none") is None
+    assert teardown.shot(tmp_path) == "the watchdog ended the guest: the lease was lost"
+    assert teardown.shot(tmp_path / "none") is None
 
 
 class Store:
@@ -120,13 +120,13 @@ def test_only_a_guest_that_is_dead_for_sure_is_handed_to_its_standby(
 ) -> None:
     """Else the standby would run beside it at once, without waiting for the end of the lease."""
     store = Store()
-    monkeypatch.setattr(writes, "end_all", lambda *_: None)
-    monkeypatch.setattr(afterlife, "lease", lambda _: nullcontext(store))
+    monkeypatch.setattr(mirrors, "end_all", lambda *_: None)
+    monkeypatch.setattr(teardown, "lease", lambda _: nullcontext(store))
     monkeypatch.setattr(identity, "runs", lambda _: runs)
     (tmp_path / "token").write_text("3")
     terms = Terms(interval=None, automatic=True)
 
-    afterlife.guest_ended(session(lease=LEASE, terms=terms, disks=()), tmp_path, wished=False)
+    teardown.guest_ended(session(lease=LEASE, terms=terms, disks=()), tmp_path, wished=False)
     assert store.asked == asked
 
 
@@ -144,14 +144,14 @@ def test_output_is_let_out_only_once_no_standby_may_take_over(
             done.append("released")
 
     for module, name in (
-        (network_buffer, "remove"), (migration_settings, "break_off"), (writes, "end_all"),
-        (afterlife, "forget"),
+        (network_buffer, "remove"), (migration_settings, "break_off"), (mirrors, "end_all"),
+        (teardown, "forget"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, lambda *_, name=name: done.append(name))
     monkeypatch.setattr(libvirt_side, "stored", lambda _: ("<domain/>", False))
     us = session(undo=UNDO.to_json(), disks=())
 
-    afterlife.unprotect(us, tmp_path, cast("Any", None), cast("Any", Tenure()))
+    teardown.unprotect(us, tmp_path, cast("Any", None), cast("Any", Tenure()))
     assert done == ["invalidated", "remove", "break_off", "end_all", "released", "forget"]
 
 
@@ -166,5 +166,5 @@ def test_output_is_not_let_out_where_that_cannot_be_noted(
     monkeypatch.setattr(network_buffer, "remove", lambda *_: done.append("remove"))
 
     with pytest.raises(RemoteError, match="silent"):
-        afterlife.unprotect(SESSION, tmp_path, cast("Any", None), cast("Any", Tenure()))
+        teardown.unprotect(SESSION, tmp_path, cast("Any", None), cast("Any", Tenure()))
     assert done == []

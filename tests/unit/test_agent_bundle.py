@@ -99,7 +99,7 @@ def test_the_real_bundle_starts_on_a_bare_python_and_imports_nothing_from_here(
     assert seen[-1] == str(own / "bin/python3")
     assert [one for one in seen if one.startswith((str(ROOT.parent), sys.prefix))] == []
     assert [one for one in seen if "-packages" in one and not one.startswith(str(own))] == []
-    assert any(one.endswith("vmckpt/agent/replica.py") for one in seen)
+    assert any(one.endswith("vmckpt/agent/replication/main.py") for one in seen)
     told = subprocess.run(
         ["env", "-i", f"PYTHONPATH={ROOT.parent}", own / "bin/vmckpt-agent"],
         input=b'{"do": "nothing"}\n', capture_output=True, check=False,

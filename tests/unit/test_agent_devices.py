@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tests.support.replicas import Qemu, until
-from vmckpt.agent.devices import Devices, seen
+from vmckpt.agent.replication.devices import Devices, seen
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.lifecycle import Endings
 from vmckpt.hypervisor.qmp import Refused

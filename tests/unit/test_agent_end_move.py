@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from tests.support.replicas import session
-from vmckpt.agent import afterlife, giving, replicas, writes
 from vmckpt.agent.orders import ReplicaOrder
+from vmckpt.agent.replication import (
+    handover,
+    mirrors,
+    orders,
+    teardown,
+)
 
 SESSION = session(moves=True, disks=())
 
@@ -19,7 +24,7 @@ def done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     events: list[str] = []
 
     def end_primary(order: ReplicaOrder, _: object) -> list[str]:
-        assert giving.given(tmp_path) is None
+        assert handover.given(tmp_path) is None
         events.append("the guest runs on")
         assert order.define
         return ["ended its mirrors"]
@@ -28,12 +33,12 @@ def done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return lambda *_: events.append(what)
 
     SESSION.write(tmp_path)
-    monkeypatch.setattr(replicas, "folder_of", lambda _: tmp_path)
-    monkeypatch.setattr(replicas, "_stop_agent", note("agent ended"))
-    monkeypatch.setattr(replicas, "_end_primary", end_primary)
-    monkeypatch.setattr(giving, "finish", note("QEMU ended"))
-    monkeypatch.setattr(writes, "end_all", note("logs ended"))
-    monkeypatch.setattr(afterlife, "forget", note("forgotten"))
+    monkeypatch.setattr(orders, "folder_of", lambda _: tmp_path)
+    monkeypatch.setattr(orders, "_stop_agent", note("agent ended"))
+    monkeypatch.setattr(orders, "_end_primary", end_primary)
+    monkeypatch.setattr(handover, "finish", note("QEMU ended"))
+    monkeypatch.setattr(mirrors, "end_all", note("logs ended"))
+    monkeypatch.setattr(teardown, "forget", note("forgotten"))
     return events
 
 
@@ -42,7 +47,7 @@ def end(**more: Any) -> dict[str, Any]:
         what="end", guest=SESSION.guest, uri=SESSION.uri, host="alpha", owner=SESSION.session,
         **more,
     )  # fmt: skip
-    return replicas._end(order)
+    return orders._end(order)
 
 
 def give(folder: Path) -> None:
@@ -60,7 +65,7 @@ def test_one_that_was_is_left_as_it_is_and_said_to_be_given(
     give(tmp_path)
     assert end() == {"did": [], "given": True}
     assert done == ["agent ended"]
-    assert giving.given(tmp_path) is not None
+    assert handover.given(tmp_path) is not None
 
 
 def test_once_it_runs_there_its_qemu_ends_and_all_is_forgotten(
@@ -79,7 +84,7 @@ def test_what_the_target_could_not_take_is_taken_back(done: list[str], tmp_path:
 
 def test_another_session_s_is_not_touched(done: list[str]) -> None:
     order = ReplicaOrder(what="end", guest=SESSION.guest, uri="", host="alpha", owner="other")
-    assert replicas._end(order) == {"did": []}
+    assert orders._end(order) == {"did": []}
     assert done == []
 
 
@@ -87,4 +92,4 @@ def test_what_was_given_away_is_told_by_whoever_asks(done: list[str], tmp_path: 
     del done
     give(tmp_path)
     order = ReplicaOrder(what="ask", guest=SESSION.guest, uri="", host="alpha")
-    assert replicas._ask(order)["given"] == {"stood_s": 0.1, "owners": {}}
+    assert orders._ask(order)["given"] == {"stood_s": 0.1, "owners": {}}

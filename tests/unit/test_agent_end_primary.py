@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from tests.support.replicas import LEASE, session
-from vmckpt.agent import afterlife, replicas, writes
 from vmckpt.agent.orders import ReplicaOrder
+from vmckpt.agent.replication import mirrors, orders, teardown
 from vmckpt.errors import GuestBusy, LeaseLost, TwoCopies, VmckptError
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.lease.connection import LeaseUnreachable
@@ -27,18 +27,17 @@ class World:
         """What the lease store says to a renewal; None: another host has the lease."""
         self.silent = False
         note = self.did.append
-        monkeypatch.setattr(replicas, "folder_of", lambda _: folder)
-        monkeypatch.setattr(replicas, "_stop_agent", lambda _: note("agent ended"))
-        monkeypatch.setattr(replicas, "Monitor", Monitor)
+        monkeypatch.setattr(orders, "folder_of", lambda _: folder)
+        monkeypatch.setattr(orders, "_stop_agent", lambda _: note("agent ended"))
+        monkeypatch.setattr(orders, "Monitor", Monitor)
         monkeypatch.setattr(identity, "runs", lambda _: True)
         monkeypatch.setattr(identity, "hold", lambda _: Process(note))
-        monkeypatch.setattr(afterlife, "unprotect", lambda *_: note("output let out"))
-        monkeypatch.setattr(afterlife, "forget", lambda *_: note("forgotten"))
-        monkeypatch.setattr(afterlife, "renewed", self._renewed)
-        monkeypatch.setattr(afterlife, "disarm", lambda _: note("disarmed"))
-        monkeypatch.setattr(afterlife, "lease", self._lease)
-        monkeypatch.setattr(afterlife, "token", lambda _: 3)
-        monkeypatch.setattr(writes, "end_all", lambda *_: None)
+        monkeypatch.setattr(teardown, "unprotect", lambda *_: note("output let out"))
+        monkeypatch.setattr(teardown, "forget", lambda *_: note("forgotten"))
+        monkeypatch.setattr(teardown, "renewed", self._renewed)
+        monkeypatch.setattr(teardown, "lease", self._lease)
+        monkeypatch.setattr(teardown, "token", lambda _: 3)
+        monkeypatch.setattr(mirrors, "end_all", lambda *_: None)
         self.fails = False
 
     def _renewed(self, _: Session, sent: float) -> None:
@@ -63,14 +62,14 @@ class World:
 
     def end(self, told: Session, **more: Any) -> list[str]:
         order = ReplicaOrder(what="end", guest=told.guest, uri="", host="alpha", **more)
-        return replicas._end_primary(order, told)
+        return orders._end_primary(order, told)
 
     def give(self, told: Session) -> bool:
         told.write(self.folder)
         order = ReplicaOrder(
             what="give", guest=told.guest, uri="", host="alpha", owner=PROTECTED.session
         )
-        return bool(replicas._give(order)["given"])
+        return bool(orders._give(order)["given"])
 
 
 class Monitor:
@@ -114,7 +113,7 @@ def test_a_copy_that_nobody_heard_is_killed_and_not_let_out(one: World) -> None:
 
 
 def test_of_two_that_were_heard_none_is_chosen(one: World) -> None:
-    afterlife.note_alone(one.folder)
+    teardown.note_alone(one.folder)
     with pytest.raises(TwoCopies, match="went out on both") as caught:
         one.end(PROTECTED, define=False, standby_gone=True)
     assert one.did == []
@@ -124,7 +123,7 @@ def test_of_two_that_were_heard_none_is_chosen(one: World) -> None:
 def test_a_copy_that_its_agent_lets_out_as_it_ends_is_not_killed(
     one: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicas, "_stop_agent", afterlife.note_alone)
+    monkeypatch.setattr(orders, "_stop_agent", teardown.note_alone)
     with pytest.raises(TwoCopies, match="went out on both"):
         one.end(PROTECTED, define=False, standby_gone=True)
     assert one.did == []
@@ -182,7 +181,7 @@ def test_a_guest_that_runs_or_went_on_alone_is_given_to_no_standby(
     with pytest.raises(GuestBusy, match="runs on alpha"):
         one.give(PROTECTED)
     monkeypatch.setattr(identity, "runs", lambda _: False)
-    afterlife.note_alone(one.folder)
+    teardown.note_alone(one.folder)
     with pytest.raises(GuestBusy, match="went on without its standby"):
         one.give(PROTECTED)
     assert not one.give(session(lease=None, disks=()))
@@ -193,9 +192,9 @@ def test_that_output_was_let_out_is_noted_before_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def remove(*_: object) -> None:
-        raise VmckptError(f"alone: {afterlife.is_alone(tmp_path)}")
+        raise VmckptError(f"alone: {teardown.is_alone(tmp_path)}")
 
-    monkeypatch.setattr(afterlife, "_disarm", lambda _: None)
+    monkeypatch.setattr(teardown, "_disarm", lambda _: None)
     monkeypatch.setattr(network_buffer, "remove", remove)
     with pytest.raises(VmckptError, match="alone: True"):
-        afterlife.unprotect(PROTECTED, tmp_path, cast("Any", None))
+        teardown.unprotect(PROTECTED, tmp_path, cast("Any", None))

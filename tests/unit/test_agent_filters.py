@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.replicas import Qemu, session
-from vmckpt.agent.replica_primary import found_filters
+from vmckpt.agent.replication.primary import found_filters
 
 CARDS = ("net0", "net1")
 KINDS = ("sink", "holding", "collecting", "count")

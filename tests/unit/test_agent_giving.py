@@ -18,7 +18,7 @@ from tests.support.replicas import (
     two_ends,
     until,
 )
-from vmckpt.agent import afterlife, giving
+from vmckpt.agent.replication import handover, teardown
 from vmckpt.errors import HypervisorError, RemoteError
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
@@ -61,7 +61,7 @@ class One:
 
     def give(self, told: Session, tenure: object = None) -> None:
         with HeldProcess(os.getpid()) as process:
-            giving.give(
+            handover.give(
                 told, self.folder, self.near, tenure=cast("Any", tenure), process=process,
                 stopped=time.monotonic() - 0.5,
             )  # fmt: skip
@@ -72,8 +72,8 @@ def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[One]:
     with two_ends() as ends, ExitStack() as stack:
         qemu = Qemu()
         monkeypatch.setattr(identity, "hold", qemu.hold)
-        monkeypatch.setattr(afterlife, "kill", qemu.kill)
-        monkeypatch.setattr(giving, "_wait_for_libvirt", qemu.noted)
+        monkeypatch.setattr(teardown, "kill", qemu.kill)
+        monkeypatch.setattr(handover, "_wait_for_libvirt", qemu.noted)
         near, far = ends.lines(stack)
         yield One(folder=ends.primary, ends=ends, near=near, far=far, qemu=qemu)
 
@@ -87,7 +87,7 @@ def test_a_guest_that_moves_is_noted_as_given_before_anybody_is_told(one: One) -
     def target() -> None:
         while not isinstance(one.far.receive(Seconds(0.05)), End):
             pass
-        noted.append(giving.given(one.folder))
+        noted.append(handover.given(one.folder))
         noted.append(one.qemu.lives)
         one.far.send(End(why="it runs here"))
 
@@ -106,17 +106,17 @@ def test_without_a_word_that_it_runs_there_its_qemu_is_left_standing(
     one: One, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The target may not have been able to take it."""
-    monkeypatch.setattr(giving, "_ARRIVES", Seconds(0.2))
+    monkeypatch.setattr(handover, "_ARRIVES", Seconds(0.2))
     one.far.close()
     one.give(MOVES)
-    assert giving.given(one.folder) is not None
+    assert handover.given(one.folder) is not None
     assert one.qemu.events == []
 
 
 def test_nobody_waits_for_ever_for_that_word(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(giving, "_ARRIVES", Seconds(0.1))
+    monkeypatch.setattr(handover, "_ARRIVES", Seconds(0.1))
     one.give(MOVES)
-    assert giving.given(one.folder) is not None
+    assert handover.given(one.folder) is not None
     assert one.qemu.lives
 
 
@@ -124,7 +124,7 @@ def test_what_cannot_be_noted_is_not_given_away(one: One) -> None:
     (one.folder / "given.json.new").mkdir()
     with pytest.raises(OSError, match="given"):
         one.give(MOVES)
-    assert giving.given(one.folder) is None
+    assert handover.given(one.folder) is None
     assert not isinstance(one.far.receive(Seconds(0.1)), End)
 
 
@@ -132,12 +132,12 @@ def test_a_protected_guest_s_qemu_ends_before_the_backup_is_told(
     one: One, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        afterlife, "give_away", lambda *_: one.qemu.events.append("given away by its lease")
+        teardown, "give_away", lambda *_: one.qemu.events.append("given away by its lease")
     )
     one.give(session())
     assert one.qemu.events == ["given away by its lease"]
     assert one.far.receive(Seconds(5.0)) == End(why="switched")
-    assert giving.given(one.folder) is None
+    assert handover.given(one.folder) is None
 
 
 def test_images_that_both_hosts_see_keep_their_owner_when_libvirt_ends_the_guest(
@@ -148,22 +148,22 @@ def test_images_that_both_hosts_see_keep_their_owner_when_libvirt_ends_the_guest
     image.touch()
     os.chown(image, 4242, 4343)
     told = session(moves=True, disks=(), extra={"shared": [str(image), str(missing)]})
-    monkeypatch.setattr(giving, "_ARRIVES", Seconds(0.1))
+    monkeypatch.setattr(handover, "_ARRIVES", Seconds(0.1))
     one.give(told)
     assert owner(image) == (4242, 4343)  # nobody has changed it
     os.chown(image, 0, 0)
-    giving.finish(told, one.folder)
+    handover.finish(told, one.folder)
     assert owner(image) == (4242, 4343)
     # Another file is in its place: only the one that was given away is meant.
     image.rename(tmp_path / "kept")
     image.touch()
-    giving.finish(told, one.folder)
+    handover.finish(told, one.folder)
     assert owner(image) == (0, 0)
     image.unlink()
     image.symlink_to(tmp_path / "kept")
     os.chown(tmp_path / "kept", 0, 0)
     os.lchown(image, 4242, 4343)
-    giving.finish(told, one.folder)
+    handover.finish(told, one.folder)
     assert owner(tmp_path / "kept") == (0, 0)
 
 
@@ -173,26 +173,26 @@ def owner(path: Path) -> tuple[int, int]:
 
 
 def test_what_was_given_away_can_be_taken_back(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(giving, "_ARRIVES", Seconds(0.1))
+    monkeypatch.setattr(handover, "_ARRIVES", Seconds(0.1))
     one.give(MOVES)
-    giving.take_back(one.folder)
-    assert giving.given(one.folder) is None
-    giving.take_back(one.folder)
+    handover.take_back(one.folder)
+    assert handover.given(one.folder) is None
+    handover.take_back(one.folder)
     assert one.qemu.lives
 
 
 def test_no_agent_begins_while_its_side_is_ended(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(giving, "_LOCKS", Seconds(0.1))
-    with (one.folder / giving.AGENT_LOCK).open("w") as agent:
+    monkeypatch.setattr(handover, "_LOCKS", Seconds(0.1))
+    with (one.folder / handover.AGENT_LOCK).open("w") as agent:
         fcntl.flock(agent, fcntl.LOCK_EX)
         with (
             pytest.raises(RemoteError, match="does not end"),
-            giving.without_agent(MOVES, one.folder),
+            handover.without_agent(MOVES, one.folder),
         ):
             pass
     with (
-        giving.without_agent(MOVES, one.folder),
-        (one.folder / giving.AGENT_LOCK).open("w") as agent,
+        handover.without_agent(MOVES, one.folder),
+        (one.folder / handover.AGENT_LOCK).open("w") as agent,
         pytest.raises(BlockingIOError),
     ):
         fcntl.flock(agent, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,12 +206,12 @@ def test_libvirt_is_waited_for_until_it_knows_no_such_guest(
         def __init__(self, *_: object, **__: object) -> None:
             raise HypervisorError("no such guest", host="alpha", code=code)
 
-    monkeypatch.setattr(giving, "Monitor", Gone)
+    monkeypatch.setattr(handover, "Monitor", Gone)
     if ends:
-        giving._wait_for_libvirt(MOVES)
+        handover._wait_for_libvirt(MOVES)
     else:
         with pytest.raises(HypervisorError):
-            giving._wait_for_libvirt(MOVES)
+            handover._wait_for_libvirt(MOVES)
 
 
 def test_what_was_not_heard_is_said_again_without_a_hello(one: One) -> None:
@@ -241,12 +241,12 @@ def test_what_was_not_heard_is_said_again_without_a_hello(one: One) -> None:
 def test_an_agent_after_the_one_that_gave_it_away_says_so_once_more(
     one: One, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(giving, "_ARRIVES", Seconds(0.2))
+    monkeypatch.setattr(handover, "_ARRIVES", Seconds(0.2))
     one.far.close()
     told = replace(MOVES, port=one.ends.port)
     one.give(told)
     assert one.qemu.lives
-    monkeypatch.setattr(giving, "_ARRIVES", Seconds(5.0))
+    monkeypatch.setattr(handover, "_ARRIVES", Seconds(5.0))
 
     def target() -> None:
         while (made := one.ends.accept()) is None:
@@ -258,6 +258,6 @@ def test_an_agent_after_the_one_that_gave_it_away_says_so_once_more(
 
     thread = threading.Thread(target=target)
     thread.start()
-    giving.say_again(told, one.folder)
+    handover.say_again(told, one.folder)
     thread.join(5.0)
     assert one.qemu.events == ["killed", "libvirt is done"]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.replicas import LEASE, session
 from tests.support.staging import in_memory
-from vmckpt.agent import giving, guarded, writes
+from vmckpt.agent.replication import handover, mirrors, watchdog
 from vmckpt.hypervisor.qemu_process import lease_timer
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.replication.session import Session
@@ -36,7 +36,7 @@ def begun(
 
     monkeypatch.setattr(watchdog_process, "begin", begin)
     with in_memory() as folder:
-        guarded.begin(one, folder, process, kept_by).close()
+        watchdog.begin(one, folder, process, kept_by).close()
     ((facts, unit),) = told
     return facts, unit, folder
 
@@ -63,8 +63,8 @@ def test_a_guest_can_be_resumed_and_a_standby_is_never(
 ) -> None:
     facts, _, folder = begun(monkeypatch, session(undo="{}"), process, None)
     assert facts.resumable is not None
-    assert facts.resumable.lock == str(folder / giving.AGENT_LOCK)
-    assert facts.resumable.logs == (str(writes.place_of(folder, 0)[0].control),)
+    assert facts.resumable.lock == str(folder / handover.AGENT_LOCK)
+    assert facts.resumable.logs == (str(mirrors.place_of(folder, 0)[0].control),)
     facts, _, _ = begun(monkeypatch, session(role="backup"), process, None)
     assert facts.resumable is None
 
@@ -83,5 +83,5 @@ def test_where_qemu_may_not_be_traced_watchdogs_are_restarted(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(lease_timer, "why_not", lambda _: refused)
     monkeypatch.setattr(systemd_unit, "available", lambda: systemd)
-    assert guarded.keeper(session(lease=LEASE), process) == (kept_by, refused)
-    assert guarded.keeper(session(), process) == (None, None)
+    assert watchdog.keeper(session(lease=LEASE), process) == (kept_by, refused)
+    assert watchdog.keeper(session(), process) == (None, None)

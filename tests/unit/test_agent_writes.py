@@ -12,8 +12,8 @@ from tests.support.guest_disks import mirrors_left, with_disks
 from tests.support.guestless import Qmp
 from tests.support.replicas import session
 from tests.support.staging import in_memory
-from vmckpt.agent import writes
-from vmckpt.agent.writes import Mirrors
+from vmckpt.agent.replication import mirrors as replication_mirrors
+from vmckpt.agent.replication.mirrors import Mirrors
 from vmckpt.replication.disks import mirror_job, resync
 from vmckpt.replication.disks.epoch_log import WriteLog
 from vmckpt.replication.disks.log_control import Control
@@ -43,7 +43,7 @@ class World:
 
     def logs(self, stack: ExitStack) -> list[WriteLog]:
         return [
-            stack.enter_context(WriteLog(writes.place_of(self.folder, number)[0]))
+            stack.enter_context(WriteLog(replication_mirrors.place_of(self.folder, number)[0]))
             for number in range(2)
         ]
 
@@ -53,7 +53,7 @@ def one() -> Iterator[World]:
     with in_memory() as folder, with_disks(folder, "a", "b") as qemu:
         made = World(folder, qemu)
         yield made
-        writes.end_all(made.session, made.folder, cast("Any", qemu))
+        replication_mirrors.end_all(made.session, made.folder, cast("Any", qemu))
         assert mirrors_left(qemu) == ()
         assert not resync.place_of(made.folder).exists()
 
@@ -81,7 +81,7 @@ def test_begun_again_writes_wait_for_room_again(one: World) -> None:
     mirrors = one.mirrors()
     mirrors.begin()
     mirrors.end()
-    place, _ = writes.place_of(one.folder, 0)
+    place, _ = replication_mirrors.place_of(one.folder, 0)
     with Control(place.control) as control:
         assert control.never_wait
         mirrors.begin_again()
@@ -104,6 +104,6 @@ def test_at_the_end_nothing_of_it_stays(one: World) -> None:
     mirrors.begin()
     reading = mirrors.disks()  # kept, or it would end itself
     reading.__enter__()
-    writes.end_all(one.session, one.folder, cast("Any", one.qemu))
+    replication_mirrors.end_all(one.session, one.folder, cast("Any", one.qemu))
     assert one.qemu.ask("query-block-exports") == []
     assert mirrors_left(one.qemu) == ()

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vmckpt.agent import choosing, lining, ways
-from vmckpt.agent.choosing import Seen, Way
-from vmckpt.agent.regions import RamRegion
-from vmckpt.agent.ways import Memory, Wanted
+from vmckpt.agent.snapshot import choose_method, memory_methods
+from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
+from vmckpt.agent.snapshot.choose_method import Seen, Way
+from vmckpt.agent.snapshot.create import RamRegion
+from vmckpt.agent.snapshot.memory_methods import Memory, Wanted
 from vmckpt.capture.disks import bitmaps, offline
 from vmckpt.capture.memory import background_snapshot, libvirt_save, memory_files
 from vmckpt.capture.memory.background_snapshot import Captured, Hooks
@@ -59,7 +60,7 @@ PRIVATE = Seen(runs=True, private="its memory is private to QEMU")
 def test_the_way_is_decided_and_the_reason_told(
     asked: Way, seen: Seen, way: Way, why: str, against: str | None
 ) -> None:
-    found = choosing.choose(asked, seen)
+    found = choose_method.choose(asked, seen)
     assert found.way is way
     assert why in found.why
     assert (found.against is None) == (against is None)
@@ -67,11 +68,11 @@ def test_the_way_is_decided_and_the_reason_told(
 
 
 def test_only_who_did_not_ask_for_a_way_gets_another() -> None:
-    assert choosing.otherwise(Way.AUTO, Way.SHARED) is Way.BACKGROUND
-    assert choosing.otherwise(Way.AUTO, Way.BACKGROUND) is Way.LIBVIRT
-    assert choosing.otherwise(Way.AUTO, Way.LIBVIRT) is None
-    assert choosing.otherwise(Way.BACKGROUND, Way.BACKGROUND) is None
-    assert choosing.otherwise(Way.SHARED, Way.SHARED) is None
+    assert choose_method.otherwise(Way.AUTO, Way.SHARED) is Way.BACKGROUND
+    assert choose_method.otherwise(Way.AUTO, Way.BACKGROUND) is Way.LIBVIRT
+    assert choose_method.otherwise(Way.AUTO, Way.LIBVIRT) is None
+    assert choose_method.otherwise(Way.BACKGROUND, Way.BACKGROUND) is None
+    assert choose_method.otherwise(Way.SHARED, Way.SHARED) is None
 
 
 def memory(**more: Any) -> Memory:
@@ -100,9 +101,9 @@ def kept(folder: Path, memory_: Memory | None, *, snapshot: str, ram: bool) -> p
     with Draft(folder) as draft:
         if ram:
             draft.prints("pc.ram", Kind.RAM, 3 * 4096)[:] = np.array([b"x" * 16] * 3, dtype="V16")
-        lining.keep(
+        snapshot_parent_state.keep(
             draft, private, past,
-            lining.End(
+            snapshot_parent_state.End(
                 snapshot=snapshot, epoch=0, made_at=5,
                 checkpoint=snapshot, memory=memory_,
             ),
@@ -124,19 +125,19 @@ def test_memory_goes_on_after_a_snapshot_without_it(tmp_path: Path) -> None:
     assert region.prints is not None
     assert region.prints[0].tobytes() == b"x" * 16
     assert (found.extra["copy"], found.snapshot) == (8, "s-2")
-    parent = lining.parent(found)
+    parent = snapshot_parent_state.parent(found)
     assert parent is not None
     assert (parent.id, parent.sizes) == ("s-2", {"vda": 2 * 65536})
 
 
 def test_changes_count_only_against_the_copy_that_the_line_ends_with(tmp_path: Path) -> None:
     found = kept(tmp_path / "u-near", memory(), snapshot="s-1", ram=True)
-    assert lining.unchanged(found, memory(since=8))
-    assert not lining.unchanged(found, memory(since=7))
-    assert not lining.unchanged(found, memory(since=None, changed=None))
-    assert not lining.unchanged(None, memory(since=8))
+    assert snapshot_parent_state.unchanged(found, memory(since=8))
+    assert not snapshot_parent_state.unchanged(found, memory(since=7))
+    assert not snapshot_parent_state.unchanged(found, memory(since=None, changed=None))
+    assert not snapshot_parent_state.unchanged(None, memory(since=8))
     other = kept(tmp_path / "u-far", memory(copy=None), snapshot="s-2", ram=True)
-    assert not lining.unchanged(other, memory(since=None))
+    assert not snapshot_parent_state.unchanged(other, memory(since=None))
 
 
 def test_a_guest_that_is_off_leaves_the_checkpoint_of_the_snapshot_before(tmp_path: Path) -> None:
@@ -144,11 +145,11 @@ def test_a_guest_that_is_off_leaves_the_checkpoint_of_the_snapshot_before(tmp_pa
     off = replace(found, snapshot="s-2", extra={**found.extra, "checkpoint": "s-1"})
     never = replace(found, extra={**found.extra, "checkpoint": None})
     old = replace(found, extra={})
-    assert [lining.checkpoint(one) for one in (found, off, never, old)] == [
+    assert [snapshot_parent_state.checkpoint(one) for one in (found, off, never, old)] == [
         "s-1", "s-1", None, "s-1",
     ]  # fmt: skip
-    assert lining.parent(never) is None
-    assert lining.others(tmp_path / "u-far", "u") == ["s-1"]
+    assert snapshot_parent_state.parent(never) is None
+    assert snapshot_parent_state.others(tmp_path / "u-far", "u") == ["s-1"]
 
 
 class Image:
@@ -269,7 +270,9 @@ def captured(
     wanted = Wanted(way=way, folder=Path("/none"), number=5)
     monitor: Any = Monitor()
     with ExitStack() as stack:
-        return ways.capture(monitor, wanted, Hooks(note=lambda _: None), threading.Event(), stack)
+        return memory_methods.capture(
+            monitor, wanted, Hooks(note=lambda _: None), threading.Event(), stack
+        )
 
 
 def test_libvirt_comes_in_where_the_background_does_not_work(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.unit.test_outputs import Qemu, card
-from vmckpt.agent.cut import Cut
-from vmckpt.agent.talk import Talk
+from vmckpt.agent.protocol import Talk
+from vmckpt.agent.snapshot.create import Cut
 from vmckpt.capture.memory.background_snapshot import Hooks
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import Cancelled, CaptureFailed, VmckptError

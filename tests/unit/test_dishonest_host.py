@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.agent import agents, session
-from vmckpt.agent.talk import error_from_json
+from vmckpt.agent import client
+from vmckpt.agent import client as agent_client
+from vmckpt.agent.protocol import error_from_json
 from vmckpt.errors import RemoteError, VmckptError
 from vmckpt.model.events import Event
 from vmckpt.model.host import Host
@@ -58,15 +59,15 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> type[Liar]:
     async def known(_: Host) -> tuple[str, ...]:
         return ("vmckpt-agent",)
 
-    monkeypatch.setattr(session, "Program", Liar)
-    monkeypatch.setattr(agents, "known", known)
+    monkeypatch.setattr(agent_client, "Program", Liar)
+    monkeypatch.setattr(client, "known", known)
     monkeypatch.setattr(Liar, "said", [], raising=False)
     monkeypatch.setattr(Liar, "heard", [], raising=False)
     return Liar
 
 
 async def carried_out(emitted: list[Event]) -> dict[str, Any]:
-    return await session.carried_out(HERE, {"do": "x"}, emitted.append, asyncio.Event())
+    return await agent_client.carried_out(HERE, {"do": "x"}, emitted.append, asyncio.Event())
 
 
 NONSENSE = [

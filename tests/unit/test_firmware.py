@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.hostile import within
-from vmckpt.agent.small_files import SmallFiles
+from vmckpt.agent.restore.files import SmallFiles
 from vmckpt.capture import firmware
 from vmckpt.errors import BadInput, HypervisorError
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.snapshots import PUBLIC
 from tests.support.stocking import Stock, stocked
-from vmckpt.agent import cut
+from vmckpt.agent.snapshot import create
 from vmckpt.capture import network_hold
 from vmckpt.errors import BadInput, CaptureFailed, RemoteError
 from vmckpt.lab import chat
@@ -77,8 +77,8 @@ def test_who_is_late(phase: Phase, after: float, late: tuple[str, ...], left: fl
 def test_no_cut_outlasts_what_holds_it() -> None:
     waits = [Phase.STOPPED, Phase.CAPTURED]
     for phase in (Phase.READY, *waits):
-        assert (group.LIMITS[phase] or 0) < cut.PATIENCE[phase]
-    assert sum(cut.PATIENCE[phase] for phase in waits) < network_hold.LIMIT
+        assert (group.LIMITS[phase] or 0) < create.PATIENCE[phase]
+    assert sum(create.PATIENCE[phase] for phase in waits) < network_hold.LIMIT
 
 
 @pytest.mark.parametrize("told", [["web1"], ["web1", ""], ["web1", "db1", "web1"], [""]])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.snapshots import PUBLIC
 from tests.support.stocking import stocked
-from vmckpt.agent.leftover import Verdict
+from vmckpt.agent.restore.leftovers import Verdict
 from vmckpt.cli import main
 from vmckpt.cli.guard import ended, stop_of
 from vmckpt.errors import BadInput, Cancelled, HookFailed, WentBack

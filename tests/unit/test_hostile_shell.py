@@ -18,7 +18,7 @@ from tests.support.hostile import (
     within,
 )
 from tests.support.shell import Shell
-from vmckpt.agent import agents
+from vmckpt.agent import client
 from vmckpt.errors import RemoteError
 from vmckpt.model.disk import DiskCopy, Made
 from vmckpt.remote import (
@@ -236,7 +236,7 @@ class Programs:
     def found(self, boot: str = "another") -> bool:
         """Whether an order would run it."""
         self.ran.unlink(missing_ok=True)
-        path = f"PATH=/usr/bin:/bin\n{agents._FIND}"
+        path = f"PATH=/usr/bin:/bin\n{client._FIND}"
         done = sh(path, str(self.program), "1.0", boot)
         assert self.ran.exists() == (done.stdout == f"{self.program}\n")
         return self.ran.exists()
@@ -272,7 +272,7 @@ def test_the_controllers_own_path_is_no_program_if_another_user_can_make_it(
     spoil(one.program.parent)
     assert not one.found()
     # The same machine: it is the program that runs here.
-    assert one.found(agents._boot())
+    assert one.found(client._boot())
 
 
 @pytest.mark.parametrize("spoil", [_given, _open, _groups])

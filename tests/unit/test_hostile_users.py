@@ -24,8 +24,9 @@ from tests.support.hostile import (
     written_by_qemu_img,
 )
 from tests.support.replicas import session
-from vmckpt.agent import giving, replacement, trial_files
-from vmckpt.agent.small_files import SmallFiles
+from vmckpt.agent.replication import handover, test_failover_files
+from vmckpt.agent.restore import replace_file
+from vmckpt.agent.restore.files import SmallFiles
 from vmckpt.capture import firmware
 from vmckpt.capture.disks import bitmaps, live
 from vmckpt.capture.memory import memory_files
@@ -88,12 +89,12 @@ def test_files_of_a_restore(place: Ground) -> None:
 @swaps("image", NEW, OLD)
 def test_what_recovery_removes_and_puts_back(place: Ground) -> None:
     image = place.theirs / "image"
-    new, old = replacement.paths(image, SNAPSHOT)
+    new, old = replace_file.paths(image, SNAPSHOT)
 
     def undone() -> None:
-        replacement.remove(new)
+        replace_file.remove(new)
         with suppress(FileNotFoundError):
-            replacement.rename(old, image)
+            replace_file.rename(old, image)
 
     with place.swapped():
         tally = race(undone)
@@ -141,8 +142,8 @@ def test_images_of_a_test_of_a_standby(place: Ground, monkeypatch: pytest.Monkey
     image = place.theirs / "image"
 
     def made() -> None:
-        trial_files._make(session(), str(image), 1 << 20, owner=(NOBODY, NOBODY))
-        replacement.remove(image)
+        test_failover_files._make(session(), str(image), 1 << 20, owner=(NOBODY, NOBODY))
+        replace_file.remove(image)
 
     with place.swapped():
         tally = race(made)
@@ -155,7 +156,7 @@ def test_a_firmwares_file_is_copied_for_a_test(place: Ground) -> None:
     own = place.theirs / "own"
 
     def copied() -> None:
-        trial_files.copy_firmware(str(place.theirs / "image"), str(own))
+        test_failover_files.copy_firmware(str(place.theirs / "image"), str(own))
 
     with place.swapped():
         tally = race(copied)
@@ -205,7 +206,7 @@ def test_the_owner_of_an_image_is_put_back(place: Ground) -> None:
     seen = image.stat()
 
     def given() -> None:
-        giving._put_owner_back(str(image), NOBODY, NOBODY, seen.st_dev, seen.st_ino)
+        handover._put_owner_back(str(image), NOBODY, NOBODY, seen.st_dev, seen.st_ino)
 
     given()
     assert image.stat().st_uid == NOBODY
@@ -436,13 +437,14 @@ def test_nothing_is_imported_from_the_current_directory(
     """Root may be in any when it runs a command."""
     for name in ("json.py", "vmckpt.py", "logging.py"):
         (place.theirs / name).write_text("raise SystemExit('not ours')")
-    from vmckpt.agent import agents, guarded  # noqa: PLC0415
+    from vmckpt.agent import client  # noqa: PLC0415
+    from vmckpt.agent.replication import watchdog  # noqa: PLC0415
     from vmckpt.api import launching  # noqa: PLC0415
 
-    for words in ([sys.executable, *agents._MODULE, "--version"], [*launching.PROGRAM, "--help"]):
+    for words in ([sys.executable, *client._MODULE, "--version"], [*launching.PROGRAM, "--help"]):
         done = subprocess.run(words, cwd=place.theirs, capture_output=True, text=True, check=False)
         assert (done.returncode, "not ours" in done.stderr) == (0, False), done.stderr
-    assert "-P" in guarded.command(place.theirs)
+    assert "-P" in watchdog.command(place.theirs)
 
 
 def test_permissions_of_a_program_are_not_taken_over(tmp_path: Path) -> None:
@@ -459,7 +461,7 @@ def test_permissions_of_a_program_are_not_taken_over(tmp_path: Path) -> None:
 def test_a_restored_image_takes_nothing_over_from_what_a_link_leads_to(place: Ground) -> None:
     (place.theirs / "image").symlink_to("/usr/bin/su")
     os.lchown(place.theirs / "image", NOBODY, NOBODY)
-    with closing(replacement.Replacement(place.theirs / "image", SNAPSHOT)) as one:
+    with closing(replace_file.Replacement(place.theirs / "image", SNAPSHOT)) as one:
         os.write(one.create(), b"\x7fELF")
         with pytest.raises(OSError, match="leads over a symbolic link of user 65534"):
             one.swap()

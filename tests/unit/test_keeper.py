@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.unit.test_capture_settings import Qemu
-from vmckpt.agent import spool
-from vmckpt.agent.talk import error_as_json, error_from_json
+from vmckpt.agent.protocol import error_as_json, error_from_json
+from vmckpt.agent.snapshot import spool
 from vmckpt.capture import migration_settings
 from vmckpt.capture.memory import background_snapshot, undo_process
 from vmckpt.capture.memory.background_snapshot import Hooks

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.stocking import page
-from vmckpt.agent import discard, lazy, serving
-from vmckpt.agent.afterwards import DiscardOrder, FinishOrder
-from vmckpt.agent.lazy import Keeper
+from vmckpt.agent.cleanup_orders import DiscardOrder, FinishOrder
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.talk import Talk
+from vmckpt.agent.protocol import Talk
+from vmckpt.agent.restore import files, lazy, lazy_server
+from vmckpt.agent.restore.lazy import Keeper
 from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput, StoreDamaged
 from vmckpt.hypervisor import qemu_user
@@ -55,8 +55,8 @@ def test_an_image_is_completed_without_its_guest(tmp_path: Path, run: Path) -> N
     told = order(tmp_path)
     export = Export(size=len(CONTENT), read=lambda at, length: CONTENT[at : at + length])
     with ExitStack() as stack:
-        folder = serving._furnished(told)
-        keeper = serving._Keeper(told, talk(), {"vda": export})
+        folder = lazy_server._furnished(told)
+        keeper = lazy_server._Keeper(told, talk(), {"vda": export})
         keeper.listen(stack)
         overlay(told, keeper.sockets["vda"])
         assert not keeper._is_whole("vda")
@@ -72,10 +72,10 @@ def test_an_image_is_completed_without_its_guest(tmp_path: Path, run: Path) -> N
 
 
 def test_what_a_keeper_was_told_is_kept_for_the_next_one(tmp_path: Path, run: Path) -> None:
-    assert serving.kept("u-1") is None
+    assert lazy_server.kept("u-1") is None
     told = order(tmp_path)
-    folder = serving._furnished(told)
-    kept = serving.kept("u-1")
+    folder = lazy_server._furnished(told)
+    kept = lazy_server.kept("u-1")
     assert kept is not None
     assert (kept["do"], RestoreOrder.from_json(kept)) == ("serve", told)
     look = FinishOrder(guest="u-1", host="alpha", dry=True)
@@ -83,7 +83,7 @@ def test_what_a_keeper_was_told_is_kept_for_the_next_one(tmp_path: Path, run: Pa
     assert lazy.finish(replace(look, guest="u-2"), talk()) == {"waits": False, "whole": True}
     (folder / "order.json").write_text("{")
     with pytest.raises(BadInput, match="makes no sense"):
-        serving.kept("u-1")
+        lazy_server.kept("u-1")
 
 
 def test_a_snapshot_without_memory_is_nothing_to_be_lazy_for(tmp_path: Path) -> None:
@@ -128,6 +128,6 @@ def test_a_forks_images_are_taken_away_also_half_made(tmp_path: Path) -> None:
     for name in (place.name, f"{place.name}.{ID}.new", "other"):
         (tmp_path / name).touch()
     told = DiscardOrder(snapshot=ID, images={"vda": str(place)})
-    assert discard.discard(DiscardOrder.from_json(told.as_json()), talk()) == {"removed": 2}
-    assert discard.discard(told, talk()) == {"removed": 0}
+    assert files.discard(DiscardOrder.from_json(told.as_json()), talk()) == {"removed": 2}
+    assert files.discard(told, talk()) == {"removed": 0}
     assert [path.name for path in tmp_path.iterdir()] == ["other"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vmckpt.agent import lining
+from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
 from vmckpt.store import parent_state
 from vmckpt.store.format.chunk_map import Kind
 
@@ -89,4 +89,4 @@ def test_a_whole_draft_of_one_that_was_killed_is_no_line(tmp_path: Path) -> None
     """Else its bitmap would be kept for ever."""
     kept(tmp_path / "g-near")
     kept(tmp_path / ".g-far.abcdefgh", "s-9")
-    assert lining.others(tmp_path / "g-x", "g") == ["c1"]
+    assert snapshot_parent_state.others(tmp_path / "g-x", "g") == ["c1"]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vmckpt.agent import lines
-from vmckpt.agent.lines import LineOrder
+from vmckpt.agent.snapshot import transfer_parent_state
+from vmckpt.agent.snapshot.transfer_parent_state import LineOrder
 from vmckpt.errors import BadInput
 from vmckpt.journal.records import Controller, Operation
 from vmckpt.model.disk import line_folder
@@ -52,14 +52,14 @@ def given(state: Path, *, snapshot: str = "s-1", arrives: bool = True) -> list[d
         return arrives
 
     talk: Any = Told(answer)
-    lines.move(order(state, gives=True, snapshot=snapshot), talk)
+    transfer_parent_state.move(order(state, gives=True, snapshot=snapshot), talk)
     return pieces
 
 
 def taken(state: Path, pieces: list[dict[str, Any]], snapshot: str = "s-1") -> dict[str, Any]:
     left = [*pieces, None]
     talk: Any = Told(lambda *_: left.pop(0))
-    return lines.move(order(state, gives=False, snapshot=snapshot), talk)
+    return transfer_parent_state.move(order(state, gives=False, snapshot=snapshot), talk)
 
 
 def ends_with(folder: Path) -> str | None:

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from tests.support.replicas import session as made_session
-from vmckpt.agent import afterlife, replicas
 from vmckpt.agent.orders import ReplicaOrder
+from vmckpt.agent.replication import orders, teardown
 from vmckpt.errors import GuestBusy, HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import standby_domain as hypervisor_standby_domain
 from vmckpt.hypervisor.qemu_process import identity
@@ -179,9 +179,9 @@ def test_a_backup_whose_guest_runs_does_not_end_it_as_a_standby(
     told.write(folder)
     (folder / "ours").touch()
     standby_setup.note_run(folder)
-    monkeypatch.setattr(replicas, "folder_of", lambda _: folder)
+    monkeypatch.setattr(orders, "folder_of", lambda _: folder)
     with pytest.raises(GuestBusy, match="runs on beta by now"):
-        replicas._end(order(tmp_path, define=False))
+        orders._end(order(tmp_path, define=False))
 
 
 def test_what_its_owner_has_changed_or_stopped_since_a_failover_stays_so(
@@ -192,10 +192,10 @@ def test_what_its_owner_has_changed_or_stopped_since_a_failover_stays_so(
     told = made_session(role="backup", session="5e55")
     defined: list[str] = []
     known = [True]
-    monkeypatch.setattr(replicas, "folder_of", lambda _: folder)
-    monkeypatch.setattr(replicas, "_known", lambda _: known[0])
+    monkeypatch.setattr(orders, "folder_of", lambda _: folder)
+    monkeypatch.setattr(orders, "_known", lambda _: known[0])
     monkeypatch.setattr(identity, "runs", lambda _: False)
-    monkeypatch.setattr(afterlife, "define", lambda one: defined.append(one.name))
+    monkeypatch.setattr(teardown, "define", lambda one: defined.append(one.name))
     for settled_already, is_known, wanted in (
         (True, True, []), (False, True, []), (True, False, []), (False, False, [told.name]),
     ):  # fmt: skip
@@ -207,7 +207,7 @@ def test_what_its_owner_has_changed_or_stopped_since_a_failover_stays_so(
             standby_setup.note_settled(folder)
         known[0] = is_known
         defined.clear()
-        assert replicas._end(order(tmp_path)) == {"did": ["the guest is an ordinary one"]}
+        assert orders._end(order(tmp_path)) == {"did": ["the guest is an ordinary one"]}
         assert defined == wanted
         assert not folder.exists()
 
@@ -225,11 +225,11 @@ def test_a_backup_that_takes_over_while_it_is_ended_goes_on_with_that(
         (folder / "ours").touch()  # in that moment
         standby_setup.note_run(folder)
 
-    monkeypatch.setattr(replicas, "folder_of", lambda _: folder)
-    monkeypatch.setattr(replicas, "_stop_agent", stop)
-    monkeypatch.setattr(replicas, "_start", started.append)
+    monkeypatch.setattr(orders, "folder_of", lambda _: folder)
+    monkeypatch.setattr(orders, "_stop_agent", stop)
+    monkeypatch.setattr(orders, "_start", started.append)
     with pytest.raises(GuestBusy, match="runs on beta by now"):
-        replicas._end(order(tmp_path, define=False))
+        orders._end(order(tmp_path, define=False))
     assert started == [folder]
     assert not (folder / "over").exists()
 
@@ -245,11 +245,11 @@ def test_a_guest_that_never_came_to_life_on_the_backup_is_not_defined_there(
     disk = Disk(target="vda", size=4096, path=str(image), format="qcow2")
     made_session(role="backup", session="5e55", disks=(disk,)).write(folder)
     (folder / "ours").touch()
-    monkeypatch.setattr(replicas, "folder_of", lambda _: folder)
+    monkeypatch.setattr(orders, "folder_of", lambda _: folder)
     monkeypatch.setattr(standby_setup, "waits", lambda _: False)
     monkeypatch.setattr(standby_setup, "_runs_here", lambda _: False)
-    monkeypatch.setattr(afterlife, "define", lambda _: pytest.fail("it was defined"))
-    done = replicas._end(order(tmp_path, define=define))
+    monkeypatch.setattr(teardown, "define", lambda _: pytest.fail("it was defined"))
+    done = orders._end(order(tmp_path, define=define))
     assert done == {"did": [f"removed {image}"]}
     assert not image.exists()
     assert not folder.exists()
@@ -278,8 +278,8 @@ def test_images_of_a_standby_that_a_reboot_ended_go_and_nobody_elses(
         if mark is not None:
             standby_setup._mark(path).write_text(mark)
     (state / "images.json").write_text(json.dumps([str(ours), str(ran), str(others)]))
-    monkeypatch.setattr(replicas, "folder_of", lambda _: tmp_path / "none")
-    done = replicas._end(order(state, define=False))
+    monkeypatch.setattr(orders, "folder_of", lambda _: tmp_path / "none")
+    done = orders._end(order(state, define=False))
     assert done == {"did": [f"removed {ours}"]}
     assert sorted(path.name for path in images.iterdir() if not path.name.startswith(".")) == [
         "others.qcow2", "ran.qcow2",
@@ -298,10 +298,10 @@ def test_a_lease_is_released_before_the_standby_is_looked_for(
         did.append("tells")
         return False
 
-    monkeypatch.setattr(afterlife, "_hears_in_time", tells)
-    monkeypatch.setattr(afterlife, "_release", lambda *_: did.append("releases"))
+    monkeypatch.setattr(teardown, "_hears_in_time", tells)
+    monkeypatch.setattr(teardown, "_release", lambda *_: did.append("releases"))
     told = cast("Any", SimpleNamespace(lease=object()))
-    assert afterlife._standby_is_told(told, Path("/nowhere"))
+    assert teardown._standby_is_told(told, Path("/nowhere"))
     assert did == ["releases", "tells"]
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from vmckpt.agent import putback, spool, telling
-from vmckpt.agent.create import _Making
 from vmckpt.agent.orders import PutBackOrder
-from vmckpt.agent.talk import error_from_json
+from vmckpt.agent.protocol import error_from_json
+from vmckpt.agent.snapshot import describe, spool, undo_create
+from vmckpt.agent.snapshot.create import _Making
 from vmckpt.capture.disks import live
 from vmckpt.capture.disks.live import DiskUndo
 from vmckpt.capture.memory import background_snapshot, memory_files
@@ -55,7 +55,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(putback, "Monitor", There)
+    monkeypatch.setattr(undo_create, "Monitor", There)
     monkeypatch.setattr(background_snapshot, "mend", lambda *_: did.append("capture"))
     monkeypatch.setattr(memory_files, "sweep", lambda: None)
     monkeypatch.setattr(live, "put_back", lambda *_, published: did.append(f"backup {published}"))
@@ -71,7 +71,7 @@ def put_back(state: Path, url: str, id_: str | None = None) -> dict[str, Any]:
         freeze=None,
     )  # fmt: skip
     order.folder.mkdir(parents=True)
-    return putback.put_back(order)
+    return undo_create.put_back(order)
 
 
 def test_the_guest_is_put_back_though_the_store_is_away(tmp_path: Path, done: list[str]) -> None:
@@ -213,7 +213,7 @@ def test_words_are_refused_before_anything_is_done(
 
 
 def test_no_warning_costs_the_snapshot() -> None:
-    told = telling.warnings([f"{n}\t" + "x" * 300 for n in range(80)])
+    told = describe.warnings([f"{n}\t" + "x" * 300 for n in range(80)])
     assert (len(told), {len(one) for one in told}, told[3][:3]) == (64, {255}, "3 x")
     facts = Facts(domain_xml="", cpu_xml=None, boot_files=(), ram=(), disks=(), warnings=told)
     assert facts.warnings == told

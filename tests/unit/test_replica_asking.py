@@ -11,9 +11,9 @@ import pytest
 
 from tests.support.replicas import session
 from tests.support.staging import in_memory
-from vmckpt.agent import afterlife, giving, replicas
 from vmckpt.agent.orders import ReplicaOrder
-from vmckpt.agent.talk import Talk
+from vmckpt.agent.protocol import Talk
+from vmckpt.agent.replication import handover, orders, teardown
 from vmckpt.errors import GuestBusy
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replication.control_socket import Control
@@ -23,7 +23,7 @@ from vmckpt.replication.watchdog import process
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with in_memory() as made:
-        monkeypatch.setattr(replicas, "folder_of", lambda _: made)
+        monkeypatch.setattr(orders, "folder_of", lambda _: made)
         session().write(made)
         yield made
 
@@ -31,7 +31,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def asked() -> dict[str, Any]:
     one = session()
     order = ReplicaOrder(what="ask", guest=one.guest, uri=one.uri, host=one.host)
-    return replicas.carry_out(order, Talk(io.StringIO(), io.StringIO()))
+    return orders.carry_out(order, Talk(io.StringIO(), io.StringIO()))
 
 
 def test_an_agent_that_is_gone_is_told_with_its_last_words(folder: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_guest_that_its_guard_has_ended_is_told_so_though_its_agent_died_befor
 def test_what_an_agent_left_of_its_end_goes_before_that(folder: Path) -> None:
     (folder / process.KILLED).write_text("2026-01-01T00:00:00Z the lease has ended\n")
     outcome = {"outcome": "switched", "why": "the guest runs on beta"}
-    (folder / afterlife.OUTCOME).write_text(json.dumps(outcome))
+    (folder / teardown.OUTCOME).write_text(json.dumps(outcome))
 
     told = asked()
 
@@ -89,15 +89,15 @@ def test_what_an_agent_left_of_its_end_goes_before_that(folder: Path) -> None:
 def started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is done to agents."""
     done: list[str] = []
-    monkeypatch.setattr(replicas, "_end_agent", lambda _: done.append("ended"))
-    monkeypatch.setattr(replicas, "_begin", lambda *_: done.append("started"))
+    monkeypatch.setattr(orders, "_end_agent", lambda _: done.append("ended"))
+    monkeypatch.setattr(orders, "_begin", lambda *_: done.append("started"))
     return done
 
 
 def revived(owner: str) -> dict[str, Any]:
     one = session()
     order = ReplicaOrder(what="revive", guest=one.guest, uri=one.uri, host=one.host, owner=owner)
-    return replicas.carry_out(order, Talk(io.StringIO(), io.StringIO()))
+    return orders.carry_out(order, Talk(io.StringIO(), io.StringIO()))
 
 
 def test_an_agent_that_nothing_starts_again_is_started(folder: Path, started: list[str]) -> None:
@@ -114,17 +114,17 @@ def test_an_agent_that_answers_or_has_ended_or_is_another_s_is_left_alone(
     assert revived("another")["did"] == []
     with Control(folder, lambda _: {"epoch": 7}):
         assert revived(session().session)["did"] == []
-    (folder / afterlife.OUTCOME).write_text("{}")
+    (folder / teardown.OUTCOME).write_text("{}")
     assert revived(session().session)["did"] == []
     assert started == []
 
 
 def test_a_folder_has_one_agent(folder: Path) -> None:
     with (
-        giving.only_agent(session(), folder),
+        handover.only_agent(session(), folder),
         pytest.raises(GuestBusy, match="has an agent already"),
-        giving.only_agent(session(), folder),
+        handover.only_agent(session(), folder),
     ):
         pass
-    with giving.only_agent(session(), folder):
+    with handover.only_agent(session(), folder):
         pass

@@ -20,9 +20,9 @@ from tests.support.backing import (
 )
 from tests.support.replicas import session, until
 from tests.support.staging import PAGES, World, epoch
-from vmckpt.agent import replica_trial, trial_files
-from vmckpt.agent.replica_trial import Trials
-from vmckpt.agent.trial_files import Traces
+from vmckpt.agent.replication import test_failover, test_failover_files
+from vmckpt.agent.replication.test_failover import Trials
+from vmckpt.agent.replication.test_failover_files import Traces
 from vmckpt.errors import BadInput, GuestBusy, HypervisorError
 from vmckpt.hypervisor import connection
 from vmckpt.replication.backup import standby as standbys
@@ -127,13 +127,13 @@ def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scene]:
     with following(monkeypatch) as one:
         made = Scene(one, tmp_path)
         made.one.standstill = made.trials._standstill
-        monkeypatch.setattr(replica_trial, "Monitor", lambda *_, **__: _monitor(made))
-        monkeypatch.setattr(replica_trial, "Standby", lambda *_: made.second)
-        monkeypatch.setattr(replica_trial, "_room", lambda *_: made.room)
+        monkeypatch.setattr(test_failover, "Monitor", lambda *_, **__: _monitor(made))
+        monkeypatch.setattr(test_failover, "Standby", lambda *_: made.second)
+        monkeypatch.setattr(test_failover, "_room", lambda *_: made.room)
         monkeypatch.setattr(disk_copy, "begin", made.fleece)
-        monkeypatch.setattr(trial_files, "clear", made.clear)
-        monkeypatch.setattr(replica_trial._Trial, "_make", lambda self, m: made.make(self)(m))
-        monkeypatch.setattr(replica_trial._Trial, "_watch", lambda self: made.watch(self))  # noqa: PLW0108 - it must be bound
+        monkeypatch.setattr(test_failover_files, "clear", made.clear)
+        monkeypatch.setattr(test_failover._Trial, "_make", lambda self, m: made.make(self)(m))
+        monkeypatch.setattr(test_failover._Trial, "_watch", lambda self: made.watch(self))  # noqa: PLW0108 - it must be bound
 
         def go_on(monitor: object) -> None:
             del monitor
@@ -298,13 +298,13 @@ def test_the_loop_that_has_ended_is_not_waited_for(
 
 def test_the_name_is_one_that_nobody_has() -> None:
     taken = frozenset({"web1", "web1-test", "web1-test2"})
-    assert replica_trial._free_name("web1", frozenset()) == "web1-test"
-    assert replica_trial._free_name("web1", taken) == "web1-test3"
+    assert test_failover._free_name("web1", frozenset()) == "web1-test"
+    assert test_failover._free_name("web1", taken) == "web1-test3"
 
 
 def test_what_memory_is_free_is_read_from_the_kernel() -> None:
-    assert replica_trial._available("MemTotal: 9 kB\nMemAvailable:   2048 kB\n") == 2 << 20
-    assert replica_trial._available("nonsense") == 0
+    assert test_failover._available("MemTotal: 9 kB\nMemAvailable:   2048 kB\n") == 2 << 20
+    assert test_failover._available("nonsense") == 0
 
 
 class Nobody:
@@ -317,20 +317,20 @@ class Nobody:
 def test_after_a_crash_all_files_are_found_by_what_was_written_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_files, "Monitor", Nobody)
+    monkeypatch.setattr(test_failover_files, "Monitor", Nobody)
     image = tmp_path / "web1-vda-5e55.raw"
-    files = [trial_files.changed(str(image)), trial_files.overlay(str(image))]
+    files = [test_failover_files.changed(str(image)), test_failover_files.overlay(str(image))]
     assert len({str(image), *files}) == 3
     for name in (str(image), files[0]):  # the other had not been made yet
         Path(name).touch()
     state = tmp_path / "state"
     Traces(uuid="u-2", name="web1-test", files=tuple(files)).write(state)
     ours = session(role="backup", state=str(state))
-    trial_files.clear(ours)
+    test_failover_files.clear(ours)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["state", "web1-vda-5e55.raw"]
     assert list(state.iterdir()) == []
-    trial_files.clear(ours)
-    assert not trial_files.forget_files(state)
+    test_failover_files.clear(ours)
+    assert not test_failover_files.forget_files(state)
 
 
 def test_without_a_word_of_libvirt_nothing_is_forgotten(
@@ -340,12 +340,12 @@ def test_without_a_word_of_libvirt_nothing_is_forgotten(
         def __init__(self, guest: str, **_: object) -> None:
             raise HypervisorError(f"no answer about {guest}", host="beta")
 
-    monkeypatch.setattr(trial_files, "Monitor", Silent)
+    monkeypatch.setattr(test_failover_files, "Monitor", Silent)
     old = tmp_path / "old"
     old.touch()
     Traces(uuid="u-2", name="web1-test", files=(str(old),)).write(tmp_path / "state")
     with pytest.raises(HypervisorError, match="no answer about u-2"):
-        trial_files.clear(session(role="backup", state=str(tmp_path / "state")))
+        test_failover_files.clear(session(role="backup", state=str(tmp_path / "state")))
     assert old.exists()
 
 

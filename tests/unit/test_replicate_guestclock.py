@@ -11,8 +11,8 @@ import libvirt_qemu
 import pytest
 
 from tests.support import replicas
-from vmckpt.agent import clockkeeping
-from vmckpt.agent.clockkeeping import ClockKeeper
+from vmckpt.agent.replication import clock as replication_clock
+from vmckpt.agent.replication.clock import ClockKeeper
 from vmckpt.hypervisor.guest_agent import GuestAgent
 from vmckpt.replication.guest_clock import (
     WORTH,
@@ -120,7 +120,7 @@ def test_an_agent_sets_it_and_the_next_knows_what_is_usual(
 
 def test_after_a_failover_it_is_set_by_the_new_host(monkeypatch: pytest.MonkeyPatch) -> None:
     guest = Guest(monkeypatch)
-    clockkeeping.set_ahead(GuestAgent(guest), Seconds(-7.0))
+    replication_clock.set_ahead(GuestAgent(guest), Seconds(-7.0))
     assert guest.ahead == pytest.approx(-7.0, abs=0.05)
     assert [one["execute"] for one in guest.told] == ["guest-set-time"]
 

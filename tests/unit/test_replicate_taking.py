@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.replicas import session
-from vmckpt.agent import replicas
 from vmckpt.agent.orders import ReplicaOrder
+from vmckpt.agent.replication import orders
 from vmckpt.errors import BadInput, HypervisorError
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
@@ -173,14 +173,14 @@ def test_the_host_says_what_it_has_of_the_guest(
         "before", images={"vda": (str(made), "qcow2"), "vdb": (str(elsewhere / "x"), "raw")},
         users={str(other): ("db1", "qcow2")},
     )  # fmt: skip
-    told = replicas.carry_out(asked, None)  # type: ignore[arg-type]
+    told = orders.carry_out(asked, None)  # type: ignore[arg-type]
     assert told["runs"] is False
     found = {name: Image(**one) for name, one in told["images"].items()}
     # db1's image lies on it.
     assert (found["vda"].user, found["vda"].size) == ("db1", MIB)
     assert found["vdb"].there is False
     monkeypatch.setattr(identity, "runs", lambda _: True)
-    told = replicas.carry_out(asked, None)  # type: ignore[arg-type]
+    told = orders.carry_out(asked, None)  # type: ignore[arg-type]
     assert told["runs"] is True
 
 
@@ -191,6 +191,6 @@ def test_a_definition_that_a_host_kept_over_its_restart_goes_when_the_guest_is_e
     state.mkdir()
     (state / "definition.json").write_text("{}")
     told = order("end", define=False, state=str(state), owner="5e55")
-    assert replicas.carry_out(told, None) == {"did": []}  # type: ignore[arg-type]
+    assert orders.carry_out(told, None) == {"did": []}  # type: ignore[arg-type]
     assert not state.exists()
-    assert replicas.carry_out(told, None) == {"did": []}  # type: ignore[arg-type]
+    assert orders.carry_out(told, None) == {"did": []}  # type: ignore[arg-type]

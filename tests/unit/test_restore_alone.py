@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.unit.test_reborn import XML
-from vmckpt.agent import chains
+from vmckpt.agent.restore import backing_chain
 from vmckpt.errors import BadInput, GuestBusy, HostUnreachable, VmckptError
 from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.storage import User
@@ -65,11 +65,11 @@ def test_an_image_below_that_of_a_guest_that_is_off_is_in_use(tmp_path: Path) ->
     users = {str(top): ("web2 on alpha", "qcow2"), "/nowhere": ("web3 on beta", "qcow2")}
     for place in (base, middle, top):
         with pytest.raises(GuestBusy, match="in use by guest web2 on alpha"):
-            chains.check([place], users)
-    chains.check([image(tmp_path / "other"), tmp_path / "new"], users)
+            backing_chain.check([place], users)
+    backing_chain.check([image(tmp_path / "other"), tmp_path / "new"], users)
     (tmp_path / "link").symlink_to(base)
     with pytest.raises(GuestBusy):
-        chains.check([tmp_path / "link"], users)
+        backing_chain.check([tmp_path / "link"], users)
 
 
 BLOCK = XML.replace("type='file' device='disk'", "type='block' device='disk'").replace(

@@ -18,10 +18,13 @@ from tests.unit.test_guarding import RESTORED
 from tests.unit.test_lazy import ID
 from tests.unit.test_lazy import order as an_order
 from tests.unit.test_reborn import XML
-from vmckpt.agent import lining, replacement, restore, session, starting
-from vmckpt.agent.images import Images
+from vmckpt.agent import client
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.talk import Talk
+from vmckpt.agent.protocol import Talk
+from vmckpt.agent.restore import replace_file, restore
+from vmckpt.agent.restore import restore as restore_restore
+from vmckpt.agent.restore.files import Images
+from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
 from vmckpt.cli import snapshot_restore
 from vmckpt.errors import BadInput, GuestBusy, HypervisorError, OutcomeUnknown, VmckptError
 from vmckpt.hypervisor import domains
@@ -96,11 +99,11 @@ def carried_out(order: RestoreOrder, *answers: dict[str, Any]) -> list[dict[str,
 def test_what_is_about_to_be_put_there_is_told_before_anything_is_touched(
     order: RestoreOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "start", lambda *_: None)
+    monkeypatch.setattr(restore_restore, "start", lambda *_: None)
     said = carried_out(order, YES, YES)
     asked = next(one["about"] for one in said if one.get("ask") == "make way")
     place = Path(order.images["vda"])
-    assert asked == {"made": {"vda": replacement.mark(place)}, "empty": []}
+    assert asked == {"made": {"vda": replace_file.mark(place)}, "empty": []}
     assert files(order) == {"vda.qcow2": "restored"}
 
 
@@ -124,7 +127,7 @@ def test_images_are_taken_back_only_from_a_guest_that_is_not_there(
     def start(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(starting, "start", start)
+    monkeypatch.setattr(restore_restore, "start", start)
     with pytest.raises(type(error)):
         carried_out(order, YES, YES)
     assert files(order) == left
@@ -133,7 +136,7 @@ def test_images_are_taken_back_only_from_a_guest_that_is_not_there(
 def test_an_image_that_is_there_is_written_over_only_if_that_was_said(order: RestoreOrder) -> None:
     with pytest.raises(BadInput, match="is there already; say --replace"):
         carried_out(replace(order, replace=False), YES)
-    aside = replacement.paths(Path(order.images["vda"]), ID)[1]
+    aside = replace_file.paths(Path(order.images["vda"]), ID)[1]
     aside.write_text("the only copy")
     with pytest.raises(BadInput, match="has put aside; run vmckpt recover"):
         carried_out(order, YES)
@@ -143,7 +146,7 @@ def test_an_image_that_is_there_is_written_over_only_if_that_was_said(order: Res
 def test_the_folder_of_one_that_was_killed_is_in_nobodys_way(
     order: RestoreOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "start", lambda *_: None)
+    monkeypatch.setattr(restore_restore, "start", lambda *_: None)
     order.folder.mkdir(parents=True)
     (order.folder / "nbd").touch()
     carried_out(order, YES, YES)
@@ -153,18 +156,18 @@ def test_the_folder_of_one_that_was_killed_is_in_nobodys_way(
 def test_the_next_snapshot_goes_on_from_what_was_restored(
     order: RestoreOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "start", lambda *_: None)
+    monkeypatch.setattr(restore_restore, "start", lambda *_: None)
     folder = Path(order.state) / "lines" / f"{order.guest}-near"
     map_ = np.array([1, 2], dtype=np.uint32)
     with parent_state.Draft(folder) as draft:
         extra = {"epoch": 5, "checkpoint": "s-5", "copy": 7, "disks": {}}
         draft.keep("s-5", [b"d" * 32], {"vda": map_}, extra)
     carried_out(order, YES, YES)  # a fork, or its like
-    assert lining.before(parent_state.load(folder)) == "s-5"
+    assert snapshot_parent_state.before(parent_state.load(folder)) == "s-5"
     carried_out(replace(order, follows=True), YES, YES)
     past = parent_state.load(folder)
     assert past is not None
-    assert (lining.before(past), lining.parent(past)) == (ID, None)
+    assert (snapshot_parent_state.before(past), snapshot_parent_state.parent(past)) == (ID, None)
     assert (past.snapshot, past.extra["epoch"], past.extra["copy"]) == ("s-5", 5, None)
     assert past.regions["vda"].map.tolist() == [1, 2]
 
@@ -271,7 +274,7 @@ async def test_a_failure_after_the_guest_was_ended_says_so(
         await given[4]("make way", ABOUT)
         raise HypervisorError("alpha: no network default", host="alpha")
 
-    monkeypatch.setattr(session, "carried_out", carried_out)
+    monkeypatch.setattr(client, "carried_out", carried_out)
     work = side.work(end_running=True)
     with pytest.raises(HypervisorError) as caught:
         await work.run(PLAN, (), {}, {})

@@ -12,7 +12,7 @@ from tests.unit.test_group import stock as stock  # noqa: PLC0414
 from tests.unit.test_guarding import RESTORED
 from tests.unit.test_restore_flow import ABOUT, ALPHA, OPENED, PLAN, Side
 from tests.unit.test_restore_flow import side as side  # noqa: PLC0414
-from vmckpt.agent.leftover import Verdict
+from vmckpt.agent.restore.leftovers import Verdict
 from vmckpt.errors import (
     BadInput,
     Cancelled,

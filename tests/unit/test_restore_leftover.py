@@ -7,9 +7,16 @@ from typing import ClassVar, Self
 
 import pytest
 
-from vmckpt.agent import replacement, unrestore
-from vmckpt.agent.leftover import Seat, Seen, Spot, Verdict, judge, spot
 from vmckpt.agent.orders import UnrestoreOrder
+from vmckpt.agent.restore import replace_file, undo_restore
+from vmckpt.agent.restore.leftovers import (
+    Seat,
+    Seen,
+    Spot,
+    Verdict,
+    judge,
+    spot,
+)
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import connection
 from vmckpt.model.migration import Outcome
@@ -103,14 +110,14 @@ class FakeMonitor:
 @pytest.fixture
 def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UnrestoreOrder:
     """Two disks with images from before, and new ones beside them; the guest is off."""
-    monkeypatch.setattr(unrestore, "Monitor", FakeMonitor)
+    monkeypatch.setattr(undo_restore, "Monitor", FakeMonitor)
     monkeypatch.setattr(FakeMonitor, "state", None)
     made = {}
     for name in ("vda", "vdb"):
         (tmp_path / name).write_text(OLD)
-        new = replacement.paths(tmp_path / name, ID)[0]
+        new = replace_file.paths(tmp_path / name, ID)[0]
         new.write_text(NEW)
-        made[name] = replacement.mark(new)
+        made[name] = replace_file.mark(new)
     return UnrestoreOrder(
         guest="u", uri="", host="alpha", state=str(tmp_path / "state"), snapshot=ID,
         images={name: str(tmp_path / name) for name in made}, made=made,
@@ -120,7 +127,7 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UnrestoreOrder:
 def swap(order: UnrestoreOrder, *names: str) -> None:
     for name in names:
         place = Path(order.images[name])
-        new, old = replacement.paths(place, ID)
+        new, old = replace_file.paths(place, ID)
         place.rename(old)
         new.rename(place)
 
@@ -135,19 +142,19 @@ def test_before_it_had_made_way_nothing_there_is_touched(
 ) -> None:
     """The old guest runs on, and its restore has not happened."""
     monkeypatch.setattr(FakeMonitor, "state", "running")
-    told = unrestore.unrestore(replace(order, made=None))
+    told = undo_restore.unrestore(replace(order, made=None))
     assert (told["verdict"], contents(order)) == ("back", {"vda": OLD, "vdb": OLD})
     assert told["did"] == ["remove images that were not used"]
 
 
 def test_killed_between_two_disks_it_is_as_before(order: UnrestoreOrder) -> None:
     swap(order, "vda")
-    dry = unrestore.unrestore(replace(order, dry=True))
+    dry = undo_restore.unrestore(replace(order, dry=True))
     assert len(contents(order)) == 4
-    told = unrestore.unrestore(order)
+    told = undo_restore.unrestore(order)
     assert (told["verdict"], told["did"]) == (dry["verdict"], dry["did"])
     assert contents(order) == {"vda": OLD, "vdb": OLD}
-    assert unrestore.unrestore(order)["did"] == []
+    assert undo_restore.unrestore(order)["did"] == []
 
 
 def test_a_guest_that_came_up_on_half_of_it_keeps_all_files(
@@ -155,7 +162,7 @@ def test_a_guest_that_came_up_on_half_of_it_keeps_all_files(
 ) -> None:
     swap(order, "vda")
     monkeypatch.setattr(FakeMonitor, "state", "running")
-    told = unrestore.unrestore(order)
+    told = undo_restore.unrestore(order)
     assert (told["verdict"], told["did"], len(contents(order))) == ("unclear", [], 4)
     assert len(told["left"]) == 2
 
@@ -166,8 +173,8 @@ def test_a_guest_that_runs_has_its_memory_only_if_it_was_not_booted(
 ) -> None:
     swap(order, "vda", "vdb")
     monkeypatch.setattr(FakeMonitor, "state", "running")
-    monkeypatch.setattr(unrestore, "_revived", lambda _: revived)
-    told = unrestore.unrestore(order)
+    monkeypatch.setattr(undo_restore, "_revived", lambda _: revived)
+    told = undo_restore.unrestore(order)
     assert told["verdict"] == ("arrived" if revived else "unclear")
     assert len(contents(order)) == (2 if revived else 4)
 
@@ -175,9 +182,9 @@ def test_a_guest_that_runs_has_its_memory_only_if_it_was_not_booted(
 def test_a_fork_that_was_not_started_leaves_nothing(order: UnrestoreOrder) -> None:
     for name, path in order.images.items():
         Path(path).unlink()
-        replacement.paths(Path(path), ID)[0].rename(path)
-        assert replacement.mark(Path(path)) == (order.made or {})[name]
-    told = unrestore.unrestore(replace(order, empty=("vda", "vdb")))
+        replace_file.paths(Path(path), ID)[0].rename(path)
+        assert replace_file.mark(Path(path)) == (order.made or {})[name]
+    told = undo_restore.unrestore(replace(order, empty=("vda", "vdb")))
     assert (told["verdict"], contents(order)) == ("back", {})
     assert told["did"] == ["remove the images that were put there"]
 
@@ -185,9 +192,9 @@ def test_a_fork_that_was_not_started_leaves_nothing(order: UnrestoreOrder) -> No
 def test_nvram_goes_as_the_disks_do(order: UnrestoreOrder) -> None:
     vars_ = Path(order.images["vda"]).with_name("vars.fd")
     vars_.write_text(NEW)
-    replacement.paths(vars_, ID)[1].write_text(OLD)
+    replace_file.paths(vars_, ID)[1].write_text(OLD)
     swap(order, "vda", "vdb")
-    unrestore.unrestore(replace(order, images={**order.images, "nvram": str(vars_)}))
+    undo_restore.unrestore(replace(order, images={**order.images, "nvram": str(vars_)}))
     assert contents(order) == {"vda": OLD, "vdb": OLD, "vars.fd": OLD}
 
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Self, cast
 import pytest
 
 from tests.unit.test_lazy import order as an_order
-from vmckpt.agent import starting
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.revive import Revival
+from vmckpt.agent.restore import restore as restore_restore
+from vmckpt.agent.restore.restore import Revival
 from vmckpt.errors import Cancelled, HypervisorError, OutcomeUnknown, VmckptError
 from vmckpt.hypervisor import connection, qmp
 from vmckpt.units import Seconds
@@ -63,9 +63,9 @@ class Memory:
 
 @pytest.fixture
 def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RestoreOrder:
-    monkeypatch.setattr(starting, "Monitor", Guest)
-    monkeypatch.setattr(starting, "_PATIENCE", Seconds(0.2))
-    monkeypatch.setattr(starting, "_TURN", Seconds(0.01))
+    monkeypatch.setattr(restore_restore, "Monitor", Guest)
+    monkeypatch.setattr(restore_restore, "_PATIENCE", Seconds(0.2))
+    monkeypatch.setattr(restore_restore, "_TURN", Seconds(0.01))
     monkeypatch.setattr(Guest, "did", [])
     found = replace(an_order(tmp_path), state=str(tmp_path), host="alpha")
     found.folder.mkdir(parents=True)
@@ -82,7 +82,7 @@ def begin(
 
     monkeypatch.setattr(qmp, "restore", restore)
     monkeypatch.setattr(Guest, "answers", list(answers))
-    starting.start(order, "<domain/>", cast("Revival", memory or Memory()))
+    restore_restore.start(order, "<domain/>", cast("Revival", memory or Memory()))
 
 
 NO_ANSWER = OutcomeUnknown("alpha: the connection broke", host="alpha")

@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
-from vmckpt.agent.images import Images
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.talk import Talk
+from vmckpt.agent.protocol import Talk
+from vmckpt.agent.restore.files import Images
 from vmckpt.model.disk import StorePlace
 from vmckpt.store.chunk_reader import Reader
 from vmckpt.store.format.metadata import DiskMake, Facts

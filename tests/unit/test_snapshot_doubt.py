@@ -15,7 +15,7 @@ from tests.support.stocking import (
     stocked,
 )
 from tests.support.storing import chunks, new_store, write
-from vmckpt.agent import serving
+from vmckpt.agent.restore import lazy_server
 from vmckpt.capture.disks.plan import How, Parent, plan
 from vmckpt.errors import StoreError
 from vmckpt.model.disk import Bitmap, DiskFacts, checkpoint_of
@@ -106,9 +106,9 @@ def test_keepers_take_back_only_their_own_pins(tmp_path: Path) -> None:
     )  # fmt: skip
 
     def end(order: Any) -> None:
-        serving._end(tmp_path / "f", store, order)
+        lazy_server._end(tmp_path / "f", store, order)
 
-    pin: Any = serving._pin
+    pin: Any = lazy_server._pin
     pin(store, one)
     pin(store, two)
     end(one)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.agent import spool
+from vmckpt.agent.snapshot import spool
 from vmckpt.errors import GuestBusy
 from vmckpt.units import Seconds
 

@@ -13,7 +13,7 @@ from tests.support.builders import GUEST
 from tests.support.replicas import LEASE, session
 from tests.tui.still import FLEET, NOW, PROTECT, entry, guest
 from tests.unit.test_monitoring import key, scraped
-from vmckpt.agent import afterlife, replicas
+from vmckpt.agent.replication import orders, teardown
 from vmckpt.api import fleet, migration, policy_files, protecting
 from vmckpt.cli import hosts as hosts_command
 from vmckpt.cli import jobs as jobs_command
@@ -183,11 +183,11 @@ def test_a_guest_without_an_agent_says_who_holds_its_lease(
 
         yield SimpleNamespace(look=look)
 
-    monkeypatch.setattr(afterlife, "lease", lease)
+    monkeypatch.setattr(teardown, "lease", lease)
     monkeypatch.setattr(identity, "runs", lambda _: True)
-    assert replicas._another_holds(session(lease=LEASE)) == expected
-    assert replicas._another_holds(session(lease=LEASE, role="backup")) == {}
-    assert replicas._another_holds(session()) == {}
+    assert orders._another_holds(session(lease=LEASE)) == expected
+    assert orders._another_holds(session(lease=LEASE, role="backup")) == {}
+    assert orders._another_holds(session()) == {}
 
 
 # Who shows it

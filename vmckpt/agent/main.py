@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent.talk import Talk, error_as_json
+from vmckpt.agent.protocol import Talk, error_as_json
 from vmckpt.errors import BadInput, VmckptError
 from vmckpt.util import host_directories
 from vmckpt.util.host_files import Refused

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from vmckpt.agent import agents
+from vmckpt.agent import client
 from vmckpt.api.keeping import open_store
 from vmckpt.api.snapshots import keyring
 from vmckpt.doctor import checks, ready, snapshots
@@ -35,7 +35,7 @@ async def findings(inventory: Inventory, hosts: Sequence[Host]) -> tuple[Finding
     folders = {
         name: place.url for name, place in inventory.stores.items() if "://" not in place.url
     }
-    asked = await asyncio.gather(*(ready.ask(host, folders, agents.startable) for host in hosts))
+    asked = await asyncio.gather(*(ready.ask(host, folders, client.startable) for host in hosts))
     own = await asyncio.to_thread(_controller, inventory)
     found = [one for host in asked if host is not None for one in snapshots.of_host(host)]
     return (*found, *snapshots.of_controller(own))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.agent.choosing import Way
+from vmckpt.agent.snapshot.choose_method import Way
 from vmckpt.cli import completing, output
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.signals import stop_on_signals

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
-from vmckpt.agent import agents
+from vmckpt.agent import client as agent_client
 from vmckpt.errors import BadInput, Cancelled, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
@@ -204,7 +204,7 @@ class Beginning:
         cards = () if move is not None and role == "primary" else tuple(looked["cards"])
         return Session(
             role=role, session=self.session, guest=self._guest.uuid, name=self._guest.name,
-            host=here.name, peer=there.name, uri=agents.LIBVIRT,
+            host=here.name, peer=there.name, uri=agent_client.LIBVIRT,
             terms=_terms(self._request),
             lease=lease,
             disks=tuple(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from vmckpt.agent import session
+from vmckpt.agent import client
 from vmckpt.hypervisor import host_facts
 from vmckpt.hypervisor import storage as hypervisor_storage
 from vmckpt.hypervisor.connection import Hypervisor
@@ -44,7 +44,7 @@ async def taking(
     told = await asking.order(
         setting.backup, guest.uuid, "before", images=reversing.wanted(known, disks), users=users
     )
-    with session.sensible(setting.backup):  # another version may tell of more
+    with client.sensible(setting.backup):  # another version may tell of more
         images = {name: Image(**image) for name, image in told["images"].items()}
     seen = Before(runs=told["runs"], images=images)
     return reversing.decide(known, seen, disks, setting.backup.name)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.agent import session
-from vmckpt.agent.afterwards import DiscardOrder
+from vmckpt.agent import client
+from vmckpt.agent.cleanup_orders import DiscardOrder
 from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import domains, liveness, qmp
 from vmckpt.hypervisor.connection import Hypervisor
@@ -166,4 +166,4 @@ async def discard(host: Host, snapshot: str, name: str, images: Mapping[str, str
     async with Hypervisor(host) as hypervisor:
         await domains.remove(hypervisor, name)
     order = DiscardOrder(snapshot=snapshot, images=images)
-    await session.carried_out(host, order.as_json(), lambda _: None, asyncio.Event())
+    await client.carried_out(host, order.as_json(), lambda _: None, asyncio.Event())

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vmckpt.agent import session
-from vmckpt.agent.lines import LineOrder
+from vmckpt.agent import client
+from vmckpt.agent.snapshot.transfer_parent_state import LineOrder
 from vmckpt.errors import VmckptError
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Event
@@ -98,8 +98,8 @@ class _Carriage:
             self._kept.set_result(fine and bool(taking.result()["moved"]))
 
 
-async def _carried_out(host: Host, order: dict[str, Any], answer: session.Answer) -> dict[str, Any]:
-    return await session.carried_out(host, order, _unheard, asyncio.Event(), answer)
+async def _carried_out(host: Host, order: dict[str, Any], answer: client.Answer) -> dict[str, Any]:
+    return await client.carried_out(host, order, _unheard, asyncio.Event(), answer)
 
 
 def _unheard(_: Event) -> None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from vmckpt.agent import agents, session
+from vmckpt.agent import client
+from vmckpt.agent import client as agent_client
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.talk import error_as_json
+from vmckpt.agent.protocol import error_as_json
 from vmckpt.capture import firmware
 from vmckpt.errors import BadInput, GuestBusy, HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import domains, lifecycle
@@ -244,7 +245,7 @@ class _Restoring:
         opened, desk = self._opened, self._desk
         order = RestoreOrder(
             guest=plan.uuid,
-            uri=agents.LIBVIRT,
+            uri=client.LIBVIRT,
             host=self._host.name,
             store=opened.store,
             state=self._host.agent_state,
@@ -279,7 +280,7 @@ class _Restoring:
         stop = self._caller.stop
         ordered = order.as_json() | ({"do": "restore-lazy"} if self._request.lazy else {})
         try:
-            told = await session.carried_out(
+            told = await agent_client.carried_out(
                 self._host, ordered, self._emit, stop, _Answers(self, plan, hosts)
             )
         except VmckptError as exc:
@@ -288,15 +289,15 @@ class _Restoring:
                 exc.mend = f"start it with virsh start {plan.guest} on {self._host.name}"
             raise
         await self.follow(plan)
-        with session.sensible(self._host):
-            warnings = (*warnings, *session.texts(told.get("warnings", [])))
+        with agent_client.sensible(self._host):
+            warnings = (*warnings, *agent_client.texts(told.get("warnings", [])))
             return Restored(
                 snapshot=order.snapshot,
                 guest=plan.guest,
                 host=self._host.name,
-                disks=session.seconds(told["disks"]),
-                memory=session.seconds(told["memory"]),
-                took=session.seconds(told["took"]),
+                disks=agent_client.seconds(told["disks"]),
+                memory=agent_client.seconds(told["memory"]),
+                took=agent_client.seconds(told["took"]),
                 images=plan.images,
                 warnings=warnings,
                 job=self._recorder.id,

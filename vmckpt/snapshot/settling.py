@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from vmckpt.agent import agents, session
-from vmckpt.agent.afterwards import FinishOrder
-from vmckpt.agent.leftover import Verdict
+from vmckpt.agent import client
+from vmckpt.agent import client as agent_client
+from vmckpt.agent.cleanup_orders import FinishOrder
 from vmckpt.agent.orders import PutBackOrder, UnrestoreOrder
+from vmckpt.agent.restore.leftovers import Verdict
 from vmckpt.journal.recorder import Unattended
 from vmckpt.journal.records import StoredStep
 from vmckpt.model.disk import StorePlace
@@ -64,7 +65,9 @@ async def _asked(
     case: Unattended, order: PutBackOrder | UnrestoreOrder | FinishOrder
 ) -> dict[str, Any]:
     """What an agent on the operation's host tells at its end."""
-    return await session.carried_out(case.host, order.as_json(), case.caller.emit, asyncio.Event())
+    return await agent_client.carried_out(
+        case.host, order.as_json(), case.caller.emit, asyncio.Event()
+    )
 
 
 def _unrestore(case: Unattended, begun: StoredStep) -> UnrestoreOrder:
@@ -72,7 +75,7 @@ def _unrestore(case: Unattended, begun: StoredStep) -> UnrestoreOrder:
     way = None if step is None else step.intent
     return UnrestoreOrder(
         guest=case.operation.guest_uuid or "",
-        uri=agents.LIBVIRT,
+        uri=client.LIBVIRT,
         host=case.host.name,
         state=str(begun.intent["state"]),
         snapshot=str(begun.intent["snapshot"]),
@@ -146,7 +149,7 @@ def _order(case: Unattended, begun: StoredStep) -> PutBackOrder:
     facts = {one.name: str(one.intent["facts"]) for one in case.steps if "facts" in one.intent}
     return PutBackOrder(
         guest=case.operation.guest_uuid or "",
-        uri=agents.LIBVIRT,
+        uri=client.LIBVIRT,
         host=case.host.name,
         store=StorePlace(
             name=str(begun.intent["store"]),

@@ -9,9 +9,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from vmckpt.agent import agents, session
+from vmckpt.agent import client
+from vmckpt.agent import client as agent_client
 from vmckpt.agent.orders import CreateOrder
-from vmckpt.agent.talk import error_as_json
+from vmckpt.agent.protocol import error_as_json
 from vmckpt.errors import BadInput, GuestBusy, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
@@ -165,29 +166,31 @@ class Taking:
         self._where = where(guest, self._host)
         await self._desk.intend(Step.TAKE, meant)
         stop = self._caller.stop if self._cut is None else self._cut.stop
-        told = await session.carried_out(
+        told = await agent_client.carried_out(
             self._host, order.as_json(), self._emit, stop, self._answer
         )
-        with session.sensible(self._host):
+        with agent_client.sensible(self._host):
             return Taken(
                 id=order.snapshot,
                 name=order.name,
                 guest=guest.name,
                 host=self._host.name,
                 store=self._store.name,
-                pause=session.seconds(told["pause"]),
+                pause=agent_client.seconds(told["pause"]),
                 way=str(told["way"]),
                 why=str(told["why"]),
-                phases={str(name): session.seconds(time) for name, time in told["phases"].items()},
-                took=session.seconds(told["took"]),
-                read=session.size(told["read"]),
-                same=session.size(told["same"]),
-                zero=session.size(told["zero"]),
-                written=session.size(told["written"]),
+                phases={
+                    str(name): agent_client.seconds(time) for name, time in told["phases"].items()
+                },
+                took=agent_client.seconds(told["took"]),
+                read=agent_client.size(told["read"]),
+                same=agent_client.size(told["same"]),
+                zero=agent_client.size(told["zero"]),
+                written=agent_client.size(told["written"]),
                 encrypted=order.salt is not None,
-                warnings=session.texts(told["warnings"]),
+                warnings=agent_client.texts(told["warnings"]),
                 group=order.group,
-                held=None if told.get("held") is None else session.seconds(told["held"]),
+                held=None if told.get("held") is None else agent_client.seconds(told["held"]),
                 job=self._recorder.id,
             )
 
@@ -198,7 +201,7 @@ class Taking:
         salt = self._keys.salt() if encrypts else None
         return CreateOrder(
             guest=guest.uuid,
-            uri=agents.LIBVIRT,
+            uri=client.LIBVIRT,
             host=self._host.name,
             store=repository.identified(self._store),
             state=self._host.agent_state,

@@ -6,10 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import leftover, replacement, spool
-from vmckpt.agent.leftover import Seat, Seen, Spot, Verdict
 from vmckpt.agent.orders import UnrestoreOrder
-from vmckpt.agent.talk import Talk
+from vmckpt.agent.protocol import Talk
+from vmckpt.agent.restore import leftovers, replace_file
+from vmckpt.agent.restore.leftovers import (
+    Seat,
+    Seen,
+    Spot,
+    Verdict,
+)
+from vmckpt.agent.snapshot import spool
 from vmckpt.errors import GuestBusy, HypervisorError, QemuUnclear
 from vmckpt.hypervisor import connection
 from vmckpt.hypervisor.qemu_process import identity
@@ -42,16 +48,16 @@ def _verdict(order: UnrestoreOrder) -> tuple[Verdict, str]:
         # It was never let at what is there: whoever runs, runs on what was there before.
         return Verdict.BACK, ""
     seen = [_seen(order, name) for name in order.made]
-    return leftover.judge(seen, _seat(order), memory=order.memory)
+    return leftovers.judge(seen, _seat(order), memory=order.memory)
 
 
 def _seen(order: UnrestoreOrder, name: str) -> Seen:
     assert order.made is not None
     place = Path(order.images[name])
-    there = replacement.mark(place) if replacement.is_there(place) else None
+    there = replace_file.mark(place) if replace_file.is_there(place) else None
     return Seen(
-        spot=leftover.spot(there, order.made[name]),
-        aside=replacement.is_there(replacement.paths(place, order.snapshot)[1]),
+        spot=leftovers.spot(there, order.made[name]),
+        aside=replace_file.is_there(replace_file.paths(place, order.snapshot)[1]),
         empty=name in order.empty,
     )
 
@@ -62,25 +68,25 @@ def _deeds(order: UnrestoreOrder, verdict: Verdict) -> Iterator[tuple[str, Path,
         return
     for name, path in order.images.items():
         place = Path(path)
-        new, old = replacement.paths(place, order.snapshot)
-        if verdict is Verdict.ARRIVED and replacement.is_there(old):
+        new, old = replace_file.paths(place, order.snapshot)
+        if verdict is Verdict.ARRIVED and replace_file.is_there(old):
             yield "remove the images from before", old, None
         elif order.made is not None and verdict is Verdict.BACK:
             # Small files have no mark: QEMU's helpers write them anew. They go as the disks do.
             ours = name not in order.made or _seen(order, name).spot is Spot.NEW
-            if replacement.is_there(old):
+            if replace_file.is_there(old):
                 yield "put the images from before back", old, place
-            elif name in order.empty and ours and replacement.is_there(place):
+            elif name in order.empty and ours and replace_file.is_there(place):
                 yield "remove the images that were put there", place, None
-        if replacement.is_there(new):
+        if replace_file.is_there(new):
             yield "remove images that were not used", new, None
 
 
 def _carry_out(path: Path, target: Path | None) -> None:
     if target is None:
-        replacement.remove(path)
+        replace_file.remove(path)
     else:
-        replacement.rename(path, target)
+        replace_file.rename(path, target)
 
 
 def _left(order: UnrestoreOrder) -> list[str]:
@@ -88,8 +94,8 @@ def _left(order: UnrestoreOrder) -> list[str]:
     return [
         str(one)
         for path in order.images.values()
-        for one in replacement.paths(Path(path), order.snapshot)
-        if replacement.is_there(one)
+        for one in replace_file.paths(Path(path), order.snapshot)
+        if replace_file.is_there(one)
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vmckpt.agent import writes
+from vmckpt.agent.replication import mirrors
 from vmckpt.capture import migration_settings
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import VmckptError
@@ -50,7 +50,7 @@ def unprotect(
     note_alone(folder)  # before output gets out: no standby may take over from now on
     network_buffer.remove(monitor, folder)
     migration_settings.break_off(monitor, Undo.from_json(session.undo))
-    writes.end_all(session, folder, monitor)
+    mirrors.end_all(session, folder, monitor)
     if libvirt_side.stored(monitor) is None:
         define(session)
     (folder / watchdog_process.OVER).touch()
@@ -118,7 +118,7 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
     wished = wished or ended_by_wish(folder)  # an agent before us knew
     if wished:
         outcome(folder, Fate.ENDED, "the guest was ended by somebody's wish")
-    writes.end_all(session, folder, None)
+    mirrors.end_all(session, folder, None)
     if not wished:
         outcome(folder, Fate.DIED, shot(folder) or "the guest's QEMU died")
         with suppress(VmckptError, OSError, ValueError):
@@ -209,7 +209,7 @@ def kill(process: HeldProcess) -> None:
 def switched(session: Session, folder: Path) -> None:
     """After a planned switch. Raises VmckptError."""
     (folder / watchdog_process.OVER).touch()
-    writes.end_all(session, folder, None)
+    mirrors.end_all(session, folder, None)
     outcome(folder, Fate.SWITCHED, f"the guest runs on {session.peer}")
 
 

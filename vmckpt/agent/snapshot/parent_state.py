@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from vmckpt.agent.ways import Memory
+from vmckpt.agent.snapshot.memory_methods import Memory
 from vmckpt.capture.disks.plan import Parent
 from vmckpt.store import parent_state
 from vmckpt.store.format.chunk_map import (

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from vmckpt.agent import afterlife
+from vmckpt.agent.replication import teardown
 from vmckpt.errors import GuestBusy, HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import connection
 from vmckpt.hypervisor.qemu_process import identity
@@ -55,7 +55,7 @@ def give(
     Raises VmckptError, OSError: it is not given away. A migration raises nothing once it is.
     """
     if not session.moves:
-        afterlife.give_away(session, tenure, process)
+        teardown.give_away(session, tenure, process)
         line.send(End(why="switched"))
         return
     _note(session, folder, stopped)
@@ -115,7 +115,7 @@ def finish(session: Session, folder: Path) -> None:
     process = identity.hold(session.guest)
     if process is not None:
         with process:
-            afterlife.kill(process)
+            teardown.kill(process)
     noted = given(folder) or {}
     _wait_for_libvirt(session)
     for path, owner in dict(noted.get("owners") or {}).items():

@@ -15,8 +15,8 @@ from typing import Any
 
 import zstandard
 
-from vmckpt.agent import spool
-from vmckpt.agent.talk import Talk
+from vmckpt.agent.protocol import Talk
+from vmckpt.agent.snapshot import spool
 from vmckpt.errors import BadInput
 from vmckpt.model.disk import line_folder
 from vmckpt.store import parent_state

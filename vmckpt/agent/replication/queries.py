@@ -6,8 +6,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import chains, devices
 from vmckpt.agent.orders import ReplicaOrder
+from vmckpt.agent.replication import devices
+from vmckpt.agent.restore import backing_chain
 from vmckpt.capture import migration_settings, network_hold
 from vmckpt.capture.disks import bitmaps
 from vmckpt.capture.memory import memory_files
@@ -92,7 +93,7 @@ def rooms(order: ReplicaOrder) -> dict[str, Any]:
 
 def before(order: ReplicaOrder) -> dict[str, Any]:
     """What is here of a guest that ran here before: whether its QEMU is, and its images."""
-    users = chains.of_others((Path(path) for path, _ in order.images.values()), order.users)
+    users = backing_chain.of_others((Path(path) for path, _ in order.images.values()), order.users)
     found = {
         name: asdict(
             replace(standby_setup.look(path, format_), user=users.get(Path(path), ("", ""))[0])

@@ -8,10 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import afterlife, giving, guarded, replica_looks, trial_files, writes
 from vmckpt.agent.orders import ReplicaOrder
-from vmckpt.agent.replica_backup import PORT
-from vmckpt.agent.talk import Talk
+from vmckpt.agent.protocol import Talk
+from vmckpt.agent.replication import (
+    handover,
+    mirrors,
+    queries,
+    teardown,
+    test_failover_files,
+    watchdog,
+)
+from vmckpt.agent.replication.backup import PORT
 from vmckpt.errors import (
     BadInput,
     GuestBusy,
@@ -67,7 +74,7 @@ def _identity(order: ReplicaOrder) -> dict[str, Any]:
 
 def _must_be_free(order: ReplicaOrder) -> None:
     session = Session.read(folder_of(order.guest))
-    if session is not None and not (folder_of(order.guest) / afterlife.OUTCOME).exists():
+    if session is not None and not (folder_of(order.guest) / teardown.OUTCOME).exists():
         raise BadInput(
             f"{session.name} is protected or moves already, from or to {order.host}",
             mend=f"run vmckpt recover, or vmckpt unprotect {session.name} first; with"
@@ -97,7 +104,7 @@ def _protect(order: ReplicaOrder) -> dict[str, Any]:
     session = _session(order)
     (folder_of(order.guest) / protocol_connection.PEER).write_text(order.peer)
     session.write(folder_of(order.guest))
-    afterlife.note_alone(folder_of(order.guest))  # the standby has nothing of it yet
+    teardown.note_alone(folder_of(order.guest))  # the standby has nothing of it yet
     _begin(order, "the guest's agent")
     return {}
 
@@ -129,15 +136,15 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
         "has_lease": session.lease is not None,
     }  # fmt: skip
     # The agent may have ended before the guest did.
-    if not told["runs"] and (why := afterlife.shot(folder)) is not None:
+    if not told["runs"] and (why := teardown.shot(folder)) is not None:
         told |= {"outcome": Fate.DIED, "why": why}
     with suppress(OSError, ValueError):
-        told |= json.loads((folder / afterlife.OUTCOME).read_text())
-    if (noted := giving.given(folder)) is not None:
+        told |= json.loads((folder / teardown.OUTCOME).read_text())
+    if (noted := handover.given(folder)) is not None:
         told["given"] = noted
     if standby_setup.may_have_run(folder):
         told["ran"] = True
-    if afterlife.is_alone(folder):
+    if teardown.is_alone(folder):
         told["alone"] = True
     question = {} if order.wish is None else {"wish": order.wish, "leave": order.leave}
     # One that fails is started again by its guard, and answers a second later.
@@ -158,7 +165,7 @@ def _another_holds(session: Session) -> dict[str, Any]:
     """
     if session.role != "primary" or session.lease is None:
         return {}
-    with suppress(VmckptError), afterlife.lease(session) as client:
+    with suppress(VmckptError), teardown.lease(session) as client:
         holder = client.look().holder
         if holder not in (None, session.host):
             return {"lease_holder": holder, "runs": identity.runs(session.guest)}
@@ -185,7 +192,7 @@ def _end(order: ReplicaOrder) -> dict[str, Any]:
         # If its host was started anew, all on tmpfs is gone.
         did = _forget_images(order) if order.state else []
         wanted = order.define and order.state and not _known(order)
-        if wanted and afterlife.define_kept(order.state, host=order.host, uri=order.uri):
+        if wanted and teardown.define_kept(order.state, host=order.host, uri=order.uri):
             return {"did": [*did, "stored the guest's definition again"]}
         if not order.define and order.state:
             # The guest is another host's.
@@ -202,7 +209,7 @@ def _end(order: ReplicaOrder) -> dict[str, Any]:
 
 def _forget_images(order: ReplicaOrder) -> list[str]:
     """Those of a standby, and of a test of it, that a reboot has ended."""
-    tests = trial_files.forget_files(Path(order.state))
+    tests = test_failover_files.forget_files(Path(order.state))
     made = standby_setup.forget_images(Path(order.state), order.owner)
     return (["removed the images of a test"] if tests else []) + [f"removed {one}" for one in made]
 
@@ -214,17 +221,17 @@ def _end_move(order: ReplicaOrder, session: Session) -> dict[str, Any]:
     """
     folder = folder_of(order.guest)
     _stop_agent(folder)
-    with giving.without_agent(session, folder):
+    with handover.without_agent(session, folder):
         if order.define and order.standby_gone:
-            giving.take_back(folder)
-        if giving.given(folder) is None:
+            handover.take_back(folder)
+        if handover.given(folder) is None:
             return {"did": _end_primary(order, session)}
         if order.define:
             return {"did": [], "given": True}
         # It runs on the target: nothing of it is this host's.
-        giving.finish(session, folder)
-        writes.end_all(session, folder, None)
-        afterlife.forget(session, folder)
+        handover.finish(session, folder)
+        mirrors.end_all(session, folder, None)
+        teardown.forget(session, folder)
         return {"did": ["removed what was left of the migration"], "given": True}
 
 
@@ -256,7 +263,7 @@ def _end_backup(order: ReplicaOrder, session: Session) -> list[str]:
         (folder / watchdog_process.OVER).unlink(missing_ok=True)
         _start(folder)
         raise _by_now(order, session)
-    trial_files.clear(session)
+    test_failover_files.clear(session)
     if _takes_over(folder, session):
         _settle(order, session, folder)
         standby_setup.clear(session, folder)
@@ -283,7 +290,7 @@ def _settle(order: ReplicaOrder, session: Session, folder: Path) -> None:
         with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
             standbys.settle(monitor, session.definition, autostart=autostart)
     elif not _known(order):
-        afterlife.define(session)
+        teardown.define(session)
 
 
 def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
@@ -296,19 +303,19 @@ def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
         if session.lease is not None:
             # Nobody else can have the guest any more. If we die before all is ended, it need not
             # end with its lease; an agent that renews that until then is ended below.
-            afterlife.disarm(session)
+            teardown.disarm(session)
     if runs_here and not order.standby_gone:
         _stop_safely(session, folder)
     else:
         _stop_agent(folder)
     if runs_here:
         with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
-            afterlife.unprotect(session, folder, monitor)
+            teardown.unprotect(session, folder, monitor)
         return ["let the guest's output out", "ended its mirrors"]
-    writes.end_all(session, folder, None)
+    mirrors.end_all(session, folder, None)
     if order.define:
-        afterlife.define(session)
-    afterlife.forget(session, folder)
+        teardown.define(session)
+    teardown.forget(session, folder)
     return ["removed what was left of the protection"]
 
 
@@ -323,15 +330,15 @@ def _end_second_copy(session: Session, folder: Path) -> list[str]:
     process = identity.hold(session.guest)
     if process is not None:
         with process:
-            afterlife.kill(process)
-    writes.end_all(session, folder, None)
-    afterlife.forget(session, folder)
+            teardown.kill(process)
+    mirrors.end_all(session, folder, None)
+    teardown.forget(session, folder)
     return [f"ended the copy here, whose output was held; the guest runs on {session.peer}"]
 
 
 def _must_be_unheard(session: Session, folder: Path) -> None:
     """Raises TwoCopies if output of the copy here was released."""
-    if afterlife.is_alone(folder):
+    if teardown.is_alone(folder):
         raise TwoCopies(
             f"{session.name} runs on {session.host} and on {session.peer}, and what it sent went"
             " out on both",
@@ -344,7 +351,7 @@ def _must_hold_lease(session: Session, folder: Path) -> None:
     standby is known to be gone."""
     if session.lease is None:
         return
-    with suppress(LeaseUnreachable, OSError, ValueError), afterlife.lease(session) as client:
+    with suppress(LeaseUnreachable, OSError, ValueError), teardown.lease(session) as client:
         if _renewed(client, folder) is None:
             raise TwoCopies(
                 f"{session.name} runs on {session.host}, and another host holds its lease",
@@ -364,7 +371,7 @@ def _session(order: ReplicaOrder) -> Session:
 def _start(folder: Path) -> None:
     with (folder / watchdog_process.AGENT_LOG).open("ab") as log:
         subprocess.run(
-            ["setsid", "--fork", *guarded.command(folder)],
+            ["setsid", "--fork", *watchdog.command(folder)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=True,
         )  # fmt: skip
 
@@ -392,20 +399,20 @@ def _stop_safely(session: Session, folder: Path) -> None:
     if session.lease is None:
         _stop_agent(folder)
         return
-    with afterlife.lease(session) as client:
+    with teardown.lease(session) as client:
         # Nobody takes over for as long as this is good; longer than what follows may last.
         sent = _renewed(client, folder)
         if sent is None:
             raise LeaseLost(f"{session.name}: another host holds the lease")
-        afterlife.renewed(session, sent)
+        teardown.renewed(session, sent)
         _stop_agent(folder)
         try:
-            token = client.invalidate(afterlife.token(folder))
+            token = client.invalidate(teardown.token(folder))
         except BaseException:
             (folder / watchdog_process.OVER).unlink()
             _start(folder)
             raise
-        afterlife.disarm(session)  # if we die before all is ended, nothing else would
+        teardown.disarm(session)  # if we die before all is ended, nothing else would
         # Who tries this again must know it.
         (folder / "token").write_text(str(token))
 
@@ -415,7 +422,7 @@ def _renewed(client: LeaseClient, folder: Path) -> float | None:
 
     Raises LeaseUnreachable.
     """
-    token = afterlife.token(folder)
+    token = teardown.token(folder)
     try:
         return client.renew(token)
     except LeaseForgotten:
@@ -433,7 +440,7 @@ def _revive(order: ReplicaOrder) -> dict[str, Any]:
     session = Session.read(folder)
     if session is None or session.session != order.owner or _answers(folder):
         return {"did": []}
-    if (folder / afterlife.OUTCOME).exists():
+    if (folder / teardown.OUTCOME).exists():
         return {"did": []}
     _end_agent(folder)  # it does not answer: it may be stopped
     (folder / watchdog_process.OVER).unlink(
@@ -456,10 +463,10 @@ def _give(order: ReplicaOrder) -> dict[str, Any]:
         return {"given": False}
     if identity.runs(session.guest):
         raise GuestBusy(f"{session.name} runs on {session.host}")
-    if afterlife.is_alone(folder):
+    if teardown.is_alone(folder):
         raise GuestBusy(f"{session.name} went on without its standby before it ended")
-    with afterlife.lease(session) as client:
-        token = afterlife.token(folder)
+    with teardown.lease(session) as client:
+        token = teardown.token(folder)
         client.validate(token)
         client.hand_over(token, session.peer)
     return {"given": True}
@@ -484,13 +491,13 @@ def _end_agent(folder: Path) -> None:
 
 _WHAT = {
     "ask": _ask,
-    "before": replica_looks.before,
+    "before": queries.before,
     "end": _end,
     "give": _give,
     "identity": _identity,
-    "look": replica_looks.look,
+    "look": queries.look,
     "protect": _protect,
     "revive": _revive,
-    "room": replica_looks.rooms,
+    "room": queries.rooms,
     "stand": _stand,
 }

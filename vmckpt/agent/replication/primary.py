@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import afterlife, giving, guarded
-from vmckpt.agent.clockkeeping import ClockKeeper
-from vmckpt.agent.devices import Devices
-from vmckpt.agent.writes import Mirrors
+from vmckpt.agent.replication import handover, teardown, watchdog
+from vmckpt.agent.replication.clock import ClockKeeper
+from vmckpt.agent.replication.devices import Devices
+from vmckpt.agent.replication.mirrors import Mirrors
 from vmckpt.capture import migration_settings
 from vmckpt.capture.memory import memory_files
 from vmckpt.capture.migration_settings import Undo
@@ -49,7 +49,7 @@ _SWITCHING = "switching"
 
 def run_primary(session: Session, folder: Path, wishes: Wishes) -> None:
     """Until the protection ends, or the guest does. Raises Exception: to be started again."""
-    with giving.only_agent(session, folder):
+    with handover.only_agent(session, folder):
         process = identity.hold(session.guest)
         if process is None:
             _ended(session, folder, wished=False)
@@ -70,10 +70,10 @@ class _Agent:
         self._leave = Leave(needed=session.needs_leave)
         self._endings = Endings(session.guest, uri=session.uri)
         self._undo = Undo.from_json(session.undo)
-        self._keeper, why = guarded.keeper(session, process)
+        self._keeper, why = watchdog.keeper(session, process)
         if self._keeper is not None:
             self._status.enforced(self._keeper, why)
-        self._page = guarded.begin(session, folder, process, self._keeper)
+        self._page = watchdog.begin(session, folder, process, self._keeper)
         self._stopped = 0.0
         """When the guest last stood still, by time.monotonic()."""
 
@@ -88,7 +88,7 @@ class _Agent:
                 )
                 tenure = stack.enter_context(self._tenure())
                 if self._was_given_away(tenure):
-                    afterlife.switched(session, folder)
+                    teardown.switched(session, folder)
                     return
                 self._resume(monitor)
                 stack.enter_context(ClockKeeper(session, folder, self._status))
@@ -97,11 +97,11 @@ class _Agent:
                 try:
                     primary.run()
                 except Switched:
-                    afterlife.switched(session, folder)
+                    teardown.switched(session, folder)
                     return
                 if not (primary.standby_ended or self._leave.has()):
                     raise VmckptError("told to end, while its standby may still be let run")
-                afterlife.unprotect(session, folder, monitor, tenure)
+                teardown.unprotect(session, folder, monitor, tenure)
         except Exception:
             if identity.runs(session.guest):
                 raise
@@ -118,19 +118,19 @@ class _Agent:
         )  # fmt: skip
 
     def _guard_again(self) -> None:
-        guarded.begin(self._session, self._folder, self._process, self._keeper).close()
+        watchdog.begin(self._session, self._folder, self._process, self._keeper).close()
 
     def _was_given_away(self, tenure: Tenure) -> bool:
         """An agent before us died in the middle of a switch: it is given away, or never will be."""
-        if giving.given(self._folder) is not None:
-            giving.say_again(self._session, self._folder)
+        if handover.given(self._folder) is not None:
+            handover.say_again(self._session, self._folder)
             return True
         if not (self._folder / _SWITCHING).exists():
             return False
         try:
             tenure.invalidate()
         except LeaseLost:
-            afterlife.kill(self._process)
+            teardown.kill(self._process)
             return True
         return False
 
@@ -150,7 +150,7 @@ class _Agent:
         mirrors = Mirrors(session, folder, monitor, self._still)
         begun = mirrors.begin()
         logs = [stack.enter_context(one) for one in mirrors.logs()]
-        alone = afterlife.is_alone(folder)
+        alone = teardown.is_alone(folder)
         filters, held = found_filters(session, folder, monitor, alone=alone)
         devices = stack.enter_context(
             Devices(
@@ -159,7 +159,7 @@ class _Agent:
             )
         )  # fmt: skip
         # On disk before it is nowhere else.
-        afterlife.keep_definition(session)
+        teardown.keep_definition(session)
         libvirt_side.undefine(monitor)
         accelerator = "kvm" if monitor.ask("query-kvm")["enabled"] else "TCG"
         # libvirt knows nothing of our mirrors, and saves or migrates the guest all the same.
@@ -177,7 +177,7 @@ class _Agent:
             whole=held and not begun and not tenure.acquired,
             alone=self._alone, switching=self._switching,
             go_on=lambda: self._resume(monitor),
-            switch=lambda line: giving.give(
+            switch=lambda line: handover.give(
                 session, folder, line, tenure=tenure, process=self._process,
                 stopped=self._stopped,
             ),
@@ -192,9 +192,9 @@ class _Agent:
 
     def _alone(self, on: bool) -> None:
         if on:
-            afterlife.note_alone(self._folder)
+            teardown.note_alone(self._folder)
         else:
-            (self._folder / afterlife.ALONE).unlink(missing_ok=True)
+            (self._folder / teardown.ALONE).unlink(missing_ok=True)
 
     def _switching(self) -> None:
         (self._folder / _SWITCHING).touch()
@@ -237,8 +237,8 @@ def found_filters(
 
 def _ended(session: Session, folder: Path, *, wished: bool) -> None:
     """Its QEMU is gone. Raises VmckptError."""
-    if giving.given(folder) is None:
-        afterlife.guest_ended(session, folder, wished=wished)
+    if handover.given(folder) is None:
+        teardown.guest_ended(session, folder, wished=wished)
         return
-    giving.finish(session, folder)
-    afterlife.switched(session, folder)
+    handover.finish(session, folder)
+    teardown.switched(session, folder)

@@ -8,11 +8,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from vmckpt.agent import restore, serving, spool
-from vmckpt.agent.afterwards import FinishOrder
-from vmckpt.agent.images import Images
+from vmckpt.agent.cleanup_orders import FinishOrder
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.talk import Talk, error_from_json
+from vmckpt.agent.protocol import Talk, error_from_json
+from vmckpt.agent.restore import lazy_server, restore
+from vmckpt.agent.restore.files import Images
+from vmckpt.agent.snapshot import spool
 from vmckpt.capture.disks import lazy_overlay
 from vmckpt.errors import BadInput, GuestBusy, OutcomeUnknown, VmckptError
 from vmckpt.store.assemble import Source
@@ -43,7 +44,7 @@ def restore_lazily(order: RestoreOrder, talk: Talk) -> dict[str, Any]:
 
 def finish(order: FinishOrder, talk: Talk) -> dict[str, Any]:
     """Serve again if nobody does, and wait for the end; "waits": there was one to wait for."""
-    kept = serving.kept(order.guest)
+    kept = lazy_server.kept(order.guest)
     if kept is None:
         return {"waits": False, "whole": True}
     if order.dry:
@@ -58,7 +59,7 @@ def finish(order: FinishOrder, talk: Talk) -> dict[str, Any]:
 
 def _is_served(guest: str) -> bool:
     try:
-        with spool.held(serving.folder_of(guest), patience=Seconds(0.0)):
+        with spool.held(lazy_server.folder_of(guest), patience=Seconds(0.0)):
             return False
     except GuestBusy:
         return True
@@ -66,7 +67,7 @@ def _is_served(guest: str) -> bool:
 
 def _wait(guest: str, talk: Talk) -> bool:
     """Wait for another's keeper; whether it has ended before we had to."""
-    while serving.kept(guest) is not None:
+    while lazy_server.kept(guest) is not None:
         if talk.stop.wait(0.5):
             return False
     return True

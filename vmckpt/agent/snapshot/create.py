@@ -1,36 +1,61 @@
-"""Taking one snapshot, on the guest's host: capture, store, publish."""
+"""Create one snapshot on the guest's host: capture, store, publish.
 
+Of several guests at one instant each waits at a barrier: it is paused, captured, and resumes with
+the others. What it sends is held from before the first instant until after the last, so nothing can
+have been received that its sender, as it was captured, had not sent.
+"""
+
+import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from vmckpt.agent import lining, spool, telling, ways
-from vmckpt.agent.choosing import Way
-from vmckpt.agent.cut import Cut
+import numpy as np
+from numpy.typing import NDArray
+
 from vmckpt.agent.orders import CreateOrder
-from vmckpt.agent.regions import DiskRegion, RamRegion
-from vmckpt.agent.talk import Talk
-from vmckpt.agent.ways import Memory, Wanted
-from vmckpt.capture import firmware, free_space
+from vmckpt.agent.protocol import Talk
+from vmckpt.agent.snapshot import (
+    describe,
+    memory_methods,
+    spool,
+)
+from vmckpt.agent.snapshot import (
+    parent_state as snapshot_parent_state,
+)
+from vmckpt.agent.snapshot.choose_method import Way
+from vmckpt.agent.snapshot.memory_methods import Memory, Wanted
+from vmckpt.capture import firmware, free_space, network_hold
 from vmckpt.capture.disks.live import DiskCapture
 from vmckpt.capture.disks.offline import OffDisks
+from vmckpt.capture.disks.reader import DiskReader, State
 from vmckpt.capture.fs_freeze import Quiet
 from vmckpt.capture.memory import memory_files
 from vmckpt.capture.memory.background_snapshot import Hooks
 from vmckpt.capture.memory.image import FrozenImage
-from vmckpt.errors import BadInput, VmckptError
+from vmckpt.capture.memory.page_diff import Flags
+from vmckpt.capture.migration_settings import Undo
+from vmckpt.capture.network_hold import Hold
+from vmckpt.errors import BadInput, CaptureFailed, VmckptError
 from vmckpt.hypervisor import qemu_user
 from vmckpt.hypervisor.backup import Backups
 from vmckpt.hypervisor.guest_agent import GuestAgent
 from vmckpt.hypervisor.qmp import Monitor
 from vmckpt.model.finding import Severity
+from vmckpt.model.recovery import Phase
 from vmckpt.store import ingest, parent_state, repository
 from vmckpt.store.format import manifest
-from vmckpt.store.format.chunk_map import Kind, Region
+from vmckpt.store.format.chunk_map import (
+    UNIT,
+    Extent,
+    Kind,
+    Region,
+    What,
+)
 from vmckpt.store.format.manifest import Keys, Signer
 from vmckpt.store.format.metadata import Part
 from vmckpt.store.format.private_part import Private, RegionMap, compacted
@@ -40,6 +65,118 @@ from vmckpt.store.pack_writer import Writer, Written
 from vmckpt.store.parent_state import Draft
 from vmckpt.store.repository import Store
 from vmckpt.units import Bytes, Seconds
+
+_PAGE = UNIT[Kind.RAM]
+_KINDS = (What.ZEROS, What.DATA, What.SAME)
+_WHAT = {State.ZEROS: What.ZEROS, State.DATA: What.DATA, State.SAME: What.SAME}
+
+
+class RamRegion:
+    """One block of a frozen image. Use as a context manager."""
+
+    kind = Kind.RAM
+
+    def __init__(self, image: FrozenImage, number: int, changed: Flags | None = None) -> None:
+        """`changed`: the only pages that are not as in the snapshot before; None: any may be."""
+        block = image.blocks[number]
+        self.name, self.size = block.name, Bytes(block.size)
+        self._path: Path = image.file(number)
+        # In the order of _KINDS.
+        self._codes: NDArray[np.int8] = image.present(number).astype(np.int8)
+        if changed is not None:
+            self._codes[~changed & (self._codes == 1)] = 2
+        self._file = -1
+
+    def __enter__(self) -> "RamRegion":
+        self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+
+    def extents(self) -> Iterator[Extent]:
+        edges = np.flatnonzero(np.diff(self._codes)) + 1
+        start = 0
+        for end in [*edges.tolist(), len(self._codes)]:
+            yield Extent(start, end - start, _KINDS[self._codes[start]])
+            start = end
+
+    def read(self, start: int, count: int) -> memoryview:
+        data = os.pread(self._file, count * _PAGE, start * _PAGE)
+        return memoryview(data.ljust(count * _PAGE, b"\0"))
+
+
+class DiskRegion:
+    """A disk of an open backup."""
+
+    kind = Kind.DISK
+
+    def __init__(self, reader: DiskReader) -> None:
+        self.name, self.size = reader.name, reader.size
+        self._reader = reader
+
+    def extents(self) -> Iterator[Extent]:
+        return (Extent(run.start, run.count, _WHAT[run.state]) for run in self._reader.runs())
+
+    def read(self, start: int, count: int) -> memoryview:
+        return self._reader.read(start, count)
+
+
+# More than the controller waits for the others, and less in all than output is held.
+PATIENCE = {Phase.READY: Seconds(90.0), Phase.STOPPED: Seconds(6.0), Phase.CAPTURED: Seconds(6.0)}
+
+
+class Cut:
+    """One guest of it. Use as `with Cut(monitor, talk) as cut`; leaving it lets the output go."""
+
+    def __init__(self, monitor: Monitor, talk: Talk) -> None:
+        """Notes the facts. Raises CannotCapture if its output cannot be held, and VmckptError."""
+        self._talk = talk
+        undo = network_hold.look(monitor)
+        talk.ask("intend", step="hold", facts=undo.to_json())
+        self._hold = Hold(monitor, undo)
+        self._ready = self._stood = False
+        self.held = Seconds(0.0)
+        """How long output was held."""
+
+    def __enter__(self) -> Self:
+        self._hold.__enter__()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Raises CaptureFailed if some of its output may still be held."""
+        self._hold.__exit__(kind, error, trace)
+
+    def hooks(self, own: Hooks) -> Hooks:
+        """A capture's hooks, with the others waited for."""
+
+        def note(undo: Undo) -> None:
+            own.note(undo)
+            if self._stood:
+                raise CaptureFailed("its first way of capture failed after the others had stopped")
+            if not self._ready:
+                self._reached(Phase.READY)
+                self._ready = True
+
+        def barrier() -> None:
+            self._stood = True
+            # It stands still: what it sent so far is out, and nobody has been captured yet.
+            self._hold.begin()
+            self._reached(Phase.STOPPED)
+            if own.barrier is not None:
+                own.barrier()
+
+        def captured() -> None:
+            own.captured()
+            self._reached(Phase.CAPTURED)
+            self.held = self._hold.let_go()
+
+        return replace(own, note=note, barrier=barrier, captured=captured, given_up=self._hold.drop)
+
+    def _reached(self, phase: Phase) -> None:
+        """Wait until all have. Raises VmckptError if somebody has not."""
+        self._talk.ask("cut", phase=phase, limit=PATIENCE[phase])
+
 
 Disks = DiskCapture | OffDisks
 _STANDS_STILL = Seconds(10.0)
@@ -115,10 +252,10 @@ class _Making:
             finally:
                 memory.release()
         image = None if memory is None else memory.image
-        described = telling.facts(self._monitor.xml(), disks.facts, image)
+        described = describe.facts(self._monitor.xml(), disks.facts, image)
         self._read(disks, work, draft)
         written = writer.finish()
-        warnings = telling.warnings(self._warnings)
+        warnings = describe.warnings(self._warnings)
         facts = replace(described, stream=stream, warnings=warnings)
         private = compacted(
             Private(
@@ -128,7 +265,7 @@ class _Making:
         self._publish(private, written, writer)
         self._afterwards(lambda: self._keep(draft, private, disks, memory), stack.close)
         return {
-            **telling.way(memory, off=self._off),
+            **describe.way(memory, off=self._off),
             "held": None if self._cut is None else self._cut.held,
             "took": time.monotonic() - began,
             "read": work.counts.read,
@@ -160,7 +297,7 @@ class _Making:
 
     def _instant(self, disks: Disks, stack: ExitStack) -> Memory | None:
         """Everything of the guest, as it is at one moment."""
-        undo = disks.prepare(lining.parent(self._past), self._others())
+        undo = disks.prepare(snapshot_parent_state.parent(self._past), self._others())
         assert disks.plan is not None
         if disks.plan.captured:
             if not self._off:
@@ -227,7 +364,7 @@ class _Making:
         )  # fmt: skip
         if self._cut is not None:
             hooks = self._cut.hooks(hooks)
-        return ways.capture(self._monitor, wanted, hooks, self._talk.stop, stack)
+        return memory_methods.capture(self._monitor, wanted, hooks, self._talk.stop, stack)
 
     def _captured_so_far(self, done: int, total: int) -> None:
         self._talk.progress(phase="capture", done=done, total=total)
@@ -235,10 +372,10 @@ class _Making:
 
     def _others(self) -> list[str]:
         """Snapshots in other stores that the guest's lines there go on from."""
-        return lining.others(self._order.line, self._order.guest)
+        return snapshot_parent_state.others(self._order.line, self._order.guest)
 
     def _memory(self, memory: Memory, work: Ingest, draft: Draft) -> None:
-        changed = memory.changed if lining.unchanged(self._past, memory) else None
+        changed = memory.changed if snapshot_parent_state.unchanged(self._past, memory) else None
         for number, block in enumerate(memory.image.blocks):
             known = None if changed is None else changed.get(block.name)
             with RamRegion(memory.image, number, known) as region:
@@ -270,12 +407,12 @@ class _Making:
 
     def _publish(self, private: Private, written: Written, writer: Writer) -> None:
         order = self._order
-        public = telling.public(
+        public = describe.public(
             order,
             private,
             made_at=self._made_at,
             qemu=self._monitor.qemu_version(),
-            parent=lining.before(self._past),
+            parent=snapshot_parent_state.before(self._past),
             epoch=self._epoch,
             new=written.bytes_new,
         )
@@ -305,8 +442,10 @@ class _Making:
         """From here the next snapshot goes on."""
         checkpoint: str | None = self._order.snapshot
         if self._off:
-            checkpoint = None if self._past is None else lining.checkpoint(self._past)
-        end = lining.End(
+            checkpoint = (
+                None if self._past is None else snapshot_parent_state.checkpoint(self._past)
+            )
+        end = snapshot_parent_state.End(
             snapshot=self._order.snapshot,
             epoch=self._epoch,
             made_at=int(self._made_at),
@@ -314,7 +453,7 @@ class _Making:
             memory=memory,
             sources={one.name: one.source for one in disks.facts if one.source is not None},
         )
-        lining.keep(draft, private, self._past, end)
+        snapshot_parent_state.keep(draft, private, self._past, end)
         disks.keep(self._others())
 
 

@@ -1,15 +1,21 @@
-"""Disk images out of a snapshot: made beside their places, and put there in one go."""
+"""Files of a snapshot (disks, NVRAM, TPM state): created beside their places and swapped in.
 
+Each is replaced whole or stays as it was. The images of a fork that was only browsed are removed.
+"""
+
+import os
+import pwd
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from vmckpt.agent import replacement
+from vmckpt.agent.cleanup_orders import DiscardOrder
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.replacement import Replacement
-from vmckpt.agent.talk import Talk
+from vmckpt.agent.protocol import Talk
+from vmckpt.agent.restore import replace_file
+from vmckpt.agent.restore.replace_file import Replacement
 from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.capture.nbd.server import Server
 from vmckpt.capture.nbd.session import Export
@@ -18,7 +24,7 @@ from vmckpt.store.assemble import Assembly, Source
 from vmckpt.store.format.chunk_map import Kind
 from vmckpt.store.format.metadata import DiskMake
 from vmckpt.store.format.private_part import Private
-from vmckpt.util.host_files import path_of
+from vmckpt.util.host_files import Folder, path_of
 
 _TURN = 0.2
 
@@ -48,7 +54,7 @@ class Images:
         """Make all of them, whole. Raises BadInput, StoreError, Cancelled."""
         for disk in self._private.facts.disks:
             place = Path(self._order.images[disk.target])
-            replacement.check(place, self._order.snapshot, replace=self._order.replace)
+            replace_file.check(place, self._order.snapshot, replace=self._order.replace)
         for disk in self._private.facts.disks:
             self._make(disk)
 
@@ -134,3 +140,106 @@ class Images:
             raise BadInput(
                 f"{image.place} was not written: {why[0].replace(place, str(image.place))}"
             )
+
+
+# Who runs the TPM's program, by distribution.
+_TPM_USERS = ("swtpm", "tss")
+_TPM = "tpm/"
+
+
+class SmallFiles:
+    """The files of one restore. Use as a context manager: what was not kept is taken back."""
+
+    def __init__(
+        self, files: Mapping[str, bytes], places: Mapping[str, str], snapshot: str, *, replace: bool
+    ) -> None:
+        """`places`: where each is to be, by its name in the snapshot. Raises BadInput."""
+        missing = sorted(set(files) - set(places))
+        if missing:
+            raise BadInput(f"nobody said where file {missing[0]} is to be")
+        self._contents, self._snapshot = files, snapshot
+        self._places = {name: Path(places[name]) for name in files}
+        self._replace = replace
+        self._files: dict[str, Replacement] = {}
+        """By their names in the snapshot."""
+        self._made: list[Path] = []
+        self._left = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        files, self._files = self._files, {}
+        with ExitStack() as stack:
+            for folder in () if self._left else self._made:
+                stack.callback(_drop, folder)
+            for file in files.values():
+                stack.callback(file.close)
+                if not self._left:
+                    stack.callback(file.take_back)
+
+    def write(self) -> None:
+        """Make all of them beside their places. Raises BadInput, OSError."""
+        for place in self._places.values():
+            replace_file.check(place, self._snapshot, replace=self._replace)
+        for name, place in self._places.items():
+            self._folder(place.parent, tpm=name.startswith(_TPM)).close()
+            file = self._files[name] = Replacement(place, self._snapshot)
+            with os.fdopen(file.create(), "wb", closefd=False) as out:
+                out.write(self._contents[name])
+                out.flush()
+                os.fsync(out.fileno())
+
+    def swap(self) -> None:
+        """Put them in their places; what is there is put aside until `keep`. Raises OSError.
+
+        libvirt itself gives NVRAM to QEMU, and a TPM's folder but not its files to the TPM's
+        program.
+        """
+        for name, file in self._files.items():
+            file.swap(_tpm_owner() if name.startswith(_TPM) else None)
+
+    def keep(self) -> None:
+        """They are in use: what was put aside goes."""
+        self._left = True
+        for file in self._files.values():
+            file.keep()
+
+    def leave(self) -> None:
+        """Nobody knows whether they are in use: nothing is taken back."""
+        self._left = True
+
+    def _folder(self, path: Path, *, tpm: bool) -> Folder:
+        with suppress(FileNotFoundError):
+            return Folder(path)
+        with self._folder(path.parent, tpm=tpm) as above:
+            # QEMU is given the files, not their folders.
+            made = above.make(path.name, 0o700 if tpm else 0o711)
+            self._made.append(path)
+            if tpm and (owner := _tpm_owner()) is not None:
+                made.give(*owner)
+            return made
+
+
+def _drop(folder: Path) -> None:
+    with suppress(OSError), Folder(folder.parent) as above:
+        above.drop(folder.name)
+
+
+def _tpm_owner() -> tuple[int, int] | None:
+    """User and group of the TPM's program; None: it is not installed here."""
+    for user in _TPM_USERS:
+        with suppress(KeyError):
+            found = pwd.getpwnam(user)
+            return found.pw_uid, found.pw_gid
+    return None
+
+
+def discard(order: DiscardOrder, _: Talk) -> dict[str, Any]:
+    """Remove them, also those half made; may be repeated. Raises OSError."""
+    removed = 0
+    for place in map(Path, order.images.values()):
+        for path in (place, *replace_file.paths(place, order.snapshot)):
+            removed += replace_file.is_there(path)
+            replace_file.remove(path)
+    return {"removed": removed}

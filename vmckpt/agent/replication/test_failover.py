@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from vmckpt.agent import trial_files
-from vmckpt.agent.trial_files import Traces
+from vmckpt.agent.replication import test_failover_files
+from vmckpt.agent.replication.test_failover_files import Traces
 from vmckpt.capture import free_space as free_spaces
 from vmckpt.errors import BadInput, Cancelled, CaptureFailed, GuestBusy, VmckptError
 from vmckpt.hypervisor import standby_domain as libvirt_side
@@ -155,7 +155,7 @@ class _Trial:
     def run(self) -> None:
         """From the first file to the last."""
         try:
-            trial_files.clear(self._session)
+            test_failover_files.clear(self._session)
             with Monitor(
                 self._session.guest, host=self._session.host, uri=self._session.uri
             ) as monitor:
@@ -165,7 +165,7 @@ class _Trial:
             if not self._stop.is_set():
                 self._fail(str(exc))
         try:
-            trial_files.clear(self._session)
+            test_failover_files.clear(self._session)
         except (VmckptError, OSError) as exc:
             self._fail(f"not all of it could be removed, which the next one begins with: {exc}")
 
@@ -194,21 +194,24 @@ class _Trial:
         where = {"host": session.host, "uri": session.uri}
         self._told["name"] = name = _free_name(session.name, libvirt_side.names(**where))
         firmware = domain_xml.firmware(xml)
-        nvram = None if firmware is None else trial_files.nvram(firmware)
+        nvram = None if firmware is None else test_failover_files.nvram(firmware)
         fleeces = tuple(
             Fleece(
-                number=number, export=disk.target, node=node, image=trial_files.changed(disk.path)
+                number=number,
+                export=disk.target,
+                node=node,
+                image=test_failover_files.changed(disk.path),
             )
             for number, (disk, node) in enumerate(
                 zip(session.disks, self._standby.nodes, strict=True)
             )
         )
-        images = {disk.target: trial_files.overlay(disk.path) for disk in session.disks}
+        images = {disk.target: test_failover_files.overlay(disk.path) for disk in session.disks}
         files = [*(one.image for one in fleeces), *images.values(), *([nvram] if nvram else [])]
         Traces(uuid=self._uuid, name=name, files=tuple(files)).write(Path(session.state))
-        trial_files.make_images(session, fleeces, socket)
+        test_failover_files.make_images(session, fleeces, socket)
         if firmware is not None and nvram is not None:
-            trial_files.copy_firmware(firmware, nvram)
+            test_failover_files.copy_firmware(firmware, nvram)
         disk_copy.prepare(monitor, fleeces)
         disks = {target: (image, str(socket)) for target, image in images.items()}
         description = domain_xml.copy(

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from vmckpt.agent import spool
 from vmckpt.agent.orders import PutBackOrder
-from vmckpt.agent.talk import Talk
+from vmckpt.agent.protocol import Talk
+from vmckpt.agent.snapshot import spool
 from vmckpt.capture import network_hold
 from vmckpt.capture.disks import live
 from vmckpt.capture.disks.live import DiskUndo

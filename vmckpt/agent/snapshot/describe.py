@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vmckpt.agent.orders import CreateOrder
-from vmckpt.agent.ways import Memory
+from vmckpt.agent.snapshot.memory_methods import Memory
 from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.hypervisor import domain_xml
 from vmckpt.model.disk import DiskFacts

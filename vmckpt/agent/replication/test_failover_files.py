@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from vmckpt.agent import replacement
+from vmckpt.agent.restore import replace_file
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.hypervisor import connection
 from vmckpt.hypervisor.qemu_process import identity
@@ -151,7 +151,7 @@ def forget_files(state: Path) -> bool:
     if found is None:
         return False
     for file in found.files:
-        replacement.remove(Path(file))
+        replace_file.remove(Path(file))
     (state / _FILE).unlink(missing_ok=True)
     return True
 

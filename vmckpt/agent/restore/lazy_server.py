@@ -14,9 +14,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import restore, spool
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.talk import Talk
+from vmckpt.agent.protocol import Talk
+from vmckpt.agent.restore import restore
+from vmckpt.agent.snapshot import spool
 from vmckpt.capture.disks import lazy_overlay
 from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.capture.nbd.server import Server

@@ -5,7 +5,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from vmckpt.agent import giving, writes
+from vmckpt.agent.replication import handover, mirrors
 from vmckpt.hypervisor.qemu_process import lease_timer
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.replication.session import Session
@@ -21,7 +21,7 @@ _PATIENCE = 1.0
 
 def command(folder: Path) -> tuple[str, ...]:
     """What starts the agent of a folder."""
-    return (sys.executable, "-P", "-m", "vmckpt.agent.replica", str(folder))
+    return (sys.executable, "-P", "-m", "vmckpt.agent.replication.main", str(folder))
 
 
 def keeper(session: Session, process: HeldProcess) -> tuple[Keeper | None, str | None]:
@@ -63,6 +63,6 @@ def _resumable(session: Session, folder: Path) -> Resumable | None:
     disks = range(len(session.disks))
     return Resumable(
         guest=session.guest, host=session.host, uri=session.uri, undo=session.undo,
-        lock=str(folder / giving.AGENT_LOCK),
-        logs=tuple(str(writes.place_of(folder, number)[0].control) for number in disks),
+        lock=str(folder / handover.AGENT_LOCK),
+        logs=tuple(str(mirrors.place_of(folder, number)[0].control) for number in disks),
     )  # fmt: skip

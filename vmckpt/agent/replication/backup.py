@@ -9,8 +9,16 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent import afterlife, clockkeeping, giving, guarded, trial_files
-from vmckpt.agent.replica_trial import Trials
+from vmckpt.agent.replication import (
+    clock,
+    handover,
+    teardown,
+    test_failover_files,
+)
+from vmckpt.agent.replication import (
+    watchdog as replication_watchdog,
+)
+from vmckpt.agent.replication.test_failover import Trials
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.guest_agent import GuestAgent
 from vmckpt.hypervisor.qemu_process import identity
@@ -41,7 +49,7 @@ _WAITS = "inmigrate"
 
 def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
     """Until the guest runs here or nobody wants a standby any more. Raises VmckptError."""
-    with giving.only_agent(session, folder):
+    with handover.only_agent(session, folder):
         qemu = identity.hold(session.guest)
         if qemu is None:
             _lost(session, folder)
@@ -55,17 +63,18 @@ def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
 
 def _lost(session: Session, folder: Path) -> None:
     if standby_setup.may_have_run(folder):
-        if not (folder / afterlife.OUTCOME).exists():
-            afterlife.outcome(folder, Fate.FAILED_OVER, "it ran here, and its QEMU has ended since")
+        if not (folder / teardown.OUTCOME).exists():
+            teardown.outcome(folder, Fate.FAILED_OVER, "it ran here, and its QEMU has ended since")
     else:
-        afterlife.outcome(folder, Fate.LOST, "the standby's QEMU is gone")
+        teardown.outcome(folder, Fate.LOST, "the standby's QEMU is gone")
     _clear_test(session)
     (folder / process.OVER).touch()
 
 
 def _run_beside(session: Session, folder: Path, wishes: Wishes, qemu: HeldProcess) -> None:
     watchdog = GuardRestart(
-        guarded.begin(session, folder, qemu), lambda: guarded.begin(session, folder, qemu).close()
+        replication_watchdog.begin(session, folder, qemu),
+        lambda: replication_watchdog.begin(session, folder, qemu).close(),
     )
     with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
         if standby_setup.is_ours(folder) and monitor.run_state() != _WAITS:
@@ -106,7 +115,7 @@ def _run_beside(session: Session, folder: Path, wishes: Wishes, qemu: HeldProces
                             ours=ours)  # fmt: skip
                 why = f"{ours.why}; running after {1e3 * took:.1f} ms, with epoch {stage.committed}"
                 behind = _behind(stage, ours)
-                afterlife.outcome(folder, Fate.FAILED_OVER, why, behind_s=behind, took_s=took)
+                teardown.outcome(folder, Fate.FAILED_OVER, why, behind_s=behind, took_s=took)
                 trials.close()
                 _settle(session, folder, monitor)
                 _set_clock(monitor, ours)
@@ -134,7 +143,7 @@ def _finish(session: Session, folder: Path, monitor: Monitor) -> None:
         standbys.go_on(monitor)
     with suppress(VmckptError):
         standbys.announce(monitor, list(session.cards))
-    afterlife.outcome(folder, Fate.FAILED_OVER, "an agent before this one had taken the guest over")
+    teardown.outcome(folder, Fate.FAILED_OVER, "an agent before this one had taken the guest over")
     _clear_test(session)
     _settle(session, folder, monitor)
     (folder / process.OVER).touch()
@@ -142,7 +151,7 @@ def _finish(session: Session, folder: Path, monitor: Monitor) -> None:
 
 def _clear_test(session: Session) -> None:
     try:
-        trial_files.clear(session)
+        test_failover_files.clear(session)
     except (VmckptError, OSError) as exc:
         log.warning("not all of a test could be removed: %s", exc)
 
@@ -204,7 +213,7 @@ def _set_clock(monitor: Monitor, ours: Ours) -> None:
     """It went back by what was lost, and by what the failover took."""
     if ours.clock is not None:
         with suppress(VmckptError):
-            clockkeeping.set_ahead(GuestAgent(monitor), ours.clock)
+            clock.set_ahead(GuestAgent(monitor), ours.clock)
 
 
 class _Answers:

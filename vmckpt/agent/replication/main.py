@@ -1,6 +1,6 @@
 """The agent of a protection: runs beside the guest, or beside its standby, until that is over.
 
-`python -m vmckpt.agent.replica FOLDER`. All that it must know lies in the folder, so it can be
+`python -m vmckpt.agent.replication.main FOLDER`. All that it must know lies in the folder, so it can be
 started again at any time and goes on with what it finds.
 """
 
@@ -11,8 +11,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from vmckpt.agent.replica_backup import run_backup
-from vmckpt.agent.replica_primary import run_primary
+from vmckpt.agent.replication.backup import run_backup
+from vmckpt.agent.replication.primary import run_primary
 from vmckpt.errors import VmckptError
 from vmckpt.replication import priority
 from vmckpt.replication.control_socket import Wish, Wishes

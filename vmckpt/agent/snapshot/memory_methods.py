@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmckpt.agent import choosing, spool
-from vmckpt.agent.choosing import Choice, Seen, Way
+from vmckpt.agent.snapshot import choose_method, spool
+from vmckpt.agent.snapshot.choose_method import Choice, Seen, Way
 from vmckpt.capture import free_space
 from vmckpt.capture.disks import bitmaps
 from vmckpt.capture.memory import (
@@ -75,7 +75,7 @@ def capture(
     CaptureFailed, HypervisorError, GuestBusy or Cancelled.
     """
     work = _Capture(monitor, wanted, hooks, stop, stack)
-    choice = choosing.choose(wanted.way, _look(monitor, wanted.way))
+    choice = choose_method.choose(wanted.way, _look(monitor, wanted.way))
     if choice.against is not None:
         raise CannotCapture(
             f"{monitor.name} on {monitor.host}: {choice.against}; nothing was captured",
@@ -88,7 +88,7 @@ def capture(
         try:
             return work.done(choice, tuple(warnings))
         except CannotCapture as exc:
-            after = choosing.otherwise(wanted.way, choice.way)
+            after = choose_method.otherwise(wanted.way, choice.way)
             if after is None:
                 raise
             warnings.append(f"not captured by way of {choice.way}: {exc.message}")

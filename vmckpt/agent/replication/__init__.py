@@ -1,0 +1,1 @@
+"""The agent of a protected guest: its primary, its standby, and what is left of either."""

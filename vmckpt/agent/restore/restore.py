@@ -1,0 +1,321 @@
+"""Restore a snapshot on this host: its disks, then its memory."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from vmckpt.agent.orders import RestoreOrder
+from vmckpt.agent.protocol import Talk
+from vmckpt.agent.restore import backing_chain
+from vmckpt.agent.restore.files import Images, SmallFiles
+from vmckpt.agent.snapshot import parent_state, spool
+from vmckpt.capture.qemu_stream import save_image
+from vmckpt.capture.qemu_stream.header import parse_head
+from vmckpt.capture.qemu_stream.save_image import Fifo
+from vmckpt.capture.qemu_stream.stream import Buffer, StreamWriter, starts_as_zeros
+from vmckpt.errors import (
+    BadInput,
+    Cancelled,
+    HypervisorError,
+    OutcomeUnknown,
+    StoreDamaged,
+    StoreError,
+    VmckptError,
+)
+from vmckpt.hypervisor import connection, domains, qmp
+from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.store import repository, tiered_reader
+from vmckpt.store.assemble import Assembly, Piece, Source
+from vmckpt.store.chunk_reader import Reader
+from vmckpt.store.format import manifest
+from vmckpt.store.format.chunk_map import UNIT, Kind
+from vmckpt.store.format.private_part import Private, RegionMap
+from vmckpt.store.repository import Store
+from vmckpt.store.tiered_reader import TieredReader
+from vmckpt.units import Seconds
+
+_PAGE = UNIT[Kind.RAM]
+
+
+class Revival:
+    """Writes the image, once for each time that somebody begins to read it."""
+
+    def __init__(self, xml: str, private: Private, reader: Reader, talk: Talk) -> None:
+        """`xml`: what the guest is to be. Raises StoreDamaged if some memory is missing."""
+        self._xml, self._talk = xml, talk
+        self._private, self._reader = private, reader
+        self._head, _ = parse_head(self._part("head") + b"\0")
+        self._tail = self._part("tail")
+        regions = {one.name: one for one in private.regions if one.kind is Kind.RAM}
+        missing = [one.name for one in self._head.blocks if one.name not in regions]
+        if missing:
+            raise StoreDamaged(f"the snapshot has no memory {missing[0]!r}")
+        self._regions: Sequence[RegionMap] = [regions[one.name] for one in self._head.blocks]
+        self._done = 0
+        self.trouble: Exception | None = None
+        """What broke it off: libvirt tells only that the image ended too early."""
+
+    def _part(self, name: str) -> bytes:
+        part = next((one for one in self._private.facts.stream if one.name == name), None)
+        if part is None:
+            raise StoreDamaged("the snapshot has no memory")
+        chunks = [self._private.chunks[index] for index in part.chunks]
+        blob = b"".join(self._reader.read_many(chunks))
+        if len(blob) != part.size:
+            raise StoreDamaged(f"the snapshot's {name} has {len(blob)} bytes, not {part.size}")
+        return blob
+
+    def fill(self, file: int) -> None:
+        """Write all of it. Raises OSError, StoreError, Cancelled."""
+        try:
+            self._fill(file)
+        except (StoreError, Cancelled) as exc:
+            self.trouble = exc
+            raise
+
+    def _fill(self, file: int) -> None:
+        def write(data: Buffer) -> None:
+            left = memoryview(data).cast("B")
+            while left:
+                left = left[os.write(file, left) :]
+
+        self._done = 0
+        write(save_image.header(self._xml, running=True))
+        writer = StreamWriter(self._head, write)
+        writer.opening()
+        for region in self._regions:
+            assembly = Assembly(
+                region.kind, region.size, region.map, self._private.chunks, self._reader
+            )
+            for piece in assembly.pieces():
+                self._piece(writer, region.name, piece)
+        writer.closing(self._tail)
+
+    def _piece(self, writer: StreamWriter, block: str, piece: Piece) -> None:
+        numbers = np.arange(piece.start, piece.start + piece.count, dtype=np.uint64)
+        addresses = numbers * np.uint64(_PAGE)
+        if piece.data is not None:
+            pages = np.frombuffer(piece.data, dtype=np.uint8).reshape(-1, _PAGE)
+            writer.pages(block, addresses, pages)
+        elif not starts_as_zeros(block):
+            writer.zeros(block, addresses)
+        self._done += piece.count * _PAGE
+        self._talk.progress(phase="memory", done=self._done, total=self._total)
+        if self._talk.stop.is_set():
+            raise Cancelled("stopped while the guest's memory was read")
+
+    @property
+    def _total(self) -> int:
+        return sum(one.size for one in self._regions)
+
+
+_PATIENCE = Seconds(60.0)
+"""For a libvirtd that is started again."""
+_TURN = Seconds(0.5)
+_NOT_YET = ("inmigrate",)
+_GONE = ("shutdown", "internal-error")
+
+
+def start(order: RestoreOrder, xml: str, revival: Revival) -> None:
+    """Start the guest. One whose links are to be down stands still until they are: with the state
+    of a card QEMU loads that its link was up, whatever libvirt had set.
+
+    Raises VmckptError if it did not start or was ended, OutcomeUnknown if nobody can tell.
+    """
+    paused = order.paused or order.links_down
+    try:
+        with Fifo(order.folder, revival.fill) as path:
+            qmp.restore(str(path), xml, paused=paused, host=order.host, uri=order.uri)
+    except OutcomeUnknown as exc:
+        if not _has_started(order):
+            raise revival.trouble or HypervisorError(
+                f"{order.host}: the guest was not started: {exc.message}", host=order.host
+            ) from exc
+    except HypervisorError as exc:
+        if revival.trouble is not None:
+            raise revival.trouble from exc
+        raise
+    if order.links_down:
+        try:
+            _hush(order)
+        except HypervisorError:
+            # With its links up, or nobody knows: it may not stay, and neither may its images go.
+            _end(order)
+            raise
+
+
+def _hush(order: RestoreOrder) -> None:
+    with Monitor(order.guest, host=order.host, uri=order.uri) as there:
+        for card in there.cards():
+            there.tell("set_link", {"name": card, "up": False})
+        if not order.paused:
+            there.resume()
+
+
+def _has_started(order: RestoreOrder) -> bool:
+    """Raises OutcomeUnknown if libvirt does not say."""
+
+    def look(there: Monitor) -> bool | None:
+        state = there.run_state()
+        return None if state in _NOT_YET else state not in _GONE
+
+    what, why = "whether the guest was started is not known", "its memory is still being loaded"
+    return _patiently(order, look, gone=False, what=what, why=why)
+
+
+def _end(order: RestoreOrder) -> None:
+    """Raises OutcomeUnknown if it may still be there."""
+
+    def end(there: Monitor) -> bool:
+        there.end()
+        return True
+
+    what = f"guest {order.guest} could not be ended and may have its links up"
+    _patiently(order, end, gone=True, what=what, why="")
+
+
+def _patiently(
+    order: RestoreOrder, act: Callable[[Monitor], bool | None], *, gone: bool, what: str, why: str
+) -> bool:
+    """What `act` says once libvirt answers and it says something; `gone` if there is no guest.
+
+    Raises OutcomeUnknown with `what`, and with `why` if libvirt did not even fail.
+    """
+    give_up = time.monotonic() + _PATIENCE
+    while time.monotonic() < give_up:
+        try:
+            with Monitor(order.guest, host=order.host, uri=order.uri) as there:
+                told = act(there)
+            if told is not None:
+                return told
+        except HypervisorError as exc:
+            if exc.code in connection.NOT_HERE:
+                return gone
+            why = exc.message
+        time.sleep(_TURN)
+    raise _unknown(order, what, why)
+
+
+def _unknown(order: RestoreOrder, what: str, why: str) -> OutcomeUnknown:
+    error = OutcomeUnknown(
+        f"{order.host}: {what}; all images stay as they are: {why}",
+        host=order.host, mend="run vmckpt recover once its libvirt answers",
+    )  # fmt: skip
+    error.undone = False
+    return error
+
+
+class Way(Protocol):
+    """How disks come to the guest."""
+
+    def images(self, order: RestoreOrder, private: Private, reader: Source, talk: Talk) -> Images:
+        """What makes them. Raises BadInput if that cannot be done with these."""
+
+    def started_as(self, xml: str) -> str:
+        """What the guest is started with."""
+
+
+class _Written:
+    """They are whole before it starts."""
+
+    def images(self, order: RestoreOrder, private: Private, reader: Source, talk: Talk) -> Images:
+        return Images(order, private, reader, talk)
+
+    def started_as(self, xml: str) -> str:
+        return xml
+
+
+@contextmanager
+def opened(order: RestoreOrder) -> Iterator[tuple[Store, Private, TieredReader]]:
+    """The snapshot that an order names, and who reads it. Raises StoreError, BadInput."""
+    cache = Path(order.state) / "cache"
+    store = repository.opened(order.store, cache=cache)
+    trusted = frozenset(bytes.fromhex(one) for one in order.trusted)
+    found = manifest.decode(store.manifest(order.snapshot), order.snapshot, trusted)
+    key = None if order.data_key is None else bytes.fromhex(order.data_key)
+    private, sealing = found.opened(key)
+    missing = {one.target for one in private.facts.disks} - set(order.images)
+    if missing:
+        raise BadInput(f"nobody said where disk {min(missing)} is to be")
+    tiers = [store, *tiered_reader.others(order.others, cache)]
+    with TieredReader(tiers, sealing) as reader:
+        yield store, private, reader
+
+
+def restore(order: RestoreOrder, talk: Talk, way: Way | None = None) -> dict[str, Any]:
+    """Write the disks, then start the guest. Raises VmckptError, and nothing is left then.
+
+    The new images are whole before one that is there is put aside, and what was put aside comes
+    back if the guest does not start. Raises OutcomeUnknown if nobody knows whether it has: then all
+    images stay where they are, for recovery.
+    """
+    began = time.monotonic()
+    way = way or _Written()
+    with (
+        opened(order) as (store, private, reader),
+        spool.held(order.folder, patience=Seconds(0.0)),
+    ):
+        shutil.rmtree(order.folder, ignore_errors=True)  # of one that was killed
+        order.folder.mkdir(mode=0o700)
+        try:
+            files = SmallFiles(private.files, order.images, order.snapshot, replace=order.replace)
+            with way.images(order, private, reader, talk) as images, files:
+                backing_chain.check(map(Path, order.images.values()), order.users)
+                images.write()
+                files.write()
+                written = time.monotonic()
+                # The guest that is there ends only now: if a disk cannot be written, it runs on.
+                # Of a group nobody ends before all are ready; who asks again is still there.
+                talk.ask("ready")
+                talk.ask("make way", made=images.marks(), empty=_empty(order))
+                images.swap()
+                files.swap()
+                try:
+                    if order.xml is not None:
+                        xml = way.started_as(order.xml)
+                        start(order, xml, Revival(xml, private, reader, talk))
+                except OutcomeUnknown:
+                    images.leave()
+                    files.leave()
+                    raise
+                images.keep()
+                files.keep()
+            if order.follows:
+                with suppress(OSError):  # the next one is as good, and tells another parent
+                    parent_state.went_back(order.state, order.guest, order.snapshot)
+            # Whatever becomes of who asks: from here the guest is back.
+            ended = time.monotonic()
+            warnings = [] if order.xml is None else list(_follow(order, talk))
+            warnings += tiered_reader.warnings(reader, store)
+        finally:
+            shutil.rmtree(order.folder, ignore_errors=True)
+    return {
+        "disks": written - began,
+        "memory": ended - written,
+        "took": ended - began,
+        "warnings": warnings,
+    }
+
+
+def _empty(order: RestoreOrder) -> list[str]:
+    """Where nothing is that could be put aside, by name."""
+    return [name for name, path in order.images.items() if not Path(path).exists()]
+
+
+def _follow(order: RestoreOrder, talk: Talk) -> Iterator[str]:
+    """Let the controller do what must follow outside, and then let the guest be heard; warnings."""
+    try:
+        told = talk.ask("started")
+        if order.links_down and isinstance(told, dict) and told.get("links_up"):
+            with Monitor(order.guest, host=order.host, uri=order.uri) as there:
+                domains.up(there)
+    except HypervisorError as exc:
+        yield f"its links are still down: {exc}"
+    except VmckptError:
+        pass  # nobody is there any more, or knows nothing that would follow
