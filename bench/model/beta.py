@@ -122,7 +122,7 @@ def on_fakes() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(lease_claimant, "time", still))
         stack.enter_context(
-            mock.patch.object(lease_claimant, "wholefile", SimpleNamespace(put=fakes.put))
+            mock.patch.object(lease_claimant, "atomic_file", SimpleNamespace(put=fakes.put))
         )
         stack.enter_context(mock.patch.object(loop, "time", still))
         yield

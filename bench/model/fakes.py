@@ -74,7 +74,7 @@ FOLDER: Any = Folder()
 
 
 def put(file: File, text: str, **_: object) -> None:
-    """In place of wholefile.put."""
+    """In place of atomic_file.put."""
     file.write_text(text)
 
 

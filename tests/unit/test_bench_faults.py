@@ -66,10 +66,10 @@ def test_a_process_stops_where_it_is_armed_and_goes_on(tmp_path: Path) -> None:
     armed = tmp_path / "at"
     armed.write_text("taken over")
     program = (
-        "import pathlib, sys; from vmckpt.replicate import standing;"
+        "import pathlib, sys; from vmckpt.replication.backup import standby_setup;"
         "import types; one = types.SimpleNamespace(disks=[]);"
         "folder = pathlib.Path(sys.argv[1]);"
-        "standing.adopt(one, folder); standing.adopt(one, folder); print('over')"
+        "standby_setup.adopt(one, folder); standby_setup.adopt(one, folder); print('over')"
     )
     environ = {
         **os.environ, points.VARIABLE: str(armed), "PYTHONPATH": f"{ROOT}/bench/stopping:{ROOT}",

@@ -266,11 +266,12 @@ def test_facts_go_through_text_and_back() -> None:
 
 def test_the_watchdog_loads_what_is_large_only_where_it_needs_it() -> None:
     """It is locked in memory, one or two for each guest on each host."""
-    code = "import sys, vmckpt.replication.watchdog.process; print(*(m in sys.modules for m in sys.argv[1:]))"
+    code = "import sys, vmckpt.replication.watchdog.process as _;"
+    code += "print(*(m in sys.modules for m in sys.argv[1:]))"
     loaded = subprocess.run(
         [sys.executable, "-c", code, "libvirt", "numpy"], capture_output=True, text=True, check=True
     )
-    code = code.replace("guard;", "resume;")
+    code = code.replace("process as", "resume as")
     resumes = subprocess.run(
         [sys.executable, "-c", code, "libvirt", "numpy"], capture_output=True, text=True, check=True
     )

@@ -227,7 +227,10 @@ WRONG: dict[str, Callable[[Stage], object]] = {
     "an empty epoch": lambda stage: stage.seal(seal(2, 1, [])),
     "a file too far": lambda stage: stage.take(Pages(epoch=2, file=2, data=b"")),
     "a page too far": lambda stage: stage.take(
-        Pages(epoch=2, file=1, data=page_codec.encode(np.array([5]), np.ones((1, 512), np.uint64), None))
+        Pages(
+            epoch=2, file=1,
+            data=page_codec.encode(np.array([5]), np.ones((1, 512), np.uint64), None),
+        )
     ),
     "a disk too far": lambda stage: stage.take(Writes(epoch=2, disk=2, data=packed(b""))),
     "a write too far": lambda stage: stage.take(

@@ -56,16 +56,19 @@ def main() -> None:
 
 
 ORDERS = {
-    "create": ("orders:CreateOrder", "create:create"),
-    "discard": ("afterwards:DiscardOrder", "discard:discard"),
-    "finish-lazy": ("afterwards:FinishOrder", "lazy:finish"),
-    "line": ("lines:LineOrder", "lines:move"),
-    "put-back": ("orders:PutBackOrder", "putback:put_back"),
-    "replica": ("orders:ReplicaOrder", "replicas:carry_out"),
-    "restore": ("orders:RestoreOrder", "restore:restore"),
-    "restore-lazy": ("orders:RestoreOrder", "lazy:restore_lazily"),
-    "serve": ("orders:RestoreOrder", "serving:serve"),
-    "unrestore": ("orders:UnrestoreOrder", "unrestore:unrestore"),
+    "create": ("orders:CreateOrder", "snapshot.create:create"),
+    "discard": ("cleanup_orders:DiscardOrder", "restore.files:discard"),
+    "finish-lazy": ("cleanup_orders:FinishOrder", "restore.lazy:finish"),
+    "line": (
+        "snapshot.transfer_parent_state:LineOrder",
+        "snapshot.transfer_parent_state:move",
+    ),
+    "put-back": ("orders:PutBackOrder", "snapshot.undo_create:put_back"),
+    "replica": ("orders:ReplicaOrder", "replication.orders:carry_out"),
+    "restore": ("orders:RestoreOrder", "restore.restore:restore"),
+    "restore-lazy": ("orders:RestoreOrder", "restore.lazy:restore_lazily"),
+    "serve": ("orders:RestoreOrder", "restore.lazy_server:serve"),
+    "unrestore": ("orders:UnrestoreOrder", "restore.undo_restore:unrestore"),
 }
 """How each is read and carried out. An order pays only for the modules that it needs."""
 

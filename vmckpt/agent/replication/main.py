@@ -1,7 +1,7 @@
 """The agent of a protection: runs beside the guest, or beside its standby, until that is over.
 
-`python -m vmckpt.agent.replication.main FOLDER`. All that it must know lies in the folder, so it can be
-started again at any time and goes on with what it finds.
+`python -m vmckpt.agent.replication.main FOLDER`. All that it must know lies in the folder, so it
+can be started again at any time and goes on with what it finds.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """A plugin of nbdkit: a disk that only remembers what is written to it, in a log.
 
-    nbdkit -U SOCKET python diskplugin.py log=FILE control=FILE size=BYTES limit=BYTES most=BYTES
+    nbdkit -U SOCKET python nbdkit_plugin.py log=FILE control=FILE size=BYTES limit=BYTES most=BYTES
 
 A write is answered when it is in the log. If more than `limit` bytes of the log are not consumed
 yet, it waits for that first; where none may wait (control.never_wait), it is refused beyond `most`.
@@ -16,7 +16,7 @@ from pathlib import Path
 import nbdkit  # type: ignore[import-not-found]  # there is one only inside of nbdkit
 
 # nbdkit runs Debian's own Python, which does not know where this package is.
-sys.path.append(str(Path(__file__).resolve().parents[2]))
+sys.path.append(str(Path(__file__).resolve().parents[3]))
 
 from vmckpt.replication.disks import write_log
 from vmckpt.replication.disks.log_control import Control

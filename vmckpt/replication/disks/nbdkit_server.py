@@ -25,7 +25,7 @@ PACKAGES = ("nbdkit", "nbdkit-plugin-python")
 # Beyond the limit, for the writes under way at a `stop`: 128 of QEMU's longest ones, and more.
 _MORE = 512 * MIB
 _LONGEST_SOCKET = 107
-_PLUGIN = Path(__file__).with_name("diskplugin.py")
+_PLUGIN = Path(__file__).with_name("nbdkit_plugin.py")
 _STARTS = Seconds(20.0)
 _ENDS = Seconds(5.0)
 

@@ -1,11 +1,11 @@
 """The watchdog beside a protected guest: it kills QEMU when the lease has ended.
 
-`python -m vmckpt.replication.watchdog.process FOLDER <FACTS` returns when it is armed; the watchdog itself goes
-on in a session of its own, locked in memory. With `--stay` it does not return: a systemd unit runs
-it so. It also resumes a guest that a dead agent left paused, ends an agent that hangs and starts
-one that is gone. Its folder must be on tmpfs: it waits for no disk. Markers there: `over` is made
-by what ends the protection, `killed` is made here, with time and reason. A folder is used for one
-protection.
+`python -m vmckpt.replication.watchdog.process FOLDER <FACTS` returns when it is armed; the watchdog
+itself goes on in a session of its own, locked in memory. With `--stay` it does not return: a
+systemd unit runs it so. It also resumes a guest that a dead agent left paused, ends an agent that
+hangs and starts one that is gone. Its folder must be on tmpfs: it waits for no disk. Markers there:
+`over` is made by what ends the protection, `killed` is made here, with time and reason. A folder is
+used for one protection.
 
 A pair is two such processes, of which one acts. The other, its spare, is forked from it and waits
 for its end; then it acts, and forks a spare of its own. Both kill the guest when the lease ends.
