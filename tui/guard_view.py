@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.protect import news
+from vmckpt.protection import status
 from vmckpt.units import show_bytes, show_seconds
 from vmckpt_tui.columns import Cell, Column
 from vmckpt_tui.view import guarded
@@ -69,13 +69,13 @@ def strip(entry: Entry, width: int) -> str:
 
 def rows(entry: Entry) -> Sequence[tuple[str, str]]:
     """How it stands, line by line."""
-    seen, ours = news.look(entry), said(entry, "primary")
+    seen, ours = status.look(entry), said(entry, "primary")
     ready = "✓ ready" if seen.ready else "! not ready"
     found = [
         ("guest", f"{entry['guest']}, {entry['primary']} → {entry['backup']}"),
         ("phase", seen.phase if seen.epoch is None else f"{seen.phase}, epoch {seen.epoch}"),
         ("standby", f"{ready}: {seen.ready_why}"),
-        ("failover", news.judge(entry)),
+        ("failover", status.judge(entry)),
     ]
     if seen.in_the_way is not None:
         found.append(("in the way", seen.in_the_way))
@@ -121,10 +121,10 @@ def guard_columns() -> Sequence[Column[Entry]]:
     """Of the list of protections."""
 
     def behind(entry: Entry) -> float:
-        return news.look(entry).behind_s or 0.0
+        return status.look(entry).behind_s or 0.0
 
     def pause(entry: Entry) -> Cell:
-        seen = news.look(entry)
+        seen = status.look(entry)
         return (_time(seen.pause_s), "" if seen.pause_s is not None else "dim")
 
     return (
@@ -133,12 +133,12 @@ def guard_columns() -> Sequence[Column[Entry]]:
         Column(label="primary → backup", width=16, grows=1,
                cell=lambda one: (f"{one['primary']} → {one['backup']}", "")),
         Column(label="standby", width=13, cell=guarded),
-        Column(label="phase", width=11, from_width=90, cell=lambda one: (news.look(one).phase, "")),
+        Column(label="phase", width=11, from_width=90, cell=lambda one: (status.look(one).phase, "")),
         Column(label="behind", width=8, right=True, order=behind,
-               cell=lambda one: (_time(news.look(one).behind_s), "")),
+               cell=lambda one: (_time(status.look(one).behind_s), "")),
         Column(label="pause", width=8, right=True, cell=pause),
         Column(label="output waits", width=12, right=True, from_width=100,
-               cell=lambda one: (_time(news.look(one).output_delay_s), "")),
+               cell=lambda one: (_time(status.look(one).output_delay_s), "")),
         Column(label="failover", width=9, from_width=120,
                cell=lambda one: ("automatic" if one.get("automatic") else "manual", "dim")),
     )  # fmt: skip

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vmckpt.protect import news
-from vmckpt.protect.news import Look
+from vmckpt.protection import status
+from vmckpt.protection.status import Look
 from vmckpt.units import show_seconds
 from vmckpt_tui.actions import Action, Answers, Field, Words
 from vmckpt_tui.scene import Scene, Where
@@ -13,7 +13,7 @@ _GUARD = (Where.GUARD,)
 
 
 def _seen(scene: Scene) -> Look | None:
-    return None if scene.entry is None else news.look(scene.entry)
+    return None if scene.entry is None else status.look(scene.entry)
 
 
 def _guest(scene: Scene) -> str:

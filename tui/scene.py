@@ -17,7 +17,7 @@ from vmckpt.model.guest import (
     SnapshotNow,
     merged,
 )
-from vmckpt.protect.copies import of_protections
+from vmckpt.protection.copies import of_protections
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][\w.@+-]*", re.ASCII)
 _MIGRATE = "migrate"

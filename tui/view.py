@@ -9,8 +9,8 @@ from vmckpt.journal import wording
 from vmckpt.journal.jobs import JobView
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import GuestNow, GuestState, HostNow, SnapshotNow
-from vmckpt.protect import news
-from vmckpt.protect.copies import of_protections
+from vmckpt.protection import status
+from vmckpt.protection.copies import of_protections
 from vmckpt.units import show_bytes, show_seconds
 from vmckpt_tui.columns import Cell, Column
 from vmckpt_tui.scene import Model
@@ -92,7 +92,7 @@ def guarded(entry: Mapping[str, object]) -> Cell:
     """How a protection stands, in a word or two."""
     if of_protections([entry]):
         return "✗ 2 copies", "bad"
-    seen = news.look(entry)
+    seen = status.look(entry)
     if seen.end is not None:
         return "✗ ended", "bad"
     if not seen.ready:

@@ -16,7 +16,7 @@ _LEASE = (
         breaks="An invalid standby takes over at a replica that was never told.",
     ),
     Mutation(
-        name="given-up-and-watched", area=Area.TAKEOVER, file="vmckpt/protect/engine.py",
+        name="given-up-and-watched", area=Area.TAKEOVER, file="vmckpt/protection/start.py",
         old="                if not gone and _judge(",
         new="                if gone and _judge(",
         suite=unit("protect_begun"),

@@ -29,8 +29,9 @@ from vmckpt.migrate.requests import Setting
 from vmckpt.model.events import Decided, Event, PhaseChanged, Sampled
 from vmckpt.model.guest import GuestState, Presence
 from vmckpt.model.migration import Driver, JobPhase, Mode, Outcome
-from vmckpt.protect import asking, moving
-from vmckpt.protect.requests import ProtectRequest
+from vmckpt.protection import agent_client
+from vmckpt.protection.migration import finish
+from vmckpt.protection.request import ProtectRequest
 from vmckpt.units import MIB, BytesPerSecond, Seconds
 
 POLICY = policy(
@@ -114,11 +115,11 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
         state = GuestState.RUNNING if made.source.qemu else GuestState.SHUT_OFF
         return Presence(reachable=True, state=state)
 
-    monkeypatch.setattr(asking, "order", made.order)
-    monkeypatch.setattr(asking, "status", made.status)
+    monkeypatch.setattr(agent_client, "order", made.order)
+    monkeypatch.setattr(agent_client, "status", made.status)
     monkeypatch.setattr(checkpointed, "Beginning", Beginning)
     monkeypatch.setattr(domains, "presence", presence)
-    monkeypatch.setattr(moving, "_ARRIVES", Seconds(0.05))
+    monkeypatch.setattr(finish, "_ARRIVES", Seconds(0.05))
     Beginning.trouble, Beginning.asked = None, []
     return made
 
@@ -394,7 +395,7 @@ async def test_a_host_that_cannot_be_asked_at_all_ends_it_before_it_begins(
     async def fails(*_: object, **__: object) -> dict[str, Any]:
         raise RemoteError("alpha: no answer")
 
-    monkeypatch.setattr(asking, "order", fails)
+    monkeypatch.setattr(agent_client, "order", fails)
     with pytest.raises(RemoteError):
         await one.move()
     assert one.desk.intents == []

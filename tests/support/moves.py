@@ -6,7 +6,7 @@ from typing import Any
 
 from vmckpt.errors import RemoteError
 from vmckpt.model.host import Host
-from vmckpt.protect.moving import Pair
+from vmckpt.protection.migration.finish import Pair
 
 ALPHA = Host(name="alpha", uri="qemu+tcp://alpha/system")
 BETA = Host(name="beta", uri="qemu+tcp://beta/system")

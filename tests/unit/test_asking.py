@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vmckpt.model.host import Host
-from vmckpt.protect import asking
+from vmckpt.protection import agent_client
 from vmckpt.units import Seconds
 
 HOSTS = {name: Host(name=name, uri="test:///default") for name in ("alpha", "beta", "gamma")}
@@ -25,13 +25,13 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 given_up.append(host.name)
         return {"role": "primary"} if host.name == "alpha" else {}
 
-    monkeypatch.setattr(asking, "status", status)
+    monkeypatch.setattr(agent_client, "status", status)
     return given_up
 
 
 async def test_who_falls_silent_in_the_middle_keeps_nobody_waiting(ended: list[str]) -> None:
     async with asyncio.timeout(5):
-        told = await asking.both(HOSTS, "u-1", Seconds(0.05))
+        told = await agent_client.both(HOSTS, "u-1", Seconds(0.05))
     assert told == {
         "alpha": {"role": "primary"}, "beta": {"error": "beta is silent", "unreachable": True},
     }  # fmt: skip
@@ -40,7 +40,7 @@ async def test_who_falls_silent_in_the_middle_keeps_nobody_waiting(ended: list[s
 
 
 async def test_who_no_longer_wants_to_know_leaves_nothing_behind(ended: list[str]) -> None:
-    asked = asyncio.create_task(asking.both(HOSTS, "u-1"))
+    asked = asyncio.create_task(agent_client.both(HOSTS, "u-1"))
     await asyncio.sleep(0.01)
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
@@ -49,4 +49,4 @@ async def test_who_no_longer_wants_to_know_leaves_nothing_behind(ended: list[str
 
 
 async def test_nobody_may_be_asked() -> None:
-    assert await asking.both({}, "u-1", Seconds(1.0)) == {}
+    assert await agent_client.both({}, "u-1", Seconds(1.0)) == {}

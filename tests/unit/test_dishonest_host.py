@@ -20,8 +20,15 @@ from vmckpt.agent.protocol import error_from_json
 from vmckpt.errors import RemoteError, VmckptError
 from vmckpt.model.events import Event
 from vmckpt.model.host import Host
-from vmckpt.protect import answers, asking, looking, news
-from vmckpt.protect.proof import Case, decide
+from vmckpt.protection import (
+    agent_answers,
+    gather,
+    status,
+)
+from vmckpt.protection import (
+    agent_client as protection_agent_client,
+)
+from vmckpt.protection.host_death import Case, decide
 from vmckpt.remote import agent_channel
 from vmckpt.remote.agent_channel import Program
 from vmckpt.replication.backup.standby_setup import Image
@@ -96,7 +103,7 @@ async def test_an_answer_that_is_nested_without_end_is_one_line(liar: type[Liar]
         told = {"median": told} if number % 2 else {"recent": [told]}
     liar.said[:] = [{"done": told}]
     with pytest.raises(RemoteError, match=r"^liar: what its agent tells .*nested too deeply"):
-        await asking.order(HERE, "g", "ask")
+        await protection_agent_client.order(HERE, "g", "ask")
 
 
 async def test_what_was_not_ordered_is_refused_and_changes_nothing(liar: type[Liar]) -> None:
@@ -185,15 +192,15 @@ def test_any_answer_of_a_protections_agents_is_refused_or_can_be_judged(
     ours: dict[str, Any], theirs: dict[str, Any], flags: tuple[bool, ...]
 ) -> None:
     try:
-        answers.check("ask", ours)
-        answers.check("ask", theirs)
+        agent_answers.check("ask", ours)
+        agent_answers.check("ask", theirs)
     except ValueError:
         return
     entry = {
         "primary": "alpha", "backup": "beta", "says": {"alpha": ours, "beta": theirs},
         "judge": None, "automatic": True,
     }  # fmt: skip
-    json.dumps(news.look(entry).as_json())
+    json.dumps(status.look(entry).as_json())
     has_lease, has_fence, word, fence, watched, alone = flags
     case = Case(
         guest="web1", primary="alpha", backup="beta", ours=ours, theirs=theirs, word=word,
@@ -217,10 +224,10 @@ async def test_an_answer_of_another_kind_is_as_no_answer(
     liar: type[Liar], told: dict[str, Any]
 ) -> None:
     liar.said[:] = [{"done": told}]
-    found = await asking.status(HERE, "u")
+    found = await protection_agent_client.status(HERE, "u")
     assert "what its agent tells makes no sense" in found["error"]
     liar.said[:] = [{"done": {"role": "primary", "epoch": 7, "rpo_s": 0.5, "median": None}}]
-    assert (await asking.status(HERE, "u"))["epoch"] == 7
+    assert (await protection_agent_client.status(HERE, "u"))["epoch"] == 7
 
 
 _LOOK: dict[str, Any] = {
@@ -248,7 +255,7 @@ _GOOD = {
 
 @pytest.mark.parametrize("order", _GOOD)
 def test_what_an_agent_of_ours_answers_is_taken(order: str) -> None:
-    answers.check(order, _GOOD[order])
+    agent_answers.check(order, _GOOD[order])
 
 
 def _places(told: Any) -> list[tuple[Any, Any]]:
@@ -270,7 +277,7 @@ def test_an_answer_with_one_lie_is_refused_or_can_be_read(
     else:
         within[key] = lie
     try:
-        answers.check(order, told)
+        agent_answers.check(order, told)
     except ValueError:
         return
     _read(order, told)
@@ -283,7 +290,7 @@ def _read(order: str, told: dict[str, Any]) -> None:
             ET.fromstring(told["xml"])
             " ".join([told["name"], told["undo"], told["qemu"], *told["cards"]])
             assert min([0, told["room"], *told["memory"]]) == 0
-            for disk in looking.replicated(told):
+            for disk in gather.replicated(told):
                 assert int(disk["size"] or 0) >= 0
                 " ".join([disk["name"], disk["format"], disk["source"], disk["node"] or ""])
         case "room":
@@ -317,4 +324,4 @@ async def test_each_order_refuses_an_answer_of_another_kind(
 ) -> None:
     liar.said[:] = [{"done": {**_GOOD[order], field: lie}}]
     with pytest.raises(RemoteError, match=r"^liar: what its agent tells makes no sense"):
-        await asking.order(HERE, "u", order)
+        await protection_agent_client.order(HERE, "u", order)

@@ -19,9 +19,9 @@ from vmckpt.model.disk import CopyPlan, DiskCopy
 from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.migration import JobPhase
-from vmckpt.protect import asking, looking, preflight
-from vmckpt.protect.engine import Beginning
-from vmckpt.protect.requests import Setting
+from vmckpt.protection import agent_client, gather, preflight
+from vmckpt.protection.request import Setting
+from vmckpt.protection.start import Beginning
 from vmckpt.replication.session import Session
 from vmckpt.units import MIB, Bytes, Seconds
 
@@ -75,8 +75,8 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     async def seen(*_: object) -> Any:
         return told["seen"]
 
-    monkeypatch.setattr(asking, "order", order)
-    monkeypatch.setattr(looking, "seen", seen)
+    monkeypatch.setattr(agent_client, "order", order)
+    monkeypatch.setattr(gather, "seen", seen)
     return told
 
 
@@ -164,7 +164,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         told[f"{host.name} {what}"] = more
         return {"certificate": host.name, "owner": (7, 7), "port": 4711}
 
-    monkeypatch.setattr(asking, "order", order)
+    monkeypatch.setattr(agent_client, "order", order)
     return told
 
 

@@ -18,8 +18,8 @@ from vmckpt.evacuate.plan import Checked, Checks
 from vmckpt.evacuate.seen import Known, Way
 from vmckpt.model.disk import Room
 from vmckpt.model.events import Caller
-from vmckpt.protect import anew
-from vmckpt.protect.requests import Protected
+from vmckpt.protection import relocate_standby
+from vmckpt.protection.request import Protected
 from vmckpt.units import GIB, Bytes, Seconds
 
 _TERMS = Terms()
@@ -112,7 +112,7 @@ async def test_a_standby_that_is_made_anew_takes_room_beside_others(
     async def check(*_: object) -> Protected:
         return found
 
-    monkeypatch.setattr(anew, "check", check)
+    monkeypatch.setattr(relocate_standby, "check", check)
     monkeypatch.setattr(scouting, "another", lambda *_: None)
     scope: Any = None
     caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())

@@ -42,7 +42,8 @@ from vmckpt.model.events import Caller
 from vmckpt.model.guest import GuestState
 from vmckpt.model.migration import Outcome
 from vmckpt.policy import loader, parse
-from vmckpt.protect import asking, ending, protections
+from vmckpt.protection import active, agent_client
+from vmckpt.protection import stop as protection_stop
 from vmckpt.units import Seconds
 
 EMPTY = Task(kind=Kind.EVACUATE, host="alpha")
@@ -174,15 +175,15 @@ async def test_a_switch_that_has_begun_arrives_though_the_run_is_told_to_stop(
     async def tidy(*_: object, **__: object) -> None:
         """Nothing is left."""
 
-    monkeypatch.setattr(asking, "status", status)
-    monkeypatch.setattr(asking, "ask", ask)
-    monkeypatch.setattr(ending, "attended", attended)
-    monkeypatch.setattr(ending, "tidy", tidy)
+    monkeypatch.setattr(agent_client, "status", status)
+    monkeypatch.setattr(agent_client, "ask", ask)
+    monkeypatch.setattr(protection_stop, "attended", attended)
+    monkeypatch.setattr(protection_stop, "tidy", tidy)
     both = SimpleNamespace(
         primary=replace(HOST, name="alpha"), backup=replace(HOST, name="beta"), uuid="u-a",
         operation=SimpleNamespace(guest="a", id="p-1"), watched=False, lease=None,
     )  # fmt: skip
-    monkeypatch.setattr(protections, "of", lambda *_: both)
+    monkeypatch.setattr(active, "of", lambda *_: both)
     journal = Journal()
     moved = await site(journal, stop).move(known(Way.SWITCH), "beta", its_turn())
     assert moved.good

@@ -16,10 +16,15 @@ from vmckpt.errors import BadInput, GuestBusy, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal.store import Journal
 from vmckpt.model.events import Caller
-from vmckpt.protect import adopting, asking, ending, protections
-from vmckpt.protect.adopting import Found
-from vmckpt.protect.ending import Ended, Known
-from vmckpt.protect.requests import Judge
+from vmckpt.protection import (
+    active,
+    adopt,
+    agent_client,
+    stop,
+)
+from vmckpt.protection.adopt import Found
+from vmckpt.protection.request import Judge
+from vmckpt.protection.stop import Ended, Known
 
 PRIMARY = {
     "role": "primary", "session": "5e55", "peer": "beta", "moves": False, "has_lease": True,
@@ -42,7 +47,7 @@ FOUND = Found(session="5e55", primary="alpha", backup="beta", has_lease=True)
     ],
 )
 def test_what_hosts_say_is_a_protection(told: Mapping[str, Mapping[str, Any]], dead: bool) -> None:
-    assert adopting.decide("web1", told, dead=dead) == FOUND
+    assert adopt.decide("web1", told, dead=dead) == FOUND
 
 
 @pytest.mark.parametrize(
@@ -68,7 +73,7 @@ def test_what_does_not_go_together_is_refused(
     told: Mapping[str, Mapping[str, Any]], kind: type[VmckptError], why: str
 ) -> None:
     with pytest.raises(kind, match=why):
-        adopting.decide("web1", told, dead=False)
+        adopt.decide("web1", told, dead=False)
 
 
 class World:
@@ -100,9 +105,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     monkeypatch.setenv("VMCKPT_STATE", str(tmp_path))
     monkeypatch.setattr(fleet, "guests", made.guests)
-    monkeypatch.setattr(asking, "both", made.both)
-    monkeypatch.setattr(ending, "unprotect", made.end)
-    monkeypatch.setattr(ending, "failover", made.end)
+    monkeypatch.setattr(agent_client, "both", made.both)
+    monkeypatch.setattr(stop, "unprotect", made.end)
+    monkeypatch.setattr(stop, "failover", made.end)
     return made
 
 
@@ -140,7 +145,7 @@ async def test_a_standby_runs_by_a_persons_word_though_the_journal_is_lost(world
         )
     (known,) = world.ended
     assert (known.backup.name, known.lease) == ("beta", None)
-    (operation,) = protections.active()
+    (operation,) = active.active()
     assert operation.detail["judge"] == Judge.PERSON
 
 

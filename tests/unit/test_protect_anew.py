@@ -13,10 +13,10 @@ from vmckpt.model.disk import Room
 from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.policy.model import Failover, Protection
-from vmckpt.protect import anew, ending, engine
-from vmckpt.protect.anew import Anew
-from vmckpt.protect.ending import Ended, Known
-from vmckpt.protect.requests import Protected, ProtectRequest
+from vmckpt.protection import relocate_standby, start, stop
+from vmckpt.protection.relocate_standby import Anew
+from vmckpt.protection.request import Protected, ProtectRequest
+from vmckpt.protection.stop import Ended, Known
 from vmckpt.units import MIB, Bytes, Seconds
 
 HOSTS = inventory.parse(
@@ -63,8 +63,8 @@ async def test_what_the_present_standby_holds_is_free_by_then(
         assert (request.dry_run, request.held) == (True, MIB)
         return protected((against,))
 
-    monkeypatch.setattr(engine, "protect", looked)
-    found = await anew.check(wanted(), deaf)
+    monkeypatch.setattr(start, "protect", looked)
+    found = await relocate_standby.check(wanted(), deaf)
 
     assert found.findings[0] == against
     assert [one.code for one in found.findings[1:]] == [
@@ -98,21 +98,21 @@ async def test_the_next_one_begins_where_the_guest_still_runs(
         done.append("protect")
         return protected()
 
-    monkeypatch.setattr(ending, "unprotect", unprotect)
-    monkeypatch.setattr(engine, "protect", protect)
+    monkeypatch.setattr(stop, "unprotect", unprotect)
+    monkeypatch.setattr(start, "protect", protect)
     if runs_on == "alpha":
-        assert (await anew.move(wanted(), deaf)).job == "p-2"
+        assert (await relocate_standby.move(wanted(), deaf)).job == "p-2"
         assert done == ["unprotect", "protect"]
     else:  # it had failed over
         with pytest.raises(BadInput, match="runs on beta since a failover"):
-            await anew.move(wanted(), deaf)
+            await relocate_standby.move(wanted(), deaf)
         assert done == ["unprotect"]
 
 
 async def test_what_fails_once_the_old_one_has_ended_is_tried_again_and_then_said(
     monkeypatch: pytest.MonkeyPatch, deaf: Caller
 ) -> None:
-    monkeypatch.setattr(anew, "_AGAIN", 0.0)
+    monkeypatch.setattr(relocate_standby, "_AGAIN", 0.0)
     no = Finding(
         code="memory-short", severity=Severity.BLOCKER, where="alpha", text="no room", mend=None
     )
@@ -130,23 +130,23 @@ async def test_what_fails_once_the_old_one_has_ended_is_tried_again_and_then_sai
             raise answer
         return answer
 
-    monkeypatch.setattr(ending, "unprotect", unprotect)
-    monkeypatch.setattr(engine, "protect", protect)
+    monkeypatch.setattr(stop, "unprotect", unprotect)
+    monkeypatch.setattr(start, "protect", protect)
     caller = replace(deaf, warn=said.append)
 
-    assert (await anew.move(wanted(), caller)).job == "p-2"
+    assert (await relocate_standby.move(wanted(), caller)).job == "p-2"
     assert said == [
         "web1 has no standby for now: gamma: no answer; once more",
         "web1 has no standby for now: alpha: no room; once more",
     ]
     answers[:] = [protected((no,), None)] * 3
     with pytest.raises(Blocked, match="alpha: no room"):
-        await anew.move(wanted(), caller)
+        await relocate_standby.move(wanted(), caller)
 
 
 def test_a_first_copy_that_does_not_get_on_is_given_up() -> None:
     clock = iter([0.0, 0.0, 100.0, 219.0, 221.0])
-    told = anew.progressing(lambda: next(clock))
+    told = relocate_standby.progressing(lambda: next(clock))
     for left in (9, 8, 8):
         told({"phase": "copying", "pages_left": left})
     with pytest.raises(VmckptError, match=r"not got on for .*: no room"):

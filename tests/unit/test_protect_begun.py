@@ -9,8 +9,8 @@ import pytest
 from vmckpt.errors import VmckptError
 from vmckpt.lease import client
 from vmckpt.model.host import Host
-from vmckpt.protect import asking
-from vmckpt.protect.engine import Beginning, outlived
+from vmckpt.protection import agent_client
+from vmckpt.protection.start import Beginning, outlived
 
 DIED: Mapping[str, Any] = {"role": "primary", "runs": False, "outcome": "died"}
 READY: Mapping[str, Any] = {"role": "backup", "runs": True, "ready": True}
@@ -45,8 +45,8 @@ async def test_a_standby_that_is_all_there_is_of_a_guest_is_not_removed(
         ended.append(f"{host.name} {what}")
         return {"did": []}
 
-    monkeypatch.setattr(asking, "status", status)
-    monkeypatch.setattr(asking, "order", order)
+    monkeypatch.setattr(agent_client, "status", status)
+    monkeypatch.setattr(agent_client, "order", order)
     hosts = [Host(name=name, uri=f"qemu+tcp://{name}/system") for name in ("alpha", "beta")]
     setting = SimpleNamespace(primary=hosts[0], backup=hosts[1], lease=None)
     beginning = Beginning.__new__(Beginning)
@@ -89,8 +89,8 @@ async def test_what_keeps_watch_must_not_run_a_standby_that_is_given_up_and_stay
     async def intend(step: str, _: Mapping[str, Any]) -> None:
         did.append(step)
 
-    monkeypatch.setattr(asking, "status", status)
-    monkeypatch.setattr(asking, "order", order)
+    monkeypatch.setattr(agent_client, "status", status)
+    monkeypatch.setattr(agent_client, "order", order)
     monkeypatch.setattr(client, "revoke", lambda *_, **__: None)
     hosts = [Host(name=name, uri=f"qemu+tcp://{name}/system") for name in ("alpha", "beta")]
     beginning = Beginning.__new__(Beginning)

@@ -25,8 +25,15 @@ from vmckpt.model.events import Caller
 from vmckpt.model.fencing import Fenced, FenceDevice, FenceTopology
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
-from vmckpt.protect import asking, ending, fencing, leaving
-from vmckpt.protect.ending import Known
+from vmckpt.protection import (
+    agent_client,
+    solo_permission,
+    stop,
+)
+from vmckpt.protection import (
+    stop as protection_stop,
+)
+from vmckpt.protection.stop import Known
 from vmckpt.units import Seconds
 
 ALPHA = Host(name="alpha", uri="qemu+tcp://alpha/system")
@@ -133,20 +140,20 @@ class World:
 @pytest.fixture
 def one(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
-    monkeypatch.setattr(asking, "order", made.order)
-    monkeypatch.setattr(asking, "ask", made.ask)
-    monkeypatch.setattr(asking, "status", made.status)
-    monkeypatch.setattr(ending, "attended", made.attended)
-    monkeypatch.setattr(fencing, "fence", made.fence)
-    monkeypatch.setattr(leaving, "alone", made.had_leave)
-    monkeypatch.setattr(leaving, "note", made.note)
+    monkeypatch.setattr(agent_client, "order", made.order)
+    monkeypatch.setattr(agent_client, "ask", made.ask)
+    monkeypatch.setattr(agent_client, "status", made.status)
+    monkeypatch.setattr(stop, "attended", made.attended)
+    monkeypatch.setattr(protection_stop, "fence_host", made.fence)
+    monkeypatch.setattr(solo_permission, "alone", made.had_leave)
+    monkeypatch.setattr(solo_permission, "note", made.note)
     monkeypatch.setattr(client, "revoke", made.revoke)
-    monkeypatch.setattr(ending, "_TURN", 0.001)
+    monkeypatch.setattr(stop, "_TURN", 0.001)
     return made
 
 
 async def test_unprotected_the_guest_runs_on_and_the_standby_goes_first(one: World) -> None:
-    done = await ending.unprotect(KNOWN, one.caller)
+    done = await stop.unprotect(KNOWN, one.caller)
     assert (done.runs_on, done.why) == ("alpha", "asked for")
     assert one.did == ["beta end", "alpha end", "lease given back"]
     assert one.warned == ["beta: ended", "alpha: ended"]
@@ -155,7 +162,7 @@ async def test_unprotected_the_guest_runs_on_and_the_standby_goes_first(one: Wor
 
 async def test_a_guest_that_failed_over_is_unprotected_where_it_runs(one: World) -> None:
     one.says["beta"] = RUNS_THERE
-    done = await ending.unprotect(KNOWN, one.caller)
+    done = await stop.unprotect(KNOWN, one.caller)
     assert done.runs_on == "beta"
     assert {"alpha end", "beta end", "lease given back"} == set(one.did)
 
@@ -164,7 +171,7 @@ async def test_a_silent_backup_is_left_behind_if_the_lease_keeps_it_from_running
     one: World,
 ) -> None:
     one.silent = {"beta"}
-    await ending.unprotect(KNOWN, one.caller)
+    await stop.unprotect(KNOWN, one.caller)
     assert one.did == ["alpha end", "lease given back"]
     assert one.finished == []
     assert "run vmckpt unprotect again" in one.warned[-1]
@@ -178,19 +185,19 @@ async def test_where_it_cannot_be_put_back_it_has_not_ended(
 ) -> None:
     one.silent = {silent}
     with pytest.raises(RemoteError, match=silent):
-        await ending.unprotect(known, one.caller)
+        await stop.unprotect(known, one.caller)
     assert one.finished == []
     assert "lease given back" not in one.did
 
 
 async def test_without_a_lease_none_is_given_back(one: World) -> None:
-    await ending.unprotect(NO_LEASE, one.caller)
+    await stop.unprotect(NO_LEASE, one.caller)
     assert one.did == ["beta end", "alpha end"]
 
 
 async def test_a_planned_switch_asks_the_primary_and_waits_for_the_backup(one: World) -> None:
     one.after = {**RUNS_THERE, "why": "the primary has handed the guest over"}
-    done = await ending.planned(KNOWN, one.caller)
+    done = await stop.planned(KNOWN, one.caller)
     assert (done.runs_on, done.why) == ("beta", "the primary has handed the guest over")
     assert one.did[0] == "alpha planned"
     assert set(one.did[1:]) == {"alpha end", "beta end", "lease given back"}
@@ -202,17 +209,17 @@ async def test_a_planned_switch_asks_the_primary_and_waits_for_the_backup(one: W
 async def test_a_standby_that_is_not_ready_is_not_switched_to(one: World, phase: str) -> None:
     one.says["alpha"]["phase"] = phase
     with pytest.raises(GuestBusy, match="not ready"):
-        await ending.planned(KNOWN, one.caller)
+        await stop.planned(KNOWN, one.caller)
     assert one.did == []
 
 
 async def test_a_switch_that_takes_too_long_has_an_unknown_outcome(
     one: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "_SWITCHES", Seconds(0.01))
+    monkeypatch.setattr(stop, "_SWITCHES", Seconds(0.01))
     one.says["beta"]["says"] = "it follows the guest"
     with pytest.raises(OutcomeUnknown, match="does not run on beta yet"):
-        await ending.planned(KNOWN, one.caller)
+        await stop.planned(KNOWN, one.caller)
     assert one.finished == []
     assert one.warned == ["beta: it follows the guest"]
 
@@ -220,19 +227,19 @@ async def test_a_switch_that_takes_too_long_has_an_unknown_outcome(
 async def test_who_gives_up_waiting_is_told_that_it_may_yet_happen(one: World) -> None:
     one.caller.stop.set()
     with pytest.raises(OutcomeUnknown):
-        await ending.planned(KNOWN, one.caller)
+        await stop.planned(KNOWN, one.caller)
 
 
 async def test_a_guest_whose_host_is_well_is_not_failed_over(one: World) -> None:
     with pytest.raises(GuestBusy, match="runs on alpha"):
-        await ending.failover(KNOWN, one.caller, dead=True)
+        await stop.failover(KNOWN, one.caller, dead=True)
     assert one.did == []
 
 
 async def test_a_dead_host_s_guest_is_failed_over_by_the_lease(one: World) -> None:
     one.silent, one.after = {"alpha"}, RUNS_THERE
     one.says["beta"]["connected"] = False
-    done = await ending.failover(KNOWN, one.caller, dead=False)
+    done = await stop.failover(KNOWN, one.caller, dead=False)
     assert (done.runs_on, done.why) == ("beta", "a person asked")
     assert one.did == ["beta failover", "beta end", "lease given back"]
     assert one.finished[0][0] is Outcome.COMPLETED
@@ -242,7 +249,7 @@ async def test_a_primary_that_says_its_guest_died_gives_it_to_a_ready_standby(on
     """Also one that died before the lease store called its standby valid."""
     one.says["alpha"] = {"role": "primary", "agent": False, "runs": False, "outcome": "died"}
     one.after = RUNS_THERE
-    await ending.failover(KNOWN, one.caller)
+    await stop.failover(KNOWN, one.caller)
     assert one.did[:2] == ["alpha give", "beta failover"]
 
 
@@ -256,7 +263,7 @@ async def test_a_guest_that_is_not_gone_or_has_no_whole_standby_is_given_to_nobo
     one.says["alpha"] = {**died, **ours}
     one.says["beta"] |= {"connected": False, **theirs}
     one.after = RUNS_THERE
-    await ending.failover(KNOWN, one.caller)
+    await stop.failover(KNOWN, one.caller)
     assert "alpha give" not in one.did
 
 
@@ -264,36 +271,36 @@ async def test_without_a_lease_a_person_must_say_that_the_host_is_off(one: World
     one.silent, one.after = {"alpha"}, RUNS_THERE
     one.says["beta"]["connected"] = False
     with pytest.raises(BadInput, match="--host-is-off"):
-        await ending.failover(NO_LEASE, one.caller, dead=False)
+        await stop.failover(NO_LEASE, one.caller, dead=False)
     assert one.did == []
-    assert (await ending.failover(NO_LEASE, one.caller, dead=True)).runs_on == "beta"
+    assert (await stop.failover(NO_LEASE, one.caller, dead=True)).runs_on == "beta"
 
 
 async def test_one_that_has_failed_over_by_itself_is_only_tidied(one: World) -> None:
     one.silent = {"alpha"}
     one.says["beta"] = RUNS_THERE
-    await ending.failover(KNOWN, one.caller, dead=False)
+    await stop.failover(KNOWN, one.caller, dead=False)
     assert one.did == ["beta end", "lease given back"]
 
 
 async def test_a_backup_that_is_silent_too_cannot_be_asked(one: World) -> None:
     one.silent = {"alpha", "beta"}
     with pytest.raises(VmckptError):
-        await ending.failover(KNOWN, one.caller, dead=True)
+        await stop.failover(KNOWN, one.caller, dead=True)
     assert one.finished == []
 
 
 async def test_the_lease_is_not_given_back_while_the_backup_cannot_be_tidied(one: World) -> None:
     one.silent = {"beta"}
     with pytest.raises(RemoteError):
-        await ending.tidy(KNOWN)
+        await stop.tidy(KNOWN)
     assert one.did == ["alpha end"]
 
 
 async def test_a_silent_host_is_fenced_before_its_guest_is_asked_for(one: World) -> None:
     one.silent, one.after = {"alpha"}, {**RUNS_THERE, "why": "a person said so; with epoch 7"}
     one.says["beta"]["epoch_age_s"] = 12.0
-    done = await ending.failover(HAS_FENCE, one.caller)
+    done = await stop.failover(HAS_FENCE, one.caller)
     assert one.did == ["alpha fenced", "beta failover", "beta end"]
     assert (done.runs_on, done.fenced) == ("beta", FENCED)
     assert done.why == "alpha is off, says fence_fake; with epoch 7"
@@ -307,12 +314,12 @@ async def test_a_host_that_cannot_be_fenced_keeps_its_guest(one: World) -> None:
     one.cannot_be_fenced = FencingFailed("alpha is not known to be off")
     for fence in (False, True):
         with pytest.raises(FencingFailed):
-            await ending.failover(HAS_FENCE, one.caller, fence=fence)
+            await stop.failover(HAS_FENCE, one.caller, fence=fence)
     assert one.did == ["alpha fenced"] * 2
     assert one.finished == []
     # The next try is told so.
     one.cannot_be_fenced = None
-    assert (await ending.failover(HAS_FENCE, one.caller)).runs_on == "beta"
+    assert (await stop.failover(HAS_FENCE, one.caller)).runs_on == "beta"
 
 
 async def test_a_controller_that_died_after_the_fencing_is_followed_by_the_next(
@@ -320,7 +327,7 @@ async def test_a_controller_that_died_after_the_fencing_is_followed_by_the_next(
 ) -> None:
     one.silent = {"alpha"}
     one.says["beta"] = {**RUNS_THERE}
-    done = await ending.failover(HAS_FENCE, one.caller)
+    done = await stop.failover(HAS_FENCE, one.caller)
     assert (done.runs_on, done.fenced) == ("beta", None)
     assert "alpha fenced" not in one.did
     assert "beta failover" not in one.did
@@ -330,22 +337,22 @@ async def test_a_host_that_answers_is_fenced_only_if_that_is_asked_for(one: Worl
     one.says["alpha"] = {"role": "primary", "agent": False, "runs": True}
     one.after = RUNS_THERE
     with pytest.raises(GuestBusy, match="--fence powers it off first"):
-        await ending.failover(HAS_FENCE, one.caller)
+        await stop.failover(HAS_FENCE, one.caller)
     assert one.did == []
-    await ending.failover(HAS_FENCE, one.caller, fence=True)
+    await stop.failover(HAS_FENCE, one.caller, fence=True)
     assert one.did == ["alpha fenced", "beta failover", "beta end"]
 
 
 async def test_with_a_lease_the_lease_decides_and_nobody_is_fenced_unasked(one: World) -> None:
     one.silent, one.after = {"alpha"}, RUNS_THERE
     known = replace(HAS_FENCE, lease=KNOWN.lease)
-    await ending.failover(known, one.caller)
+    await stop.failover(known, one.caller)
     assert "alpha fenced" not in one.did
 
 
 async def test_a_person_s_word_is_enough_also_where_there_is_a_fence_agent(one: World) -> None:
     one.silent, one.after = {"alpha"}, RUNS_THERE
-    await ending.failover(HAS_FENCE, one.caller, dead=True)
+    await stop.failover(HAS_FENCE, one.caller, dead=True)
     assert "alpha fenced" not in one.did
 
 
@@ -354,21 +361,21 @@ async def test_a_guest_that_had_leave_is_not_failed_over_however_silent_its_host
 ) -> None:
     one.silent, one.after, one.alone = {"alpha"}, RUNS_THERE, True
     with pytest.raises(GuestBusy, match="had leave to go on there without beta"):
-        await ending.failover(WATCHED, one.caller)
+        await stop.failover(WATCHED, one.caller)
     assert one.did == []
-    assert (await ending.failover(WATCHED, one.caller, dead=True)).runs_on == "beta"
+    assert (await stop.failover(WATCHED, one.caller, dead=True)).runs_on == "beta"
 
 
 async def test_leave_that_was_given_since_a_host_was_looked_at_counts(one: World) -> None:
     one.silent, one.after = {"alpha"}, RUNS_THERE
-    case = await ending.seen(WATCHED)
+    case = await stop.seen(WATCHED)
     assert not case.alone
     one.alone = True
     with pytest.raises(GuestBusy, match="had leave to go on"):
-        await ending.failover(WATCHED, one.caller, case=case)
+        await stop.failover(WATCHED, one.caller, case=case)
     assert one.did == []
     one.alone = False
-    assert (await ending.failover(WATCHED, one.caller, case=case)).fenced == FENCED
+    assert (await stop.failover(WATCHED, one.caller, case=case)).fenced == FENCED
 
 
 async def test_a_guest_whose_host_says_that_it_is_gone_needs_neither_word_nor_fence(
@@ -376,14 +383,14 @@ async def test_a_guest_whose_host_says_that_it_is_gone_needs_neither_word_nor_fe
 ) -> None:
     one.says["alpha"] = {"role": "primary", "runs": False, "outcome": "died"}
     one.after = {**RUNS_THERE, "why": "a person said so; with epoch 7"}
-    done = await ending.failover(NO_LEASE, one.caller)
+    done = await stop.failover(NO_LEASE, one.caller)
     assert one.did == ["beta failover", "alpha end", "beta end"]
     assert done.why == "alpha says that it does not run there; with epoch 7"
 
 
 async def test_a_watched_guest_is_unprotected_though_its_backup_is_dead(one: World) -> None:
     one.silent = {"beta"}
-    await ending.unprotect(WATCHED, one.caller)
+    await stop.unprotect(WATCHED, one.caller)
     # In this order: a standby that is left there is never failed over to.
     assert one.did == ["noted: it is unprotected", "alpha end"]
     assert one.finished == []
@@ -396,7 +403,7 @@ async def test_a_watched_guest_that_may_run_on_a_silent_backup_is_not_unprotecte
     one.silent = {"beta"}
     one.says["alpha"] = {"role": "primary", "runs": False}
     with pytest.raises(RemoteError, match="beta"):
-        await ending.unprotect(WATCHED, one.caller)
+        await stop.unprotect(WATCHED, one.caller)
     assert one.did == []
 
 
@@ -404,12 +411,12 @@ async def test_who_lost_the_journal_while_a_host_was_fenced_runs_nothing(one: Wo
     """Another controller may have taken over meanwhile, and given leave."""
     one.silent, one.after, one.holds = {"alpha"}, RUNS_THERE, False
     with pytest.raises(HypervisorError, match="the journal has not answered"):
-        await ending.failover(WATCHED, one.caller)
+        await stop.failover(WATCHED, one.caller)
     assert one.did == ["alpha fenced"]
 
 
 async def test_a_guest_that_waits_for_leave_is_not_switched(one: World) -> None:
     one.says["alpha"]["wants_leave"] = "17"
     with pytest.raises(GuestBusy, match="its standby is not ready"):
-        await ending.planned(WATCHED, one.caller)
+        await stop.planned(WATCHED, one.caller)
     assert one.did == []

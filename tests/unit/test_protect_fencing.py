@@ -20,8 +20,8 @@ from vmckpt.journal.store import Journal
 from vmckpt.model.events import Caller
 from vmckpt.model.fencing import Power
 from vmckpt.model.host import Host
-from vmckpt.protect import fencing
-from vmckpt.protect.steps import Step
+from vmckpt.protection import stop
+from vmckpt.protection.steps import Step
 from vmckpt.remote import fence_agent as agents
 
 
@@ -55,7 +55,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
 
 
 async def test_the_journal_says_who_was_fenced_when_and_by_whom(scene: Scene) -> None:
-    done = await fencing.fence(scene.agent.host(), scene.recorder, scene.caller)
+    done = await stop.fence_host(scene.agent.host(), scene.recorder, scene.caller)
     (step,) = scene.steps()
     path = str(scene.agent.path)
     assert (step.name, step.state) == (Step.FENCE, StepState.DONE)
@@ -71,13 +71,13 @@ async def test_the_journal_says_who_was_fenced_when_and_by_whom(scene: Scene) ->
 async def test_what_was_tried_in_vain_is_kept_with_what_was_answered(scene: Scene) -> None:
     scene.agent.behaves(off="tells")
     with pytest.raises(FencingFailed, match="add --host-is-off"):
-        await fencing.fence(scene.agent.host(), scene.recorder, scene.caller)
+        await stop.fence_host(scene.agent.host(), scene.recorder, scene.caller)
     (step,) = scene.steps()
     assert step.state is StepState.FAILED
     assert step.result is not None
     assert "could not be switched off: it ended with 1: Unable to" in step.result["error"]
     scene.agent.behaves()
-    await fencing.fence(scene.agent.host(), scene.recorder, scene.caller)
+    await stop.fence_host(scene.agent.host(), scene.recorder, scene.caller)
     assert [one.state for one in scene.steps()] == [StepState.FAILED, StepState.DONE]
 
 
@@ -89,7 +89,7 @@ async def test_no_secret_is_written_down(scene: Scene, tmp_path: Path, mode: str
     file.chmod(0o644)
     fenced = scene.agent.host({"ip": "10.9.0.11", "snmp": SECRET}, password_file=file)
     try:
-        await fencing.fence(fenced, scene.recorder, scene.caller)
+        await stop.fence_host(fenced, scene.recorder, scene.caller)
     except FencingFailed as exc:
         scene.warned.append(str(exc))
     scene.recorder.close()
@@ -109,7 +109,7 @@ async def test_a_journal_that_was_lost_to_another_keeps_the_host_on(
 
     monkeypatch.setattr(scene.recorder, "intend", lost)
     with pytest.raises(LeaseLost):
-        await fencing.fence(scene.agent.host(), scene.recorder, scene.caller)
+        await stop.fence_host(scene.agent.host(), scene.recorder, scene.caller)
     assert scene.agent.calls == []
 
 
@@ -120,7 +120,7 @@ async def test_a_journal_that_breaks_afterwards_does_not_keep_the_guest_off(
         raise JournalError("no room")
 
     monkeypatch.setattr(scene.recorder, "conclude", broken)
-    assert (await fencing.fence(scene.agent.host(), scene.recorder, scene.caller)).host == "alpha"
+    assert (await stop.fence_host(scene.agent.host(), scene.recorder, scene.caller)).host == "alpha"
 
 
 async def test_doctor_asks_the_agent_and_switches_nothing_off(tmp_path: Path) -> None:

@@ -19,9 +19,17 @@ from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.lease import client
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
-from vmckpt.protect import asking, ending, engine, moving, settling
-from vmckpt.protect.ending import Known
-from vmckpt.protect.requests import Setting
+from vmckpt.protection import (
+    agent_client,
+    recovery,
+    start,
+)
+from vmckpt.protection import (
+    stop as protection_stop,
+)
+from vmckpt.protection.migration import finish
+from vmckpt.protection.request import Setting
+from vmckpt.protection.stop import Known
 from vmckpt.replication.backup import standby_setup, standby_xml
 from vmckpt.replication.session import Disk
 
@@ -65,7 +73,7 @@ def hosts(
             return {"error": str(exc), "unreachable": True, "silent": True}
 
     for name, function in (("order", order), ("ask", ask), ("status", status)):
-        monkeypatch.setattr(asking, name, function)
+        monkeypatch.setattr(agent_client, name, function)
     monkeypatch.setattr(client, "revoke", lambda *_, **__: did.append(("lease", "revoke")))
     return did
 
@@ -80,7 +88,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Any:
         ended=lambda found, **_: found,
     )  # fmt: skip
     del monkeypatch
-    return asyncio.run(settling.settle(cast("Any", case), ()))
+    return asyncio.run(recovery.settle(cast("Any", case), ()))
 
 
 @pytest.mark.parametrize("ours", [NOTHING, SHOT, None])
@@ -104,7 +112,7 @@ def test_while_libvirt_of_a_backup_started_anew_is_silent_nobody_gets_it(
     did = hosts(monkeypatch, {"alpha": SHOT, "beta": unclear})
     assert settled(monkeypatch).outcome is None
     with pytest.raises(HypervisorError, match="may have taken over on beta"):
-        asyncio.run(ending.where(KNOWN))
+        asyncio.run(protection_stop.where(KNOWN))
     assert not did
 
 
@@ -114,12 +122,12 @@ def test_where_both_have_forgotten_all_and_the_backup_knows_no_guest_it_is_put_b
     did = hosts(monkeypatch, {"alpha": NOTHING, "beta": NOTHING})
     assert settled(monkeypatch).outcome is Outcome.COMPLETED
     assert ("alpha", "end", True) in did
-    assert asyncio.run(ending.where(KNOWN)) is ALPHA
+    assert asyncio.run(protection_stop.where(KNOWN)) is ALPHA
 
 
 def test_a_guest_that_runs_on_its_primary_is_its_primarys(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts(monkeypatch, {"alpha": RUNS, "beta": {"role": None, "runs": False, "known": True}})
-    assert asyncio.run(ending.where(KNOWN)) is ALPHA
+    assert asyncio.run(protection_stop.where(KNOWN)) is ALPHA
 
 
 def test_a_silent_backup_may_have_the_guest_unless_it_runs_on_the_primary(
@@ -131,18 +139,18 @@ def test_a_silent_backup_may_have_the_guest_unless_it_runs_on_the_primary(
     def attended(*_: object) -> Iterator[Any]:
         yield SimpleNamespace(finish=lambda *_: did.append(("finish",)))
 
-    monkeypatch.setattr(ending, "attended", attended)
+    monkeypatch.setattr(protection_stop, "attended", attended)
     with pytest.raises(RemoteError):
-        asyncio.run(ending.unprotect(KNOWN, cast("Any", SimpleNamespace(warn=print))))
+        asyncio.run(protection_stop.unprotect(KNOWN, cast("Any", SimpleNamespace(warn=print))))
     assert not did
     hosts(monkeypatch, {"alpha": RUNS}, silent=("beta",))
-    assert asyncio.run(ending.where(KNOWN)) is ALPHA
+    assert asyncio.run(protection_stop.where(KNOWN)) is ALPHA
 
 
 def test_an_undone_protection_keeps_the_lease_of_a_primary_that_could_not_be_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    beginning = object.__new__(engine.Beginning)
+    beginning = object.__new__(start.Beginning)
     beginning._setting = Setting(primary=ALPHA, backup=BETA, lease="postgresql://w/db")
     beginning._guest = cast("Any", SimpleNamespace(uuid="u-1"))
     beginning._caller = cast("Any", SimpleNamespace(warn=print))
@@ -159,9 +167,9 @@ def test_an_undone_protection_keeps_the_lease_of_a_primary_that_could_not_be_end
 
 def test_a_move_whose_target_lost_the_standby_before_it_ran_is_taken_back() -> None:
     lost = {"role": "backup", "runs": False, "agent": False, "outcome": "lost"}
-    assert moving.never_ran(lost)
-    assert not moving.never_ran({**lost, "ran": True})
-    assert not moving.never_ran({**lost, "outcome": "failed-over"})
+    assert finish.never_ran(lost)
+    assert not finish.never_ran({**lost, "ran": True})
+    assert not finish.never_ran({**lost, "outcome": "failed-over"})
 
 
 def order(state: Path, **more: Any) -> ReplicaOrder:

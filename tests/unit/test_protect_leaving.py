@@ -16,8 +16,8 @@ from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.journal.store import Journal
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
-from vmckpt.protect import asking, leaving, settling
-from vmckpt.protect.steps import Step
+from vmckpt.protection import agent_client, recovery, solo_permission
+from vmckpt.protection.steps import Step
 
 ALPHA = Host(name="alpha", uri="qemu+tcp://alpha/system")
 BETA = Host(name="beta", uri="qemu+tcp://beta/system")
@@ -50,15 +50,15 @@ def job(kept: Recorder) -> str:
 
 
 async def test_it_is_noted_once_and_is_over_when_the_standby_is_whole(kept: Recorder) -> None:
-    assert await leaving.alone(job(kept)) == ()
-    await leaving.note(kept, job(kept), "beta was away")
-    (first,) = await leaving.alone(job(kept))
-    await leaving.note(kept, job(kept), "beta was away again")
-    assert await leaving.alone(job(kept)) == (first,)
-    await leaving.stands(kept, job(kept))
-    assert await leaving.alone(job(kept)) == ()
-    await leaving.note(kept, job(kept), "beta was away a third time")
-    (third,) = await leaving.alone(job(kept))
+    assert await solo_permission.alone(job(kept)) == ()
+    await solo_permission.note(kept, job(kept), "beta was away")
+    (first,) = await solo_permission.alone(job(kept))
+    await solo_permission.note(kept, job(kept), "beta was away again")
+    assert await solo_permission.alone(job(kept)) == (first,)
+    await solo_permission.stands(kept, job(kept))
+    assert await solo_permission.alone(job(kept)) == ()
+    await solo_permission.note(kept, job(kept), "beta was away a third time")
+    (third,) = await solo_permission.alone(job(kept))
     assert third != first
 
 
@@ -88,8 +88,8 @@ class Agents:
 @pytest.fixture
 def agents(kept: Recorder, place: Path, monkeypatch: pytest.MonkeyPatch) -> Agents:
     made = Agents(kept, place)
-    monkeypatch.setattr(asking, "ask", made.ask)
-    monkeypatch.setattr(asking, "status", made.status)
+    monkeypatch.setattr(agent_client, "ask", made.ask)
+    monkeypatch.setattr(agent_client, "status", made.status)
     return made
 
 
@@ -107,16 +107,16 @@ async def test_recover_gives_it_where_nobody_keeps_watch(
             recorder=recorder, caller=caller, adopt=False,
         )  # fmt: skip
 
-    told = await settling.settle(case(None), ())
+    told = await recovery.settle(case(None), ())
     assert (told.goes_on, told.settle) == (True, "vmckpt recover lets it go on alone")
     assert agents.given == []
     agents.deaf = True
     with pytest.raises(RemoteError):
-        await settling.settle(case(kept), ())
+        await recovery.settle(case(kept), ())
     # It may have heard: nobody lets the standby run.
-    assert len(await leaving.alone(job(kept))) == 1
+    assert len(await solo_permission.alone(job(kept))) == 1
     agents.deaf = False
-    found = await settling.settle(case(kept), ())
+    found = await recovery.settle(case(kept), ())
     assert agents.given == ["alone 17"]
     assert (found.outcome, found.goes_on) == (None, True)
     assert found.truth == "what web1 sent waited for beta, which is away; it goes on alone now"

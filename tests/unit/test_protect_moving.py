@@ -20,18 +20,20 @@ from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
-from vmckpt.protect import asking, moving, settling_move
-from vmckpt.protect.steps import Step
+from vmckpt.protection import agent_client
+from vmckpt.protection.migration import finish as migration_finish
+from vmckpt.protection.migration import recovery
+from vmckpt.protection.steps import Step
 from vmckpt.units import Seconds
 
 
 @pytest.fixture
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
     made = Hosts()
-    monkeypatch.setattr(asking, "order", made.order)
-    monkeypatch.setattr(asking, "status", made.status)
-    monkeypatch.setattr(moving, "_TURN", 0.001)
-    monkeypatch.setattr(moving, "_ARRIVES", Seconds(0.05))
+    monkeypatch.setattr(agent_client, "order", made.order)
+    monkeypatch.setattr(agent_client, "status", made.status)
+    monkeypatch.setattr(migration_finish, "_TURN", 0.001)
+    monkeypatch.setattr(migration_finish, "_ARRIVES", Seconds(0.05))
     return made
 
 
@@ -41,7 +43,7 @@ def nothing(_: str) -> None:
 
 async def test_called_off_the_source_ends_first_and_the_guest_runs_on_there(hosts: Hosts) -> None:
     said: list[str] = []
-    assert await moving.call_off(PAIR, said.append) is None
+    assert await migration_finish.call_off(PAIR, said.append) is None
     assert hosts.did == ["alpha end", "beta end"]
     assert hosts.running == ["alpha"]
     assert hosts.source.defined
@@ -52,7 +54,7 @@ async def test_called_off_the_source_ends_first_and_the_guest_runs_on_there(host
 async def test_what_was_given_away_is_not_called_off_but_finished(hosts: Hosts) -> None:
     hosts.delivers = False
     hosts.give()
-    told = await moving.call_off(PAIR, nothing)
+    told = await migration_finish.call_off(PAIR, nothing)
     assert told is not None
     assert hosts.running == ["beta"]
     assert hosts.left == []
@@ -63,7 +65,7 @@ async def test_what_was_given_away_is_not_called_off_but_finished(hosts: Hosts) 
 async def test_finished_the_standby_is_told_what_it_may_not_have_heard(hosts: Hosts) -> None:
     hosts.delivers = False
     hosts.give()
-    assert await moving.finish(PAIR, nothing) is not None
+    assert await migration_finish.finish(PAIR, nothing) is not None
     assert hosts.did == ["beta failover", "alpha end", "beta end"]
     assert hosts.running == ["beta"]
 
@@ -72,7 +74,7 @@ async def test_what_the_target_cannot_take_runs_on_where_it_was(hosts: Hosts) ->
     hosts.target.loads = False
     hosts.give()
     said: list[str] = []
-    assert await moving.finish(PAIR, said.append) is None
+    assert await migration_finish.finish(PAIR, said.append) is None
     assert hosts.running == ["alpha"]
     assert hosts.left == []
     assert hosts.source.defined
@@ -83,7 +85,7 @@ async def test_a_target_that_has_let_it_run_is_never_taken_back_from(hosts: Host
     """Its QEMU died right after it: nobody knows what it has sent and written."""
     hosts.give()
     hosts.target.qemu = hosts.target.agent = False
-    assert await moving.finish(PAIR, nothing) is not None
+    assert await migration_finish.finish(PAIR, nothing) is not None
     assert hosts.running == []
 
 
@@ -92,10 +94,10 @@ async def test_a_target_that_does_not_answer_leaves_it_open(hosts: Hosts) -> Non
     hosts.give()
     hosts.silent = {"beta"}
     with pytest.raises(OutcomeUnknown, match="does not run there: beta: no answer"):
-        await moving.finish(PAIR, nothing)
+        await migration_finish.finish(PAIR, nothing)
     assert hosts.running == []
     hosts.silent = set()
-    await moving.finish(PAIR, nothing)
+    await migration_finish.finish(PAIR, nothing)
     assert hosts.running == ["beta"]
 
 
@@ -103,13 +105,13 @@ async def test_a_target_that_has_forgotten_it_is_not_waited_for(hosts: Hosts) ->
     hosts.give()
     hosts.target.role = hosts.target.ran = hosts.target.qemu = False
     with pytest.raises(OutcomeUnknown, match="it knows nothing of it"):
-        await moving.finish(PAIR, nothing)
+        await migration_finish.finish(PAIR, nothing)
 
 
 async def test_where_the_source_is_silent_the_standby_stays(hosts: Hosts) -> None:
     hosts.silent = {"alpha"}
     with pytest.raises(RemoteError):
-        await moving.call_off(PAIR, nothing)
+        await migration_finish.call_off(PAIR, nothing)
     assert hosts.did == []
 
 
@@ -117,7 +119,7 @@ async def test_a_source_that_cannot_be_tidied_is_told_and_nothing_more(hosts: Ho
     hosts.give()
     hosts.silent = {"alpha"}
     said: list[str] = []
-    assert await moving.finish(PAIR, said.append) is not None
+    assert await migration_finish.finish(PAIR, said.append) is not None
     assert hosts.running == ["beta"]
     assert "is not removed" in said[0]
 
@@ -152,7 +154,7 @@ def case(recorder: Recorder | None, *steps: StoredStep) -> Unattended:
 
 
 async def settled(recorder: Recorder | None = None) -> Settled:
-    return await settling_move.settle(case(recorder, step()), ())
+    return await recovery.settle(case(recorder, step()), ())
 
 
 async def test_only_looked_at_nothing_is_done(hosts: Hosts) -> None:
@@ -189,7 +191,7 @@ async def test_a_guest_that_is_given_away_between_look_and_end_arrives(
             hosts.give()
         return told
 
-    monkeypatch.setattr(asking, "status", status)
+    monkeypatch.setattr(agent_client, "status", status)
     recorder = Recorder()
     found = await settled(recorder)
     assert found.truth == "web1 runs on beta"
@@ -237,7 +239,7 @@ async def test_a_controller_that_died_before_anything_began_has_left_nothing(hos
 
 async def test_a_controller_that_died_when_all_was_done_is_told_so(hosts: Hosts) -> None:
     hosts.give()
-    await moving.finish(PAIR, nothing)
+    await migration_finish.finish(PAIR, nothing)
     recorder = Recorder()
     found = await settled(recorder)
     assert found.truth == "web1 runs on beta"
@@ -248,7 +250,7 @@ async def test_a_controller_that_died_when_all_was_done_is_told_so(hosts: Hosts)
 async def test_a_standby_that_was_left_on_a_silent_target_goes_later(hosts: Hosts) -> None:
     hosts.silent = {"beta"}
     with pytest.raises(RemoteError):
-        await moving.call_off(PAIR, nothing)
+        await migration_finish.call_off(PAIR, nothing)
     hosts.silent = set()
     recorder = Recorder()
     found = await settled(recorder)
@@ -267,7 +269,7 @@ async def test_a_guest_that_ended_and_left_nothing_is_said_to_have_ended(hosts: 
 
 def test_another_session_s_agents_are_not_asked_for_this_one() -> None:
     """A protection that was begun later, in the other direction."""
-    found = settling_move._of(PAIR, {"role": "backup", "session": "later", "runs": True})
+    found = recovery._of(PAIR, {"role": "backup", "session": "later", "runs": True})
     assert found == {"runs": False}
 
 
@@ -281,9 +283,9 @@ async def test_a_target_that_knows_nothing_of_what_it_was_given_is_a_person_s(ho
 
 def test_only_the_open_attempt_counts() -> None:
     done = step(StepState.UNDONE)
-    assert settling_move.begun([done]) is None
+    assert recovery.begun([done]) is None
     later = step(session="later")
-    assert settling_move.begun([done, later]) is later
+    assert recovery.begun([done, later]) is later
 
 
 FLAGS = ("given", "delivered", "loads", "source agent", "target agent", "target qemu")

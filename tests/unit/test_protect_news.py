@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from vmckpt.protect.news import SUMMARY_EVERY, Because, Look, look, readiness, worth
+from vmckpt.protection.status import (
+    SUMMARY_EVERY,
+    Because,
+    Look,
+    look,
+    readiness,
+    worth,
+)
 from vmckpt.units import Seconds
 
 WORKS: dict[str, Any] = {

@@ -8,7 +8,7 @@ import pytest
 from tests.support.builders import host_facts
 from vmckpt.model.disk import Room
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.protect.preflight import Seen, check
+from vmckpt.protection.preflight import Seen, check
 from vmckpt.units import MIB, Bytes, Seconds
 
 DISK = {

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from vmckpt.errors import BadInput, GuestBusy, VmckptError
-from vmckpt.protect import proof
-from vmckpt.protect.proof import Case, Proof
+from vmckpt.protection import host_death
+from vmckpt.protection.host_death import Case, Proof
 
 WELL = {"role": "primary", "agent": True, "runs": True, "phase": "protecting"}
 HANGS = {"role": "primary", "agent": False, "runs": True, "says": "no agent answers"}
@@ -66,7 +66,7 @@ def case(**changes: Any) -> Case:
     ],
 )
 def test_what_makes_sure_of_it(seen: Case, why: Proof) -> None:
-    assert proof.decide(seen) is why
+    assert host_death.decide(seen) is why
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_makes_sure_of_it(seen: Case, why: Proof) -> None:
 )
 def test_else_it_is_refused(seen: Case, kind: type[VmckptError], told: str) -> None:
     with pytest.raises(kind, match=told) as caught:
-        proof.decide(seen)
+        host_death.decide(seen)
     assert "\n" not in str(caught.value)
 
 
@@ -121,7 +121,7 @@ def test_nobody_is_powered_off_unasked_unless_all_are_silent_and_the_standby_is_
                 for word in (False, True):
                     seen = case(ours=ours, theirs=theirs, has_lease=lease, word=word)
                     try:
-                        fenced = proof.decide(seen) is Proof.FENCE
+                        fenced = host_death.decide(seen) is Proof.FENCE
                     except VmckptError:
                         fenced = False
                     only = ours is DEAD and theirs is READY and not lease and not word
@@ -130,10 +130,10 @@ def test_nobody_is_powered_off_unasked_unless_all_are_silent_and_the_standby_is_
 
 def test_a_person_who_says_that_a_host_is_off_which_is_heard_is_not_believed() -> None:
     with pytest.raises(GuestBusy, match="alpha is not off: beta hears of web1 there"):
-        proof.decide(case(ours=REFUSES, theirs=HEARS, word=True))
+        host_death.decide(case(ours=REFUSES, theirs=HEARS, word=True))
 
 
 @pytest.mark.parametrize("changes", [{}, {"fence": True}, {"ours": DIED}])
 def test_nobody_is_powered_off_for_a_standby_whose_qemu_is_gone(changes: dict[str, Any]) -> None:
     with pytest.raises(GuestBusy, match="is not ready"):
-        proof.decide(case(theirs={**READY, "runs": False}, **changes))
+        host_death.decide(case(theirs={**READY, "runs": False}, **changes))

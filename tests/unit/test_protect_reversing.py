@@ -19,8 +19,15 @@ from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
-from vmckpt.protect import asking, ending, settling
-from vmckpt.protect.reversing import Before, Earlier, Taking, decide, earlier, wanted
+from vmckpt.protection import agent_client, recovery, stop
+from vmckpt.protection.resync import (
+    Before,
+    Earlier,
+    Taking,
+    decide,
+    earlier,
+    wanted,
+)
 from vmckpt.replication.backup.standby_setup import Image
 from vmckpt.units import MIB, Bytes
 
@@ -234,8 +241,8 @@ async def test_a_failover_that_recovery_finds_is_written_down_as_one(
     async def tidy(_: object) -> None:
         pass
 
-    monkeypatch.setattr(asking, "status", status)
-    monkeypatch.setattr(ending, "tidy", tidy)
+    monkeypatch.setattr(agent_client, "status", status)
+    monkeypatch.setattr(stop, "tidy", tidy)
     hosts = {name: Host(name=name, uri=f"qemu+tcp://{name}/system") for name in ("alpha", "beta")}
     finished: list[tuple[Outcome, Mapping[str, Any]]] = []
     inventory = SimpleNamespace(host=hosts.__getitem__, lease=None)
@@ -247,7 +254,7 @@ async def test_a_failover_that_recovery_finds_is_written_down_as_one(
         steps=past(None)[1], adopt=False, caller=cast("Caller", None),
         recorder=cast("Any", SimpleNamespace(finish=lambda *told: finished.append(told))),
     )  # fmt: skip
-    await settling.settle(case, ())
+    await recovery.settle(case, ())
     ((outcome, report),) = finished
     assert outcome is Outcome.COMPLETED
     operation = SimpleNamespace(source="alpha", target="beta", report=report)

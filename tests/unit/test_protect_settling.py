@@ -10,9 +10,9 @@ from vmckpt.journal.recorder import Unattended
 from vmckpt.journal.records import Operation
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
-from vmckpt.protect import asking, settling
-from vmckpt.protect.ending import Known
-from vmckpt.protect.settling import is_abandoned, truth
+from vmckpt.protection import agent_client, recovery
+from vmckpt.protection.recovery import is_abandoned, truth
+from vmckpt.protection.stop import Known
 
 KNOWN = Known(
     operation=cast("Operation", SimpleNamespace(id="7", guest="web1", guest_uuid="u-1")),
@@ -179,11 +179,11 @@ def test_a_qemu_without_an_agent_is_abandoned(told: Mapping[str, Any], abandoned
 def test_a_standby_without_an_agent_is_looked_after_whatever_the_primary_says() -> None:
     left = {**BEGINS, "runs": True}
     for ours in (SILENT, DIED, WORKS):
-        found = settling._with_agents(KNOWN, truth(KNOWN, ours, left), ours, left)
+        found = recovery._with_agents(KNOWN, truth(KNOWN, ours, left), ours, left)
         assert (found.outcome, found.goes_on) == (None, True)
         assert found.settle == "vmckpt recover starts its agent on beta again"
     ended = truth(KNOWN, ENDED, left)
-    assert settling._with_agents(KNOWN, ended, ENDED, left) == ended
+    assert recovery._with_agents(KNOWN, ended, ENDED, left) == ended
 
 
 @pytest.mark.parametrize("dry", [False, True])
@@ -200,8 +200,8 @@ async def test_agents_that_are_gone_with_their_guards_are_started_again(
         orders.append((host.name, what, owner))
         return {"did": [f"started the agent on {host.name} again"]}
 
-    monkeypatch.setattr(asking, "status", status)
-    monkeypatch.setattr(asking, "order", order)
+    monkeypatch.setattr(agent_client, "status", status)
+    monkeypatch.setattr(agent_client, "order", order)
     step = SimpleNamespace(intent={"session": "5e55", "lease": True})
     inventory = SimpleNamespace(host=lambda _: KNOWN.backup, lease="postgresql://")
     recorder = SimpleNamespace(entrust=lambda _: None, update=lambda **_: None)
@@ -210,7 +210,7 @@ async def test_agents_that_are_gone_with_their_guards_are_started_again(
         step=lambda _: step, inventory=inventory, host=KNOWN.primary, dry=dry,
         recorder=None if dry else recorder, operation=operation,
     )  # fmt: skip
-    found = await settling.settle(cast("Unattended", case), [])
+    found = await recovery.settle(cast("Unattended", case), [])
 
     again = [("beta", "revive", "5e55"), ("alpha", "revive", "5e55")]
     assert orders == ([] if dry else again)

@@ -13,8 +13,8 @@ from vmckpt.errors import BadInput, Cancelled, GuestBusy, OutcomeUnknown, Vmckpt
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
-from vmckpt.protect import asking, trying
-from vmckpt.protect.ending import Known
+from vmckpt.protection import agent_client, test_failover
+from vmckpt.protection.stop import Known
 from vmckpt.units import Seconds
 
 KNOWN = Known(
@@ -58,14 +58,14 @@ class Agent:
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> Agent:
     made = Agent()
-    monkeypatch.setattr(asking, "order", made.order)
-    monkeypatch.setattr(trying, "_TURN", 0.001)
+    monkeypatch.setattr(agent_client, "order", made.order)
+    monkeypatch.setattr(test_failover, "_TURN", 0.001)
     return made
 
 
 async def test_it_returns_once_the_copy_runs_and_says_what_it_is(agent: Agent) -> None:
     agent.says = [COPYING, COPYING, COPIED, RUNS]
-    done = await trying.begin(KNOWN, agent.caller)
+    done = await test_failover.begin(KNOWN, agent.caller)
     assert agent.did == ["test"]
     assert (done.name, done.uuid, done.host, done.epoch, done.age) == (
         "web1-test", "u-2", "beta", 12, 1.5,
@@ -79,12 +79,12 @@ async def test_it_returns_once_the_copy_runs_and_says_what_it_is(agent: Agent) -
 async def test_what_the_backup_refuses_is_said_as_it_says_it(agent: Agent) -> None:
     agent.refuses = "a test of web1 runs already; end it first"
     with pytest.raises(GuestBusy, match="a test of web1 runs already"):
-        await trying.begin(KNOWN, agent.caller)
+        await test_failover.begin(KNOWN, agent.caller)
 
 
 async def test_without_a_standby_there_is_no_test(agent: Agent) -> None:
     agent.there = False
-    for asked in (trying.begin, trying.end):
+    for asked in (test_failover.begin, test_failover.end):
         with pytest.raises(GuestBusy, match="no standby on beta: the standby's QEMU is gone"):
             await asked(KNOWN, agent.caller)
 
@@ -92,55 +92,55 @@ async def test_without_a_standby_there_is_no_test(agent: Agent) -> None:
 async def test_a_copy_that_does_not_run_is_an_error(agent: Agent) -> None:
     agent.says = [COPYING, FAILED]
     with pytest.raises(VmckptError, match="the test failed: its QEMU died"):
-        await trying.begin(KNOWN, agent.caller)
+        await test_failover.begin(KNOWN, agent.caller)
 
 
 async def test_an_agent_that_was_started_again_has_no_test(agent: Agent) -> None:
     agent.says = [COPYING, None]
     with pytest.raises(VmckptError, match="has ended before its copy ran"):
-        await trying.begin(KNOWN, agent.caller)
+        await test_failover.begin(KNOWN, agent.caller)
 
 
 async def test_who_gives_up_has_the_copy_taken_away(agent: Agent) -> None:
     agent.says = [COPIED]
     agent.caller.stop.set()
     with pytest.raises(Cancelled, match="no copy of web1 runs"):
-        await trying.begin(KNOWN, agent.caller)
+        await test_failover.begin(KNOWN, agent.caller)
     assert agent.did == ["test", "end-test"]
 
 
 async def test_a_copy_that_never_runs_is_taken_away(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trying, "_BEGINS", Seconds(0.01))
+    monkeypatch.setattr(test_failover, "_BEGINS", Seconds(0.01))
     agent.says = [COPIED]
     with pytest.raises(VmckptError, match="was given up"):
-        await trying.begin(KNOWN, agent.caller)
+        await test_failover.begin(KNOWN, agent.caller)
     assert agent.did == ["test", "end-test"]
 
 
 async def test_its_end_is_waited_for(agent: Agent) -> None:
     agent.says = [RUNS]
-    done = await trying.end(KNOWN, agent.caller)
+    done = await test_failover.end(KNOWN, agent.caller)
     assert agent.did == ["end-test"]
     assert done.name == "web1-test"
 
 
 async def test_what_does_not_end_is_unknown(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trying, "_ENDS", Seconds(0.01))
+    monkeypatch.setattr(test_failover, "_ENDS", Seconds(0.01))
 
     async def stays(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any]:
         del host, guest, what, more
         return {"agent": True, "test": RUNS}
 
-    monkeypatch.setattr(asking, "order", stays)
+    monkeypatch.setattr(agent_client, "order", stays)
     with pytest.raises(OutcomeUnknown, match="web1-test does not end on beta"):
-        await trying.end(KNOWN, agent.caller)
+        await test_failover.end(KNOWN, agent.caller)
 
 
 async def test_one_that_failed_is_forgotten(agent: Agent) -> None:
     agent.says = [FAILED]
-    assert (await trying.end(KNOWN, agent.caller)).name == "web1-test"
+    assert (await test_failover.end(KNOWN, agent.caller)).name == "web1-test"
 
 
 @pytest.mark.parametrize("other", ["--planned", "--host-is-off", "--end-test"])

@@ -23,9 +23,9 @@ from tests.unit.test_protect_proof import (
     WELL,
 )
 from vmckpt.errors import VmckptError
-from vmckpt.protect import proof, vigil
-from vmckpt.protect.proof import Case, Proof
-from vmckpt.protect.vigil import Do
+from vmckpt.protection import failover_policy, host_death
+from vmckpt.protection.failover_policy import Do
+from vmckpt.protection.host_death import Case, Proof
 from vmckpt.units import Seconds
 
 PATIENCE = Seconds(5.0)
@@ -90,14 +90,14 @@ def silent(seconds: float) -> dict[str, Any]:
     ],
 )
 def test_each_case_is_decided_and_said(seen: Case, do: Do, why: str) -> None:
-    told = vigil.decide(seen, patience=PATIENCE)
+    told = failover_policy.decide(seen, patience=PATIENCE)
     assert told.do is do
     assert (why in told.why) if why else not told.why
 
 
 def test_a_heartbeat_that_was_lost_is_no_dead_host_however_short_the_patience() -> None:
     for seconds, do in ((2.9, Do.WAIT), (3.1, Do.FAIL_OVER)):
-        assert vigil.decide(case(theirs=silent(seconds)), patience=Seconds(0.5)).do is do
+        assert failover_policy.decide(case(theirs=silent(seconds)), patience=Seconds(0.5)).do is do
 
 
 def test_whatever_is_failed_over_unasked_is_made_sure_of() -> None:
@@ -111,10 +111,10 @@ def test_whatever_is_failed_over_unasked_is_made_sure_of() -> None:
     ]
     failed_over = 0
     for one in seen:
-        if vigil.decide(one, patience=PATIENCE).do is not Do.FAIL_OVER:
+        if failover_policy.decide(one, patience=PATIENCE).do is not Do.FAIL_OVER:
             continue
         try:
-            why = proof.decide(one)
+            why = host_death.decide(one)
         except VmckptError:
             assert not one.has_fence  # somebody took it out of the inventory
             continue
@@ -127,5 +127,5 @@ def test_whatever_is_failed_over_unasked_is_made_sure_of() -> None:
 def test_nobody_has_leave_and_a_dead_host_at_once() -> None:
     """Who wants leave answers; who answers is not powered off."""
     for theirs in (READY, HEARS, EMPTY, GONE, silent(60.0)):
-        told = vigil.decide(case(ours=WANTS, theirs=theirs), patience=PATIENCE)
+        told = failover_policy.decide(case(ours=WANTS, theirs=theirs), patience=PATIENCE)
         assert told.do is Do.LET_ALONE

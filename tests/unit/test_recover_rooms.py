@@ -11,7 +11,7 @@ from vmckpt.journal.records import RequestKind, StepState, StoredStep
 from vmckpt.migrate import direct_control
 from vmckpt.migrate import settling as moves
 from vmckpt.model.recovery import Settled
-from vmckpt.protect import settling_move
+from vmckpt.protection.migration import recovery
 from vmckpt.recover.rooms import ROOMS
 
 
@@ -48,7 +48,7 @@ async def test_a_move_is_settled_by_whoever_drove_it(
         return settle
 
     monkeypatch.setattr(moves, "settle", told("libvirt"))
-    monkeypatch.setattr(settling_move, "settle", told("agents"))
+    monkeypatch.setattr(recovery, "settle", told("agents"))
     assert (await ROOMS["migrate"](case(*steps), ())).truth == who
 
 

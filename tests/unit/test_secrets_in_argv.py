@@ -23,7 +23,7 @@ from vmckpt.errors import Cancelled
 from vmckpt.journal import location
 from vmckpt.journal.store import Journal
 from vmckpt.model.fencing import Action
-from vmckpt.protect import engine
+from vmckpt.protection import start
 from vmckpt.remote import fence_agent
 
 SECRET = "geheim7"
@@ -164,5 +164,5 @@ async def test_a_fence_agent_has_its_password_from_standard_input_alone(tmp_path
 
 def test_an_agent_gets_no_password_of_the_controllers() -> None:
     url = f"postgresql://vm:{SECRET}@witness:5433/db?passfile=/etc/x&sslpassword={SECRET}&sslmode=require"
-    made = engine._as_user(url, "vmckpt_lease_1", "own")
+    made = start._as_user(url, "vmckpt_lease_1", "own")
     assert made == "postgresql://vmckpt_lease_1:own@witness:5433/db?sslmode=require"

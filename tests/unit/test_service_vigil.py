@@ -16,9 +16,9 @@ from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
 from vmckpt.policy.model import Failover, Protection
-from vmckpt.protect import ending, leaving, protections
-from vmckpt.protect.ending import Ended, Known
-from vmckpt.protect.proof import Case
+from vmckpt.protection import active, solo_permission, stop
+from vmckpt.protection.host_death import Case
+from vmckpt.protection.stop import Ended, Known
 from vmckpt.service import vigil
 from vmckpt.service.serving import Told
 from vmckpt.service.vigil import Vigil
@@ -117,10 +117,10 @@ class World:
 def one(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     made.slow.set()
-    monkeypatch.setattr(protections, "unattended", made.unattended)
-    monkeypatch.setattr(protections, "known", made.known)
-    for room, names in ((ending, ("seen", "failover", "attended")),
-                        (leaving, ("note", "give", "stands"))):  # fmt: skip
+    monkeypatch.setattr(active, "unattended", made.unattended)
+    monkeypatch.setattr(active, "known", made.known)
+    for room, names in ((stop, ("seen", "failover", "attended")),
+                        (solo_permission, ("note", "give", "stands"))):  # fmt: skip
         for name in names:
             monkeypatch.setattr(room, name, getattr(made, name))
     monkeypatch.setattr(vigil, "_LOOK", Seconds(0.01))

@@ -15,7 +15,7 @@ from vmckpt.journal.records import StoredEvent, StoredSample
 from vmckpt.journal.serialization import as_sampled
 from vmckpt.model.guest import FleetNow, GuestNow, GuestState
 from vmckpt.model.migration import JobPhase, Outcome
-from vmckpt.protect import news
+from vmckpt.protection import status
 from vmckpt.sim import fleet as fleets
 from vmckpt.sim import jobs as moves
 from vmckpt.sim.fleet import Manner
@@ -218,7 +218,7 @@ async def test_protections_are_told_as_their_agents_tell_it() -> None:
     ready, entries = [], await shown.protections()
     for _ in range(10):
         entries = await shown.protections()
-        looks = [news.look(entry) for entry in entries.values()]
+        looks = [status.look(entry) for entry in entries.values()]
         ready.append(tuple(look.ready for look in looks))
         told = [tuple(entry["standby"].values()) for entry in entries.values()]
         assert told == [(look.ready, look.ready_why) for look in looks]

@@ -39,8 +39,8 @@ from vmckpt.monitor import paging
 from vmckpt.monitor.metrics import Exporter
 from vmckpt.monitor.paging import State
 from vmckpt.monitor.standing import Standing, troubles
-from vmckpt.protect import asking
-from vmckpt.protect.copies import of_protections, second_copy
+from vmckpt.protection import agent_client
+from vmckpt.protection.copies import of_protections, second_copy
 from vmckpt.recover import engine as recovering
 from vmckpt.recover.engine import Recovered
 from vmckpt.units import Seconds
@@ -161,7 +161,7 @@ async def test_a_primary_is_asked_after_a_backup_that_has_taken_over(
         ours = {**WORKS, "runs": len(rounds) == 1}
         return {name: ours if name == "alpha" else dict(OVER) for name in hosts}
 
-    monkeypatch.setattr(asking, "both", both)
+    monkeypatch.setattr(agent_client, "both", both)
     told = await protecting.stands(INVENTORY, PROTECT.operation)
     assert rounds == [["alpha", "beta"], ["alpha"]]
     assert of_protections([told]) == ()

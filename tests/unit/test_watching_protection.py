@@ -18,7 +18,7 @@ from vmckpt.journal import leases
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.model.host import Host
-from vmckpt.protect import asking
+from vmckpt.protection import agent_client
 from vmckpt.units import Seconds
 
 WEB1 = NewOperation(kind="protect", guest="web1", guest_uuid="u-1", source="alpha", target="beta")
@@ -65,7 +65,7 @@ def agents(monkeypatch: pytest.MonkeyPatch, say: Callable[[int], tuple[Any, Any]
         told = dict(zip(("alpha", "beta"), say(next(asked)), strict=True))
         return {name: told[name] for name in hosts}
 
-    monkeypatch.setattr(asking, "both", both)
+    monkeypatch.setattr(agent_client, "both", both)
 
 
 def ran(*args: str) -> str:

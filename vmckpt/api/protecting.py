@@ -16,12 +16,28 @@ from vmckpt.model.host import Host
 from vmckpt.policy import select
 from vmckpt.policy.model import Policy
 from vmckpt.policy.select import Subject
-from vmckpt.protect import adopting, asking, ending, engine, news, protections, reversing, trying
-from vmckpt.protect.ending import Ended, Known
-from vmckpt.protect.engine import Told
-from vmckpt.protect.requests import Judge, Protected, ProtectRequest, Setting
-from vmckpt.protect.reversing import Earlier
-from vmckpt.protect.trying import Tested
+from vmckpt.protection import (
+    active,
+    adopt,
+    agent_client,
+    resync,
+    start,
+    stop,
+    test_failover,
+)
+from vmckpt.protection import (
+    status as protection_status,
+)
+from vmckpt.protection.request import (
+    Judge,
+    Protected,
+    ProtectRequest,
+    Setting,
+)
+from vmckpt.protection.resync import Earlier
+from vmckpt.protection.start import Told
+from vmckpt.protection.stop import Ended, Known
+from vmckpt.protection.test_failover import Tested
 from vmckpt.service import claims
 from vmckpt.units import Seconds
 
@@ -72,20 +88,20 @@ async def protect(
         earlier=earlier,
     )  # fmt: skip
     setting = Setting(primary=primary, backup=backup, lease=inventory.lease)
-    return await engine.protect(setting, asked, caller, told)
+    return await start.protect(setting, asked, caller, told)
 
 
 def _earlier(uuid: str, host: str) -> Earlier | None:
     """How a guest (a UUID) came to the host where it runs. Raises GuestBusy: it is protected."""
     with jobs.open_journal() as journal:
-        found = [one for one in journal.recent(uuid, 0.0) if one.kind == protections.KIND]
+        found = [one for one in journal.recent(uuid, 0.0) if one.kind == active.KIND]
         if busy := next((one for one in found if one.active), None):
             raise GuestBusy(
                 f"guest {busy.guest} is protected ({busy.id}); nothing was changed",
                 mend=f"if it has failed over, vmckpt recover ends that; else vmckpt unprotect"
                 f" {busy.guest}",
             )
-        return reversing.earlier(((one, journal.steps(one.id)) for one in found), host)
+        return resync.earlier(((one, journal.steps(one.id)) for one in found), host)
 
 
 def _to(request: Request, earlier: Earlier | None, host: str) -> str:
@@ -112,7 +128,7 @@ async def unprotect(
     """See protect.ending.unprotect, and `_known`."""
     inventory.may_act()
     known = await _known(inventory, guest, caller, lost_journal=lost_journal)
-    return await ending.unprotect(known, caller)
+    return await stop.unprotect(known, caller)
 
 
 async def _known(
@@ -121,15 +137,15 @@ async def _known(
     """A guest's protection as the journal has it. `lost_journal`: else as its hosts have it, see
     protect.adopting. Raises VmckptError."""
     if not lost_journal:
-        return protections.of(inventory, guest)
-    if (known := protections.find(inventory, guest)) is not None:
+        return active.of(inventory, guest)
+    if (known := active.find(inventory, guest)) is not None:
         return known
     found, errors = await fleet.guests(inventory)
     uuids = {one.uuid for _, one in found if guest in (one.name, one.uuid)}
     if len(uuids) != 1:
         silent = f"; {' and '.join(errors)} cannot be asked" if errors else ""
         raise BadInput(f"{guest} is not protected{silent}", mend="vmckpt status lists them")
-    return await adopting.adopt(inventory, guest, uuids.pop(), caller.warn, dead=dead)
+    return await adopt.adopt(inventory, guest, uuids.pop(), caller.warn, dead=dead)
 
 
 async def failover(
@@ -141,25 +157,25 @@ async def failover(
     inventory.may_act()
     known = await _known(inventory, guest, caller, lost_journal=lost_journal, dead=dead)
     if planned:
-        return await ending.planned(known, caller)
-    return await ending.failover(known, caller, dead=dead, fence=fence)
+        return await stop.planned(known, caller)
+    return await stop.failover(known, caller, dead=dead, fence=fence)
 
 
 async def test(inventory: Inventory, guest: str, caller: Caller) -> Tested:
     """See protect.trying.begin."""
     inventory.may_act()
-    return await trying.begin(protections.of(inventory, guest), caller)
+    return await test_failover.begin(active.of(inventory, guest), caller)
 
 
 async def end_test(inventory: Inventory, guest: str, caller: Caller) -> Tested:
     """See protect.trying.end."""
     inventory.may_act()
-    return await trying.end(protections.of(inventory, guest), caller)
+    return await test_failover.end(active.of(inventory, guest), caller)
 
 
 async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, Any]]:
     """How protections stand, one entry each: what the journal and both agents say."""
-    found = [one for one in protections.active() if guest in (None, one.guest, one.guest_uuid)]
+    found = [one for one in active.active() if guest in (None, one.guest, one.guest_uuid)]
     if guest is not None and not found:
         raise BadInput(f"{guest} is not protected", mend="run vmckpt status")
     told = await asyncio.gather(*(stands(inventory, one) for one in found))
@@ -195,17 +211,19 @@ async def stands(
     if at_once:
         takes = await asyncio.gather(*(_takes_calls(host) for host in hosts.values()))
         silent |= {
-            name: asking.silent(name) for name, yes in zip(hosts, takes, strict=True) if not yes
+            name: agent_client.silent(name)
+            for name, yes in zip(hosts, takes, strict=True)
+            if not yes
         }
     asked = {name: host for name, host in hosts.items() if name not in silent}
     limit = _ANSWERS if at_once else None
-    told = silent | await asking.both(asked, operation.guest_uuid or "", limit)
-    if news.has_taken_over(told.get(operation.target or "") or {}):
+    told = silent | await agent_client.both(asked, operation.guest_uuid or "", limit)
+    if protection_status.has_taken_over(told.get(operation.target or "") or {}):
         # The guest's end here must not be older news than its beginning there.
         first = {name: host for name, host in asked.items() if name == operation.source}
-        told |= await asking.both(first, operation.guest_uuid or "", limit)
+        told |= await agent_client.both(first, operation.guest_uuid or "", limit)
     says = {name: told.get(name) for name in names}
-    ready, why = news.readiness(
+    ready, why = protection_status.readiness(
         says.get(operation.source or "") or {}, says.get(operation.target or "") or {}
     )
     return {

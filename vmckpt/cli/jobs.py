@@ -59,7 +59,7 @@ def jobs(
     else:
         output.say("no jobs" if everything else "no job runs; vmckpt jobs --all shows past ones")
     if entries:
-        from vmckpt.protect.copies import of_protections
+        from vmckpt.protection.copies import of_protections
 
         if twice := of_protections(entries.values()):
             raise model_guest.error(twice)
@@ -94,10 +94,10 @@ def protections(
 def _as_json(view: "JobView", entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     if (entry := entries.get(view.operation.id)) is None:
         return view.as_json()
-    from vmckpt.protect import news
-    from vmckpt.protect.copies import of_protections
+    from vmckpt.protection import status
+    from vmckpt.protection.copies import of_protections
 
-    told: dict[str, Any] = {"protection": news.look(entry).as_json()}
+    told: dict[str, Any] = {"protection": status.look(entry).as_json()}
     for one in of_protections([entry]):
         told["two_copies"] = one.as_json()
     return view.as_json() | told
@@ -109,7 +109,7 @@ def _state(view: "JobView", entries: Mapping[str, Mapping[str, Any]]) -> str | T
     if (entry := entries.get(view.operation.id)) is None:
         return view.doing
     from vmckpt.cli import watching_protection
-    from vmckpt.protect.copies import of_protections
+    from vmckpt.protection.copies import of_protections
 
     if of_protections([entry]):
         return output.styled("bold red", "two copies")

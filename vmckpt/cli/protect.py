@@ -17,9 +17,9 @@ from vmckpt.units import Seconds, parse_seconds, show_bytes, show_seconds
 if TYPE_CHECKING:
     from vmckpt import api
     from vmckpt.api.protecting import Request
-    from vmckpt.protect.ending import Ended
-    from vmckpt.protect.requests import Protected
-    from vmckpt.protect.trying import Tested
+    from vmckpt.protection.request import Protected
+    from vmckpt.protection.stop import Ended
+    from vmckpt.protection.test_failover import Tested
 
 app = typer.Typer(name="protect", rich_markup_mode=None, add_completion=False)
 _LOST = Annotated[
@@ -361,11 +361,11 @@ def status(
 
 
 def _show_status(one: dict[str, Any]) -> None:
-    from vmckpt.protect import news
+    from vmckpt.protection import status as protection_status
 
     ours = one["says"].get(one["primary"]) or {}
     theirs = one["says"].get(one["backup"]) or {}
-    who = news.judge(one)
+    who = protection_status.judge(one)
     output.out.print(
         output.styled("bold", f"{one['guest']}:"),
         f"{ours.get('phase') or ours.get('outcome') or ours.get('error') or 'unknown'},"

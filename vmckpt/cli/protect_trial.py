@@ -7,7 +7,7 @@ from vmckpt.cli import output
 from vmckpt.units import show_seconds
 
 if TYPE_CHECKING:
-    from vmckpt.protect.trying import Tested
+    from vmckpt.protection.test_failover import Tested
 
 
 def show(done: "Tested", *, runs: bool, json: bool) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from vmckpt.cli.watching import nobody
 from vmckpt.journal.jobs import Follower
 from vmckpt.journal.records import Operation
-from vmckpt.protect import news
-from vmckpt.protect.news import Because, Look
+from vmckpt.protection import status
+from vmckpt.protection.status import Because, Look
 from vmckpt.units import Seconds, show_seconds
 
 _ASK_EVERY = Seconds(1.0)
@@ -54,8 +54,8 @@ def follow(
                 controller = operation.controller
                 say(f"process {controller.pid} on {controller.host} is at work with it")
         else:
-            said, now = False, news.look(ask(operation))
-            because = news.worth(last, Seconds(time.monotonic() - told_at), now)
+            said, now = False, status.look(ask(operation))
+            because = status.worth(last, Seconds(time.monotonic() - told_at), now)
             if because:
                 last, told_at = now, time.monotonic()
                 take(Told(at=time.time() - operation.began_at, because=because, look=now))
@@ -103,7 +103,7 @@ def line(look: Look) -> str:
 
 def word(entry: Mapping[str, Any]) -> str:
     """In a word or three, for a list of jobs: what `api.protecting.glances` tells of one."""
-    seen = news.look(entry)
+    seen = status.look(entry)
     if seen.end is not None:
         return "ended"
     if "error" in (entry["says"].get(entry["primary"]) or {}):

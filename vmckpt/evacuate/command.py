@@ -26,7 +26,7 @@ from vmckpt.lease.controller_lease import host_resource
 from vmckpt.model.events import Decided
 from vmckpt.model.migration import Outcome
 from vmckpt.policy import loader
-from vmckpt.protect import protections
+from vmckpt.protection import active
 
 _SHOWN = ("guest", "from", "to", "begins_ms", "ends_ms")
 POLICY = "policy"
@@ -117,7 +117,7 @@ def noted(job: str, stay: Container[str]) -> Noted:
     ordered = [one for one in steps if one.name == SHUT_DOWN]
     stops = [one.intent for one in ordered if one.state is not StepState.FAILED]
     again = [one.intent for one in steps if one.name == STANDBY]
-    wait, bare = reports.standbys(again, protections.active() if again else ())
+    wait, bare = reports.standbys(again, active.active() if again else ())
     called = {one.uuid: one.guest for one in moved}
     named = [one.intent for one in ordered if "guest" in one.intent]
     called |= {str(one["uuid"]): str(one["guest"]) for one in named}

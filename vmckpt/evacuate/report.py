@@ -13,7 +13,7 @@ from vmckpt.journal.records import Operation
 from vmckpt.migrate.report import MigrationReport
 from vmckpt.model.finding import Severity
 from vmckpt.model.migration import Outcome
-from vmckpt.protect.steps import READY
+from vmckpt.protection.steps import READY
 from vmckpt.units import Bytes, Seconds
 
 _GUEST = (Outcome.NOT_CONVERGED, Outcome.TIMED_OUT)

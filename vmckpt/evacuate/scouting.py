@@ -29,8 +29,8 @@ from vmckpt.model.migration import Decision
 from vmckpt.policy import select
 from vmckpt.policy.model import OnFailure, Policy
 from vmckpt.policy.select import Subject
-from vmckpt.protect import anew, protections
-from vmckpt.protect.anew import Anew
+from vmckpt.protection import active, relocate_standby
+from vmckpt.protection.relocate_standby import Anew
 from vmckpt.units import Seconds
 
 DEFAULT = "maintenance"
@@ -115,7 +115,7 @@ def _protected() -> Mapping[str, Protected]:
     """Guests that agents have in their hands."""
     return {
         one.guest_uuid: Protected(primary=one.source, backup=one.target, job=one.id)
-        for one in protections.active() if one.guest_uuid and one.source and one.target
+        for one in active.active() if one.guest_uuid and one.source and one.target
     }  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def another(scope: Scope, known: sights.Known, target: str) -> Anew:
     """What gives the guest of a standby another one. Raises BadInput: it is not protected."""
     hosts = scope.inventory
     return Anew(
-        known=protections.of(hosts, known.guest.uuid), backup=hosts.host(target),
+        known=active.of(hosts, known.guest.uuid), backup=hosts.host(target),
         lease=hosts.lease, usual=known.policy.protection, memory=known.guest.memory,
     )  # fmt: skip
 
@@ -250,7 +250,9 @@ def another(scope: Scope, known: sights.Known, target: str) -> Anew:
 async def _standing(scope: Scope, known: sights.Known, target: str, caller: Caller) -> Checked:
     """Whether the guest of a standby may have another one there."""
     try:
-        found = await anew.check(await asyncio.to_thread(another, scope, known, target), caller)
+        found = await relocate_standby.check(
+            await asyncio.to_thread(another, scope, known, target), caller
+        )
     except VmckptError as exc:
         return _refused(known, target, exc)
     memory, findings = known.guest.memory, found.findings

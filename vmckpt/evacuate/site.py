@@ -41,7 +41,8 @@ from vmckpt.migrate.terms import Wishes
 from vmckpt.migrate.waiting import following
 from vmckpt.model.events import Caller, Event, OnItsWay, Sampled
 from vmckpt.model.migration import Mode, Outcome
-from vmckpt.protect import anew, ending, protections
+from vmckpt.protection import active, relocate_standby
+from vmckpt.protection import stop as protection_stop
 from vmckpt.units import BytesPerSecond, Seconds
 
 Resolve = Callable[[str], Awaitable[Outcome | None]]
@@ -236,14 +237,16 @@ class Site:
         try:
             async with following(orders.abort) as stop:
                 caller = Caller(emit=lambda _: None, warn=orders.caller.warn, stop=stop)
-                if against := preflight.blockers((await anew.check(another, caller)).findings):
+                if against := preflight.blockers(
+                    (await relocate_standby.check(another, caller)).findings
+                ):
                     blame = Blame.TARGET if against[0].where == target else Blame.GUEST
                     return Moved(
                         good=False, why=f"{against[0].where}: {against[0].text}", blame=blame
                     )
                 async with self._step(known, target, STANDBY, command=another.words):
                     final = another.words
-                    done = await anew.move(another, caller)
+                    done = await relocate_standby.move(another, caller)
         except VmckptError as exc:
             if final:  # its standby may be gone: what is tried again would not find it
                 orders.caller.warn(f"{another.guest} may have no standby now: {exc.message}")
@@ -256,8 +259,8 @@ class Site:
         caller = self._orders.caller
         # Who is told to stop lets it arrive.
         async with following(self._orders.abort) as stop, self._step(known, target):
-            ended = await ending.planned(
-                protections.of(self._orders.scope.inventory, known.guest.uuid),
+            ended = await protection_stop.planned(
+                active.of(self._orders.scope.inventory, known.guest.uuid),
                 replace(caller, stop=stop),
             )
         caller.warn(

@@ -22,11 +22,17 @@ from vmckpt.migrate.telling import Teller
 from vmckpt.migrate.waiting import served
 from vmckpt.model.events import Caller, Sampled
 from vmckpt.model.migration import Driver, JobPhase, JobTotals, Outcome
-from vmckpt.protect import asking, catching_up, moving
-from vmckpt.protect.catching_up import Do, Limits, Seen, Verdict
-from vmckpt.protect.engine import Beginning
-from vmckpt.protect.moving import Pair
-from vmckpt.protect.requests import Setting
+from vmckpt.protection import agent_client
+from vmckpt.protection.migration import finish, switchover
+from vmckpt.protection.migration.finish import Pair
+from vmckpt.protection.migration.switchover import (
+    Do,
+    Limits,
+    Seen,
+    Verdict,
+)
+from vmckpt.protection.request import Setting
+from vmckpt.protection.start import Beginning
 from vmckpt.units import Bytes, Seconds
 
 _TURN = 0.5
@@ -72,7 +78,7 @@ class _Attempt:
         around, setting = self._around, self._around.setting
         self._tell.enter(JobPhase.SETUP)
         looked = await served(
-            asking.order(setting.source, self._guest.uuid, "look"), around.stop, around.desk
+            agent_client.order(setting.source, self._guest.uuid, "look"), around.stop, around.desk
         )
         beginning = Beginning(
             Setting(primary=setting.source, backup=setting.target, lease=None),
@@ -94,7 +100,7 @@ class _Attempt:
             return await self._called_off(pair, exc)
         except BaseException:
             with suppress(VmckptError):
-                await asyncio.shield(moving.call_off(pair, self._tell.warn))
+                await asyncio.shield(finish.call_off(pair, self._tell.warn))
             raise
         return await self._given(pair, given)
 
@@ -105,11 +111,11 @@ class _Attempt:
             await self._hear()
             if self._around.stop.is_set():
                 raise _Stopped(Outcome.CANCELLED, "the operator does not want it any more")
-            ours = await asking.status(pair.source, pair.uuid)
-            if moving.is_given(ours):
+            ours = await agent_client.status(pair.source, pair.uuid)
+            if finish.is_given(ours):
                 return dict(ours["given"])
             self._must_go_on(pair, ours)
-            verdict = catching_up.decide(
+            verdict = switchover.decide(
                 self._seen(ours), Limits(max_downtime=self._limit, time=self._terms.time_limit)
             )
             self._sample(ours, verdict)
@@ -131,7 +137,7 @@ class _Attempt:
 
     def _seen(self, ours: Mapping[str, Any]) -> Seen:
         costs = tuple(
-            catching_up.Cost(pause=Seconds(one["pause_s"]), busy=Seconds(one["busy_s"]))
+            switchover.Cost(pause=Seconds(one["pause_s"]), busy=Seconds(one["busy_s"]))
             for one in ours.get("recent") or ()
         )
         ready = ours.get("phase") == "protecting"
@@ -154,7 +160,7 @@ class _Attempt:
         self._asked = True
         try:
             self._around.desk.check()
-            await asking.order(pair.source, pair.uuid, "ask", wish="planned")
+            await agent_client.order(pair.source, pair.uuid, "ask", wish="planned")
         except LeaseLost:
             raise
         except VmckptError as exc:
@@ -184,7 +190,7 @@ class _Attempt:
         """The source has given it away: see it running on the target."""
         self._tell.enter(JobPhase.CLEANUP)
         try:
-            told = await moving.finish(pair, self._tell.warn)
+            told = await finish.finish(pair, self._tell.warn)
         except VmckptError as exc:
             return await self._unknown(exc)
         if told is None:
@@ -200,11 +206,11 @@ class _Attempt:
         self._tell.enter(JobPhase.CANCELLING)
         outcome = why.outcome if isinstance(why, _Stopped) else Outcome.FAILED
         try:
-            ours = await asking.status(pair.source, pair.uuid)
-            if moving.is_given(ours):
+            ours = await agent_client.status(pair.source, pair.uuid)
+            if finish.is_given(ours):
                 return await self._given(pair, ours["given"])
             self._around.desk.check()
-            arrived = await moving.call_off(pair, lambda _: None)
+            arrived = await finish.call_off(pair, lambda _: None)
         except LeaseLost:
             raise
         except VmckptError as exc:

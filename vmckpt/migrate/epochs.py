@@ -11,8 +11,8 @@ from vmckpt.model.disk import CopyPlan
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import Guest
 from vmckpt.policy.model import Failover, Policy, Protection
-from vmckpt.protect import asking, looking, preflight
-from vmckpt.protect.requests import Move, ProtectRequest, Setting
+from vmckpt.protection import agent_client, gather, preflight
+from vmckpt.protection.request import Move, ProtectRequest, Setting
 from vmckpt.units import Seconds
 
 _NOT_OURS = ("tcg-lost-writes", "client-driven")
@@ -52,8 +52,8 @@ async def findings(
     source, target = (one.host for one in hosts)
     setting = Setting(primary=source, backup=target, lease=None)
     try:
-        looked = await asking.order(source, guest.uuid, "look")
-        seen = await looking.seen(
+        looked = await agent_client.order(source, guest.uuid, "look")
+        seen = await gather.seen(
             setting, request(policy, guest, target.name, copies), guest, looked
         )  # fmt: skip
     except VmckptError as exc:

@@ -17,8 +17,8 @@ from vmckpt.journal.evacuation_progress import Turn, summary
 from vmckpt.journal.jobs import JobView
 from vmckpt.model.guest import MEND, Copies, FleetNow, SnapshotNow, merged
 from vmckpt.model.migration import JobPhase
-from vmckpt.protect import news
-from vmckpt.protect.copies import of_protections
+from vmckpt.protection import status
+from vmckpt.protection.copies import of_protections
 
 _PREFIX = "vmckpt"
 Labels = tuple[str, ...]
@@ -175,7 +175,7 @@ _PROTECTED = (
 
 def _protections(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     found = [
-        ((str(one["guest"]), str(one["primary"]), str(one["backup"])), news.look(one))
+        ((str(one["guest"]), str(one["primary"]), str(one["backup"])), status.look(one))
         for one in entries.values()
     ]
     labels = ("guest", "primary", "backup")
@@ -255,7 +255,7 @@ def troubles(now: Standing) -> Mapping[str, Trouble]:
                 job=one.id, guest=one.guest,
             )  # fmt: skip
     for job, entry in (now.protections or {}).items():
-        look = news.look(entry)
+        look = status.look(entry)
         if not look.ready:
             found[f"protection {job}"] = Trouble(
                 text=f"the standby of {entry['guest']} on {entry['backup']} cannot take over:"

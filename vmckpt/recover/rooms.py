@@ -10,7 +10,7 @@ from vmckpt.migrate import settling as moves
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.model import Policy
-from vmckpt.protect.steps import Step
+from vmckpt.protection.steps import Step
 from vmckpt.snapshot import preparing
 from vmckpt.snapshot import settling as snapshots
 from vmckpt.snapshot.settling_guard import settle_guard, settle_proof
@@ -26,7 +26,7 @@ class Room(Protocol):
 
 async def _settle_protection(case: Unattended, policies: Sequence[Policy]) -> Settled:
     # Only who recovers one pays for what it needs.
-    from vmckpt.protect import settling as protections  # noqa: PLC0415
+    from vmckpt.protection import recovery as protections  # noqa: PLC0415
 
     return await protections.settle(case, policies)
 
@@ -35,11 +35,11 @@ async def _settle_move(case: Unattended, policies: Sequence[Policy]) -> Settled:
     """Whoever drove it: libvirt, or agents as those of a protection."""
     if not any(step.name == Step.PROTECT for step in case.steps):
         return await moves.settle(case, policies)
-    from vmckpt.protect import settling_move  # noqa: PLC0415
+    from vmckpt.protection.migration import recovery  # noqa: PLC0415
 
-    if settling_move.begun(case.steps) is None:
+    if recovery.begun(case.steps) is None:
         return await moves.settle(case, policies)
-    return await settling_move.settle(case, policies)
+    return await recovery.settle(case, policies)
 
 
 async def _settle_evacuation(case: Unattended, policies: Sequence[Policy]) -> Settled:

@@ -11,11 +11,16 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
 from vmckpt.policy.model import Protection
-from vmckpt.protect import ending, leaving, protections, vigil
-from vmckpt.protect.ending import Known
-from vmckpt.protect.proof import Case
-from vmckpt.protect.requests import Judge
-from vmckpt.protect.vigil import Decision, Do
+from vmckpt.protection import (
+    active,
+    failover_policy,
+    solo_permission,
+    stop,
+)
+from vmckpt.protection.failover_policy import Decision, Do
+from vmckpt.protection.host_death import Case
+from vmckpt.protection.request import Judge
+from vmckpt.protection.stop import Known
 from vmckpt.service.serving import Told
 from vmckpt.units import Seconds
 
@@ -83,7 +88,7 @@ class Vigil:
     async def _look(self, known: Known) -> None:
         job, guest = known.operation.id, known.operation.guest
         try:
-            case = await ending.seen(known)
+            case = await stop.seen(known)
             decision = _decided(known, case)
             if decision.do in (Do.WAIT, Do.FAIL_OVER):
                 self._say(job, f"{guest}: {decision.why}" if decision.why else "")
@@ -114,20 +119,20 @@ class Vigil:
             waits = host.locked()
             async with host:
                 if waits:  # it may answer again by now
-                    case = await ending.seen(known)
+                    case = await stop.seen(known)
                     if _decided(known, case).do is not Do.FAIL_OVER:
                         return
-                done = await ending.failover(known, caller, case=case)
+                done = await stop.failover(known, caller, case=case)
             text = f"{guest} failed over to {done.runs_on}: {done.why}"
             self.tell(Told(event="failed over", text=text, values=done.as_json()))
             return
-        with ending.attended(known, caller) as recorder:
+        with stop.attended(known, caller) as recorder:
             if decision.do is Do.LET_ALONE:
-                await leaving.note(recorder, job, decision.why)
-                await leaving.give(known.primary, known.uuid, str(case.ours["wants_leave"]))
-            elif _decided(known, await ending.seen(known)).do is Do.STANDS:
+                await solo_permission.note(recorder, job, decision.why)
+                await solo_permission.give(known.primary, known.uuid, str(case.ours["wants_leave"]))
+            elif _decided(known, await stop.seen(known)).do is Do.STANDS:
                 # Only now nobody else gives leave meanwhile.
-                await leaving.stands(recorder, job)
+                await solo_permission.stands(recorder, job)
             else:
                 return
         self.tell(Told(event=str(decision.do), text=f"{guest}: {decision.why}"))
@@ -145,13 +150,13 @@ class Vigil:
 def _unattended(inventory: Inventory) -> dict[str, tuple[Operation, Known | None]]:
     """Protections that somebody must watch, by job; None: one of its hosts is not known."""
     found: dict[str, tuple[Operation, Known | None]] = {}
-    for one in protections.unattended():
+    for one in active.unattended():
         if one.detail.get("judge") == Judge.WATCH:
             there = {one.source, one.target} <= set(inventory.hosts)
-            found[one.id] = one, protections.known(inventory, one) if there else None
+            found[one.id] = one, active.known(inventory, one) if there else None
     return found
 
 
 def _decided(known: Known, case: Case) -> Decision:
     terms = Protection.from_json(known.operation.detail["terms"])
-    return vigil.decide(case, patience=terms.lease)
+    return failover_policy.decide(case, patience=terms.lease)

@@ -23,7 +23,7 @@ from vmckpt.model.guest import (
     SnapshotNow,
 )
 from vmckpt.model.migration import AutoConverge, Mode
-from vmckpt.protect.requests import Judge
+from vmckpt.protection.request import Judge
 from vmckpt.units import GIB, MIB, Bytes, Seconds
 
 WHO = "ops@desk1"

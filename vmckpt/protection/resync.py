@@ -10,7 +10,7 @@ from typing import Any
 
 from vmckpt.journal.records import Operation, StoredStep
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.protect.steps import Step
+from vmckpt.protection.steps import Step
 from vmckpt.replication.backup import standby_setup
 from vmckpt.replication.backup.standby_setup import Image
 

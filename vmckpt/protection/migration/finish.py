@@ -14,7 +14,7 @@ from typing import Any
 
 from vmckpt.errors import OutcomeUnknown, VmckptError
 from vmckpt.model.host import Host
-from vmckpt.protect import asking
+from vmckpt.protection import agent_client
 from vmckpt.replication.session import Fate
 from vmckpt.units import Seconds
 
@@ -35,7 +35,7 @@ class Pair:
     @property
     def state(self) -> str:
         """Where the source keeps what outlives a reboot."""
-        return asking.kept_in(self.source, self.uuid)
+        return agent_client.kept_in(self.source, self.uuid)
 
 
 def is_given(ours: Mapping[str, Any]) -> bool:
@@ -62,9 +62,11 @@ async def call_off(pair: Pair, say: Callable[[str], None]) -> Mapping[str, Any] 
     If the source has given it away already it is finished instead: what the target says.
     Raises VmckptError: not all is put back; may be repeated.
     """
-    if has_arrived(await asking.status(pair.target, pair.uuid)):
+    if has_arrived(await agent_client.status(pair.target, pair.uuid)):
         return await finish(pair, say)
-    told = await asking.order(pair.source, pair.uuid, "end", owner=pair.session, state=pair.state)
+    told = await agent_client.order(
+        pair.source, pair.uuid, "end", owner=pair.session, state=pair.state
+    )
     if told.get("given"):
         return await finish(pair, say)
     await _remove_standby(pair, say, told)
@@ -78,7 +80,7 @@ async def finish(pair: Pair, say: Callable[[str], None]) -> Mapping[str, Any] | 
     Raises OutcomeUnknown, VmckptError; may be repeated.
     """
     give_up = time.monotonic() + _ARRIVES
-    while not has_arrived(told := await asking.status(pair.target, pair.uuid)):
+    while not has_arrived(told := await agent_client.status(pair.target, pair.uuid)):
         if never_ran(told):
             await _take_back(pair, say, told)
             return None
@@ -91,10 +93,11 @@ async def finish(pair: Pair, say: Callable[[str], None]) -> Mapping[str, Any] | 
             )
         # The source's word may have been lost.
         with suppress(VmckptError):
-            await asking.order(pair.target, pair.uuid, "ask", wish="failover")
+            await agent_client.order(pair.target, pair.uuid, "ask", wish="failover")
         await asyncio.sleep(_TURN)
     ending = asyncio.create_task(
-        asking.order(pair.target, pair.uuid, "end", owner=pair.session), name="end at the target"
+        agent_client.order(pair.target, pair.uuid, "end", owner=pair.session),
+        name="end at the target",
     )
     await _tidy_source(pair, say)
     await ending
@@ -103,7 +106,7 @@ async def finish(pair: Pair, say: Callable[[str], None]) -> Mapping[str, Any] | 
 
 async def _tidy_source(pair: Pair, say: Callable[[str], None]) -> None:
     try:
-        await asking.order(
+        await agent_client.order(
             pair.source, pair.uuid, "end", owner=pair.session, define=False, standby_gone=True,
             state=pair.state,
         )  # fmt: skip
@@ -114,7 +117,7 @@ async def _tidy_source(pair: Pair, say: Callable[[str], None]) -> None:
 async def _take_back(pair: Pair, say: Callable[[str], None], theirs: Mapping[str, Any]) -> None:
     why = theirs.get("says") or "its QEMU ended"
     say(f"{pair.target.name} could not take {pair.guest}: {why}")
-    told = await asking.order(
+    told = await agent_client.order(
         pair.source, pair.uuid, "end", owner=pair.session, standby_gone=True, state=pair.state
     )
     await _remove_standby(pair, say, told)
@@ -124,6 +127,6 @@ async def _remove_standby(pair: Pair, say: Callable[[str], None], told: Mapping[
     """The source's side has ended, and did what is told."""
     for line in told["did"]:
         say(f"{pair.source.name}: {line}")
-    told = await asking.order(pair.target, pair.uuid, "end", owner=pair.session)
+    told = await agent_client.order(pair.target, pair.uuid, "end", owner=pair.session)
     for line in told["did"]:
         say(f"{pair.target.name}: {line}")

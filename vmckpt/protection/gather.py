@@ -15,10 +15,10 @@ from vmckpt.model.disk import Room
 from vmckpt.model.finding import Finding
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
-from vmckpt.protect import asking, reversing
-from vmckpt.protect.preflight import Seen
-from vmckpt.protect.requests import ProtectRequest, Setting
-from vmckpt.protect.reversing import Before, Taking
+from vmckpt.protection import agent_client, resync
+from vmckpt.protection.preflight import Seen
+from vmckpt.protection.request import ProtectRequest, Setting
+from vmckpt.protection.resync import Before, Taking
 from vmckpt.replication.backup.standby_setup import Image
 from vmckpt.units import Bytes
 
@@ -33,7 +33,7 @@ async def taking(
         return _NONE
     disks, known = replicated(looked), request.earlier
     if known is None:
-        return reversing.decide(None, None, disks, setting.backup.name)
+        return resync.decide(None, None, disks, setting.backup.name)
     users: dict[str, tuple[str, str]] = {}
     for host in (setting.primary, setting.backup):  # there may be storage that both see
         async with Hypervisor(host) as hypervisor:
@@ -41,13 +41,13 @@ async def taking(
         users |= {
             path: (f"{user.guest} on {host.name}", user.format) for path, user in others.items()
         }
-    told = await asking.order(
-        setting.backup, guest.uuid, "before", images=reversing.wanted(known, disks), users=users
+    told = await agent_client.order(
+        setting.backup, guest.uuid, "before", images=resync.wanted(known, disks), users=users
     )
     with client.sensible(setting.backup):  # another version may tell of more
         images = {name: Image(**image) for name, image in told["images"].items()}
     seen = Before(runs=told["runs"], images=images)
-    return reversing.decide(known, seen, disks, setting.backup.name)
+    return resync.decide(known, seen, disks, setting.backup.name)
 
 
 def replicated(looked: dict[str, Any]) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ async def seen(
         ours, theirs, room = await asyncio.gather(
             host_facts.host_facts(one),
             host_facts.host_facts(other),
-            asking.order(
+            agent_client.order(
                 setting.backup, guest.uuid, "room", folder=_folder(setting, request), files=files
             ),
         )
@@ -102,7 +102,7 @@ async def seen(
 
 
 async def _has_standby(backup: Host, guest: str) -> bool:
-    return (await asking.status(backup, guest)).get("role") == "backup"
+    return (await agent_client.status(backup, guest)).get("role") == "backup"
 
 
 async def _lease_store(setting: Setting, request: ProtectRequest) -> Finding | None:

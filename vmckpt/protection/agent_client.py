@@ -10,7 +10,7 @@ from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.errors import RemoteError, VmckptError
 from vmckpt.model.events import Event
 from vmckpt.model.host import Host
-from vmckpt.protect import answers
+from vmckpt.protection import agent_answers
 from vmckpt.units import Seconds
 
 _ANSWERS = Seconds(20.0)
@@ -26,7 +26,7 @@ async def order(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any
     told = ReplicaOrder(what=what, guest=guest, uri=client.LIBVIRT, host=host.name, **more)
     answer = await agent_client.carried_out(host, told.as_json(), _nobody, asyncio.Event())
     with agent_client.sensible(host):
-        answers.check(what, answer)
+        agent_answers.check(what, answer)
     return answer
 
 

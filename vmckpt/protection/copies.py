@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vmckpt.model.guest import Copies
-from vmckpt.protect import news
+from vmckpt.protection import status
 
 LEASE_HOLDER = "lease_holder"
 """What a primary without an agent tells of its guest's lease: the host that holds it."""
@@ -34,7 +34,7 @@ def second_copy(ours: Mapping[str, Any], theirs: Mapping[str, Any], primary: str
     """
     if not ours.get("runs") or ours.get("role") == "backup":
         return None
-    if news.has_taken_over(theirs) and theirs.get("runs", True):
+    if status.has_taken_over(theirs) and theirs.get("runs", True):
         return "its standby has taken over, and its QEMU on the primary was not ended"
     holder = ours.get(LEASE_HOLDER)
     if holder is not None and holder != primary:

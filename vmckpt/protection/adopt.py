@@ -11,10 +11,10 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal.recorder import JournalDesk, recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.policy.model import Protection
-from vmckpt.protect import asking, protections
-from vmckpt.protect.ending import Known
-from vmckpt.protect.requests import Judge
-from vmckpt.protect.steps import Step
+from vmckpt.protection import active, agent_client
+from vmckpt.protection.request import Judge
+from vmckpt.protection.steps import Step
+from vmckpt.protection.stop import Known
 
 _DOCS = "see docs/recovery.md, A damaged journal"
 
@@ -80,7 +80,7 @@ async def adopt(
 ) -> Known:
     """Write a protection down that only its hosts know. Raises VmckptError as `decide`, and
     InventoryError, GuestBusy, JournalError."""
-    found = decide(guest, await asking.both(inventory.hosts, uuid), dead=dead)
+    found = decide(guest, await agent_client.both(inventory.hosts, uuid), dead=dead)
     primary, backup = inventory.host(found.primary), inventory.host(found.backup)
     warn(
         f"the journal does not know that {guest} is protected; {primary.name} and {backup.name} do,"
@@ -89,7 +89,7 @@ async def adopt(
     # It is unknown whether a service was to keep watch: a person decides.
     judge = Judge.LEASE if found.has_lease else Judge.PERSON
     new = NewOperation(
-        kind=protections.KIND, guest=guest, guest_uuid=uuid, source=primary.name,
+        kind=active.KIND, guest=guest, guest_uuid=uuid, source=primary.name,
         target=backup.name,
         detail={
             "automatic": found.has_lease, "judge": str(judge), "terms": Protection().as_json(),
@@ -103,7 +103,7 @@ async def adopt(
         }  # fmt: skip
         await JournalDesk(recorder).intend(Step.PROTECT, meant)
         recorder.entrust(primary.name)
-    known = await asyncio.to_thread(protections.find, inventory, uuid)
+    known = await asyncio.to_thread(active.find, inventory, uuid)
     if known is None:
         raise BadInput(f"{guest} cannot be ended without a journal", mend="name one in --journal")
     return known

@@ -7,8 +7,8 @@ same one lets the guest go on alone while its host is there, so that never both 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vmckpt.protect.proof import LIVES, Case
-from vmckpt.protect.steps import READY
+from vmckpt.protection.host_death import LIVES, Case
+from vmckpt.protection.steps import READY
 from vmckpt.replication.session import Fate
 from vmckpt.units import Seconds
 

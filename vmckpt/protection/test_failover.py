@@ -8,8 +8,8 @@ from typing import Any
 
 from vmckpt.errors import Cancelled, GuestBusy, OutcomeUnknown, VmckptError
 from vmckpt.model.events import Caller
-from vmckpt.protect import asking
-from vmckpt.protect.ending import Known
+from vmckpt.protection import agent_client
+from vmckpt.protection.stop import Known
 from vmckpt.units import Seconds
 
 _TURN = 0.1
@@ -65,7 +65,7 @@ async def begin(known: Known, caller: Caller) -> Tested:
                 mend="try again when that host is less busy",
             )
         await asyncio.sleep(_TURN)
-        found = _test(await asking.order(known.backup, known.uuid, "ask"))
+        found = _test(await agent_client.order(known.backup, known.uuid, "ask"))
         if found is None:
             raise VmckptError(
                 f"{known.backup.name}: the test has ended before its copy ran",
@@ -80,9 +80,9 @@ async def begin(known: Known, caller: Caller) -> Tested:
 async def end(known: Known, caller: Caller) -> Tested:
     """Returns once nothing of the copy is left. Raises VmckptError."""
     began = time.monotonic()
-    before = _test(await asking.order(known.backup, known.uuid, "ask"))
+    before = _test(await agent_client.order(known.backup, known.uuid, "ask"))
     told = await _wish(known, "end-test", none=before)
-    while (left := _test(await asking.order(known.backup, known.uuid, "ask"))) is not None:
+    while (left := _test(await agent_client.order(known.backup, known.uuid, "ask"))) is not None:
         if left["state"] == "failed" and left["uuid"] == told["uuid"]:
             caller.warn(f"{known.backup.name}: {left.get('why')}")
             break
@@ -100,7 +100,7 @@ async def _wish(
     known: Known, wish: str, *, none: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any]:
     """What the agent says of the test then. Raises GuestBusy: it refuses."""
-    answer = await asking.order(known.backup, known.uuid, "ask", wish=wish)
+    answer = await agent_client.order(known.backup, known.uuid, "ask", wish=wish)
     if "error" in answer:
         raise GuestBusy(str(answer["error"]))
     if not answer.get("agent"):

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from vmckpt.protect.requests import Judge
+from vmckpt.protection.request import Judge
 from vmckpt.replication.session import Fate
 from vmckpt.units import Seconds
 

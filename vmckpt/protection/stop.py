@@ -1,4 +1,7 @@
-"""How a protection ends by somebody's wish: taken away, switched over, or failed over."""
+"""End a protection on request: unprotect, planned switchover, failover.
+
+Before the guest runs anywhere else, its dead host is powered off, and the journal says so.
+"""
 
 import asyncio
 import time
@@ -10,6 +13,7 @@ from typing import Any
 from vmckpt.errors import (
     GuestBusy,
     HypervisorError,
+    JournalError,
     OutcomeUnknown,
     RemoteError,
     TwoCopies,
@@ -18,17 +22,45 @@ from vmckpt.errors import (
 from vmckpt.journal import jobs
 from vmckpt.journal import recorder as journal_recorder
 from vmckpt.journal.recorder import JournalDesk, Recorder
-from vmckpt.journal.records import Operation
+from vmckpt.journal.records import Operation, StepState
 from vmckpt.lease import client
 from vmckpt.model.events import Caller
 from vmckpt.model.fencing import Fenced
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
-from vmckpt.protect import asking, fencing, leaving, proof
-from vmckpt.protect.proof import Case, Proof
-from vmckpt.protect.requests import Judge
+from vmckpt.protection import agent_client, host_death, solo_permission
+from vmckpt.protection.host_death import Case, Proof
+from vmckpt.protection.request import Judge
+from vmckpt.protection.steps import Step
+from vmckpt.remote import fence_agent
 from vmckpt.replication.session import Fate
 from vmckpt.units import Seconds, show_seconds
+
+
+async def fence_host(host: Host, recorder: Recorder, caller: Caller) -> Fenced:
+    """Returns once the host is off for certain; may be repeated. Raises VmckptError: it may be on.
+
+    The options, of which some are secrets, are written down nowhere.
+    """
+    agents = "" if host.fence is None else host.fence.in_words
+    for path in () if host.fence is None else fence_agent.too_open(host.fence):
+        caller.warn(f"{path}: others may read the password in it; run chmod 600 {path}")
+    intent = {"host": host.name, "agent": agents, "action": "off"}
+    step = await asyncio.to_thread(recorder.intend, Step.FENCE, intent)
+    caller.warn(f"fencing {host.name}: {agents} powers it off, with all that runs there")
+    try:
+        done = await fence_agent.power_off(host, caller.stop)
+    except VmckptError as exc:
+        # It may be off all the same; left open, the step would become a done one at the end.
+        told = {"error": exc.message, "at": time.time()}
+        with suppress(VmckptError):
+            await asyncio.to_thread(recorder.conclude, step, StepState.FAILED, told)
+        raise
+    with suppress(JournalError):  # the guest must not wait for a full disk here
+        await asyncio.to_thread(recorder.conclude, step, StepState.DONE, done.as_json())
+    caller.warn(f"{host.name} is off, says {done.agent}")
+    return done
+
 
 _TURN = 0.05
 _SWITCHES = Seconds(60.0)
@@ -99,7 +131,7 @@ async def unprotect(known: Known, caller: Caller) -> Ended:
             done = PutBack((), standby_gone=True)
         else:
             if known.watched:  # a standby that stays behind is nobody's
-                await leaving.note(recorder, known.operation.id, "it is unprotected")
+                await solo_permission.note(recorder, known.operation.id, "it is unprotected")
             done = await put_back(known)
         for line in done.did:
             caller.warn(line)
@@ -129,9 +161,9 @@ async def put_back(known: Known) -> PutBack:
     """
     did, gone = [], True
     try:
-        told = await asking.order(
+        told = await agent_client.order(
             known.backup, known.uuid, "end", owner=known.session, define=False,
-            state=asking.kept_in(known.backup, known.uuid),
+            state=agent_client.kept_in(known.backup, known.uuid),
         )  # fmt: skip
         did += [f"{known.backup.name}: {line}" for line in told["did"]]
     except RemoteError as exc:
@@ -139,9 +171,9 @@ async def put_back(known: Known) -> PutBack:
             raise
         gone = False
         did.append(f"{known.backup.name}: its standby is left there: {exc.message}")
-    told = await asking.order(
+    told = await agent_client.order(
         known.primary, known.uuid, "end", standby_gone=gone, owner=known.session,
-        state=asking.kept_in(known.primary, known.uuid),
+        state=agent_client.kept_in(known.primary, known.uuid),
     )  # fmt: skip
     did += [f"{known.primary.name}: {line}" for line in told["did"]]
     await give_back(known)
@@ -152,9 +184,9 @@ async def where(known: Known) -> Host:
     """Where the guest is by what both hosts say. With a lease store, or somebody who keeps watch, a
     silent backup has taken nothing from a primary that runs. Raises VmckptError if nobody can
     know."""
-    ours = await asking.status(known.primary, known.uuid)
+    ours = await agent_client.status(known.primary, known.uuid)
     try:
-        theirs = await asking.ask(known.backup, known.uuid)
+        theirs = await agent_client.ask(known.backup, known.uuid)
     except RemoteError:
         if not ours.get("runs") or (known.lease is None and not known.watched):
             raise
@@ -201,13 +233,13 @@ async def planned(known: Known, caller: Caller) -> Ended:
     """Let the guest run on the backup, without loss. Raises VmckptError, OutcomeUnknown."""
     began = time.monotonic()
     with attended(known, caller) as recorder:
-        told = await asking.status(known.primary, known.uuid)
+        told = await agent_client.status(known.primary, known.uuid)
         if told.get("phase") != "protecting" or told.get("wants_leave"):
             raise GuestBusy(
                 f"{known.operation.guest}: its standby is not ready: {_said(told)}",
                 mend="wait until it is: vmckpt status",
             )
-        await asking.ask(known.primary, known.uuid, wish="planned")
+        await agent_client.ask(known.primary, known.uuid, wish="planned")
         found = await _until_runs(known, caller)
         return await _failed_over(known, recorder, found, Seconds(time.monotonic() - began))
 
@@ -229,8 +261,8 @@ async def failover(
         if case is None:
             case = await seen(known, dead=dead, fence=fence)
         elif known.watched:  # only now nobody else gives leave
-            case = replace(case, alone=bool(await leaving.alone(known.operation.id)))
-        why, fenced = proof.decide(case), None
+            case = replace(case, alone=bool(await solo_permission.alone(known.operation.id)))
+        why, fenced = host_death.decide(case), None
         age = case.theirs.get("epoch_age_s")
         if why in (Proof.FENCE, Proof.GONE) and age is not None:
             caller.warn(
@@ -238,14 +270,14 @@ async def failover(
                 " since is lost"
             )
         if why is Proof.FENCE:
-            fenced = await fencing.fence(known.primary, recorder, caller)
+            fenced = await fence_host(known.primary, recorder, caller)
         if known.watched:  # it took a while; who has taken over may have given leave
             JournalDesk(recorder).check()
         if why is Proof.LEASE and case.gone and case.theirs.get("ready"):
             with suppress(VmckptError):  # the lease runs out, or says no
-                await asking.order(known.primary, known.uuid, "give", owner=known.session)
+                await agent_client.order(known.primary, known.uuid, "give", owner=known.session)
         if why is not Proof.RUNS:
-            await asking.ask(known.backup, known.uuid, wish="failover")
+            await agent_client.ask(known.backup, known.uuid, wish="failover")
         found = await _until_runs(known, caller)
         took = Seconds(time.monotonic() - began)
         sure = f"{case.primary} says that it does not run there" if why is Proof.GONE else None
@@ -255,12 +287,13 @@ async def failover(
 async def seen(known: Known, *, dead: bool = False, fence: bool = False) -> Case:
     """How it stands. Raises JournalError."""
     ours, theirs = await asyncio.gather(
-        asking.status(known.primary, known.uuid), asking.status(known.backup, known.uuid)
+        agent_client.status(known.primary, known.uuid),
+        agent_client.status(known.backup, known.uuid),
     )
     if "error" in ours and "error" not in theirs:
         # Meanwhile the backup may have heard of it.
-        theirs = await asking.status(known.backup, known.uuid)
-    alone = await leaving.alone(known.operation.id) if known.watched else ()
+        theirs = await agent_client.status(known.backup, known.uuid)
+    alone = await solo_permission.alone(known.operation.id) if known.watched else ()
     return Case(
         guest=known.operation.guest, primary=known.primary.name, backup=known.backup.name,
         ours=ours, theirs=theirs, has_lease=known.lease is not None, watched=known.watched,
@@ -272,7 +305,7 @@ async def _until_runs(known: Known, caller: Caller) -> Mapping[str, Any]:
     give_up = time.monotonic() + _SWITCHES
     said = ""
     while True:
-        told = await asking.status(known.backup, known.uuid)
+        told = await agent_client.status(known.backup, known.uuid)
         if told.get("outcome") == Fate.FAILED_OVER:
             return told
         if (says := _said(told)) != said:
@@ -311,15 +344,15 @@ async def tidy(known: Known, *, off: bool = False) -> None:
     need not be asked. Raises TwoCopies, VmckptError."""
     if not off:
         try:
-            await asking.order(
+            await agent_client.order(
                 known.primary, known.uuid, "end", owner=known.session, define=False,
-                standby_gone=True, state=asking.kept_in(known.primary, known.uuid),
+                standby_gone=True, state=agent_client.kept_in(known.primary, known.uuid),
             )  # fmt: skip
         except TwoCopies:
             raise
         except VmckptError:
             pass  # its files stay until that host is started anew
-    await asking.order(known.backup, known.uuid, "end", owner=known.session)
+    await agent_client.order(known.backup, known.uuid, "end", owner=known.session)
     await give_back(known)
 
 

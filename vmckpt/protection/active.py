@@ -4,8 +4,8 @@ from vmckpt.errors import BadInput
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs, location
 from vmckpt.journal.records import Operation
-from vmckpt.protect.ending import Known
-from vmckpt.protect.steps import Step
+from vmckpt.protection.steps import Step
+from vmckpt.protection.stop import Known
 
 KIND = "protect"
 

@@ -25,10 +25,16 @@ from vmckpt.model.events import Caller
 from vmckpt.model.finding import Severity
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
-from vmckpt.protect import asking, looking, preflight
-from vmckpt.protect.requests import Judge, Protected, ProtectRequest, Setting
-from vmckpt.protect.reversing import Earlier
-from vmckpt.protect.steps import READY, Step
+from vmckpt.protection import agent_client as protection_agent_client
+from vmckpt.protection import gather, preflight
+from vmckpt.protection.request import (
+    Judge,
+    Protected,
+    ProtectRequest,
+    Setting,
+)
+from vmckpt.protection.resync import Earlier
+from vmckpt.protection.steps import READY, Step
 from vmckpt.replication.backup import standby_xml
 from vmckpt.replication.session import (
     Disk,
@@ -63,9 +69,9 @@ async def protect(
         guest = await domains.find_guest(hypervisor, request.guest)
     if guest is None or not guest.state.is_active:
         raise BadInput(f"{request.guest} does not run on {setting.primary.name}")
-    looked = await asking.order(setting.primary, guest.uuid, "look")
-    taking = await looking.taking(setting, request, guest, looked)
-    saw = await looking.seen(setting, request, guest, looked, taking)
+    looked = await protection_agent_client.order(setting.primary, guest.uuid, "look")
+    taking = await gather.taking(setting, request, guest, looked)
+    saw = await gather.seen(setting, request, guest, looked, taking)
     found = [*taking.findings, *preflight.check(saw)]
     found = sorted(found, key=lambda one: one.severity is not Severity.BLOCKER)
     plan = Protected(
@@ -114,7 +120,7 @@ class Beginning:
         self._desk = desk
         self.session = secrets.token_hex(16)
         shared = self._shared()
-        self._disks = [disk for disk in looking.replicated(looked) if disk["name"] not in shared]
+        self._disks = [disk for disk in gather.replicated(looked) if disk["name"] not in shared]
         made = request.move.images if request.move is not None else _images(
             self._disks, setting.backup, request.storage, guest.name, self.session
         )  # fmt: skip
@@ -150,25 +156,25 @@ class Beginning:
         if self._request.earlier is not None:
             await self._clear(self._request.earlier)
         ours, theirs = await asyncio.gather(
-            asking.order(setting.primary, uuid, "identity"),
-            asking.order(setting.backup, uuid, "identity"),
+            protection_agent_client.order(setting.primary, uuid, "identity"),
+            protection_agent_client.order(setting.backup, uuid, "identity"),
         )
         lease = await asyncio.to_thread(self._lease)
         backup = self._made("backup", lease, theirs, port=0)
-        stood = await asking.order(
+        stood = await protection_agent_client.order(
             setting.backup, uuid, "stand", session=asdict(backup), peer=ours["certificate"],
             xml=standby_xml.with_owners_kept(self._looked["xml"], self._shared()),
         )  # fmt: skip
         primary = self._made("primary", lease, ours, port=int(stood["port"]))
-        await asking.order(
+        await protection_agent_client.order(
             setting.primary, uuid, "protect", session=asdict(primary), peer=theirs["certificate"]
         )
 
     async def _clear(self, earlier: Earlier) -> None:
         """What an earlier protection has left on the backup; the guest is not that host's."""
-        await asking.order(
+        await protection_agent_client.order(
             self._setting.backup, self._guest.uuid, "end", owner=earlier.session, define=False,
-            state=asking.kept_in(self._setting.backup, self._guest.uuid),
+            state=protection_agent_client.kept_in(self._setting.backup, self._guest.uuid),
         )  # fmt: skip
 
     def _shared(self) -> dict[str, str]:
@@ -176,7 +182,7 @@ class Beginning:
         move = self._request.move
         if move is None:
             return {}
-        written = looking.replicated(self._looked)
+        written = gather.replicated(self._looked)
         named = {disk["name"]: disk["source"] for disk in written}
         return {name: path for name, path in named.items() if name not in move.images}
 
@@ -217,7 +223,7 @@ class Beginning:
             ),
             address=_address(setting.backup), port=port, owner=tuple(told["owner"]),
             cards=cards, undo=looked["undo"], definition=definition, moves=move is not None,
-            state=asking.kept_in(here, self._guest.uuid),
+            state=protection_agent_client.kept_in(here, self._guest.uuid),
             extra={
                 "autostart": autostart,
                 "shared": [one["source"] for one in looked["disks"]
@@ -232,7 +238,7 @@ class Beginning:
         while True:
             if self._caller.stop.is_set():
                 raise Cancelled("stopped: the guest is not protected")
-            status = await asking.status(self._setting.primary, self._guest.uuid)
+            status = await protection_agent_client.status(self._setting.primary, self._guest.uuid)
             if status.get("phase") == READY:
                 return status
             if status.get("devices_changed"):
@@ -271,7 +277,7 @@ class Beginning:
                 if not gone and _judge(self._setting, self._request) == Judge.WATCH:
                     # A standby that stays behind is nobody's: what keeps watch must not run it.
                     await self._desk.intend(Step.ALONE, {"why": "it was given up"})
-                await asking.order(
+                await protection_agent_client.order(
                     host, self._guest.uuid, "end", standby_gone=gone, owner=self.session
                 )
             except VmckptError as exc:
@@ -294,8 +300,8 @@ class Beginning:
         if self._request.move is not None:
             return False
         ours, theirs = await asyncio.gather(
-            asking.status(self._setting.primary, self._guest.uuid),
-            asking.status(self._setting.backup, self._guest.uuid),
+            protection_agent_client.status(self._setting.primary, self._guest.uuid),
+            protection_agent_client.status(self._setting.backup, self._guest.uuid),
         )
         return outlived(ours, theirs)
 

@@ -7,8 +7,8 @@ from vmckpt.journal import jobs
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import StepState
 from vmckpt.model.host import Host
-from vmckpt.protect import asking
-from vmckpt.protect.steps import Step
+from vmckpt.protection import agent_client
+from vmckpt.protection.steps import Step
 
 
 async def alone(job: str) -> tuple[int, ...]:
@@ -32,7 +32,7 @@ async def note(recorder: Recorder, job: str, why: str) -> None:
 
 async def give(primary: Host, guest: str, name: str) -> None:
     """Once it is noted: under the name that the primary asked for. Raises VmckptError."""
-    await asking.ask(primary, guest, wish="alone", leave=name)
+    await agent_client.ask(primary, guest, wish="alone", leave=name)
 
 
 async def stands(recorder: Recorder, job: str) -> None:

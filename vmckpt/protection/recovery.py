@@ -9,10 +9,10 @@ from vmckpt.journal.recorder import Recorder, Unattended
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.model import Policy
-from vmckpt.protect import asking, ending, leaving
-from vmckpt.protect.copies import second_copy
-from vmckpt.protect.ending import Known
-from vmckpt.protect.steps import READY, Step
+from vmckpt.protection import agent_client, solo_permission, stop
+from vmckpt.protection.copies import second_copy
+from vmckpt.protection.steps import READY, Step
+from vmckpt.protection.stop import Known
 from vmckpt.replication.session import Fate
 
 
@@ -30,7 +30,8 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
         session=str(begun.intent["session"]),
     )
     ours, theirs = await asyncio.gather(
-        asking.status(known.primary, known.uuid), asking.status(known.backup, known.uuid)
+        agent_client.status(known.primary, known.uuid),
+        agent_client.status(known.backup, known.uuid),
     )
     found = truth(known, ours, theirs)
     name = ours.get("wants_leave")
@@ -45,11 +46,11 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
                 case.recorder.update(phase=READY)
             case.recorder.entrust(known.primary.name)
         return replace(found, did=await _revived(known, ours, theirs))
-    if ending.is_backups(ours, theirs):
-        await ending.tidy(known)
+    if stop.is_backups(ours, theirs):
+        await stop.tidy(known)
         found = replace(found, two_copies=False)  # one is ended, or that was refused
         return case.ended(found, failed_over=known.backup.name)
-    await ending.put_back(known)
+    await stop.put_back(known)
     return case.ended(found)
 
 
@@ -72,7 +73,7 @@ async def _revived(
     did: list[str] = []
     for host, told in ((known.backup, theirs), (known.primary, ours)):
         if is_abandoned(told):
-            done = await asking.order(host, known.uuid, "revive", owner=known.session)
+            done = await agent_client.order(host, known.uuid, "revive", owner=known.session)
             did += done["did"]
     return tuple(did)
 
@@ -91,8 +92,8 @@ async def _let_alone(known: Known, recorder: Recorder | None, name: str) -> Sett
             truth=f"what {guest} sends waits for {backup}, which is away", outcome=None,
             goes_on=True, settle="vmckpt recover lets it go on alone",
         )  # fmt: skip
-    await leaving.note(recorder, known.operation.id, f"{backup} was away")
-    await leaving.give(known.primary, known.uuid, name)
+    await solo_permission.note(recorder, known.operation.id, f"{backup} was away")
+    await solo_permission.give(known.primary, known.uuid, name)
     recorder.entrust(known.primary.name)
     return Settled(
         truth=f"what {guest} sent waited for {backup}, which is away; it goes on alone now",
@@ -178,12 +179,12 @@ def _taken_over(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]
             truth=f"{guest} runs on {backup}: {theirs.get('why')}", outcome=Outcome.COMPLETED,
             did=("remove what was left of its protection",),
         )  # fmt: skip
-    if ending.is_backups(ours, theirs):
+    if stop.is_backups(ours, theirs):
         return Settled(
             truth=f"{guest} took over on {backup}, which was started anew since",
             outcome=Outcome.COMPLETED, did=("remove what was left of its protection",),
         )  # fmt: skip
-    if ending.is_unclear(ours, theirs):
+    if stop.is_unclear(ours, theirs):
         return Settled(
             truth=f"{guest} may have taken over on {backup}, whose libvirt does not answer",
             outcome=None, settle=f"mend it there; see vmckpt doctor {backup}",

@@ -9,7 +9,7 @@ from vmckpt.model.disk import Room
 from vmckpt.model.finding import Finding
 from vmckpt.model.host import Host
 from vmckpt.policy.model import Failover, Protection
-from vmckpt.protect.reversing import Earlier
+from vmckpt.protection.resync import Earlier
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 

@@ -10,9 +10,10 @@ from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.model import Policy
-from vmckpt.protect import asking, moving
-from vmckpt.protect.moving import Pair
-from vmckpt.protect.steps import Step
+from vmckpt.protection import agent_client
+from vmckpt.protection.migration import finish
+from vmckpt.protection.migration.finish import Pair
+from vmckpt.protection.steps import Step
 
 
 def begun(steps: Sequence[StoredStep]) -> StoredStep | None:
@@ -33,17 +34,17 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
         target=case.inventory.host(operation.target or ""), session=str(step.intent["session"]),
     )  # fmt: skip
     ours, theirs = await asyncio.gather(
-        asking.status(pair.source, pair.uuid), asking.status(pair.target, pair.uuid)
+        agent_client.status(pair.source, pair.uuid), agent_client.status(pair.target, pair.uuid)
     )
     found = truth(pair, _of(pair, ours), _of(pair, theirs))
     if case.dry or found.outcome is None:
         return found
     warnings: list[str] = []
     if found.outcome is Outcome.COMPLETED:
-        arrived = await moving.finish(pair, warnings.append) is not None
+        arrived = await finish.finish(pair, warnings.append) is not None
     else:
         # It may have been given away since it was asked.
-        arrived = await moving.call_off(pair, warnings.append) is not None
+        arrived = await finish.call_off(pair, warnings.append) is not None
     if arrived is not (found.outcome is Outcome.COMPLETED):
         said = f"runs on {pair.target.name}" if arrived else f"never left {pair.source.name}"
         outcome = Outcome.COMPLETED if arrived else Outcome.FAILED
@@ -61,7 +62,7 @@ def _of(pair: Pair, told: Mapping[str, Any]) -> Mapping[str, Any]:
 def truth(pair: Pair, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Settled:
     """What is true by what both agents say. Pure."""
     guest, source, target = pair.guest, pair.source.name, pair.target.name
-    if moving.has_arrived(theirs):
+    if finish.has_arrived(theirs):
         return Settled(
             truth=f"{guest} runs on {target}", outcome=Outcome.COMPLETED,
             did=("remove what was left of the move",),
@@ -73,7 +74,7 @@ def truth(pair: Pair, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Set
             outcome=None,
             settle=f"mend {silent[0]}, then run vmckpt recover",
         )
-    if moving.is_given(ours):
+    if finish.is_given(ours):
         return _given(pair, theirs)
     did = ("remove its standby", "store its definition again")
     if ours.get("runs"):
@@ -89,7 +90,7 @@ def truth(pair: Pair, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Set
 
 def _given(pair: Pair, theirs: Mapping[str, Any]) -> Settled:
     guest, source, target = pair.guest, pair.source.name, pair.target.name
-    if moving.never_ran(theirs):
+    if finish.never_ran(theirs):
         return Settled(
             truth=f"{target} could not take {guest}, which stands still on {source}",
             outcome=Outcome.FAILED,

@@ -16,9 +16,9 @@ from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import Host
 from vmckpt.policy.model import Failover, Protection
-from vmckpt.protect import ending, engine
-from vmckpt.protect.ending import Known
-from vmckpt.protect.requests import Protected, ProtectRequest, Setting
+from vmckpt.protection import start, stop
+from vmckpt.protection.request import Protected, ProtectRequest, Setting
+from vmckpt.protection.stop import Known
 from vmckpt.units import Bytes, Seconds, show_seconds
 
 _TRIES = 3
@@ -75,7 +75,7 @@ class Anew:
 async def check(anew: Anew, caller: Caller) -> Protected:
     """What would be, and what speaks against it; changes nothing. Raises VmckptError."""
     request = replace(anew.request, dry_run=True, held=anew.memory)
-    found = await engine.protect(anew.setting, request, caller, lambda _: None)
+    found = await start.protect(anew.setting, request, caller, lambda _: None)
     bare = Finding(
         code="no-standby", severity=Severity.WARNING, where=anew.guest,
         text=f"{anew.guest} has no standby until its memory and disks are copied there", mend=None,
@@ -88,7 +88,7 @@ async def move(anew: Anew, caller: Caller) -> Protected:
 
     Raises VmckptError: the guest runs on, and may have no standby.
     """
-    ended = await ending.unprotect(anew.known, caller)
+    ended = await stop.unprotect(anew.known, caller)
     if ended.runs_on != anew.known.primary.name:
         raise BadInput(
             f"{ended.guest} runs on {ended.runs_on} since a failover, without a standby",
@@ -108,14 +108,14 @@ async def move(anew: Anew, caller: Caller) -> Protected:
 
 
 async def _begun(anew: Anew, caller: Caller) -> Protected:
-    done = await engine.protect(anew.setting, anew.request, caller, progressing(time.monotonic))
+    done = await start.protect(anew.setting, anew.request, caller, progressing(time.monotonic))
     if done.job is None:
         against = [one for one in done.findings if one.severity is Severity.BLOCKER]
         raise Blocked(f"{against[0].where}: {against[0].text}", mend=against[0].mend)
     return done
 
 
-def progressing(clock: Callable[[], float]) -> engine.Told:
+def progressing(clock: Callable[[], float]) -> start.Told:
     """Raises VmckptError once a first copy has not got on for STANDS_STILL."""
     last: tuple[Any, ...] = ()
     since = clock()

@@ -1,1 +1,0 @@
-"""Protecting a guest by a standby on another host: the controller's part."""

@@ -1,0 +1,1 @@
+"""The end of a migration by epochs: the planned switchover."""
