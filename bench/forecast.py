@@ -29,10 +29,15 @@ from vmckpt.hypervisor.domains import find_guest
 from vmckpt.journal.migration_history import PastMove
 from vmckpt.lab import guests, lab
 from vmckpt.lab.plan import LabPlan
-from vmckpt.migrate import experience
-from vmckpt.migrate.choosing import Measured, score
-from vmckpt.migrate.forecast import Facts, Forecast, forecast, in_words
-from vmckpt.migrate.measure import measure
+from vmckpt.migration.forecast import history as forecast_history
+from vmckpt.migration.forecast.choose_mode import Measured, score
+from vmckpt.migration.forecast.forecast import (
+    Facts,
+    Forecast,
+    forecast,
+    in_words,
+)
+from vmckpt.migration.forecast.measure import measure
 from vmckpt.model.guest import Guest
 from vmckpt.model.migration import LinkSeen, Mode
 from vmckpt.policy import loader
@@ -143,8 +148,8 @@ async def look(plan: LabPlan, policy: Policy) -> tuple[Guest, Facts, float]:
 
 def with_history(facts: Facts, past: Sequence[PastMove], link: LinkSeen | None) -> Facts:
     """The same measurements, read with what past moves teach."""
-    carried = experience.bandwidth(link, past, encrypted=False, connections=1)
-    setup, setup_words = experience.setup(past)
+    carried = forecast_history.bandwidth(link, past, encrypted=False, connections=1)
+    setup, setup_words = forecast_history.setup(past)
     return replace(
         facts, bandwidth=carried.first, later=carried.later, setup=setup,
         basis=(*facts.basis, *carried.basis, setup_words),

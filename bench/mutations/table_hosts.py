@@ -122,28 +122,30 @@ _FENCING = (
 
 _PREFLIGHTS = (
     Mutation(
-        name="unsafe-cache-moves", area=Area.PREFLIGHT, file="vmckpt/migrate/preflight.py",
+        name="unsafe-cache-moves", area=Area.PREFLIGHT, file="vmckpt/migration/plan/preflight.py",
         old='    if disk.cache == "unsafe" and not disk.read_only:',
         new='    if disk.cache == "unsafe" and disk.read_only:',
         suite=_PREFLIGHT,
         breaks="A guest moves away from writes that are in its old host's memory only.",
     ),
     Mutation(
-        name="other-file-is-the-disk", area=Area.PREFLIGHT, file="vmckpt/migrate/preflight.py",
+        name="other-file-is-the-disk", area=Area.PREFLIGHT,
+        file="vmckpt/migration/plan/preflight.py",
         old="    elif same is False and not disk.read_only:",
         new="    elif same is False and disk.read_only:",
         suite=_PREFLIGHT,
         breaks="A guest continues on a file of the same name that is another disk.",
     ),
     Mutation(
-        name="guest-arrives-twice", area=Area.PREFLIGHT, file="vmckpt/migrate/preflight.py",
+        name="guest-arrives-twice", area=Area.PREFLIGHT, file="vmckpt/migration/plan/preflight.py",
         old="        elif same[1]:\n",
         new="        elif same[1] and not other.state.is_active:\n",
         suite=_PREFLIGHT,
         breaks="A guest moves to a host on which a copy of it runs.",
     ),
     Mutation(
-        name="storage-proven-by-half", area=Area.PREFLIGHT, file="vmckpt/migrate/preflight.py",
+        name="storage-proven-by-half", area=Area.PREFLIGHT,
+        file="vmckpt/migration/plan/preflight.py",
         old="        and all(facts.same_file.get(path) is True for path in disk.below)",
         new="        and all(facts.same_file.get(path) is not False for path in disk.below)",
         suite=_PREFLIGHT,

@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.engine.fakes import FakeDesk, Told
 from tests.support.policies import policy
-from vmckpt.migrate.converge import Terms, time_limit
-from vmckpt.migrate.engine import Ending, Migration
+from vmckpt.migration.run.decide import Terms, time_limit
+from vmckpt.migration.run.engine import Ending, Migration
 from vmckpt.model.events import Event, PhaseChanged
 from vmckpt.model.migration import Driver, JobPhase, Mode, MoveOrder, Mover
 from vmckpt.units import MIB, Bytes, Seconds

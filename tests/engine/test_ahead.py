@@ -8,7 +8,7 @@ from tests.support.fleets import guest
 from vmckpt.errors import Cancelled
 from vmckpt.evacuate.ahead import Ahead, Turn
 from vmckpt.evacuate.links import Move
-from vmckpt.migrate.waiting import following
+from vmckpt.migration.cancellable import following
 
 
 def move(name: str, target: str = "beta") -> Move:

@@ -21,11 +21,11 @@ from tests.support.policies import policy
 from vmckpt.errors import BadInput, LeaseLost, RemoteError, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.journal.records import RequestKind, StepState
-from vmckpt.migrate import checkpointed
-from vmckpt.migrate.attempt import Around
-from vmckpt.migrate.planning import Plan
-from vmckpt.migrate.report import MigrationReport, as_json
-from vmckpt.migrate.requests import Setting
+from vmckpt.migration.attempt import Around
+from vmckpt.migration.epochs import attempt
+from vmckpt.migration.plan.planner import Plan
+from vmckpt.migration.report import MigrationReport, as_json
+from vmckpt.migration.request import Setting
 from vmckpt.model.events import Decided, Event, PhaseChanged, Sampled
 from vmckpt.model.guest import GuestState, Presence
 from vmckpt.model.migration import Driver, JobPhase, Mode, Outcome
@@ -97,7 +97,7 @@ class One:
             "desk": cast("Any", self.desk), "tracer": None, "emit": self.events.append,
             "stop": self.stop, "observe": False,
         }  # fmt: skip
-        return await checkpointed.run(self.plan, Around(**{**around, **changes}))
+        return await attempt.run(self.plan, Around(**{**around, **changes}))
 
     def later(self, seconds: float, what: Any) -> None:
         asyncio.get_running_loop().call_later(seconds, what)
@@ -117,7 +117,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
 
     monkeypatch.setattr(agent_client, "order", made.order)
     monkeypatch.setattr(agent_client, "status", made.status)
-    monkeypatch.setattr(checkpointed, "Beginning", Beginning)
+    monkeypatch.setattr(attempt, "Beginning", Beginning)
     monkeypatch.setattr(domains, "presence", presence)
     monkeypatch.setattr(finish, "_ARRIVES", Seconds(0.05))
     Beginning.trouble, Beginning.asked = None, []

@@ -11,10 +11,10 @@ from tests.engine.running import HYBRID, ORDER, phases, run, terms, told
 from tests.support.simulated import Machine, Writer
 from vmckpt.errors import OutcomeUnknown
 from vmckpt.journal.records import RequestKind
-from vmckpt.migrate import estimate
-from vmckpt.migrate.converge import Terms
-from vmckpt.migrate.engine import Ending
-from vmckpt.migrate.terms import IDLE_THROTTLE
+from vmckpt.migration.request import IDLE_THROTTLE
+from vmckpt.migration.run import progress
+from vmckpt.migration.run.decide import Terms
+from vmckpt.migration.run.engine import Ending
 from vmckpt.model.events import Event, Sampled
 from vmckpt.model.migration import JobPhase, Mode, Outcome
 from vmckpt.units import MIB, Seconds
@@ -262,6 +262,6 @@ async def test_estimates_from_where_passes_began_are_those_from_all_samples() ->
 
     assert ending.outcome is Outcome.COMPLETED
     assert told_ == [
-        estimate.estimate(ending.samples[: number + 1], Seconds(0.1))
+        progress.estimate(ending.samples[: number + 1], Seconds(0.1))
         for number in range(len(ending.samples))
     ]

@@ -7,8 +7,8 @@ from tests.engine.fakes import GONE, MOVING, PAUSED, RUNS, SILENT, FakeMover, re
 from tests.engine.running import ORDER, phases, run, terms
 from tests.support.builders import sample
 from vmckpt.errors import OutcomeUnknown, PeerLoginFailed
-from vmckpt.migrate.engine import PATIENCE, Migration
-from vmckpt.migrate.sight import INTERVAL
+from vmckpt.migration.run.engine import PATIENCE, Migration
+from vmckpt.migration.run.progress import INTERVAL
 from vmckpt.model.events import Decided, Event, Sampled
 from vmckpt.model.migration import Driver, JobPhase, Outcome
 from vmckpt.units import MIB

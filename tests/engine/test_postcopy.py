@@ -13,8 +13,8 @@ from tests.engine.running import ENDS_A_PART, HYBRID, after_the_switch, phases, 
 from tests.support.simulated import Machine, Writer
 from vmckpt.errors import HypervisorError, OutcomeUnknown
 from vmckpt.journal.records import RequestKind
-from vmckpt.migrate import terms as contract
-from vmckpt.migrate.engine import Ending, Migration
+from vmckpt.migration import request as contract
+from vmckpt.migration.run.engine import Ending, Migration
 from vmckpt.model.events import Event
 from vmckpt.model.migration import JobPhase, Mode, Outcome
 from vmckpt.units import MIB

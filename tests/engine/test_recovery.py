@@ -10,9 +10,9 @@ from tests.engine.running import ENDS_A_PART, HYBRID, ORDER, after_the_switch, r
 from tests.support.simulated import Machine, Writer
 from vmckpt.errors import HypervisorError, JournalError, LeaseLost
 from vmckpt.journal.records import Request, RequestKind
-from vmckpt.migrate.converge import Terms
-from vmckpt.migrate.engine import Ending, Migration
-from vmckpt.migrate.fenced import FencedMover
+from vmckpt.migration.run.actuator import FencedMover
+from vmckpt.migration.run.decide import Terms
+from vmckpt.migration.run.engine import Ending, Migration
 from vmckpt.model.migration import AutoConverge, Mode, MoveOrder, Mover, Outcome
 from vmckpt.units import MIB, Bytes, Seconds
 

@@ -18,7 +18,7 @@ from vmckpt.cli import arguments
 from vmckpt.errors import BadInput, RemoteError
 from vmckpt.hypervisor import domain_xml, migration, storage
 from vmckpt.hypervisor.connection import NONSENSE
-from vmckpt.migrate import replaying, trace
+from vmckpt.migration import replay, trace
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.model.migration import JobSample, MoveOrder
@@ -137,7 +137,7 @@ def read_trace(data: bytes) -> None:
         _one_line(exc)
         return
     for policy in _policies():
-        told = replaying.under(policy, recorded)
+        told = replay.under(policy, recorded)
         json.dumps(told.as_json())
         for planned in told.result.decided:
             assert units.show_seconds(planned.at)

@@ -12,8 +12,8 @@ from vmckpt.hypervisor import dirty_rate
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import find_guest
 from vmckpt.lab import network
-from vmckpt.migrate.forecast import Facts
-from vmckpt.migrate.measure import measure
+from vmckpt.migration.forecast.forecast import Facts
+from vmckpt.migration.forecast.measure import measure
 from vmckpt.model.guest import Guest
 from vmckpt.model.migration import DirtyPoint
 from vmckpt.remote import measure as remote

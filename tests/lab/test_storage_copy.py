@@ -14,8 +14,8 @@ from vmckpt.errors import BadInput, RemoteError
 from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import find_guest
-from vmckpt.migrate import arrived, disks
-from vmckpt.migrate.arrived import Tidied
+from vmckpt.migration.plan import storage_cleanup, storage_copy
+from vmckpt.migration.plan.storage_cleanup import Tidied
 from vmckpt.model.disk import CopyPlan, Made, Wish
 from vmckpt.model.migration import Driver
 from vmckpt.remote import images, probe
@@ -52,14 +52,14 @@ def planned(bench: Bench, wish: Wish) -> CopyPlan:
 
     async def look(here: Remote, there: Remote) -> CopyPlan:
         same = await probe.same_files(here, there, [drive.path or "" for drive in drives])
-        return await disks.look(here, there, drives, same, wish)
+        return await storage_copy.look(here, there, drives, same, wish)
 
     return over_ssh(bench, look)
 
 
 def prepared(bench: Bench, plan: CopyPlan) -> Made:
     async def work(_: Remote, there: Remote) -> Made:
-        made = await disks.prepare(there, plan, disks.new_suffix())
+        made = await storage_copy.prepare(there, plan, storage_copy.new_suffix())
         await images.publish(there, made)
         return made
 
@@ -67,7 +67,7 @@ def prepared(bench: Bench, plan: CopyPlan) -> Made:
 
 
 def removed(bench: Bench, made: Made) -> tuple[str, ...]:
-    return over_ssh(bench, lambda _here, there: disks.remove(there, made))
+    return over_ssh(bench, lambda _here, there: storage_copy.remove(there, made))
 
 
 def inside(bench: Bench, host: str, path: str) -> Path:
@@ -110,7 +110,7 @@ def test_a_private_disk_travels_along(bench: Bench, kind: str, full: bool) -> No
 
     async def finish(source: Hypervisor) -> Tidied:
         async with Remote(source.host) as here, Remote(bench.inventory.host("beta")) as there:
-            return await arrived.finish(plan, {}, source, (here, there), lambda: None)
+            return await storage_cleanup.finish(plan, {}, source, (here, there), lambda: None)
 
     assert moved.explained == ""
     assert bench.ask("alpha", finish) == Tidied()

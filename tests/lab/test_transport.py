@@ -13,7 +13,7 @@ from tests.lab.moving import Moved, move, other
 from vmckpt.lab.capture import Capture
 from vmckpt.lab.guests import FILLING
 from vmckpt.lab.pki import Authority, install
-from vmckpt.migrate.transport_checks import TlsVerdict, names_of, tls_findings
+from vmckpt.migration.plan.tls_checks import TlsVerdict, names_of, tls_findings
 from vmckpt.model.migration import AutoConverge, Compression
 from vmckpt.remote import probe
 from vmckpt.remote.ssh import Remote

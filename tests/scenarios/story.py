@@ -10,13 +10,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.support.simulated import Machine
-from vmckpt.migrate import actions, converge, estimate, report, trace, track
-from vmckpt.migrate.actions import Abort, Cache, Halt, Limit, SetDowntime, Slow, Switch
-from vmckpt.migrate.converge import Done
-from vmckpt.migrate.dirtying import DirtyCurve
-from vmckpt.migrate.trace import Header
-from vmckpt.migrate.track import Track
-from vmckpt.migrate.watch import PassCounter
+from vmckpt.migration import report, trace
+from vmckpt.migration.forecast.dirty_curve import DirtyCurve
+from vmckpt.migration.run import (
+    actions,
+    decide,
+    progress,
+)
+from vmckpt.migration.run import (
+    progress as run_progress,
+)
+from vmckpt.migration.run.actions import (
+    Abort,
+    Cache,
+    Halt,
+    Limit,
+    SetDowntime,
+    Slow,
+    Switch,
+)
+from vmckpt.migration.run.decide import Done
+from vmckpt.migration.run.outcome import PassCounter
+from vmckpt.migration.run.progress import Track
+from vmckpt.migration.trace import Header
 from vmckpt.model.migration import JobPhase, JobSample, Mode
 from vmckpt.policy import loader
 from vmckpt.policy.model import Policy
@@ -74,23 +90,23 @@ class Judge:
 
     def __post_init__(self) -> None:
         policy, memory = self.policy, self.header.memory
-        self.terms = converge.Terms(
+        self.terms = decide.Terms(
             policy=policy, mode=self.header.mode, memory=memory, post_copy=self.header.post_copy,
-            time_limit=converge.time_limit(policy, memory), max_downtime=policy.limits.max_downtime,
+            time_limit=decide.time_limit(policy, memory), max_downtime=policy.limits.max_downtime,
         )  # fmt: skip
         self.done = Done(max_downtime=policy.limits.max_downtime)
         self.track = Track(began=Seconds(0.0), curve=self.header.curve)
 
-    def take(self, raw: JobSample) -> converge.Verdict | None:
+    def take(self, raw: JobSample) -> decide.Verdict | None:
         """What to do at this sample."""
         self.counter = self.counter.after(raw.iteration)
         sample = replace(raw, iteration=self.counter.number(raw.iteration))
         if sample.iteration or sample.total:
-            self.track = track.seen(self.track, sample, self.policy.stall)
+            self.track = run_progress.seen(self.track, sample, self.policy.stall)
             self._seen.append(sample)
-            guess = estimate.estimate(self._seen, self.done.max_downtime)
-            self.shares.append(estimate.share_done(guess, sample.at))
-        verdict, self.done = converge.decide(
+            guess = progress.estimate(self._seen, self.done.max_downtime)
+            self.shares.append(progress.share_done(guess, sample.at))
+        verdict, self.done = decide.decide(
             self.terms, self.track, self.done, now=raw.at, operator_stops=False
         )
         if verdict is not None:

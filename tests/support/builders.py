@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vmckpt.migrate.preflight import Facts
+from vmckpt.migration.plan.preflight import Facts
 from vmckpt.model.guest import (
     Disk,
     Guest,

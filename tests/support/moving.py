@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.support.builders import sample
-from vmckpt.migrate.converge import Terms
-from vmckpt.migrate.dirtying import DirtyCurve
-from vmckpt.migrate.track import PassSeen, Track
+from vmckpt.migration.forecast.dirty_curve import DirtyCurve
+from vmckpt.migration.run.decide import Terms
+from vmckpt.migration.run.progress import PassSeen, Track
 from vmckpt.model.migration import JobPhase, Mode
 from vmckpt.policy.model import (
     Do,

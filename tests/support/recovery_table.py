@@ -6,7 +6,12 @@
 from collections.abc import Sequence
 
 from tests.support.paths import ROOT
-from vmckpt.migrate.aftermath import ODD, Seen, Verdict, judge
+from vmckpt.migration.recovery.decide import (
+    ODD,
+    Seen,
+    Verdict,
+    judge,
+)
 from vmckpt.model.guest import GuestState, Presence
 
 DOCUMENT = ROOT / "docs/recovery.md"

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from tests.support.builders import GUEST
-from vmckpt.migrate import terms as contract
-from vmckpt.migrate.converge import Terms
-from vmckpt.migrate.dirtying import DirtyCurve
-from vmckpt.migrate.forecast import Facts, Range
-from vmckpt.migrate.world import World
+from vmckpt.migration import request as contract
+from vmckpt.migration.forecast.dirty_curve import DirtyCurve
+from vmckpt.migration.forecast.forecast import Facts, Range
+from vmckpt.migration.forecast.simulator import World
+from vmckpt.migration.run.decide import Terms
 from vmckpt.model.guest import Guest
 from vmckpt.model.migration import DirtyPoint, Mode
 from vmckpt.policy.model import MoveLimits, Policy, Rule

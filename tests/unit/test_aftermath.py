@@ -6,8 +6,8 @@ import pytest
 
 from tests.support import recovery_table
 from tests.support.recovery_table import decided
-from vmckpt.migrate import aftermath
-from vmckpt.migrate.aftermath import Act, Seen
+from vmckpt.migration.recovery import decide
+from vmckpt.migration.recovery.decide import Act, Seen
 from vmckpt.model.migration import Outcome
 
 PAIRS = list(itertools.product(Seen, Seen))
@@ -71,7 +71,7 @@ def test_a_target_that_lacks_a_page_need_not_be_waited_for_if_the_guest_runs(her
 
 
 def test_a_guest_that_never_began_to_move_is_not_kept_by_a_silent_target() -> None:
-    assert decided(Seen.RUNS, Seen.SILENT, ordered=False) is aftermath.NEVER
+    assert decided(Seen.RUNS, Seen.SILENT, ordered=False) is decide.NEVER
 
 
 def test_what_libvirt_was_never_told_has_not_moved() -> None:
@@ -112,4 +112,4 @@ def test_a_third_copy_is_for_a_person(here: Seen, there: Seen) -> None:
     ],
 )
 def test_after_a_migration_that_went_on(outcome: Outcome, acts: tuple[Act, ...]) -> None:
-    assert aftermath.after(outcome) == acts
+    assert decide.after(outcome) == acts

@@ -15,9 +15,9 @@ from vmckpt.errors import HypervisorError, LeaseLost, RemoteError
 from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.storage import User
-from vmckpt.migrate import arrived
-from vmckpt.migrate.arrived import Tidied
-from vmckpt.migrate.gather import Remotes
+from vmckpt.migration.plan import storage_cleanup
+from vmckpt.migration.plan.host_facts import Remotes
+from vmckpt.migration.plan.storage_cleanup import Tidied
 from vmckpt.model.disk import CopyPlan, DiskCopy
 from vmckpt.remote import images, probe
 from vmckpt.remote import images as remote_images
@@ -45,12 +45,14 @@ class Scene:
         return CopyPlan(copies=(copy,), removes=removes)
 
     async def marks(self) -> dict[str, str]:
-        return await arrived.marks(self.remotes, self.plan(), runs=False)
+        return await storage_cleanup.marks(self.remotes, self.plan(), runs=False)
 
     async def finish(self, marks: dict[str, str] | None = None, *, full: bool = False) -> Tidied:
         old = await self.marks() if marks is None else marks
         here = Hypervisor(self.remotes[0].host)
-        return await arrived.finish(self.plan(full=full), old, here, self.remotes, self.check)
+        return await storage_cleanup.finish(
+            self.plan(full=full), old, here, self.remotes, self.check
+        )
 
     async def keeps(self, why: str, marks: dict[str, str] | None = None) -> None:
         """It does not go, and the reason is told."""
@@ -82,7 +84,7 @@ async def test_the_old_image_goes(scene: Scene) -> None:
 
 
 async def test_without_the_policys_leave_it_stays(scene: Scene) -> None:
-    marks = await arrived.marks(scene.remotes, scene.plan(removes=False), runs=True)
+    marks = await storage_cleanup.marks(scene.remotes, scene.plan(removes=False), runs=True)
     assert await scene.finish(marks) == Tidied()
     assert scene.old.exists()
 
@@ -145,16 +147,16 @@ async def test_firmware_of_a_guest_that_runs_goes_too(
 
     monkeypatch.setattr(images, "marks", known)
     nvram = str(vars_)
-    marks = await arrived.marks(scene.remotes, scene.plan(), runs=True, nvram=nvram)
+    marks = await storage_cleanup.marks(scene.remotes, scene.plan(), runs=True, nvram=nvram)
     assert list(marks) == [str(scene.old), nvram]
     same = True
-    marks = await arrived.marks(scene.remotes, scene.plan(), runs=True, nvram=nvram)
+    marks = await storage_cleanup.marks(scene.remotes, scene.plan(), runs=True, nvram=nvram)
     assert list(marks) == [str(scene.old)]
 
 
 async def test_a_running_guest_with_another_file_open_keeps_this_one(scene: Scene) -> None:
     """Somebody has put a file in its image's place, for its next start."""
-    marks = await arrived.marks(scene.remotes, scene.plan(), runs=True)
+    marks = await storage_cleanup.marks(scene.remotes, scene.plan(), runs=True)
     await scene.keeps("another file open", marks)
 
 
@@ -241,8 +243,8 @@ async def test_where_guests_cannot_be_asked_it_stays(
 @pytest.mark.parametrize("logins", [True, False])
 async def test_after_a_crash_it_stays_and_is_named(scene: Scene, logins: bool) -> None:
     """A guest may have gone on from it since: who was not there cannot tell."""
-    intent = arrived.meant(scene.plan(full=True))
-    told = await arrived.after_crash(intent, "alpha", scene.remotes if logins else None)
+    intent = storage_cleanup.meant(scene.plan(full=True))
+    told = await storage_cleanup.after_crash(intent, "alpha", scene.remotes if logins else None)
     assert (scene.new.stat().st_blocks * 512 >= MIB) == logins
     assert [str(scene.old) in one for one in told] == ([True] if logins else [False, True])
     assert scene.old.exists()

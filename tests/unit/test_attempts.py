@@ -7,9 +7,9 @@ import pytest
 
 from tests.support.policies import policy
 from vmckpt.errors import Cancelled
-from vmckpt.migrate import attempts
-from vmckpt.migrate.report import MigrationReport
-from vmckpt.migrate.waiting import stoppable
+from vmckpt.migration import service
+from vmckpt.migration.cancellable import stoppable
+from vmckpt.migration.report import MigrationReport
 from vmckpt.model.migration import Outcome
 from vmckpt.policy.model import OnFailure, Retries
 from vmckpt.units import Seconds
@@ -28,21 +28,21 @@ def told(outcome: Outcome) -> MigrationReport:
 
 
 def test_waits_grow_up_to_the_longest() -> None:
-    waits = [attempts.wait_before(RETRIES, failed) for failed in range(1, 6)]
+    waits = [service.wait_before(RETRIES, failed) for failed in range(1, 6)]
 
     assert waits == pytest.approx([10, 20, 40, 60, 60])
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_only_what_failed_while_the_guest_went_on_is_tried_again(outcome: Outcome) -> None:
-    assert attempts.again(told(outcome), RETRYING, 1) is (outcome is Outcome.FAILED)
+    assert service.again(told(outcome), RETRYING, 1) is (outcome is Outcome.FAILED)
 
 
 def test_as_often_as_the_policy_says_and_if_it_says_so() -> None:
     failed = told(Outcome.FAILED)
 
-    assert [attempts.again(failed, RETRYING, number) for number in (1, 2, 3)] == [True, True, False]
-    assert not attempts.again(failed, replace(RETRYING, on_failure=OnFailure.STOP), 1)
+    assert [service.again(failed, RETRYING, number) for number in (1, 2, 3)] == [True, True, False]
+    assert not service.again(failed, replace(RETRYING, on_failure=OnFailure.STOP), 1)
 
 
 @pytest.mark.looptime

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support.worlds import policy
-from vmckpt.migrate.choosing import Measured, choose, score
-from vmckpt.migrate.forecast import Forecast, Range
+from vmckpt.migration.forecast.choose_mode import Measured, choose, score
+from vmckpt.migration.forecast.forecast import Forecast, Range
 from vmckpt.model.migration import Mode
 from vmckpt.policy.model import Rule, RuleCondition, StartPostcopy
 from vmckpt.units import Bytes, Seconds

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from tests.support.moving import on_its_way, rule, terms
-from vmckpt.migrate import actions, converge
-from vmckpt.migrate.converge import Done, decide
-from vmckpt.migrate.track import Track
+from vmckpt.migration.run import actions
+from vmckpt.migration.run import decide as run_decide
+from vmckpt.migration.run.decide import Done, decide
+from vmckpt.migration.run.progress import Track
 from vmckpt.policy.model import GiveUp, RuleCondition
 from vmckpt.units import MIB, Bytes, Seconds
 
@@ -109,7 +110,7 @@ def test_all_that_held_is_said() -> None:
 
 def test_a_raised_limit_counts_for_what_precopy_still_costs() -> None:
     under = terms(rule(GiveUp(), RuleCondition(precopy_excess=0.1)))
-    raised = converge.after(DONE, actions.SetDowntime(s(0.5)))
+    raised = run_decide.after(DONE, actions.SetDowntime(s(0.5)))
     verdict, _ = decide(under, LEVEL, raised, now=s(9.0), operator_stops=False)
 
     assert verdict is None

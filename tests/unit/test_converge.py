@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.moving import on_its_way, rule, terms
-from vmckpt.migrate import actions, converge
-from vmckpt.migrate.actions import (
+from vmckpt.migration.run import actions
+from vmckpt.migration.run import decide as run_decide
+from vmckpt.migration.run.actions import (
     Abort,
     Action,
     Cache,
@@ -20,8 +21,14 @@ from vmckpt.migrate.actions import (
     Stop,
     Switch,
 )
-from vmckpt.migrate.converge import Done, Terms, Verdict, decide, time_limit
-from vmckpt.migrate.track import Track
+from vmckpt.migration.run.decide import (
+    Done,
+    Terms,
+    Verdict,
+    decide,
+    time_limit,
+)
+from vmckpt.migration.run.progress import Track
 from vmckpt.model.migration import AutoConverge, JobPhase, Mode
 from vmckpt.policy.model import (
     Compress,
@@ -125,7 +132,7 @@ def test_before_the_first_pass_nothing_is_raised() -> None:
 
 
 def test_a_limit_that_the_operator_set_higher_is_left() -> None:
-    assert action(terms(rule(RAISE)), FIVE, converge.after(DONE, SetDowntime(Seconds(9)))) is None
+    assert action(terms(rule(RAISE)), FIVE, run_decide.after(DONE, SetDowntime(Seconds(9)))) is None
 
 
 # --- what comes first -----------------------------------------------------------------------------
@@ -176,7 +183,7 @@ def test_after_the_switch_nothing_is_ever_decided(
 
 def test_a_guest_that_was_paused_is_brought_to_the_end_unless_the_operator_stops_it() -> None:
     under = terms(rule(Pause()), rule(GiveUp()), limit=5.0)
-    paused = converge.after(DONE, Halt())
+    paused = run_decide.after(DONE, Halt())
 
     assert action(under, FIVE, paused, now=15.0) is None
     assert action(under, FIVE, paused, stops=True) == Abort(Stop.OPERATOR)
@@ -228,7 +235,7 @@ def test_a_silent_link_keeps_nobody_from_giving_up() -> None:
 @pytest.mark.parametrize("do", [StartPostcopy(), Pause(), RAISE, Throttle(THROTTLE)])
 def test_what_was_refused_is_asked_for_again_after_a_moment(do: Do) -> None:
     under = terms(rule(do), rule(Compress(Bytes(1)), name="next"))
-    refused = converge.refused(DONE, "it", Seconds(9.0))
+    refused = run_decide.refused(DONE, "it", Seconds(9.0))
     verdict, _ = ask(under, on_its_way(100, 50, now=9.1), refused, now=9.1)
 
     assert verdict is not None
@@ -240,7 +247,7 @@ def test_what_was_refused_is_asked_for_again_after_a_moment(do: Do) -> None:
 
 
 def test_only_the_last_refusal_counts() -> None:
-    twice = converge.refused(converge.refused(DONE, "it", Seconds(1.0)), "it", Seconds(9.0))
+    twice = run_decide.refused(run_decide.refused(DONE, "it", Seconds(1.0)), "it", Seconds(9.0))
 
     assert twice.refused == (("it", 9.0),)
 
@@ -318,11 +325,11 @@ def test_the_shorter_limit_counts_and_no_guest_is_smaller_than_a_gib(
 
 
 def test_what_the_operator_did_is_done() -> None:
-    assert converge.after(DONE, SetDowntime(Seconds(1.0))).max_downtime == 1.0
-    assert converge.after(DONE, Switch()).switched
-    assert converge.after(DONE, Halt()).paused
+    assert run_decide.after(DONE, SetDowntime(Seconds(1.0))).max_downtime == 1.0
+    assert run_decide.after(DONE, Switch()).switched
+    assert run_decide.after(DONE, Halt()).paused
     for other in (Slow(THROTTLE), Cache(Bytes(1)), Limit(None), Abort(Stop.OPERATOR)):
-        assert converge.after(DONE, other) == DONE
+        assert run_decide.after(DONE, other) == DONE
 
 
 def test_what_is_done_is_said_in_a_few_words() -> None:
@@ -341,7 +348,7 @@ def test_the_margin_is_the_policys() -> None:
 
 
 def test_a_guest_that_stands_still_for_a_dead_link_goes_on_where_it_was() -> None:
-    paused = converge.after(DONE, Halt())
+    paused = run_decide.after(DONE, Halt())
 
     assert action(terms(), FIVE, paused, now=18.0) is None
     assert action(terms(), FIVE, paused, now=20.0) == Abort(Stop.RULE)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from vmckpt.migrate import disks
+from vmckpt.migration.plan import storage_copy
 from vmckpt.model.disk import (
     CopyPlan,
     Drive,
@@ -37,8 +37,8 @@ def planned(
 ) -> CopyPlan:
     wish = wish or Wish()
     known = {drive.path: False for drive in drives if drive.path} if same is None else same
-    paths = [disks.path_on_target(drive, wish) for drive in drives if drive.path]
-    return disks.plan(
+    paths = [storage_copy.path_on_target(drive, wish) for drive in drives if drive.path]
+    return storage_copy.plan(
         source="alpha", target="beta", drives=drives, same_file=known, wish=wish,
         images={drive.path: image for drive in drives if drive.path},
         places={} if place is None else dict.fromkeys(paths, place),

@@ -12,9 +12,9 @@ from tests.support.policies import policy
 from tests.unit.test_protect_preflight import DISK, FINE
 from vmckpt.errors import CannotCapture, RemoteError
 from vmckpt.journal.recorder import JournalDesk, Recorder
-from vmckpt.migrate import epochs
-from vmckpt.migrate import preflight as migrate_preflight
-from vmckpt.migrate.sampled import Sampler
+from vmckpt.migration.epochs import request
+from vmckpt.migration.epochs.samples import Sampler
+from vmckpt.migration.plan import preflight as migrate_preflight
 from vmckpt.model.disk import CopyPlan, DiskCopy
 from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding, Severity
@@ -43,7 +43,7 @@ QEMUS = Finding(code="tcg-lost-writes", severity=Severity.WARNING, where="web1",
 
 def asked(copies: CopyPlan = SHARED, **limits: Any) -> Any:
     wanted = replace(POLICY, limits=replace(POLICY.limits, **limits))
-    return epochs.request(wanted, GUEST, "beta", copies)
+    return request.request(wanted, GUEST, "beta", copies)
 
 
 def test_nobody_decides_but_the_source_and_pauses_are_as_long_as_the_downtime_allowed() -> None:
@@ -58,7 +58,7 @@ def test_nobody_decides_but_the_source_and_pauses_are_as_long_as_the_downtime_al
 
 def test_a_policy_s_own_interval_is_kept() -> None:
     own = replace(POLICY, protection=replace(POLICY.protection, interval=Seconds(0.05)))
-    assert epochs.request(own, GUEST, "beta", SHARED).terms.interval == pytest.approx(0.05)
+    assert request.request(own, GUEST, "beta", SHARED).terms.interval == pytest.approx(0.05)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def found(others: tuple[Finding, ...] = (), copies: CopyPlan = SHARED) -> list[Finding]:
-    return list(asyncio.run(epochs.findings(others, POLICY, FACTS, copies, HOSTS)))
+    return list(asyncio.run(request.findings(others, POLICY, FACTS, copies, HOSTS)))
 
 
 def test_of_a_guest_that_can_be_moved_so_only_what_is_about_this_mode_is_said(

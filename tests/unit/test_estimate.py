@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.builders import sample
-from vmckpt.migrate.estimate import estimate, share_done
+from vmckpt.migration.run.progress import estimate, share_done
 from vmckpt.model.events import Estimate
 from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.units import MIB, Seconds

@@ -3,7 +3,7 @@
 from vmckpt.evacuate.links import SETUP
 from vmckpt.evacuate.nearing import Nearing
 from vmckpt.evacuate.plan import Checked
-from vmckpt.migrate.forecast import Range
+from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.events import Estimate
 from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds

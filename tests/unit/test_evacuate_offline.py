@@ -25,9 +25,9 @@ from vmckpt.evacuate.plan import Checked
 from vmckpt.evacuate.seen import Known, Way
 from vmckpt.hypervisor import domains, storage
 from vmckpt.journal.records import StepState, StoredStep
-from vmckpt.migrate import arrived, disks
-from vmckpt.migrate.forecast import Range
-from vmckpt.migrate.measure import Links
+from vmckpt.migration.forecast.forecast import Range
+from vmckpt.migration.forecast.measure import Links
+from vmckpt.migration.plan import storage_cleanup, storage_copy
 from vmckpt.model.disk import (
     NVRAM,
     CopyPlan,
@@ -130,7 +130,7 @@ async def test_every_file_is_copied_or_seen_there_what_lies_below_as_well(
 
     monkeypatch.setattr(storage, "drives", drives)
     monkeypatch.setattr(probe, "same_files", same_files)
-    monkeypatch.setattr(disks, "look", look)
+    monkeypatch.setattr(storage_copy, "look", look)
     one = known(CopyKind.THIN)
     disk = replace(one.guest.disks[0], below=("/base",))
     remotes: Any = (object(), object())
@@ -162,7 +162,7 @@ async def test_firmware_that_was_never_started_has_no_file_to_carry(
     monkeypatch.setattr(storage, "drives", drives)
     monkeypatch.setattr(probe, "same_files", same_files)
     monkeypatch.setattr(images, "places", places)
-    monkeypatch.setattr(disks, "look", look)
+    monkeypatch.setattr(storage_copy, "look", look)
     one = known(CopyKind.THIN)
     here = replace(ENDS.source, uri="test:///default")
     remotes: Any = (object(), object())
@@ -188,11 +188,11 @@ def test_firmware_goes_with_named_disks_and_keeps_its_place() -> None:
     drives = (drive("vda", "/srv/a.raw"), drive("vdb", "/srv/b.raw"), vars_)
     same = {"/srv/a.raw": False, "/srv/b.raw": True, "/var/nvram/a.fd": False}
     wish = Wish(disks=("vda",), folder="/pool")
-    assert [one.name for one in disks.wanted(drives, same, wish)] == ["vda", NVRAM]
-    assert disks.path_on_target(vars_, wish) == "/var/nvram/a.fd"
-    assert disks.path_on_target(drives[0], wish) == "/pool/a.raw"
+    assert [one.name for one in storage_copy.wanted(drives, same, wish)] == ["vda", NVRAM]
+    assert storage_copy.path_on_target(vars_, wish) == "/var/nvram/a.fd"
+    assert storage_copy.path_on_target(drives[0], wish) == "/pool/a.raw"
     seen = same | {"/var/nvram/a.fd": True}
-    assert [one.name for one in disks.wanted(drives, seen, wish)] == ["vda"]
+    assert [one.name for one in storage_copy.wanted(drives, seen, wish)] == ["vda"]
 
 
 @pytest.mark.parametrize(
@@ -264,8 +264,8 @@ async def test_copies_stay_where_their_guest_is_and_go_elsewhere(
         yield None
 
     monkeypatch.setattr(domains, "presence", presence)
-    monkeypatch.setattr(disks, "unmade", unmade)
-    monkeypatch.setattr(arrived, "after_crash", after_crash)
+    monkeypatch.setattr(storage_copy, "unmade", unmade)
+    monkeypatch.setattr(storage_cleanup, "after_crash", after_crash)
     recorder: Any = SimpleNamespace(
         check=lambda: None, conclude=lambda _, state: concluded.append(state)
     )

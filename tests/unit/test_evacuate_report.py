@@ -12,7 +12,7 @@ from vmckpt.evacuate.report import Report
 from vmckpt.evacuate.task import Kind, Task
 from vmckpt.evacuate.world import Arrived, Ended
 from vmckpt.journal.records import Controller, Operation
-from vmckpt.migrate.report import MigrationReport
+from vmckpt.migration.report import MigrationReport
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.migration import Driver, JobTotals, Outcome
 from vmckpt.units import Bytes, Seconds

@@ -18,7 +18,7 @@ from vmckpt.evacuate import plan as plans
 from vmckpt.evacuate.course import Terms
 from vmckpt.evacuate.seen import ON_ITS_WAY, Answers, Look, Protected, Way
 from vmckpt.evacuate.task import Kind, Task, terms
-from vmckpt.migrate.forecast import Range
+from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import (
     OUTGOING,

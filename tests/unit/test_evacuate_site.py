@@ -35,9 +35,9 @@ from vmckpt.hypervisor import lifecycle
 from vmckpt.journal import location as locations
 from vmckpt.journal import recorder
 from vmckpt.journal.records import NewOperation, StepState
-from vmckpt.migrate import command as moves
-from vmckpt.migrate.report import MigrationReport
-from vmckpt.migrate.requests import MigrateRequest
+from vmckpt.migration import service as moves
+from vmckpt.migration.report import MigrationReport
+from vmckpt.migration.request import MigrateRequest
 from vmckpt.model.events import Caller
 from vmckpt.model.guest import GuestState
 from vmckpt.model.migration import Outcome

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from vmckpt.journal.migration_history import PastMove
-from vmckpt.migrate import experience
+from vmckpt.migration.forecast import history
 from vmckpt.model.migration import LinkSeen
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
@@ -26,7 +26,7 @@ def link(rate: float) -> LinkSeen:
 
 
 def at(seen: LinkSeen | None, *past: PastMove) -> tuple[float, float]:
-    found = experience.bandwidth(seen, past, encrypted=False, connections=1)
+    found = history.bandwidth(seen, past, encrypted=False, connections=1)
     assert found.basis
     assert found.later.low == found.first.low
     assert found.later.high >= found.first.high
@@ -70,15 +70,15 @@ def test_without_a_measurement_past_moves_stand_in() -> None:
 
 
 def test_tls_and_more_connections_change_what_one_stream_manages() -> None:
-    tls = experience.stream((), encrypted=True, connections=1)[0]
-    four = experience.stream((), encrypted=False, connections=4)[0]
+    tls = history.stream((), encrypted=True, connections=1)[0]
+    four = history.stream((), encrypted=False, connections=4)[0]
 
-    assert tls.high == experience.STREAM.high / 2
-    assert four.high == experience.STREAM.high * 4
+    assert tls.high == history.STREAM.high / 2
+    assert four.high == history.STREAM.high * 4
 
 
 def test_setting_up_is_what_is_left_of_past_moves() -> None:
-    span, words = experience.setup([move(total=2.5), move(total=2.7)])
+    span, words = history.setup([move(total=2.5), move(total=2.7)])
 
     assert span.covers(0.5)
     assert span.covers(0.7)
@@ -87,11 +87,11 @@ def test_setting_up_is_what_is_left_of_past_moves() -> None:
 
 
 def test_one_move_alone_does_not_tell_how_long_setting_up_takes() -> None:
-    assert experience.setup([move()])[0] == experience.SETUP
+    assert history.setup([move()])[0] == history.SETUP
 
 
 def test_what_agents_carried_says_nothing_of_qemus_stream() -> None:
     by_agents = replace(move(total=20.0, sent=600, rate=40), mode="checkpoint")
 
-    told = experience.stream((by_agents,), encrypted=False, connections=1)
-    assert told[0] == experience.STREAM
+    told = history.stream((by_agents,), encrypted=False, connections=1)
+    assert told[0] == history.STREAM

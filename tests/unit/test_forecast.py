@@ -6,8 +6,13 @@ from dataclasses import replace
 import pytest
 
 from tests.support.worlds import facts, guest, policy
-from vmckpt.migrate import choosing
-from vmckpt.migrate.forecast import Facts, Range, forecast, in_words
+from vmckpt.migration.forecast import choose_mode
+from vmckpt.migration.forecast.forecast import (
+    Facts,
+    Range,
+    forecast,
+    in_words,
+)
 from vmckpt.model.migration import DirtyPoint, Mode
 from vmckpt.policy.model import Rule, RuleCondition, StartPostcopy
 from vmckpt.units import MIB, Bytes, Seconds
@@ -170,10 +175,10 @@ def test_a_score_is_json_also_of_what_was_never_to_end() -> None:
                  guest(512)),
         total=endless,
     )  # fmt: skip
-    measured = choosing.Measured(
+    measured = choose_mode.Measured(
         completed=True, total=Seconds(12.0), downtime=Seconds(0.1), sent=Bytes(MIB)
     )
-    told = choosing.score(expected, measured).as_json()
+    told = choose_mode.score(expected, measured).as_json()
     assert told["total"] == {
         "expected": [8.0, None], "measured": 12.0, "covered": True, "width": None,
     }  # fmt: skip

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vmckpt import inventory, units
 from vmckpt.errors import BadInput, InventoryError, PolicyError, VmckptError
-from vmckpt.migrate import trace
+from vmckpt.migration import trace
 from vmckpt.policy import loader, parse
 from vmckpt.util import config_file
 

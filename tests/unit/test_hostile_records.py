@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.run import CORPUS, FINDINGS
 from vmckpt.errors import BadInput
-from vmckpt.migrate import replaying, trace
+from vmckpt.migration import replay, trace
 from vmckpt.model.migration import AutoConverge, Driver, MoveOrder
 from vmckpt.policy import loader
 from vmckpt.units import GIB, Bytes, BytesPerSecond
@@ -27,7 +27,7 @@ ORDER = MoveOrder(
 def replay_under_all(text: str) -> None:
     recorded = trace.parse(text.splitlines(), "t")
     for policy in loader.load_all(None):
-        json.dumps(replaying.under(policy, recorded).as_json(), allow_nan=False)
+        json.dumps(replay.under(policy, recorded).as_json(), allow_nan=False)
 
 
 @pytest.mark.parametrize(

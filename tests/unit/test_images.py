@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.shell import Shell
 from vmckpt.errors import RemoteError
-from vmckpt.migrate import disks
+from vmckpt.migration.plan import storage_copy
 from vmckpt.model.disk import CopyPlan, DiskCopy, Made
 from vmckpt.remote import images
 from vmckpt.units import MIB, Bytes
@@ -37,7 +37,7 @@ def unknown(made: Made) -> Made:
 
 async def test_an_image_gets_its_path_last(tmp_path: Path) -> None:
     host = Shell(tmp_path)
-    made = await disks.prepare(host, plan(tmp_path), SUFFIX)
+    made = await storage_copy.prepare(host, plan(tmp_path), SUFFIX)
     assert names(tmp_path) == ["vda.qcow2.vmckpt-1", "vdb.qcow2.vmckpt-1"]
     await images.publish(host, made)
     assert names(tmp_path) == ["vda.qcow2", "vdb.qcow2"]
@@ -49,7 +49,7 @@ async def test_an_image_gets_its_path_last(tmp_path: Path) -> None:
 
 async def test_killed_before_the_marks_are_known(tmp_path: Path) -> None:
     host = Shell(tmp_path)
-    made = await disks.prepare(host, plan(tmp_path), SUFFIX)
+    made = await storage_copy.prepare(host, plan(tmp_path), SUFFIX)
     (tmp_path / "vda.qcow2").write_text("somebody else's")
     assert await images.remove(host, unknown(made)) == ()
     assert names(tmp_path) == ["vda.qcow2"]
@@ -57,7 +57,7 @@ async def test_killed_before_the_marks_are_known(tmp_path: Path) -> None:
 
 async def test_killed_between_the_two_names(tmp_path: Path) -> None:
     host = Shell(tmp_path)
-    made = await disks.prepare(host, plan(tmp_path), SUFFIX)
+    made = await storage_copy.prepare(host, plan(tmp_path), SUFFIX)
     (tmp_path / "vda.qcow2").hardlink_to(tmp_path / "vda.qcow2.vmckpt-1")
     assert await images.remove(host, made) == ()
     assert names(tmp_path) == []
@@ -65,7 +65,7 @@ async def test_killed_between_the_two_names(tmp_path: Path) -> None:
 
 async def test_a_file_that_came_meanwhile_stays(tmp_path: Path) -> None:
     host = Shell(tmp_path)
-    made = await disks.prepare(host, plan(tmp_path), SUFFIX)
+    made = await storage_copy.prepare(host, plan(tmp_path), SUFFIX)
     (tmp_path / "vdb.qcow2").write_text("somebody else's")
     with pytest.raises(RemoteError, match=r"vdb\.qcow2 was not made: File exists"):
         await images.publish(host, made)
@@ -76,7 +76,7 @@ async def test_a_file_that_came_meanwhile_stays(tmp_path: Path) -> None:
 
 async def test_one_that_was_put_in_its_place_later_is_named(tmp_path: Path) -> None:
     host = Shell(tmp_path)
-    made = await disks.prepare(host, plan(tmp_path), SUFFIX)
+    made = await storage_copy.prepare(host, plan(tmp_path), SUFFIX)
     await images.publish(host, made)
     (tmp_path / "vda.qcow2").unlink()
     (tmp_path / "other").write_text("restored by hand")
@@ -89,5 +89,5 @@ async def test_one_that_was_put_in_its_place_later_is_named(tmp_path: Path) -> N
 async def test_none_stays_when_one_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "vdb.qcow2.vmckpt-1").mkdir()
     with pytest.raises(RemoteError, match="was not made"):
-        await disks.prepare(Shell(tmp_path), plan(tmp_path), SUFFIX)
+        await storage_copy.prepare(Shell(tmp_path), plan(tmp_path), SUFFIX)
     assert names(tmp_path) == ["vdb.qcow2.vmckpt-1"]

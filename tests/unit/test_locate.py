@@ -1,7 +1,7 @@
 import pytest
 
 from vmckpt.errors import BadInput, OutcomeUnknown
-from vmckpt.migrate.locate import GuestAt, holder, one_guest
+from vmckpt.migration.plan.locate import GuestAt, holder, one_guest
 from vmckpt.model.guest import GuestState
 
 RUNS, PAUSED, OFF = GuestState.RUNNING, GuestState.PAUSED, GuestState.SHUT_OFF

@@ -15,8 +15,8 @@ from vmckpt.journal import location as locations
 from vmckpt.journal.records import NewOperation, RequestKind
 from vmckpt.journal.store import Journal
 from vmckpt.lease.controller_lease import host_resource
-from vmckpt.migrate import preflight
-from vmckpt.migrate.preflight import Facts
+from vmckpt.migration.plan import preflight
+from vmckpt.migration.plan.preflight import Facts
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
 from vmckpt.snapshot import restoring

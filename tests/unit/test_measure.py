@@ -10,10 +10,10 @@ from tests.support.worlds import facts, policy
 from vmckpt.errors import HypervisorError, RemoteError
 from vmckpt.hypervisor import dirty_rate
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.migrate import experience
-from vmckpt.migrate.forecast import Facts, forecast
-from vmckpt.migrate.gather import Remotes
-from vmckpt.migrate.measure import Links, measure, worth
+from vmckpt.migration.forecast import history
+from vmckpt.migration.forecast.forecast import Facts, forecast
+from vmckpt.migration.forecast.measure import Links, measure, worth
+from vmckpt.migration.plan.host_facts import Remotes
 from vmckpt.model.migration import DirtyPoint, LinkSeen, MemorySeen, Mode
 from vmckpt.remote import measure as remote
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
@@ -166,7 +166,7 @@ async def test_where_nothing_answers_the_ranges_are_wide(world: World) -> None:
 
     assert known.in_use.high == GUEST.memory
     assert known.dirty == ()
-    assert known.setup == experience.SETUP
+    assert known.setup == history.SETUP
     assert "link not measured: gone" in known.basis
     assert forecast(known, policy(), Mode.PRECOPY, GUEST).converges is None
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from tests.support.builders import FACTS, GUEST
-from vmckpt.migrate import planning, terms
-from vmckpt.migrate.planning import NO_COPIES
-from vmckpt.migrate.preflight import Facts
+from vmckpt.migration import request
+from vmckpt.migration.plan import planner
+from vmckpt.migration.plan.planner import NO_COPIES
+from vmckpt.migration.plan.preflight import Facts
 from vmckpt.model.finding import Severity
 from vmckpt.model.migration import Driver, Mode, MoveOrder
 from vmckpt.policy import loader, select
@@ -19,7 +20,7 @@ POSTCOPY = replace(BALANCED, mode=Mode.POSTCOPY)
 
 
 def possible(facts: Facts, policy: Any = BALANCED) -> bool:
-    return planning._post_copy(policy, facts, planning.conflicts(policy, facts, NO_COPIES))
+    return planner._post_copy(policy, facts, planner.conflicts(policy, facts, NO_COPIES))
 
 
 def test_post_copy_is_used_only_where_it_was_seen_to_be_possible() -> None:
@@ -37,15 +38,15 @@ def test_memory_in_a_file_can_go_by_post_copy_only_from_tmpfs(folder: str, can: 
 
 
 def test_what_could_not_be_asked_about_post_copy_is_a_warning() -> None:
-    (found,) = planning._why_no_post_copy(BALANCED, replace(FACTS, post_copy_asked=False))
+    (found,) = planner._why_no_post_copy(BALANCED, replace(FACTS, post_copy_asked=False))
 
     assert (found.code, found.severity) == ("post-copy-unproven", Severity.WARNING)
     assert "left out" in found.text
 
 
 def test_copied_disks_count_for_the_time_limit() -> None:
-    alone = terms.terms(BALANCED, Mode.PRECOPY, GUEST)
-    along = terms.terms(BALANCED, Mode.PRECOPY, GUEST, Bytes(20 * GIB))
+    alone = request.terms(BALANCED, Mode.PRECOPY, GUEST)
+    along = request.terms(BALANCED, Mode.PRECOPY, GUEST, Bytes(20 * GIB))
 
     assert alone.time_limit == Seconds(150)
     assert along.time_limit == Seconds(150 * 20.25)

@@ -1,6 +1,13 @@
 import pytest
 
-from vmckpt.migrate.postcopy import Ask, Resume, State, Wait, backoff, next_step
+from vmckpt.migration.run.postcopy_recovery import (
+    Ask,
+    Resume,
+    State,
+    Wait,
+    backoff,
+    next_step,
+)
 from vmckpt.units import Seconds
 
 

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from tests.support.builders import FACTS, GUEST, host_facts
-from vmckpt.migrate import preflight
-from vmckpt.migrate.preflight import Facts
+from vmckpt.migration.plan import preflight
+from vmckpt.migration.plan.preflight import Facts
 from vmckpt.model.finding import Severity
 from vmckpt.model.guest import GuestState, Nic
 from vmckpt.model.host import GuestOnHost

@@ -8,8 +8,8 @@ import pytest
 from vmckpt.errors import BadInput
 from vmckpt.journal.recorder import Unattended
 from vmckpt.journal.records import RequestKind, StepState, StoredStep
-from vmckpt.migrate import direct_control
-from vmckpt.migrate import settling as moves
+from vmckpt.migration.recovery import direct_control
+from vmckpt.migration.recovery import recover as moves
 from vmckpt.model.recovery import Settled
 from vmckpt.protection.migration import recovery
 from vmckpt.recover.rooms import ROOMS

@@ -7,8 +7,8 @@ from tests.support.builders import sample
 from tests.support.paths import TRACES
 from tests.support.worlds import terms
 from vmckpt.errors import BadInput
-from vmckpt.migrate import replaying
-from vmckpt.migrate.replay import fitted, replay
+from vmckpt.migration import replay as migration_replay
+from vmckpt.migration.replay import fitted, replay
 from vmckpt.model.migration import Decision, JobPhase, JobSample, Mode
 from vmckpt.policy import loader
 from vmckpt.policy.model import (
@@ -123,7 +123,7 @@ def test_the_json_form_is_plain() -> None:
 def test_a_recorded_switch_that_the_policy_would_not_make_is_where_it_differs() -> None:
     """No pre-copy sample comes after it, at which it could be missed."""
     path = TRACES / "balanced-rescue.jsonl"
-    told = replaying.replayed(path, loader.load_one("never-postcopy", None)).as_json()
+    told = migration_replay.replayed(path, loader.load_one("never-postcopy", None)).as_json()
 
     assert told["recorded"] == "switch to post-copy"
     assert told["then"]["switched"] is False
@@ -133,4 +133,4 @@ def test_a_recorded_switch_that_the_policy_would_not_make_is_where_it_differs() 
 def test_a_policy_that_moves_by_epochs_has_nothing_to_say_of_a_recorded_migration() -> None:
     path = TRACES / "balanced-rescue.jsonl"
     with pytest.raises(BadInput, match="policy busy moves guests by epochs"):
-        replaying.replayed(path, loader.load_one("busy", None))
+        migration_replay.replayed(path, loader.load_one("busy", None))

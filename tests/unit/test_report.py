@@ -1,6 +1,6 @@
 from tests.support.builders import sample
-from vmckpt.migrate import report
-from vmckpt.migrate.report import MigrationReport
+from vmckpt.migration import report
+from vmckpt.migration.report import MigrationReport
 from vmckpt.model.migration import Driver, JobTotals, Mode, Outcome
 from vmckpt.units import MIB, Bytes, Seconds
 

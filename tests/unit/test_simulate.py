@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.worlds import terms, world
-from vmckpt.migrate.simulate import simulate
+from vmckpt.migration.forecast.simulator import simulate
 from vmckpt.model.migration import AutoConverge, Mode
 from vmckpt.policy.model import (
     Compress,

@@ -6,8 +6,8 @@ import pytest
 from tests.support.builders import GUEST
 from tests.support.moving import rule
 from tests.support.policies import GOOD, LEAST, policy
-from vmckpt.migrate import terms
-from vmckpt.migrate.terms import IDLE_THROTTLE, Wishes
+from vmckpt.migration import request
+from vmckpt.migration.request import IDLE_THROTTLE, Wishes
 from vmckpt.model.migration import (
     AutoConverge,
     Compression,
@@ -31,7 +31,7 @@ BOTH = rule(StartPostcopy())
 
 
 def ordered(made: Policy, mode: Mode = Mode.PRECOPY) -> MoveOrder:
-    return terms.order(
+    return request.order(
         made, mode, GUEST, driver=Driver.CLIENT, storage_proven=True, tls_name="beta"
     )
 
@@ -39,11 +39,11 @@ def ordered(made: Policy, mode: Mode = Mode.PRECOPY) -> MoveOrder:
 def test_no_wish_changes_nothing() -> None:
     good = policy(GOOD)
 
-    assert terms.bent(good, Wishes()) == good
+    assert request.bent(good, Wishes()) == good
 
 
 def test_wishes_come_before_the_policy() -> None:
-    made = terms.bent(policy(GOOD), Wishes(
+    made = request.bent(policy(GOOD), Wishes(
         mode=Mode.PRECOPY, bandwidth=BytesPerSecond(7), max_downtime=Seconds(1.0),
         tls=Tls.REQUIRED, copy=CopyKind.FULL,
     ))  # fmt: skip
@@ -56,13 +56,13 @@ def test_wishes_come_before_the_policy() -> None:
 
 def test_by_epochs_the_images_of_the_source_stay() -> None:
     removes = policy(LEAST + "storage: {copy: thin, left_behind: remove}\n")
-    assert terms.bent(removes, Wishes()).storage.left_behind is LeftBehind.REMOVE
-    by_epochs = terms.bent(removes, Wishes(mode=Mode.CHECKPOINT))
+    assert request.bent(removes, Wishes()).storage.left_behind is LeftBehind.REMOVE
+    by_epochs = request.bent(removes, Wishes(mode=Mode.CHECKPOINT))
     assert by_epochs.storage.left_behind is LeftBehind.KEEP
 
 
 def test_the_operators_time_limit_is_the_only_one() -> None:
-    limits = terms.bent(policy(GOOD), Wishes(timeout=Seconds(5.0))).limits
+    limits = request.bent(policy(GOOD), Wishes(timeout=Seconds(5.0))).limits
 
     assert (limits.time, limits.time_per_gib) == (5.0, None)
 
@@ -86,15 +86,15 @@ def test_without_a_forecast_the_way_out_is_kept_where_there_is_one(
 ) -> None:
     made = replace(PLAIN, mode=mode, rules=rules)
 
-    assert terms.plain_choice(made, post_copy=post_copy) is chosen
+    assert request.plain_choice(made, post_copy=post_copy) is chosen
 
 
 def test_what_the_controller_is_held_to() -> None:
-    made = terms.terms(policy(GOOD), Mode.HYBRID, GUEST)
+    made = request.terms(policy(GOOD), Mode.HYBRID, GUEST)
 
     assert (made.post_copy, made.time_limit, made.max_downtime) == (True, 150.0, 0.3)
-    assert not terms.terms(policy(GOOD), Mode.PRECOPY, GUEST).post_copy
-    resumed = terms.resumed(policy(GOOD))
+    assert not request.terms(policy(GOOD), Mode.PRECOPY, GUEST).post_copy
+    resumed = request.resumed(policy(GOOD))
     assert (resumed.time_limit, resumed.post_copy) == (None, True)
 
 

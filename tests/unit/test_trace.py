@@ -7,9 +7,9 @@ import pytest
 
 from tests.support.builders import sample
 from vmckpt.errors import BadInput
-from vmckpt.migrate import trace
-from vmckpt.migrate.dirtying import DirtyCurve
-from vmckpt.migrate.trace import Header, Tracer
+from vmckpt.migration import trace
+from vmckpt.migration.forecast.dirty_curve import DirtyCurve
+from vmckpt.migration.trace import Header, Tracer
 from vmckpt.model.events import Decided, Estimate, Sampled
 from vmckpt.model.migration import Decision, Mode, Outcome
 from vmckpt.units import GIB, Bytes, Seconds

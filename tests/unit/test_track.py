@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from tests.support.builders import sample
-from vmckpt.migrate import track
-from vmckpt.migrate.dirtying import DirtyCurve
-from vmckpt.migrate.track import Track
+from vmckpt.migration.forecast.dirty_curve import DirtyCurve
+from vmckpt.migration.run import progress
+from vmckpt.migration.run.progress import Track
 from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.policy.model import Stall
 from vmckpt.units import MIB, Seconds
@@ -17,7 +17,7 @@ STALL = Stall(window=Seconds(10.0), margin=0.04, smoothing=0.5)
 def over(samples: Sequence[JobSample], stall: Stall = STALL) -> Track:
     seen = Track(began=Seconds(0.0))
     for one in samples:
-        seen = track.seen(seen, one, stall)
+        seen = progress.seen(seen, one, stall)
     return seen
 
 
@@ -48,7 +48,7 @@ def test_a_pass_is_as_large_as_the_most_that_was_left_in_it() -> None:
 def test_what_a_pass_leaves_was_dirtied_while_it_lasted() -> None:
     assert passes(100, 40, 10).curve.points == ((2.0, 10.0 * MIB),)
     seen = passes(100, 40)
-    assert track.seen(seen, sample(9.0, iteration=3, remaining=MIB), STALL).curve.points == (
+    assert progress.seen(seen, sample(9.0, iteration=3, remaining=MIB), STALL).curve.points == (
         (2.0, 40.0 * MIB), (7.0, 1.0 * MIB),
     )  # fmt: skip
 
@@ -88,7 +88,7 @@ def test_bandwidth_is_an_average_that_a_silent_moment_does_not_change() -> None:
     seen = over([sample(1.0, bandwidth=100), sample(2.0, bandwidth=200)])
 
     assert seen.bandwidth == 150
-    assert track.seen(seen, sample(3.0, bandwidth=0), STALL).bandwidth == 150
+    assert progress.seen(seen, sample(3.0, bandwidth=0), STALL).bandwidth == 150
 
 
 def test_silence_counts_from_the_last_byte() -> None:

@@ -13,7 +13,7 @@ from tests.support.builders import HOST
 from vmckpt.errors import RemoteError
 from vmckpt.lab import capture
 from vmckpt.lab.pki import Authority
-from vmckpt.migrate.transport_checks import TlsVerdict, names_of, tls_findings
+from vmckpt.migration.plan.tls_checks import TlsVerdict, names_of, tls_findings
 from vmckpt.model.finding import Severity
 from vmckpt.model.host import (
     CA,

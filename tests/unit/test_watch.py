@@ -1,8 +1,8 @@
 import pytest
 
-from vmckpt.migrate import watch
-from vmckpt.migrate.actions import Stop
-from vmckpt.migrate.watch import PassCounter
+from vmckpt.migration.run import outcome as run_outcome
+from vmckpt.migration.run.actions import Stop
+from vmckpt.migration.run.outcome import PassCounter
 from vmckpt.model.guest import GuestState, Presence
 from vmckpt.model.migration import Outcome
 
@@ -54,7 +54,7 @@ ON_PART = Presence(reachable=True, state=GuestState.RUNNING, post_copy=True)
 def test_the_outcome_is_what_both_hosts_say(
     source: Presence, target: Presence, outcome: Outcome | None
 ) -> None:
-    assert watch.settle(source, target, stopped=None) is outcome
+    assert run_outcome.settle(source, target, stopped=None) is outcome
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_the_outcome_is_what_both_hosts_say(
 def test_a_guest_that_never_left_was_stopped_or_failed(
     stopped: Stop | None, outcome: Outcome
 ) -> None:
-    assert watch.settle(RUNS, GONE, stopped=stopped) is outcome
+    assert run_outcome.settle(RUNS, GONE, stopped=stopped) is outcome
 
 
 def test_a_stop_that_came_too_late_is_no_cancellation() -> None:
-    assert watch.settle(GONE, RUNS, stopped=Stop.OPERATOR) is Outcome.COMPLETED
+    assert run_outcome.settle(GONE, RUNS, stopped=Stop.OPERATOR) is Outcome.COMPLETED
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,17 @@ import pytest
 
 from tests.support.moving import terms
 from vmckpt.journal.records import Request, RequestKind
-from vmckpt.migrate import wishes
-from vmckpt.migrate.actions import Abort, Action, Halt, Limit, SetDowntime, Stop, Switch
-from vmckpt.migrate.converge import Done, Terms
+from vmckpt.migration.run import operator_requests
+from vmckpt.migration.run.actions import (
+    Abort,
+    Action,
+    Halt,
+    Limit,
+    SetDowntime,
+    Stop,
+    Switch,
+)
+from vmckpt.migration.run.decide import Done, Terms
 from vmckpt.model.migration import Mode
 from vmckpt.units import MIB, BytesPerSecond, Seconds
 
@@ -24,7 +32,7 @@ def ask(
         id=1, operation="m1", kind=kind, arguments=arguments, asked_by="anna@desk", asked_at=0.0,
         taken_at=0.0, answered_at=None, ok=None, answer=None,
     )  # fmt: skip
-    return wishes.wish(request, under, done, moves=moves, stopping=stopping)
+    return operator_requests.wish(request, under, done, moves=moves, stopping=stopping)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from vmckpt.evacuate import scouting
 from vmckpt.evacuate.plan import Plan
 from vmckpt.evacuate.seen import Seen
 from vmckpt.evacuate.task import Task, terms
-from vmckpt.migrate.forecast import Range
+from vmckpt.migration.forecast.forecast import Range
 from vmckpt.policy import loader
 from vmckpt.sim import described
 from vmckpt.sim.moves import Luck, Sim

@@ -21,14 +21,19 @@ from vmckpt.journal import jobs, leases, recorder
 from vmckpt.journal.jobs import Answer
 from vmckpt.journal.records import FORGOTTEN, MIGRATE, WHOLE_HOST, Operation, RequestKind
 from vmckpt.lab import observer_client
-from vmckpt.migrate import command, direct_control, locate, replaying, resuming, settling
-from vmckpt.migrate import recovering as migrate_recovering
-from vmckpt.migrate.locate import GuestAt
-from vmckpt.migrate.planning import Plan
-from vmckpt.migrate.replaying import ReplayReport
-from vmckpt.migrate.report import MigrationReport
-from vmckpt.migrate.requests import MigrateRequest, Setting
-from vmckpt.migrate.waiting import stoppable
+from vmckpt.migration import replay as migration_replay
+from vmckpt.migration import service
+from vmckpt.migration.cancellable import stoppable
+from vmckpt.migration.plan import locate
+from vmckpt.migration.plan.locate import GuestAt
+from vmckpt.migration.plan.planner import Plan
+from vmckpt.migration.recovery import direct_control
+from vmckpt.migration.recovery import recover as migrate_recover
+from vmckpt.migration.recovery import recover as recovery_recover
+from vmckpt.migration.recovery import resume as recovery_resume
+from vmckpt.migration.replay import ReplayReport
+from vmckpt.migration.report import MigrationReport
+from vmckpt.migration.request import MigrateRequest, Setting
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Mode, Outcome
@@ -49,7 +54,7 @@ async def migrate(
     if not request.dry_run:
         inventory.may_act()
     setting = await _put_in_order_and_find(inventory, policies, request, caller)
-    report = await command.migrate(setting, request, caller)
+    report = await service.migrate(setting, request, caller)
     if report.outcome is not Outcome.UNKNOWN or report.job is None:
         return report
     # Recovery may know what to do where an engine may only wait.
@@ -86,7 +91,7 @@ async def plan(
 ) -> tuple[Plan, Host, Host]:
     """What a migration would be, by migrate.command.plan; and its source and target."""
     setting = await _setting(inventory, policies, request, caller)
-    return await command.plan(setting, request, caller), setting.source, setting.target
+    return await service.plan(setting, request, caller), setting.source, setting.target
 
 
 async def _setting(
@@ -144,7 +149,7 @@ def replay(path: Path, folder: Path | None, wanted: str | None, mode: Mode | Non
     Raises BadInput and PolicyError.
     """
     policy = loader.load_one(wanted or select.DEFAULT, loader.folder(folder, api.inventory_path()))
-    return replaying.replayed(path, replace(policy, mode=mode or policy.mode))
+    return migration_replay.replayed(path, replace(policy, mode=mode or policy.mode))
 
 
 def of_whole_host(job: str) -> bool:
@@ -181,10 +186,10 @@ async def resume(
                 f"{operation.id} is a {operation.kind} job: only a migration is resumed",
                 mend="run vmckpt recover",
             )
-        setting = settling.setting_of(operation, inventory, policies)
+        setting = recovery_recover.setting_of(operation, inventory, policies)
         with recorder.taken_over(journal, operation, caller.warn) as kept:
-            left = migrate_recovering.left(operation, journal.steps(operation.id))
-            return await resuming.resume(setting, left, kept, caller)
+            left = migrate_recover.left(operation, journal.steps(operation.id))
+            return await recovery_resume.resume(setting, left, kept, caller)
 
 
 def control(

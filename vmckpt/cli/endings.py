@@ -10,7 +10,7 @@ from vmckpt.errors import (
     PostcopyPaused,
     VmckptError,
 )
-from vmckpt.migrate.report import MigrationReport
+from vmckpt.migration.report import MigrationReport
 from vmckpt.model.finding import Severity
 from vmckpt.model.migration import Outcome
 

@@ -14,15 +14,15 @@ from vmckpt.cli.progress import Progress
 from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import BadInput
 from vmckpt.journal import wording
-from vmckpt.migrate import report as reports
-from vmckpt.migrate.report import MigrationReport
+from vmckpt.migration import report as reports
+from vmckpt.migration.report import MigrationReport
 from vmckpt.model.finding import Severity
 from vmckpt.model.migration import Driver, Mode, Outcome
 from vmckpt.policy.model import CopyKind, Tls
 from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from vmckpt.migrate.requests import MigrateRequest
+    from vmckpt.migration.request import MigrateRequest
 
 
 def migrate(
@@ -86,8 +86,7 @@ def migrate(
 
         vmckpt migrate web1 --to beta --dry-run --json
     """
-    from vmckpt.migrate.requests import MigrateRequest
-    from vmckpt.migrate.terms import Wishes
+    from vmckpt.migration.request import MigrateRequest, Wishes
 
     if bandwidth is not None and bandwidth < MIB:
         raise typer.BadParameter("libvirt limits in whole MiB/s: 1MiB/s is the least")

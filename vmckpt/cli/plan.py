@@ -19,9 +19,9 @@ from vmckpt.model.migration import Mode
 from vmckpt.units import Seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from vmckpt.migrate.forecast import Forecast, Range
-    from vmckpt.migrate.planning import Plan
-    from vmckpt.migrate.requests import MigrateRequest
+    from vmckpt.migration.forecast.forecast import Forecast, Range
+    from vmckpt.migration.plan.planner import Plan
+    from vmckpt.migration.request import MigrateRequest
 
 _LOOK = Seconds(10.0)
 
@@ -51,8 +51,7 @@ def plan(
 
         vmckpt plan web1 --to beta
     """
-    from vmckpt.migrate.requests import MigrateRequest
-    from vmckpt.migrate.terms import Wishes
+    from vmckpt.migration.request import MigrateRequest, Wishes
 
     request = MigrateRequest(
         guest=guest,
@@ -111,7 +110,7 @@ def _as_json(made: "Plan", source: Host, target: Host) -> dict[str, Any]:
 
 
 def _show(made: "Plan", source: Host, target: Host) -> None:
-    from vmckpt.migrate import forecast
+    from vmckpt.migration.forecast import forecast
     from vmckpt.policy import explain
 
     output.findings(output.out, [f for f in made.findings if f.severity is not Severity.OK])

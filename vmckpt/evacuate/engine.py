@@ -20,7 +20,7 @@ from vmckpt.evacuate.seen import ON_ITS_WAY, Known, Seen, Way
 from vmckpt.evacuate.task import FLEET, Task
 from vmckpt.evacuate.world import Arrived, Ended, Moved, World
 from vmckpt.journal.records import Request, RequestKind
-from vmckpt.migrate.wishes import Desk
+from vmckpt.migration.run.operator_requests import Desk
 from vmckpt.model.events import Decided
 from vmckpt.model.migration import Decision
 from vmckpt.units import Seconds, show_seconds

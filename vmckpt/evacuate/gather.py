@@ -11,7 +11,7 @@ from vmckpt.evacuate.seen import Answers, Look, Protected
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor import host_facts as host_host_facts
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.migrate.gather import Remotes
+from vmckpt.migration.plan.host_facts import Remotes
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.remote import probe

@@ -9,7 +9,7 @@ from collections import deque
 
 from vmckpt.evacuate.links import SETUP
 from vmckpt.evacuate.plan import Checked
-from vmckpt.migrate.forecast import Range
+from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.events import Estimate
 from vmckpt.model.migration import JobSample
 from vmckpt.units import BytesPerSecond, Seconds

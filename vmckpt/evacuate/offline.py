@@ -17,11 +17,11 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import jobs
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import StepState, StoredStep
-from vmckpt.migrate import arrived, disks, preflight
-from vmckpt.migrate.forecast import Range
-from vmckpt.migrate.gather import Remotes
-from vmckpt.migrate.measure import Links
-from vmckpt.migrate.waiting import stoppable
+from vmckpt.migration.cancellable import stoppable
+from vmckpt.migration.forecast.forecast import Range
+from vmckpt.migration.forecast.measure import Links
+from vmckpt.migration.plan import preflight, storage_cleanup, storage_copy
+from vmckpt.migration.plan.host_facts import Remotes
 from vmckpt.model.disk import (
     NVRAM,
     CopyPlan,
@@ -100,7 +100,7 @@ async def look(known: Known, ends: Ends) -> CopyPlan:
         return CopyPlan(findings=(_unseen(ends.target.name, f"{why} it has none", mend),))
     async with Hypervisor(ends.source) as here, Hypervisor(ends.target) as there:
         drives = await storage.drives(here, guest.uuid)
-        wish = await disks.wish_of(wishes, there)
+        wish = await storage_copy.wish_of(wishes, there)
     files = set(all_files(guest))
     if guest.nvram is not None:
         place = (await images.places(ends.remotes[0], [guest.nvram]))[guest.nvram]
@@ -109,7 +109,7 @@ async def look(known: Known, ends: Ends) -> CopyPlan:
         else:
             files.discard(guest.nvram)  # libvirt makes it when the guest starts for the first time
     same = await probe.same_files(*ends.remotes, sorted(files))
-    found = await disks.look(*ends.remotes, drives, same, wish)
+    found = await storage_copy.look(*ends.remotes, drives, same, wish)
     # Also what lies below a disk that both see.
     unseen = [one for one in sorted(files) if not same.get(one) and one not in found.left_behind]
     if not unseen or preflight.blockers(found.findings):
@@ -159,7 +159,7 @@ class _Copy:
         self._known, self._target, self._plan = known, target, plan
         self._here, self._there = remotes
         self._recorder = recorder
-        self._made = Made(host=target.name, suffix=disks.new_suffix())
+        self._made = Made(host=target.name, suffix=storage_copy.new_suffix())
         # What an interrupted beginning may have made goes by its temporary name.
         self._made.marks.update(dict.fromkeys((one.path for one in plan.copies), ""))
         self._step, self._ordered = 0, False
@@ -167,7 +167,7 @@ class _Copy:
     async def move(self, here: Hypervisor, stop: asyncio.Event, tell: Tell) -> tuple[str, ...]:
         paths, uuid = self._plan.left_behind, self._known.guest.uuid
         before = await images.stamps(self._here, paths)
-        old = await arrived.marks((self._here, self._there), self._plan, runs=False)
+        old = await storage_cleanup.marks((self._here, self._there), self._plan, runs=False)
         await self._intend()
         try:
             await stoppable(self._fill(tell), stop)
@@ -190,7 +190,7 @@ class _Copy:
             raise
         both, check = (self._here, self._there), self._recorder.check
         old = await self._unwritten(old, before)
-        tidied = await arrived.finish(self._plan, old, here, both, check)
+        tidied = await storage_cleanup.finish(self._plan, old, here, both, check)
         result = {"marks": dict(self._made.marks), "removed": list(tidied.removed)}
         troubles = (*tidied.troubles, *tidied.stays)
         try:
@@ -212,13 +212,13 @@ class _Copy:
             "guest": known.guest.name, "uuid": known.guest.uuid, "from": known.host,
             "host": made.host, "suffix": made.suffix,
             "paths": [one.path for one in self._plan.copies],
-            **arrived.meant(self._plan),
+            **storage_cleanup.meant(self._plan),
         }  # fmt: skip
         self._step = await asyncio.to_thread(self._recorder.intend, IMAGES, meant)
 
     async def _fill(self, tell: Tell) -> None:
         """All content is there before an image gets its path."""
-        made = await disks.prepare(self._there, self._plan, self._made.suffix)
+        made = await storage_copy.prepare(self._there, self._plan, self._made.suffix)
         self._made.marks.update(made.marks)
         marks = {"marks": dict(made.marks)}
         await asyncio.to_thread(self._recorder.conclude, self._step, StepState.INTENDED, marks)
@@ -244,7 +244,7 @@ class _Copy:
     async def _undo(self) -> None:
         """What cannot be removed now stays written down; see `undo_left`."""
         with suppress(VmckptError):
-            if not await disks.remove(self._there, self._made):
+            if not await storage_copy.remove(self._there, self._made):
                 await asyncio.to_thread(self._recorder.conclude, self._step, StepState.UNDONE)
 
 
@@ -311,9 +311,11 @@ async def _settle(
             remotes = None
             with suppress(RemoteError):
                 remotes = await stack.enter_async_context(logins(source, target))
-            return StepState.DONE, [*await arrived.after_crash(step.intent, source, remotes)]
+            return StepState.DONE, [
+                *await storage_cleanup.after_crash(step.intent, source, remotes)
+            ]
     if before.state is None or before.migrating:
         raise HypervisorError(f"{source} does not say that the guest is there", host=source)
     async with logins(source, target) as remotes:
-        left = await disks.unmade(remotes, step)
+        left = await storage_copy.unmade(remotes, step)
     return (StepState.INTENDED if left else StepState.UNDONE), left

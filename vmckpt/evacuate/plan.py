@@ -13,7 +13,7 @@ from vmckpt.evacuate.outlook import Load, Outlook
 from vmckpt.evacuate.placement import Going, Left
 from vmckpt.evacuate.seen import Seen, Way
 from vmckpt.evacuate.task import Task
-from vmckpt.migrate.forecast import Range
+from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.disk import Room
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.units import Bytes, BytesPerSecond, show_bytes

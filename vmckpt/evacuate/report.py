@@ -10,7 +10,7 @@ from vmckpt.evacuate.placement import Left
 from vmckpt.evacuate.task import Task
 from vmckpt.evacuate.world import Arrived, Ended, Moved
 from vmckpt.journal.records import Operation
-from vmckpt.migrate.report import MigrationReport
+from vmckpt.migration.report import MigrationReport
 from vmckpt.model.finding import Severity
 from vmckpt.model.migration import Outcome
 from vmckpt.protection.steps import READY

@@ -16,11 +16,12 @@ from vmckpt.evacuate.seen import Protected, Seen, Way
 from vmckpt.evacuate.task import Kind, Task, terms
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance
-from vmckpt.migrate import command, preflight
-from vmckpt.migrate.forecast import Range
-from vmckpt.migrate.measure import Links
-from vmckpt.migrate.planning import Plan as MovePlan
-from vmckpt.migrate.requests import MigrateRequest, Setting
+from vmckpt.migration import service
+from vmckpt.migration.forecast.forecast import Range
+from vmckpt.migration.forecast.measure import Links
+from vmckpt.migration.plan import preflight
+from vmckpt.migration.plan.planner import Plan as MovePlan
+from vmckpt.migration.request import MigrateRequest, Setting
 from vmckpt.model.events import Caller, Decided
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import Guest
@@ -232,7 +233,7 @@ class _Looking:
         silent = Caller(emit=lambda _: None, warn=caller.warn, stop=caller.stop)
         try:
             async with self._hosts.logins(known.host, target) as open_:
-                made = await command.plan(setting, request, silent, open_=open_, links=self._links)
+                made = await service.plan(setting, request, silent, open_=open_, links=self._links)
         except HypervisorError as exc:
             return _refused(known, target, exc)
         return _checked(made, known.policy.name)

@@ -33,12 +33,11 @@ from vmckpt.journal import jobs
 from vmckpt.journal.evacuation_progress import MOVE, SHUT_DOWN, STANDBY
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import StepState
-from vmckpt.migrate import command as moves
-from vmckpt.migrate import preflight
-from vmckpt.migrate.report import MigrationReport
-from vmckpt.migrate.requests import MigrateRequest, Setting
-from vmckpt.migrate.terms import Wishes
-from vmckpt.migrate.waiting import following
+from vmckpt.migration import service as moves
+from vmckpt.migration.cancellable import following
+from vmckpt.migration.plan import preflight
+from vmckpt.migration.report import MigrationReport
+from vmckpt.migration.request import MigrateRequest, Setting, Wishes
 from vmckpt.model.events import Caller, Event, OnItsWay, Sampled
 from vmckpt.model.migration import Mode, Outcome
 from vmckpt.protection import active, relocate_standby

@@ -10,7 +10,7 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs, location, recorder
 from vmckpt.journal.recorder import Recorder, Unattended
 from vmckpt.journal.records import Operation
-from vmckpt.migrate.waiting import stoppable
+from vmckpt.migration.cancellable import stoppable
 from vmckpt.model.events import Caller
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.model import Policy

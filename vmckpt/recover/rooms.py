@@ -6,7 +6,7 @@ from typing import Protocol
 from vmckpt.journal import maintenance
 from vmckpt.journal.recorder import Unattended
 from vmckpt.journal.records import MAINTENANCE
-from vmckpt.migrate import settling as moves
+from vmckpt.migration.recovery import recover as moves
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.model import Policy

@@ -14,7 +14,7 @@ from typing import Any
 from vmckpt.errors import BadInput
 from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import MAINTENANCE, Controller, Operation, State
-from vmckpt.migrate.actions import Action, Slow, Switch
+from vmckpt.migration.run.actions import Action, Slow, Switch
 from vmckpt.model.guest import (
     FleetNow,
     GuestNow,

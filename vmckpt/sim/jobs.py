@@ -16,12 +16,23 @@ from vmckpt.journal import records
 from vmckpt.journal.jobs import JobDetail, JobView
 from vmckpt.journal.records import RequestKind, StoredEvent, StoredSample
 from vmckpt.journal.serialization import as_record, plain
-from vmckpt.migrate import choosing, report
-from vmckpt.migrate.actions import Abort, Action, Halt, Limit, SetDowntime, Slow, Stop, Switch, says
-from vmckpt.migrate.estimate import estimate
-from vmckpt.migrate.forecast import Facts, Forecast, Range
-from vmckpt.migrate.terms import Wishes
-from vmckpt.migrate.wishes import NO_WAY_BACK
+from vmckpt.migration import report
+from vmckpt.migration.forecast import choose_mode
+from vmckpt.migration.forecast.forecast import Facts, Forecast, Range
+from vmckpt.migration.request import Wishes
+from vmckpt.migration.run.actions import (
+    Abort,
+    Action,
+    Halt,
+    Limit,
+    SetDowntime,
+    Slow,
+    Stop,
+    Switch,
+    says,
+)
+from vmckpt.migration.run.operator_requests import NO_WAY_BACK
+from vmckpt.migration.run.progress import estimate
 from vmckpt.model.events import Checked, Decided, Event, PhaseChanged, Sampled
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import GuestNow
@@ -336,8 +347,8 @@ class Made:
             total=took, setup=Seconds(_SETUP), downtime=downtime, iterations=len(course.passes),
             transferred=sent,
         )  # fmt: skip
-        measured = choosing.Measured(completed=good, total=took, downtime=downtime, sent=sent)
-        score = choosing.score(self.forecast, measured).as_json()
+        measured = choose_mode.Measured(completed=good, total=took, downtime=downtime, sent=sent)
+        score = choose_mode.score(self.forecast, measured).as_json()
         told = report.MigrationReport(
             guest=move.guest.name, source=move.guest.host, target=move.target, job=move.id,
             outcome=course.outcome, driver=Driver.PEER_TO_PEER, began=Seconds(_PREFLIGHT),

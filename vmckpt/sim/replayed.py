@@ -11,9 +11,9 @@ from vmckpt.journal import queries
 from vmckpt.journal.jobs import JobDetail, JobView, News
 from vmckpt.journal.records import StoredEvent, StoredSample
 from vmckpt.journal.serialization import as_record, plain
-from vmckpt.migrate import report
-from vmckpt.migrate import trace as traces
-from vmckpt.migrate.sight import Sight
+from vmckpt.migration import report
+from vmckpt.migration import trace as traces
+from vmckpt.migration.run.progress import Sight
 from vmckpt.model.events import Begun, Decided, Event, PhaseChanged, Said, Sampled
 from vmckpt.model.guest import (
     FleetNow,

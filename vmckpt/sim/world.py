@@ -15,7 +15,7 @@ from vmckpt.evacuate.task import Kind, Task
 from vmckpt.journal.jobs import JobDetail, JobView
 from vmckpt.journal.records import MAINTENANCE, RequestKind, StoredEvent
 from vmckpt.journal.serialization import as_record
-from vmckpt.migrate.actions import Action
+from vmckpt.migration.run.actions import Action
 from vmckpt.model.events import Decided
 from vmckpt.model.guest import FleetNow, GuestNow, GuestState
 from vmckpt.model.migration import Decision, Outcome

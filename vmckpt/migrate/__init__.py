@@ -1,1 +1,0 @@
-"""Move one guest: preflight, estimate, watch and settle decide (pure); gather and engine do."""

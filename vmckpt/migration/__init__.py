@@ -1,0 +1,1 @@
+"""Migrate one guest: plan, forecast, run, report and recover."""

@@ -1,0 +1,225 @@
+"""One attempt to carry a plan out: intents, images, the engine, and what is left to tidy."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from vmckpt.errors import LeaseLost, RemoteError, VmckptError
+from vmckpt.hypervisor import domains
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.migration import LibvirtMover
+from vmckpt.journal.recorder import JournalDesk
+from vmckpt.journal.records import StepState
+from vmckpt.migration import report, request, trace
+from vmckpt.migration.cancellable import served
+from vmckpt.migration.plan import planner, storage_cleanup, storage_copy
+from vmckpt.migration.plan.host_facts import Remotes
+from vmckpt.migration.plan.planner import Plan
+from vmckpt.migration.plan.storage_cleanup import Tidied
+from vmckpt.migration.recovery.decide import STAYS
+from vmckpt.migration.recovery.steps import Step
+from vmckpt.migration.report import MigrationReport
+from vmckpt.migration.request import Setting
+from vmckpt.migration.run.actuator import FencedMover
+from vmckpt.migration.run.engine import Ending, Migration
+from vmckpt.migration.trace import Tracer
+from vmckpt.model.disk import Made
+from vmckpt.model.events import Emit
+from vmckpt.model.migration import MoveOrder, Mover, Outcome
+from vmckpt.policy import loader
+from vmckpt.remote import images, ssh
+from vmckpt.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What all attempts of one command share."""
+
+    setting: Setting
+    here: Hypervisor
+    there: Hypervisor
+    remotes: Remotes | None
+    desk: JournalDesk
+    tracer: Tracer | None
+    emit: Emit
+    stop: asyncio.Event
+    observe: bool
+
+
+async def run(plan: Plan, around: Around) -> MigrationReport:
+    """Carry out a plan that is not blocked.
+
+    Raises LeaseLost if another controller has taken over; JournalError if the journal could not be
+    written before anything was changed.
+    """
+    return await _Attempt(plan, around).run()
+
+
+class _Attempt:
+    def __init__(self, plan: Plan, around: Around) -> None:
+        assert plan.policy is not None
+        assert plan.facts.guest is not None
+        self._plan, self._around = plan, around
+        self._policy, self._guest = plan.policy, plan.facts.guest
+        self._target_knew = True
+        self._old: dict[str, str] = {}
+        self._mover = mover(
+            (around.here, around.there),
+            around.remotes,
+            self._guest.name,
+            self._guest.uuid,
+            around.desk.check,
+        )
+        self._engine = Migration(
+            self._mover,
+            request.terms(plan.policy, plan.mode, self._guest, plan.copies.size),
+            around.emit,
+            around.stop,
+            desk=around.desk,
+            curve=plan.curve,
+            observe=around.observe,
+        )
+
+    async def run(self) -> MigrationReport:
+        around = self._around
+        not_begun = report.not_begun(self._plan, around.setting, self._guest.name)
+        order = await planner.order(self._plan, around.here)
+        try:
+            made = await served(self._make_images(), around.stop, around.desk)
+        except RemoteError as exc:
+            maybe = tuple(
+                f"{copy.path} on {around.setting.target.name} may have been made for it"
+                for copy in self._plan.copies.copies
+            )
+            warned = (*not_begun.warnings, *maybe)
+            return replace(not_begun, outcome=Outcome.FAILED, error=str(exc), warnings=warned)
+        ending: Ending | None = None
+        try:
+            await self._intend(order)
+            self._begin_trace()
+            ending = await self._engine.run(order)
+        finally:
+            tidied = await self._tidy(made, ending)
+            tidied = replace(tidied, troubles=tidied.troubles + await self._forget(ending))
+            if ending is None and not self._engine.ordered and not tidied.troubles:
+                await around.desk.settle(StepState.UNDONE)
+            if around.tracer is not None:
+                around.tracer.end(ending.outcome if ending is not None else Outcome.UNKNOWN)
+        seen = await observed(
+            around, self._guest.name, ending.outcome, ending.began, ending.elapsed
+        )
+        return report.carried_out(not_begun, self._plan, ending, seen, tidied)
+
+    async def _intend(self, order: MoveOrder) -> None:
+        """Nothing is set and ordered before it is written down."""
+        usual = await self._mover.max_downtime()
+        limits = {"max_downtime_ms": round(usual * 1000), "throttle": bool(order.auto_converge)}
+        await self._around.desk.intend(Step.LIMITS, limits)
+        # Whether a definition that is found there later is a trace of this move.
+        there = await domains.presence(self._around.there, self._guest.uuid)
+        self._target_knew = not there.reachable or there.state is not None
+        move = {
+            "order": order.as_json(),
+            "target_knew": self._target_knew,
+            "copied": self._plan.copies.size,
+            # Whoever goes on with it goes on under this policy, wherever its file is by then.
+            "policy": loader.text_of(self._policy),
+        }
+        await self._around.desk.intend(Step.MOVE, move)
+
+    def _begin_trace(self) -> None:
+        if self._around.tracer is None:
+            return
+        header = trace.Header(
+            guest=self._guest.name,
+            memory=self._guest.memory,
+            policy=self._policy.name,
+            mode=self._plan.mode,
+            post_copy=self._plan.mode.may_switch_early,
+            curve=self._plan.curve,
+        )
+        self._around.tracer.begin(header, Seconds(asyncio.get_running_loop().time()))
+
+    async def _make_images(self) -> Made | None:
+        copies, remotes = self._plan.copies, self._around.remotes
+        if not copies.copies or remotes is None:
+            return None
+        suffix = storage_copy.new_suffix()
+        self._old = await storage_cleanup.marks(remotes, copies, runs=True, nvram=self._guest.nvram)
+        meant = {
+            "host": remotes[1].host.name,
+            "paths": [copy.path for copy in copies.copies],
+            "suffix": suffix,
+            **storage_cleanup.meant(copies),
+        }
+        await self._around.desk.intend(Step.IMAGES, meant)
+        made = await storage_copy.prepare(remotes[1], copies, suffix)
+        try:
+            # Not concluded: until the guest is seen where it ends up, they may have to go again.
+            await self._around.desk.note(Step.IMAGES, {"marks": dict(made.marks)})
+            await images.publish(remotes[1], made)
+        except LeaseLost:
+            raise
+        except BaseException:
+            await asyncio.shield(storage_copy.remove(remotes[1], made))
+            raise
+        return made
+
+    async def _tidy(self, made: Made | None, ending: Ending | None) -> Tidied:
+        """What was made on the target goes if the guest stays; what could not be done is told."""
+        remotes = self._around.remotes
+        if made is None or remotes is None:
+            return Tidied()
+        try:
+            self._around.desk.check()
+            if ending is not None and ending.outcome is Outcome.COMPLETED:
+                copies, check = self._plan.copies, self._around.desk.check
+                return await storage_cleanup.finish(
+                    copies, self._old, self._around.here, remotes, check
+                )
+            if not self._engine.ordered or (ending is not None and ending.outcome in STAYS):
+                return Tidied(troubles=await storage_copy.remove(remotes[1], made))
+        except VmckptError as exc:
+            return Tidied(troubles=(f"{exc}",))
+        lines = (f"{path} on {made.host} was made for this move" for path in made.marks)
+        return Tidied(troubles=tuple(lines))
+
+    async def _forget(self, ending: Ending | None) -> tuple[str, ...]:
+        """A definition that the move has left on the target goes if the guest stays."""
+        if ending is None or ending.outcome not in STAYS or self._target_knew:
+            return ()
+        try:
+            there = await domains.presence(self._around.there, self._guest.uuid)
+            if there.state is not None:
+                await self._mover.forget_target()
+        except VmckptError as exc:
+            return (f"{self._guest.name} may still be defined on the target: {exc}",)
+        return ()
+
+
+async def observed(
+    around: Around, guest: str, outcome: Outcome, began: Seconds, elapsed: Seconds
+) -> Seconds | None:
+    """The blackout that somebody outside saw; None if nobody looked."""
+    outside = around.setting.outside
+    if outside is None or outcome is not Outcome.COMPLETED:
+        return None
+    return await outside.blackout(guest, began, Seconds(began + elapsed))
+
+
+def mover(
+    hosts: tuple[Hypervisor, Hypervisor],
+    remotes: Remotes | None,
+    guest: str,
+    uuid: str,
+    check: Callable[[], None],
+) -> Mover:
+    """What moves a guest as long as `check` allows it; it can free the target's end of a stream."""
+
+    async def free_target() -> None:
+        if remotes is not None:
+            await ssh.drop(remotes[1], guest)
+
+    for hypervisor in hosts:
+        hypervisor.guard = check  # once more in the lane: to connect may take seconds
+    return FencedMover(LibvirtMover(*hosts, uuid, free_target=free_target), check)

@@ -1,0 +1,71 @@
+"""Waiting for work that may be stopped, here or from another terminal."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from vmckpt.errors import Cancelled
+from vmckpt.journal.records import RequestKind
+from vmckpt.migration.run.operator_requests import Desk
+
+T = TypeVar("T")
+_EVERY = 0.2
+
+
+@asynccontextmanager
+async def following(all_: asyncio.Event) -> AsyncIterator[asyncio.Event]:
+    """A stop of its own for one of several: set with the one for all, and sets nobody else's."""
+    stop = asyncio.Event()
+
+    async def follow() -> None:
+        await all_.wait()
+        stop.set()
+
+    task = asyncio.create_task(follow())
+    try:
+        yield stop
+    finally:
+        task.cancel()
+
+
+async def stoppable(work: Coroutine[object, object, T], stop: asyncio.Event) -> T:
+    """Wait for `work`, or for `stop`: then the work is cancelled and Cancelled raised."""
+    working = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return await working
+        raise Cancelled("stopped before anything was changed")
+    finally:
+        stopping.cancel()
+        # Whoever puts back what it did must not do so while it still does something.
+        if not working.done():
+            working.cancel()
+            await asyncio.wait([working])
+            if not working.cancelled():
+                working.exception()  # whoever is stopped does not ask for it
+
+
+async def served(work: Coroutine[object, object, T], stop: asyncio.Event, desk: Desk) -> T:
+    """As `stoppable`, for work beside the migration itself: other terminals can cancel it."""
+
+    async def serve() -> None:
+        while True:
+            for request in desk.take_requests():
+                cancels = request.kind == RequestKind.CANCEL
+                text = "cancelling" if cancels else "memory does not move; ask again later"
+                desk.answer(request, ok=cancels, text=text)
+                if cancels:
+                    stop.set()
+            await asyncio.sleep(_EVERY)
+
+    serving = asyncio.create_task(serve())
+    try:
+        done = await stoppable(work, stop)
+        if serving.done():
+            serving.result()  # another controller has taken over
+        return done
+    finally:
+        serving.cancel()

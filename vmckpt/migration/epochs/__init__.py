@@ -1,0 +1,1 @@
+"""Migrate a guest by epochs, as replication does."""

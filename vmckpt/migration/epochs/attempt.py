@@ -1,0 +1,262 @@
+"""One attempt to move a guest by epochs: agents on both hosts copy it until the last epoch is small
+enough, then it goes over with that one. When, is decided here; how, is a protection's matter.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from vmckpt.errors import BadInput, LeaseLost, VmckptError
+from vmckpt.hypervisor import domains
+from vmckpt.journal.records import Request, StepState
+from vmckpt.migration import attempt, report
+from vmckpt.migration import request as migration_request
+from vmckpt.migration.attempt import Around
+from vmckpt.migration.cancellable import served
+from vmckpt.migration.epochs import request as epochs_request
+from vmckpt.migration.epochs.samples import Sampler
+from vmckpt.migration.plan.planner import Plan
+from vmckpt.migration.report import MigrationReport
+from vmckpt.migration.run import operator_requests, progress
+from vmckpt.migration.run.actions import Abort, SetDowntime
+from vmckpt.migration.run.decide import Done
+from vmckpt.migration.run.events import Teller
+from vmckpt.model.events import Caller, Sampled
+from vmckpt.model.migration import Driver, JobPhase, JobTotals, Outcome
+from vmckpt.protection import agent_client
+from vmckpt.protection.migration import finish, switchover
+from vmckpt.protection.migration.finish import Pair
+from vmckpt.protection.migration.switchover import (
+    Do,
+    Limits,
+    Seen,
+    Verdict,
+)
+from vmckpt.protection.request import Setting
+from vmckpt.protection.start import Beginning
+from vmckpt.units import Bytes, Seconds
+
+_TURN = 0.5
+"""Each look starts a program on the source."""
+_SILENT = Seconds(30.0)
+"""So long the source's agent may be asked in vain, as while its guard starts another."""
+
+
+class _Stopped(Exception):
+    """It is given up; the guest is to run on where it is."""
+
+    def __init__(self, outcome: Outcome, why: str) -> None:
+        super().__init__(why)
+        self.outcome = outcome
+
+
+async def run(plan: Plan, around: Around) -> MigrationReport:
+    """See attempt.run."""
+    if around.observe or around.tracer is not None:
+        raise BadInput(
+            "--observe and --trace are for QEMU's own migrations, and mode checkpoint is none",
+            mend="leave them out",
+        )
+    return await _Attempt(plan, around).run()
+
+
+class _Attempt:
+    def __init__(self, plan: Plan, around: Around) -> None:
+        assert plan.policy is not None
+        assert plan.facts.guest is not None
+        self._plan, self._around = plan, around
+        self._policy, self._guest = plan.policy, plan.facts.guest
+        self._tell = Teller(around.emit)
+        self._terms = migration_request.terms(plan.policy, plan.mode, self._guest, plan.copies.size)
+        self._limit = plan.policy.limits.max_downtime
+        self._asked = False
+        """The source was told to switch."""
+        self._share = 0.0
+        self._heard = self._began = _now()
+        self._sampler = Sampler(Bytes(self._guest.memory + plan.copies.size))
+
+    async def run(self) -> MigrationReport:
+        around, setting = self._around, self._around.setting
+        self._tell.enter(JobPhase.SETUP)
+        looked = await served(
+            agent_client.order(setting.source, self._guest.uuid, "look"), around.stop, around.desk
+        )
+        beginning = Beginning(
+            Setting(primary=setting.source, backup=setting.target, lease=None),
+            epochs_request.request(self._policy, self._guest, setting.target.name, self._plan.copies),
+            self._guest, looked=looked, desk=around.desk,
+            caller=Caller(emit=around.emit, warn=self._tell.warn, stop=around.stop),
+        )  # fmt: skip
+        pair = Pair(
+            guest=self._guest.name, uuid=self._guest.uuid, source=setting.source,
+            target=setting.target, session=beginning.session,
+        )  # fmt: skip
+        await beginning.intend()
+        try:
+            await beginning.start()
+            given = await self._follow(pair)
+        except LeaseLost:
+            raise  # whoever has it now puts it in order
+        except (VmckptError, _Stopped) as exc:
+            return await self._called_off(pair, exc)
+        except BaseException:
+            with suppress(VmckptError):
+                await asyncio.shield(finish.call_off(pair, self._tell.warn))
+            raise
+        return await self._given(pair, given)
+
+    async def _follow(self, pair: Pair) -> Mapping[str, Any]:
+        """Until the source has given the guest away; what it noted of that. Raises _Stopped,
+        VmckptError."""
+        while True:
+            await self._hear()
+            if self._around.stop.is_set():
+                raise _Stopped(Outcome.CANCELLED, "the operator does not want it any more")
+            ours = await agent_client.status(pair.source, pair.uuid)
+            if finish.is_given(ours):
+                return dict(ours["given"])
+            self._must_go_on(pair, ours)
+            verdict = switchover.decide(
+                self._seen(ours), Limits(max_downtime=self._limit, time=self._terms.time_limit)
+            )
+            self._sample(ours, verdict)
+            if verdict.do is Do.GIVE_UP:
+                self._tell.decide("give up", verdict.why, "time limit")
+                raise _Stopped(Outcome.TIMED_OUT, verdict.why)
+            if verdict.do is Do.SWITCH and not ours.get("wished"):
+                await self._switch(pair, verdict)
+            await asyncio.sleep(_TURN)
+
+    def _must_go_on(self, pair: Pair, ours: Mapping[str, Any]) -> None:
+        """Raises VmckptError if the source's side has ended, or cannot be asked for too long."""
+        if ours.get("agent"):
+            self._heard = _now()
+        why = ours.get("why") or ours.get("says") or ours.get("error") or "without a word"
+        ended = "outcome" in ours or (ours.get("role") is None and "error" not in ours)
+        if ended or _now() - self._heard > _SILENT:
+            raise VmckptError(f"the guest's agent on {pair.source.name} has ended: {why}")
+
+    def _seen(self, ours: Mapping[str, Any]) -> Seen:
+        costs = tuple(
+            switchover.Cost(pause=Seconds(one["pause_s"]), busy=Seconds(one["busy_s"]))
+            for one in ours.get("recent") or ()
+        )
+        ready = ours.get("phase") == "protecting"
+        return Seen(elapsed=Seconds(_now() - self._began), ready=ready, recent=costs)
+
+    def _sample(self, ours: Mapping[str, Any], verdict: Verdict) -> None:
+        sample = self._sampler.take(_now(), ours, verdict.downtime)
+        if sample is None:
+            return
+        self._tell.enter(sample.phase)
+        guess = progress.estimate(self._sampler.samples, self._limit)
+        elapsed = Seconds(_now() - self._began)
+        self._share = max(self._share, progress.share_done(guess, elapsed))
+        self._tell.emit(Sampled(sample=sample, estimate=guess, done=self._share))
+
+    async def _switch(self, pair: Pair, verdict: Verdict) -> None:
+        """Ask for the last epoch; asked again if that comes to nothing. Raises LeaseLost."""
+        if not self._asked:
+            self._tell.decide("switch", verdict.why, "caught up")
+        self._asked = True
+        try:
+            self._around.desk.check()
+            await agent_client.order(pair.source, pair.uuid, "ask", wish="planned")
+        except LeaseLost:
+            raise
+        except VmckptError as exc:
+            self._tell.warn(str(exc))
+
+    async def _hear(self) -> None:
+        for request in self._around.desk.take_requests():
+            self._answer(request)
+
+    def _answer(self, request: Request) -> None:
+        desk, stopping = self._around.desk, self._around.stop.is_set()
+        done = Done(max_downtime=self._limit)
+        wanted = operator_requests.wish(request, self._terms, done, moves=True, stopping=stopping)
+        match wanted:
+            case Abort():
+                self._around.stop.set()
+                desk.answer(request, ok=True, text="cancelling")
+            case SetDowntime(limit):
+                self._limit = limit
+                desk.answer(request, ok=True, text=f"the last epoch may take {limit:g} s")
+            case str():
+                desk.answer(request, ok=False, text=wanted)
+            case _:
+                desk.answer(request, ok=False, text="mode checkpoint has nothing of the kind")
+
+    async def _given(self, pair: Pair, noted: Mapping[str, Any]) -> MigrationReport:
+        """The source has given it away: see it running on the target."""
+        self._tell.enter(JobPhase.CLEANUP)
+        try:
+            told = await finish.finish(pair, self._tell.warn)
+        except VmckptError as exc:
+            return await self._unknown(exc)
+        if told is None:
+            return await self._ended(Outcome.FAILED, f"{pair.target.name} could not take it")
+        stood, took = noted.get("stood_s"), told.get("took_s")
+        downtime = None if stood is None or took is None else Seconds(float(stood) + float(took))
+        if self._around.stop.is_set():
+            self._tell.warn("it was complete before it could be stopped")
+        return await self._ended(Outcome.COMPLETED, None, downtime)
+
+    async def _called_off(self, pair: Pair, why: Exception) -> MigrationReport:
+        """It came to nothing: the guest goes on where it is, unless it was given away already."""
+        self._tell.enter(JobPhase.CANCELLING)
+        outcome = why.outcome if isinstance(why, _Stopped) else Outcome.FAILED
+        try:
+            ours = await agent_client.status(pair.source, pair.uuid)
+            if finish.is_given(ours):
+                return await self._given(pair, ours["given"])
+            self._around.desk.check()
+            arrived = await finish.call_off(pair, lambda _: None)
+        except LeaseLost:
+            raise
+        except VmckptError as exc:
+            return await self._unknown(exc, why)
+        if arrived is not None:
+            self._tell.warn(f"it was complete before it could be given up: {why}")
+            return await self._ended(Outcome.COMPLETED, None)
+        seen = await domains.presence(self._around.here, self._guest.uuid)
+        if seen.reachable and not (seen.state is not None and seen.state.is_active):
+            outcome = Outcome.SHUT_OFF
+        return await self._ended(outcome, str(why))
+
+    async def _unknown(self, trouble: VmckptError, why: Exception | None = None) -> MigrationReport:
+        """Recovery finds out."""
+        for one in (why, trouble):
+            if one is not None:
+                self._tell.warn(str(one))
+        return await self._ended(Outcome.UNKNOWN, str(why or trouble))
+
+    async def _ended(
+        self, outcome: Outcome, error: str | None, downtime: Seconds | None = None
+    ) -> MigrationReport:
+        around, elapsed = self._around, Seconds(_now() - self._began)
+        self._tell.enter(JobPhase.DONE)
+        if outcome not in (Outcome.COMPLETED, Outcome.UNKNOWN):
+            await around.desk.settle(StepState.UNDONE)
+        begun = report.not_begun(self._plan, around.setting, self._guest.name)
+        completed = outcome is Outcome.COMPLETED
+        totals = JobTotals(
+            total=elapsed, setup=self._sampler.setup(self._began), downtime=downtime,
+            iterations=self._sampler.epochs, transferred=self._sampler.sent,
+        )  # fmt: skip
+        return replace(
+            begun, outcome=outcome, driver=Driver.AGENTS, began=self._began, elapsed=elapsed,
+            totals=totals if completed else None, samples=tuple(self._sampler.samples),
+            observed_downtime=await attempt.observed(
+                around, self._guest.name, outcome, self._began, elapsed
+            ),
+            decisions=tuple(self._tell.decisions),
+            warnings=(*begun.warnings, *self._tell.warnings), error=error,
+            left_behind=self._plan.copies.left_behind if completed else (),
+        )  # fmt: skip
+
+
+def _now() -> Seconds:
+    return Seconds(asyncio.get_running_loop().time())

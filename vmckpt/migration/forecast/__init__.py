@@ -1,0 +1,1 @@
+"""How long a migration will take, and which mode suits it."""

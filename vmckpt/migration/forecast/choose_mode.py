@@ -1,0 +1,157 @@
+"""Which mode a policy's `auto` comes to, and how good a forecast was in the end. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vmckpt.migration.forecast.forecast import Forecast, Range
+from vmckpt.model.migration import Mode
+from vmckpt.policy.model import Policy, StartPostcopy
+from vmckpt.units import Bytes, Seconds, show_seconds
+
+# QEMU holds the sending of memory to the limit. What the guest writes meanwhile comes on top, and
+# sockets and handshakes: measured 30 to 120 ms.
+_WRITES, _CONTROL = 1.2, Seconds(0.15)
+# Of modes that take about as long, the gentler one: the guest is slowed less, or risked less.
+_ALIKE = 1.1
+_GENTLE = (Mode.PRECOPY, Mode.HYBRID, Mode.POSTCOPY, Mode.STOP_AND_COPY)
+
+
+def choose(
+    forecasts: Sequence[Forecast], policy: Policy, *, post_copy_possible: bool
+) -> tuple[Mode, str]:
+    """The mode for `auto`, with the reason in words.
+
+    Among the modes that surely complete, with a downtime about within the limit, the one that takes
+    the least time; post-copy only where the policy has a rule that starts it. Its waits for pages
+    are not held against the limit then: whoever wrote the rule wanted them rather than a longer
+    way. Hybrid rather than pre-copy where the policy would switch and both fit: it keeps the way
+    out.
+    """
+    switches = post_copy_possible and any(isinstance(r.do, StartPostcopy) for r in policy.rules)
+    usable = [one for one in forecasts if switches or not one.mode.may_switch_early]
+    limit = policy.limits.max_downtime
+    fitting = [one for one in usable if _fits(one, limit)]
+    if not fitting:
+        return _way_out(usable, limit, switches=switches)
+    least = min(_longest(one) for one in fitting)
+    alike = [one for one in fitting if _longest(one) <= _ALIKE * least]
+    best = min(alike, key=lambda one: _GENTLE.index(one.mode))
+    modes = {one.mode for one in fitting}
+    if best.mode is Mode.PRECOPY and switches and Mode.HYBRID in modes:
+        return Mode.HYBRID, "pre-copy ends within the limits, and post-copy stays as the way out"
+    why = f"{best.mode} takes {best.total.show(show_seconds)}" if best.total else str(best.mode)
+    if len(fitting) == 1:
+        return best.mode, f"{why}; no other mode surely ends within the limits"
+    return best.mode, f"{why}, no mode within the limits takes less than a tenth less"
+
+
+def _longest(one: Forecast) -> float:
+    return float("inf") if one.total is None else one.total.high
+
+
+def _fits(one: Forecast, limit: Seconds) -> bool:
+    """Whether it surely completes, with a downtime about within the limit."""
+    if one.converges is not True or one.total is None or one.downtime is None:
+        return False
+    return one.mode.may_switch_early or one.downtime.high <= _WRITES * limit + _CONTROL
+
+
+def _way_out(usable: Sequence[Forecast], limit: Seconds, *, switches: bool) -> tuple[Mode, str]:
+    """Where nothing fits: what the policy's rules will make of it."""
+    mode = Mode.HYBRID if switches else Mode.PRECOPY
+    words = []
+    for one in usable:
+        if one.converges is False:
+            words.append(f"{one.mode} does not complete")
+        elif one.converges is None:
+            words.append(f"{one.mode} may not complete")
+        elif one.downtime is not None:
+            span = one.downtime.show(show_seconds)
+            words.append(f"{one.mode} has a downtime of {span}")
+    why = ", ".join(words) or "nothing is known"
+    tail = "; post-copy is the way out" if switches else ""
+    return mode, f"nothing surely ends with {show_seconds(limit)} of downtime: {why}{tail}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """How a migration went. None: not known."""
+
+    completed: bool
+    total: Seconds | None
+    downtime: Seconds | None
+    sent: Bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """One expected range beside what was measured."""
+
+    expected: Range
+    measured: float
+    covered: bool
+    width: float
+    """Half of the range, as a share of its middle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How good a forecast was. None: nothing to compare."""
+
+    total: Mark | None
+    downtime: Mark | None
+    sent: Mark | None
+    converged: bool | None
+    """Whether it was right about completing; None: it had said that it cannot tell."""
+
+    def as_json(self) -> dict[str, Any]:
+        marks: Mapping[str, Mark | None] = {
+            "total": self.total,
+            "downtime": self.downtime,
+            "sent": self.sent,
+        }
+        return {
+            **{name: None if one is None else _mark(one) for name, one in marks.items()},
+            "converged": self.converged,
+        }
+
+
+def _mark(one: Mark) -> dict[str, Any]:
+    return {
+        "expected": [_finite(one.expected.low), _finite(one.expected.high)],
+        "measured": one.measured,
+        "covered": one.covered,
+        "width": _finite(round(one.width, 3)),
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON knows no infinity: None."""
+    return value if math.isfinite(value) else None
+
+
+def score(forecast: Forecast, measured: Measured) -> Score:
+    """Hold a forecast against what was measured.
+
+    Of a migration that was not expected to complete the downtime is not held against anything; nor
+    is the downtime of one that did not.
+    """
+    return Score(
+        total=_against(forecast.total, measured.total),
+        downtime=_against(forecast.downtime, measured.downtime) if measured.completed else None,
+        sent=_against(forecast.sent, measured.sent),
+        converged=None if forecast.converges is None else forecast.converges == measured.completed,
+    )
+
+
+def _against(expected: Range | None, measured: float | None) -> Mark | None:
+    if expected is None or measured is None:
+        return None
+    return Mark(
+        expected=expected,
+        measured=measured,
+        covered=expected.covers(measured),
+        width=expected.width,
+    )

@@ -1,0 +1,318 @@
+"""What a migration will take, before it begins: ranges, and what they rest on. Pure.
+
+Every fact is a range. The migration is played through (`simulate`) at the corners of all ranges, in
+which everything is as good or as bad as it may be, and once in the middle; a forecast is the hull
+of what comes out. Ranges are meant to hold nine times out of ten.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from vmckpt.migration import request as contract
+from vmckpt.migration.forecast.dirty_curve import DirtyCurve
+from vmckpt.migration.forecast.simulator import (
+    LIMITED_SLICE,
+    SLICE,
+    Planned,
+    Simulated,
+    World,
+    simulate,
+)
+from vmckpt.model.guest import Guest
+from vmckpt.model.migration import DirtyPoint, LinkSeen, Mode
+from vmckpt.policy.model import Policy
+from vmckpt.units import MIB, Bytes, show_bytes, show_rate, show_seconds
+
+# A guest does not write the same from one moment to the next. Measured in the lab: what long passes
+# of steady writers found dirty was 0.97 to 1.03 of the probe's curve.
+DIRTY_MODEL = 0.04
+# Beyond the last measurement a guest may write on as before, or be through with its working set.
+_FAR = 20.0
+# Linux lets a socket grow to 4 MiB (tcp_wmem), of which about half is payload. Measured: 2 MiB.
+BACKLOG = (1.0 * MIB, 3.0 * MIB)
+# Pages of zeros are looked at, at memory's speed.
+_ZERO_SCAN = (8 << 30, 2 << 30)
+# In post-copy pages come a little slower than in one go (measured: 1.02 to 1.12), and a guest waits
+# for so many of them, one after the other, before it answers (measured: 10 to 20).
+_FAULTS, _WAITS = (1.0, 1.15), (6.0, 24.0)
+# A sample late, a job that ends, both hosts asked where the guest is. Measured: 0.3 s.
+_STOPPING = (0.0, 1.0)
+# What xbzrle leaves of a page written again depends on what is written: next to nothing, or all.
+_DIFFERENCES = (0.2, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """From the least to the most that is expected."""
+
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
+    @property
+    def width(self) -> float:
+        """Half of it, as a share of its middle: 0.3 is "within 30 %"."""
+        if math.isinf(self.high):
+            return math.inf
+        return 0.0 if self.high <= 0 else (self.high - self.low) / (self.high + self.low)
+
+    def covers(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def at_most(self, bound: float | None) -> "Range":
+        """With nothing above a bound."""
+        if bound is None:
+            return self
+        return Range(min(self.low, bound), min(self.high, bound))
+
+    def at(self, share: float) -> float:
+        """The low end at 0, the high one at 1."""
+        return self.low + share * (self.high - self.low)
+
+    def show(self, shown: Callable[[float], str]) -> str:
+        """For people: "4.1 s to 5.0 s"."""
+        if math.isinf(self.high):
+            return f"{shown(self.low)} or more"
+        low, high = shown(self.low), shown(self.high)
+        return low if low == high else f"{low} to {high}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known before the move."""
+
+    memory: Bytes
+    """The guest's."""
+    in_use: Range
+    """Bytes that the first pass sends."""
+    dirty: tuple[DirtyPoint, ...]
+    """Measured points of the dirtying curve; none: nothing is known of it."""
+    bandwidth: Range
+    """Bytes per second that the first pass travels at, without a limit of the policy's."""
+    later: Range
+    """The same for later passes: the target has made room for every page then."""
+    setup: Range
+    """Seconds from the order to the first byte."""
+    stop: Range
+    """Seconds that a switchover takes beside the sending."""
+    backlog: Range = Range(*BACKLOG)
+    """Bytes that wait in sockets."""
+    tail: tuple[tuple[float, float], ...] = ()
+    """(bytes from the end of memory, of which in use); empty: not known."""
+    link: LinkSeen | None = None
+    """What the probe's own connection carried; None: it was not tried."""
+    disks: Bytes = Bytes(0)
+    """What is copied of disks, before memory."""
+    basis: tuple[str, ...] = ()
+    """Where all this comes from, in words."""
+
+    def curve(self, share: float) -> DirtyCurve:
+        """How it may write: least at 0, most at 1."""
+        if not self.dirty:
+            # Unknown: nothing at all, or all memory within a second.
+            return DirtyCurve(((1.0, share * self.in_use.high),), float(self.memory))
+        sign = 2 * share - 1
+        points = [
+            (one.time, max(0.0, one.dirtied * (1 + sign * DIRTY_MODEL) + sign * one.error))
+            for one in sorted(self.dirty, key=lambda one: one.time)
+        ]
+        last, most = points[-1]
+        slope = _last_slope(points)
+        # Written pages are in use: there are no more of them than these, but for new ones.
+        bound = max(most, self.in_use.high + share * (self.memory - self.in_use.high))
+        beyond = min(bound, most + share * slope * (_FAR - 1) * last)
+        reached = last + (beyond - most) / slope if slope > 0 and beyond > most else last * _FAR
+        return DirtyCurve((*points, (reached, beyond), (2 * reached, beyond)), float(self.memory))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "memory": self.memory,
+            "in_use": _whole(self.in_use),
+            "bandwidth": _whole(self.bandwidth),
+            "later_bandwidth": _whole(self.later),
+            "link": None if self.link is None else self.link.rate,
+            "setup_ms": _ms(self.setup),
+            "stop_ms": _ms(self.stop),
+            "dirty_probes": [
+                {
+                    "after_ms": round(one.time * 1000, 1),
+                    "dirtied": round(one.dirtied),
+                    "error": round(one.error),
+                }
+                for one in self.dirty
+            ],
+            "basis": list(self.basis),
+        }
+
+
+def _last_slope(points: Sequence[tuple[float, float]]) -> float:
+    """How steeply the curve rises at its end; never more than on the whole."""
+    last, most = points[-1]
+    mean = most / last
+    if len(points) < 2:
+        return mean
+    before, less = points[-2]
+    return min(mean, max(0.0, (most - less) / (last - before)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What is expected of a migration in one mode."""
+
+    mode: Mode
+    total: Range | None
+    """Seconds; None: it does not end by itself, and nothing ends it."""
+    downtime: Range | None
+    """Seconds; None: the guest is not moved. In post-copy until it answers."""
+    sent: Range | None
+    """Bytes; None as with `total`."""
+    converges: bool | None
+    """Whether it completes within the policy's limits; None: that cannot be told."""
+    switches: bool | None
+    """Whether it ends by post-copy."""
+    passes: Range
+    planned: tuple[Planned, ...]
+    """What the policy's rules would do if everything were as in the middle of its range."""
+    basis: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "mode": str(self.mode),
+            "total_ms": None if self.total is None else _ms(self.total),
+            "downtime_ms": None if self.downtime is None else _ms(self.downtime),
+            "bytes": None if self.sent is None else _whole(self.sent),
+            "converges": self.converges,
+            "switches": self.switches,
+            "passes": _whole(self.passes),
+            "planned": [planned_json(one) for one in self.planned],
+            "basis": list(self.basis),
+        }
+
+
+def planned_json(one: Planned) -> dict[str, Any]:
+    """A planned action as `--json` prints it."""
+    return {
+        "at_ms": round(one.at * 1000, 1),
+        "action": one.action,
+        "rule": one.rule,
+        "reason": one.reason,
+    }
+
+
+def _ms(span: Range) -> list[float | None]:
+    return [None if math.isinf(one) else round(one * 1000, 1) for one in (span.low, span.high)]
+
+
+def _whole(span: Range) -> list[int | None]:
+    return [None if math.isinf(one) else round(one) for one in (span.low, span.high)]
+
+
+def worlds(facts: Facts, policy: Policy) -> tuple[World, ...]:
+    """The middle of all ranges first, then their corners.
+
+    Link, guest and first pass vary on their own; the small parts go with the link.
+    """
+    limits = policy.limits
+    bandwidth = facts.bandwidth.at_most(limits.bandwidth)
+    later = facts.later.at_most(limits.bandwidth)
+    postcopy = facts.bandwidth.at_most(limits.postcopy_bandwidth)
+    zeros = max(0.0, facts.memory - facts.in_use.middle)
+
+    def world(slow: float, busy: float, early: float, held: float) -> World:
+        return World(
+            in_use=facts.in_use.at(busy),
+            memory=float(facts.memory),
+            curve=facts.curve(busy),
+            bandwidth=max(1.0, bandwidth.at(1 - slow)),
+            later_bandwidth=max(1.0, later.at(1 - held)),
+            postcopy_bandwidth=max(1.0, postcopy.at(1 - slow)),
+            # Disks go first, at what the first pass travels at, while the guest runs.
+            setup=facts.setup.at(slow) + facts.disks / max(1.0, bandwidth.at(1 - slow)),
+            backlog=facts.backlog.at(slow),
+            stop=facts.stop.at(slow),
+            overshoot=early,
+            stopping=Range(*_STOPPING).at(slow),
+            tail=facts.tail,
+            slice_=SLICE if limits.bandwidth is None else LIMITED_SLICE,
+            zero_scan=zeros / Range(_ZERO_SCAN[1], _ZERO_SCAN[0]).at(1 - slow),
+            differences=Range(*_DIFFERENCES).at(busy),
+            faults=Range(*_FAULTS).at(slow),
+            waits=Range(*_WAITS).at(slow),
+        )
+
+    corners = [(*corner, corner[0]) for corner in product((0.0, 1.0), repeat=3)]
+    if later != bandwidth:
+        # The target's kernel holds up the first pass, and not the later ones.
+        corners += [(1.0, busy, early, 0.0) for busy, early in product((0.0, 1.0), repeat=2)]
+    return (world(0.5, 0.5, 0.5, 0.5), *(world(*corner) for corner in corners))
+
+
+def forecast(facts: Facts, policy: Policy, mode: Mode, guest: Guest) -> Forecast:
+    """What is expected in that mode; never AUTO, which `choose` resolves."""
+    held = contract.terms(policy, mode, guest, facts.disks)
+    found = [simulate(one, held) for one in worlds(facts, policy)]
+    found = [replace(one, sent=one.sent + facts.disks) for one in found]
+    verdicts = {one.completed for one in found}
+    switched = {one.switched for one in found if one.completed}
+    downtimes = [one.downtime for one in found if one.downtime is not None]
+    ends = any(not math.isinf(one.total) for one in found)
+    return Forecast(
+        mode=mode,
+        total=_hull([one.total for one in found]) if ends else None,
+        downtime=_hull(downtimes) if downtimes else None,
+        sent=_hull([one.sent if math.isfinite(one.total) else math.inf for one in found])
+        if ends
+        else None,
+        converges=verdicts.pop() if len(verdicts) == 1 else None,
+        switches=(switched or {False}).pop() if len(switched) <= 1 else None,
+        passes=_hull([one.passes for one in found]),
+        planned=found[0].planned,
+        basis=(*facts.basis, _verdict(found)),
+    )
+
+
+def _hull(values: Sequence[float]) -> Range:
+    return Range(min(values), max(values))
+
+
+def _verdict(found: Sequence[Simulated]) -> str:
+    """What the simulations came to, in words."""
+    done = sum(one.completed for one in found)
+    if done == len(found):
+        return f"it completes at all {done} corners of what is known"
+    if done == 0:
+        return "it does not complete at any corner of what is known"
+    return f"it completes at {done} of {len(found)} corners of what is known"
+
+
+def in_words(one: Forecast) -> str:
+    """One line for people."""
+    if one.total is None:
+        return f"{one.mode}: never ends"
+    words = [f"{one.mode}: {one.total.show(show_seconds)}"]
+    if one.downtime is not None:
+        words.append(f"downtime {one.downtime.show(show_seconds)}")
+    if one.sent is not None:
+        words.append(f"sends {one.sent.show(show_bytes)}")
+    if one.converges is None:
+        words.append("may not complete")
+    elif not one.converges:
+        words.append("does not complete")
+    return ", ".join(words)
+
+
+def curve_in_words(facts: Facts) -> str:
+    """The measured curve for people."""
+    if not facts.dirty:
+        return "not measured"
+    last = max(facts.dirty, key=lambda one: one.time)
+    return (
+        f"{show_bytes(last.dirtied)} written within {show_seconds(last.time)}"
+        f" ({show_rate(last.dirtied / last.time)})"
+    )

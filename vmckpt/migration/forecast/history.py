@@ -1,0 +1,123 @@
+"""What a stream carries and what a move costs beside it: from past moves, else by default. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vmckpt.journal.migration_history import PastMove
+from vmckpt.migration.forecast.forecast import Range
+from vmckpt.model.migration import LinkSeen, Mode, Outcome
+from vmckpt.units import MIB, show_rate, show_seconds
+
+# One stream of QEMU keeps a CPU busy on each side. Measured over an unlimited link, QEMU 7.2 with
+# guests under TCG on two shared cores: 165 to 950 MiB/s.
+STREAM = Range(150.0 * MIB, 1200.0 * MIB)
+# Encrypted in the same thread.
+_TLS = 0.5
+# libvirt's handshake and the target's QEMU. Measured: 0.4 to 0.6 s, up to 1.5 s at the first move
+# to a host or while others are busy there.
+SETUP = Range(0.35, 1.5)
+# Device state and libvirt's last handshake. Measured: 10 to 60 ms.
+STOP = Range(0.01, 0.08)
+# QEMU's pages against the probe's zeros over a narrow link, measured: 0.99 to 1.01 of it.
+_NARROW = Range(0.96, 1.015)
+_NO_LINK = Range(10.0 * MIB, 1200.0 * MIB)
+_ENOUGH = 10
+_TELLING = 1.5
+# A stream that carried this much of the link was held up by the link.
+_FILLS = 0.7
+
+
+def _completed(past: Sequence[PastMove]) -> list[PastMove]:
+    """The latest moves by QEMU that went to their end, as many as count."""
+    ended = [one for one in past if one.outcome == Outcome.COMPLETED]
+    return [one for one in ended if one.mode != Mode.CHECKPOINT][:_ENOUGH]
+
+
+def _sending(move: PastMove) -> float | None:
+    """Seconds in which its memory moved; None: too short to tell, or not known.
+
+    QEMU tells its bandwidth every 100 ms, and not before the first; a few readings mean little.
+    """
+    if not move.transferred or not move.bandwidth:
+        return None
+    lasted = move.transferred / move.bandwidth
+    return lasted if lasted >= _TELLING else None
+
+
+def _unlimited(past: Sequence[PastMove]) -> list[float]:
+    """Bandwidths of moves that had no limit of their own."""
+    return [
+        float(one.bandwidth) for one in _completed(past)
+        if one.bandwidth and one.limit is None and _sending(one) is not None
+    ]  # fmt: skip
+
+
+def stream(past: Sequence[PastMove], *, encrypted: bool, connections: int) -> tuple[Range, str]:
+    """What QEMU itself manages if the link does not hold it up; and where that comes from."""
+    seen = _unlimited(past)
+    if seen:
+        # Few moves show less of what there is than many.
+        margin = 0.2 + 0.4 / len(seen)
+        found = Range(min(seen) * (1 - margin), max(seen) * (1 + margin))
+        return found, f"{len(seen)} past moves carried {show_rate(min(seen))} to " + show_rate(
+            max(seen)
+        )
+    found = STREAM
+    if encrypted:
+        found = Range(found.low * _TLS, found.high * _TLS)
+    if connections > 1:
+        found = Range(found.low, found.high * connections)
+    return found, f"QEMU's stream by default: {found.show(show_rate)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What pages will travel at, bytes per second, and where that comes from."""
+
+    first: Range
+    """In the first pass."""
+    later: Range
+    """In those after it."""
+    basis: tuple[str, ...]
+
+
+def bandwidth(
+    link: LinkSeen | None, past: Sequence[PastMove], *, encrypted: bool, connections: int
+) -> Carried:
+    """What the pages will travel at.
+
+    In the first pass the target's kernel makes room for each page; later ones go up to four times
+    as fast, if the link lets them. What past moves carried is mostly first passes.
+    """
+    ceiling, words = stream(past, encrypted=encrypted, connections=connections)
+    fastest = max(ceiling.high, stream((), encrypted=encrypted, connections=connections)[0].high)
+    seen = _unlimited(past)
+    if link is None:
+        first, said = (ceiling, words) if seen else (_NO_LINK, "the link was not measured")
+        return Carried(first=first, later=Range(first.low, fastest), basis=(said,))
+    narrow = Range(_NARROW.low * link.rate, _NARROW.high * link.rate)
+    said = f"the link carries {show_rate(link.rate)}, measured"
+    if narrow.high <= ceiling.low or (seen and min(seen) >= _FILLS * link.rate):
+        return Carried(first=narrow, later=narrow, basis=(said,))
+    both = Range(min(narrow.low, ceiling.low), min(narrow.high, ceiling.high))
+    later = Range(both.low, min(narrow.high, fastest))
+    return Carried(first=both, later=later, basis=(said, words))
+
+
+def setup(past: Sequence[PastMove]) -> tuple[Range, str]:
+    """Seconds from the order to the first byte: what past moves took beside the sending."""
+    seen = sorted(
+        one.total - lasted
+        for one in _completed(past)
+        if one.total and (lasted := _sending(one)) is not None
+    )
+    sane = [max(0.2, one) for one in seen if one < 30]
+    if len(sane) < 2:
+        return SETUP, f"setting up by default: {SETUP.show(show_seconds)}"
+    # What the sending took is itself not known well, so the quickest may have been quicker.
+    # The slowest of many may be a rare one; of few it may be the usual.
+    slow = sane[-1] if len(sane) < 5 else sane[-2]
+    found = Range(
+        max(0.2, min(0.8 * sane[0], SETUP.low)), min(SETUP.high * 2, max(1.3 * slow, 1.5 * sane[0]))
+    )
+    return found, f"setting up as in {len(sane)} past moves: {found.show(show_seconds)}"

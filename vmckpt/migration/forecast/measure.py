@@ -1,0 +1,255 @@
+"""Measure what a forecast needs, from both hosts at once. Nothing that fails here is an error.
+
+First everything takes about a second. If the guest writes so much that a longer look would tell
+another story, it is looked at once more, no longer than the first pass would last.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from vmckpt.errors import VmckptError
+from vmckpt.hypervisor import dirty_rate
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.journal.migration_history import PastMove
+from vmckpt.migration.forecast import history
+from vmckpt.migration.forecast.dirty_curve import saturates
+from vmckpt.migration.forecast.forecast import Facts, Range
+from vmckpt.migration.plan.host_facts import Remotes
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
+from vmckpt.model.migration import DirtyPoint, LinkSeen, MemorySeen
+from vmckpt.policy.model import Policy, Tls
+from vmckpt.remote import measure as remote
+from vmckpt.units import MIB, Seconds, show_bytes, show_rate, show_seconds
+
+T = TypeVar("T")
+
+_FIRST = (0.1, 0.25, 0.5, 1.0)
+# Shares of a longer look at which it is read.
+_LONGER = (0.12, 0.25, 0.45, 0.7, 1.0)
+# If less than that share of the memory in use can change in the first pass, a second is enough.
+_MATTERS = 0.15
+_LINK_LIMIT, _MEMORY_LIMIT, _LATE = Seconds(8.0), Seconds(12.0), Seconds(12.0)
+# What libvirt and the kernel count holds pages of zeros, too. Measured: 0.83 to 0.97 is in use.
+_RESIDENT = (0.7, 1.0)
+_PROCESS = (0.4, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memory:
+    in_use: Range
+    tail: tuple[tuple[float, float], ...]
+    dirty: tuple[DirtyPoint, ...]
+    basis: tuple[str, ...]
+    sampled: bool
+    """Its pages could be looked at, so they can be again."""
+
+
+class Links:
+    """What the networks between hosts carry: each pair is measured once, and no host takes part in
+    two measurements at a time, of which each would see half."""
+
+    def __init__(self) -> None:
+        self._pairs: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._hosts: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._seen: dict[tuple[str, str], tuple[LinkSeen | None, str | None]] = {}
+
+    async def between(
+        self, source: Host, target: Host, remotes: Remotes | None
+    ) -> tuple[LinkSeen | None, str | None]:
+        """What it carries, or why that is not known."""
+        pair = source.name, target.name
+        async with self._pairs[pair], AsyncExitStack() as held:
+            if pair not in self._seen:
+                for name in sorted({*pair}):  # in one order: nobody waits for who waits for him
+                    await held.enter_async_context(self._hosts[name])
+                self._seen[pair] = await _try(_link(remotes, target), _LINK_LIMIT)
+        return self._seen[pair]
+
+
+async def measure(
+    source: Hypervisor,
+    target: Hypervisor,
+    guest: Guest,
+    policy: Policy,
+    past: Sequence[PastMove],
+    *,
+    probe: Seconds,
+    remotes: Remotes | None,
+    links: Links | None = None,
+) -> Facts:
+    """What could be found out; what could not is a wider range, with the reason in `basis`.
+
+    `probe` is how long the guest's writing may be looked at; 0: not at all. `past` are moves
+    between these hosts, the latest first; `remotes` logins to both, None if there are none;
+    `links` what others have measured meanwhile.
+    """
+    (link, link_error), memory = await asyncio.gather(
+        (links or Links()).between(source.host, target.host, remotes),
+        _memory(source, guest, remotes, probe),
+    )
+    how = policy.transport
+    carried = history.bandwidth(
+        link, past, encrypted=how.tls is Tls.REQUIRED, connections=how.connections
+    )
+    setup, setup_words = history.setup(past)
+    facts = Facts(
+        memory=guest.memory,
+        in_use=memory.in_use,
+        dirty=memory.dirty,
+        bandwidth=carried.first,
+        later=carried.later,
+        setup=setup,
+        stop=history.STOP,
+        tail=memory.tail,
+        link=link,
+        basis=(
+            *memory.basis,
+            *((f"link not measured: {link_error}",) if link_error else ()),
+            *carried.basis,
+            setup_words,
+        ),
+    )
+    longer = worth(facts, policy, probe)
+    if longer is None:
+        return facts
+    return await _look_longer(facts, source, guest, remotes if memory.sampled else None, longer)
+
+
+def worth(facts: Facts, policy: Policy, probe: Seconds) -> Seconds | None:
+    """How long a second look should take, if it would tell more; None: it would not. Pure.
+
+    It tells more if the guest may write much that it has not written yet while the first pass
+    lasts, and never takes longer than that.
+    """
+    bandwidth = facts.bandwidth.at_most(policy.limits.bandwidth).middle
+    first = facts.in_use.middle / bandwidth
+    known = max((one.time for one in facts.dirty), default=0.0)
+    longer = min(float(probe), first)
+    if not facts.dirty or longer < 1.5 * known:
+        return None
+    if saturates([(one.time, one.dirtied) for one in facts.dirty]):
+        return None
+    most = facts.curve(1.0)
+    if most.within(first) - most.within(known) < _MATTERS * facts.in_use.middle:
+        return None
+    return Seconds(longer)
+
+
+async def _try(call: Awaitable[T], limit: Seconds) -> tuple[T | None, str | None]:
+    """What came of it, or why nothing did."""
+    try:
+        async with asyncio.timeout(limit):
+            return await call, None
+    except TimeoutError:
+        return None, f"no answer in {show_seconds(limit)}"
+    except VmckptError as exc:
+        return None, str(exc)
+
+
+async def _link(remotes: Remotes | None, target: Host) -> LinkSeen | None:
+    address = target.address_for_peers
+    if remotes is None or address is None:
+        return None
+    return await remote.link(*remotes, address)
+
+
+async def _memory(
+    source: Hypervisor, guest: Guest, remotes: Remotes | None, probe: Seconds
+) -> _Memory:
+    """By looking at its pages; else by what the kernel and libvirt count."""
+    error: str | None = "no ssh to both hosts"
+    if remotes is not None:
+        times = [one for one in _FIRST if one <= probe]
+        seen, error = await _try(remote.memory(remotes[0], guest, times), _MEMORY_LIMIT)
+        if seen is not None:
+            return _sampled(seen)
+    (in_use, words), (dirty, dirty_words) = await asyncio.gather(
+        _counted(source, guest, remotes), _rated(source, guest, probe)
+    )
+    reason = f"pages of {guest.name} not sampled: {error}"
+    return _Memory(
+        in_use=in_use, tail=(), dirty=dirty, basis=(reason, words, dirty_words), sampled=False
+    )
+
+
+def _sampled(seen: MemorySeen) -> _Memory:
+    low = max(0.0, seen.in_use - seen.error)
+    # A page costs eight bytes more than it holds, one of zeros nine (ram.c, save_zero_page).
+    extra = 9 / 4096 * seen.size
+    # Firmware, tables and the devices' state travel, too, and are not among the pages looked at.
+    return _Memory(
+        in_use=Range(low + extra, min(float(seen.size), seen.in_use + seen.error) + extra + MIB),
+        tail=seen.tail,
+        dirty=seen.dirtied,
+        basis=(
+            f"{show_bytes(seen.in_use)} of {show_bytes(seen.size)} in use,"
+            f" by {seen.samples} of its pages",
+            *_written(seen.dirtied),
+        ),
+        sampled=True,
+    )
+
+
+def _written(dirty: Sequence[DirtyPoint]) -> tuple[str, ...]:
+    if not dirty:
+        return ()
+    last = max(dirty, key=lambda one: one.time)
+    return (
+        f"{show_bytes(last.dirtied)} written within {show_seconds(last.time)}"
+        f" ({show_rate(last.dirtied / last.time)}), by sampled pages",
+    )
+
+
+async def _counted(source: Hypervisor, guest: Guest, remotes: Remotes | None) -> tuple[Range, str]:
+    """Memory in use from coarser counts."""
+    if remotes is not None:
+        held, _ = await _try(remote.resident(remotes[0], guest), _MEMORY_LIMIT)
+        if held is not None:
+            span = Range(_RESIDENT[0] * held, _RESIDENT[1] * held)
+            return span, f"{show_bytes(held)} resident, by the kernel's count"
+    process, _ = await _try(dirty_rate.resident(source, guest), _MEMORY_LIMIT)
+    if process is not None:
+        span = Range(_PROCESS[0] * process, _PROCESS[1] * process)
+        return span, f"QEMU's process holds {show_bytes(process)}, by libvirt"
+    return Range(0.05 * guest.memory, float(guest.memory)), "memory in use is not known"
+
+
+async def _rated(
+    source: Hypervisor, guest: Guest, probe: Seconds
+) -> tuple[tuple[DirtyPoint, ...], str]:
+    """The dirtying curve from libvirt: one point, of at least a second."""
+    if probe < 1.0:
+        return (), "writes are not measured"
+    point, error = await _try(dirty_rate.dirtied(source, guest, 1), Seconds(1.0 + _LATE))
+    if point is None:
+        return (), f"writes are not measured: {error}"
+    return (point,), f"{show_rate(point.dirtied / point.time)} written, by libvirt's sampling"
+
+
+async def _look_longer(
+    facts: Facts, source: Hypervisor, guest: Guest, remotes: Remotes | None, longer: Seconds
+) -> Facts:
+    """The facts with a second look at what the guest writes."""
+    found: tuple[DirtyPoint, ...] = ()
+    if remotes is not None:
+        known = max(one.time for one in facts.dirty)
+        times = [share * longer for share in _LONGER if share * longer > 1.2 * known]
+        limit = Seconds(longer + _LATE)
+        seen, error = await _try(remote.memory(remotes[0], guest, times), limit)
+        found = () if seen is None else seen.dirtied
+    elif longer >= 2:
+        whole = int(longer)
+        limit = Seconds(whole + _LATE)
+        point, error = await _try(dirty_rate.dirtied(source, guest, whole), limit)
+        found = () if point is None else (point,)
+    else:
+        return facts
+    if not found:
+        words = f"no second look at what it writes: {error}"
+        return replace(facts, basis=(*facts.basis, words))
+    return replace(facts, dirty=(*facts.dirty, *found), basis=(*facts.basis, *_written(found)))

@@ -1,0 +1,112 @@
+"""Measure and forecast before a move, and hold the forecast against the move afterwards."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.journal.migration_history import PastMove
+from vmckpt.migration import request
+from vmckpt.migration.forecast import choose_mode
+from vmckpt.migration.forecast.choose_mode import Measured
+from vmckpt.migration.forecast.dirty_curve import DirtyCurve
+from vmckpt.migration.forecast.forecast import Facts, Forecast, forecast
+from vmckpt.migration.forecast.measure import Links, measure
+from vmckpt.migration.plan.host_facts import Remotes
+from vmckpt.migration.run.engine import Ending
+from vmckpt.migration.run.progress import UNKNOWN
+from vmckpt.model.guest import Guest
+from vmckpt.model.migration import Mode, Outcome
+from vmckpt.policy.model import Policy
+from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
+
+_ALL = (Mode.PRECOPY, Mode.HYBRID, Mode.POSTCOPY, Mode.STOP_AND_COPY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What was measured, and what it makes expect in each mode."""
+
+    facts: Facts
+    forecasts: tuple[Forecast, ...]
+
+    @property
+    def curve(self) -> DirtyCurve:
+        """How the guest writes, in the middle of what was measured."""
+        return self.facts.curve(0.5) if self.facts.dirty else UNKNOWN
+
+    def of(self, mode: Mode) -> Forecast | None:
+        """What is expected in that mode; None if it was not looked at."""
+        return next((one for one in self.forecasts if one.mode is mode), None)
+
+    def as_json(self, mode: Mode) -> dict[str, Any]:
+        """For the journal and for reports: the forecast for that mode, and what it rests on."""
+        one = self.of(mode)
+        return {
+            "facts": self.facts.as_json(),
+            "mode": str(mode),
+            "expected": None if one is None else one.as_json(),
+        }
+
+
+async def look(
+    hosts: tuple[Hypervisor, Hypervisor],
+    guest: Guest,
+    policy: Policy,
+    *,
+    past: Sequence[PastMove],
+    probe: Seconds,
+    remotes: Remotes | None,
+    post_copy: bool,
+    every_mode: bool,
+    links: Links | None = None,
+    disks: Bytes = Bytes(0),
+) -> Outlook:
+    """Measure for about `probe`, then forecast: the mode that is set, or all that are possible.
+
+    `disks`: what is copied of disks before memory.
+    """
+    facts = await measure(*hosts, guest, policy, past, probe=probe, remotes=remotes, links=links)
+    if disks:
+        words = f"disks: {show_bytes(disks)} are copied first"
+        facts = replace(facts, disks=disks, basis=(*facts.basis, words))
+    if every_mode or policy.mode is Mode.AUTO:
+        modes = [mode for mode in _ALL if post_copy or not mode.may_switch_early]
+    else:
+        modes = [request.plain_choice(policy, post_copy=post_copy)]
+    return Outlook(
+        facts=facts, forecasts=tuple(forecast(facts, policy, mode, guest) for mode in modes)
+    )
+
+
+def mode_of(policy: Policy, outlook: Outlook | None, *, post_copy: bool) -> tuple[Mode, str]:
+    """The mode to move in, and why."""
+    if policy.mode is Mode.AUTO and outlook is not None:
+        return choose_mode.choose(outlook.forecasts, policy, post_copy_possible=post_copy)
+    mode = request.plain_choice(policy, post_copy=post_copy)
+    if mode is Mode.CHECKPOINT:
+        return mode, (
+            "the policy sets it: a copy while the guest runs, then epochs until the last one is"
+            f" expected to take no more than {show_seconds(policy.limits.max_downtime)}"
+        )
+    if mode is policy.mode:
+        return mode, "the policy sets it"
+    if policy.mode is Mode.AUTO:
+        return mode, "nothing was measured"
+    return mode, "post-copy cannot be used here"
+
+
+def score(outlook: Outlook, mode: Mode, ending: Ending) -> dict[str, Any] | None:
+    """The forecast beside what was measured; None if there was none for that mode."""
+    expected = outlook.of(mode)
+    if expected is None:
+        return None
+    totals = ending.totals
+    last = ending.samples[-1].transferred if ending.samples else Bytes(0)
+    measured = Measured(
+        completed=ending.outcome is Outcome.COMPLETED,
+        total=totals.total if totals is not None else ending.elapsed,
+        downtime=totals.downtime if totals is not None else None,
+        sent=totals.transferred if totals is not None else last,
+    )
+    return choose_mode.score(expected, measured).as_json()

@@ -1,0 +1,425 @@
+"""Simulate a migration in advance: QEMU's passes, and what the policy's rules do. Pure.
+
+QEMU 7.2's loop (migration.c, migration_iteration_run; ram.c, ram_save_iterate): pages are sent in
+slices of 50 ms, or of 100 ms under a bandwidth limit. When what is left is less than the bandwidth
+times the downtime limit, the dirty bitmap is read; if it is less even with what the guest dirtied
+since, the guest is stopped and the rest sent, else the next pass begins. So passes never get
+shorter than a slice, and what is left at the switchover is nearly what the limit allows. No
+bandwidth is known in the first 100 ms. Pages of zeros cost next to nothing, but count while they
+are left.
+
+The rules are asked by the same `decide` that the engine asks.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from vmckpt.migration.forecast.dirty_curve import DirtyCurve
+from vmckpt.migration.run.actions import (
+    Abort,
+    Cache,
+    Halt,
+    Limit,
+    SetDowntime,
+    Slow,
+    Switch,
+    says,
+)
+from vmckpt.migration.run.decide import (
+    Done,
+    Terms,
+    Verdict,
+    decide,
+)
+from vmckpt.migration.run.progress import Track, seen
+from vmckpt.model.migration import AutoConverge, JobPhase, JobSample, Mode
+from vmckpt.policy.model import RuleCondition
+from vmckpt.units import Bytes, BytesPerSecond, Seconds
+
+SLICE = Seconds(0.05)
+"""QEMU sends so long before it looks at what is left (ram.c, MAX_WAIT)."""
+LIMITED_SLICE = Seconds(0.1)
+"""The same under a bandwidth limit (qemu-file.c, BUFFER_DELAY)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """One guess at everything that a migration depends on."""
+
+    in_use: float
+    """Bytes of pages that are not all zero."""
+    memory: float
+    curve: DirtyCurve
+    bandwidth: float
+    """Bytes per second in the first pass, for which the target must make room page by page."""
+    later_bandwidth: float
+    """In those after it: no less, and more where the link is not what holds it up."""
+    postcopy_bandwidth: float
+    setup: float
+    """Seconds from the order to the first pass."""
+    backlog: float
+    """Bytes that wait in sockets: QEMU takes them for sent, the guest stands still for them."""
+    stop: float
+    """Seconds of a switchover beside the sending: device state, libvirt's handshake."""
+    overshoot: float = 0.5
+    """How far into its last slice a first pass gets before QEMU looks, 0 to 1."""
+    tail: tuple[tuple[float, float], ...] = ()
+    """(bytes from the end of memory, of which in use), rising; empty: not known."""
+    stopping: float = 0.0
+    """Seconds from a time limit to the moment when the guest was seen to have stayed."""
+    slice_: float = SLICE
+    zero_scan: float = 0.0
+    """Seconds for looking at pages of zeros."""
+    differences: float = 1.0
+    """What xbzrle leaves of a page that is sent again."""
+    faults: float = 1.0
+    """How much longer the rest takes in post-copy than in one go."""
+    waits: float = 10.0
+    """Pages that a guest in post-copy must wait for, one after the other, before it answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Something that the policy would do."""
+
+    at: Seconds
+    """Since the order."""
+    action: str
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """How it would go."""
+
+    completed: bool
+    total: Seconds
+    """From the order to the end; infinite if it never ends."""
+    downtime: Seconds | None
+    """None: the guest was not moved. In post-copy until it answers, not until it runs."""
+    sent: float
+    """Bytes."""
+    passes: int
+    switched: bool = False
+    """It ended by post-copy."""
+    planned: tuple[Planned, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A migration that is under way, to be played on from there."""
+
+    track: Track
+    done: Done
+    now: Seconds
+    """The clock of the track."""
+    left: float
+    """Bytes that are left in the pass."""
+    sent: float
+    verdict: Verdict | None = None
+    """What was decided there and is still to be done."""
+
+
+_FIRST_WINDOW = Seconds(0.1)
+_MOST_PASSES = 300
+# A pass is looked at in so many steps for rules that go by time, no closer than half a second.
+_STEPS, _STEP = 8, 0.5
+# So many passes of one size in a row, and it will go on like that.
+_STEADY = 4
+
+
+@dataclass(slots=True)
+class _Pass:
+    number: int
+    size: float
+    began: float
+    left: float
+    until: float
+    """It is over when so much is left."""
+    extra: float = 0.0
+    """Seconds before its first byte."""
+
+
+@dataclass(slots=True)
+class _Throttle:
+    """QEMU's auto-converge (ram.c, migration_trigger_throttle)."""
+
+    how: AutoConverge | None = None
+    share: float = 0.0
+    high: int = 0
+
+    def after_pass(self, dirtied: float, sent: float) -> None:
+        """A pass that leaves more than half of what it sent counts; the second one slows."""
+        if self.how is None or dirtied <= 0.5 * sent:
+            return
+        self.high += 1
+        if self.high >= 2:
+            self.high = 0
+            first = self.share == 0
+            more = self.how.initial if first else self.share * 100 + self.how.increment
+            self.share = min(more, self.how.at_most) / 100
+
+
+@dataclass(slots=True)
+class _Run:
+    world: World
+    terms: Terms
+    now: float
+    track: Track
+    done: Done
+    sent: float = 0.0
+    compressed: bool = False
+    throttle: _Throttle = field(default_factory=_Throttle)
+    planned: list[Planned] = field(default_factory=list)
+    steady: int = 0
+
+    # --- the loop ----------------------------------------------------------------------------
+
+    def play(self, one: _Pass) -> Simulated:
+        while True:
+            acted = len(self.planned)
+            ended = self._through(one)
+            if ended is not None:
+                return ended
+            dirtied = self._dirtied(self.now - one.began)
+            self.throttle.after_pass(dirtied, one.size - one.left)
+            following = self._joined(one.left, dirtied)
+            if following < self._at_once(one.number):
+                return self._switchover(following, one.number)
+            self._count_steady(one, following, acted)
+            if self.steady >= _STEADY or one.number >= _MOST_PASSES:
+                return self._for_ever(one.number)
+            one = self._next(one.number + 1, following)
+
+    def _through(self, one: _Pass) -> Simulated | None:
+        """One pass, with the rules asked on the way; how it ended, if it did."""
+        steps = _STEPS if self._timed() else 1
+        self.now += one.extra
+        lasts = max(0.0, one.left - one.until) / self._rate(one.number)
+        step = max(_STEP, lasts / steps) if steps > 1 else lasts
+        while True:
+            verdict = self._ask(one)
+            if verdict is not None:
+                ended = self.act(verdict, one)
+                if ended is not None:
+                    return ended
+                one.until = min(one.until, one.left) if one.number == 1 else self.until(one.left)
+            rest = max(0.0, one.left - one.until) / self._rate(one.number)
+            if rest <= 0:
+                return None
+            took = min(rest, step, self._to_limit())
+            one.left = max(one.until, one.left - took * self._rate(one.number))
+            self.sent += took * self._wire(one.number)
+            self.now += took
+
+    def _to_limit(self) -> float:
+        """Seconds until the time limit: no step goes far beyond it."""
+        if self.terms.time_limit is None:
+            return math.inf
+        return max(0.01, self.track.began + self.terms.time_limit - self.now)
+
+    def _timed(self) -> bool:
+        return any(_by_time(rule.when) for rule in self.terms.policy.rules)
+
+    def _count_steady(self, one: _Pass, following: float, acted: int) -> None:
+        """Count passes in which nothing changes and nothing is done."""
+        same = abs(following - one.size) <= 0.002 * one.size and len(self.planned) == acted
+        self.steady = self.steady + 1 if same and not self._timed() else 0
+
+    # --- QEMU --------------------------------------------------------------------------------
+
+    def _rate(self, number: int) -> float:
+        """Bytes of pages per second; differences are smaller than pages."""
+        factor = self.world.differences if self.compressed and number > 1 else 1.0
+        return self._wire(number) / factor
+
+    def _wire(self, number: int) -> float:
+        """Bytes of the stream per second."""
+        return self.world.bandwidth if number == 1 else self.world.later_bandwidth
+
+    def _at_once(self, number: int) -> float:
+        """What QEMU takes for short enough, by the bandwidth that it sees in that pass."""
+        return self._wire(number) * self.done.max_downtime
+
+    def until(self, size: float) -> float:
+        """What a later pass leaves: it goes on in whole slices until the limit is met."""
+        each = self.world.slice_ * self._rate(2)
+        slices = max(1, math.ceil((size - self._at_once(2)) / each))
+        return max(0.0, size - slices * each)
+
+    def _next(self, number: int, size: float) -> _Pass:
+        return _Pass(number, size, self.now, size, self.until(size))
+
+    def _dirtied(self, time: float) -> float:
+        return self.world.curve.within(time * (1 - self.throttle.share))
+
+    def _joined(self, left: float, dirtied: float) -> float:
+        """Both, but pages that are among both once: as many as chance among what it writes."""
+        written = max((u for _, u in self.world.curve.points), default=0.0)
+        both = max(left, dirtied, written)
+        return left + dirtied - (left * dirtied / both if both else 0.0)
+
+    def _ask(self, one: _Pass) -> Verdict | None:
+        sample = JobSample(
+            at=Seconds(self.now),
+            phase=JobPhase.PRE_COPY,
+            iteration=one.number,
+            remaining=Bytes(round(one.left)),
+            total=Bytes(round(self.world.memory)),
+            # One byte at first: a link that has carried nothing yet counts as silent.
+            transferred=Bytes(round(self.sent) + 1),
+            bandwidth=BytesPerSecond(max(1, round(self._wire(one.number)))),
+            dirty_rate=None,
+            expected_downtime=None,
+            throttle=round(self.throttle.share * 100),
+        )
+        self.track = seen(self.track, sample, self.terms.policy.stall)
+        verdict, self.done = decide(
+            self.terms, self.track, self.done, now=Seconds(self.now), operator_stops=False
+        )
+        if verdict is not None:
+            self.planned.append(planned(verdict, Seconds(self.now - self.track.began)))
+        return verdict
+
+    def act(self, verdict: Verdict, one: _Pass) -> Simulated | None:
+        """Do it; how the migration ended, if that ends it."""
+        match verdict.action:
+            case SetDowntime() | Limit():
+                return None
+            case Slow(how):
+                self.throttle.how = how
+                return None
+            case Cache():
+                self.compressed = True
+                return None
+            case Switch():
+                return self._post_copy(one)
+            case Halt():
+                rest = self._joined(one.left, self._dirtied(self.now - one.began))
+                return self._switchover(rest, one.number)
+            case Abort():
+                self.now += self.world.stopping
+                return self._ended(completed=False, downtime=None, passes=one.number)
+
+    # --- endings -----------------------------------------------------------------------------
+
+    def _switchover(self, rest: float, passes: int) -> Simulated:
+        world = self.world
+        # What is sent then was sent once before, but for what the first pass had left.
+        rate, wire = self._rate(passes), self._wire(passes)
+        downtime = rest / rate + world.backlog / wire + world.stop
+        self.sent += rest * wire / rate
+        self.now += downtime
+        return self._ended(completed=True, downtime=Seconds(downtime), passes=passes)
+
+    def standing(self) -> Simulated:
+        """The guest stands still from the first byte on."""
+        world = self.world
+        downtime = world.zero_scan + world.in_use / world.bandwidth + world.stop
+        self.sent += world.in_use
+        self.now += downtime
+        return self._ended(completed=True, downtime=Seconds(downtime), passes=1)
+
+    def _post_copy(self, one: _Pass) -> Simulated:
+        """The guest goes over with what it holds; the rest follows.
+
+        It runs again soon, but does not answer before it has the pages that it needs for that. Each
+        of them arrives behind what waits in the sockets.
+        """
+        world = self.world
+        rest = self._joined(one.left, self._dirtied(self.now - one.began))
+        stop = world.backlog / world.bandwidth + world.stop
+        copying = world.faults * rest / world.postcopy_bandwidth
+        each = world.backlog / world.postcopy_bandwidth
+        downtime = stop + min(copying, world.waits * each)
+        self.sent += rest
+        self.now += stop + copying
+        done = self._ended(completed=True, downtime=Seconds(downtime), passes=one.number)
+        return replace(done, switched=True)
+
+    def _for_ever(self, passes: int) -> Simulated:
+        """Nothing changes any more, until the time limit if there is one."""
+        limit = self.terms.time_limit
+        end = math.inf if limit is None else self.track.began + limit
+        self.sent += max(0.0, end - self.now) * self._wire(passes)
+        self.now = max(self.now, end) + self.world.stopping
+        return self._ended(completed=False, downtime=None, passes=passes)
+
+    def _ended(self, *, completed: bool, downtime: Seconds | None, passes: int) -> Simulated:
+        return Simulated(
+            completed=completed,
+            total=Seconds(self.now - self.track.began),
+            downtime=downtime,
+            sent=self.sent,
+            passes=passes,
+            planned=tuple(self.planned),
+        )
+
+
+def _by_time(when: RuleCondition) -> bool:
+    """Whether a rule may begin to hold in the middle of a pass."""
+    given = (
+        when.stalled_for, when.time_used, when.time_share, when.remaining_above,
+        when.remaining_below,
+    )  # fmt: skip
+    return any(one is not None for one in given)
+
+
+def planned(verdict: Verdict, at: Seconds) -> Planned:
+    """A verdict as a plan shows it."""
+    return Planned(
+        at=Seconds(round(at, 3)),
+        action=says(verdict.action),
+        rule=verdict.rule,
+        reason=verdict.reason,
+    )
+
+
+def simulate(world: World, terms: Terms, start: Start | None = None) -> Simulated:
+    """Play a migration through, from the order or from where one is."""
+    if start is not None:
+        run = _Run(world, terms, start.now, start.track, start.done, start.sent)
+        if start.track.passes:
+            here = start.track.passes[-1]
+            until = _first_leaves(world, terms) if here.number == 1 else run.until(start.left)
+            one = _Pass(here.number, here.size, here.began, start.left, min(until, start.left))
+            ended = None if start.verdict is None else run.act(start.verdict, one)
+            return ended if ended is not None else run.play(one)
+    else:
+        track, done = Track(began=Seconds(0.0)), Done(max_downtime=terms.max_downtime)
+        run = _Run(world, terms, world.setup, track, done)
+    return run.standing() if terms.mode is Mode.STOP_AND_COPY else run.play(_first(run))
+
+
+def _first(run: _Run) -> _Pass:
+    """The first pass: all memory in the order of its addresses."""
+    world = run.world
+    leaves = _first_leaves(world, run.terms)
+    # Sockets swallow their backlog at once; its time is counted at the switchover.
+    swallowed = min(world.backlog, max(0.0, world.in_use - leaves))
+    run.sent += swallowed
+    left = world.in_use - swallowed
+    return _Pass(1, world.in_use, run.now, left, min(leaves, left), extra=world.zero_scan)
+
+
+def _first_leaves(world: World, terms: Terms) -> float:
+    """Bytes in use that are left when the first pass is over."""
+    at_once = min(world.memory, world.bandwidth * terms.max_downtime)
+    end = in_last(world, at_once)
+    end = min(end, max(0.0, world.in_use - _FIRST_WINDOW * world.bandwidth))
+    return max(0.0, end - world.overshoot * world.slice_ * world.bandwidth)
+
+
+def in_last(world: World, distance: float) -> float:
+    """Bytes in use among the last ones of memory.
+
+    Where they lie is often not known; then the overshoot stands for it, too.
+    """
+    if not world.tail:
+        return min(world.in_use, distance) * (1 - world.overshoot)
+    for (d0, u0), (d1, u1) in pairwise([(0.0, 0.0), *world.tail]):
+        if distance <= d1:
+            return u0 + (u1 - u0) * (distance - d0) / (d1 - d0)
+    return world.tail[-1][1]

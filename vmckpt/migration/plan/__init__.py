@@ -1,0 +1,1 @@
+"""What a migration needs, and every reason against it, before it begins."""

@@ -1,0 +1,388 @@
+"""All that is found out and decided before a migration starts, in one frozen plan."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from vmckpt.errors import BadInput, HypervisorError, RemoteError
+from vmckpt.hypervisor import storage
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.journal.migration_history import PastMove
+from vmckpt.migration import request
+from vmckpt.migration.forecast import service as services
+from vmckpt.migration.forecast.dirty_curve import DirtyCurve
+from vmckpt.migration.forecast.measure import Links
+from vmckpt.migration.forecast.service import Outlook
+from vmckpt.migration.plan import preflight, storage_copy, tls_checks
+from vmckpt.migration.plan.host_facts import Remotes, gather
+from vmckpt.migration.plan.preflight import Facts
+from vmckpt.migration.plan.tls_checks import TlsVerdict
+from vmckpt.migration.request import Wishes
+from vmckpt.migration.run.progress import UNKNOWN
+from vmckpt.model.disk import CopyPlan
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import QemuCertificates
+from vmckpt.model.migration import Driver, Mode, MoveOrder
+from vmckpt.policy import compatibility, select
+from vmckpt.policy.compatibility import Conflict, Versions
+from vmckpt.policy.model import CopyKind, Policy, Tls
+from vmckpt.policy.select import Chosen, Subject
+from vmckpt.remote import probe as remote_probe
+from vmckpt.remote.ssh import Remote
+from vmckpt.units import Bytes, Seconds
+
+NO_COPIES = CopyPlan()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What would be done, and every finding for and against it."""
+
+    facts: Facts
+    findings: tuple[Finding, ...]
+    chosen: Chosen | None = None
+    """None: no host knows the guest, so no policy could be chosen. So with the rest."""
+    policy: Policy | None = None
+    """The chosen one, bent to the operator's wishes."""
+    mode: Mode = Mode.PRECOPY
+    reason: str = ""
+    """Why that mode."""
+    post_copy: bool = False
+    """It could be used between these hosts for this guest."""
+    tls_name: str | None = None
+    copies: CopyPlan = NO_COPIES
+    outlook: Outlook | None = None
+    """What was measured and is expected; None: nobody looked."""
+
+    @property
+    def curve(self) -> DirtyCurve:
+        """How the guest writes, as far as it was measured."""
+        return UNKNOWN if self.outlook is None else self.outlook.curve
+
+    @property
+    def blocked(self) -> bool:
+        return self.facts.guest is None or bool(self.blockers)
+
+    @property
+    def blockers(self) -> tuple[Finding, ...]:
+        return preflight.blockers(self.findings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """How to look ahead."""
+
+    past: Callable[[], Awaitable[Sequence[PastMove]]]
+    """Moves between these hosts, from the journal."""
+    probe: Seconds | None = None
+    """How long the guest may be looked at; None: as the policy has it."""
+    every_mode: bool = False
+    """Also the modes that the policy does not use."""
+    closed_too: bool = False
+    """Also to a target that is in maintenance."""
+    links: Links | None = None
+    """What is known of networks by others' looks; None: nothing."""
+
+
+async def _look_ahead(
+    ahead: Ahead,
+    hosts: tuple[Hypervisor, Hypervisor],
+    guest: Guest,
+    policy: Policy,
+    *,
+    remotes: Remotes | None,
+    post_copy: bool,
+    disks: Bytes,
+) -> Outlook | None:
+    probe = policy.probe if ahead.probe is None else ahead.probe
+    if probe <= 0:
+        return None
+    return await services.look(
+        hosts,
+        guest,
+        policy,
+        past=await ahead.past(),
+        probe=probe,
+        remotes=remotes,
+        post_copy=post_copy,
+        every_mode=ahead.every_mode,
+        links=ahead.links,
+        disks=disks,
+    )
+
+
+async def make(
+    source: Hypervisor,
+    target: Hypervisor,
+    name: str,
+    *,
+    policies: Sequence[Policy],
+    forced: str | None,
+    wishes: Wishes,
+    remotes: Remotes | None,
+    ahead: Ahead | None,
+) -> Plan:
+    """Ask both hosts and decide. What could not be asked is a finding.
+
+    `ahead` says how to look ahead; None: without a forecast.
+
+    Raises PolicyError if no policy can be chosen, BadInput for a storage pool that is none.
+    """
+    facts, tls_facts = await asyncio.gather(
+        gather(source, target, name, remotes), _certificates(remotes)
+    )
+    if facts.guest is None:
+        return Plan(facts=facts, findings=preflight.check(facts))
+    chosen = select.choose(policies, _subject(facts.guest, source), forced)
+    policy = request.bent(chosen.policy, wishes)
+    if preflight.cannot_be(facts):
+        return Plan(facts=facts, findings=preflight.check(facts), chosen=chosen, policy=policy)
+    by_epochs = policy.mode is Mode.CHECKPOINT
+    tls = None if by_epochs else _tls(policy, source, target, tls_facts)
+    copies = await _copies(policy, facts, source, target, remotes)
+    facts = replace(facts, copied=frozenset(copies.left_behind))
+    found = () if by_epochs else conflicts(policy, facts, copies)
+    post_copy = _post_copy(policy, facts, found)
+    findings = (
+        *preflight.check(facts),
+        *_as_findings(found, facts.guest.name if facts.guest is not None else name),
+        *_why_no_post_copy(policy, facts),
+        *(tls.findings if tls is not None else ()),
+        *copies.findings,
+    )
+    outlook = None
+    if by_epochs:
+        # Only who moves a guest so pays for what it needs.
+        from vmckpt.migration.epochs import request as epochs_request  # noqa: PLC0415
+
+        findings = await epochs_request.findings(findings, policy, facts, copies, (source, target))
+        ahead = None  # there are no passes to forecast
+    passed = {preflight.IN_MAINTENANCE} if ahead is not None and ahead.closed_too else set()
+    against = [one for one in preflight.blockers(findings) if one.code not in passed]
+    if ahead is not None and facts.guest is not None and not against:
+        outlook = await _look_ahead(
+            ahead,
+            (source, target),
+            facts.guest,
+            _as_it_travels(policy, tls),
+            remotes=remotes,
+            post_copy=post_copy,
+            disks=copies.travels,
+        )
+    mode, reason = services.mode_of(policy, outlook, post_copy=post_copy)
+    return Plan(
+        facts=facts,
+        findings=preflight.ordered(findings),
+        chosen=chosen,
+        policy=policy,
+        mode=mode,
+        reason=reason,
+        outlook=outlook,
+        post_copy=post_copy,
+        tls_name=tls.name if tls is not None else None,
+        copies=copies,
+    )
+
+
+def _as_it_travels(policy: Policy, tls: TlsVerdict | None) -> Policy:
+    """The policy with what `preferred` came to: an encrypted stream is a slower one."""
+    encrypted = tls is not None and tls.name is not None
+    how = replace(policy.transport, tls=Tls.REQUIRED if encrypted else Tls.OFF)
+    return replace(policy, transport=how)
+
+
+def _subject(guest: Guest, source: Hypervisor) -> Subject:
+    return Subject(
+        guest=guest.name,
+        guest_labels=guest.labels,
+        host_labels=source.host.labels,
+        memory=guest.memory,
+    )
+
+
+TlsFacts = tuple[QemuCertificates | None, QemuCertificates | None]
+
+
+async def _certificates(remotes: Remotes | None) -> TlsFacts:
+    async def one(host: Remote) -> QemuCertificates | None:
+        try:
+            return await remote_probe.look_at_certificates(host)
+        except RemoteError:
+            return None
+
+    if remotes is None:
+        return None, None
+    here, there = await asyncio.gather(*(one(host) for host in remotes))
+    return here, there
+
+
+def _tls(
+    policy: Policy, source: Hypervisor, target: Hypervisor, facts: TlsFacts
+) -> TlsVerdict | None:
+    """None: the stream is not to be encrypted."""
+    wanted = policy.transport.tls
+    if wanted is Tls.OFF:
+        return None
+    if wanted is Tls.PREFERRED and None in facts:
+        text = "the stream is not encrypted: the hosts' certificates could not be looked at"
+        return TlsVerdict(name=None, findings=(_plain(target.host.name, text, Severity.WARNING),))
+    verdict = tls_checks.tls_findings(
+        source=source.host.name,
+        target=target.host.name,
+        at_source=facts[0],
+        at_target=facts[1],
+        names=tls_checks.names_of(target.host, facts[1].hostname if facts[1] is not None else None),
+        now=datetime.now(UTC),
+    )
+    if wanted is Tls.REQUIRED:
+        return verdict
+    # Preferred: what speaks against it keeps nobody from moving. That there are no certificates is
+    # how many hosts are; that there are some which do not serve is worth a warning.
+    none = all(one is not None and not one.present for one in facts)
+    softer = tuple(
+        _plain(one.where, one.text, Severity.INFO if none else Severity.WARNING)
+        if one.severity is Severity.BLOCKER
+        else one
+        for one in verdict.findings
+    )
+    return TlsVerdict(name=verdict.name, findings=softer)
+
+
+def _plain(where: str, text: str, severity: Severity) -> Finding:
+    mend = "see libvirt's TLS guide (kbase/tlscerts), or --tls off"
+    return Finding(code="not-encrypted", severity=severity, where=where, text=text, mend=mend)
+
+
+async def _copies(
+    policy: Policy,
+    facts: Facts,
+    source: Hypervisor,
+    target: Hypervisor,
+    remotes: Remotes | None,
+) -> CopyPlan:
+    wish, guest = policy.storage, facts.guest
+    if wish.copy is CopyKind.SHARED or guest is None or facts.target_facts is None:
+        return NO_COPIES
+    if remotes is None:
+        raise BadInput(
+            f"{guest.name}: disks are copied only between hosts with ssh logins",
+            mend="add ssh: {address: ...} for both to the inventory",
+        )
+    try:
+        return await storage_copy.look(
+            *remotes,
+            await storage.drives(source, guest.uuid),
+            facts.same_file,
+            await storage_copy.wish_of(wish, target),
+        )
+    except (RemoteError, HypervisorError) as exc:
+        found = Finding(
+            code="disks-not-seen",
+            severity=Severity.BLOCKER,
+            where=guest.name,
+            text=f"its disks could not be looked at: {exc.message}",
+            mend="run vmckpt doctor",
+        )
+        return CopyPlan(findings=(found,), rest_shared=False)
+
+
+def conflicts(policy: Policy, facts: Facts, copies: CopyPlan) -> tuple[Conflict, ...]:
+    """What these hosts cannot do for this guest under this policy."""
+    guest, here, there = facts.guest, facts.source_facts, facts.target_facts
+    if guest is None or here is None or there is None:
+        return ()
+    return compatibility.conflicts(
+        policy,
+        source=Versions(qemu=here.qemu_version, libvirt=here.libvirt_version),
+        target=Versions(qemu=there.qemu_version, libvirt=there.libvirt_version),
+        host_devices=bool(guest.host_devices),
+        copied_disks=bool(copies.copies),
+        huge_pages=guest.huge_pages,
+        file_backed_memory=guest.file_memory and facts.memory_folder != "tmpfs",
+    )
+
+
+# Optional conflicts that do not take post-copy away, only something beside it.
+_STILL_POSSIBLE = (
+    "post-copy-with-huge-pages",
+    "recovery-needs-newer-libvirt",
+    "stopped-while-disks-are-copied",
+)
+
+
+def _post_copy(policy: Policy, facts: Facts, found: Sequence[Conflict]) -> bool:
+    """Whether the guest may be switched to post-copy between these hosts."""
+    if not policy.may_switch_early or facts.post_copy_error is not None:
+        return False
+    if not facts.post_copy_asked and policy.mode is not Mode.POSTCOPY:
+        return False
+    return all(one.code in _STILL_POSSIBLE for one in found if one.optional)
+
+
+def _why_no_post_copy(policy: Policy, facts: Facts) -> tuple[Finding, ...]:
+    if not policy.may_switch_early:
+        return ()
+    if not facts.post_copy_asked and facts.target_error is None:
+        text = "could not be asked whether guests can arrive there by post-copy"
+        what = "it is tried all the same" if policy.mode is Mode.POSTCOPY else "it is left out"
+        return (
+            Finding(
+                code="post-copy-unproven",
+                severity=Severity.WARNING,
+                where=facts.target,
+                text=f"{text}: {what}",
+                mend="add ssh: {address: ...} for both hosts to the inventory",
+            ),
+        )
+    if facts.post_copy_error is None:
+        return ()
+    must = policy.mode is Mode.POSTCOPY
+    return (
+        Finding(
+            code="post-copy-refused",
+            severity=Severity.BLOCKER if must else Severity.INFO,
+            where=facts.target,
+            text=f"no guest can arrive there by post-copy: {facts.post_copy_error}",
+            mend="run sysctl -w vm.unprivileged_userfaultfd=1 there",
+        ),
+    )
+
+
+def _as_findings(found: Sequence[Conflict], guest: str) -> tuple[Finding, ...]:
+    return tuple(
+        Finding(
+            code=one.code,
+            severity=Severity.INFO if one.optional else Severity.BLOCKER,
+            where=guest,
+            text=one.text,
+            mend=one.mend,
+        )
+        for one in found
+    )
+
+
+async def order(plan: Plan, source: Hypervisor) -> MoveOrder:
+    """The order for a plan that is not blocked."""
+    assert plan.policy is not None
+    assert plan.facts.guest is not None
+    guest = plan.facts.guest
+    made = request.order(
+        plan.policy,
+        plan.mode,
+        guest,
+        driver=Driver.CLIENT if plan.facts.peer_login_error else Driver.PEER_TO_PEER,
+        storage_proven=plan.copies.rest_shared
+        if plan.copies.copies
+        else preflight.storage_proven(plan.facts),
+        tls_name=plan.tls_name,
+    )
+    if not plan.copies.copies:
+        return made
+    running, stored = await storage.definitions_with_images_at(
+        source, guest.uuid, plan.copies.placed
+    )
+    return replace(
+        made, copied_disks=plan.copies.disks, target_xml=running, target_definition=stored
+    )

@@ -1,0 +1,370 @@
+"""Disks that both hosts do not share: which are copied, to where, and what is against it.
+
+`wanted` and `plan` decide and are pure; `look` fetches what they need; the rest does.
+
+libvirt copies into images that are there already, over NBD, before the memory. It makes none itself
+outside of its pools, and would write over whatever has the name. QEMU 7.2 keeps holes as holes: a
+thin image arrives thin without any settings; a qcow2 image made with its room keeps it; a raw one
+does not, so it gets its room after the move.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+
+from vmckpt.errors import RemoteError
+from vmckpt.hypervisor import storage
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.journal.records import StoredStep
+from vmckpt.migration.plan.host_facts import Remotes
+from vmckpt.model.disk import (
+    NVRAM,
+    CopyPlan,
+    DiskCopy,
+    Drive,
+    Image,
+    Made,
+    Place,
+    Room,
+    Wish,
+)
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.policy.model import CopyKind, LeftBehind, Storage
+from vmckpt.remote import images as remote_images
+from vmckpt.remote.ssh import Remote
+from vmckpt.units import MIB, Bytes, show_bytes
+
+FORMATS = ("raw", "qcow2")
+# A guest goes on writing while a thin image is copied.
+_GROWTH = 1.1
+
+
+def wanted(drives: Sequence[Drive], same_file: Mapping[str, bool], wish: Wish) -> tuple[Drive, ...]:
+    """The drives to copy: those named, else all that were seen not to be shared."""
+    written = [drive for drive in drives if drive.path is not None and not drive.read_only]
+    apart = tuple(drive for drive in written if same_file.get(drive.path or "") is False)
+    if not wish.disks:
+        return apart
+    named = tuple(drive for drive in written if drive.name in wish.disks)
+    return (*named, *(drive for drive in apart if drive.device == NVRAM))
+
+
+def path_on_target(drive: Drive, wish: Wish) -> str:
+    """Where a drive's copy is to be; firmware's variables keep their place."""
+    path = PurePosixPath(drive.path or "")
+    if wish.folder is None or drive.device == NVRAM:
+        return str(path)
+    return str(PurePosixPath(wish.folder) / path.name)
+
+
+async def wish_of(wishes: Storage, target: Hypervisor) -> Wish:
+    """What a policy that copies wants. Raises BadInput, HypervisorError: no such pool there."""
+    return Wish(
+        full=wishes.copy is CopyKind.FULL, disks=wishes.disks,
+        folder=await storage.folder_of(target, wishes.pool) if wishes.pool else None,
+        remove=wishes.left_behind is LeftBehind.REMOVE,
+    )  # fmt: skip
+
+
+def plan(
+    *,
+    source: str,
+    target: str,
+    drives: Sequence[Drive],
+    same_file: Mapping[str, bool],
+    wish: Wish,
+    images: Mapping[str, Image | str],
+    places: Mapping[str, Place],
+) -> CopyPlan:
+    """What is copied, and every finding. Hosts by name.
+
+    `images` by path on the source (text: why it could not be read), `places` by path on the target.
+    """
+    chosen = wanted(drives, same_file, wish)
+    findings = [*_wishes(source, drives, same_file, wish)]
+    copies = []
+    for drive in chosen:
+        found = [*_drive(source, drive, images.get(drive.path or ""))]
+        image = images.get(drive.path or "")
+        if not found and isinstance(image, Image):
+            copies.append(_copy(drive, image, wish))
+            findings += _image(source, drive, image, wish)
+        findings += found
+    findings += _twins(target, copies)
+    for copy in copies:
+        findings += _place(target, copy, places.get(copy.path))
+    rooms = tuple(_rooms(copies, places))
+    findings += _room(target, rooms)
+    return CopyPlan(
+        copies=tuple(copies),
+        rooms=rooms,
+        findings=tuple(findings),
+        rest_shared=all(_shared(drive, same_file) for drive in drives if drive not in chosen),
+        removes=wish.remove,
+    )
+
+
+def _shared(drive: Drive, same_file: Mapping[str, bool]) -> bool:
+    """Whether libvirt need not worry about a drive that is not copied."""
+    empty = drive.path is None and drive.kind in ("file", "block")
+    same = drive.path is not None and same_file.get(drive.path) is True
+    return drive.read_only or empty or same or drive.kind == "network"
+
+
+def _blocker(code: str, where: str, text: str, mend: str) -> Finding:
+    return Finding(code=code, severity=Severity.BLOCKER, where=where, text=text, mend=mend)
+
+
+def _named(drive: Drive) -> str:
+    return f"disk {drive.name} ({drive.path})"
+
+
+def _wishes(
+    source: str, drives: Sequence[Drive], same_file: Mapping[str, bool], wish: Wish
+) -> Iterator[Finding]:
+    known = {drive.name: drive for drive in drives}
+    for name in wish.disks:
+        drive = known.get(name)
+        if drive is None:
+            yield _blocker(
+                "disk-unknown", source, f"the guest has no disk {name!r}",
+                f"its disks are {', '.join(known) or 'none'}",
+            )  # fmt: skip
+        elif drive.path is None or drive.read_only:
+            yield _blocker(
+                "disk-not-copied", source,
+                f"disk {name} is {'read-only' if drive.read_only else 'no file'} and is not copied",
+                "leave it out",
+            )  # fmt: skip
+        elif same_file.get(drive.path) is True:
+            yield _blocker(
+                "disk-shared", source,
+                f"{_named(drive)} is the same file on both hosts: it would be copied onto itself",
+                "leave it out",
+            )  # fmt: skip
+
+
+def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Finding]:
+    """Why a drive cannot be copied."""
+    what = _named(drive)
+    if drive.kind != "file":
+        yield _blocker(
+            "disk-not-copied", source, f"{what} is of kind {drive.kind}; only files are copied",
+            "share it between the hosts",
+        )  # fmt: skip
+    elif drive.shareable:
+        yield _blocker(
+            "disk-shared", source, f"{what} is shared with other guests: a copy would not be",
+            "share its folder between the hosts",
+        )  # fmt: skip
+    elif drive.format not in FORMATS:
+        yield _blocker(
+            "disk-not-copied", source, f"{what} is {drive.format}; copied are raw and qcow2",
+            "convert it, or share its folder",
+        )  # fmt: skip
+    elif drive.encrypted:
+        yield _blocker(
+            "disk-encrypted", source, f"{what} is encrypted by QEMU; its copy would not be",
+            "share its folder",
+        )  # fmt: skip
+    elif not isinstance(image, Image):
+        yield _blocker(
+            "disk-unread", source, image or f"{what} could not be looked at",
+            f"run vmckpt doctor {source}",
+        )  # fmt: skip
+    elif image.backing is not None:
+        yield _blocker(
+            "disk-backing", source, f"{what} lies on {image.backing}, which is not copied",
+            f"merge them: virsh blockcommit GUEST {drive.name} --active --pivot",
+        )  # fmt: skip
+    elif image.data_file is not None:
+        yield _blocker(
+            "disk-data-file", source, f"{what} keeps its data in {image.data_file}",
+            "convert it to an image of one file",
+        )  # fmt: skip
+    elif image.damaged:
+        yield _blocker(
+            "disk-damaged", source, f"{what} is marked corrupt",
+            "shut the guest down and run qemu-img check on it",
+        )  # fmt: skip
+
+
+def _image(source: str, drive: Drive, image: Image, wish: Wish) -> Iterator[Finding]:
+    """What to know of a drive that is copied."""
+    after = "goes once the guest has arrived" if wish.remove else "stays and is used by nobody then"
+    yield Finding(
+        code="disk-copied", severity=Severity.INFO, where=source,
+        text=f"{_named(drive)} is copied; the image there {after}",
+        mend=None if wish.remove else f"remove {drive.path} once all is well",
+    )  # fmt: skip
+    if image.snapshots and wish.remove:
+        yield _blocker(
+            "disk-snapshots", source,
+            f"{_named(drive)} keeps {image.snapshots} snapshots inside; they would go with it",
+            "delete them, or do without left_behind: remove",
+        )  # fmt: skip
+    elif image.snapshots:
+        yield Finding(
+            code="disk-snapshots", severity=Severity.WARNING, where=source,
+            text=f"{_named(drive)} keeps {image.snapshots} snapshots inside; they are not copied",
+            mend="keep the image on the source",
+        )  # fmt: skip
+
+
+def _copy(drive: Drive, image: Image, wish: Wish) -> DiskCopy:
+    # qcow2's own tables: eight bytes a cluster, and about as much again for its counters.
+    tables = image.size // 2048 + MIB if drive.format == "qcow2" else 0
+    needed = image.size + tables if wish.full else min(image.size, image.allocated) * _GROWTH
+    return DiskCopy(
+        name=drive.name,
+        source=drive.path or "",
+        path=path_on_target(drive, wish),
+        format=drive.format,
+        size=image.size,
+        needed=Bytes(round(needed)),
+        allocated=Bytes(min(image.size, image.allocated)),
+        full=wish.full,
+        options=image.options,
+        mode=image.mode,
+    )
+
+
+def _twins(target: str, copies: Sequence[DiskCopy]) -> Iterator[Finding]:
+    paths = [copy.path for copy in copies]
+    for path in sorted({path for path in paths if paths.count(path) > 1}):
+        names = " and ".join(copy.name for copy in copies if copy.path == path)
+        yield _blocker(
+            "disk-twins", target, f"disks {names} would both become {path}",
+            "leave the folder as it is on the source",
+        )  # fmt: skip
+
+
+def _place(target: str, copy: DiskCopy, place: Place | None) -> Iterator[Finding]:
+    folder = str(PurePosixPath(copy.path).parent)
+    if place is None:
+        yield _blocker(
+            "disk-place-unknown", target, f"could not look at {folder}",
+            f"run vmckpt doctor {target}",
+        )  # fmt: skip
+    elif place.exists:
+        yield _blocker(
+            "disk-in-the-way", target, f"{copy.path} is there already and is not written over",
+            "move it away if nobody needs it, or choose another folder",
+        )  # fmt: skip
+    elif not place.writable:
+        yield _blocker(
+            "disk-no-folder", target, f"{folder} is not there, or may not be written to",
+            f"run mkdir -p {folder} there",
+        )  # fmt: skip
+
+
+def _rooms(copies: Sequence[DiskCopy], places: Mapping[str, Place]) -> Iterator[Room]:
+    """For each file system, all its images together."""
+    by_device: dict[str, list[DiskCopy]] = {}
+    for copy in copies:
+        if copy.path in places:
+            by_device.setdefault(places[copy.path].device, []).append(copy)
+    for device, group in by_device.items():
+        yield Room(
+            device=device, folder=str(PurePosixPath(group[0].path).parent),
+            free=places[group[0].path].free,
+            needed=Bytes(sum(copy.needed for copy in group)),
+            grown=Bytes(sum(copy.size for copy in group)),
+        )  # fmt: skip
+
+
+def _room(target: str, rooms: Sequence[Room]) -> Iterator[Finding]:
+    for room in rooms:
+        if room.needed > room.free:
+            yield _blocker(
+                "disk-room", target,
+                f"{show_bytes(room.needed)} needed in {room.folder}, {show_bytes(room.free)} free",
+                "free room there, or choose another folder",
+            )  # fmt: skip
+        elif room.grown > room.free:
+            yield Finding(
+                code="disk-overcommitted", severity=Severity.WARNING, where=target,
+                text=f"the copies in {room.folder} can grow to {show_bytes(room.grown)},"
+                f" {show_bytes(room.free)} free",
+                mend="watch the room there",
+            )  # fmt: skip
+
+
+async def look(
+    source: Remote,
+    target: Remote,
+    drives: Sequence[Drive],
+    same_file: Mapping[str, bool],
+    wish: Wish,
+) -> CopyPlan:
+    """Ask both hosts and plan. Raises RemoteError if one cannot be asked at all."""
+    chosen = [drive for drive in wanted(drives, same_file, wish) if drive.kind == "file"]
+    found = await asyncio.gather(*(_described(source, drive) for drive in chosen))
+    paths = sorted({path_on_target(drive, wish) for drive in chosen})
+    return plan(
+        source=source.host.name,
+        target=target.host.name,
+        drives=drives,
+        same_file=same_file,
+        wish=wish,
+        images={drive.path or "": image for drive, image in zip(chosen, found, strict=True)},
+        places=await remote_images.places(target, paths) if paths else {},
+    )
+
+
+async def _described(source: Remote, drive: Drive) -> Image | str:
+    if drive.format not in FORMATS:
+        return f"{drive.path}: format {drive.format}"
+    try:
+        return await remote_images.describe(source, drive.path or "", drive.format)
+    except RemoteError as exc:
+        return exc.message
+
+
+def new_suffix() -> str:
+    """What images are called until they get their paths: not guessed, and of this move alone."""
+    return f"vmckpt-{secrets.token_hex(4)}"
+
+
+async def prepare(target: Remote, copies: CopyPlan, suffix: str) -> Made:
+    """Make the images on the target; they get their paths by `images.publish`.
+
+    None stays if one cannot be made. Raises RemoteError.
+    """
+    made = Made(host=target.host.name, suffix=suffix)
+    for copy in copies.copies:
+        making = asyncio.create_task(remote_images.create(target, copy, made.temporary(copy.path)))
+        try:
+            made.marks[copy.path] = await asyncio.shield(making)
+        except BaseException:
+            # The host makes it all the same; only then can it be removed.
+            await asyncio.wait([making])
+            made.marks[copy.path] = ""
+            await asyncio.shield(remote_images.remove(target, made))
+            raise
+    return made
+
+
+async def remove(target: Remote, made: Made) -> tuple[str, ...]:
+    """Take back what `prepare` made, when the guest is known to run on the source.
+
+    Returns what had to stay, each with the reason. Raises RemoteError.
+    """
+    return await remote_images.remove(target, made)
+
+
+async def unmade(remotes: Remotes | None, step: StoredStep | None) -> list[str]:
+    """Before the move nobody uses images that were made for it: they go. What stays of them; a host
+    that does not answer keeps nothing else from being settled."""
+    if step is None:
+        return []
+    host, paths = str(step.intent.get("host")), list(step.intent.get("paths", []))
+    marks = {**dict.fromkeys(paths, ""), **(step.result or {}).get("marks", {})}
+    try:
+        if remotes is None:
+            raise RemoteError(f"{host} has no ssh")
+        made = Made(host=host, suffix=str(step.intent["suffix"]), marks=marks)
+        return list(await remove(remotes[1], made))
+    except RemoteError as exc:
+        return [f"{path} on {host} may have been made for it: {exc}" for path in paths]

@@ -1,0 +1,1 @@
+"""Settle a migration whose controller is gone."""

@@ -1,0 +1,426 @@
+"""Recover a migration whose controller is gone: finish or undo each of its steps.
+
+What is to be done is decided by `decide`.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vmckpt.errors import BadInput, HypervisorError, PolicyError, RemoteError
+from vmckpt.hypervisor import domains, migration_leftovers
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.inventory import Inventory
+from vmckpt.journal.recorder import JournalDesk, Recorder, Unattended
+from vmckpt.journal.records import Operation, StepState, StoredStep
+from vmckpt.migration import attempt, request
+from vmckpt.migration import report as reports
+from vmckpt.migration.plan import storage_cleanup, storage_copy
+from vmckpt.migration.plan.host_facts import Remotes, logins
+from vmckpt.migration.recovery import decide as recovery_decide
+from vmckpt.migration.recovery.decide import Act, Verdict
+from vmckpt.migration.recovery.steps import Step
+from vmckpt.migration.report import MigrationReport
+from vmckpt.migration.request import Setting, Wishes
+from vmckpt.migration.run.actuator import Hands
+from vmckpt.migration.run.decide import Terms
+from vmckpt.migration.run.engine import Ending, Migration
+from vmckpt.migration.service import OPEN
+from vmckpt.model.events import Caller, Decided, Event
+from vmckpt.model.guest import Presence
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Decision, Driver, Mode, MoveOrder, Outcome
+from vmckpt.model.recovery import Settled
+from vmckpt.policy import parse, select
+from vmckpt.policy.model import Policy
+from vmckpt.remote import probe
+from vmckpt.units import Bytes, Seconds
+
+
+async def never_sent(
+    source: Hypervisor, uuid: str, remotes: Remotes | None, *, since: float
+) -> bool:
+    """Of a guest that runs on the source, and a migration that began at `since` (Unix time): what
+    lacks even a page of it runs nowhere. False: that cannot be known.
+
+    A host that was started since may have another QEMU of the guest, by autostart; what that one
+    says of streams is not about this migration.
+    """
+    if remotes is None:
+        return False
+    try:
+        up = await probe.uptime(remotes[0])
+    except RemoteError:
+        return False
+    return up > time.time() - since and await migration_leftovers.never_sent(source, uuid)
+
+
+# Hosts that were just restarted contradict each other for a moment.
+PATIENCE = Seconds(10.0)
+_AGAIN = Seconds(0.5)
+WAITS = (Act.ADOPT, Act.RESUME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What the journal has of a migration that nobody attends."""
+
+    operation: Operation
+    steps: tuple[StoredStep, ...]
+    """Those that were intended and neither finished nor undone."""
+
+    @property
+    def order(self) -> MoveOrder | None:
+        """The order that libvirt may have; None: it has none. Raises BadInput."""
+        move, other = self.open(Step.MOVE), self.open(Step.DRIVER)
+        stored: Any = self.operation.detail.get("order")  # where schema 1 had it
+        if move is not None:
+            stored = move.intent.get("order")
+        if stored is None:
+            return None
+        try:
+            order = MoveOrder.from_json(stored)
+            return order if other is None else replace(order, driver=Driver.CLIENT)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise BadInput(
+                f"{self.operation.id}: its order in the journal makes no sense ({exc})",
+                mend="look at both hosts with virsh",
+            ) from exc
+
+    def open(self, step: Step) -> StoredStep | None:
+        return next((one for one in reversed(self.steps) if one.name == step), None)
+
+
+def left(operation: Operation, steps: Sequence[StoredStep]) -> Left:
+    """What is open of an operation."""
+    return Left(
+        operation=operation, steps=tuple(one for one in steps if one.state is StepState.INTENDED)
+    )
+
+
+class Recovery:
+    """Recovers one migration. Use as an async context manager: it holds both hosts."""
+
+    def __init__(self, setting: Setting, left_: Left) -> None:
+        self.left = left_
+        self.here = Hypervisor(setting.source)
+        self.there = Hypervisor(setting.target)
+        self.remotes: Remotes | None = None
+        """Opened on entering."""
+        self.ending: Ending | None = None
+        """Of a migration that went on."""
+        self._setting = setting
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "Recovery":
+        await self._stack.enter_async_context(self.here)
+        await self._stack.enter_async_context(self.there)
+        self.remotes = await self._stack.enter_async_context(logins(self.here, self.there))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def uuid(self) -> str:
+        return self.left.operation.guest_uuid or ""
+
+    @property
+    def policy(self) -> Policy:
+        """The one it was begun under, bent to what its operator wished; else the default."""
+        operation, shelf = self.left.operation, self._setting.policies
+        known = {policy.name: policy for policy in shelf}
+        policy = known.get(operation.policy or "") or select.by_name(shelf, select.DEFAULT)
+        move = self.left.open(Step.MOVE)
+        try:
+            if move is not None and (text := move.intent.get("policy")):
+                policy = parse.parse(str(text), Path(operation.policy or "policy"))
+            return request.bent(policy, Wishes.from_json(operation.detail.get("wishes") or {}))
+        except (PolicyError, ValueError):
+            return policy
+
+    @property
+    def mode(self) -> Mode:
+        modes = {str(mode): mode for mode in Mode}
+        return modes.get(self.left.operation.mode or "", Mode.PRECOPY)
+
+    async def presences(self) -> tuple[Presence, Presence]:
+        here, there = await asyncio.gather(
+            domains.presence(self.here, self.uuid), domains.presence(self.there, self.uuid)
+        )
+        return here, there
+
+    async def _may_have_run(self, source: Presence, target: Presence) -> bool:
+        """Whether a target without a process of the guest may have run it: it had all of it, and
+        libvirt had defined it there, which it does right before it starts the CPUs. Of a guest that
+        is defined nowhere there is no such trace."""
+        order = self.left.order
+        if order is None or not source.reachable or source.runs or source.state is None:
+            return False
+        move = self.left.open(Step.MOVE)
+        knew = move is None or bool(move.intent.get("target_knew"))
+        if order.persistent and not knew and target.state is None:
+            return False
+        return await migration_leftovers.handed_over(self.here, self.uuid)
+
+    async def _elsewhere(self) -> tuple[str, ...]:
+        """Other hosts that have a process of the guest; those that do not answer are left out:
+        only by hand can it have come there, as no other vmckpt may have moved it."""
+
+        async def has(host: Host) -> bool:
+            async with Hypervisor(host) as hypervisor:
+                found = await domains.presence(hypervisor, self.uuid)
+            return found.state is not None and found.state.is_active
+
+        others = self._setting.others
+        answers = await asyncio.gather(*(has(host) for host in others))
+        return tuple(host.name for host, here in zip(others, answers, strict=True) if here)
+
+    def report(self, ending: Ending) -> MigrationReport:
+        """What is told of a migration that another controller began."""
+        return MigrationReport(
+            guest=self.left.operation.guest,
+            source=self._setting.source.name,
+            target=self._setting.target.name,
+            outcome=ending.outcome,
+            driver=ending.driver,
+            began=ending.began,
+            elapsed=ending.elapsed,
+            totals=ending.totals,
+            observed_downtime=None,
+            samples=ending.samples,
+            decisions=ending.decisions,
+            warnings=ending.warnings,
+            error=ending.error,
+            policy=self.policy.name,
+            mode=self.mode,
+            limit=self.policy.limits.bandwidth,
+            job=self.left.operation.id,
+        )
+
+    async def decide(self) -> Verdict:
+        """What is true and what to do.
+
+        How it has ended is said only of what both hosts say twice; what looks so for a moment on
+        the way to something else, and what does not go together, must stay so for `PATIENCE`.
+        """
+        if not self.uuid or (not self.left.steps and self.left.order is None):
+            return recovery_decide.NEVER  # nothing was done to any host yet
+        began = since = _now()
+        last: Verdict | None = None
+        while True:
+            verdict, silent = await self._look()
+            if verdict != last:
+                last, since = verdict, _now()
+            wait = _AGAIN
+            if verdict.if_it_stays or not verdict.known:
+                wait = PATIENCE
+            moves = verdict.outcome is None and verdict.known
+            if (silent and not verdict.known) or moves or _now() - since >= wait:
+                return verdict
+            if _now() - began > 3 * PATIENCE:
+                return recovery_decide.ODD
+            await asyncio.sleep(_AGAIN)
+
+    async def _look(self) -> tuple[Verdict, bool]:
+        """One look at both hosts, and whether one of them was silent."""
+        ordered = self.left.order is not None
+        source, target = await self.presences()
+        began = self.left.operation.began_at
+        asks = source.runs and not (source.migrating or target.reachable)
+        verdict = recovery_decide.judge(
+            source,
+            target,
+            ordered=ordered,
+            paused_by_us=self.left.open(Step.PAUSE) is not None,
+            elsewhere=await self._elsewhere() if ordered else (),
+            may_have_run=await self._may_have_run(source, target),
+            sent_all=not asks
+            or not await never_sent(self.here, self.uuid, self.remotes, since=began),
+        )
+        return verdict, not (source.reachable and target.reachable)
+
+    async def carry_out(self, verdict: Verdict, recorder: Recorder, caller: Caller) -> Settled:
+        """Do what the verdict says, as this operation's controller.
+
+        Raises LeaseLost if another controller takes over meanwhile. After HypervisorError and
+        RemoteError it is to be recovered again.
+        """
+        return await _Doing(self, verdict, recorder, caller).run()
+
+
+def _now() -> Seconds:
+    return Seconds(asyncio.get_running_loop().time())
+
+
+def settled(verdict: Verdict) -> Settled:
+    """A verdict as it would be carried out."""
+    return Settled(
+        truth=verdict.truth,
+        outcome=verdict.outcome,
+        did=tuple(str(act) for act in verdict.acts),
+        settle=verdict.settle,
+        goes_on=any(act in verdict.acts for act in WAITS),
+    )
+
+
+class _Doing:
+    """Carrying out one verdict."""
+
+    def __init__(
+        self, recovery: Recovery, verdict: Verdict, recorder: Recorder, caller: Caller
+    ) -> None:
+        self._did: list[str] = []
+        self._recovery = recovery
+        self._verdict = verdict
+        self._recorder = recorder
+        self._caller = caller
+        self._warnings: list[str] = []
+        self._left = recovery.left
+        self._desk = JournalDesk(recorder, {one.seq: one.name for one in self._left.steps})
+        self._mover = attempt.mover(
+            (recovery.here, recovery.there),
+            recovery.remotes,
+            self._left.operation.guest,
+            recovery.uuid,
+            self._desk.check,
+        )
+
+    async def run(self) -> Settled:
+        verdict, outcome, ending = self._verdict, self._verdict.outcome, None
+        acts = verdict.acts
+        if any(act in WAITS for act in acts):
+            self._did += [str(act) for act in acts]
+            ending = self._recovery.ending = await self._go_on(Act.RESUME in acts)
+            outcome, acts = ending.outcome, recovery_decide.after(ending.outcome)
+            self._warnings += ending.warnings
+        self._name_images(outcome)
+        truth = verdict.truth if ending is None else f"it has ended as {outcome}"
+        for act in acts:
+            self._tell(act, truth)
+            await self._do(act)
+            self._did.append(str(act))
+        told = Settled(
+            truth=truth, outcome=outcome, did=tuple(self._did), warnings=tuple(self._warnings)
+        )
+        if outcome is None or outcome in OPEN:
+            self._recorder.update(phase=str(outcome or Outcome.UNKNOWN))
+            resumes = outcome is Outcome.POST_COPY_PAUSED
+            how = f"vmckpt resume {self._left.operation.id}" if resumes else "vmckpt recover"
+            return replace(told, outcome=None, settle=f"mend the network, then run {how}")
+        said = {} if ending is None else reports.as_json(self._recovery.report(ending))
+        self._recorder.finish(outcome, {**said, "recovered": told.as_json()})
+        return told
+
+    def _name_images(self, outcome: Outcome | None) -> None:
+        """Of a guest that runs nowhere somebody must choose between the images of both hosts."""
+        step = self._left.open(Step.IMAGES)
+        if step is not None and outcome in (Outcome.SHUT_OFF, Outcome.LOST):
+            host, paths = step.intent.get("host"), step.intent.get("paths", [])
+            self._warnings += [f"{path} on {host} was made for it, and is kept" for path in paths]
+
+    def _tell(self, act: Act, truth: str) -> None:
+        now = Seconds(asyncio.get_running_loop().time())
+        decision = Decision(at=now, action=str(act), reason=truth, rule="recover")
+        self._emit(Decided(decision=decision))
+
+    def _emit(self, event: Event) -> None:
+        self._recorder.take(event)
+        self._caller.emit(event)
+
+    async def _go_on(self, in_two_parts: bool) -> Ending:
+        order = self._left.order
+        assert order is not None
+        engine = Migration(
+            self._mover,
+            await self._terms(in_two_parts=in_two_parts),
+            self._emit,
+            self._caller.stop,
+            desk=self._desk,
+            observe=bool(self._left.operation.detail.get("observe")),
+        )
+        return await (engine.resume(order) if in_two_parts else engine.adopt(order))
+
+    async def _terms(self, *, in_two_parts: bool) -> Terms:
+        """What its first controller held it to; the time limit begins anew."""
+        policy, mode = self._recovery.policy, self._recovery.mode
+        if in_two_parts:
+            policy = request.answered(policy)
+        guest = await domains.find_guest(self._recovery.here, self._recovery.uuid)
+        if guest is None or mode is Mode.POSTCOPY:
+            return request.resumed(policy)
+        move = self._left.open(Step.MOVE)
+        copied = Bytes(int((move.intent.get("copied") if move is not None else None) or 0))
+        return request.terms(policy, mode, guest, copied)
+
+    async def _do(self, act: Act) -> None:
+        here, there, uuid = self._recovery.here, self._recovery.there, self._recovery.uuid
+        self._desk.check()
+        match act:
+            case Act.END_TARGET:
+                await migration_leftovers.end_arriving(there, uuid)
+            case Act.END_SOURCE:
+                await migration_leftovers.end_leaving(here, uuid)
+            case Act.START_SOURCE:
+                await migration_leftovers.start_leaving(here, uuid)
+            case Act.UNDO:
+                await self._undo()
+            case Act.FINISH:
+                await self._finish()
+            case Act.ADOPT | Act.RESUME:
+                raise AssertionError("the engine does these")
+
+    async def _undo(self) -> None:
+        """The guest stays: what was set on its QEMU is set back, what was made is removed."""
+        source, target = await self._recovery.presences()
+        limits = self._left.open(Step.LIMITS)
+        if limits is not None and source.state is not None and source.state.is_active:
+            usual = Seconds(float(limits.intent["max_downtime_ms"]) / 1000)
+            await self._mover.set_max_downtime(usual)
+            if limits.intent.get("throttle") or self._left.open(Step.THROTTLE):
+                await self._mover.throttle(None)
+            if self._left.open(Step.BANDWIDTH):
+                await self._mover.set_bandwidth(None, post_copy=False)
+        self._warnings += await storage_copy.unmade(
+            self._recovery.remotes, self._left.open(Step.IMAGES)
+        )
+        move = self._left.open(Step.MOVE)
+        if move is None or move.intent.get("target_knew", True):
+            return
+        try:
+            if not target.reachable or target.state is not None:
+                await self._mover.forget_target()
+        except HypervisorError as exc:
+            self._warnings.append(f"it may still be defined on the target: {exc}")
+
+    async def _finish(self) -> None:
+        """The guest has arrived: what libvirt leaves to us is done."""
+        order = self._left.order
+        if order is not None:
+            await Hands(self._mover).arrived(order, self._warnings.append)
+        if step := self._left.open(Step.IMAGES):
+            source, remotes = self._recovery.here.host.name, self._recovery.remotes
+            self._warnings += await storage_cleanup.after_crash(step.intent, source, remotes)
+
+
+def setting_of(operation: Operation, inventory: Inventory, policies: Sequence[Policy]) -> Setting:
+    """Where an operation takes place. Raises InventoryError."""
+    source = inventory.host(operation.source or "")
+    target = inventory.host(operation.target or "")
+    others = [one for one in inventory.hosts.values() if one not in (source, target)]
+    return Setting(source=source, target=target, policies=policies, outside=None, others=others)
+
+
+async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
+    """See recover.rooms.Room."""
+    setting = setting_of(case.operation, case.inventory, policies)
+    async with Recovery(setting, left(case.operation, case.steps)) as recovery:
+        verdict = await recovery.decide()
+        told = settled(verdict)
+        if case.recorder is None or not verdict.known or (told.goes_on and not case.adopt):
+            return told
+        return await recovery.carry_out(verdict, case.recorder, case.caller)

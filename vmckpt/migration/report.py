@@ -1,0 +1,264 @@
+"""The report of a plan and of a migration, for people and for scripts. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from vmckpt.migration.forecast import service
+from vmckpt.migration.plan.planner import Plan
+from vmckpt.migration.plan.storage_cleanup import Tidied
+from vmckpt.migration.request import Setting
+from vmckpt.migration.run.engine import Ending
+from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.migration import (
+    Decision,
+    Driver,
+    JobSample,
+    JobTotals,
+    Mode,
+    Outcome,
+)
+from vmckpt.units import Bytes, BytesPerSecond, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One pass over memory, as far as the samples show it."""
+
+    number: int
+    began: Seconds
+    """Since the migration began."""
+    lasted: Seconds
+    sent: Bytes
+    remaining: Bytes
+    """The least that was left to send in it."""
+    dirty_rate: BytesPerSecond | None
+    bandwidth: BytesPerSecond
+    """Mean of what the samples show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationReport:
+    """Everything a migration command has to say at its end."""
+
+    guest: str
+    source: str
+    target: str
+    outcome: Outcome
+    driver: Driver | None
+    """None when it never came to a migration."""
+    began: Seconds
+    """Monotonic time."""
+    elapsed: Seconds
+    """By our clock, from the order until the outcome was known."""
+    totals: JobTotals | None
+    """None if the statistics were gone, or the migration did not complete."""
+    observed_downtime: Seconds | None
+    """Client-visible blackout; None if nobody watched."""
+    samples: tuple[JobSample, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    error: str | None = None
+    """What libvirt said when it failed."""
+    policy: str | None = None
+    mode: Mode | None = None
+    """How memory was to travel; None when it never came to that."""
+    switched: Seconds | None = None
+    """When the switch to post-copy was ordered; None: never."""
+    attempts: int = 1
+    job: str | None = None
+    """Its id in the journal; None if there is no journal."""
+    forecast: Mapping[str, Any] | None = None
+    """What was expected, beside what was measured; in JSON's types."""
+    limit: BytesPerSecond | None = None
+    """What it was held to when it began; None: nothing."""
+    left_behind: tuple[str, ...] = ()
+    """What is still on the source: images of disks that were copied."""
+    removed: tuple[str, ...] = ()
+    """Images that were on the source, until the guest had arrived."""
+    stays: tuple[str, ...] = ()
+    """Which of those left behind should have gone, and why they did not; in the warnings, too."""
+
+    @property
+    def iterations(self) -> int:
+        if self.totals is not None:
+            return self.totals.iterations
+        return max((sample.iteration for sample in self.samples), default=0)
+
+    @property
+    def transferred(self) -> Bytes:
+        if self.totals is not None:
+            return self.totals.transferred
+        return max((sample.transferred for sample in self.samples), default=Bytes(0))
+
+    @property
+    def total(self) -> Seconds:
+        return self.totals.total if self.totals is not None else self.elapsed
+
+
+def passes(samples: Sequence[JobSample], began: Seconds) -> tuple[Pass, ...]:
+    """One row for each pass that was sampled; a pass shorter than the sampling may be missing."""
+    rows = []
+    for number in sorted({sample.iteration for sample in samples if sample.iteration}):
+        inside = [sample for sample in samples if sample.iteration == number]
+        first = inside[0]
+        # A pass ends where the next begins; the last one ends with its last sample.
+        after = next((s for s in samples if s.iteration > number), inside[-1])
+        moving = [sample.bandwidth for sample in inside if sample.bandwidth]
+        rows.append(
+            Pass(
+                number=number,
+                began=Seconds(first.at - began),
+                lasted=Seconds(after.at - first.at),
+                sent=Bytes(after.transferred - first.transferred),
+                remaining=min(sample.remaining for sample in inside),
+                dirty_rate=inside[-1].dirty_rate,
+                bandwidth=BytesPerSecond(round(sum(moving) / len(moving)) if moving else 0),
+            )
+        )
+    return tuple(rows)
+
+
+def as_json(report: MigrationReport) -> dict[str, Any]:
+    """The object that `--json` prints. Times in milliseconds, sizes in bytes, rates per second."""
+    totals = report.totals
+    return {
+        "guest": report.guest,
+        "source": report.source,
+        "target": report.target,
+        "outcome": str(report.outcome),
+        "job": report.job,
+        "policy": report.policy,
+        "mode": str(report.mode) if report.mode else None,
+        "attempts": report.attempts,
+        "switched_ms": None
+        if report.switched is None
+        else _ms(Seconds(report.switched - report.began)),
+        "driver": str(report.driver) if report.driver else None,
+        "total_ms": _ms(report.total),
+        "setup_ms": _ms(totals.setup) if totals else None,
+        "downtime_ms": _ms(totals.downtime) if totals else None,
+        "observed_downtime_ms": _ms(report.observed_downtime),
+        "iterations": report.iterations,
+        "bytes_transferred": report.transferred,
+        "bandwidth_limit": report.limit,
+        "samples": [sample_as_json(sample, report.began) for sample in report.samples],
+        "passes": [_pass(row) for row in passes(report.samples, report.began)],
+        "decisions": [decision_as_json(one, report.began) for one in report.decisions],
+        "warnings": list(report.warnings),
+        "findings": [finding.as_json() for finding in report.findings],
+        "forecast": report.forecast,
+        "dirty_probes": _probes(report.forecast),
+        "left_behind": list(report.left_behind),
+        "removed": list(report.removed),
+        "error": report.error,
+    }
+
+
+def _probes(forecast: Mapping[str, Any] | None) -> list[Any]:
+    """What was measured of the guest's writing, where the next forecast looks for it."""
+    return [] if forecast is None else list(forecast["facts"]["dirty_probes"])
+
+
+def _ms(time: Seconds | None) -> float | None:
+    return None if time is None else round(time * 1000, 1)
+
+
+def sample_as_json(sample: JobSample, began: Seconds) -> dict[str, Any]:
+    """One sample; its time since `began`."""
+    return {
+        "at_ms": _ms(Seconds(sample.at - began)),
+        "phase": str(sample.phase),
+        "iteration": sample.iteration,
+        "remaining": sample.remaining,
+        "total": sample.total,
+        "transferred": sample.transferred,
+        "bandwidth": sample.bandwidth,
+        "dirty_rate": sample.dirty_rate,
+        "expected_downtime_ms": _ms(sample.expected_downtime),
+        "throttle": sample.throttle,
+    }
+
+
+def _pass(row: Pass) -> dict[str, Any]:
+    fields = asdict(row)
+    fields["began_ms"] = _ms(fields.pop("began"))
+    fields["lasted_ms"] = _ms(fields.pop("lasted"))
+    return fields
+
+
+def decision_as_json(one: Decision, began: Seconds) -> dict[str, Any]:
+    """One decision; its time since `began`."""
+    return {
+        "at_ms": _ms(Seconds(one.at - began)),
+        "action": one.action,
+        "rule": one.rule,
+        "acted": one.acted,
+        "reason": one.reason,
+        "numbers": dict(one.numbers),
+    }
+
+
+_NOTHING = Seconds(0.0)
+
+
+def not_begun(plan: Plan, setting: Setting, guest: str) -> MigrationReport:
+    """The report of a plan that was not carried out; `guest` as it was asked for."""
+    return MigrationReport(
+        guest=plan.facts.guest.name if plan.facts.guest is not None else guest,
+        source=setting.source.name,
+        target=setting.target.name,
+        outcome=Outcome.BLOCKED if plan.blocked else Outcome.PLANNED,
+        driver=None,
+        began=_NOTHING,
+        elapsed=_NOTHING,
+        totals=None,
+        observed_downtime=None,
+        warnings=_warnings(plan.findings),
+        findings=plan.findings,
+        policy=plan.policy.name if plan.policy is not None else None,
+        mode=plan.mode if plan.policy is not None else None,
+        limit=plan.policy.limits.bandwidth if plan.policy is not None else None,
+    )
+
+
+def carried_out(
+    begun: MigrationReport,
+    plan: Plan,
+    ending: Ending,
+    observed: Seconds | None,
+    tidied: Tidied,
+) -> MigrationReport:
+    """The report of an attempt, made from that of its plan."""
+    left = tuple(path for path in plan.copies.left_behind if path not in tidied.removed)
+    return replace(
+        begun,
+        outcome=ending.outcome,
+        driver=ending.driver,
+        began=ending.began,
+        elapsed=ending.elapsed,
+        totals=ending.totals,
+        observed_downtime=observed,
+        samples=ending.samples,
+        decisions=ending.decisions,
+        warnings=(*begun.warnings, *ending.warnings, *tidied.troubles, *tidied.stays),
+        error=ending.error,
+        switched=ending.switched,
+        forecast=_beside(plan, ending),
+        left_behind=left if ending.outcome is Outcome.COMPLETED else (),
+        removed=tidied.removed,
+        stays=tidied.stays,
+    )
+
+
+def _beside(plan: Plan, ending: Ending) -> dict[str, Any] | None:
+    """What was expected, beside what was measured."""
+    if plan.outlook is None:
+        return None
+    told = plan.outlook.as_json(plan.mode)
+    return {**told, "score": service.score(plan.outlook, plan.mode, ending)}
+
+
+def _warnings(findings: tuple[Finding, ...]) -> tuple[str, ...]:
+    return tuple(f"{f.where}: {f.text}" for f in findings if f.severity is Severity.WARNING)

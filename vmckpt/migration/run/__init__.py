@@ -1,0 +1,1 @@
+"""Run one migration: observe, decide, act."""

@@ -1,0 +1,338 @@
+"""What to do about a running migration now. Pure.
+
+`decide` is asked at every sample. The first thing that holds wins:
+
+1. after the switch to post-copy: nothing, ever; what broke is for `postcopy`
+2. the operator's wish to stop
+3. once the guest was paused: nothing; it would have stood still for nothing
+4. the time limit: the migration ends and the guest stays
+5. mode post-copy: the switch, when the first pass is over
+6. the policy's rules, in their order; each once, `raise_downtime` once a pass; what was refused
+   again after a moment, while the next ones have their turn
+
+A dead link is none of a rule's business: while no byte moves, nothing switches or pauses. The guest
+would have to fetch its memory over the very link that is silent.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from vmckpt.migration.forecast.dirty_curve import course
+from vmckpt.migration.run.actions import (
+    Abort,
+    Action,
+    Cache,
+    Halt,
+    Limit,
+    SetDowntime,
+    Slow,
+    Stop,
+    Switch,
+)
+from vmckpt.migration.run.progress import Track
+from vmckpt.model.migration import JobPhase, Mode
+from vmckpt.policy.model import (
+    Compress,
+    Do,
+    GiveUp,
+    Pause,
+    Policy,
+    RaiseDowntime,
+    Rule,
+    RuleCondition,
+    StartPostcopy,
+    Throttle,
+)
+from vmckpt.units import GIB, Bytes, Seconds, show_bytes, show_seconds
+
+# No byte for that long is a dead link, not a slow one.
+_SILENT = Seconds(2.0)
+# A guest that was paused for it does not wait longer for a link that is dead.
+_STANDS_IN_VAIN = Seconds(10.0)
+# What was refused is not asked for again so soon.
+_REFUSED = Seconds(2.0)
+
+Numbers = dict[str, float | int | str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What this migration may do: the policy, and what this guest and these hosts allow."""
+
+    policy: Policy
+    mode: Mode
+    """Never AUTO: that was chosen from the forecast."""
+    memory: Bytes
+    """The guest's."""
+    post_copy: bool
+    """It was started so that it can switch."""
+    time_limit: Seconds | None
+    """None: as long as it takes."""
+    max_downtime: Seconds
+    """What it begins with; rules may raise it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What was done so far."""
+
+    max_downtime: Seconds
+    fired: frozenset[str] = field(default_factory=frozenset)
+    raised_in: int = 0
+    """The pass in which the downtime limit was last raised."""
+    waits: str | None = None
+    """The rule whose switch waits for a good moment, …"""
+    waits_since: Seconds = Seconds(0.0)
+    switched: bool = False
+    paused: bool = False
+    refused: tuple[tuple[str, Seconds], ...] = ()
+    """Rules whose action was refused, and when."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Something to do, why, and the numbers it was decided from."""
+
+    action: Action
+    rule: str
+    reason: str
+    numbers: Numbers
+
+
+def time_limit(policy: Policy, memory: Bytes) -> Seconds | None:
+    """The shorter of the policy's limits for a guest of that size; the least is one GiB."""
+    limits = [policy.limits.time] if policy.limits.time is not None else []
+    if policy.limits.time_per_gib is not None:
+        limits.append(Seconds(policy.limits.time_per_gib * max(1.0, memory / GIB)))
+    return min(limits, default=None)
+
+
+def decide(
+    terms: Terms, track: Track, done: Done, *, now: Seconds, operator_stops: bool
+) -> tuple[Verdict | None, Done]:
+    """What to do now (None: go on), and what is then done. `now` is the clock of the samples."""
+    if done.switched or (track.last is not None and track.last.phase is JobPhase.POST_COPY):
+        return None, done
+    numbers = _numbers(track, done, now)
+    ends = _ends(terms, track, done, now, operator_stops)
+    if ends is not None:
+        return _verdict(*ends, numbers), done
+    if track.last is None or done.paused:
+        return None, done
+    if terms.mode is Mode.POSTCOPY and track.iteration > 1 and _could("mode", track, done, now):
+        reason = "mode post-copy: the first pass is over"
+        return _verdict(Switch(), "mode", reason, numbers), replace(done, switched=True)
+    for rule in terms.policy.rules:
+        if not _may(rule, terms, track, done, now):
+            continue
+        why = _holds(rule.when, terms, track, done, now)
+        if why is None:
+            continue
+        if _waits(rule, terms, track, done, now):
+            return None, _waiting(done, rule, now)
+        action, after = _act(rule.do, rule.name, track, done)
+        return _verdict(action, rule.name, why, numbers), after
+    return None, replace(done, waits=None)
+
+
+def _ends(
+    terms: Terms, track: Track, done: Done, now: Seconds, operator_stops: bool
+) -> tuple[Abort, str, str] | None:
+    """Whether it is to be stopped, whatever the rules say: action, rule, reason."""
+    if operator_stops:
+        return Abort(Stop.OPERATOR), "operator", "the operator stopped it"
+    begun = track.last is not None and track.last.iteration > 0
+    if done.paused or (terms.mode is Mode.STOP_AND_COPY and begun):
+        # The time limit is over for a guest that stands still, but not for a link that died.
+        if track.silent_for(now) < _STANDS_IN_VAIN:
+            return None
+        return Abort(Stop.RULE), "pause", "the guest stands still and no byte moves"
+    limit = terms.time_limit
+    if limit is None or now - track.began < limit:
+        return None
+    reason = f"not done within the time limit of {show_seconds(limit)}"
+    return Abort(Stop.TIME_LIMIT), "time limit", reason
+
+
+def _verdict(action: Action, rule: str, reason: str, numbers: Numbers) -> Verdict:
+    return Verdict(action=action, rule=rule, reason=reason, numbers=numbers)
+
+
+def _may(rule: Rule, terms: Terms, track: Track, done: Done, now: Seconds) -> bool:
+    """Whether the rule can still do anything here."""
+    switching = track.last is not None and track.last.phase is JobPhase.SWITCHOVER
+    if _held(rule.name, done, now) or (switching and not isinstance(rule.do, GiveUp)):
+        return False
+    match rule.do:
+        case RaiseDowntime():
+            return track.iteration > done.raised_in and done.max_downtime < rule.do.to
+        case StartPostcopy():
+            return terms.post_copy and _could(rule.name, track, done, now)
+        case Pause():
+            return rule.name not in done.fired and _could(rule.name, track, done, now)
+        case Throttle() | Compress() | GiveUp():
+            return rule.name not in done.fired
+
+
+def _could(rule: str, track: Track, done: Done, now: Seconds) -> bool:
+    """Whether that rule may switch or pause: bytes must have moved up to the last reading."""
+    lately = track.last is not None and track.moved_at == track.last.at
+    return lately and track.silent_for(now) < _SILENT and not _held(rule, done, now)
+
+
+def _held(rule: str, done: Done, now: Seconds) -> bool:
+    return any(name == rule and now - at < _REFUSED for name, at in done.refused)
+
+
+def refused(done: Done, rule: str, now: Seconds) -> Done:
+    """What is done when what a rule asked for was refused."""
+    others = tuple(one for one in done.refused if one[0] != rule)
+    return replace(done, refused=(*others, (rule, now)))
+
+
+def _waits(rule: Rule, terms: Terms, track: Track, done: Done, now: Seconds) -> bool:
+    """Whether a switch that a stall asks for had better wait for a pass that began with less."""
+    if rule.when.stalled_for is None or not isinstance(rule.do, StartPostcopy | Pause):
+        return False
+    stall = terms.policy.stall
+    since = done.waits_since if done.waits == rule.name else now
+    return now - since < stall.patience and not track.at_a_low(stall.margin)
+
+
+def _waiting(done: Done, rule: Rule, now: Seconds) -> Done:
+    return done if done.waits == rule.name else replace(done, waits=rule.name, waits_since=now)
+
+
+def _act(do: Do, name: str, track: Track, done: Done) -> tuple[Action, Done]:
+    fired = replace(done, fired=done.fired | {name}, waits=None)
+    match do:
+        case RaiseDowntime():
+            limit = Seconds(min(do.to, round(done.max_downtime + do.by, 3)))
+            return SetDowntime(limit), replace(fired, max_downtime=limit, raised_in=track.iteration)
+        case Throttle():
+            return Slow(do.how), fired
+        case Compress():
+            return Cache(do.cache), fired
+        case StartPostcopy():
+            return Switch(), replace(fired, switched=True)
+        case Pause():
+            return Halt(), replace(fired, paused=True)
+        case GiveUp():
+            return Abort(Stop.RULE), fired
+
+
+def excess(track: Track, done: Done) -> float | None:
+    """What ending by pre-copy would send more than a switch now, as a share of the first pass.
+
+    None before the second pass; infinite if pre-copy does not end.
+    """
+    if len(track.passes) < 2 or not track.bandwidth:
+        return None
+    ahead = course(track.curve, track.passes[-1].size, track.bandwidth, done.max_downtime)
+    if not ahead.converges:
+        return float("inf")
+    return ahead.resent / track.sent_in(0)
+
+
+def _holds(when: RuleCondition, terms: Terms, track: Track, done: Done, now: Seconds) -> str | None:
+    """Why the conditions hold, in words; None if one does not."""
+    words: list[str] = []
+    for holds in _conditions(when, terms, track, done, now):
+        if holds is None:
+            return None
+        words.append(holds)
+    return ", ".join(words) or "no condition"
+
+
+def _conditions(
+    when: RuleCondition, terms: Terms, track: Track, done: Done, now: Seconds
+) -> list[str | None]:
+    """For each condition that is given: its words if it holds, else None."""
+    found: list[str | None] = []
+    if when.iteration is not None:
+        found.append(_least(track.iteration, when.iteration, f"pass {track.iteration}"))
+    if when.stalled_for is not None:
+        stood = track.stalled_for(now, terms.policy.stall)
+        held = stood > 0 and stood >= when.stalled_for
+        found.append(f"nothing got better for {show_seconds(stood)}" if held else None)
+    if when.dirty_over_bandwidth is not None:
+        ratio = track.shrink
+        found.append(
+            _least(
+                ratio, when.dirty_over_bandwidth, f"a pass leaves {ratio or 0:.0%} of what it sent"
+            )
+        )
+    if when.precopy_excess is not None:
+        found.append(_excess(when.precopy_excess, track, done))
+    if when.expected_downtime_above is not None or when.expected_downtime_below is not None:
+        found.append(_expected(when, track))
+    if when.time_used is not None:
+        used = Seconds(now - track.began)
+        found.append(_least(used, when.time_used, f"{show_seconds(used)} used"))
+    if when.time_share is not None:
+        share = 0.0 if terms.time_limit is None else (now - track.began) / terms.time_limit
+        found.append(_least(share, when.time_share, f"{share:.0%} of the time used"))
+    if when.remaining_above is not None or when.remaining_below is not None:
+        found.append(_remaining(when, track))
+    return found
+
+
+def _least(value: float | None, bound: float, words: str) -> str | None:
+    return words if value is not None and value >= bound else None
+
+
+def _excess(bound: float, track: Track, done: Done) -> str | None:
+    more = excess(track, done)
+    if more is None or more < bound:
+        return None
+    if more == float("inf"):
+        return f"pre-copy does not get below {show_seconds(done.max_downtime)} of downtime"
+    return f"ending by pre-copy would send {more:.0%} of the first pass again"
+
+
+def _expected(when: RuleCondition, track: Track) -> str | None:
+    expected = track.downtime
+    if expected is None:
+        return None
+    above, below = when.expected_downtime_above, when.expected_downtime_below
+    if (above is not None and expected < above) or (below is not None and expected > below):
+        return None
+    return f"a downtime of {show_seconds(expected)} is expected"
+
+
+def _remaining(when: RuleCondition, track: Track) -> str | None:
+    if track.last is None or not track.last.iteration:
+        return None
+    left, above, below = track.last.remaining, when.remaining_above, when.remaining_below
+    if (above is not None and left < above) or (below is not None and left > below):
+        return None
+    return f"{show_bytes(left)} left"
+
+
+def _numbers(track: Track, done: Done, now: Seconds) -> Numbers:
+    """What the decision was made from, for the journal and for people."""
+    last = track.last
+    ratio, expected, more = track.shrink, track.downtime, excess(track, done)
+    return {
+        "elapsed_s": round(now - track.began, 3),
+        "iteration": track.iteration,
+        "remaining": last.remaining if last else None,
+        "bandwidth": track.bandwidth,
+        "dirty_rate": last.dirty_rate if last else None,
+        "dirty_over_bandwidth": None if ratio is None else round(ratio, 3),
+        "expected_downtime_ms": None if expected is None else round(expected * 1000, 1),
+        "max_downtime_ms": round(done.max_downtime * 1000, 1),
+        "precopy_excess": None if more is None else (round(more, 3) if more < 1e9 else "endless"),
+    }
+
+
+def after(done: Done, action: Action) -> Done:
+    """What is done once the operator's action was taken."""
+    match action:
+        case SetDowntime(limit):
+            return replace(done, max_downtime=limit)
+        case Switch():
+            return replace(done, switched=True)
+        case Halt():
+            return replace(done, paused=True)
+        case Slow() | Cache() | Limit() | Abort():
+            return done

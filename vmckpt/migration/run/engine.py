@@ -1,0 +1,455 @@
+"""Run one migration: give the order, sample, act, find out how it ended, or abort it."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from vmckpt.errors import HypervisorError, JournalError, OutcomeUnknown, PeerLoginFailed
+from vmckpt.journal.records import Request
+from vmckpt.migration.forecast.dirty_curve import DirtyCurve
+from vmckpt.migration.recovery.steps import Step
+from vmckpt.migration.run import (
+    actions,
+    decide,
+    operator_requests,
+    progress,
+)
+from vmckpt.migration.run import (
+    outcome as run_outcome,
+)
+from vmckpt.migration.run.actions import (
+    Abort,
+    Action,
+    Halt,
+    Limit,
+    Slow,
+    Stop,
+    Switch,
+)
+from vmckpt.migration.run.actuator import Hands
+from vmckpt.migration.run.decide import Done, Terms
+from vmckpt.migration.run.events import Teller
+from vmckpt.migration.run.operator_requests import Desk
+from vmckpt.migration.run.postcopy_recovery import Mending
+from vmckpt.migration.run.progress import INTERVAL, Sight
+from vmckpt.model.events import Emit
+from vmckpt.model.guest import Presence
+from vmckpt.model.migration import (
+    Decision,
+    Driver,
+    JobPhase,
+    JobSample,
+    JobTotals,
+    MoveOrder,
+    Mover,
+    Outcome,
+)
+from vmckpt.units import Seconds
+
+# An abort that came before the job could be aborted is given again; so is one that got lost.
+_AGAIN = Seconds(0.5)
+_WORKS = Seconds(120.0)
+
+
+class Aborting:
+    """The aborts of one migration."""
+
+    def __init__(self, mover: Mover, warn: Callable[[str], None]) -> None:
+        self._mover = mover
+        self._warn = warn
+        self._first: Seconds | None = None
+        self._last = Seconds(0.0)
+
+    @property
+    def in_vain(self) -> bool:
+        """It has had no effect for so long that there will be none: say what is known."""
+        return self._first is not None and _now() - self._first > _WORKS
+
+    async def abort(self) -> None:
+        """Abort, unless that was done a moment ago."""
+        if _now() - self._last < _AGAIN:
+            return
+        self._last = _now()
+        self._first = self._first or _now()
+        try:
+            await self._mover.abort()
+        except HypervisorError as exc:
+            self._warn(f"the abort was not taken: {exc.message}")
+
+
+def _now() -> Seconds:
+    return Seconds(asyncio.get_running_loop().time())
+
+
+# Without a byte for so long nobody is let switch or pause.
+_SILENT = Seconds(2.0)
+# How long both hosts are asked what became of the guest before we say that we do not know.
+PATIENCE = Seconds(30.0)
+CLIENT_DRIVEN = "client-driven"
+# A switch that was ordered so long ago and cannot be seen is ordered again.
+_SWITCH_AGAIN = Seconds(3.0)
+# What somebody else must put back on a guest that stays, should this controller die.
+_UNDONE: Mapping[type[Action], Step] = {
+    Slow: Step.THROTTLE,
+    Limit: Step.BANDWIDTH,
+    Halt: Step.PAUSE,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What the engine knows when it is done."""
+
+    outcome: Outcome
+    driver: Driver
+    began: Seconds
+    elapsed: Seconds
+    totals: JobTotals | None
+    samples: tuple[JobSample, ...]
+    decisions: tuple[Decision, ...]
+    warnings: tuple[str, ...]
+    error: str | None
+    switched: Seconds | None = None
+    """When the switch to post-copy was ordered; None: never."""
+
+
+class Migration:
+    """One run of the engine. Everything it learns is kept for the ending."""
+
+    def __init__(
+        self,
+        mover: Mover,
+        terms: Terms,
+        emit: Emit,
+        stop: asyncio.Event,
+        *,
+        desk: Desk | None = None,
+        curve: DirtyCurve = progress.UNKNOWN,
+        observe: bool = False,
+    ) -> None:
+        """`curve` is what was measured before; with `observe` it decides and does not act."""
+        self._mover = mover
+        self._hands = Hands(mover)
+        self._terms = terms
+        self._tell = Teller(emit)
+        self._stop = stop
+        self._desk = desk
+        self._observe = observe
+        self._done = Done(max_downtime=terms.max_downtime)
+        self._shadow = self._done
+        self._would_end = False
+        self._told_no_way_back = False
+        self._sight = Sight(curve, terms.policy.stall)
+        self._stopped: Stop | None = None
+        self._switched: Seconds | None = None
+        self.ordered = False
+        """libvirt was given the order, or is about to be."""
+        self._aborting = Aborting(mover, self._tell.warn)
+        self._mending = Mending(mover, terms.policy.recover_for, self._tell.decide, self._tell.warn)
+
+    async def run(self, order: MoveOrder) -> Ending:
+        """Migrate; returns however it ends, once that is known or `PATIENCE` is used up."""
+        await self._hands.prepare(self._terms.max_downtime, order.auto_converge, self._tell.warn)
+        self.ordered = True
+        self._sight.begin(_now())
+        self._tell.enter(JobPhase.SETUP)
+        error = await self._attend(order)
+        if isinstance(error, PeerLoginFailed) and self._stopped is None:
+            order = dataclasses.replace(order, driver=Driver.CLIENT)
+            self._tell.decide(CLIENT_DRIVEN, error.message, "login")
+            if self._desk is not None:
+                await self._desk.intend(Step.DRIVER, {"driver": order.driver})
+            error = await self._attend(order)
+        if self._done.switched and error is not None:
+            error = await self._mend(order, error)
+        return await self._ending(order, error)
+
+    async def _ending(self, order: MoveOrder, error: HypervisorError | None) -> Ending:
+        """Find out how it ended, clean up, and tell."""
+        outcome, began = await self._outcome(), self._sight.track.began
+        if self._told_no_way_back and outcome is not Outcome.COMPLETED:
+            self._stop.set()  # no further attempt either
+        elapsed = Seconds(_now() - began)
+        totals = await self._settled(outcome, order)
+        self._tell.enter(JobPhase.DONE)
+        return Ending(
+            outcome=outcome,
+            driver=order.driver,
+            began=began,
+            elapsed=elapsed,
+            totals=totals,
+            samples=tuple(self._sight.samples),
+            decisions=tuple(self._tell.decisions),
+            warnings=tuple(self._tell.warnings),
+            error=str(error) if error is not None and outcome is not Outcome.COMPLETED else None,
+            switched=self._switched,
+        )
+
+    async def resume(self, order: MoveOrder) -> Ending:
+        """Go on with a post-copy that broke under another controller. `order` is that one's."""
+        if not self._sight.samples:
+            self._sight.begin(_now())
+        self._done = dataclasses.replace(self._done, switched=True)
+        self._tell.enter(JobPhase.POST_COPY_PAUSED)
+        broken = HypervisorError("its controller is gone", host="")
+        return await self._ending(order, await self._mend(order, broken))
+
+    async def adopt(self, order: MoveOrder) -> Ending:
+        """Go on with a migration that libvirt drives and whose controller is gone."""
+        self._sight.join(_now())
+        self._tell.decide("go on with it", "its controller is gone", "recover")
+        while True:
+            source, _ = await self._mover.presence()
+            settled = source.reachable and not source.migrating
+            if source.post_copy or settled or self._aborting.in_vain:
+                break
+            await self._turn(call_runs=False)
+            await asyncio.sleep(self._sight.until_next())
+        if source.post_copy:
+            return await self.resume(order)
+        gone = HypervisorError("the reason went to the controller that is gone", host="")
+        return await self._ending(order, gone)
+
+    async def _attend(self, order: MoveOrder) -> HypervisorError | None:
+        """Give the order and watch until libvirt's call ends; return the error it ended with."""
+        move = asyncio.create_task(self._mover.move(order), name="move")
+        while not move.done():
+            await self._turn(call_runs=True)
+            if self._mending.broken and self._stop.is_set():
+                self._mending.give_up("the operator does not want to wait")
+            if self._mending.given_up or self._aborting.in_vain:
+                move.add_done_callback(lambda call: call.cancelled() or call.exception())
+                return HypervisorError("libvirt's call has not ended", host="")
+            await asyncio.wait([move], timeout=self._sight.until_next())
+        error = move.exception()
+        if error is not None and not isinstance(error, HypervisorError):
+            raise error
+        return error
+
+    async def _turn(self, *, call_runs: bool) -> None:
+        """Take one sample and act on it."""
+        try:
+            sample = await self._mover.sample()
+        except HypervisorError as exc:
+            self._tell.warn(f"no statistics: {exc.message}")
+            sample = None
+        if sample is not None:
+            self._take(sample)
+        await self._hear()
+        if not self._done.switched:
+            await self._judge()
+            return
+        self._no_way_back()
+        if call_runs:
+            await self._switch_again()
+        self._mending.look(self._sight.track, _now(), call_runs=call_runs)
+
+    def _no_way_back(self) -> None:
+        """Tell who would stop a post-copy that it cannot be. It counts again once that broke."""
+        if self._stop.is_set() and self._stopped is None and not self._mending.broken:
+            self._stop.clear()
+            self._told_no_way_back = True
+            self._tell.decide("go on", "there is no way back from post-copy", "operator")
+
+    async def _switch_again(self) -> None:
+        """A switch whose order was lost is ordered again; to abort instead would be a gamble."""
+        last, ordered = self._sight.track.last, self._switched
+        if last is None or ordered is None or last.phase is not JobPhase.PRE_COPY:
+            return
+        if last.at - ordered > _SWITCH_AGAIN:
+            refusal = await self._do(Switch())
+            self._done = dataclasses.replace(self._done, switched=refusal is None)
+
+    def _take(self, raw: JobSample) -> None:
+        sample = self._sight.take(raw)
+        if sample is None:
+            return
+        if sample.phase is JobPhase.POST_COPY and not self._done.switched:
+            self._done = dataclasses.replace(self._done, switched=True)  # somebody else did it
+            self._switched = self._switched or _now()
+        self._tell.enter(self._phase_of(sample))
+        self._sight.tell(sample, self._done.max_downtime, self._tell.emit)
+
+    def _phase_of(self, sample: JobSample) -> JobPhase:
+        if self._stopped is not None:
+            return JobPhase.CANCELLING
+        if self._mending.broken:
+            return JobPhase.POST_COPY_PAUSED
+        if self._done.paused and sample.phase is JobPhase.SWITCHOVER:
+            return JobPhase.PAUSED
+        return sample.phase
+
+    async def _judge(self) -> None:
+        """Let the policy decide; with `observe` only say what it would do."""
+        stops, now = self._stop.is_set(), _now()
+        if self._stopped is not None:
+            await self._aborting.abort()
+            return
+        if self._observe and not stops:
+            self._only_say(now)
+            return
+        verdict, after = decide.decide(
+            self._terms, self._sight.track, self._done, now=now, operator_stops=stops
+        )
+        if verdict is None:
+            self._done = after
+        elif await self._do(verdict.action) is None:
+            self._tell.verdict(verdict, acted=True)
+            self._done = after
+        else:
+            self._done = decide.refused(self._done, verdict.rule, now)
+
+    def _only_say(self, now: Seconds) -> None:
+        if self._would_end:
+            return
+        verdict, self._shadow = decide.decide(
+            self._terms, self._sight.track, self._shadow, now=now, operator_stops=False
+        )
+        if verdict is not None:
+            self._would_end = isinstance(verdict.action, Abort)
+            self._tell.verdict(verdict, acted=False)
+
+    async def _do(self, action: Action) -> str | None:
+        """Act; why it was refused, which is a warning. None: done."""
+        if isinstance(action, Abort):
+            self._stopped = action.why
+            self._tell.enter(JobPhase.CANCELLING)
+            await self._aborting.abort()
+            return None
+        try:
+            await self._intend(action)
+            await self._hands.act(action)
+        except JournalError as exc:
+            refusal = f"did not {actions.says(action)}: {exc.message}"
+            self._tell.warn(refusal)
+            return refusal
+        except OutcomeUnknown as exc:
+            # Taken for done: to do it twice helps nobody, and what is true shows in the samples.
+            # Not so a pause: who believes in one that never was lets the guest run on for ever.
+            refusal = f"to {actions.says(action)} had no answer: {exc.message}"
+            self._tell.warn(refusal)
+            if isinstance(action, Halt):
+                return refusal
+        except HypervisorError as exc:
+            refusal = f"could not {actions.says(action)}: {exc.message}"
+            self._tell.warn(refusal)
+            if self._desk is not None and (step := _UNDONE.get(type(action))) is not None:
+                await self._desk.refused(step)
+            return refusal
+        if isinstance(action, Switch):
+            self._switched = _now()
+        return None
+
+    async def _intend(self, action: Action) -> None:
+        """What must be put back if we die is written down first."""
+        if self._desk is not None and (step := _UNDONE.get(type(action))) is not None:
+            await self._desk.intend(step, {"what": actions.says(action)})
+
+    async def _hear(self) -> None:
+        """Do what other terminals ask for, and answer."""
+        for request in self._desk.take_requests() if self._desk is not None else ():
+            stopping = self._stop.is_set() or self._stopped is not None
+            moves = (
+                self._sight.track.iteration > 0 and self._sight.track.silent_for(_now()) < _SILENT
+            )
+            wanted = operator_requests.wish(
+                request, self._terms, self._done, moves=moves, stopping=stopping
+            )
+            if isinstance(wanted, str):
+                self._answer(request, wanted)
+            elif isinstance(wanted, Abort):
+                self._stop.set()
+                self._answer(request, None, "cancelling")
+            else:
+                refusal, said = await self._do(wanted), actions.says(wanted)
+                if refusal is None:
+                    self._done = decide.after(self._done, wanted)
+                    self._shadow = decide.after(self._shadow, wanted)
+                    self._tell.decide(said, f"{request.asked_by} asked for it", "operator")
+                self._answer(request, refusal, said)
+
+    def _answer(self, request: Request, refusal: str | None, said: str = "") -> None:
+        if self._desk is not None:
+            self._desk.answer(request, ok=refusal is None, text=refusal or said)
+
+    async def _mend(self, order: MoveOrder, error: HypervisorError) -> HypervisorError | None:
+        """Resume a broken post-copy until it is whole or the operator is asked; the last error."""
+        last: HypervisorError | None = error
+        while last is not None and not self._mending.given_up:
+            source, target = await self._mover.presence()
+            in_two_parts = source.post_copy or not source.reachable
+            if not in_two_parts or run_outcome.settle(source, target, stopped=None) is not None:
+                return last
+            if self._stop.is_set() and self._mending.broken:
+                self._mending.give_up("the operator does not want to wait")
+                return last
+            if await self._mending.may_resume(target, _now()):
+                resumed = dataclasses.replace(order, resume=True)
+                last = await self._attend(resumed)
+                self._mending.attempted(_now(), last)
+            else:
+                await self._turn(call_runs=False)
+                self._tell.enter(self._phase_of_broken())
+                await asyncio.sleep(INTERVAL)
+        return last
+
+    def _phase_of_broken(self) -> JobPhase:
+        return JobPhase.POST_COPY_PAUSED if self._mending.broken else JobPhase.POST_COPY
+
+    async def _outcome(self) -> Outcome:
+        """Ask both hosts until their answers settle it. An abort is still obeyed meanwhile."""
+        self._tell.enter(JobPhase.CLEANUP)
+        give_up = _now() + PATIENCE
+        while True:
+            source, target = await self._mover.presence()
+            settled = run_outcome.settle(source, target, stopped=self._stopped)
+            if settled is not None:
+                if settled is Outcome.COMPLETED and not target.runs:
+                    self._tell.warn("it has arrived and is paused there: somebody did that")
+                return settled
+            if self._mending.given_up and source.post_copy:
+                return Outcome.POST_COPY_PAUSED
+            if source.migrating:
+                # Our call is over but the job is not: the source's libvirtd still drives it.
+                await self._turn(call_runs=False)
+                if not self._aborting.in_vain:
+                    give_up = _now() + PATIENCE
+            if _now() > give_up:
+                if run_outcome.lost_behind(source, target):
+                    return Outcome.LOST
+                self._tell.warn(f"source says {_said(source)}, target says {_said(target)}")
+                return Outcome.UNKNOWN
+            await asyncio.sleep(INTERVAL)
+
+    async def _settled(self, outcome: Outcome, order: MoveOrder) -> JobTotals | None:
+        """Clean up after it ended so; its final statistics if it completed."""
+        if outcome is Outcome.COMPLETED:
+            if self._stopped is not None:
+                self._tell.warn("it was complete before it could be stopped")
+            totals = await self._totals()
+            await self._hands.arrived(order, self._tell.warn)
+            return totals
+        keep = (Outcome.UNKNOWN, Outcome.SHUT_OFF, Outcome.POST_COPY_PAUSED, Outcome.LOST)
+        if outcome not in keep:
+            await self._hands.put_back(self._tell.warn)
+        return None
+
+    async def _totals(self) -> JobTotals | None:
+        totals = await self._mover.totals()
+        if totals is None and self._done.switched:
+            return None  # libvirt 9.0 keeps none of a post-copy: the source is gone with them
+        if totals is None:
+            self._tell.warn(
+                "final statistics were gone: downtime is not known, the rest is as sampled"
+            )
+            return None
+        return self._sight.numbered(totals)
+
+
+def _said(one: Presence) -> str:
+    return str(one.state or ("that it is not there" if one.reachable else "nothing"))
+
+
+def _now() -> Seconds:
+    """The loop's clock: monotonic, and a test's to turn."""
+    return Seconds(asyncio.get_running_loop().time())

@@ -1,0 +1,78 @@
+"""What became of a migration in the end, from what both hosts say. Pure."""
+
+from dataclasses import dataclass
+
+from vmckpt.migration.run.actions import Stop
+from vmckpt.model.guest import GuestState, Presence
+from vmckpt.model.migration import Outcome
+
+_WHY = {
+    Stop.OPERATOR: Outcome.CANCELLED,
+    Stop.TIME_LIMIT: Outcome.TIMED_OUT,
+    Stop.RULE: Outcome.NOT_CONVERGED,
+}
+
+
+def settle(source: Presence, target: Presence, *, stopped: Stop | None) -> Outcome | None:
+    """What became of the migration, from what both hosts say; None: look again.
+
+    libvirt's own answer is not used: a call that failed or broke says nothing about where the
+    guest runs.
+
+    | source              | target       | outcome                                          |
+    |---------------------|--------------|--------------------------------------------------|
+    | gone or shut off    | runs, or was | completed                                        |
+    |                     | paused there |                                                  |
+    | runs, no job        | gone or off  | cancelled, timed out or failed: it never left    |
+    | runs, never stopped | unreachable  | the same: the target can run only what left      |
+    | gone or shut off    | gone or off  | shut off: it ended on the way, or right after    |
+    | in post-copy        | gone or off  | lost: the target had part of its memory          |
+    | anything else       |              | look again                                       |
+
+    A source that was stopped for the switchover and resumed, beside a silent target, is in the last
+    row: libvirt resumes it also when only the target's answer got lost.
+    """
+    if source.post_copy:
+        return Outcome.LOST if _off(target) else None
+    if _off(source):
+        paused = target.state is GuestState.PAUSED and not (target.held or target.migrating)
+        if (target.runs or paused) and not target.post_copy:
+            return Outcome.COMPLETED
+        return Outcome.SHUT_OFF if _off(target) else None
+    never_left = _off(target) or (not target.reachable and not source.resumed)
+    if source.runs and not source.migrating and never_left:
+        return _WHY[stopped] if stopped is not None else Outcome.FAILED
+    return None
+
+
+def lost_behind(source: Presence, target: Presence) -> bool:
+    """Whether the source ended with memory that the target needs; true only if it stays so.
+
+    For a moment it looks the same at the end of every post-copy.
+    """
+    return _off(source) and target.post_copy
+
+
+def _off(presence: Presence) -> bool:
+    """Whether the host answers and has no QEMU process of the guest."""
+    return presence.reachable and (presence.state is None or not presence.state.is_active)
+
+
+@dataclass(frozen=True, slots=True)
+class PassCounter:
+    """Counts passes over memory from 1, though QEMU's counter may go on from a cancelled job's.
+
+    The first reading of a job is taken while the target's QEMU still starts: what the counter
+    shows then belongs to an earlier job.
+    """
+
+    offset: int | None = None
+
+    def after(self, reading: int) -> "PassCounter":
+        """The counter to use from this reading on; one that falls was reset meanwhile."""
+        if self.offset is None:
+            return PassCounter(reading)
+        return PassCounter(0) if reading < self.offset else self
+
+    def number(self, reading: int) -> int:
+        return max(0, reading - (self.offset or 0))

@@ -1,0 +1,367 @@
+"""One migration from the order to the report: plan, record, carry out, retry."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vmckpt.errors import BadInput, Cancelled, Dismissed, GuestBusy, HostUnreachable
+from vmckpt.hypervisor import domains
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.journal import jobs
+from vmckpt.journal import recorder as journal
+from vmckpt.journal.migration_history import PastMove
+from vmckpt.journal.recorder import JournalDesk, Recorder
+from vmckpt.journal.records import NewOperation, StepState
+from vmckpt.lease.controller_lease import guest_resource
+from vmckpt.migration import attempt, report
+from vmckpt.migration.attempt import Around
+from vmckpt.migration.cancellable import served, stoppable
+from vmckpt.migration.forecast.measure import Links
+from vmckpt.migration.plan import planner
+from vmckpt.migration.plan.host_facts import Remotes, logins
+from vmckpt.migration.plan.planner import Plan
+from vmckpt.migration.report import MigrationReport
+from vmckpt.migration.request import MigrateRequest, Setting
+from vmckpt.migration.trace import Tracer
+from vmckpt.model.events import Caller, Checked, Decided, Event, PhaseChanged
+from vmckpt.model.guest import Guest
+from vmckpt.model.migration import Decision, JobPhase, Mode, Outcome
+from vmckpt.policy.model import OnFailure, Policy, Retries
+from vmckpt.units import Seconds, show_seconds
+
+OPEN = (Outcome.UNKNOWN, Outcome.POST_COPY_PAUSED)
+"""Not the end: the guest stays the operation's until recovery finds out, or mends it."""
+
+
+class Attempts:
+    """All attempts of one command. `plan_again` looks at everything anew before another one."""
+
+    def __init__(
+        self,
+        around: Around,
+        recorder: Recorder,
+        plan_again: Callable[[], Coroutine[object, object, Plan]],
+    ) -> None:
+        self._around = around
+        self._recorder = recorder
+        self._plan_again = plan_again
+
+    async def run(self, begun: MigrationReport, plan: Plan) -> MigrationReport:
+        """Until it is done, or no other attempt is due. `begun`: the plan's report.
+
+        Raises GuestBusy, JournalError, LeaseLost.
+        """
+        begun = replace(begun, job=self._recorder.id)
+        if plan.blocked or plan.policy is None:
+            return self._ended(begun)
+        told = await self._attempt(plan, 1)
+        number = 1
+        while again(told, plan.policy, number):
+            if not await self._wait(told, plan.policy.retries, number):
+                break
+            desk = self._around.desk
+            try:
+                plan = await served(self._plan_again(), self._around.stop, desk)
+            except Cancelled:
+                break
+            number += 1
+            await desk.settle(StepState.UNDONE)
+            if plan.blocked or plan.policy is None:
+                why = "; ".join(f"{one.where}: {one.text}" for one in plan.blockers)
+                told = replace(told, warnings=(*told.warnings, f"no further attempt: {why}"))
+                break
+            later = await self._attempt(plan, number)
+            before = (f"attempt {number - 1}: {told.error}", *told.warnings)
+            told = replace(later, warnings=tuple(dict.fromkeys((*before, *later.warnings))))
+        return self._ended(told)
+
+    def _ended(self, told: MigrationReport) -> MigrationReport:
+        if told.outcome in OPEN:
+            self._recorder.update(phase=str(told.outcome))
+        else:
+            self._recorder.finish(told.outcome, report.as_json(told))
+        return told
+
+    async def _attempt(self, plan: Plan, number: int) -> MigrationReport:
+        guest, recorder = plan.facts.guest, self._recorder
+        assert guest is not None
+        assert plan.policy is not None
+        recorder.update(
+            guest=guest.name,
+            policy=plan.policy.name,
+            mode=str(plan.mode),
+        )
+        if plan.outlook is not None:
+            limit = round(plan.policy.limits.max_downtime * 1000, 1)
+            recorder.forecast(plan.outlook.as_json(plan.mode) | {"max_downtime_ms": limit})
+        await self._own(guest)
+        carry_out = attempt.run
+        if plan.mode is Mode.CHECKPOINT:
+            # Only who moves a guest so pays for what it needs.
+            from vmckpt.migration.epochs import attempt as epochs_attempt  # noqa: PLC0415
+
+            carry_out = epochs_attempt.run
+        return replace(await carry_out(plan, self._around), job=recorder.id, attempts=number)
+
+    async def _own(self, guest: Guest) -> None:
+        """From here on nobody else may act on the guest. Raises GuestBusy.
+
+        Before that it was looked at without a lease: another controller may have moved it.
+        """
+        wanted, fence = guest_resource(guest.uuid), self._recorder.fence
+        if fence is not None and fence.resource != wanted:
+            raise GuestBusy(
+                f"another guest is called {guest.name} by now; nothing more was changed",
+                mend="see vmckpt guests",
+            )
+        await asyncio.to_thread(self._recorder.acquire, wanted)
+        seen = await domains.presence(self._around.here, guest.uuid)
+        if not seen.reachable:
+            source = self._around.setting.source.name
+            raise HostUnreachable(f"{source} does not answer; nothing was changed", host=source)
+        if not seen.runs or seen.migrating:
+            raise GuestBusy(
+                f"{guest.name} does not run undisturbed on {self._around.setting.source.name} any"
+                " more; nothing was changed",
+                mend="see vmckpt jobs and vmckpt guests, and try again",
+            )
+
+    async def _wait(self, told: MigrationReport, retries: Retries, number: int) -> bool:
+        """Wait for the next attempt; False if it was stopped meanwhile."""
+        wait = wait_before(retries, number)
+        reason = f"{told.error or 'it failed'}; attempt {number + 1} in {show_seconds(wait)}"
+        self._around.emit(Decided(decision=_decided("try again", reason)))
+        self._recorder.update(state="waiting")
+        try:
+            await served(asyncio.sleep(wait), self._around.stop, self._around.desk)
+        except Cancelled:
+            return False
+        self._recorder.update(state="running")
+        return True
+
+
+def again(told: MigrationReport, policy: Policy, number: int) -> bool:
+    """Whether to try once more: only what failed while the guest went on where it was."""
+    wanted = policy.on_failure is OnFailure.RETRY and number <= policy.retries.times
+    return wanted and told.outcome is Outcome.FAILED
+
+
+def wait_before(retries: Retries, failed: int) -> Seconds:
+    """How long to wait after that many failed attempts."""
+    wait = retries.first_wait * retries.factor ** (failed - 1)
+    return Seconds(min(wait, retries.longest_wait))
+
+
+def _decided(action: str, reason: str) -> Decision:
+    now = Seconds(asyncio.get_running_loop().time())
+    return Decision(at=now, action=action, reason=reason, rule="on_failure")
+
+
+_FRESH = Seconds(30.0)
+"""So long what preflight has seen is taken for true; libvirt looks at most of it again."""
+
+
+async def plan(
+    setting: Setting, request: MigrateRequest, caller: Caller, *,
+    open_: Remotes | None = None, links: Links | None = None,
+) -> Plan:  # fmt: skip
+    """Everything that is decided before a start, with a forecast for every mode; changes nothing.
+
+    `open_`: as in `migrate`; `links`: what several plans are to measure only once.
+
+    Raises Cancelled if it was stopped.
+    """
+    async with (
+        Hypervisor(setting.source) as here,
+        Hypervisor(setting.target) as there,
+        logins(here, there, open_) as remotes,
+    ):
+        move = _Move(setting, request, caller, (here, there), remotes)
+        return await move.plan(every_mode=True, links=links)
+
+
+async def migrate(
+    setting: Setting, request: MigrateRequest, caller: Caller, open_: Remotes | None = None
+) -> MigrationReport:
+    """Migrate a guest, or with `dry_run` only say whether it could be.
+
+    `open_`: logins at both hosts that nobody else uses meanwhile; else they are made.
+
+    Setting `caller.stop` cancels: the job is aborted and the guest seen running on the source. The
+    report says how it ended; errors are raised only for what kept it from beginning. Cancelled is
+    raised when it was stopped before anything was changed.
+    """
+    async with (
+        Hypervisor(setting.source) as here,
+        Hypervisor(setting.target) as there,
+        logins(here, there, open_) as remotes,
+    ):
+        move = _Move(setting, request, caller, (here, there), remotes)
+        if request.dry_run:
+            return move.not_begun(await move.plan())
+        # The database library takes half a second to load: that long preflight takes, too.
+        opening = asyncio.create_task(asyncio.to_thread(_record, setting, request, caller))
+        try:
+            return await move.run(opening)
+        finally:
+            await asyncio.wait([opening])
+            if opening.exception() is None:
+                opening.result().close()
+            move.close()
+
+
+def _record(setting: Setting, request: MigrateRequest, caller: Caller) -> Recorder:
+    return journal.begin(
+        NewOperation(
+            kind="migrate",
+            guest=request.guest,
+            source=setting.source.name,
+            target=setting.target.name,
+            policy=request.policy,
+            detail=_asked(request),
+        ),
+        caller.warn,
+    )
+
+
+class _Move:
+    """One request. Holds the connections and the listener, so that each step stays short."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        request: MigrateRequest,
+        caller: Caller,
+        hosts: tuple[Hypervisor, Hypervisor],
+        remotes: Remotes | None,
+    ) -> None:
+        self._setting = setting
+        self._request = request
+        self._here, self._there = hosts
+        self._remotes = remotes
+        self._listener = caller.emit
+        self._stop, self._turn = caller.stop, caller.turn
+        self._recorder: Recorder | None = None
+        self._tracer = Tracer(request.trace) if request.trace is not None else None
+        self._early: list[Event] = []
+
+    def _emit(self, event: Event) -> None:
+        """To the listener and to the journal, which may open a moment later."""
+        if self._recorder is not None:
+            self._recorder.take(event)
+        else:
+            self._early.append(event)
+        if self._tracer is not None:
+            self._tracer.take(event)
+        self._listener(event)
+
+    def close(self) -> None:
+        """Nothing more is to be told."""
+        if self._tracer is not None:
+            self._tracer.close()
+
+    def _ahead(self, every_mode: bool, links: Links | None) -> planner.Ahead | None:
+        """How to look ahead; a dry run only checks."""
+        if self._request.dry_run and not every_mode:
+            return None
+        setting = self._setting
+
+        async def past() -> Sequence[PastMove]:
+            names = setting.source.name, setting.target.name
+            return await asyncio.to_thread(jobs.past_moves, *names)
+
+        request = self._request
+        return planner.Ahead(
+            past=past, probe=request.probe, every_mode=every_mode,
+            closed_too=request.closed_too, links=links,
+        )  # fmt: skip
+
+    async def plan(self, *, every_mode: bool = False, links: Links | None = None) -> Plan:
+        """Everything that is decided before a start."""
+        self._emit(PhaseChanged(phase=JobPhase.PREFLIGHT))
+        made = await stoppable(
+            planner.make(
+                self._here,
+                self._there,
+                self._request.guest,
+                policies=self._setting.policies,
+                forced=self._request.policy,
+                wishes=self._request.wishes,
+                remotes=self._remotes,
+                ahead=self._ahead(every_mode, links),
+            ),
+            self._stop,
+        )
+        self._emit(Checked(findings=made.findings))
+        return made
+
+    async def run(self, opening: "asyncio.Task[Recorder]") -> MigrationReport:
+        """Plan and move, again after a failure if the policy says so."""
+        try:
+            plan = await self.plan()
+        except BaseException as exc:
+            (await opening).finish(_how(exc), _said(exc))
+            raise
+        recorder = self._recorder = await opening
+        for event in self._early:
+            recorder.take(event)
+        desk_ = JournalDesk(recorder)
+        try:
+            plan = await self._in_turn(plan, recorder, desk_)
+            around = self._around(desk_)
+            return await Attempts(around, recorder, self.plan).run(self.not_begun(plan), plan)
+        except BaseException as exc:
+            # What is open, recovery undoes or finishes; only then it has ended.
+            if not desk_.busy:
+                recorder.finish(_how(exc), _said(exc))
+            raise
+
+    async def _in_turn(self, plan: Plan, recorder: Recorder, desk_: JournalDesk) -> Plan:
+        """Wait for its turn; what was looked at long before that is looked at again."""
+        guest = plan.facts.guest
+        if self._turn is None or plan.blocked or guest is None:
+            return plan
+        looked = asyncio.get_running_loop().time()
+        recorder.update(state="waiting", guest=guest.name)
+        await served(self._turn(), self._stop, desk_)
+        if asyncio.get_running_loop().time() - looked >= _FRESH:
+            plan = await served(self.plan(), self._stop, desk_)
+        recorder.update(state="running")
+        return plan
+
+    def _around(self, desk_: JournalDesk) -> Around:
+        return Around(
+            setting=self._setting,
+            here=self._here,
+            there=self._there,
+            remotes=self._remotes,
+            desk=desk_,
+            tracer=self._tracer,
+            emit=self._emit,
+            stop=self._stop,
+            observe=self._request.observe,
+        )
+
+    def not_begun(self, plan: Plan) -> MigrationReport:
+        """The report of a plan that was not carried out."""
+        return report.not_begun(plan, self._setting, self._request.guest)
+
+
+def _asked(request: MigrateRequest) -> dict[str, Any]:
+    """What of the request whoever goes on with it must know."""
+    asked = {"observe": request.observe, "wishes": request.wishes.as_json()}
+    return asked if request.part_of is None else {**asked, "part_of": request.part_of}
+
+
+def _how(exc: BaseException) -> Outcome:
+    """How an operation ended that raised this before libvirt had the order."""
+    if isinstance(exc, Cancelled):
+        return Outcome.CANCELLED
+    refused = isinstance(exc, GuestBusy | BadInput)
+    return Outcome.BLOCKED if refused else Outcome.FAILED
+
+
+def _said(exc: BaseException) -> dict[str, Any]:
+    said = {"error": str(exc) or type(exc).__name__}
+    return {**said, "dismissed": True} if isinstance(exc, Dismissed) else said

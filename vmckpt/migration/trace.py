@@ -1,0 +1,249 @@
+"""A migration as JSON lines, to be replayed under other policies.
+
+The first line tells of the guest and the terms; then one line for each sample and decision in their
+order, and the outcome at the end. Times are milliseconds since the migration began. A trace that
+breaks off can be replayed as far as it goes.
+"""
+
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from vmckpt.errors import BadInput
+from vmckpt.migration import report
+from vmckpt.migration.forecast.dirty_curve import DirtyCurve
+from vmckpt.model.events import Decided, Event, Sampled
+from vmckpt.model.migration import (
+    Decision,
+    JobPhase,
+    JobSample,
+    Mode,
+    Outcome,
+)
+from vmckpt.units import Bytes, BytesPerSecond, Seconds
+from vmckpt.util import config_file
+
+VERSION = "vmckpt/v1"
+# Days of samples.
+_MOST_BYTES = 64 << 20
+_MOST_SAMPLES = 500_000
+# Of milliseconds, and of bytes: far more than any migration, and exact as a float.
+_MOST = 1 << 53
+_MOST_POINTS = 1000
+_MOST_PASSES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a replay must know beside the samples."""
+
+    guest: str
+    memory: Bytes
+    policy: str
+    mode: Mode
+    post_copy: bool
+    """It could be switched."""
+    curve: DirtyCurve
+    """What was measured before it began."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "trace": VERSION,
+            "guest": self.guest,
+            "memory": self.memory,
+            "policy": self.policy,
+            "mode": str(self.mode),
+            "post_copy": self.post_copy,
+            "curve": [[time, dirtied] for time, dirtied in self.curve.points],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One that was read."""
+
+    header: Header
+    samples: tuple[JobSample, ...]
+    decisions: tuple[Decision, ...]
+    outcome: str | None
+    """None: it breaks off."""
+
+
+class Tracer:
+    """Writes a trace line by line; a full disk ends the trace, not the migration."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises BadInput if the file is there: it is not written over."""
+        if path.exists():
+            raise BadInput(f"{path} is there already", mend="name another file with --trace")
+        self._path = path
+        self._file: IO[str] | None = None
+        self._began: Seconds | None = None
+
+    def begin(self, header: Header, began: Seconds) -> None:
+        """An attempt begins. Raises OSError if the file cannot be made."""
+        if self._began is None:
+            self._file = self._path.open("x", encoding="utf-8")
+        self._began = began
+        self._write(header.as_json())
+
+    def take(self, event: Event) -> None:
+        """Write what belongs into a trace."""
+        if self._began is None:
+            return
+        match event:
+            case Sampled():
+                self._write({"sample": report.sample_as_json(event.sample, self._began)})
+            case Decided():
+                self._write({"decision": report.decision_as_json(event.decision, self._began)})
+            case _:
+                pass
+
+    def end(self, outcome: Outcome) -> None:
+        """The attempt has ended so."""
+        self._write({"outcome": str(outcome)})
+
+    def close(self) -> None:
+        """No more is to come."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError:
+            self._file = None
+
+
+def read(path: Path) -> Trace:
+    """The last attempt in a trace file. Raises BadInput with file and line."""
+    text = config_file.read(path, BadInput, "trace", most=_MOST_BYTES)
+    return parse(io.StringIO(text), str(path))
+
+
+def parse(lines: Iterable[str], name: str) -> Trace:
+    """As `read`, from lines."""
+    header: Header | None = None
+    samples: list[JobSample] = []
+    decisions: list[Decision] = []
+    outcome: str | None = None
+    for number, text in enumerate(lines, 1):
+        try:
+            line = json.loads(text, parse_constant=_no_number)
+            if "trace" in line:
+                header, samples, decisions, outcome = _header(line), [], [], None
+            elif "sample" in line:
+                samples.append(_sample(line["sample"]))
+                _in_order(samples)
+            elif "decision" in line:
+                decisions.append(_decision(line["decision"]))
+            told = line.get("outcome", outcome)
+            outcome = None if told is None else _text(told)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
+            raise BadInput(
+                f"{name}:{number}: no line of a trace ({str(exc)[:80]})",
+                mend="traces are written by vmckpt migrate --trace FILE",
+            ) from exc
+    if header is None or not samples:
+        raise BadInput(f"{name}: no trace, or one without samples", mend="use migrate --trace FILE")
+    return Trace(header=header, samples=tuple(samples), decisions=tuple(decisions), outcome=outcome)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")
+
+
+def _in_order(samples: list[JobSample]) -> None:
+    if len(samples) > _MOST_SAMPLES:
+        raise ValueError(f"more than {_MOST_SAMPLES} samples")
+    if len(samples) > 1 and samples[-1].at < samples[-2].at:
+        raise ValueError("time goes backwards")
+
+
+def _number(value: object, most: int = _MOST) -> float:
+    """A number that is not below 0. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise ValueError(f"{str(value)[:40]!r} where a number should be")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{str(value)[:40]!r} where a text should be")
+    return value
+
+
+def _time(milliseconds: object) -> Seconds:
+    return Seconds(_number(milliseconds) / 1000)
+
+
+def _when(milliseconds: object) -> Seconds:
+    """Since the migration began; what was decided just before is a little below 0."""
+    if isinstance(milliseconds, int | float) and milliseconds < 0:
+        return Seconds(-_number(-milliseconds) / 1000)
+    return _time(milliseconds)
+
+
+def _header(line: dict[str, Any]) -> Header:
+    if line["trace"] != VERSION:
+        raise ValueError(f"version {str(line['trace'])[:40]!r} is not {VERSION}")
+    memory = Bytes(int(_number(line["memory"])))
+    if not memory:
+        raise ValueError("a guest without memory")
+    points = tuple((_number(time), _number(dirtied)) for time, dirtied in line["curve"])
+    if len(points) > _MOST_POINTS or not all(time > 0 for time, _ in points):
+        raise ValueError("a curve that was not measured")
+    return Header(
+        guest=_text(line["guest"]),
+        memory=memory,
+        policy=_text(line["policy"]),
+        mode=Mode(line["mode"]),
+        post_copy=bool(line["post_copy"]),
+        curve=DirtyCurve(points, memory),
+    )
+
+
+def _sample(line: dict[str, Any]) -> JobSample:
+    rate, expected = line["dirty_rate"], line["expected_downtime_ms"]
+    return JobSample(
+        at=_when(line["at_ms"]),
+        phase=JobPhase(line["phase"]),
+        iteration=int(_number(line["iteration"], _MOST_PASSES)),
+        remaining=Bytes(int(_number(line["remaining"]))),
+        total=Bytes(int(_number(line["total"]))),
+        transferred=Bytes(int(_number(line["transferred"]))),
+        bandwidth=BytesPerSecond(int(_number(line["bandwidth"]))),
+        dirty_rate=None if rate is None else BytesPerSecond(int(_number(rate))),
+        expected_downtime=None if expected is None else _time(expected),
+        throttle=int(_number(line["throttle"])),
+    )
+
+
+def _decision(line: dict[str, Any]) -> Decision:
+    numbers = line["numbers"]
+    if not isinstance(numbers, Mapping):
+        raise TypeError("numbers without names")
+    return Decision(
+        at=_when(line["at_ms"]),
+        action=_text(line["action"]),
+        reason=_text(line["reason"]),
+        rule=_text(line["rule"]),
+        acted=bool(line["acted"]),
+        numbers={key: _plain(value) for key, value in numbers.items()},
+    )
+
+
+def _plain(value: object) -> float | int | str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and math.isfinite(value):
+        return value
+    raise TypeError(f"{str(value)[:40]!r} where a number should be")
