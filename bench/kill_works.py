@@ -22,7 +22,17 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from vmckpt.policy.model import Keep
-from vmckpt.snapshot import bundles, copying, keeping, pruning, repairing
+from vmckpt.snapshot import (
+    archive,
+    catalog,
+)
+from vmckpt.snapshot import (
+    copy as snapshot_copy,
+)
+from vmckpt.snapshot import (
+    prune as snapshot_prune,
+)
+from vmckpt.snapshot.verify import repair as verify_repair
 from vmckpt.store import fault_injection, gc, parent_state
 from vmckpt.store.assemble import Assembly
 from vmckpt.store.backend.local import LocalFolder
@@ -153,39 +163,39 @@ def delete(folder: Path, name: str, id_: str) -> None:
 def prune(folder: Path, name: str, last: int) -> None:
     """What the schedule made, but for the last ones."""
     store = opened(folder, name)
-    found = pruning.survey(store, {SIGNING.public})
-    fates = pruning.plan(
+    found = snapshot_prune.survey(store, {SIGNING.public})
+    fates = snapshot_prune.plan(
         found, Keep(last=last), schedule="nightly", now=time.time(), zone=UTC
     )  # fmt: skip
-    for _ in pruning.carry_out(store, fates):
+    for _ in snapshot_prune.carry_out(store, fates):
         pass
 
 
 def collect(folder: Path, name: str, life: float) -> None:
     """A collection that does not wait."""
     gc.collect(
-        opened(folder, name), keeping.references, grace=Seconds(0.0), life=Seconds(life)
+        opened(folder, name), catalog.references, grace=Seconds(0.0), life=Seconds(life)
     )  # fmt: skip
 
 
 def copy(folder: Path, from_: str, to: str, id_: str) -> None:
     """From one store into the other."""
-    copying.copy(opened(folder, from_), opened(folder, to), id_)
+    snapshot_copy.copy(opened(folder, from_), opened(folder, to), id_)
 
 
 def carry(folder: Path, from_: str, to: str, id_: str) -> None:
     """The same by a file."""
     file = folder / f"{id_}-{os.getpid()}.file"
     try:
-        bundles.export(opened(folder, from_), id_, file, pack_size=PACK)
-        bundles.import_(opened(folder, to), file, {SIGNING.public})
+        archive.export(opened(folder, from_), id_, file, pack_size=PACK)
+        archive.import_(opened(folder, to), file, {SIGNING.public})
     finally:
         file.unlink(missing_ok=True)
 
 
 def repair(folder: Path, name: str, from_: str) -> None:
     """Take away and bring back what is damaged."""
-    repairing.repair(opened(folder, name), [opened(folder, from_)])
+    verify_repair.repair(opened(folder, name), [opened(folder, from_)])
 
 
 def restore(folder: Path, name: str, id_: str) -> None:
@@ -195,8 +205,8 @@ def restore(folder: Path, name: str, id_: str) -> None:
 
 def restored(store: Store, id_: str) -> None:
     """The same. Raises ValueError if a byte is not what the guest had."""
-    looked = keeping.look(store, id_, {SIGNING.public})
-    private, sealing = keeping.opened(store, looked, lambda: ADMIN, {SIGNING.public})
+    looked = catalog.look(store, id_, {SIGNING.public})
+    private, sealing = catalog.opened(store, looked, lambda: ADMIN, {SIGNING.public})
     guest, _, version = looked.public.name.rpartition("-")
     with store.reader(sealing) as reader:
         for region in private.regions:

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import kill_works as works
-from vmckpt.snapshot import keeping, proving
-from vmckpt.snapshot.proving import Depth
+from vmckpt.snapshot import catalog
+from vmckpt.snapshot.verify import verify
+from vmckpt.snapshot.verify.verify import Depth
 from vmckpt.store import gc
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.gc_plan import use_of
@@ -245,7 +246,7 @@ class Campaign:
 
     def _prove(self, store: Store, after: str) -> None:
         ids = [one.id for one in store.manifests()]
-        found = proving.prove(
+        found = verify.prove(
             store, (), Depth.DEEP, trusted={works.SIGNING.public}, identity=lambda: works.ADMIN
         )
         for flaw in found.flaws:
@@ -260,7 +261,7 @@ class Campaign:
 
     def _clean(self, store: Store, after: str) -> None:
         for _ in range(4):
-            gc.collect(store, keeping.references, grace=Seconds(0.0), life=Seconds(0.0))
+            gc.collect(store, catalog.references, grace=Seconds(0.0), life=Seconds(0.0))
         backend = store.backend
         left = [one.key for kind in ("locks/", "condemned/") for one in backend.keys(kind)]
         left += [one.key for one in backend.leftovers()]
@@ -269,7 +270,7 @@ class Campaign:
             left += [one.key for one in backend.keys(kind) if one.key[len(kind) :] not in there]
         listing = store.catalog.load()
         use = use_of(
-            listing.index, frozenset(), gc.live_names(store, keeping.references)
+            listing.index, frozenset(), gc.live_names(store, catalog.references)
         )  # fmt: skip
         left += sorted(set(listing.stored) - set(use.needed))
         if left:

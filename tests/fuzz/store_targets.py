@@ -21,7 +21,7 @@ from vmckpt.capture.qemu_stream import save_image
 from vmckpt.capture.qemu_stream.header import Head
 from vmckpt.capture.qemu_stream.stream import Addresses, Pages, StreamParser
 from vmckpt.errors import HypervisorError, StoreError, VmckptError
-from vmckpt.snapshot import bundles
+from vmckpt.snapshot import archive as snapshot_archive
 from vmckpt.store import locks, pending_deletion
 from vmckpt.store.backend.base import Stored
 from vmckpt.store.format import (
@@ -146,12 +146,12 @@ class _One:
 
 def read_bundle(data: bytes) -> None:
     with _refused(StoreError):
-        objects = bundles._Objects(io.BytesIO(data), "a file")
+        objects = snapshot_archive._Objects(io.BytesIO(data), "a file")
         parse_format(objects.expect("format"), "a file")
         key, raw = objects.begins("snapshots/")
         manifest.references(raw, key)
         for key, pack in objects.rest():
-            for name, box, plain in bundles._boxes(key, pack, "a file"):
+            for name, box, plain in snapshot_archive._boxes(key, pack, "a file"):
                 assert len(name) == 32
                 assert len(box) <= format_pack.MOST_BOX
                 assert plain <= format_pack.MOST_PLAIN
@@ -286,7 +286,7 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
 
 def _bundle(objects: Mapping[str, bytes]) -> bytes:
     file = io.BytesIO()
-    archive = bundles._Archive(file, 1735689600)
+    archive = snapshot_archive._Archive(file, 1735689600)
     for beginning in ("format", "snapshots/", "packs/"):
         for key in sorted(one for one in objects if one.startswith(beginning)):
             archive.add(key, objects[key])

@@ -17,10 +17,10 @@ from vmckpt.lab import chat
 from vmckpt.lab.chat import Chat
 from vmckpt.model.events import Caller
 from vmckpt.model.recovery import Phase
-from vmckpt.snapshot import grouping
-from vmckpt.snapshot.cutting import Cutting
-from vmckpt.snapshot.grouping import GroupTaken
-from vmckpt.snapshot.requests import TakeRequest
+from vmckpt.snapshot.group import create
+from vmckpt.snapshot.group.barrier import Cutting
+from vmckpt.snapshot.group.create import GroupTaken
+from vmckpt.snapshot.request import TakeRequest
 from vmckpt.store.assemble import Assembly
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.format.chunk_map import UNIT, Kind
@@ -105,7 +105,7 @@ class Struck(Cutting):
 def taken(bench: Bench, patch: pytest.MonkeyPatch, blow: Blow, stop: asyncio.Event) -> GroupTaken:
     """The same as `vmckpt snapshot create --group`, in this process. Raises VmckptError."""
     patch.setenv("VMCKPT_STATE", bench.environment["VMCKPT_STATE"])
-    patch.setattr(grouping, "Cutting", Struck)
+    patch.setattr(create, "Cutting", Struck)
     patch.setattr(Struck, "blow", staticmethod(blow), raising=False)
     caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=stop)
     request = TakeRequest(guest="")

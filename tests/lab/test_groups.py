@@ -21,7 +21,7 @@ from vmckpt.errors import Cancelled, CannotCapture, RemoteError
 from vmckpt.lab import chat, faults, guests, lab, network, observer_client
 from vmckpt.lab.pace import slowness
 from vmckpt.model.recovery import Phase
-from vmckpt.snapshot.requests import Taken
+from vmckpt.snapshot.request import Taken
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.repository import Store
 

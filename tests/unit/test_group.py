@@ -18,9 +18,9 @@ from vmckpt.lab import chat
 from vmckpt.lab.chat import Chat, Peer
 from vmckpt.model.events import Copied
 from vmckpt.model.recovery import Phase
-from vmckpt.snapshot import group
-from vmckpt.snapshot.cutting import Cutting
-from vmckpt.snapshot.group import Meeting
+from vmckpt.snapshot.group import rules
+from vmckpt.snapshot.group.barrier import Cutting
+from vmckpt.snapshot.group.rules import Meeting
 from vmckpt.units import Bytes, Seconds
 
 
@@ -41,9 +41,9 @@ def meeting(phase: Phase = Phase.READY, **more: Any) -> Meeting:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_all_go_on_together(phase: Phase) -> None:
-    one = group.arrived(meeting(phase), "a", phase, 11.0)
+    one = rules.arrived(meeting(phase), "a", phase, 11.0)
     assert (one.phase, one.here, one.since) == (phase, frozenset("a"), 10.0)
-    both = group.arrived(one, "b", phase, 12.0)
+    both = rules.arrived(one, "b", phase, 12.0)
     following = PHASES[PHASES.index(phase) + 1] if phase is not Phase.STORED else None
     assert (both.phase, both.here, both.since) == (following, frozenset(), 12.0)
 
@@ -54,7 +54,7 @@ def test_all_go_on_together(phase: Phase) -> None:
 )
 def test_nobody_comes_out_of_turn(member: str, phase: Phase, here: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="is waited for"):
-        group.arrived(meeting(here=frozenset(here)), member, phase, 11.0)
+        rules.arrived(meeting(here=frozenset(here)), member, phase, 11.0)
 
 
 @pytest.mark.parametrize(
@@ -70,30 +70,30 @@ def test_nobody_comes_out_of_turn(member: str, phase: Phase, here: tuple[str, ..
 )
 def test_who_is_late(phase: Phase, after: float, late: tuple[str, ...], left: float | None) -> None:
     one = meeting(phase, here=frozenset("a"))
-    assert group.late(one, 10.0 + after) == late
-    assert group.left(one, 10.0 + after) == left
+    assert rules.late(one, 10.0 + after) == late
+    assert rules.left(one, 10.0 + after) == left
 
 
 def test_no_cut_outlasts_what_holds_it() -> None:
     waits = [Phase.STOPPED, Phase.CAPTURED]
     for phase in (Phase.READY, *waits):
-        assert (group.LIMITS[phase] or 0) < create.PATIENCE[phase]
+        assert (rules.LIMITS[phase] or 0) < create.PATIENCE[phase]
     assert sum(create.PATIENCE[phase] for phase in waits) < network_hold.LIMIT
 
 
 @pytest.mark.parametrize("told", [["web1"], ["web1", ""], ["web1", "db1", "web1"], [""]])
 def test_what_is_no_group(told: list[str]) -> None:
     with pytest.raises(BadInput):
-        group.check_names(told)
-    assert group.check_names(["web1", " db1 "]) == ("web1", "db1")
+        rules.check_names(told)
+    assert rules.check_names(["web1", " db1 "]) == ("web1", "db1")
 
 
 def test_a_group_counts_if_all_of_it_is_there() -> None:
     def member(id_: str, size: str, guest: str) -> Any:
-        return replace(PUBLIC, group=id_, tags={group.SIZE: size}, guest=guest)
+        return replace(PUBLIC, group=id_, tags={rules.SIZE: size}, guest=guest)
 
     whole, half, odd = ("g-" + letter * 16 for letter in "abc")
-    told = group.standing(
+    told = rules.standing(
         [
             member(whole, "2", "web1"),
             member(whole, "2", "web2"),
@@ -113,9 +113,9 @@ def test_progress_is_that_of_who_is_behind() -> None:
             new=Bytes(1),
         )  # fmt: skip
 
-    behind = group.together([of("store", 9), of("capture", 1, 10), of("capture", 2, 10)])
+    behind = rules.together([of("store", 9), of("capture", 1, 10), of("capture", 2, 10)])
     assert behind == Copied(phase="capture", done=Bytes(3), total=Bytes(20), new=Bytes(2))
-    assert group.together([of("store", 9), of("store", 1)]).done == 10
+    assert rules.together([of("store", 9), of("store", 1)]).done == 10
 
 
 Act = Callable[[Cutting, asyncio.Event], Awaitable[None]]
@@ -171,8 +171,8 @@ def test_one_fails_and_all_are_let_go(phase: Phase) -> None:
 
 
 def test_who_is_late_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = {**group.LIMITS, Phase.STOPPED: Seconds(0.05)}
-    monkeypatch.setattr(group, "LIMITS", limits)
+    limits = {**rules.LIMITS, Phase.STOPPED: Seconds(0.05)}
+    monkeypatch.setattr(rules, "LIMITS", limits)
 
     async def act(cutting: Cutting, _: asyncio.Event) -> None:
         await asyncio.gather(*(cutting.reached(one, Phase.READY) for one in MEMBERS))
@@ -222,7 +222,7 @@ def test_what_the_command_refuses(stock: Stock, words: list[str], says: str) -> 
 
 
 def test_list_tells_whether_a_group_is_whole(stock: Stock) -> None:
-    tags = {group.SIZE: "2"}
+    tags = {rules.SIZE: "2"}
     stock.put("one", [1], group="g-" + "a" * 16, tags=tags)
     stock.put("two", [2], group="g-" + "a" * 16, tags=tags)
     stock.put("half", [3], group="g-" + "b" * 16, tags=tags)

@@ -18,12 +18,12 @@ from vmckpt.cli.guard import ended, stop_of
 from vmckpt.errors import BadInput, Cancelled, HookFailed, WentBack
 from vmckpt.model.guest import GuestState
 from vmckpt.model.migration import Outcome
-from vmckpt.snapshot import guarding, hooks
-from vmckpt.snapshot.guarding import Ending, Guarded
-from vmckpt.snapshot.outside import Outside, in_words
-from vmckpt.snapshot.requests import Restored, Taken
-from vmckpt.snapshot.settling import came_back, came_in
-from vmckpt.snapshot.settling_guard import verdict
+from vmckpt.snapshot import guard_rules
+from vmckpt.snapshot.guard import Outside, in_words
+from vmckpt.snapshot.guard_rules import Ending, Guarded
+from vmckpt.snapshot.recovery import came_back, came_in, guard_verdict
+from vmckpt.snapshot.request import Restored, Taken
+from vmckpt.snapshot.restore import hook as restore_hook
 from vmckpt.units import Bytes, Seconds
 
 RUNNING, PAUSED, OFF = GuestState.RUNNING, GuestState.PAUSED, GuestState.SHUT_OFF
@@ -54,7 +54,7 @@ BACK = Guarded(
     ],
 )
 def test_its_end_takes_the_guest_back(status: int, stopped: bool, why: str) -> None:
-    assert guarding.wrong_with_command(status, stopped=stopped) == why
+    assert guard_rules.wrong_with_command(status, stopped=stopped) == why
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def test_its_end_takes_the_guest_back(status: int, stopped: bool, why: str) -> N
 def test_the_guest_must_still_run(
     states: Mapping[str, GuestState], silent: list[str], was_paused: bool, why: str
 ) -> None:
-    assert guarding.wrong_with_guest(states, silent, was_paused=was_paused) == why
+    assert guard_rules.wrong_with_guest(states, silent, was_paused=was_paused) == why
 
 
 def test_a_checkpoint_is_tagged_with_the_program_and_not_its_secrets() -> None:
-    assert guarding.tags(["/usr/bin/ssh", "root@web1", "--password=x"]) == {"guard": "ssh"}
-    assert guarding.tags(["a\nb"]) == {"guard": "ab"}
+    assert guard_rules.tags(["/usr/bin/ssh", "root@web1", "--password=x"]) == {"guard": "ssh"}
+    assert guard_rules.tags(["a\nb"]) == {"guard": "ab"}
 
 
 @pytest.mark.parametrize(
@@ -130,16 +130,16 @@ async def test_a_signal_reaches_the_program_and_one_that_is_slow_is_ended(tmp_pa
 
 async def test_a_hook_is_told_where_and_when_and_stops_with_us(tmp_path: Path) -> None:
     uuid = PUBLIC.guest_uuid
-    told = hooks.told(PUBLIC, "near", guest="fork", uuid="other", host="beta")
+    told = restore_hook.told(PUBLIC, "near", guest="fork", uuid="other", host="beta")
     assert (told["VMCKPT_ORIGIN"], told["VMCKPT_GUEST"]) == (PUBLIC.guest, "fork")
     assert (told["VMCKPT_FORK"], told["VMCKPT_HOST"]) == ("1", "beta")
     assert told["VMCKPT_MADE_AT"].endswith("+00:00")
-    itself = hooks.told(PUBLIC, "near", guest=PUBLIC.guest, uuid=uuid, host="beta")
+    itself = restore_hook.told(PUBLIC, "near", guest=PUBLIC.guest, uuid=uuid, host="beta")
     assert itself["VMCKPT_FORK"] == "0"
     stop, file = asyncio.Event(), tmp_path / "told"
-    assert await hooks.run(f'echo "$VMCKPT_HOST" > {file}; exit 4', told, stop) == 4
+    assert await restore_hook.run(f'echo "$VMCKPT_HOST" > {file}; exit 4', told, stop) == 4
     assert file.read_text() == "beta\n"
-    running = asyncio.create_task(hooks.run("sleep 60", told, stop))
+    running = asyncio.create_task(restore_hook.run("sleep 60", told, stop))
     await asyncio.sleep(0.1)
     stop.set()
     assert await running == -signal.SIGTERM
@@ -149,15 +149,15 @@ def test_how_a_program_ended_is_said() -> None:
     assert [in_words(one) for one in (2, -15, -77)] == [
         "it ended with 2", "it was ended by SIGTERM", "it was ended by signal 77",
     ]  # fmt: skip
-    assert "its links stay down" in hooks.complaint("x", 1, links_down=True)
+    assert "its links stay down" in restore_hook.complaint("x", 1, links_down=True)
 
 
 def test_a_guard_without_a_controller_says_the_way_back() -> None:
-    told = verdict(("s-x", "near"))
+    told = guard_verdict(("s-x", "near"))
     assert (told.outcome, "restore s-x --store near --replace" in told.did[0]) == (
         Outcome.FAILED, True,
     )  # fmt: skip
-    assert verdict(None).did == ()
+    assert guard_verdict(None).did == ()
 
 
 @pytest.mark.parametrize(

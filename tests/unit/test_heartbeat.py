@@ -7,7 +7,7 @@ import pytest
 
 from vmckpt.hypervisor.liveness import pulse
 from vmckpt.model.guest import GuestState, Pulse
-from vmckpt.snapshot import heartbeat
+from vmckpt.snapshot.verify import heartbeat
 from vmckpt.units import Bytes, Seconds
 
 FIRST = Pulse(

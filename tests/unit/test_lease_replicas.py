@@ -15,7 +15,7 @@ from vmckpt.doctor.checks import Examined
 from vmckpt.lease import replicas
 from vmckpt.lease.replicas import Replica, Seen
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.snapshot.preparing import Readiness
+from vmckpt.snapshot.prepare import Readiness
 
 OK, INFO, WARNING = Severity.OK, Severity.INFO, Severity.WARNING
 

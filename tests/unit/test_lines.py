@@ -13,7 +13,7 @@ from vmckpt.agent.snapshot.transfer_parent_state import LineOrder
 from vmckpt.errors import BadInput
 from vmckpt.journal.records import Controller, Operation
 from vmckpt.model.disk import line_folder
-from vmckpt.snapshot.following import left_behind
+from vmckpt.snapshot.create import left_behind
 from vmckpt.store import parent_state
 from vmckpt.store.format.chunk_map import Kind
 

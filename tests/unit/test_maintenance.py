@@ -19,8 +19,8 @@ from vmckpt.migration.plan import preflight
 from vmckpt.migration.plan.preflight import Facts
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
-from vmckpt.snapshot import restoring
-from vmckpt.snapshot.requests import RestoreRequest
+from vmckpt.snapshot.request import RestoreRequest
+from vmckpt.snapshot.restore import restore as restore_restore
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ async def test_nothing_is_restored_there_but_what_is_there(monkeypatch: pytest.M
 
     opened = SimpleNamespace(public=SimpleNamespace(host="alpha"))
     monkeypatch.setattr(snapshots, "opened_anywhere", lambda *_: opened)
-    monkeypatch.setattr(restoring, "restore", restore)
+    monkeypatch.setattr(restore_restore, "restore", restore)
     hosts = "".join(f"  {name}: {{uri: 'test:///default'}}\n" for name in ("alpha", "beta"))
     known = inventory.parse(f"hosts:\n{hosts}", Path("hosts.yaml"))
     caller = Caller(emit=lambda _: None, warn=print, stop=asyncio.Event())

@@ -20,8 +20,9 @@ from tests.support.snapshots import PUBLIC, bare, ram
 from tests.support.stocking import Stock, page, stocked
 from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput
-from vmckpt.snapshot import insides, partitions
-from vmckpt.snapshot.opening import layout
+from vmckpt.snapshot import files as snapshot_files
+from vmckpt.snapshot import partitions
+from vmckpt.snapshot.browse import layout
 from vmckpt.snapshot.partitions import Part
 from vmckpt.store.format.metadata import Contents
 
@@ -91,8 +92,8 @@ def test_what_makes_no_sense_is_one_disk_with_nothing_known(disk: bytes) -> None
 
 def test_a_part_is_chosen_or_all_are_named() -> None:
     one, two, xfs = Part(1, 0, MIB, "ext4"), Part(2, MIB, MIB, "ext4"), Part(3, 0, MIB, "xfs")
-    assert insides.chosen("vda", [xfs, one], None) == one
-    assert insides.chosen("vda", [one, two], 2) == two
+    assert snapshot_files.chosen("vda", [xfs, one], None) == one
+    assert snapshot_files.chosen("vda", [one, two], 2) == two
     for parts, number, why in (
         ([one, two], None, "several file systems: partition 1 .*--disk vda:1"),
         ([one], 7, "no partition 7; it has partition 1"),
@@ -100,7 +101,7 @@ def test_a_part_is_chosen_or_all_are_named() -> None:
         ([Part(0, 0, MIB, "")], None, "nothing known"),
     ):
         with pytest.raises(BadInput, match=why):
-            insides.chosen("vda", parts, number)
+            snapshot_files.chosen("vda", parts, number)
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def filled(tmp_path: Path) -> Export:
 
 
 def test_single_files_come_out_of_a_disk(filled: Export, tmp_path: Path) -> None:
-    with insides.opened(filled, "vda", None) as files:
+    with snapshot_files.opened(filled, "vda", None) as files:
         names = {one.name: one for one in files.list("/etc")}
         assert set(names) == {"deep", "fstab", "link"}
         assert (names["fstab"].size, names["deep"].folder) == (14, True)

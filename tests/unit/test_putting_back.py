@@ -33,9 +33,9 @@ from vmckpt.model.disk import StorePlace
 from vmckpt.model.host import Host
 from vmckpt.remote import agent_channel
 from vmckpt.remote.agent_channel import Program
-from vmckpt.snapshot import taking
-from vmckpt.snapshot.requests import TakeRequest
-from vmckpt.snapshot.taking import Taking
+from vmckpt.snapshot import create
+from vmckpt.snapshot.create import Taking
+from vmckpt.snapshot.request import TakeRequest
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format.metadata import Facts
 from vmckpt.store.repository import Store
@@ -206,10 +206,10 @@ def test_words_are_refused_before_anything_is_done(
 ) -> None:
     request = TakeRequest(guest="web1", name=name, tags=tags)
     if good:
-        taking.check_words(request)
+        create.check_words(request)
         return
     with pytest.raises(BadInput, match=r"printable letters each: .*; choose"):
-        taking.check_words(request)
+        create.check_words(request)
 
 
 def test_no_warning_costs_the_snapshot() -> None:

@@ -8,7 +8,8 @@ import pytest
 from vmckpt.capture.disks import lazy_overlay
 from vmckpt.errors import BadInput
 from vmckpt.hypervisor import qemu_user
-from vmckpt.snapshot import defining, reborn
+from vmckpt.snapshot.restore import domain_xml
+from vmckpt.snapshot.restore import domain_xml as restore_domain_xml
 
 XML = """<domain type='kvm' id='7'>
   <name>web1</name><uuid>9c2589bc-79bb-4e20-b3a6-c67a4d7cb79a</uuid>
@@ -26,7 +27,7 @@ XML = """<domain type='kvm' id='7'>
     </interface>
   </devices>
 </domain>"""
-FORK = reborn.as_fork(
+FORK = restore_domain_xml.as_fork(
     XML, {"vda": "/s/fork-vda.qcow2"}, name="fork", uuid="u-1", macs=["52:54:00:00:00:02"],
     link_up=False,
 )  # fmt: skip
@@ -65,12 +66,12 @@ def test_a_stored_definition_gives_way_only_to_other_hardware(
     change: tuple[str, str], parts: tuple[str, ...]
 ) -> None:
     stored = XML.replace(*change)
-    assert defining.differs(stored, XML) == parts
-    assert defining.wanted(stored, XML) == (XML if parts else None)
+    assert domain_xml.differs(stored, XML) == parts
+    assert domain_xml.wanted(stored, XML) == (XML if parts else None)
 
 
 def test_a_definition_that_is_missing_is_made() -> None:
-    assert defining.wanted(None, XML) == XML
+    assert domain_xml.wanted(None, XML) == XML
 
 
 def test_a_guest_is_started_on_what_is_behind_its_empty_images() -> None:

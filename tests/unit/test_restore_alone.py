@@ -11,8 +11,9 @@ from vmckpt.agent.restore import backing_chain
 from vmckpt.errors import BadInput, GuestBusy, HostUnreachable, VmckptError
 from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.storage import User
-from vmckpt.snapshot import alone, reborn, unshared
-from vmckpt.snapshot.alone import Heard
+from vmckpt.snapshot.restore import domain_xml, exclusivity
+from vmckpt.snapshot.restore import domain_xml as restore_domain_xml
+from vmckpt.snapshot.restore.exclusivity import Heard
 
 IMAGE = "/s/web1.qcow2"
 HERE, RUNS_HERE = Heard(host="alpha", users={}), Heard(host="alpha", runs=True, users={})
@@ -35,10 +36,10 @@ def test_a_guests_old_place_is_its_own(
     heard: list[Heard], error: type[VmckptError] | None, said: str
 ) -> None:
     if error is None:
-        alone.check(heard, "alpha", "web1", [IMAGE])
+        exclusivity.check(heard, "alpha", "web1", [IMAGE])
         return
     with pytest.raises(error, match=said):
-        alone.check(heard, "alpha", "web1", [IMAGE])
+        exclusivity.check(heard, "alpha", "web1", [IMAGE])
 
 
 def test_images_are_those_of_disks_with_all_below_them_and_the_nvram() -> None:
@@ -91,14 +92,16 @@ BLOCK = XML.replace("type='file' device='disk'", "type='block' device='disk'").r
 )  # fmt: skip
 def test_a_disk_that_is_no_image_is_refused_by_name(xml: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        reborn.image_of(xml, "vda")
+        domain_xml.image_of(xml, "vda")
     with pytest.raises(ValueError, match="disk vda"):
-        reborn.as_itself(xml, {"vda": "/s/other"})
+        domain_xml.as_itself(xml, {"vda": "/s/other"})
 
 
 def test_a_fork_keeps_nothing_of_the_originals_image() -> None:
     xml = XML.replace(f"file='{IMAGE}'", f"file='{IMAGE}' dev='/dev/vg/web1' index='1'")
-    source = ET.fromstring(reborn.as_itself(xml, {"vda": "/s/fork"})).find("devices/disk/source")
+    source = ET.fromstring(domain_xml.as_itself(xml, {"vda": "/s/fork"})).find(
+        "devices/disk/source"
+    )
     assert source is not None
     assert source.attrib == {"file": "/s/fork"}
 
@@ -136,7 +139,7 @@ def test_a_cd_must_be_there_unless_the_guest_starts_without() -> None:
         + drive("cdrom", "file='/iso/tools.iso' startupPolicy='optional'", "sdb")
         + "<disk type='file' device='cdrom'><target dev='sdc'/></disk>"
     )  # fmt: skip
-    assert unshared.drives(xml) == {"sda": "/iso/debian.iso"}
+    assert restore_domain_xml.drives(xml) == {"sda": "/iso/debian.iso"}
 
 
 @pytest.mark.parametrize(
@@ -157,14 +160,14 @@ def test_a_cd_must_be_there_unless_the_guest_starts_without() -> None:
     ],
 )
 def test_a_fork_writes_into_nothing_it_shares(xml: str, said: str, able: bool) -> None:
-    assert unshared.beside(xml, {"vda"}) == ((said,) if said else ())
+    assert restore_domain_xml.beside(xml, {"vda"}) == ((said,) if said else ())
     if able:
-        changed, told = unshared.unshared(xml, {"vda"}, memory=True)
+        changed, told = restore_domain_xml.unshared(xml, {"vda"}, memory=True)
         assert len(ET.fromstring(changed).findall("devices/*/readonly")) == bool(said)
         assert told == ((f"{said} is read-only for the fork",) if said else ())
     else:
         with pytest.raises(BadInput, match="a fork would write into it"):
-            unshared.unshared(xml, {"vda"}, memory=True)
-        changed, told = unshared.unshared(xml, {"vda"}, memory=False)
+            restore_domain_xml.unshared(xml, {"vda"}, memory=True)
+        changed, told = restore_domain_xml.unshared(xml, {"vda"}, memory=False)
         assert told == (f"{said} was left out of the fork",)
-    assert unshared.beside(changed, {"vda"}) == ()
+    assert restore_domain_xml.beside(changed, {"vda"}) == ()

@@ -33,10 +33,16 @@ from vmckpt.journal.recorder import Recorder
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
-from vmckpt.snapshot import alone, restoring
-from vmckpt.snapshot.alone import Heard
-from vmckpt.snapshot.requests import RestoreRequest
-from vmckpt.snapshot.restoring import Opened, _Answers, _Plan, _Restoring
+from vmckpt.snapshot.request import RestoreRequest
+from vmckpt.snapshot.restore import exclusivity
+from vmckpt.snapshot.restore import restore as snapshot_restore_restore
+from vmckpt.snapshot.restore.exclusivity import Heard
+from vmckpt.snapshot.restore.restore import (
+    Opened,
+    _Answers,
+    _Plan,
+    _Restoring,
+)
 from vmckpt.store import parent_state, tiered_reader
 from vmckpt.store.assemble import Source
 from vmckpt.store.format.metadata import DiskMake, Facts
@@ -219,8 +225,8 @@ class Side:
         async def end(_: object, uuid: str) -> None:
             self.ended.append(uuid)
 
-        monkeypatch.setattr(alone, "ask", ask)
-        monkeypatch.setattr(restoring, "_in_the_way", in_the_way)
+        monkeypatch.setattr(exclusivity, "ask", ask)
+        monkeypatch.setattr(snapshot_restore_restore, "_in_the_way", in_the_way)
         monkeypatch.setattr(domains, "end", end)
 
     def work(self, **wanted: Any) -> _Restoring:

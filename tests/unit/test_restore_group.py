@@ -23,12 +23,13 @@ from vmckpt.errors import (
 )  # fmt: skip
 from vmckpt.hypervisor import domains
 from vmckpt.model.events import Caller
-from vmckpt.snapshot import group, restoring, restoring_group
-from vmckpt.snapshot.alone import Heard
-from vmckpt.snapshot.gate import Gate
-from vmckpt.snapshot.requests import Restored, RestoreRequest
-from vmckpt.snapshot.restoring import Opened, _Answers
-from vmckpt.snapshot.settling import came_back
+from vmckpt.snapshot.group import restore as group_restore
+from vmckpt.snapshot.group import rules
+from vmckpt.snapshot.recovery import came_back
+from vmckpt.snapshot.request import Restored, RestoreRequest
+from vmckpt.snapshot.restore import restore as restore_restore
+from vmckpt.snapshot.restore.exclusivity import Heard
+from vmckpt.snapshot.restore.restore import Gate, Opened, _Answers
 from vmckpt.store.format.metadata import new_id
 
 GROUP = new_id(b"a group of", "g")
@@ -86,7 +87,7 @@ async def test_who_waits_in_vain_says_how_it_stands(side: Side, ready: bool, end
 @pytest.fixture(autouse=True)
 def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """All have their image in the same place."""
-    monkeypatch.setattr(restoring, "planned", lambda *_: PLAN)
+    monkeypatch.setattr(restore_restore, "planned", lambda *_: PLAN)
 
 
 def member(name: str) -> Opened:
@@ -96,9 +97,9 @@ def member(name: str) -> Opened:
 def test_two_with_one_image_on_a_host_are_refused() -> None:
     request = RestoreRequest(snapshot=GROUP)
     beta = replace(ALPHA, name="beta")
-    restoring_group.apart([(ALPHA, member("a")), (beta, member("b"))], request)
+    group_restore.apart([(ALPHA, member("a")), (beta, member("b"))], request)
     with pytest.raises(BadInput, match="on alpha would be an image of a and of b"):
-        restoring_group.apart([(ALPHA, member("a")), (ALPHA, member("b"))], request)
+        group_restore.apart([(ALPHA, member("a")), (ALPHA, member("b"))], request)
 
 
 async def test_ready_is_waited_for_and_asked_again(side: Side) -> None:
@@ -135,7 +136,7 @@ class Members:
         self.seen: list[str] = []
         self.wrong = wrong
         self.stops: list[asyncio.Event] = []
-        monkeypatch.setattr(restoring, "restore", self.restore)
+        monkeypatch.setattr(restore_restore, "restore", self.restore)
 
     async def restore(
         self, _: object, __: object, request: RestoreRequest, caller: Caller,
@@ -150,11 +151,11 @@ class Members:
             await gate.all_here(f"{name} is {step}")
         return replace(RESTORED, guest=name)
 
-    async def run(self, stop: asyncio.Event | None = None) -> restoring_group.GroupRestored:
+    async def run(self, stop: asyncio.Event | None = None) -> group_restore.GroupRestored:
         members = [(replace(ALPHA, name=f"on-{name}"), member(name)) for name in ("a", "b", "c")]
         caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=stop or asyncio.Event())
         request = RestoreRequest(snapshot=GROUP, end_running=True)
-        return await restoring_group.restore(GROUP, members, request, caller, hosts={})
+        return await group_restore.restore(GROUP, members, request, caller, hosts={})
 
 
 async def test_all_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +207,7 @@ async def test_the_operator_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_group(stock: Stock, size: str = "2") -> None:
     for guest in ("web1", "db1"):
-        stock.put(f"{guest}-1", [1], guest=guest, group=GROUP, tags={group.SIZE: size})
+        stock.put(f"{guest}-1", [1], guest=guest, group=GROUP, tags={rules.SIZE: size})
 
 
 @pytest.mark.parametrize("option", [("--as", "x"), ("--link",), ("--lazy",), ("--on-restore", ":")])

@@ -11,15 +11,15 @@ import pytest_asyncio
 from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.host import Host
-from vmckpt.snapshot import restoring
-from vmckpt.snapshot.requests import RestoreRequest
+from vmckpt.snapshot.request import RestoreRequest
+from vmckpt.snapshot.restore import restore
 
 UUID = "11111111-1111-4111-8111-111111111111"
 NODE = f"""<node><cpu><mhz>1000</mhz><model>m</model><active>2</active><nodes>1</nodes>
 <sockets>1</sockets><cores>2</cores><threads>1</threads></cpu><memory>8000000</memory>
 <domain type='test'><name>web1</name><uuid>{UUID}</uuid><memory>65536</memory>
 <os><type>hvm</type></os></domain></node>"""
-PLAN = restoring._Plan(guest="web1", uuid=UUID, xml="<domain/>", images={})
+PLAN = restore._Plan(guest="web1", uuid=UUID, xml="<domain/>", images={})
 BACK = RestoreRequest(snapshot="s-1")
 
 
@@ -41,25 +41,25 @@ async def done(alpha: Hypervisor, *words: str) -> None:
 
 async def test_a_guest_that_runs_is_ended_only_if_it_is_said(alpha: Hypervisor) -> None:
     with pytest.raises(GuestBusy, match="--replace"):
-        await restoring._in_the_way(alpha, PLAN, BACK)
-    assert await restoring._in_the_way(alpha, PLAN, replace(BACK, end_running=True))
+        await restore._in_the_way(alpha, PLAN, BACK)
+    assert await restore._in_the_way(alpha, PLAN, replace(BACK, end_running=True))
 
 
 async def test_memory_that_libvirt_saved_is_not_put_on_other_disks(alpha: Hypervisor) -> None:
     await done(alpha, "managedSave")
     with pytest.raises(BadInput, match="virsh managedsave-remove web1"):
-        await restoring._in_the_way(alpha, PLAN, replace(BACK, end_running=True))
+        await restore._in_the_way(alpha, PLAN, replace(BACK, end_running=True))
     await done(alpha, "managedSaveRemove")
-    assert not await restoring._in_the_way(alpha, PLAN, BACK)
+    assert not await restore._in_the_way(alpha, PLAN, BACK)
 
 
 async def test_a_guest_that_was_renamed_is_not_ended_for_its_old_name(alpha: Hypervisor) -> None:
     renamed = replace(PLAN, guest="web1-old")
     with pytest.raises(BadInput, match="virsh domrename web1 web1-old"):
-        await restoring._in_the_way(alpha, renamed, replace(BACK, end_running=True))
+        await restore._in_the_way(alpha, renamed, replace(BACK, end_running=True))
 
 
 async def test_a_fork_takes_no_name_that_is_taken(alpha: Hypervisor) -> None:
     fork = replace(BACK, fork="web1")
     with pytest.raises(BadInput, match="choose another name with --as"):
-        await restoring._in_the_way(alpha, replace(PLAN, uuid="2" * 8 + UUID[8:]), fork)
+        await restore._in_the_way(alpha, replace(PLAN, uuid="2" * 8 + UUID[8:]), fork)

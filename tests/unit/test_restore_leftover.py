@@ -20,7 +20,7 @@ from vmckpt.agent.restore.leftovers import (
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import connection
 from vmckpt.model.migration import Outcome
-from vmckpt.snapshot.settling import came_back
+from vmckpt.snapshot.recovery import came_back
 
 ID = "s-aaaaaaaaaaaaaaaa"
 OFF, REVIVED = Seat(runs=False, revived=False), Seat(runs=True, revived=True)

@@ -11,9 +11,10 @@ from tests.support.snapshots import FACTS, PUBLIC
 from vmckpt.errors import BadInput
 from vmckpt.hypervisor import domains
 from vmckpt.model.host import Host
-from vmckpt.snapshot import fitting, restoring
-from vmckpt.snapshot.requests import RestoreRequest
-from vmckpt.snapshot.restoring import Opened
+from vmckpt.snapshot.request import RestoreRequest
+from vmckpt.snapshot.restore import preflight
+from vmckpt.snapshot.restore import restore as restore_restore
+from vmckpt.snapshot.restore.restore import Opened
 from vmckpt.store.format.metadata import DiskMake
 
 XML = """<domain type='kvm'><name>web1</name><devices><disk type='file'>
@@ -63,9 +64,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def operation(*_: object) -> None:
         raise Begun
 
-    monkeypatch.setattr(restoring, "Hypervisor", Libvirt)
-    monkeypatch.setattr(restoring, "_operation", operation)
-    monkeypatch.setattr(fitting, "checked", checked)
+    monkeypatch.setattr(restore_restore, "Hypervisor", Libvirt)
+    monkeypatch.setattr(restore_restore, "_operation", operation)
+    monkeypatch.setattr(preflight, "checked", checked)
     monkeypatch.setattr(domains, "look", look)
     return known
 
@@ -73,7 +74,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 async def restore(of: Opened, **request: Any) -> None:
     hosts: Mapping[str, Host] = {}
     caller = cast("Any", None)
-    await restoring.restore(HOST, of, RestoreRequest(snapshot="s", **request), caller, hosts=hosts)
+    await restore_restore.restore(
+        HOST, of, RestoreRequest(snapshot="s", **request), caller, hosts=hosts
+    )
 
 
 HARMLESS = opened("/srv/images/web1.qcow2")

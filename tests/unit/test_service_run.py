@@ -31,7 +31,7 @@ from vmckpt.service import paying
 from vmckpt.service.claims import Claims
 from vmckpt.service.ordering import Wanted
 from vmckpt.service.serving import Told
-from vmckpt.snapshot.requests import Taken, TakeRequest
+from vmckpt.snapshot.request import Taken, TakeRequest
 from vmckpt.units import Bytes, Seconds
 
 POLICY = """\

@@ -17,8 +17,8 @@ from tests.support.stocking import (
     id_of,
     stocked,
 )
-from vmckpt.snapshot.deep import misfits
-from vmckpt.snapshot.keeping import matching
+from vmckpt.snapshot.catalog import matching
+from vmckpt.snapshot.verify.verify import misfits
 from vmckpt.store.format import manifest
 from vmckpt.store.format.metadata import Part
 from vmckpt.store.keys import wrapped_keys

@@ -17,7 +17,7 @@ from tests.support.stocking import (
     stocked,
 )
 from vmckpt.errors import StoreError
-from vmckpt.snapshot import bundles
+from vmckpt.snapshot import archive as snapshot_archive
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format import pack as format_pack
 from vmckpt.store.keys.keyring import OwnKey
@@ -74,7 +74,7 @@ def test_an_import_needs_a_trusted_writer(stock: Stock) -> None:
 def test_one_flipped_bit_anywhere_in_an_export_is_refused(stock: Stock) -> None:
     stock.encrypt()
     stock.put("one", [1, 2])
-    bundles.export(stock.store(), id_of("one"), stock.folder / "file", pack_size=20_000)
+    snapshot_archive.export(stock.store(), id_of("one"), stock.folder / "file", pack_size=20_000)
     file, far = stock.folder / "file", stock.store("far")
     data = file.read_bytes()
     trusted = stock.ring.trusted()
@@ -87,18 +87,18 @@ def test_one_flipped_bit_anywhere_in_an_export_is_refused(stock: Stock) -> None:
     for at in sorted(places):
         file.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
         with pytest.raises(StoreError) as caught:
-            bundles.import_(far, file, trusted)
+            snapshot_archive.import_(far, file, trusted)
         assert "\n" not in str(caught.value)
     for end in (0, 100, 512, 5000, len(data) - 1024, len(data) - 512, len(data) - 1):
         file.write_bytes(data[:end])
         with pytest.raises(StoreError, match=r"cut off|not in it"):
-            bundles.import_(far, file, trusted)
+            snapshot_archive.import_(far, file, trusted)
     file.write_bytes(data + b"\0")
     with pytest.raises(StoreError, match="behind its end"):
-        bundles.import_(far, file, trusted)
+        snapshot_archive.import_(far, file, trusted)
     assert ids(stock, "far") == set()
     file.write_bytes(data)
-    assert not bundles.import_(far, file, trusted).already
+    assert not snapshot_archive.import_(far, file, trusted).already
 
 
 def test_a_chunk_under_a_wrong_name_does_not_get_in_where_that_can_be_seen(stock: Stock) -> None:
@@ -106,7 +106,7 @@ def test_a_chunk_under_a_wrong_name_does_not_get_in_where_that_can_be_seen(stock
     good, lie = page(1), page(2)
     sealing = stock.ring.sealing()
     name = sealing.name_of(sealing.digest_of(good))
-    bundles.export(stock.store(), id_of("one"), stock.folder / "file")
+    snapshot_archive.export(stock.store(), id_of("one"), stock.folder / "file")
     rows = _rows(stock.folder / "file")
     rows[name] = (sealing.seal(lie, sealing.digest_of(lie)), len(lie))
     _replace_pack(stock.folder / "file", rows)
@@ -136,7 +136,7 @@ def _replace_pack(file: Path, rows: dict[bytes, tuple[bytes, int]]) -> None:
         [(name, box, plain) for name, (box, plain) in rows.items()], bytes(16)
     )
     with file.open("wb") as out:
-        archive_ = bundles._Archive(out, 0)
+        archive_ = snapshot_archive._Archive(out, 0)
         for name, body in [*kept, (format_pack.key_of(blake3(pack).hexdigest()), pack)]:
             archive_.add(name, body)
         archive_.end()

@@ -24,7 +24,7 @@ from vmckpt.api import keeping
 from vmckpt.errors import StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.policy.model import Keep
-from vmckpt.snapshot.pruning import Survey, plan
+from vmckpt.snapshot.prune import Survey, plan
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format import pack
 from vmckpt.store.keys import wrapped_keys

@@ -5,7 +5,7 @@ import pytest
 from tests.support.builders import host_facts
 from tests.support.snapshots import FACTS, PUBLIC
 from vmckpt.model.finding import Severity
-from vmckpt.snapshot.compatible import Side, check, version
+from vmckpt.snapshot.restore.compatibility import Side, check, version
 from vmckpt.store.format.metadata import Contents
 from vmckpt.units import Bytes
 

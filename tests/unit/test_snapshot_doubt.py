@@ -19,7 +19,7 @@ from vmckpt.agent.restore import lazy_server
 from vmckpt.capture.disks.plan import How, Parent, plan
 from vmckpt.errors import StoreError
 from vmckpt.model.disk import Bitmap, DiskFacts, checkpoint_of
-from vmckpt.snapshot import reborn
+from vmckpt.snapshot.restore import domain_xml
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.pack_writer import Packing
 from vmckpt.units import GIB, Bytes
@@ -148,5 +148,5 @@ def test_a_fork_has_its_own_uuid_in_its_firmware_too() -> None:
         "<domain><name>a</name><uuid>1</uuid><sysinfo type='smbios'><system>"
         "<entry name='uuid'>1</entry><entry name='serial'>x</entry></system></sysinfo></domain>"
     )
-    made = reborn.as_fork(xml, {}, name="f", uuid="2", macs=[], link_up=False)
+    made = domain_xml.as_fork(xml, {}, name="f", uuid="2", macs=[], link_up=False)
     assert '<entry name="uuid">2</entry><entry name="serial">x</entry>' in made

@@ -13,7 +13,7 @@ from tests.support.stocking import (
     id_of,
     stocked,
 )
-from vmckpt.snapshot import keeping
+from vmckpt.snapshot import catalog
 from vmckpt.store import gc
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format import pack
@@ -61,7 +61,7 @@ def deep(stock: Stock, store: str, *names: str) -> int:
 def collect(stock: Stock, in_: str) -> None:
     for _ in range(4):
         told = gc.collect(
-            stock.store(in_), keeping.references, grace=Seconds(0.0), life=Seconds(0.0)
+            stock.store(in_), catalog.references, grace=Seconds(0.0), life=Seconds(0.0)
         )
         assert told.missing == 0
 
@@ -131,7 +131,7 @@ def test_the_right_box_stays_while_its_pack_is_condemned(poisoned: Stock) -> Non
     store = poisoned.store()
     store.delete(id_of("two"))
     store.delete(id_of("one"))
-    gc.collect(store, keeping.references, grace=Seconds(0.0))  # condemns all of it
+    gc.collect(store, catalog.references, grace=Seconds(0.0))  # condemns all of it
     by_copy(poisoned, "one")
     store.delete(id_of("one"))
     by_copy(poisoned, "one")

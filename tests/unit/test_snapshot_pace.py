@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.snapshot.pace import PRIOR, between_failures, pace
+from vmckpt.snapshot.interval import PRIOR, between_failures, pace
 from vmckpt.units import Seconds
 
 DAY = 86400.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vmckpt.snapshot.sane import Here, against
+from vmckpt.snapshot.restore.xml_safety import Here, against
 from vmckpt.store.format.metadata import DiskMake
 
 QEMU = "xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'"

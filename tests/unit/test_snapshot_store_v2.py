@@ -7,7 +7,7 @@ import zstandard
 
 from tests.fixtures import make_store_v2 as made
 from tests.fixtures.make_store_v1 import CHUNKS, DATA_KEY, ID, SALT, WRITER
-from vmckpt.snapshot.keeping import references
+from vmckpt.snapshot.catalog import references
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format import manifest
 from vmckpt.store.format.sealing import Encrypted

@@ -13,9 +13,9 @@ from vmckpt import api
 from vmckpt.api import keeping
 from vmckpt.api.snapshots import opened_anywhere
 from vmckpt.errors import NotInStore, StoreDamaged
-from vmckpt.snapshot import verified
-from vmckpt.snapshot.keeping import look, opened
-from vmckpt.snapshot.verified import Checked, Verdict, verdict
+from vmckpt.snapshot.catalog import look, opened
+from vmckpt.snapshot.verify import results
+from vmckpt.snapshot.verify.results import Checked, Verdict, verdict
 from vmckpt.store.format import manifest
 from vmckpt.store.keys.keyring import OwnKey
 from vmckpt.store.tiered_reader import TieredReader, others, warnings
@@ -144,7 +144,7 @@ def test_a_deep_look_is_a_sealed_look_too() -> None:
 
 def of(stock: Stock, id_: str) -> Verdict:
     store = stock.store()
-    return verdict(verified.load(store, id_, stock.ring.trusted()))
+    return verdict(results.load(store, id_, stock.ring.trusted()))
 
 
 def test_verify_writes_down_what_it_found_and_show_and_list_tell_it(stock: Stock) -> None:
@@ -192,7 +192,7 @@ def test_a_store_that_takes_nothing_is_proved_all_the_same(
     def refuses(*_: object, **__: object) -> None:
         raise NotInStore("read-only")
 
-    monkeypatch.setattr(verified, "record", refuses)
+    monkeypatch.setattr(results, "record", refuses)
     code, _, wrong = stock("verify")
     assert (code, "what was found is not written down: read-only" in wrong) == (0, True)
 
@@ -201,10 +201,10 @@ def test_nobody_can_claim_what_only_a_trusted_writer_may_say(stock: Stock) -> No
     id_, other = stock.put("one", [1]), stock.put("two", [2])
     store, ring = stock.store(), stock.ring
     good = checked("deep", 5.0)
-    verified.record(store, id_, good, OwnKey(secret("a stranger")))
+    results.record(store, id_, good, OwnKey(secret("a stranger")))
     assert of(stock, id_).good is None, "a stranger's word"
 
-    verified.record(store, id_, good, ring.signing())
+    results.record(store, id_, good, ring.signing())
     assert of(stock, id_).good is True
     raw = store.backend.get(f"verified/{id_}")
     body = manifest.parsed(f"verified/{id_}", raw, "near")
@@ -214,7 +214,7 @@ def test_nobody_can_claim_what_only_a_trusted_writer_may_say(stock: Stock) -> No
     stock("copy", "one", "--to", "far")
     far = stock.store("far")
     far.backend.put(f"verified/{id_}", raw)
-    assert verified.load(far, id_, ring.trusted()) == (), "said of another store"
+    assert results.load(far, id_, ring.trusted()) == (), "said of another store"
     body["checks"][0]["good"] = False
     store.backend.put(f"verified/{id_}", manifest.written(f"verified/{id_}", body), replace=True)
     assert of(stock, id_).good is None, "changed"
@@ -243,7 +243,7 @@ def test_nonsense_is_as_if_nobody_had_looked(stock: Stock, body: Any) -> None:
     assert stock("list")[0] == 0
     assert stock("show", "one")[0] == 0
     # A check that comes after it takes its place.
-    verified.record(stock.store(), id_, checked("sealed", 1.0), stock.ring.signing())
+    results.record(stock.store(), id_, checked("sealed", 1.0), stock.ring.signing())
     assert of(stock, id_).good is True
 
 
@@ -251,12 +251,12 @@ def test_two_writers_do_not_overwrite_each_other(stock: Stock) -> None:
     id_ = stock.put("one", [1])
     store = stock.store()
     friend = OwnKey(secret("a friend"))
-    verified.record(store, id_, checked("deep", 1.0), friend)
-    verified.record(store, id_, checked("sealed", 2.0), stock.ring.signing())
-    verified.record(store, id_, replace(checked("sealed", 3.0), what="x" * 999), friend)
+    results.record(store, id_, checked("deep", 1.0), friend)
+    results.record(store, id_, checked("sealed", 2.0), stock.ring.signing())
+    results.record(store, id_, replace(checked("sealed", 3.0), what="x" * 999), friend)
 
     trusted = stock.ring.trusted() | {friend.public}
-    found = verified.load(store, id_, trusted)
+    found = results.load(store, id_, trusted)
     assert sorted((one.depth, one.at) for one in found) == [
         ("deep", 1.0), ("sealed", 2.0), ("sealed", 3.0),
     ]  # fmt: skip
@@ -266,8 +266,8 @@ def test_two_writers_do_not_overwrite_each_other(stock: Stock) -> None:
 def test_prune_counts_no_damaged_one_and_keeps_the_last_that_was_proved(stock: Stock) -> None:
     ids = [stock.put(f"n{at}", [at], tags={"schedule": "auto"}) for at in range(5)]
     store, keys = stock.store(), stock.ring.signing()
-    verified.record(store, ids[1], checked("sealed", 1.0), keys)
-    verified.record(store, ids[4], checked("sealed", 1.0, good=False), keys)
+    results.record(store, ids[1], checked("sealed", 1.0), keys)
+    results.record(store, ids[4], checked("sealed", 1.0, good=False), keys)
 
     told = json.loads(stock("prune", "--keep-last", "1", "--dry-run", "--json")[1])
     stays = {one["id"]: one["reasons"] for one in told["snapshots"] if one["stays"]}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.stocking import ALICE_KEY, Stock, stocked
-from vmckpt.snapshot import copying
-from vmckpt.snapshot.keeping import references
+from vmckpt.snapshot import copy
+from vmckpt.snapshot.catalog import references
 from vmckpt.store import fault_injection, gc
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.repository import Store
@@ -68,14 +68,14 @@ def assert_opens(stock: Stock, id_: str, far: Store) -> None:
 def test_a_collection_in_the_middle_of_a_copy_takes_no_keys(stock: Stock, point: str) -> None:
     id_, near, far = condemned(stock)
     with once(point, lambda: gc.collect(far, references, grace=GRACE)):
-        copying.copy(near, far, id_)
+        copy.copy(near, far, id_)
     assert_opens(stock, id_, far)
 
 
 @pytest.mark.parametrize("point", ["gc: decided", "gc: to be looked for again"])
 def test_a_copy_in_the_middle_of_a_collection_keeps_its_keys(stock: Stock, point: str) -> None:
     id_, near, far = condemned(stock)
-    with once(point, lambda: copying.copy(near, far, id_)):
+    with once(point, lambda: copy.copy(near, far, id_)):
         gc.collect(far, references, grace=GRACE)
     assert_opens(stock, id_, far)
 
@@ -86,7 +86,7 @@ def test_keys_of_a_snapshot_that_was_copied_meanwhile_are_there_all_the_time(
     """A reader must not miss them, and a collection that dies must not have taken them."""
     id_, near, far = condemned(stock)
     with (
-        once("gc: decided", lambda: copying.copy(near, far, id_)),
+        once("gc: decided", lambda: copy.copy(near, far, id_)),
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(LocalFolder, "delete", undeletable(f"wraps/{id_}"))

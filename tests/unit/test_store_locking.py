@@ -19,7 +19,7 @@ from tests.support.store_locking import (
     Cell,
     Work,
 )
-from vmckpt.snapshot import keeping
+from vmckpt.snapshot import catalog
 from vmckpt.store import gc, locks
 from vmckpt.store.format import manifest
 from vmckpt.store.locks import Lock
@@ -74,12 +74,12 @@ def collecting(stock: Stock) -> Iterator[None]:
 def reading(stock: Stock) -> Iterator[None]:
     store = stock.store()
     trusted = stock.ring.trusted()
-    looked = keeping.look(store, id_of("one"), trusted)
+    looked = catalog.look(store, id_of("one"), trusted)
     key = stock.identity("alice")
     from vmckpt.store.keys import identity as keys_identity  # noqa: PLC0415
 
     identity = keys_identity.load(key)
-    private, sealing = keeping.opened(store, looked, lambda: identity, trusted)
+    private, sealing = catalog.opened(store, looked, lambda: identity, trusted)
     with store.reader(sealing) as reader:
         reader.read(private.chunks[0])
         yield

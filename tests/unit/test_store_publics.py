@@ -10,7 +10,7 @@ import pytest
 from tests.support.stocking import Stock, id_of, stocked
 from vmckpt.errors import NotInStore, StoreError
 from vmckpt.model.disk import StorePlace
-from vmckpt.snapshot import keeping, pruning
+from vmckpt.snapshot import catalog, prune
 from vmckpt.store import repository, snapshot_list
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format import manifest
@@ -59,8 +59,8 @@ def test_a_manifest_is_read_whole_once(
 
     again = cached(stock, tmp_path)
     assert snapshot_list.proved(again) == first
-    assert pruning.survey(again, stock.ring.trusted()).known == first
-    assert keeping.find(again, "two") == id_of("two")
+    assert prune.survey(again, stock.ring.trusted()).known == first
+    assert catalog.find(again, "two") == id_of("two")
     assert not read
 
 
@@ -69,7 +69,7 @@ def test_a_name_is_found_by_the_beginning_of_manifests(
 ) -> None:
     sizes = {one.id: one.size for one in stock.store().manifests()}
     monkeypatch.setattr(snapshot_list, "_FIRST", min(sizes.values()) - 96)
-    assert keeping.find(stock.store(), "one") == id_of("one")
+    assert catalog.find(stock.store(), "one") == id_of("one")
     assert all(0 < read[id_] < sizes[id_] for id_ in sizes)
 
 

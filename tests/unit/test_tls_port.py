@@ -16,8 +16,8 @@ from vmckpt.capture.nbd.client import Client
 from vmckpt.capture.nbd.protocol import Tcp
 from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
-from vmckpt.snapshot import tlsport
-from vmckpt.snapshot.tlsport import Port
+from vmckpt.snapshot import nbd_tls_port
+from vmckpt.snapshot.nbd_tls_port import Port
 from vmckpt.units import MIB
 
 CONTENT = os.urandom(MIB) + bytes(MIB)
@@ -32,7 +32,7 @@ EXPORTS = {"vda": export(CONTENT), "v,d b": export(CONTENT[::-1])}
 
 @pytest.fixture
 def port() -> Iterator[Port]:
-    with tlsport.served(EXPORTS, Tcp("127.0.0.1", 0)) as made:
+    with nbd_tls_port.served(EXPORTS, Tcp("127.0.0.1", 0)) as made:
         yield made
     assert not made.key_directory.exists()
 
@@ -93,7 +93,7 @@ def test_it_listens_on_this_machine_alone() -> None:
             (Tcp("example.org", 0), "give an address"),
             (Tcp("127.0.0.1", taken.getsockname()[1]), "cannot listen there"),
         ):
-            with pytest.raises(BadInput, match=why), tlsport.served(EXPORTS, place):
+            with pytest.raises(BadInput, match=why), nbd_tls_port.served(EXPORTS, place):
                 pass
 
 
@@ -109,7 +109,7 @@ def test_a_program_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PATH", "/nowhere")
     with (
         pytest.raises(BadInput, match="install qemu-system-common"),
-        tlsport.served(EXPORTS, Tcp("127.0.0.1", 0)),
+        nbd_tls_port.served(EXPORTS, Tcp("127.0.0.1", 0)),
     ):
         pass
 
@@ -122,7 +122,7 @@ def test_a_runtime_directory_is_used_if_it_is_ours_alone(
     place.mkdir()
     place.chmod(mode)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
-    with tlsport.own_directory() as made:
+    with nbd_tls_port.own_directory() as made:
         assert (made.parent == place) is used
         assert stat.S_IMODE(made.stat().st_mode) == 0o700
     assert not made.exists()
@@ -135,5 +135,5 @@ def test_the_runtime_directory_of_another_user_is_not_used(
     place.mkdir(mode=0o700)
     run("chown", "nobody", place)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
-    with tlsport.own_directory() as made:
+    with nbd_tls_port.own_directory() as made:
         assert made.parent != place

@@ -10,10 +10,11 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import leases as identities
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller
-from vmckpt.snapshot import booting, keeping, verified
-from vmckpt.snapshot.booting import Booted
-from vmckpt.snapshot.keeping import Identity
-from vmckpt.snapshot.verified import Checked
+from vmckpt.snapshot import catalog
+from vmckpt.snapshot.catalog import Identity
+from vmckpt.snapshot.verify import boot_test, results
+from vmckpt.snapshot.verify.boot_test import Booted
+from vmckpt.snapshot.verify.results import Checked
 from vmckpt.store.format.metadata import Contents
 from vmckpt.units import Seconds
 
@@ -38,7 +39,7 @@ async def boot(
                 mend="restore it as another guest with --as, and start that",
             )
         host = inventory.host(on or opened.public.host)
-        booted = await booting.boot(host, opened, folder, watch, caller)
+        booted = await boot_test.boot(host, opened, folder, watch, caller)
         await asyncio.to_thread(_record, place, booted, caller)
         each(booted)
         found.append(booted)
@@ -49,11 +50,11 @@ def _record(place: StorePlace, booted: Booted, caller: Caller) -> None:
     """Write it down beside the snapshot; a store that cannot be written is no proof against it."""
     keys = snapshots.keyring().signing()
     found = Checked(
-        depth=verified.BOOT, at=time.time(), good=booted.lives,
+        depth=results.BOOT, at=time.time(), good=booted.lives,
         what="" if booted.lives else booted.why, by=identities.asked_by(), signer=keys.public.hex(),
     )  # fmt: skip
     try:
-        verified.record(snapshots.open_place(place), booted.snapshot, found, keys)
+        results.record(snapshots.open_place(place), booted.snapshot, found, keys)
     except StoreError as exc:
         caller.warn(f"what was found could not be written down: {exc}")
 
@@ -61,7 +62,7 @@ def _record(place: StorePlace, booted: Booted, caller: Caller) -> None:
 def _newest(place: StorePlace) -> list[str]:
     store = snapshots.open_place(place)
     newest: dict[str, tuple[float, str]] = {}
-    for id_, public in keeping.readable(store).items():
+    for id_, public in catalog.readable(store).items():
         if public.contents is Contents.MEMORY:
             mine = (public.made_at, id_)
             newest[public.guest_uuid] = max(newest.get(public.guest_uuid, mine), mine)

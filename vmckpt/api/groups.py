@@ -8,12 +8,14 @@ from vmckpt.errors import BadInput, NotInStore, StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance
 from vmckpt.model.events import Caller
-from vmckpt.snapshot import group, grouping, keeping, restoring_group
-from vmckpt.snapshot.grouping import GroupTaken
-from vmckpt.snapshot.keeping import Identity
-from vmckpt.snapshot.requests import RestoreRequest, TakeRequest
-from vmckpt.snapshot.restoring import Opened
-from vmckpt.snapshot.restoring_group import GroupRestored
+from vmckpt.snapshot import catalog
+from vmckpt.snapshot.catalog import Identity
+from vmckpt.snapshot.group import create, rules
+from vmckpt.snapshot.group import restore as group_restore
+from vmckpt.snapshot.group.create import GroupTaken
+from vmckpt.snapshot.group.restore import GroupRestored
+from vmckpt.snapshot.request import RestoreRequest, TakeRequest
+from vmckpt.snapshot.restore.restore import Opened
 from vmckpt.store.format.metadata import Public
 
 
@@ -26,11 +28,11 @@ async def take(
 ) -> GroupTaken:
     """Take a snapshot of several guests as one cut, wherever they run; see snapshot.grouping."""
     inventory.may_act()
-    told = group.check_names(names)
+    told = rules.check_names(names)
     kept_in = inventory.store(store)
     found = await fleet.guests(inventory)
     places = [(snapshots.host_of(inventory, name, found), name) for name in told]
-    return await grouping.take(
+    return await create.take(
         places, kept_in, snapshots.keyring(), request, caller, hosts=inventory.hosts
     )
 
@@ -60,7 +62,7 @@ async def restore(
     members = [(inventory.host(on or one.public.host), one) for one in opened]
     for host in {one.name for one, _ in members}:
         await asyncio.to_thread(maintenance.refuse, host)
-    return await restoring_group.restore(
+    return await group_restore.restore(
         request.snapshot, members, request, caller, hosts=inventory.hosts
     )
 
@@ -79,13 +81,13 @@ def _members(inventory: Inventory, name: str | None, id_: str) -> Sequence[Publi
     there = []
     for place in places or [inventory.store()]:
         try:
-            told = keeping.readable(snapshots.open_place(place)).values()
+            told = catalog.readable(snapshots.open_place(place)).values()
         except StoreError as exc:
             if len(places) < 2:
                 raise
             there.append(f"{place.name} does not answer ({exc.message})")
             continue
-        standing = group.standing(told).get(id_)
+        standing = rules.standing(told).get(id_)
         if standing is not None and standing.whole:
             return [one for one in told if one.group == id_]
         if standing is not None:

@@ -14,13 +14,19 @@ from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller
 from vmckpt.model.guest import GuestState
 from vmckpt.model.migration import Outcome
-from vmckpt.snapshot import guarding, restoring
-from vmckpt.snapshot.guarding import Ending, Guarded, GuardRequest
-from vmckpt.snapshot.keeping import Identity
-from vmckpt.snapshot.outside import Outside, in_words
-from vmckpt.snapshot.requests import Restored, RestoreRequest, Taken, TakeRequest
-from vmckpt.snapshot.restoring import Opened
-from vmckpt.snapshot.steps import Step
+from vmckpt.snapshot import guard_rules
+from vmckpt.snapshot.catalog import Identity
+from vmckpt.snapshot.guard import Outside, in_words
+from vmckpt.snapshot.guard_rules import Ending, Guarded, GuardRequest
+from vmckpt.snapshot.request import (
+    Restored,
+    RestoreRequest,
+    Step,
+    Taken,
+    TakeRequest,
+)
+from vmckpt.snapshot.restore import restore
+from vmckpt.snapshot.restore.restore import Opened
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.keys.identity import public_of
 from vmckpt.store.keys.keyring import Keyring
@@ -51,7 +57,7 @@ async def guard(
         if at == host and request.guest in (one.uuid, one.name)
     )
     take = TakeRequest(
-        guest=request.guest, name=request.name, tags=guarding.tags(request.command)
+        guest=request.guest, name=request.name, tags=guard_rules.tags(request.command)
     )  # fmt: skip
     taken = await snapshots.take(inventory, store, take, caller)
     opened = await _way_is_open(inventory, place, taken, caller, identity)
@@ -99,7 +105,7 @@ async def _way_is_open(
         opened = await asyncio.to_thread(snapshots.opened_in, place, taken.id, identity)
         back = RestoreRequest(snapshot=taken.id, end_running=True)
         # What it warns of is what another host may lack: this one runs the guest.
-        await restoring.rehearse(inventory.host(taken.host), opened, back)
+        await restore.rehearse(inventory.host(taken.host), opened, back)
     except VmckptError:
         caller.warn("there would be no way back: the command was not run")
         await asyncio.to_thread(_delete, place, taken.id)
@@ -149,7 +155,7 @@ class _Guarding:
             self.recorder.finish(Outcome.FAILED, {"error": str(exc)})
             self.caller.warn(
                 f"the checkpoint {self.taken.id} is kept; the way back is"
-                f" {guarding.way_back(self.taken.id, self.place.name)}"
+                f" {guard_rules.way_back(self.taken.id, self.place.name)}"
             )
             raise
         ending = Ending.BACK if why else Ending.KEPT
@@ -167,11 +173,11 @@ class _Guarding:
     async def _wrong(self) -> str:
         """Run the command, and look at the guest; why it must go back, or nothing."""
         try:
-            self.status = await self.outside.run(self.request.command, guarding.told(self.taken))
+            self.status = await self.outside.run(self.request.command, guard_rules.told(self.taken))
         except BadInput as exc:
             self.status = 127  # as a shell says it
             self.caller.warn(str(exc))
-        why = guarding.wrong_with_command(self.status, stopped=self.caller.stop.is_set())
+        why = guard_rules.wrong_with_command(self.status, stopped=self.caller.stop.is_set())
         return why or await self._wrong_after()
 
     async def _wrong_after(self) -> str:
@@ -180,7 +186,7 @@ class _Guarding:
             self.checks += 1
             why = await self._wrong_now(Seconds(give_up - time.monotonic()))
             if self.caller.stop.is_set():
-                return guarding.wrong_with_command(0, stopped=True)
+                return guard_rules.wrong_with_command(0, stopped=True)
             left = give_up - time.monotonic()
             if not why or left <= 0:
                 return why
@@ -191,11 +197,11 @@ class _Guarding:
 
     async def _wrong_now(self, left: Seconds) -> str:
         states, silent = await _states(self.inventory, self.opened.public.guest_uuid)
-        why = guarding.wrong_with_guest(states, silent, was_paused=self.was_paused)
+        why = guard_rules.wrong_with_guest(states, silent, was_paused=self.was_paused)
         if why or self.request.check is None:
             return why
         try:
-            told = guarding.told(self.taken)
+            told = guard_rules.told(self.taken)
             status = await self.outside.shell(
                 self.request.check, told, Seconds(max(left, 0.1))
             )  # fmt: skip

@@ -16,24 +16,29 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import leases as journal_leases
 from vmckpt.policy.model import Keep
 from vmckpt.snapshot import (
-    bundles,
-    copying,
+    archive,
+    catalog,
     diff,
-    keeping,
-    proving,
-    pruning,
-    repairing,
-    tiers,
-    verified,
 )
-from vmckpt.snapshot.copying import Moved
+from vmckpt.snapshot import (
+    catalog as snapshot_catalog,
+)
+from vmckpt.snapshot import (
+    copy as snapshot_copy,
+)
+from vmckpt.snapshot import (
+    prune as snapshot_prune,
+)
+from vmckpt.snapshot.catalog import Found, Identity, Looked, Progress
+from vmckpt.snapshot.copy import Moved
 from vmckpt.snapshot.diff import RegionDiff
-from vmckpt.snapshot.keeping import Identity, Looked, Progress
-from vmckpt.snapshot.proving import Depth, Proved
-from vmckpt.snapshot.pruning import Fate
-from vmckpt.snapshot.repairing import Repaired
-from vmckpt.snapshot.tiers import Found
-from vmckpt.snapshot.verified import Verdict
+from vmckpt.snapshot.prune import Fate
+from vmckpt.snapshot.verify import repair as verify_repair
+from vmckpt.snapshot.verify import results
+from vmckpt.snapshot.verify import verify as verify_verify
+from vmckpt.snapshot.verify.repair import Repaired
+from vmckpt.snapshot.verify.results import Verdict
+from vmckpt.snapshot.verify.verify import Depth, Proved
 from vmckpt.store import gc as collecting
 from vmckpt.store.format.metadata import Public
 from vmckpt.store.format.private_part import Private
@@ -53,7 +58,7 @@ def open_store(inventory: Inventory, name: str | None) -> Store:
 def located(inventory: Inventory, store: str | None, word: str) -> Found:
     """A snapshot in the store of that name, or wherever it is. Raises NotInStore, StoreError."""
     places = [inventory.store(store)] if store is not None else list(inventory.stores.values())
-    return tiers.find(places or [inventory.store()], open_place, word)
+    return snapshot_catalog.find_anywhere(places or [inventory.store()], open_place, word)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +82,13 @@ def show(inventory: Inventory, store: str | None, word: str, identity: Identity 
     opened = found.store
     ring = keyring()
     trusted = ring.trusted()
-    looked = keeping.look(opened, found.id, trusted)
+    looked = catalog.look(opened, found.id, trusted)
     return Shown(
         looked=looked,
         stores=tuple(one.place.name for one in found.tiers),
-        verdict=verified.verdict(verified.load(opened, found.id, trusted)),
+        verdict=results.verdict(results.load(opened, found.id, trusted)),
         admins=ring.admins(),
-        open=lambda: keeping.opened(opened, looked, identity, trusted)[0],
+        open=lambda: catalog.opened(opened, looked, identity, trusted)[0],
     )
 
 
@@ -137,9 +142,9 @@ def compare(
     """What changed from the first to the second. Raises NotInStore, BadInput, StoreError."""
     opened = open_store(inventory, store)
     trusted = keyring().trusted()
-    before, after = (keeping.look(opened, keeping.find(opened, word), trusted) for word in words)
-    old, _ = keeping.opened(opened, before, identity, trusted)
-    new, _ = keeping.opened(opened, after, identity, trusted)
+    before, after = (catalog.look(opened, catalog.find(opened, word), trusted) for word in words)
+    old, _ = catalog.opened(opened, before, identity, trusted)
+    new, _ = catalog.opened(opened, after, identity, trusted)
     return Compared(before=before.public, after=after.public, regions=diff.compare(old, new))
 
 
@@ -162,15 +167,15 @@ def verify(
         opened = located(inventory, None, words[0]).store
     else:
         opened = open_store(inventory, store)
-    ids = tuple(dict.fromkeys(keeping.find(opened, word) for word in words))
+    ids = tuple(dict.fromkeys(catalog.find(opened, word) for word in words))
     ring = keyring()
-    found = proving.prove(
+    found = verify_verify.prove(
         opened, ids, depth, trusted=ring.trusted(), identity=identity, progress=progress
     )
     if not inventory.read_only:
         try:
             by = journal_leases.asked_by()
-            verified.write_down(opened, found, ring.signing(), by=by, at=time.time())
+            results.write_down(opened, found, ring.signing(), by=by, at=time.time())
         except StoreError as exc:
             warn(f"what was found is not written down: {exc}")
     return found
@@ -185,14 +190,14 @@ def repair(
     others = [open_store(inventory, one) for one in dict.fromkeys(sources)]
     if any(one.id == opened.id for one in others):
         raise BadInput("a store cannot be mended from itself", mend="name another one with --from")
-    return repairing.repair(opened, others, progress)
+    return verify_repair.repair(opened, others, progress)
 
 
 def pin(inventory: Inventory, store: str | None, word: str, why: str) -> str:
     """Keep a snapshot from being deleted; its id. Raises NotInStore, StoreError."""
     inventory.may_act()
     opened = open_store(inventory, store)
-    id_ = keeping.find(opened, word)
+    id_ = catalog.find(opened, word)
     opened.pin(id_, why)
     return id_
 
@@ -201,7 +206,7 @@ def unpin(inventory: Inventory, store: str | None, word: str) -> str:
     """Let a snapshot be deleted again; its id. Raises NotInStore, StoreError."""
     inventory.may_act()
     opened = open_store(inventory, store)
-    id_ = keeping.find(opened, word)
+    id_ = catalog.find(opened, word)
     opened.unpin(id_)
     return id_
 
@@ -226,12 +231,12 @@ def doomed(inventory: Inventory, store: str | None, words: Sequence[str]) -> Doo
     """Find what is to be deleted. Raises ReadOnly, NotInStore, BadInput, also if one is pinned."""
     inventory.may_act()
     opened = open_store(inventory, store)
-    ids = tuple(dict.fromkeys(keeping.find(opened, word) for word in words))
+    ids = tuple(dict.fromkeys(catalog.find(opened, word) for word in words))
     for id_ in sorted(opened.pins().intersection(ids)):
         raise BadInput(
             f"snapshot {id_} is pinned; nothing was deleted", mend=f"vmckpt snapshot unpin {id_}"
         )
-    return Doomed(store=opened, ids=ids, known=keeping.readable(opened, ids))
+    return Doomed(store=opened, ids=ids, known=catalog.readable(opened, ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +249,7 @@ class Pruning:
 
     def carry_out(self) -> Iterator[Fate]:
         """Delete what goes; tells of each. Raises StoreError."""
-        return pruning.carry_out(self.store, self.fates)
+        return snapshot_prune.carry_out(self.store, self.fates)
 
 
 def prune(
@@ -254,9 +259,9 @@ def prune(
     if not dry_run:
         inventory.may_act()
     opened = open_store(inventory, store)
-    found = pruning.survey(opened, keyring().trusted())
-    name = pruning.schedule_of(found, schedule, opened.backend.where)
-    fates = pruning.plan(found, keep, schedule=name, now=time.time(), zone=local_zone())
+    found = snapshot_prune.survey(opened, keyring().trusted())
+    name = snapshot_prune.schedule_of(found, schedule, opened.backend.where)
+    fates = snapshot_prune.plan(found, keep, schedule=name, now=time.time(), zone=local_zone())
     return Pruning(store=opened, schedule=name, fates=fates)
 
 
@@ -287,7 +292,7 @@ def collect(
         inventory.may_act()
     opened = open_store(inventory, store)
     done = collecting.collect(
-        opened, keeping.references, grace=grace, dry_run=dry_run, progress=say
+        opened, catalog.references, grace=grace, dry_run=dry_run, progress=say
     )
     return opened.backend.where, done
 
@@ -298,8 +303,8 @@ def copy(
     """Copy snapshots into another store; tells of each. Raises BadInput, StoreError."""
     inventory.may_act()
     source, target = open_store(inventory, from_), open_store(inventory, to)
-    ids = dict.fromkeys(keeping.find(source, word) for word in words)
-    return (copying.copy(source, target, id_, progress) for id_ in ids)
+    ids = dict.fromkeys(catalog.find(source, word) for word in words)
+    return (snapshot_copy.copy(source, target, id_, progress) for id_ in ids)
 
 
 def export(
@@ -307,10 +312,10 @@ def export(
 ) -> Moved:
     """Write a snapshot into a new file. Raises BadInput, StoreError."""
     opened = open_store(inventory, store)
-    return bundles.export(opened, keeping.find(opened, word), path, progress)
+    return archive.export(opened, catalog.find(opened, word), path, progress)
 
 
 def import_(inventory: Inventory, store: str | None, path: Path, progress: Progress) -> Moved:
     """Put what a file holds into a store. Raises KeyRefused, StoreError."""
     inventory.may_act()
-    return bundles.import_(open_store(inventory, store), path, keyring().trusted(), progress)
+    return archive.import_(open_store(inventory, store), path, keyring().trusted(), progress)

@@ -10,9 +10,9 @@ from vmckpt.api.keeping import open_store
 from vmckpt.api.snapshots import keyring
 from vmckpt.errors import KeyRefused
 from vmckpt.inventory import Inventory
-from vmckpt.snapshot import rekeying
-from vmckpt.snapshot.keeping import Identity
-from vmckpt.snapshot.rekeying import Rotated
+from vmckpt.snapshot import rekey
+from vmckpt.snapshot.catalog import Identity
+from vmckpt.snapshot.rekey import Rotated
 from vmckpt.store.keys import identity as keys_identity
 from vmckpt.store.keys import keyring as keys_keyring
 from vmckpt.store.keys.keyring import Named
@@ -130,4 +130,4 @@ def rotate(
         keyring().remove_admin(drop)
     admins = [one.key for one in left]
     for store in opened:
-        yield rekeying.rotate(store, key, admins, trusted, dry_run=dry_run, progress=progress)
+        yield rekey.rotate(store, key, admins, trusted, dry_run=dry_run, progress=progress)

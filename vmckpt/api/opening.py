@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from vmckpt.api.keeping import located
 from vmckpt.api.snapshots import keyring
 from vmckpt.inventory import Inventory
-from vmckpt.snapshot import keeping
-from vmckpt.snapshot.keeping import Identity
-from vmckpt.snapshot.opening import Browse
+from vmckpt.snapshot import catalog
+from vmckpt.snapshot.browse import Browse
+from vmckpt.snapshot.catalog import Identity
 from vmckpt.store.tiered_reader import TieredReader
 
 
@@ -20,7 +20,7 @@ def opened(
     wherever it is. Raises StoreError, BadInput."""
     found = located(inventory, store, snapshot)
     trusted = keyring().trusted()
-    looked = keeping.look(found.store, found.id, trusted)
-    private, sealing = keeping.opened(found.store, looked, identity, trusted)
+    looked = catalog.look(found.store, found.id, trusted)
+    private, sealing = catalog.opened(found.store, looked, identity, trusted)
     with TieredReader([one.store for one in found.tiers], sealing) as reader:
         yield Browse(looked.public, private, reader)

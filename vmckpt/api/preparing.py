@@ -7,21 +7,21 @@ from vmckpt.api import fleet, snapshots
 from vmckpt.inventory import Inventory
 from vmckpt.lease import replicas
 from vmckpt.model.events import Caller
-from vmckpt.snapshot import preparing
-from vmckpt.snapshot.preparing import Readiness
+from vmckpt.snapshot import prepare
+from vmckpt.snapshot.prepare import Readiness
 
 
 async def look(inventory: Inventory, guest: str) -> Readiness:
     """What a guest lacks, wherever it is; see snapshot.preparing."""
     host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
-    return await _with_lease_store(inventory, await preparing.look(host, guest))
+    return await _with_lease_store(inventory, await prepare.look(host, guest))
 
 
 async def make_ready(inventory: Inventory, guest: str, caller: Caller) -> Readiness:
     """Change what is stored of it; see snapshot.preparing."""
     inventory.may_act()
     host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
-    return await _with_lease_store(inventory, await preparing.make_ready(host, guest, caller))
+    return await _with_lease_store(inventory, await prepare.make_ready(host, guest, caller))
 
 
 async def _with_lease_store(inventory: Inventory, found: Readiness) -> Readiness:

@@ -27,9 +27,9 @@ from vmckpt.service.serving import Service, Setting, Told
 from vmckpt.service.shelves import Shelves
 from vmckpt.service.tending import Cut, Take
 from vmckpt.service.vigil import Vigil
-from vmckpt.snapshot.grouping import GroupTaken
-from vmckpt.snapshot.keeping import Identity
-from vmckpt.snapshot.requests import Taken, TakeRequest
+from vmckpt.snapshot.catalog import Identity
+from vmckpt.snapshot.group.create import GroupTaken
+from vmckpt.snapshot.request import Taken, TakeRequest
 from vmckpt.store.format.metadata import SCHEDULE
 
 PAGES = "pages"

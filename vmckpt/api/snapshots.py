@@ -14,12 +14,21 @@ from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
-from vmckpt.snapshot import group, keeping, restoring, taking, tiers, verified
-from vmckpt.snapshot.group import Standing
-from vmckpt.snapshot.keeping import Identity
-from vmckpt.snapshot.requests import Restored, RestoreRequest, Taken, TakeRequest
-from vmckpt.snapshot.restoring import Opened
-from vmckpt.snapshot.verified import UNKNOWN, Verdict
+from vmckpt.snapshot import catalog, create
+from vmckpt.snapshot import catalog as snapshot_catalog
+from vmckpt.snapshot.catalog import Identity
+from vmckpt.snapshot.group import rules
+from vmckpt.snapshot.group.rules import Standing
+from vmckpt.snapshot.request import (
+    Restored,
+    RestoreRequest,
+    Taken,
+    TakeRequest,
+)
+from vmckpt.snapshot.restore import restore as restore_restore
+from vmckpt.snapshot.restore.restore import Opened
+from vmckpt.snapshot.verify import results
+from vmckpt.snapshot.verify.results import UNKNOWN, Verdict
 from vmckpt.store import repository, snapshot_list
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.format import manifest
@@ -60,7 +69,7 @@ async def take(
     inventory.may_act()
     kept_in = inventory.store(store)
     host = host_of(inventory, request.guest, await fleet.guests(inventory))
-    return await taking.take(host, kept_in, keyring(), request, caller, hosts=inventory.hosts)
+    return await create.take(host, kept_in, keyring(), request, caller, hosts=inventory.hosts)
 
 
 def host_of(inventory: Inventory, guest: str, told: FoundGuests) -> Host:
@@ -100,7 +109,7 @@ async def restore(
     host = inventory.host(on or opened.public.host)
     if not closed_too:
         await asyncio.to_thread(maintenance.refuse, host.name)
-    return await restoring.restore(host, opened, request, caller, hosts=inventory.hosts)
+    return await restore_restore.restore(host, opened, request, caller, hosts=inventory.hosts)
 
 
 def opened_anywhere(
@@ -111,7 +120,7 @@ def opened_anywhere(
     places = list(inventory.stores.values()) or [inventory.store()]
     if name is not None:
         return opened_in(inventory.store(name), word, identity)
-    found = tiers.find(places, open_place, word)
+    found = snapshot_catalog.find_anywhere(places, open_place, word)
     opened = opened_in(found.tiers[0].place, found.id, identity)
     # A chunk may be in a store that does not have this snapshot, but one that shares it.
     others = tuple(one for one in places if one.name != opened.store.name)
@@ -122,9 +131,9 @@ def opened_in(place_: StorePlace, word: str, identity: Identity | None) -> Opene
     """Open a snapshot that a trusted writer signed. Raises StoreError, BadInput."""
     store = open_place(place_)
     trusted = keyring().trusted()
-    id_ = keeping.find(store, word)
+    id_ = catalog.find(store, word)
     found = manifest.decode(store.manifest(id_), id_, trusted)
-    key = keeping.data_key(store, found, identity)
+    key = catalog.data_key(store, found, identity)
     return Opened(
         store=replace(place_, id=store.id), public=found.public, private=found.private(key),
         data_key=key, trusted=trusted,
@@ -159,7 +168,7 @@ def listing(inventory: Inventory, name: str | None, guest: str | None = None) ->
     pins, trusted = store.pins(), keyring().trusted()
     found = []
     everything = []
-    checks = verified.verdicts(store, trusted)
+    checks = results.verdicts(store, trusted)
     for id_, public in snapshot_list.proved(store).items():
         if not isinstance(public, Public):
             wrong = str(public)
@@ -178,7 +187,7 @@ def listing(inventory: Inventory, name: str | None, guest: str | None = None) ->
                     verdict=checks.get(id_, UNKNOWN),
                 )
             )
-    groups = group.standing(everything)
+    groups = rules.standing(everything)
     found = [
         replace(one, group=groups[one.public.group])
         if one.public is not None and one.public.group is not None

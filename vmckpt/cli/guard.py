@@ -15,9 +15,9 @@ from vmckpt.units import Seconds, show_seconds
 
 if TYPE_CHECKING:
     from vmckpt import api
-    from vmckpt.snapshot.guarding import Guarded, GuardRequest
-    from vmckpt.snapshot.keeping import Identity
-    from vmckpt.snapshot.outside import Outside
+    from vmckpt.snapshot.catalog import Identity
+    from vmckpt.snapshot.guard import Outside
+    from vmckpt.snapshot.guard_rules import Guarded, GuardRequest
 
 app = typer.Typer(name="guard", rich_markup_mode=None, add_completion=False)
 
@@ -65,8 +65,8 @@ def guard(
         vmckpt guard db1 --check 'pg_isready -h db1' --check-for 5m --drop -- ./new-firmware.sh
     """
     from vmckpt import api
-    from vmckpt.snapshot.guarding import CHECK_FOR, Ending, GuardRequest
-    from vmckpt.snapshot.outside import Outside
+    from vmckpt.snapshot.guard import Outside
+    from vmckpt.snapshot.guard_rules import CHECK_FOR, Ending, GuardRequest
 
     if not command:
         raise BadInput("no command to be guarded", mend="add it after --")

@@ -12,7 +12,7 @@ from vmckpt.model.events import Event
 
 if TYPE_CHECKING:
     from vmckpt import api
-    from vmckpt.snapshot.preparing import Readiness
+    from vmckpt.snapshot.prepare import Readiness
 
 app = typer.Typer(name="prepare", rich_markup_mode=None, add_completion=False)
 

@@ -16,8 +16,8 @@ from vmckpt.units import Seconds, show_seconds
 
 if TYPE_CHECKING:
     from vmckpt import api
-    from vmckpt.snapshot.booting import Booted
-    from vmckpt.snapshot.keeping import Identity
+    from vmckpt.snapshot.catalog import Identity
+    from vmckpt.snapshot.verify.boot_test import Booted
 
 BOOT = Annotated[
     bool,
@@ -41,7 +41,7 @@ def boot(
     """Bring them to life, one after the other; without words the newest of every guest."""
     from vmckpt import api
     from vmckpt.api import booting
-    from vmckpt.snapshot.booting import WATCH
+    from vmckpt.snapshot.verify.boot_test import WATCH
 
     if scratch is not None and not scratch.is_absolute():
         raise BadInput(f"--scratch {scratch}: say the whole path, as that host sees it")

@@ -22,8 +22,8 @@ from vmckpt.units import Seconds, show_bytes
 
 if TYPE_CHECKING:
     from vmckpt.api.keeping import Pruning
-    from vmckpt.snapshot.copying import Moved
-    from vmckpt.snapshot.pruning import Fate
+    from vmckpt.snapshot.copy import Moved
+    from vmckpt.snapshot.prune import Fate
     from vmckpt.store.gc import Collected
 
 _MOST = 100_000
@@ -177,7 +177,7 @@ def prune(
 
 
 def _print_fates(found: "Pruning") -> None:
-    from vmckpt.snapshot.keeping import when
+    from vmckpt.snapshot.catalog import when
 
     table = output.table("snapshot", "name", "guest", "made (UTC)", "", "why")
     for one in found.fates:

@@ -20,7 +20,7 @@ from vmckpt.errors import KeyRefused, StoreDamaged
 
 if TYPE_CHECKING:
     from vmckpt.api.keeping_keys import Keys
-    from vmckpt.snapshot.rekeying import Rotated
+    from vmckpt.snapshot.rekey import Rotated
     from vmckpt.store.keys.keyring import Named
 
 keys = typer.Typer(name="keys", invoke_without_command=True, rich_markup_mode=None)

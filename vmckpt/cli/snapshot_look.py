@@ -13,9 +13,9 @@ from vmckpt.units import Bytes, show_bytes
 
 if TYPE_CHECKING:
     from vmckpt.api.keeping import Compared, Shown
-    from vmckpt.snapshot.booting import Booted
-    from vmckpt.snapshot.proving import Proved
-    from vmckpt.snapshot.repairing import Repaired
+    from vmckpt.snapshot.verify.boot_test import Booted
+    from vmckpt.snapshot.verify.repair import Repaired
+    from vmckpt.snapshot.verify.verify import Proved
     from vmckpt.store.format.metadata import Public
     from vmckpt.store.format.private_part import Private
 
@@ -150,7 +150,7 @@ def verify(
     """
     from vmckpt import api
     from vmckpt.api import keeping
-    from vmckpt.snapshot.proving import Depth
+    from vmckpt.snapshot.verify.verify import Depth
 
     if sealed and deep:
         raise BadInput("--deep reads what --sealed leaves closed", mend="say one of them")
@@ -203,7 +203,7 @@ def _print_repaired(mended: "Repaired") -> None:
 
 
 def _print_proof(found: "Proved") -> None:
-    from vmckpt.snapshot.proving import Depth
+    from vmckpt.snapshot.verify.verify import Depth
 
     for flaw in found.flaws:
         output.out.print(str(flaw), soft_wrap=True)
@@ -228,7 +228,7 @@ def _print_rows(rows: list[tuple[str, str]]) -> None:
 
 
 def _public_rows(found: "Shown") -> list[tuple[str, str]]:
-    from vmckpt.snapshot.keeping import when
+    from vmckpt.snapshot.catalog import when
     from vmckpt.store.keys.key_files import fingerprint
 
     told = found.looked.public
@@ -266,7 +266,7 @@ def _public_rows(found: "Shown") -> list[tuple[str, str]]:
 
 
 def _verified(found: "Shown") -> str:
-    from vmckpt.snapshot.keeping import when
+    from vmckpt.snapshot.catalog import when
 
     last = found.verdict.last
     if last is None:

@@ -21,8 +21,8 @@ from vmckpt.units import Bytes, show_bytes
 if TYPE_CHECKING:
     from vmckpt.capture.nbd.protocol import Tcp
     from vmckpt.capture.nbd.session import Export
-    from vmckpt.snapshot.insides import Entry
-    from vmckpt.snapshot.opening import Browse
+    from vmckpt.snapshot.browse import Browse
+    from vmckpt.snapshot.files import Entry
 
 _DISK = re.compile(r"([^:]+)(?::([0-9]{1,3}))?")
 _PORT = re.compile(r"(?:(.+):)?([0-9]{1,5})")
@@ -143,13 +143,13 @@ def _exports(browse: "Browse", disk: str | None) -> "Mapping[str, Export]":
 def _serve(browse: "Browse", disk: str | None, path: Path | None, *, json: bool) -> None:
     from vmckpt.capture.nbd.protocol import Unix
     from vmckpt.capture.nbd.server import Server
-    from vmckpt.snapshot import tlsport
+    from vmckpt.snapshot import nbd_tls_port
 
     exports = _exports(browse, disk)
     with ExitStack() as stack:
         ended = stack.enter_context(_until_stopped())
         if path is None:
-            path = stack.enter_context(tlsport.own_directory()) / "nbd"
+            path = stack.enter_context(nbd_tls_port.own_directory()) / "nbd"
         server = stack.enter_context(Server(exports, Unix(str(path.absolute()))))
         uris = {one: server.uri(one) for one in exports}
         if json:
@@ -163,10 +163,10 @@ def _serve(browse: "Browse", disk: str | None, path: Path | None, *, json: bool)
 
 
 def _serve_with_key(browse: "Browse", disk: str | None, place: "Tcp", *, json: bool) -> None:
-    from vmckpt.snapshot import tlsport
+    from vmckpt.snapshot import nbd_tls_port
 
     exports = _exports(browse, disk)
-    with _until_stopped() as ended, tlsport.served(exports, place) as port:
+    with _until_stopped() as ended, nbd_tls_port.served(exports, place) as port:
         uris = {one: port.uri(one) for one in exports}
         directory = str(port.key_directory)
         if json:
@@ -204,10 +204,10 @@ def _until_stopped() -> Iterator[threading.Event]:
 def _files(
     browse: "Browse", disk: str | None, path: str | None, get: str | None, to: Path, *, json: bool
 ) -> None:
-    from vmckpt.snapshot import insides
+    from vmckpt.snapshot import files as snapshot_files
 
     name, number = _named(disk, browse)
-    with insides.opened(browse.export(name), name, number) as found:
+    with snapshot_files.opened(browse.export(name), name, number) as found:
         if path is not None:
             listed = found.list(path)
             if json:

@@ -15,7 +15,7 @@ from vmckpt.model.events import Copied, Event
 from vmckpt.units import Seconds, show_bytes, show_rate
 
 if TYPE_CHECKING:
-    from vmckpt.snapshot.keeping import Identity
+    from vmckpt.snapshot.catalog import Identity
 
 PASSPHRASE = "VMCKPT_PASSPHRASE_FILE"
 _EVERY = Seconds(1.0)

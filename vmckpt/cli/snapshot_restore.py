@@ -14,9 +14,9 @@ from vmckpt.units import show_seconds
 
 if TYPE_CHECKING:
     from vmckpt import api
-    from vmckpt.snapshot.keeping import Identity
-    from vmckpt.snapshot.requests import Restored, RestoreRequest
-    from vmckpt.snapshot.restoring_group import GroupRestored
+    from vmckpt.snapshot.catalog import Identity
+    from vmckpt.snapshot.group.restore import GroupRestored
+    from vmckpt.snapshot.request import Restored, RestoreRequest
 
 
 def add_to(app: typer.Typer) -> None:
@@ -25,7 +25,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def restore(
-    snapshot: Annotated[str, typer.Argument(help="Its id, or its name; or the id of a group.")],
+    snapshot: Annotated[str, typer.Argument(help="Its id, or its name; or the id of a rules.")],
     on: Annotated[
         str | None,
         typer.Option(
@@ -101,9 +101,9 @@ def restore(
         vmckpt snapshot restore g-uq6nkk3ydjr4zqhe --replace
     """
     from vmckpt import api
-    from vmckpt.snapshot import hooks
-    from vmckpt.snapshot.requests import Restored, RestoreRequest
-    from vmckpt.snapshot.restoring_group import GroupRestored
+    from vmckpt.snapshot.group.restore import GroupRestored
+    from vmckpt.snapshot.request import Restored, RestoreRequest
+    from vmckpt.snapshot.restore import hook
 
     known = api.load_inventory(inventory)
     request = RestoreRequest(
@@ -118,7 +118,7 @@ def restore(
         for one in done.members if isinstance(done, GroupRestored) else (done,):
             _show(one, paused=paused)
     if isinstance(done, Restored) and done.hook and on_restore is not None:
-        text = hooks.complaint(on_restore, done.hook, links_down=link and as_ is not None)
+        text = hook.complaint(on_restore, done.hook, links_down=link and as_ is not None)
         raise HookFailed(text, mend="see to it by hand")
 
 
@@ -149,9 +149,9 @@ async def _restore(
 ) -> "Restored | GroupRestored":
     from vmckpt import api
     from vmckpt.api import groups, snapshots
-    from vmckpt.snapshot import group
+    from vmckpt.snapshot.group import rules
 
-    whole = group.is_id(request.snapshot)
+    whole = rules.is_id(request.snapshot)
     becomes = "it is told how each guest stands" if whole else "disks will be as before"
     stop = stop_on_signals(f"stopping: {becomes}")
     caller = api.Caller(emit=Ticker().take, warn=output.say, stop=stop)

@@ -15,8 +15,8 @@ from vmckpt.units import Seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from vmckpt import api
-    from vmckpt.snapshot.grouping import GroupTaken
-    from vmckpt.snapshot.requests import Taken, TakeRequest
+    from vmckpt.snapshot.group.create import GroupTaken
+    from vmckpt.snapshot.request import Taken, TakeRequest
 
 
 def add_to(app: typer.Typer) -> None:
@@ -68,7 +68,7 @@ def create(
         vmckpt snapshot create --group web1,web2,db1 --name before-upgrade
     """
     from vmckpt import api
-    from vmckpt.snapshot.requests import TakeRequest
+    from vmckpt.snapshot.request import TakeRequest
 
     if (guest is None) == (group is None):
         told = "neither a guest" if guest is None else "both a guest"

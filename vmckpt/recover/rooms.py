@@ -11,10 +11,9 @@ from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.model import Policy
 from vmckpt.protection.steps import Step
-from vmckpt.snapshot import preparing
-from vmckpt.snapshot import settling as snapshots
-from vmckpt.snapshot.settling_guard import settle_guard, settle_proof
-from vmckpt.snapshot.settling_service import settle_service
+from vmckpt.snapshot import prepare
+from vmckpt.snapshot import recovery as snapshots
+from vmckpt.snapshot.recovery import settle_guard, settle_proof, settle_service
 
 
 class Room(Protocol):
@@ -58,7 +57,7 @@ ROOMS: Mapping[str, Room] = {
     "snapshot": snapshots.settle,
     "restore": snapshots.settle_restore,
     "guard": settle_guard,
-    "prepare": preparing.settle,
+    "prepare": prepare.settle,
     "proof": settle_proof,
     "protect": _settle_protection,
     "run": settle_service,

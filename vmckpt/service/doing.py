@@ -10,9 +10,10 @@ from vmckpt.journal import leases as identities
 from vmckpt.policy.model import Check
 from vmckpt.service.shelves import Shelves
 from vmckpt.service.tending import Collect, Copy, Prune, Verify
-from vmckpt.snapshot import copying, keeping, proving, verified
-from vmckpt.snapshot.keeping import Identity
-from vmckpt.snapshot.proving import Depth
+from vmckpt.snapshot import catalog, copy
+from vmckpt.snapshot.catalog import Identity
+from vmckpt.snapshot.verify import results, verify
+from vmckpt.snapshot.verify.verify import Depth
 from vmckpt.store import gc
 from vmckpt.store.keys.keyring import Keyring
 from vmckpt.units import show_bytes
@@ -56,7 +57,7 @@ class Hands:
 
     def _copy(self, work: Copy) -> Did:
         source, target = self.shelves.store(work.source), self.shelves.store(work.target)
-        moved = copying.copy(source, target, work.id, self._heard)
+        moved = copy.copy(source, target, work.id, self._heard)
         return Did(
             text=f"copied {work.id} of {work.name} to {work.target}:"
             f" {show_bytes(moved.bytes_new)} new",
@@ -85,12 +86,12 @@ class Hands:
         ids = [id_ for id_ in work.ids if id_ in there]
         if not ids:  # without ids all of the store would be proved
             return Did(text=f"nothing to verify in {work.store}", values={"store": work.store})
-        found = proving.prove(
+        found = verify.prove(
             store, ids, depth, trusted=self.keys.trusted(), identity=self.identity,
             progress=self._heard,
         )  # fmt: skip
         by = identities.asked_by()
-        verified.write_down(store, found, self.keys.signing(), by=by, at=time.time())
+        results.write_down(store, found, self.keys.signing(), by=by, at=time.time())
         closed = f", {len(found.closed)} not opened for want of the key" if found.closed else ""
         if not found.flaws:
             text = (
@@ -104,7 +105,7 @@ class Hands:
 
     def _collect(self, work: Collect) -> Did:
         store = self.shelves.store(work.store)
-        done = gc.collect(store, keeping.references, progress=self._heard)
+        done = gc.collect(store, catalog.references, progress=self._heard)
         text = (
             f"collected in {work.store}: {show_bytes(done.removed_bytes)} removed,"
             f" {show_bytes(done.condemned_bytes)} condemned"

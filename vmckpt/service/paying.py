@@ -8,7 +8,7 @@ from vmckpt.journal.records import Operation
 from vmckpt.model.migration import Outcome
 from vmckpt.policy.calendar import Interval
 from vmckpt.policy.model import Auto
-from vmckpt.snapshot import pace
+from vmckpt.snapshot import interval
 from vmckpt.units import Seconds, show_seconds
 
 LEAST, MOST = Seconds(300.0), Seconds(86400.0)
@@ -33,8 +33,8 @@ def reckoned(auto: Auto, past: Sequence[Operation], now: float) -> Reckoned:
     # A guest that was put back in its own place had been lost.
     failures = sum(one.kind == "restore" and one.outcome == Outcome.COMPLETED for one in past)
     watched = Seconds(max(0.0, now - min((one.began_at for one in past), default=now)))
-    between, why = pace.between_failures(watched, failures, auto.one_failure_in)
-    found = pace.pace(cost, between, least=LEAST, most=MOST)
+    between, why = interval.between_failures(watched, failures, auto.one_failure_in)
+    found = interval.pace(cost, between, least=LEAST, most=MOST)
     # Whole seconds: a schedule that moves by parts of them looks like a new one each time.
     every = Seconds(float(round(found.interval)))
     return Reckoned(Interval(every), f"{how}; {why}; {found.reason}")

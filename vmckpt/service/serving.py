@@ -19,8 +19,8 @@ from vmckpt.service.doing import Hands
 from vmckpt.service.due import Agenda, Order, Row, Scene, Shelf, Trouble, agenda, troubled
 from vmckpt.service.ordering import Reckon, Sighted, Wanted
 from vmckpt.service.tending import Collect, Cut, Take, Verify, Work
-from vmckpt.snapshot.grouping import GroupTaken
-from vmckpt.snapshot.requests import Taken
+from vmckpt.snapshot.group.create import GroupTaken
+from vmckpt.snapshot.request import Taken
 from vmckpt.units import Seconds, show_bytes, show_seconds
 
 _LOOK = Seconds(60.0)

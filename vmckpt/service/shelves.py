@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreError, StoreNewer
 from vmckpt.service.due import Held, Shelf
-from vmckpt.snapshot import verified
 from vmckpt.snapshot.retention import Kept
-from vmckpt.snapshot.verified import UNKNOWN, Verdict
+from vmckpt.snapshot.verify import results
+from vmckpt.snapshot.verify.results import UNKNOWN, Verdict
 from vmckpt.store.backend.base import Stored
 from vmckpt.store.format import manifest
 from vmckpt.store.format.metadata import Public
@@ -49,8 +49,8 @@ class Shelves:
 
     def _looked(self, store: Store) -> Shelf:
         trusted, pins = self._trusted(), store.pins()
-        checks = {one.key.removeprefix(verified.PREFIX): one
-                  for one in store.backend.keys(verified.PREFIX)}  # fmt: skip
+        checks = {one.key.removeprefix(results.PREFIX): one
+                  for one in store.backend.keys(results.PREFIX)}  # fmt: skip
         found, there = {}, []
         for one in store.manifests():
             there.append(one.id)
@@ -96,6 +96,6 @@ class Shelves:
             return UNKNOWN
         known = self._verdicts.get((store.id, id_))
         if known is None or known[0] != there:
-            known = (there, verified.verdict(verified.load(store, id_, trusted)))
+            known = (there, results.verdict(results.load(store, id_, trusted)))
             self._verdicts[store.id, id_] = known
         return known[1]

@@ -11,9 +11,16 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.finding import Severity
 from vmckpt.model.host import Host
 from vmckpt.remote.ssh import Remote
-from vmckpt.snapshot import compatible, defining, sane, unshared
-from vmckpt.snapshot.compatible import Side
-from vmckpt.snapshot.sane import Here
+from vmckpt.snapshot.restore import (
+    compatibility,
+    domain_xml,
+    xml_safety,
+)
+from vmckpt.snapshot.restore import (
+    domain_xml as restore_domain_xml,
+)
+from vmckpt.snapshot.restore.compatibility import Side
+from vmckpt.snapshot.restore.xml_safety import Here
 from vmckpt.store.format.metadata import Public
 from vmckpt.store.format.private_part import Private
 
@@ -24,12 +31,12 @@ async def checked(hypervisor: Hypervisor, public: Public, private: Private) -> t
     """Warnings. Raises BadInput with all reasons against it."""
     host = hypervisor.host.name
     try:
-        guest = defining.guest_of(private.facts.domain_xml)
+        guest = domain_xml.guest_of(private.facts.domain_xml)
     except ValueError as exc:
         raise BadInput(f"snapshot {public.id}: its guest makes no sense: {exc}") from exc
     facts = await host_host_facts.host_facts(hypervisor)
     nets = {one.source for one in guest.nics if one.kind == "network" and one.source is not None}
-    drives = unshared.drives(private.facts.domain_xml)
+    drives = restore_domain_xml.drives(private.facts.domain_xml)
     # The sizes of images that are there do not matter: each is made anew.
     side = Side(
         host=host,
@@ -39,7 +46,7 @@ async def checked(hypervisor: Hypervisor, public: Public, private: Private) -> t
         drives=drives,
         no_networks=sorted(nets - facts.networks),
     )
-    found = compatible.check(public, private.facts, private.files, side)
+    found = compatibility.check(public, private.facts, private.files, side)
     against = [one.text for one in found if one.severity is Severity.BLOCKER]
     if against:
         raise BadInput(f"{public.id} cannot be restored on {host}: {'; '.join(against)}")
@@ -61,7 +68,7 @@ async def bounded(
         storage=(*host.storage, *((folder,) if folder else ())),
     )
     try:
-        reasons = sane.against(xml, images, private.facts.disks, here)
+        reasons = xml_safety.against(xml, images, private.facts.disks, here)
     except ValueError as exc:
         raise BadInput(f"snapshot {public.id}: its guest makes no sense: {exc}") from exc
     if reasons:

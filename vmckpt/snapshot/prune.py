@@ -7,8 +7,9 @@ from typing import Any
 
 from vmckpt.errors import BadInput, NotInStore
 from vmckpt.policy.model import Keep
-from vmckpt.snapshot import retention, verified
+from vmckpt.snapshot import retention
 from vmckpt.snapshot.retention import Kept
+from vmckpt.snapshot.verify import results
 from vmckpt.store import snapshot_list
 from vmckpt.store.format.metadata import Public
 from vmckpt.store.repository import Store, bare
@@ -69,7 +70,7 @@ def survey(store: Store, trusted: Collection[bytes]) -> Survey:
             known[id_] = told
         else:
             left[id_] = (told, "its writer is not trusted here")
-    good = {id_: one.good for id_, one in verified.verdicts(store, trusted).items()}
+    good = {id_: one.good for id_, one in results.verdicts(store, trusted).items()}
     return Survey(known=known, left=left, pins=pins, good=good)
 
 

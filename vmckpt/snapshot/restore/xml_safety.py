@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from xml.etree import ElementTree as ET
 
 from vmckpt.hypervisor import domain_xml
-from vmckpt.snapshot import harmless
+from vmckpt.snapshot.restore import harmless_elements
 from vmckpt.store.format.metadata import DiskMake
 
 _FOLDERS = (
@@ -47,9 +47,9 @@ class Here:
         root = None if self.definition is None else domain_xml.tree(self.definition, "domain")
         paths, uses, has = set[str](), set[str](), set[str]()
         if root is not None:
-            paths = {path for _, path in (*_files(root), *harmless.paths(root))}
+            paths = {path for _, path in (*_files(root), *harmless_elements.paths(root))}
             uses = {use for _, use in _uses(root)}
-            has = {harmless.written(node) for node in root.iter()}
+            has = {harmless_elements.written(node) for node in root.iter()}
         object.__setattr__(self, "paths", frozenset(paths))
         object.__setattr__(self, "uses", frozenset(uses))
         object.__setattr__(self, "has", frozenset(has))
@@ -81,7 +81,7 @@ def against(
     reached = {path: f"{name} would be written" for name, path in images.items()}
     for what, path in _files(root):
         reached.setdefault(path, f"{what} would be used")
-    for where, path in harmless.paths(root):
+    for where, path in harmless_elements.paths(root):
         reached.setdefault(path, f"<{where}> would be read")
     found += [
         f"{what} at {path!r}, which is in no storage folder of {here.host}"
@@ -89,7 +89,7 @@ def against(
         if not here.holds(path)
     ]
     found += [what for what, use in _uses(root) if use not in here.uses]
-    return (*found, *harmless.unknown(root, but=here.has))
+    return (*found, *harmless_elements.unknown(root, but=here.has))
 
 
 def _files(root: ET.Element) -> Iterator[tuple[str, str]]:
@@ -134,21 +134,21 @@ def _uses(root: ET.Element) -> Iterator[tuple[str, str]]:
     for node in root:
         if node.tag.startswith("{"):
             name = node.tag.rpartition("}")[2]
-            yield f"it has words of its own for QEMU ({name})", harmless.written(node)
+            yield f"it has words of its own for QEMU ({name})", harmless_elements.written(node)
     for node in root.findall("seclabel"):
         if node.get("type", "dynamic") in ("static", "none"):
             yield (
                 f"it sets its own security label ({node.get('model', '')})",
-                harmless.written(node),
+                harmless_elements.written(node),
             )
     for node in root.findall("devices/emulator"):
         program = (node.text or "").strip()
         if not _EMULATOR.fullmatch(program):
-            yield f"its emulator is {program!r}", harmless.written(node)
+            yield f"its emulator is {program!r}", harmless_elements.written(node)
     for tag in ("script", "downscript"):
         for node in root.findall(f"devices/interface/{tag}"):
-            yield f"a card runs {node.get('path', '')!r}", harmless.written(node)
+            yield f"a card runs {node.get('path', '')!r}", harmless_elements.written(node)
     for node in root.findall("devices/hostdev"):
         source = node.find("source")
-        told = "" if source is None else harmless.written(source)
+        told = "" if source is None else harmless_elements.written(source)
         yield f"it takes a {node.get('type', '')} device of the host", told

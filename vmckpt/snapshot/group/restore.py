@@ -12,11 +12,10 @@ from typing import Any
 from vmckpt.errors import BadInput, Cancelled, RemoteError, VmckptError, WaitedInVain
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
-from vmckpt.snapshot import restoring
-from vmckpt.snapshot.gate import Gate
-from vmckpt.snapshot.requests import Restored, RestoreRequest
-from vmckpt.snapshot.restoring import Opened
-from vmckpt.snapshot.together import listening
+from vmckpt.snapshot.group.create import listening
+from vmckpt.snapshot.request import Restored, RestoreRequest
+from vmckpt.snapshot.restore import restore as restore_restore
+from vmckpt.snapshot.restore.restore import Gate, Opened
 
 Member = tuple[Host, Opened]
 
@@ -49,7 +48,7 @@ async def restore(
         mine = replace(request, snapshot=opened.public.id)
         told = caller_of(opened.public.id)
         try:
-            return await restoring.restore(host, opened, mine, told, hosts=hosts, gate=gate)
+            return await restore_restore.restore(host, opened, mine, told, hosts=hosts, gate=gate)
         except BaseException:
             gate.fail()
             stop.set()
@@ -84,7 +83,7 @@ def apart(members: Sequence[Member], request: RestoreRequest) -> None:
     whose: dict[tuple[str, str], str] = {}
     for host, opened in members:
         guest = opened.public.guest
-        for path in restoring.planned(opened, request).images.values():
+        for path in restore_restore.planned(opened, request).images.values():
             other = whose.setdefault((host.name, path), guest)
             if other != guest:
                 raise BadInput(

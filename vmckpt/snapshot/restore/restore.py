@@ -1,5 +1,9 @@
-"""Restoring a snapshot: the controller's part. The work is done by an agent on the chosen host."""
+"""Restore a snapshot: the controller's part. The work is done by an agent on the chosen host.
 
+Guests that are restored together wait for each other.
+"""
+
+import asyncio
 import secrets
 import uuid
 from collections.abc import Mapping
@@ -12,7 +16,14 @@ from vmckpt.agent import client as agent_client
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import error_as_json
 from vmckpt.capture import firmware
-from vmckpt.errors import BadInput, GuestBusy, HypervisorError, RemoteError, VmckptError
+from vmckpt.errors import (
+    BadInput,
+    GuestBusy,
+    HypervisorError,
+    RemoteError,
+    VmckptError,
+    WaitedInVain,
+)
 from vmckpt.hypervisor import domains, lifecycle
 from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor.connection import Hypervisor
@@ -22,12 +33,56 @@ from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller, Event
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
-from vmckpt.snapshot import alone, defining, fitting, hooks, reborn, unshared
-from vmckpt.snapshot.gate import Gate
-from vmckpt.snapshot.requests import Restored, RestoreRequest
-from vmckpt.snapshot.steps import Step
+from vmckpt.snapshot.request import Restored, RestoreRequest, Step
+from vmckpt.snapshot.restore import (
+    domain_xml,
+    exclusivity,
+    hook,
+    preflight,
+)
+from vmckpt.snapshot.restore import (
+    domain_xml as restore_domain_xml,
+)
+from vmckpt.snapshot.restore import (
+    domain_xml as snapshot_restore_domain_xml,
+)
 from vmckpt.store.format.metadata import Contents, Public
 from vmckpt.store.format.private_part import Private
+
+
+class Gate:
+    """All of a group come to it several times, and go on when all are here.
+
+    Unlike with asyncio.Barrier, nobody who was let through is told afterwards that it has failed.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._here = 0
+        self._failed = False
+        self._opens: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    async def all_here(self, meanwhile: str) -> None:
+        """Wait for the others. `meanwhile`: how it stands with the one that waits.
+
+        Raises WaitedInVain if they cannot all come.
+        """
+        if self._failed:
+            raise WaitedInVain(meanwhile)
+        opens = self._opens
+        self._here += 1
+        if self._here == self._size:
+            self._here = 0
+            self._opens = asyncio.get_running_loop().create_future()
+            opens.set_result(True)
+        if not await asyncio.shield(opens):
+            raise WaitedInVain(meanwhile)
+
+    def fail(self) -> None:
+        """Let nobody wait any longer, now or later."""
+        self._failed = True
+        if not self._opens.done():
+            self._opens.set_result(False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +125,10 @@ async def restore(
     async with Hypervisor(host) as hypervisor:
         warnings = (
             *plan.warnings,
-            *await fitting.checked(hypervisor, opened.public, opened.private),
+            *await preflight.checked(hypervisor, opened.public, opened.private),
         )
         if not request.trust_definition:
-            await fitting.bounded(
+            await preflight.bounded(
                 hypervisor, opened.public, opened.private,
                 xml=plan.xml, images=plan.images, folder=request.folder,
             )  # fmt: skip
@@ -104,7 +159,7 @@ async def rehearse(host: Host, opened: Opened, request: RestoreRequest) -> tuple
     """
     planned(opened, request)
     async with Hypervisor(host) as hypervisor:
-        return await fitting.checked(hypervisor, opened.public, opened.private)
+        return await preflight.checked(hypervisor, opened.public, opened.private)
 
 
 def planned(opened: Opened, request: RestoreRequest) -> _Plan:
@@ -114,21 +169,23 @@ def planned(opened: Opened, request: RestoreRequest) -> _Plan:
     try:
         images = {one.target: _image(facts.domain_xml, one.target, request) for one in facts.disks}
         if request.fork is None:
-            xml = reborn.as_itself(facts.domain_xml, images)
+            xml = restore_domain_xml.as_itself(facts.domain_xml, images)
             images |= firmware.places(opened.private.files, xml, public.guest_uuid)
-            beside = unshared.beside(xml, {one.target for one in facts.disks})
+            beside = snapshot_restore_domain_xml.beside(xml, {one.target for one in facts.disks})
             return _Plan(
                 guest=public.guest, uuid=public.guest_uuid, xml=xml, images=images,
                 warnings=tuple(f"{one} is not in the snapshot: as it is now" for one in beside),
             )  # fmt: skip
-        macs = [_new_mac() for _ in range(reborn.cards(facts.domain_xml))]
+        macs = [_new_mac() for _ in range(restore_domain_xml.cards(facts.domain_xml))]
         own = str(uuid.uuid4())
-        xml = reborn.as_fork(
+        xml = restore_domain_xml.as_fork(
             facts.domain_xml, images, name=request.fork, uuid=own, macs=macs,
             link_up=request.link_up and request.on_restore is None,
         )  # fmt: skip
         xml = firmware.own_nvram(xml, request.fork)
-        xml, said = unshared.unshared(xml, {one.target for one in facts.disks}, memory=memory)
+        xml, said = snapshot_restore_domain_xml.unshared(
+            xml, {one.target for one in facts.disks}, memory=memory
+        )
         images |= firmware.places(opened.private.files, xml, own)
     except ValueError as exc:
         raise BadInput(f"snapshot {public.id}: its guest makes no sense: {exc}") from exc
@@ -137,7 +194,7 @@ def planned(opened: Opened, request: RestoreRequest) -> _Plan:
 
 def _image(xml: str, target: str, request: RestoreRequest) -> str:
     """Where a disk goes: to its own place, or under the fork's name."""
-    path = PurePosixPath(reborn.image_of(xml, target))
+    path = PurePosixPath(restore_domain_xml.image_of(xml, target))
     if request.fork is None:
         return str(path)
     folder = PurePosixPath(request.folder) if request.folder else path.parent
@@ -187,9 +244,9 @@ async def _define(hypervisor: Hypervisor, plan: _Plan) -> tuple[str, ...]:
     changed: list[str] = []
 
     def decide(found: str | None) -> str | None:
-        wanted = defining.wanted(found, plan.xml)
+        wanted = domain_xml.wanted(found, plan.xml)
         if found is not None and wanted is not None:
-            changed.extend(defining.differs(found, plan.xml))
+            changed.extend(domain_xml.differs(found, plan.xml))
         return wanted
 
     try:
@@ -234,9 +291,9 @@ class _Restoring:
         are. Raises GuestBusy, HostUnreachable."""
         if self._request.fork is not None:
             return {}
-        heard = await alone.ask(hosts.values(), plan.uuid)
-        alone.check(heard, self._host.name, plan.guest, plan.images.values())
-        return alone.users(heard)
+        heard = await exclusivity.ask(hosts.values(), plan.uuid)
+        exclusivity.check(heard, self._host.name, plan.guest, plan.images.values())
+        return exclusivity.users(heard)
 
     async def run(
         self, plan: _Plan, warnings: tuple[str, ...], hosts: Mapping[str, Host],
@@ -316,11 +373,11 @@ class _Restoring:
         if command is not None and self._hook is None:
             await self._desk.intend(Step.HOOK, {"on_restore": command})
             opened = self._opened
-            told = hooks.told(
+            told = hook.told(
                 opened.public, opened.store.name,
                 guest=plan.guest, uuid=plan.uuid, host=self._host.name,
             )  # fmt: skip
-            self._hook = await hooks.run(command, told, self._caller.stop)
+            self._hook = await hook.run(command, told, self._caller.stop)
         return self._request.link_up and not self._hook
 
     async def make_way(

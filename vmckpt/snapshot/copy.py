@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 
 from vmckpt.errors import BadInput, NotInStore, StoreDamaged
-from vmckpt.snapshot.keeping import Progress, silent, told, wrapped_of
+from vmckpt.snapshot.catalog import (
+    Progress,
+    silent,
+    told,
+    wrapped_of,
+)
 from vmckpt.store.chunk_index import (
     Entries,
     Flags,

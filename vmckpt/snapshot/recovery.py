@@ -1,4 +1,4 @@
-"""A snapshot without a controller: is it in the store, and is its guest as it was."""
+"""Recover orphaned operations: snapshots, guards, boot tests, the scheduler."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ from vmckpt.model.disk import StorePlace
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.model import Policy
-from vmckpt.snapshot.steps import Step
+from vmckpt.snapshot.guard_rules import way_back
+from vmckpt.snapshot.request import Step
 
 _NEVER = Settled(truth="it had not begun", outcome=Outcome.FAILED)
 
@@ -29,7 +30,7 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
     if begun is not None:
         order = _order(case, begun)
         found = await _asked(case, order)
-        told = verdict(published=bool(found["published"]))
+        told = snapshot_verdict(published=bool(found["published"]))
     return case.ended(told)
 
 
@@ -130,7 +131,7 @@ def came_in(told: Settled, *, waits: bool, whole: bool) -> Settled:
     return replace(told, truth=f"{told.truth}, and its disks are whole", outcome=Outcome.COMPLETED)
 
 
-def verdict(*, published: bool) -> Settled:
+def snapshot_verdict(*, published: bool) -> Settled:
     """What is true once the agent is gone."""
     if published:
         return Settled(
@@ -164,3 +165,53 @@ def _order(case: Unattended, begun: StoredStep) -> PutBackOrder:
         hold=facts.get(Step.HOLD),
         dry=case.dry,
     )
+
+
+async def settle_guard(case: Unattended, policies: Sequence[Policy]) -> Settled:
+    """See recover.rooms.Room. Nothing is taken back: nobody here knows whether all went well."""
+    del policies
+    begun = case.step(Step.GUARD)
+    told = guard_verdict(
+        None if begun is None else (str(begun.intent["snapshot"]), str(begun.intent["store"]))
+    )
+    return case.ended(told)
+
+
+def guard_verdict(checkpoint: tuple[str, str] | None) -> Settled:
+    """What is true of a guard that nobody attends; `checkpoint`: its snapshot and store. Pure."""
+    if checkpoint is None:
+        return Settled(truth="its command had not begun", outcome=Outcome.FAILED)
+    return Settled(
+        truth="how its command ended is not known, and nobody looked at the guest",
+        outcome=Outcome.FAILED,
+        did=(f"keep the checkpoint; the way back is {way_back(*checkpoint)}",),
+    )
+
+
+async def settle_proof(case: Unattended, policies: Sequence[Policy]) -> Settled:
+    """See recover.rooms.Room. A guest that was only to be looked at is taken away."""
+    del policies
+    begun = case.step(Step.PROOF)
+    if begun is not None and not case.dry:
+        # It restores, too, and recovery is loaded at every start.
+        from vmckpt.snapshot.verify import boot_test  # noqa: PLC0415
+
+        await boot_test.discard(
+            case.host, str(begun.intent["snapshot"]),
+            str(begun.intent["fork"]), dict(begun.intent["images"]),
+        )  # fmt: skip
+    told = Settled(
+        truth="whether the snapshot comes to life is not known",
+        outcome=Outcome.FAILED,
+        did=("end the guest that was to show it", "remove its images"),
+    )
+    return case.ended(told)
+
+
+async def settle_service(case: Unattended, policies: Sequence[Policy]) -> Settled:
+    """See recover.rooms.Room. The snapshots it was at are operations of their own."""
+    del policies
+    told = Settled(
+        truth="the service has ended", outcome=Outcome.FAILED, did=("give its schedules back",)
+    )
+    return case.ended(told)

@@ -7,7 +7,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from vmckpt.errors import KeyRefused, NotInStore, StoreDamaged, StoreNewer
-from vmckpt.snapshot.keeping import wrapped_of
+from vmckpt.snapshot.catalog import wrapped_of
 from vmckpt.store.format import manifest
 from vmckpt.store.format.manifest import Manifest
 from vmckpt.store.keys import wrapped_keys

@@ -1,12 +1,21 @@
-"""Finding a snapshot that is in a store, and opening it."""
+"""Find a snapshot in one store or in any (in the inventory's order), and open it."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from vmckpt.errors import BadInput, KeyRefused, NotInStore, StoreDamaged, StoreNewer, meant
+from vmckpt.errors import (
+    BadInput,
+    KeyRefused,
+    NotInStore,
+    StoreDamaged,
+    StoreError,
+    StoreNewer,
+    meant,
+)
+from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Copied
 from vmckpt.store import snapshot_list
 from vmckpt.store.chunk_index import Names
@@ -180,3 +189,82 @@ def _described(id_: str, public: Public | None) -> str:
     if public is None:
         return id_
     return f"{id_} ({public.name}, of {public.guest}, {when(public.made_at)})"
+
+
+Open = Callable[[StorePlace], Store]
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One store that has it."""
+
+    place: StorePlace
+    store: Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A snapshot, and where it is."""
+
+    id: str
+    tiers: tuple[Tier, ...]
+    """At least one; those whose manifest and keys are whole first."""
+
+    @property
+    def store(self) -> Store:
+        """The one to read from."""
+        return self.tiers[0].store
+
+
+def find_anywhere(places: Sequence[StorePlace], open_: Open, word: str) -> Found:
+    """Look for a snapshot by id, its beginning, or name. Raises NotInStore, BadInput, StoreError.
+
+    A name means what the first store that knows it means by it. A store that does not answer is
+    passed over if another one has it.
+    """
+    if len(places) == 1:
+        store = open_(places[0])
+        return Found(id=find(store, word), tiers=(Tier(places[0], store),))
+    opened, silent = _opened(places, open_)
+    if silent and not opened:
+        raise next(iter(silent.values()))
+    id_, said = _named(opened, word)
+    if id_ is None:
+        said += [f"{name} does not answer ({exc.message})" for name, exc in silent.items()]
+        raise NotInStore("; ".join(said), mend="vmckpt snapshot list shows them")
+    having = [one for one in opened if any(one.store.backend.keys(f"snapshots/{id_}"))]
+    return Found(id=id_, tiers=tuple(sorted(having, key=lambda one: not _whole(one, id_))))
+
+
+def _opened(
+    places: Sequence[StorePlace], open_: Open
+) -> tuple[list[Tier], dict[str, StoreError]]:  # fmt: skip
+    opened, silent = [], {}
+    for place in places:
+        try:
+            opened.append(Tier(place, open_(place)))
+        except StoreError as exc:
+            silent[place.name] = exc
+    return opened, silent
+
+
+def _named(opened: Sequence[Tier], word: str) -> tuple[str | None, list[str]]:
+    """The id, or what each store says of that word."""
+    said = []
+    for one in opened:
+        try:
+            return find(one.store, word), []
+        except NotInStore as exc:
+            said.append(exc.message)
+    return None, said
+
+
+def _whole(one: Tier, id_: str) -> bool:
+    try:
+        found = manifest.decode(one.store.manifest(id_), id_, None)
+        wrapped_of(one.store, found)
+    except (StoreDamaged, NotInStore):
+        return False
+    except StoreError:
+        return True  # a newer version, say: that is for whoever reads it to tell
+    return True

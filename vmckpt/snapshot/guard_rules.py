@@ -7,8 +7,8 @@ from pathlib import PurePath
 from typing import Any
 
 from vmckpt.model.guest import GuestState
-from vmckpt.snapshot.outside import in_words
-from vmckpt.snapshot.requests import Restored, Taken
+from vmckpt.snapshot.guard import in_words
+from vmckpt.snapshot.request import Restored, Taken
 from vmckpt.units import Seconds
 
 TAG = "guard"

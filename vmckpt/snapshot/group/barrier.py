@@ -8,8 +8,8 @@ from typing import Self
 
 from vmckpt.errors import Cancelled, CaptureFailed, VmckptError
 from vmckpt.model.recovery import Phase
-from vmckpt.snapshot import group
-from vmckpt.snapshot.group import Meeting
+from vmckpt.snapshot.group import rules
+from vmckpt.snapshot.group.rules import Meeting
 from vmckpt.units import Seconds
 
 _NO_SNAPSHOT = "all guests go on, and no snapshot of the group was made"
@@ -60,7 +60,7 @@ class Cutting:
         async with self._moved:
             self._check()
             try:
-                self._meeting = group.arrived(self._meeting, member, phase, self._clock())
+                self._meeting = rules.arrived(self._meeting, member, phase, self._clock())
             except ValueError as exc:
                 raise CaptureFailed(f"a cut that nobody ordered: {exc}") from exc
             self._moved.notify_all()
@@ -90,9 +90,9 @@ class Cutting:
     async def _watch(self) -> None:
         while not self.ended:
             now = self._clock()
-            late = group.late(self._meeting, now)
+            late = rules.late(self._meeting, now)
             if late:
-                limit = group.LIMITS[self._meeting.phase or Phase.STORED]
+                limit = rules.LIMITS[self._meeting.phase or Phase.STORED]
                 await self.fail(
                     CaptureFailed(
                         f"{' and '.join(late)} was not {self._meeting.phase} within {limit:g} s:"
@@ -101,7 +101,7 @@ class Cutting:
                     )
                 )
                 return
-            await self._turn(group.left(self._meeting, now))
+            await self._turn(rules.left(self._meeting, now))
 
     async def _turn(self, limit: Seconds | None) -> None:
         """Until somebody arrives, or so long."""

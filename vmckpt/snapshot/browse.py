@@ -10,7 +10,7 @@ from vmckpt.capture.qemu_stream import devices, elf_core
 from vmckpt.capture.qemu_stream.elf_core import CoreWriter, Stretch
 from vmckpt.capture.qemu_stream.header import PAGE, RamBlock
 from vmckpt.errors import BadInput, StoreDamaged
-from vmckpt.snapshot.keeping import Progress, silent, told
+from vmckpt.snapshot.catalog import Progress, silent, told
 from vmckpt.store.assemble import Assembly
 from vmckpt.store.chunk_reader import Reader
 from vmckpt.store.format.chunk_map import Kind

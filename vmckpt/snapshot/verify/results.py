@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from vmckpt.errors import NotInStore, StoreDamaged
-from vmckpt.snapshot.proving import Depth, Proved
+from vmckpt.snapshot.verify.verify import Depth, Proved
 from vmckpt.store.backend.base import Backend
 from vmckpt.store.format import manifest
 from vmckpt.store.format.manifest import Signer

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from vmckpt.errors import BadInput
-from vmckpt.snapshot.outside import Outside, in_words
+from vmckpt.snapshot.guard import Outside, in_words
 from vmckpt.store.format.metadata import Public
 
 

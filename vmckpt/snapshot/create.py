@@ -1,8 +1,11 @@
-"""Taking a snapshot: the controller's part. The work is done by an agent on the guest's host."""
+"""Create a snapshot: the controller's part. The work is done by an agent on the guest's host.
+
+After a migration the state that the next incremental snapshot needs is fetched from the old host.
+"""
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -13,26 +16,121 @@ from vmckpt.agent import client
 from vmckpt.agent import client as agent_client
 from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.protocol import error_as_json
+from vmckpt.agent.snapshot.transfer_parent_state import LineOrder
 from vmckpt.errors import BadInput, GuestBusy, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import jobs, leases
 from vmckpt.journal.recorder import JournalDesk, Recorder, recorded
-from vmckpt.journal.records import NewOperation
+from vmckpt.journal.records import NewOperation, Operation
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller, Event
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Phase
-from vmckpt.snapshot import following
-from vmckpt.snapshot.cutting import Cutting
-from vmckpt.snapshot.requests import Taken, TakeRequest
-from vmckpt.snapshot.steps import NOTED, Step
+from vmckpt.snapshot.group.barrier import Cutting
+from vmckpt.snapshot.request import NOTED, Step, Taken, TakeRequest
 from vmckpt.store import repository
 from vmckpt.store.format import manifest
 from vmckpt.store.format.metadata import Labels, Word, new_id
 from vmckpt.store.keys.keyring import Keyring
+from vmckpt.units import Seconds
+
+_SILENCE = Seconds(30.0)
+"""How long a host may say nothing before its line is given up."""
+
+
+def left_behind(past: Sequence[Operation], store: str, here: str) -> tuple[str, str] | None:
+    """The host where a guest's line ends and the snapshot it ends with, if that is not here. Pure.
+
+    `past`: the guest's snapshots as the journal has them, the latest first.
+    """
+    for one in past:
+        if one.outcome != Outcome.COMPLETED or one.detail.get("store") != store:
+            continue
+        id_ = (one.report or {}).get("id")
+        if one.source is None or one.source == here or not isinstance(id_, str):
+            return None
+        return one.source, id_
+    return None
+
+
+async def fetch_parent_state(
+    old: Host, new: Host, guest: str, store: str, snapshot: str
+) -> str | None:
+    """Bring a line from one host to another; None if it came, else why not.
+
+    Without it the next snapshot is as good, and is read whole.
+    """
+    try:
+        moved = await _Carriage(old, new).carried(guest, store, snapshot)
+    except TimeoutError:
+        return f"{old.name} gave no answer in {_SILENCE:g} s"
+    except VmckptError as exc:
+        return exc.message
+    return None if moved else f"{old.name} does not have it any more"
+
+
+class _Carriage:
+    """Between the two agents."""
+
+    def __init__(self, old: Host, new: Host) -> None:
+        self._old, self._new = old, new
+        self._pieces: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(2)
+        self._kept: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    async def carried(self, guest: str, store: str, snapshot: str) -> bool:
+        """Raises VmckptError, TimeoutError."""
+
+        def order(host: Host, *, gives: bool) -> dict[str, Any]:
+            return LineOrder(
+                gives=gives, guest=guest, store=store, state=host.agent_state, snapshot=snapshot
+            ).as_json()
+
+        giving = asyncio.create_task(
+            _carried_out(self._old, order(self._old, gives=True), self._given)
+        )
+        taking = asyncio.create_task(
+            _carried_out(self._new, order(self._new, gives=False), self._taken)
+        )
+        taking.add_done_callback(self._came)
+        both = (giving, taking)
+        try:
+            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+            for one in done:
+                one.result()
+            return bool(taking.result()["moved"])
+        finally:
+            for one in both:
+                one.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+
+    async def _given(self, asked: str, about: Mapping[str, Any]) -> dict[str, Any]:
+        if asked == "piece":
+            await self._pieces.put(dict(about))
+            return {"answer": True}
+        await self._pieces.put(None)
+        return {"answer": await self._kept}
+
+    async def _taken(self, asked: str, _: Mapping[str, Any]) -> dict[str, Any]:
+        del asked
+        async with asyncio.timeout(_SILENCE):
+            return {"answer": await self._pieces.get()}
+
+    def _came(self, taking: "asyncio.Task[dict[str, Any]]") -> None:
+        if not self._kept.done():
+            fine = not taking.cancelled() and taking.exception() is None
+            self._kept.set_result(fine and bool(taking.result()["moved"]))
+
+
+async def _carried_out(host: Host, order: dict[str, Any], answer: client.Answer) -> dict[str, Any]:
+    return await client.carried_out(host, order, _unheard, asyncio.Event(), answer)
+
+
+def _unheard(_: Event) -> None:
+    pass
+
 
 _WORD: TypeAdapter[str] = TypeAdapter(Word)
 _LABELS: TypeAdapter[Mapping[str, str]] = TypeAdapter(Labels)
@@ -72,11 +170,11 @@ async def follow(
 ) -> tuple[str, ...]:
     """Fetch the guest's line if it ends on another host; a warning if that cannot be."""
     past = await asyncio.to_thread(jobs.past_snapshots, guest.uuid)
-    found = following.left_behind(past, store.name, host.name)
+    found = left_behind(past, store.name, host.name)
     if found is None or found[0] not in hosts:
         return ()
     old, snapshot = found
-    why = await following.follow(hosts[old], host, guest.uuid, store.name, snapshot)
+    why = await fetch_parent_state(hosts[old], host, guest.uuid, store.name, snapshot)
     if why is None:
         return ()
     return (f"{guest.name} is read whole: its last snapshot was taken on {old}, and {why}",)

@@ -11,8 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreNewer
-from vmckpt.snapshot import copying
-from vmckpt.snapshot.keeping import Progress, references, silent, told, wrapped_of
+from vmckpt.snapshot import copy
+from vmckpt.snapshot.catalog import (
+    Progress,
+    references,
+    silent,
+    told,
+    wrapped_of,
+)
 from vmckpt.store import gc, verify
 from vmckpt.store.chunk_index import Names, NameSet
 from vmckpt.store.fault_injection import fault
@@ -191,7 +197,7 @@ def _manifests(work: _Work) -> None:
 
 def _copied(work: _Work, source: Store, id_: str) -> bool:
     try:
-        done = copying.copy(source, work.store, id_, work.progress)
+        done = copy.copy(source, work.store, id_, work.progress)
     except (NotInStore, StoreDamaged, StoreNewer):
         return False
     work.brought += done.chunks_new
@@ -214,7 +220,7 @@ def _brought(work: _Work, source: Store, missing: NameSet, *, encrypted: bool) -
     with work.store.receiver(encrypted=encrypted) as receiver:
         done = 0
         try:
-            for name, box, plain in copying.boxes(source, missing):
+            for name, box, plain in copy.boxes(source, missing):
                 receiver.add(name, box, plain)
                 done += len(box)
                 work.progress(told("repair", done))

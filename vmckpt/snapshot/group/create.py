@@ -1,15 +1,15 @@
-"""Taking the snapshots of a group: one cut through several guests, on any hosts.
+"""Create the snapshots of a group at one instant, of guests on any hosts.
 
 Each guest has its own operation in the journal and its own lease, so each is recovered by itself:
-its output is let go and it runs. All are published or none, while somebody is there to see to it.
-A group that a crash left half published is told as incomplete by `group.standing`, and its members
-stay good snapshots of their guests: to delete them one would have to know that no host, which may
-not answer now, will publish the rest.
+its output is let go and it runs. All are published or none, while the controller lives. A group
+that a crash left half published is reported as incomplete, and its members stay good snapshots of
+their guests: before they could be deleted it would have to be certain that no host, which may not
+answer now, will publish the rest.
 """
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,19 +19,35 @@ from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder, recorded
 from vmckpt.model.disk import StorePlace
-from vmckpt.model.events import Caller
+from vmckpt.model.events import Caller, Copied, Event
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
-from vmckpt.snapshot import group, taking
-from vmckpt.snapshot.cutting import Cutting
-from vmckpt.snapshot.requests import Taken, TakeRequest
-from vmckpt.snapshot.together import listening
+from vmckpt.snapshot import create
+from vmckpt.snapshot.group import rules
+from vmckpt.snapshot.group.barrier import Cutting
+from vmckpt.snapshot.request import Taken, TakeRequest
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.format.metadata import new_id
 from vmckpt.store.keys.keyring import Keyring
 from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
+
+
+def listening(caller: Caller) -> Callable[[str], Caller]:
+    """Makes one, by the name of a member, who hears of it; `caller` is told of all together."""
+    progress: dict[str, Copied] = {}
+
+    def of(name: str) -> Caller:
+        def emit(event: Event) -> None:
+            if isinstance(event, Copied):
+                progress[name] = event
+                caller.emit(rules.together(list(progress.values())))
+
+        return replace(caller, emit=emit)
+
+    return of
+
 
 _GRACE = Seconds(40.0)
 """How long an agent may take to put its guest back; QEMU 7.2 sends all of a memory first."""
@@ -58,7 +74,7 @@ class _Member:
 
     @property
     def name(self) -> str:
-        return taking.where(self.guest, self.host)
+        return create.where(self.guest, self.host)
 
 
 async def take(
@@ -77,18 +93,18 @@ async def take(
     """
     if not request.memory:
         raise BadInput("a group is captured with its memory", mend="leave --no-memory out")
-    taking.check_words(request)
-    name = request.name or taking.named_now()
-    tags = {**request.tags, group.SIZE: str(len(places))}
+    create.check_words(request)
+    name = request.name or create.named_now()
+    tags = {**request.tags, rules.SIZE: str(len(places))}
     async with AsyncExitStack() as stack:
         found = await _found(places, stack)
         members = []
         # Everybody takes several leases in the same order, so no two wait for each other.
         for host, guest in sorted(found, key=lambda one: one[1].uuid):
             mine = replace(request, guest=guest.uuid, name=name, tags=tags)
-            new = taking.operation(host, store, guest, mine)
+            new = create.operation(host, store, guest, mine)
             recorder = await stack.enter_async_context(recorded(new, guest.uuid, caller.warn))
-            late = await taking.follow(host, store, guest, hosts)
+            late = await create.follow(host, store, guest, hosts)
             members.append(
                 _Member(host=host, guest=guest, request=mine, late=late, recorder=recorder)
             )
@@ -103,7 +119,7 @@ async def _found(
     for host, name in places:
         hypervisor = await stack.enter_async_context(Hypervisor(host))
         guest = await domains.find_guest(hypervisor, name)
-        taking.check(guest, name, host)
+        create.check(guest, name, host)
         assert guest is not None
         if any(guest.uuid == other.uuid for _, other in found):
             raise BadInput(f"--group names {guest.name} twice")
@@ -128,7 +144,7 @@ class _Group:
         self._cut = Cutting(self._id, names, caller.stop)
         caller_of = listening(caller)
         self._takings = [
-            taking.Taking(one.host, store, keys, caller_of(one.name), one.recorder, cut=self._cut)
+            create.Taking(one.host, store, keys, caller_of(one.name), one.recorder, cut=self._cut)
             for one in members
         ]
 

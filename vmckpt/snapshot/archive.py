@@ -23,7 +23,13 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from vmckpt.errors import BadInput, NotInStore, StoreDamaged, StoreError, StoreFull, StoreNewer
-from vmckpt.snapshot.copying import (
+from vmckpt.snapshot.catalog import (
+    Progress,
+    silent,
+    told,
+    wrapped_of,
+)
+from vmckpt.snapshot.copy import (
     Box,
     Moved,
     There,
@@ -32,7 +38,6 @@ from vmckpt.snapshot.copying import (
     moved,
     there_already,
 )
-from vmckpt.snapshot.keeping import Progress, silent, told, wrapped_of
 from vmckpt.store.chunk_index import NameSet
 from vmckpt.store.format import manifest
 from vmckpt.store.format import manifest as format_manifest

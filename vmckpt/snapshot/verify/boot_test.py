@@ -18,11 +18,11 @@ from vmckpt.journal.records import NewOperation
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
-from vmckpt.snapshot import heartbeat, restoring
-from vmckpt.snapshot.heartbeat import Verdict
-from vmckpt.snapshot.requests import RestoreRequest
-from vmckpt.snapshot.restoring import Opened
-from vmckpt.snapshot.steps import Step
+from vmckpt.snapshot.request import RestoreRequest, Step
+from vmckpt.snapshot.restore import restore
+from vmckpt.snapshot.restore.restore import Opened
+from vmckpt.snapshot.verify import heartbeat
+from vmckpt.snapshot.verify.heartbeat import Verdict
 from vmckpt.units import Seconds
 
 WATCH = Seconds(10.0)
@@ -70,7 +70,7 @@ async def boot(
         folder=folder,
     )
     name = request.fork or ""
-    images = restoring.planned(opened, request).images
+    images = restore.planned(opened, request).images
     new = NewOperation(
         kind="proof", guest=name, source=host.name,
         detail={"store": opened.store.name, "snapshot": opened.public.id},
@@ -111,7 +111,7 @@ async def _tidied(host: Host, snapshot: str, name: str, images: Mapping[str, str
 async def _proved(
     host: Host, opened: Opened, request: RestoreRequest, watch: Seconds, caller: Caller
 ) -> Verdict:  # fmt: skip
-    await restoring.restore(host, opened, request, caller, hosts={})
+    await restore.restore(host, opened, request, caller, hosts={})
     async with Hypervisor(host) as hypervisor:
         guest = await domains.find_guest(hypervisor, request.fork or "")
         if guest is None:

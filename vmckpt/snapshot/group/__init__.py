@@ -1,0 +1,1 @@
+"""Snapshots of several guests at one point in time."""

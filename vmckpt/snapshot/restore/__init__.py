@@ -1,0 +1,1 @@
+"""Restore a guest from a snapshot: checks, the definition, and the order to the host."""

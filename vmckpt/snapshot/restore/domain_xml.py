@@ -1,0 +1,285 @@
+"""The domain XML of a restored guest: as itself or a fork, and what is stored of it. Pure.
+
+A fork must not be mistaken for the original, nor write into files beside its captured disks: it
+remembers them as they were when the snapshot was created, and would ruin what others use now.
+
+A stored definition that describes the hardware of the snapshot stays as it is, with all that only a
+stored one has. One that is missing, or describes another machine, is replaced by the snapshot's: at
+its next start the guest must find the disks and devices that it has now.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from uuid import NAMESPACE_OID, uuid5
+from xml.etree import ElementTree as ET
+
+from vmckpt.capture import firmware
+from vmckpt.errors import BadInput
+from vmckpt.hypervisor import domain_xml
+from vmckpt.model.guest import Guest
+
+
+def as_itself(xml: str, images: Mapping[str, str]) -> str:
+    """The guest as it was, with its disks at other paths where these are given.
+
+    Raises ValueError if that is no domain.
+    """
+    root = domain_xml.tree(xml, "domain")
+    _place(root, images)
+    return ET.tostring(root, encoding="unicode")
+
+
+def as_fork(
+    xml: str, images: Mapping[str, str], *, name: str, uuid: str, macs: list[str], link_up: bool
+) -> str:
+    """Another guest with the same inside: name, UUID and MACs are its own, and so is the id that
+    tells the guest that it was restored. Its links are down unless `link_up`.
+
+    `macs`: one for each card. Raises ValueError.
+    """
+    root = domain_xml.tree(xml, "domain")
+    _place(root, images)
+    _text(root, "name", name)
+    _text(root, "uuid", uuid)
+    for entry in root.findall("sysinfo/system/entry[@name='uuid']"):
+        entry.text = uuid  # libvirt takes no other than the guest's
+    if (genid := root.find("genid")) is not None:
+        # Not an empty one: libvirt reads this twice, would make two, and find that they differ.
+        genid.text = str(uuid5(NAMESPACE_OID, uuid))
+    root.attrib.pop("id", None)
+    cards = root.findall("devices/interface")
+    if len(cards) != len(macs):
+        raise ValueError(f"{len(cards)} network cards and {len(macs)} MACs")
+    for card, mac in zip(cards, macs, strict=True):
+        _card(card, mac, link_up=link_up)
+    for console in root.findall("devices/*/source[@path]") + root.findall("devices/*/log[@file]"):
+        _own_file(console, uuid)
+    return ET.tostring(root, encoding="unicode")
+
+
+def cards(xml: str) -> int:
+    """How many network cards a guest has."""
+    return len(domain_xml.tree(xml, "domain").findall("devices/interface"))
+
+
+def image_of(xml: str, disk: str) -> str:
+    """Where a disk's image was. Raises ValueError if it has none, BadInput if what it has is not
+    an image that can be made anew: then nothing of it may be written."""
+    for node in domain_xml.tree(xml, "domain").findall("devices/disk"):
+        target, source = node.find("target"), node.find("source")
+        if target is not None and source is not None and target.get("dev") == disk:
+            why = _no_image(node, source)
+            if why is not None:
+                raise BadInput(
+                    f"disk {disk} {why}: it cannot be restored by this vmckpt",
+                    mend="look into it with vmckpt snapshot open, and copy it from there by hand",
+                )
+            if path := source.get("file"):
+                return path
+    raise ValueError(f"disk {disk} has no image")
+
+
+def _no_image(disk: ET.Element, source: ET.Element) -> str | None:
+    kind = disk.get("type", "file")
+    if kind != "file":
+        return f"is of the kind {kind} ({source.get('dev') or source.get('name') or 'no path'})"
+    if disk.find("encryption") is not None or source.find("encryption") is not None:
+        return "is encrypted by QEMU"
+    if source.find("dataStore") is not None:
+        return "has its data in a file of its own"
+    if source.find("slices") is not None:
+        return "is a slice of a file"
+    return None
+
+
+def _place(root: ET.Element, images: Mapping[str, str]) -> None:
+    for disk in root.findall("devices/disk"):
+        target, source = disk.find("target"), disk.find("source")
+        name = target.get("dev", "") if target is not None else ""
+        if name in images and source is not None:
+            if (why := _no_image(disk, source)) is not None:
+                raise ValueError(f"disk {name} {why}")
+            source.attrib.clear()
+            domain_xml.another_image(source)
+            source.set("file", images[name])
+            for node in disk.findall("backingStore"):
+                disk.remove(node)
+
+
+def _card(card: ET.Element, mac: str, *, link_up: bool) -> None:
+    node = card.find("mac")
+    if node is None:
+        node = ET.SubElement(card, "mac")
+    node.set("address", mac)
+    if (target := card.find("target")) is not None:
+        card.remove(target)  # the host's name for it is the other guest's
+    if not link_up:
+        link = card.find("link")
+        link = ET.SubElement(card, "link") if link is None else link
+        link.set("state", "down")
+
+
+def _own_file(node: ET.Element, uuid: str) -> None:
+    """A file or socket of a console cannot be shared."""
+    for key in ("path", "file"):
+        if (path := node.get(key)) is not None and not path.startswith("/dev/"):
+            node.set(key, f"{path}.{uuid[:8]}")
+
+
+def _text(root: ET.Element, tag: str, text: str) -> None:
+    node = root.find(tag)
+    if node is None:
+        raise ValueError(f"the guest has no {tag}")
+    node.text = text
+
+
+# QEMU has no read-only disk on these.
+_NO_READ_ONLY = ("ide", "sata")
+_OURS = ("file", "block", "network", "volume")
+
+
+def beside(xml: str, captured: Collection[str]) -> tuple[str, ...]:
+    """What is not in the snapshot and writable, each in a few words. Raises ValueError."""
+    return tuple(what for _, what, _ in _beside(domain_xml.tree(xml, "domain"), captured))
+
+
+def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str, tuple[str, ...]]:
+    """A fork's definition that writes into nothing it shares, and what there is to say of it.
+
+    With its memory a machine must have all its devices: one that cannot be read-only is an error
+    then, BadInput. Else it is left out. Raises ValueError.
+    """
+    root = domain_xml.tree(xml, "domain")
+    holders = {node: parent for parent in root.iter() for node in parent}
+    said = []
+    for node, what, read_only in list(_beside(root, captured)):
+        if read_only:
+            for child in node.findall("shareable"):
+                node.remove(child)
+            ET.SubElement(node, "readonly")
+            said.append(f"{what} is read-only for the fork")
+        elif memory:
+            raise BadInput(
+                f"{what} is not in the snapshot, and a fork would write into it",
+                mend="restore it in its own place, or fork a snapshot without memory",
+            )
+        else:
+            holders[node].remove(node)
+            said.append(f"{what} was left out of the fork")
+    return ET.tostring(root, encoding="unicode"), tuple(said)
+
+
+def drives(xml: str) -> dict[str, str]:
+    """The files in CD and floppy drives, by drive: no guest starts without. Raises ValueError.
+
+    Those that may be missing are left out: libvirt starts the guest with an empty drive then.
+    """
+    found = {}
+    for node in domain_xml.tree(xml, "domain").findall("devices/disk"):
+        target, source = node.find("target"), node.find("source")
+        path = None if source is None else source.get("file")
+        if target is None or source is None or path is None or source.get("startupPolicy"):
+            continue
+        if node.get("device") in ("cdrom", "floppy"):
+            found[target.get("dev", "?")] = path
+    return found
+
+
+def _beside(root: ET.Element, captured: Collection[str]) -> Iterator[tuple[ET.Element, str, bool]]:
+    """Each device, what it is, and whether it can be made read-only."""
+    yield from _disks(root, captured)
+    for node in root.findall("devices/filesystem"):
+        if node.find("readonly") is None:
+            driver, source = node.find("driver"), node.find("source")
+            path = "?" if source is None else source.get("dir") or source.get("socket") or "?"
+            able = driver is None or driver.get("type") != "virtiofs"
+            yield node, f"the shared folder {path}", able
+    for node in root.findall("devices/hostdev"):
+        yield node, f"the host's {node.get('type', '')} device", False
+    for node in root.findall("devices/shmem"):
+        yield node, f"the shared memory {node.get('name', '?')}", False
+    for node in root.findall("devices/memory"):
+        path = node.findtext("source/path", "")
+        if path:
+            yield node, f"the memory in {path}", False
+    yield from _states(root)
+
+
+def _states(root: ET.Element) -> Iterator[tuple[ET.Element, str, bool]]:
+    """NVRAM and TPMs that are not among the snapshot's small files."""
+    nvram = root.find("os/nvram")
+    if nvram is not None and nvram.get("type", "file") != "file":
+        yield nvram, f"the NVRAM on a {nvram.get('type')} disk", False
+    for node in root.findall("devices/tpm"):
+        if node.find("backend[@type='emulator']") is None:
+            yield node, "the host's TPM", False
+        elif path := firmware.tpm_elsewhere(node):
+            yield node, f"the TPM's state in {path}", False
+
+
+def _disks(root: ET.Element, captured: Collection[str]) -> Iterator[tuple[ET.Element, str, bool]]:
+    for node in root.findall("devices/disk"):
+        target, source = node.find("target"), node.find("source")
+        name = "?" if target is None else target.get("dev", "?")
+        kind, device = node.get("type", "file"), node.get("device", "disk")
+        if name in captured or source is None or device == "cdrom":
+            continue
+        if node.find("readonly") is not None:
+            continue
+        bus = "" if target is None else target.get("bus", "")
+        able = kind in _OURS and device != "lun" and bus not in _NO_READ_ONLY
+        path = source.get("file") or source.get("dev") or source.get("name") or kind
+        yield node, f"disk {name} ({path})", able
+
+
+_SOURCES = ("file", "dev", "name", "volume", "dir", "network", "bridge")
+
+
+def wanted(stored: str | None, came_back: str) -> str | None:
+    """What to store instead; None: nothing. Raises ValueError if one of them is no domain."""
+    if stored is None:
+        return came_back
+    return came_back if differs(stored, came_back) else None
+
+
+def differs(stored: str, came_back: str) -> tuple[str, ...]:
+    """In which parts two definitions describe different hardware; empty if they do not."""
+    first, second = (dict(_hardware(domain_xml.tree(one, "domain"))) for one in (stored, came_back))
+    known = sorted(first.keys() | second.keys())
+    return tuple(key for key in known if first.get(key) != second.get(key))
+
+
+def _hardware(root: ET.Element) -> Iterator[tuple[str, str]]:
+    """Parts and what they are; what libvirt fills in by itself is left out."""
+    guest = guest_of(ET.tostring(root, encoding="unicode"))
+    yield "machine", f"{guest.accelerator} {guest.arch} {guest.machine}"
+    yield "memory", str(guest.memory)
+    yield "processors", str(guest.vcpus)
+    yield "firmware", " ".join(guest.boot_files)
+    for disk in root.findall("devices/disk"):
+        name = _of(disk, "target", "dev")
+        driver = _of(disk, "driver", "type")
+        yield f"disk {name}", f"{driver} {_source(disk)} {_of(disk, 'target', 'bus')}"
+    for number, card in enumerate(root.findall("devices/interface")):
+        what = f"{_of(card, 'mac', 'address')} {_of(card, 'model', 'type')} {_source(card)}"
+        yield f"network card {number}", what
+    for kind in ("hostdev", "tpm", "filesystem", "watchdog", "rng", "shmem", "vsock"):
+        found = root.findall(f"devices/{kind}")
+        if found:
+            yield kind, " ".join(one.get("model") or one.get("type") or "" for one in found)
+
+
+def guest_of(xml: str) -> Guest:
+    """A guest that is off, by its definition. Raises ValueError."""
+    return domain_xml.guest(xml, state=5, persistent=True, autostart=False, snapshots=0, job=None)
+
+
+def _of(node: ET.Element, child: str, key: str) -> str:
+    found = node.find(child)
+    return "" if found is None else found.get(key, "")
+
+
+def _source(node: ET.Element) -> str:
+    source = node.find("source")
+    if source is None:
+        return ""
+    return next((value for key in _SOURCES if (value := source.get(key))), "")

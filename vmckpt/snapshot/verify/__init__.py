@@ -1,0 +1,1 @@
+"""Verify snapshots: by their checksums, by reading all of them, or by booting them."""
