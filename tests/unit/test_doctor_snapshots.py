@@ -9,8 +9,8 @@ import pytest
 from tests.support.builders import HOST
 from tests.support.stocking import stocked
 from vmckpt.cli import main
-from vmckpt.doctor import ready, snapshots
-from vmckpt.doctor.snapshots import ControllerReady, HostReady, StoreReady
+from vmckpt.doctor import checks, gather
+from vmckpt.doctor.checks import ControllerReady, HostReady, StoreReady
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.units import Bytes
 
@@ -44,7 +44,7 @@ def wrong(found: list[Finding]) -> list[str]:
     ],
 )
 def test_a_host(examined: HostReady, told: list[str]) -> None:
-    assert wrong(list(snapshots.of_host(examined))) == told
+    assert wrong(list(checks.of_host(examined))) == told
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_a_host(examined: HostReady, told: list[str]) -> None:
     ],
 )
 def test_the_controller(examined: ControllerReady, told: list[str]) -> None:
-    assert wrong(list(snapshots.of_controller(examined))) == told
+    assert wrong(list(checks.of_controller(examined))) == told
 
 
 @pytest.mark.parametrize(("tried", "told"), [(True, ", and its locks hold"), (False, "")])
 def test_a_store_is_told_to_hold_locks_only_if_that_was_tried(tried: bool, told: str) -> None:
     own = replace(OWN, stores={"near": StoreReady(tried=tried)})
-    assert next(snapshots.of_controller(own)).text == f"store near: can be opened{told}"
+    assert next(checks.of_controller(own)).text == f"store near: can be opened{told}"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_store_is_told_to_hold_locks_only_if_that_was_tried(tried: bool, told:
     ],
 )
 def test_what_a_host_answers(text: str, room: int | None, near: str | None) -> None:
-    found = ready.read(HOST, {"near": "/near"}, text, None)
+    found = gather.read(HOST, {"near": "/near"}, text, None)
     assert (found.room, dict(found.stores)) == (room, {"near": near})
 
 

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from vmckpt.agent import client
 from vmckpt.api.keeping import open_store
 from vmckpt.api.snapshots import keyring
-from vmckpt.doctor import checks, ready, snapshots
+from vmckpt.doctor import checks, gather
+from vmckpt.doctor import checks as doctor_checks
 from vmckpt.doctor import gather as doctor_gather
-from vmckpt.doctor.snapshots import ControllerReady, StoreReady
+from vmckpt.doctor.checks import ControllerReady, StoreReady
 from vmckpt.errors import VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.lease import replicas
@@ -35,10 +36,10 @@ async def findings(inventory: Inventory, hosts: Sequence[Host]) -> tuple[Finding
     folders = {
         name: place.url for name, place in inventory.stores.items() if "://" not in place.url
     }
-    asked = await asyncio.gather(*(ready.ask(host, folders, client.startable) for host in hosts))
+    asked = await asyncio.gather(*(gather.ask(host, folders, client.startable) for host in hosts))
     own = await asyncio.to_thread(_controller, inventory)
-    found = [one for host in asked if host is not None for one in snapshots.of_host(host)]
-    return (*found, *snapshots.of_controller(own))
+    found = [one for host in asked if host is not None for one in doctor_checks.of_host(host)]
+    return (*found, *doctor_checks.of_controller(own))
 
 
 def _store(inventory: Inventory, name: str) -> StoreReady:
