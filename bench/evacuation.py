@@ -26,12 +26,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from vmckpt.evacuate import outlook, placement
-from vmckpt.evacuate.course import Patience, Terms
-from vmckpt.evacuate.fleet import Fleet, Place, Rules, Tenant
-from vmckpt.evacuate.links import Move, Under, advance, begin, gain, over
-from vmckpt.evacuate.schedule import Windows, links_of
-from vmckpt.evacuate.seating import Seating
+from vmckpt.evacuation.bandwidth import (
+    Move,
+    Under,
+    advance,
+    begin,
+    gain,
+    over,
+)
+from vmckpt.evacuation.plan import forecast, placement
+from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.fleet import (
+    Fleet,
+    Place,
+    Rules,
+    Tenant,
+)
+from vmckpt.evacuation.schedule import Windows, links_of
+from vmckpt.evacuation.state import Patience, Terms
 from vmckpt.sim.moves import Luck, Sim
 from vmckpt.units import GIB, Bytes, BytesPerSecond
 
@@ -101,7 +113,7 @@ def _planned(seed: int, hosts: int, guests: int, emptied: int) -> dict[str, Any]
             Move(tenant=one.tenant, source=one.tenant.host, target=one.target)
             for one in found.going
         ]
-        played = outlook.play(fleet, moves, RULES, WINDOWS)
+        played = forecast.play(fleet, moves, RULES, WINDOWS)
         assert not played.stuck
         assert not found.left
         return time.perf_counter() - began, len(moves)

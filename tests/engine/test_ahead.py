@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.fleets import guest
 from vmckpt.errors import Cancelled
-from vmckpt.evacuate.ahead import Ahead, Turn
-from vmckpt.evacuate.links import Move
+from vmckpt.evacuation.bandwidth import Move
+from vmckpt.evacuation.interfaces import Ahead, Turn
 from vmckpt.migration.cancellable import following
 
 

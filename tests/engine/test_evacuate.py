@@ -15,13 +15,12 @@ from tests.support.sights import (
     vm,
 )
 from vmckpt.errors import Cancelled
-from vmckpt.evacuate import course
-from vmckpt.evacuate.ahead import Turn
-from vmckpt.evacuate.course import Blame
-from vmckpt.evacuate.engine import Run
-from vmckpt.evacuate.seen import Known, Look, Seen
-from vmckpt.evacuate.task import Kind, Task, terms
-from vmckpt.evacuate.world import Ended, Moved
+from vmckpt.evacuation import state
+from vmckpt.evacuation.engine import Run
+from vmckpt.evacuation.interfaces import Ended, Moved, Turn
+from vmckpt.evacuation.plan.inventory import Known, Look, Seen
+from vmckpt.evacuation.state import Blame
+from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.journal.records import RequestKind
 from vmckpt.model.events import Decided
 from vmckpt.model.guest import OUTGOING, Guest
@@ -223,13 +222,13 @@ async def test_while_nothing_changes_nobody_is_looked_for(monkeypatch: pytest.Mo
     asked: list[str] = []
 
     def counted(name: str) -> None:
-        really = getattr(course, name)
+        really = getattr(state, name)
 
         def one(*args: object) -> object:
             asked.append(name)
             return really(*args)
 
-        monkeypatch.setattr(course, name, one)
+        monkeypatch.setattr(state, name, one)
 
     counted("due")
     counted("next_ones")

@@ -15,13 +15,17 @@ from tests.support.sights import (
     vm,
 )
 from vmckpt.errors import Blocked, Cancelled
-from vmckpt.evacuate.ahead import Turn
-from vmckpt.evacuate.course import Blame
-from vmckpt.evacuate.engine import Run
-from vmckpt.evacuate.report import Report
-from vmckpt.evacuate.seen import Known, Protected, Seen, Way
-from vmckpt.evacuate.task import Kind, Task, terms
-from vmckpt.evacuate.world import Ended, Moved
+from vmckpt.evacuation.engine import Run
+from vmckpt.evacuation.interfaces import Ended, Moved, Turn
+from vmckpt.evacuation.plan.inventory import (
+    Known,
+    Protected,
+    Seen,
+    Way,
+)
+from vmckpt.evacuation.report import Report
+from vmckpt.evacuation.state import Blame
+from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.journal.records import RequestKind
 from vmckpt.model.guest import OUTGOING, GuestState
 from vmckpt.model.migration import Outcome

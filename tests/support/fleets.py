@@ -3,7 +3,12 @@
 import random
 from dataclasses import replace
 
-from vmckpt.evacuate.fleet import Fleet, Needs, Place, Tenant
+from vmckpt.evacuation.plan.fleet import (
+    Fleet,
+    Needs,
+    Place,
+    Tenant,
+)
 from vmckpt.units import Bytes, BytesPerSecond
 
 GIB = 1 << 30

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.builders import GUEST, HOST, host_facts
-from vmckpt.evacuate import seen as sights
-from vmckpt.evacuate.seen import Answers, Look, Seen
+from vmckpt.evacuation.plan import inventory as sights
+from vmckpt.evacuation.plan.inventory import Answers, Look, Seen
 from vmckpt.model.guest import Disk, Guest
 from vmckpt.policy import parse
 from vmckpt.policy.model import Policy

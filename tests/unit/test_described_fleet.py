@@ -10,7 +10,7 @@ from tests.support.paths import ROOT
 from vmckpt.api import imagining
 from vmckpt.cli import main
 from vmckpt.errors import BadInput
-from vmckpt.evacuate.task import Kind, Task
+from vmckpt.evacuation.task import Kind, Task
 from vmckpt.sim import described
 from vmckpt.units import GIB
 

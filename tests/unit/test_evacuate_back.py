@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from vmckpt.api import evacuating
-from vmckpt.evacuate import command
-from vmckpt.evacuate.report import arrived_of
+from vmckpt.evacuation import service
+from vmckpt.evacuation.report import arrived_of
 from vmckpt.journal import evacuation_progress, jobs, maintenance
 from vmckpt.journal import location as locations
 from vmckpt.journal.evacuation_progress import MOVE
@@ -68,7 +68,7 @@ def test_who_did_not_shut_down_in_time_may_have_later_and_is_started_then() -> N
     maintenance.enter("alpha", "")
     id_ = emptied(("a", "alpha"), shut=("off1",), stubborn=("late",))
     assert back() == ({"u-a"}, {"u-off1", "u-late"})
-    assert command.noted(id_, ()).shut == ("u-off1",)
+    assert service.noted(id_, ()).shut == ("u-off1",)
 
 
 def test_a_maintenance_after_it_hides_no_emptying() -> None:

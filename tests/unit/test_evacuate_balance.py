@@ -11,9 +11,9 @@ from tests.support.fleets import (
     host,
     random_fleet,
 )
-from vmckpt.evacuate import balance
-from vmckpt.evacuate.fleet import Fleet, Rules
-from vmckpt.evacuate.seating import Seating
+from vmckpt.evacuation.plan import balance
+from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.fleet import Fleet, Rules
 from vmckpt.units import BytesPerSecond
 
 RULES = Rules(keep_free=0.05)

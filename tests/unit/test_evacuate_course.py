@@ -13,11 +13,18 @@ from tests.support.fleets import (
     host,
     random_fleet,
 )
-from vmckpt.evacuate import course as courses
-from vmckpt.evacuate.course import Blame, Course, Failed, Patience, Record, Terms
-from vmckpt.evacuate.fleet import Fleet, Rules
-from vmckpt.evacuate.links import Move
-from vmckpt.evacuate.schedule import Windows
+from vmckpt.evacuation import state as states
+from vmckpt.evacuation.bandwidth import Move
+from vmckpt.evacuation.plan.fleet import Fleet, Rules
+from vmckpt.evacuation.schedule import Windows
+from vmckpt.evacuation.state import (
+    Blame,
+    Course,
+    Failed,
+    Patience,
+    Record,
+    Terms,
+)
 from vmckpt.sim.moves import Luck, Sim
 from vmckpt.units import BytesPerSecond
 
@@ -28,8 +35,8 @@ OFF = host("a", closed="it is emptied")
 def begun(made: Fleet, *names: str) -> Course:
     """A course with all guests of a planned, and the first ones under way."""
     asked = frozenset(one.name for one in made.tenants if one.host == "a")
-    course = courses.planned(Course(), made, TERMS.rules, 0.0, asked=asked)
-    course = courses.begins(course, [one for one in course.waiting if one.name in names])
+    course = states.planned(Course(), made, TERMS.rules, 0.0, asked=asked)
+    course = states.begins(course, [one for one in course.waiting if one.name in names])
     # So that their links are no reason against others.
     return replace(course, running=tuple(replace(one, ending=True) for one in course.running))
 
@@ -37,7 +44,7 @@ def begun(made: Fleet, *names: str) -> Course:
 def lost(course: Course, name: str, at: float = 0.0, blame: Blame = Blame.TARGET) -> Course:
     target = next(one.move.target for one in course.running if one.move.name == name)
     failure = Failed(target=target, at=at, why="no room", blame=blame)
-    return courses.failed(course, name, failure, TERMS.patience)
+    return states.failed(course, name, failure, TERMS.patience)
 
 
 def waiting(course: Course) -> dict[str, str]:
@@ -49,14 +56,14 @@ def test_one_failure_stops_nobody_else_and_is_tried_elsewhere() -> None:
     course = lost(begun(made, "x", "y"), "x")
     assert [one.move.name for one in course.running] == ["y"]
     first = course.failed["x"][0].target
-    after = courses.planned(course, made, TERMS.rules, 1.0, asked=frozenset({"x", "y"}))
+    after = states.planned(course, made, TERMS.rules, 1.0, asked=frozenset({"x", "y"}))
     assert waiting(after) == {"x": "c" if first == "b" else "b"}
 
 
 def test_with_a_single_other_host_it_is_tried_there_again() -> None:
     made = fleet([OFF, host("b")], guest("x", "a"))
     course = lost(begun(made, "x"), "x")
-    assert waiting(courses.planned(course, made, TERMS.rules, 1.0, asked=frozenset({"x"}))) == {
+    assert waiting(states.planned(course, made, TERMS.rules, 1.0, asked=frozenset({"x"}))) == {
         "x": "b"
     }
 
@@ -66,10 +73,10 @@ def test_it_waits_longer_after_each_failure_and_is_left_after_the_last() -> None
     course = begun(made, "x")
     for number, wait in ((1, 10.0), (2, 20.0)):
         course = lost(course, "x", at=100.0 * number, blame=Blame.GUEST)
-        assert courses.due(course, made, TERMS, 100.0 * number + wait - 0.1) == []
-        assert courses.wakes(course, 100.0 * number, TERMS.patience) == 100.0 * number + wait
-        (move,) = courses.due(course, made, TERMS, 100.0 * number + wait)
-        course = courses.begins(course, [move])
+        assert states.due(course, made, TERMS, 100.0 * number + wait - 0.1) == []
+        assert states.wakes(course, 100.0 * number, TERMS.patience) == 100.0 * number + wait
+        (move,) = states.due(course, made, TERMS, 100.0 * number + wait)
+        course = states.begins(course, [move])
     course = lost(course, "x", at=300.0, blame=Blame.GUEST)
     assert course.over
     assert course.left[0].why == "tried 3 times, last to b: no room"
@@ -80,22 +87,22 @@ def test_a_host_that_fails_everybody_is_left_out_then_tried_with_one() -> None:
     made = fleet([OFF, host("b")], *(guest(name, "a", 1) for name in names))
     course = begun(made, "vm0", "vm1")
     course = lost(course, "vm0", at=1.0)
-    assert courses.due(course, made, TERMS, 1.0) != []
+    assert states.due(course, made, TERMS, 1.0) != []
     course = lost(course, "vm1", at=2.0)
-    assert courses.due(course, made, TERMS, 30.0) == []
-    closed = courses.closed(course, made, 30.0).place("b").closed
+    assert states.due(course, made, TERMS, 30.0) == []
+    closed = states.closed(course, made, 30.0).place("b").closed
     assert closed == "failed 2 guests; left out for 32 s more"
     # Then one, and no second one beside it.
-    trial = courses.due(course, made, TERMS, 62.0)
+    trial = states.due(course, made, TERMS, 62.0)
     assert len(trial) == 1
-    course = courses.begins(course, trial)
-    assert courses.due(course, made, TERMS, 62.0) == []
-    assert courses.closed(course, made, 62.0).place("b").closed == "is tried with one guest"
+    course = states.begins(course, trial)
+    assert states.due(course, made, TERMS, 62.0) == []
+    assert states.closed(course, made, 62.0).place("b").closed == "is tried with one guest"
     worse = lost(course, trial[0].name, at=63.0)
     assert worse.records["b"].out_until == 63.0 + 120.0
-    better = courses.succeeded(course, trial[0].name)
+    better = states.succeeded(course, trial[0].name)
     assert better.records["b"] == Record()
-    assert courses.due(better, _moved(made, trial), TERMS, 63.0) != []
+    assert states.due(better, _moved(made, trial), TERMS, 63.0) != []
 
 
 def _moved(made: Fleet, moves: Sequence[Move]) -> Fleet:
@@ -119,10 +126,10 @@ def test_nobody_makes_room_for_one_that_has_failed_once_only() -> None:
     once = lost(begun(made, "x"), "x")
     assert once.failed["x"][0].target == "c"
     asked = frozenset({"x"})
-    after = courses.planned(once, made, TERMS.rules, 1.0, asked=asked)
+    after = states.planned(once, made, TERMS.rules, 1.0, asked=asked)
     assert waiting(after) == {"x": "c"}
-    twice = lost(courses.begins(after, after.waiting), "x")
-    after = courses.planned(twice, made, TERMS.rules, 100.0, asked=asked)
+    twice = lost(states.begins(after, after.waiting), "x")
+    after = states.planned(twice, made, TERMS.rules, 100.0, asked=asked)
     assert waiting(after) == {"x": "b", "z": "c"}
 
 
@@ -134,43 +141,43 @@ def test_streams_that_leave_some_of_the_link_teach_to_send_two_at_once() -> None
     )
     one, *others = sorted(waiting(begun(made)))
     course = begun(made)
-    course = courses.begins(course, [first for first in course.waiting if first.name == one])
-    assert courses.due(course, made, TERMS, 0.0) == []
-    slow = courses.carrying(course, {one: BytesPerSecond(40_000_000)})
-    beside = courses.due(slow, made, TERMS, 0.0)
+    course = states.begins(course, [first for first in course.waiting if first.name == one])
+    assert states.due(course, made, TERMS, 0.0) == []
+    slow = states.carrying(course, {one: BytesPerSecond(40_000_000)})
+    beside = states.due(slow, made, TERMS, 0.0)
     assert len(beside) == 1  # the first one is on its way yet
-    after = courses.succeeded(slow, one)
-    two = courses.due(after, made, TERMS, 0.0)
+    after = states.succeeded(slow, one)
+    two = states.due(after, made, TERMS, 0.0)
     assert len(two) == 2
     # What two carry beside each other tells nothing of one alone; and it is kept for the next plan.
-    both = courses.begins(after, two)
-    after = courses.carrying(both, {two[0].name: BytesPerSecond(90_000_000)})
+    both = states.begins(after, two)
+    after = states.carrying(both, {two[0].name: BytesPerSecond(90_000_000)})
     assert after is both
     assert after.carried == {"a": 40_000_000}
     asked = frozenset(set(others) - {one.name for one in two})
-    again = courses.planned(after, made, TERMS.rules, 0.0, asked=asked)
+    again = states.planned(after, made, TERMS.rules, 0.0, asked=asked)
     assert [one.tenant.most for one in again.waiting] == [40_000_000]
-    full = courses.carrying(slow, {one: BytesPerSecond(96_000_000)})
-    assert courses.due(full, made, TERMS, 0.0) == []
-    assert courses.carrying(full, {one: BytesPerSecond(97_000_000)}) is full
-    assert len(courses.due(courses.succeeded(full, one), made, TERMS, 0.0)) == 1
+    full = states.carrying(slow, {one: BytesPerSecond(96_000_000)})
+    assert states.due(full, made, TERMS, 0.0) == []
+    assert states.carrying(full, {one: BytesPerSecond(97_000_000)}) is full
+    assert len(states.due(states.succeeded(full, one), made, TERMS, 0.0)) == 1
 
 
 def test_paused_nothing_begins_and_what_is_on_its_way_goes_on() -> None:
     made = fleet([OFF, host("b")], guest("x", "a"), guest("y", "a"))
     course = replace(begun(made, "x"), paused=True)
-    assert courses.due(course, made, TERMS, 0.0) == []
-    assert courses.due(replace(course, paused=False), made, TERMS, 0.0) != []
+    assert states.due(course, made, TERMS, 0.0) == []
+    assert states.due(replace(course, paused=False), made, TERMS, 0.0) != []
 
 
 def test_who_finds_no_place_waits_for_a_host_that_is_left_out() -> None:
     made = fleet([OFF, host("b")], guest("x", "a"))
     course = Course(records={"b": Record(failures=2, outs=1, out_until=60.0)})
     asked = frozenset({"x"})
-    hoping = courses.planned(course, made, TERMS.rules, 1.0, asked=asked)
+    hoping = states.planned(course, made, TERMS.rules, 1.0, asked=asked)
     assert (hoping.left, len(hoping.hoping), hoping.over) == ((), 1, False)
-    assert courses.wakes(course, 1.0, TERMS.patience) == 60.0
-    assert waiting(courses.planned(course, made, TERMS.rules, 60.0, asked=asked)) == {"x": "b"}
+    assert states.wakes(course, 1.0, TERMS.patience) == 60.0
+    assert waiting(states.planned(course, made, TERMS.rules, 60.0, asked=asked)) == {"x": "b"}
 
 
 def in_order(sim: Sim) -> None:

@@ -1,8 +1,8 @@
 """When the next move may begin because one is about to arrive."""
 
-from vmckpt.evacuate.links import SETUP
-from vmckpt.evacuate.nearing import Nearing
-from vmckpt.evacuate.plan import Checked
+from vmckpt.evacuation.arrival_estimate import Nearing
+from vmckpt.evacuation.bandwidth import SETUP
+from vmckpt.evacuation.plan.plan import Checked
 from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.events import Estimate
 from vmckpt.model.migration import JobPhase, JobSample

@@ -17,12 +17,12 @@ from tests.support.sights import (
     vm,
 )
 from vmckpt.errors import RemoteError
-from vmckpt.evacuate import offline
-from vmckpt.evacuate import plan as plans
-from vmckpt.evacuate.offline import Ends
-from vmckpt.evacuate.placement import Left
-from vmckpt.evacuate.plan import Checked
-from vmckpt.evacuate.seen import Known, Way
+from vmckpt.evacuation import offline_move
+from vmckpt.evacuation.offline_move import Ends
+from vmckpt.evacuation.plan import plan as plans
+from vmckpt.evacuation.plan.inventory import Known, Way
+from vmckpt.evacuation.plan.placement import Left
+from vmckpt.evacuation.plan.plan import Checked
 from vmckpt.hypervisor import domains, storage
 from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.migration.forecast.forecast import Range
@@ -66,10 +66,10 @@ def known(copy: CopyKind) -> Known:
 
 
 async def test_who_copies_needs_logins_at_both_hosts_and_who_does_not_needs_none() -> None:
-    refused = await offline.check(known(CopyKind.THIN), ENDS, Links())
+    refused = await offline_move.check(known(CopyKind.THIN), ENDS, Links())
     assert [one.code for one in refused.blockers] == ["disks-not-seen"]
     assert "ssh" in (refused.blockers[0].mend or "")
-    shared = await offline.check(known(CopyKind.SHARED), ENDS, Links())
+    shared = await offline_move.check(known(CopyKind.SHARED), ENDS, Links())
     assert (shared.blockers, shared.sent, shared.mode) == ((), None, "offline")
 
 
@@ -95,12 +95,14 @@ async def test_how_long_a_copy_takes_is_what_the_link_and_the_policy_let_through
         seen_ = LinkSeen(rate=BytesPerSecond(link), received=Bytes(1), lasted=Seconds(1.0))
         return seen_, None
 
-    monkeypatch.setattr(offline, "look", look)
+    monkeypatch.setattr(offline_move, "look", look)
     links: Any = SimpleNamespace(between=between)
     one = known(CopyKind.THIN)
     most = None if limit is None else BytesPerSecond(limit)
     limits = replace(one.policy.limits, bandwidth=most)
-    told = await offline.check(replace(one, policy=replace(one.policy, limits=limits)), ENDS, links)
+    told = await offline_move.check(
+        replace(one, policy=replace(one.policy, limits=limits)), ENDS, links
+    )
     assert told.sent == Range(1000 * MIB, 1000 * MIB)
     assert (told.total and (told.total.low, told.total.high)) == pytest.approx(total)
 
@@ -136,7 +138,7 @@ async def test_every_file_is_copied_or_seen_there_what_lies_below_as_well(
     remotes: Any = (object(), object())
     here = replace(ENDS.source, uri="test:///default")
     ends = Ends(source=here, target=replace(here, name="beta"), remotes=remotes)
-    found = await offline.look(replace(one, guest=replace(one.guest, disks=(disk,))), ends)
+    found = await offline_move.look(replace(one, guest=replace(one.guest, disks=(disk,))), ends)
     assert [text.text.split()[0] for text in found.findings] == ([unseen] if unseen else [])
 
 
@@ -168,7 +170,7 @@ async def test_firmware_that_was_never_started_has_no_file_to_carry(
     remotes: Any = (object(), object())
     ends = Ends(source=here, target=replace(here, name="beta"), remotes=remotes)
     guest = replace(one.guest, nvram="/var/nvram/a.fd")
-    assert len((await offline.look(replace(one, guest=guest), ends)).findings) == unseen
+    assert len((await offline_move.look(replace(one, guest=guest), ends)).findings) == unseen
 
 
 def test_what_keeps_a_guest_is_told_with_its_own_mend() -> None:
@@ -206,7 +208,7 @@ def test_firmware_goes_with_named_disks_and_keeps_its_place() -> None:
 def test_how_far_a_copy_is(
     done: int, now: float, rate: float, left: float | None, share: float
 ) -> None:
-    told = offline.progress(Bytes(done), Bytes(100 * MIB), Seconds(10.0), Seconds(now))
+    told = offline_move.progress(Bytes(done), Bytes(100 * MIB), Seconds(10.0), Seconds(now))
     assert (told.sample.bandwidth, told.estimate.high, told.done) == (rate, left, share)
     assert told.sample.remaining + told.sample.transferred == 100 * MIB
 
@@ -270,11 +272,11 @@ async def test_copies_stay_where_their_guest_is_and_go_elsewhere(
         check=lambda: None, conclude=lambda _, state: concluded.append(state)
     )
     step = StoredStep(
-        seq=3, name=offline.IMAGES, state=StepState.INTENDED, result=None, began_at=0.0,
+        seq=3, name=offline_move.IMAGES, state=StepState.INTENDED, result=None, began_at=0.0,
         ended_at=None,
         intent={"host": "beta", "from": "alpha", "uuid": "u-a", "paths": ["/a"], "suffix": "s"},
     )  # fmt: skip
-    told_ = await offline.undo_left(
+    told_ = await offline_move.undo_left(
         [step], lambda name: replace(HOST, name=name, uri="test:///default"), logins, recorder
     )
     assert (bool(asked), concluded, len(told_)) == (removed, states, told)

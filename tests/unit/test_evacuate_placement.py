@@ -14,9 +14,14 @@ from tests.support.fleets import (
     needs,
     random_fleet,
 )
-from vmckpt.evacuate.fleet import Fleet, Rules, Tenant, Weights
-from vmckpt.evacuate.placement import Placement, place
-from vmckpt.evacuate.seating import Seating, lacks
+from vmckpt.evacuation.plan.capacity import Seating, lacks
+from vmckpt.evacuation.plan.fleet import (
+    Fleet,
+    Rules,
+    Tenant,
+    Weights,
+)
+from vmckpt.evacuation.plan.placement import Placement, place
 
 RULES = Rules(keep_free=0.0)
 OFF = host("a", closed="it is emptied")

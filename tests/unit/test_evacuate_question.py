@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from vmckpt.cli import evacuate
-from vmckpt.evacuate.task import Kind, Task
+from vmckpt.evacuation.task import Kind, Task
 
 ORDER = Task(kind=Kind.EVACUATE, host="alpha")
 

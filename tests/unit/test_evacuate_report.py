@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tests.support.fleets import guest
-from vmckpt.evacuate import report as reports
-from vmckpt.evacuate.course import Blame
-from vmckpt.evacuate.placement import Left
-from vmckpt.evacuate.report import Report
-from vmckpt.evacuate.task import Kind, Task
-from vmckpt.evacuate.world import Arrived, Ended
+from vmckpt.evacuation import report as reports
+from vmckpt.evacuation.interfaces import Arrived, Ended
+from vmckpt.evacuation.plan.placement import Left
+from vmckpt.evacuation.report import Report
+from vmckpt.evacuation.state import Blame
+from vmckpt.evacuation.task import Kind, Task
 from vmckpt.journal.records import Controller, Operation
 from vmckpt.migration.report import MigrationReport
 from vmckpt.model.finding import Finding, Severity

@@ -10,12 +10,12 @@ import pytest
 
 from tests.support.fleets import fleet, guest, host
 from tests.support.sights import by, vm
-from vmckpt.evacuate import plan as plans
-from vmckpt.evacuate import scouting
-from vmckpt.evacuate.course import Terms
-from vmckpt.evacuate.placement import Going
-from vmckpt.evacuate.plan import Checked, Checks
-from vmckpt.evacuate.seen import Known, Way
+from vmckpt.evacuation.plan import plan as plans
+from vmckpt.evacuation.plan import planner
+from vmckpt.evacuation.plan.inventory import Known, Way
+from vmckpt.evacuation.plan.placement import Going
+from vmckpt.evacuation.plan.plan import Checked, Checks
+from vmckpt.evacuation.state import Terms
 from vmckpt.model.disk import Room
 from vmckpt.model.events import Caller
 from vmckpt.protection import relocate_standby
@@ -113,12 +113,12 @@ async def test_a_standby_that_is_made_anew_takes_room_beside_others(
         return found
 
     monkeypatch.setattr(relocate_standby, "check", check)
-    monkeypatch.setattr(scouting, "another", lambda *_: None)
+    monkeypatch.setattr(planner, "another", lambda *_: None)
     scope: Any = None
     caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
     checks = {}
     for name in ("a", "b", "c"):
         known = Known(name=name, guest=vm(name), host="alpha", policy=by(), way=Way.ANEW)
-        checks[name, "beta"] = await scouting._standing(scope, known, "beta", caller)
+        checks[name, "beta"] = await planner._standing(scope, known, "beta", caller)
     refused = plans.crowded([goes(name, "beta") for name in ("a", "b", "c")], checks)
     assert set(refused) == {("c", "beta")}

@@ -14,12 +14,21 @@ from tests.support.fleets import (
     host,
     random_fleet,
 )
-from vmckpt.evacuate.fleet import Fleet, Rules, Tenant
-from vmckpt.evacuate.links import SETUP, Move, Under, advance, begin, over, pays, shares
-from vmckpt.evacuate.outlook import Outlook, play
-from vmckpt.evacuate.placement import place
-from vmckpt.evacuate.schedule import Windows, start
-from vmckpt.evacuate.seating import Seating
+from vmckpt.evacuation.bandwidth import (
+    SETUP,
+    Move,
+    Under,
+    advance,
+    begin,
+    over,
+    pays,
+    shares,
+)
+from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
+from vmckpt.evacuation.plan.forecast import Outlook, play
+from vmckpt.evacuation.plan.placement import place
+from vmckpt.evacuation.schedule import Windows, start
 from vmckpt.policy.model import Order
 from vmckpt.units import BytesPerSecond, Seconds
 

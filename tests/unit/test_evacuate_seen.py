@@ -14,10 +14,16 @@ from tests.support.sights import (
     seen,
     vm,
 )
-from vmckpt.evacuate import plan as plans
-from vmckpt.evacuate.course import Terms
-from vmckpt.evacuate.seen import ON_ITS_WAY, Answers, Look, Protected, Way
-from vmckpt.evacuate.task import Kind, Task, terms
+from vmckpt.evacuation.plan import plan as plans
+from vmckpt.evacuation.plan.inventory import (
+    ON_ITS_WAY,
+    Answers,
+    Look,
+    Protected,
+    Way,
+)
+from vmckpt.evacuation.state import Terms
+from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import (

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.tui.still import operation
-from vmckpt.evacuate import command, settling
-from vmckpt.evacuate.task import Kind, Task
+from vmckpt.evacuation import service
+from vmckpt.evacuation import service as evacuation_service
+from vmckpt.evacuation.task import Kind, Task
 from vmckpt.model.events import Caller
 from vmckpt.model.migration import Outcome
 from vmckpt.policy import loader
@@ -20,7 +21,7 @@ OWN = "version: vmckpt/v1\nname: {name}\nevacuate: {{tries: 9}}\n"
 def in_force(**told: Any) -> dict[str, int]:
     """Names of policies, and how often each tries."""
     one = operation("e-1", "evacuate", policy="nightly", **told)
-    found = settling.in_force(one, loader.load_all(None))
+    found = evacuation_service.in_force(one, loader.load_all(None))
     return {policy.name: policy.evacuation.tries for policy in found}
 
 
@@ -55,7 +56,7 @@ async def test_what_was_told_to_begin_nothing_new_begins_nothing_new(
         ended = SimpleNamespace(left=(), arrived=(), stopped=bool(phase))
         return SimpleNamespace(ended=ended, bare=(), arrived=(), outcome=Outcome.CANCELLED)
 
-    monkeypatch.setattr(command, "carry_out", carry_out)
+    monkeypatch.setattr(service, "carry_out", carry_out)
     task = Task(kind=Kind.EVACUATE, host="alpha").as_json()
     caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
     inventory: Any = SimpleNamespace(hosts={})
@@ -64,7 +65,7 @@ async def test_what_was_told_to_begin_nothing_new_begins_nothing_new(
         recorder=object(), adopt=True, caller=caller, inventory=inventory,
     )  # fmt: skip
     resolve: Any = None
-    told = await settling.settle(case, (), resolve)
+    told = await evacuation_service.settle(case, (), resolve)
     assert stopped == [bool(phase)]
     assert not caller.stop.is_set()  # whoever recovers goes on with the next one
     assert (f"was {phase} when its controller ended" in told.truth) == bool(phase)

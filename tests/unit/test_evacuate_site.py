@@ -21,16 +21,16 @@ from tests.support.sights import (
 from vmckpt import inventory
 from vmckpt.api import rolling
 from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError
-from vmckpt.evacuate import command, scouting
-from vmckpt.evacuate.ahead import Turn
-from vmckpt.evacuate.course import Blame
-from vmckpt.evacuate.plan import Checked
-from vmckpt.evacuate.report import Report
-from vmckpt.evacuate.scouting import Scope
-from vmckpt.evacuate.seen import Known, Seen, Way
-from vmckpt.evacuate.site import Orders, Site
-from vmckpt.evacuate.task import Kind, Task, terms
-from vmckpt.evacuate.world import Ended
+from vmckpt.evacuation import service
+from vmckpt.evacuation.host_actions import Orders, Site
+from vmckpt.evacuation.interfaces import Ended, Turn
+from vmckpt.evacuation.plan import planner
+from vmckpt.evacuation.plan.inventory import Known, Seen, Way
+from vmckpt.evacuation.plan.plan import Checked
+from vmckpt.evacuation.plan.planner import Scope
+from vmckpt.evacuation.report import Report
+from vmckpt.evacuation.state import Blame
+from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.hypervisor import lifecycle
 from vmckpt.journal import location as locations
 from vmckpt.journal import recorder
@@ -205,7 +205,7 @@ async def test_who_is_not_stopped_or_not_started_is_left_and_nothing_else(
     async def refuses(*_: object) -> None:
         raise HypervisorError("alpha: it does not", host="alpha")
 
-    monkeypatch.setattr(scouting, "look", look)
+    monkeypatch.setattr(planner, "look", look)
     monkeypatch.setattr(lifecycle, "shut_down", refuses)
     monkeypatch.setattr(lifecycle, "start", refuses)
     scope: Any = SimpleNamespace(
@@ -220,7 +220,7 @@ async def test_who_is_not_stopped_or_not_started_is_left_and_nothing_else(
     new = NewOperation(kind=str(kind), guest="alpha", source="alpha", detail={})
     hosts: Any = None
     with recorder.begin(new, lambda _: None) as kept:
-        told = await command.carry_out(orders, hosts, None, kept)
+        told = await service.carry_out(orders, hosts, None, kept)
     assert (told.shut_down, told.started) == ((), ())
     assert [one.tenant.name for one in told.ended.left] == ["a"]
     assert told.outcome is Outcome.FAILED
@@ -288,6 +288,6 @@ async def test_what_a_guest_moves_by_is_not_chosen_by_another_hosts_copy_of_it(
             return told
 
     hosts: Any = Hosts()
-    found = await scouting.look(hosts, scope, EMPTY)
+    found = await planner.look(hosts, scope, EMPTY)
     (tenant,) = [one for one in found.fleet.tenants if one.host == "alpha"]
     assert tenant.stays == "its policy r1-stays leaves it where it is"

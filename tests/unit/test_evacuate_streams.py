@@ -1,7 +1,7 @@
 """What streams carry, from samples of migrations that are on their way."""
 
 from tests.support.builders import sample
-from vmckpt.evacuate.streams import Streams
+from vmckpt.evacuation.bandwidth import Streams
 from vmckpt.model.migration import JobPhase
 
 

@@ -10,12 +10,12 @@ from tests.support.sights import (
     seen,
     vm,
 )
-from vmckpt.evacuate import plan as plans
-from vmckpt.evacuate import waking
-from vmckpt.evacuate.course import Terms
-from vmckpt.evacuate.seen import Answers
-from vmckpt.evacuate.task import Kind, Task
-from vmckpt.evacuate.waking import Waking
+from vmckpt.evacuation import restart
+from vmckpt.evacuation.plan import plan as plans
+from vmckpt.evacuation.plan.inventory import Answers
+from vmckpt.evacuation.restart import Waking
+from vmckpt.evacuation.state import Terms
+from vmckpt.evacuation.task import Kind, Task
 from vmckpt.model.guest import Guest, GuestState
 from vmckpt.units import GIB, Bytes
 
@@ -35,7 +35,7 @@ def large(name: str, **more: object) -> Guest:
 
 
 def decided(told: Answers, task: Task) -> Waking:
-    return waking.decide(task, seen(told))
+    return restart.decide(task, seen(told))
 
 
 def whys(found: Waking) -> dict[str, str]:
@@ -101,5 +101,5 @@ def test_wishes_for_those_who_have_a_choice_keep_nobody_off() -> None:
     own = by("needs: {zone: z9}, apart: [app]")
     pair = [vm(name, state=OFF, labels={"app": "web"}) for name in "ab"]
     told = answers(at("alpha", *pair, free=1 * GIB), at("beta"))
-    found = waking.decide(back("a", "b"), seen(told, own))
+    found = restart.decide(back("a", "b"), seen(told, own))
     assert (set(found.starts), found.left) == ({"u-a", "u-b"}, ())

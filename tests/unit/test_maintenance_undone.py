@@ -9,8 +9,8 @@ import pytest
 
 from vmckpt.api.evacuating import Emptying
 from vmckpt.errors import Blocked, Cancelled, GuestBusy, VmckptError
-from vmckpt.evacuate import command
-from vmckpt.evacuate.task import Kind, Task
+from vmckpt.evacuation import service
+from vmckpt.evacuation.task import Kind, Task
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance
 from vmckpt.model.events import Caller
@@ -30,7 +30,7 @@ async def refused(
             raise error
         return object()
 
-    monkeypatch.setattr(command, "begin", begin)
+    monkeypatch.setattr(service, "begin", begin)
     nowhere = Inventory(path=Path("hosts.yaml"), hosts={"alpha": ALPHA}, observer=None)
     caller = Caller(emit=lambda _: None, warn=print, stop=asyncio.Event())
     task = Task(kind=kind, host="alpha")

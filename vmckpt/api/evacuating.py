@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vmckpt.errors import BadInput, Blocked, Cancelled, GuestBusy
-from vmckpt.evacuate import command, scouting
-from vmckpt.evacuate.gather import Hosts
-from vmckpt.evacuate.plan import Plan
-from vmckpt.evacuate.report import Report
-from vmckpt.evacuate.scouting import Scope
-from vmckpt.evacuate.site import Orders
-from vmckpt.evacuate.task import FLEET, Kind, Task
+from vmckpt.evacuation import service
+from vmckpt.evacuation.host_actions import Orders
+from vmckpt.evacuation.plan import planner
+from vmckpt.evacuation.plan.gather import Hosts
+from vmckpt.evacuation.plan.plan import Plan
+from vmckpt.evacuation.plan.planner import Scope
+from vmckpt.evacuation.report import Report
+from vmckpt.evacuation.task import FLEET, Kind, Task
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs, maintenance
 from vmckpt.journal.maintenance import Held
@@ -48,8 +49,8 @@ class Emptying:
     async def plan(self) -> Plan:
         """What would be done; see scouting.plan and scouting.balanced."""
         if self._task.kind is Kind.BALANCE:
-            return await scouting.balanced(self._hosts, self._scope, self._task, self._caller)
-        return await scouting.plan(self._hosts, self._scope, self._task, self._caller)
+            return await planner.balanced(self._hosts, self._scope, self._task, self._caller)
+        return await planner.plan(self._hosts, self._scope, self._task, self._caller)
 
     async def carry_out(self, plan: Plan, why: str, abort: asyncio.Event) -> Report:
         """Do what the plan's task says; see command.begin.
@@ -74,7 +75,7 @@ class Emptying:
             scope=self._scope, task=task, caller=self._caller, abort=abort, resolve=resolve
         )
         try:
-            return await command.begin(orders, self._hosts, plan)
+            return await service.begin(orders, self._hosts, plan)
         except (GuestBusy, Blocked, Cancelled):  # nothing was begun
             if new and not await asyncio.to_thread(_emptied, task.host):
                 await asyncio.to_thread(maintenance.leave, task.host)
@@ -128,7 +129,7 @@ def away_from(host: str, policy: str | None) -> Task | None:
             )
         if one.began_at < since:
             continue
-        noted = command.noted(one.id, {str(left["guest"]) for left in _list(one.report, "left")})
+        noted = service.noted(one.id, {str(left["guest"]) for left in _list(one.report, "left")})
         # Not who only made room, nor whose standby went: the guest was elsewhere all the time.
         guests |= {
             moved.uuid for moved in noted.moved if moved.source == host and not moved.standby

@@ -6,11 +6,11 @@ from types import MappingProxyType
 from typing import Any
 
 from vmckpt.errors import BadInput
-from vmckpt.evacuate import plan as plans
-from vmckpt.evacuate import scouting
-from vmckpt.evacuate.plan import Plan
-from vmckpt.evacuate.seen import Seen
-from vmckpt.evacuate.task import Task, terms
+from vmckpt.evacuation.plan import plan as plans
+from vmckpt.evacuation.plan import planner
+from vmckpt.evacuation.plan.inventory import Seen
+from vmckpt.evacuation.plan.plan import Plan
+from vmckpt.evacuation.task import Task, terms
 from vmckpt.migration.forecast.forecast import Range
 from vmckpt.policy import loader
 from vmckpt.sim import described
@@ -44,7 +44,7 @@ class Imagined:
 def emptied(path: Path, task: Task, folder: Path | None) -> Imagined:
     """How a host of a fleet that a file describes would be emptied, and how that would go where
     durations are off and some moves fail. Raises BadInput, PolicyError."""
-    run = loader.load_one(task.policy or scouting.DEFAULT, loader.folder(folder, None)).evacuation
+    run = loader.load_one(task.policy or planner.DEFAULT, loader.folder(folder, None)).evacuation
     limits = terms(run, task.kind)
     found = described.load(path, run.cpu_overcommit)
     names = {one.name for one in found.places}

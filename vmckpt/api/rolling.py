@@ -8,9 +8,9 @@ from typing import Any
 from vmckpt.api import doctoring, evacuating
 from vmckpt.api.evacuating import Emptying
 from vmckpt.errors import BadInput, Blocked, Cancelled, HookFailed, RemoteError, SomeLeft
-from vmckpt.evacuate.plan import Plan
-from vmckpt.evacuate.report import Report
-from vmckpt.evacuate.task import Kind, Task
+from vmckpt.evacuation.plan.plan import Plan
+from vmckpt.evacuation.report import Report
+from vmckpt.evacuation.task import Kind, Task
 from vmckpt.inventory import Inventory
 from vmckpt.journal import leases, maintenance
 from vmckpt.model.events import Caller

@@ -18,9 +18,9 @@ from vmckpt.policy.model import Policy
 
 if TYPE_CHECKING:
     from vmckpt import api
-    from vmckpt.evacuate.plan import Plan
-    from vmckpt.evacuate.report import Report
-    from vmckpt.evacuate.task import Task
+    from vmckpt.evacuation.plan.plan import Plan
+    from vmckpt.evacuation.report import Report
+    from vmckpt.evacuation.task import Task
 
 app = typer.Typer(name="evacuate", rich_markup_mode=None, add_completion=False)
 repopulate_app = typer.Typer(name="repopulate", rich_markup_mode=None, add_completion=False)
@@ -77,7 +77,7 @@ def evacuate(
 
         vmckpt evacuate h01 --fleet fleet.yaml --dry-run
     """
-    from vmckpt.evacuate.task import Kind, Task
+    from vmckpt.evacuation.task import Kind, Task
 
     hosts = None if to is None else frozenset(one.strip() for one in to.split(",") if one.strip())
     if hosts is not None and not hosts:
@@ -140,7 +140,7 @@ def balance(
 
         vmckpt balance --yes --json
     """
-    from vmckpt.evacuate.task import Kind, Task
+    from vmckpt.evacuation.task import Kind, Task
 
     order = Task(kind=Kind.BALANCE, policy=policy)
     _ask(order, _Wishes(dry_run, yes, True, "", json), inventory, policies)
@@ -170,7 +170,7 @@ class _Wishes:
 
 
 def _ask(order: "Task", wishes: _Wishes, inventory: Path | None, folder: Path | None) -> None:
-    from vmckpt.evacuate.task import Kind
+    from vmckpt.evacuation.task import Kind
 
     if not (wishes.dry_run or wishes.yes or sys.stdin.isatty()):
         raise BadInput("nobody is there to say yes to the plan", mend="add --yes, or --dry-run")
@@ -249,7 +249,7 @@ def with_policy(
 
 def _refuse(plan: "Plan", order: "Task", *, partly: bool) -> None:
     """Raise Blocked if somebody has no place to go to."""
-    from vmckpt.evacuate.task import Kind
+    from vmckpt.evacuation.task import Kind
 
     if not plan.left or partly:
         return
@@ -263,7 +263,7 @@ def _refuse(plan: "Plan", order: "Task", *, partly: bool) -> None:
 
 
 def _agreed(order: "Task") -> bool:
-    from vmckpt.evacuate.task import Kind
+    from vmckpt.evacuation.task import Kind
 
     what = {Kind.EVACUATE: "empty it", Kind.REPOPULATE: "fill it"}.get(order.kind, "move them")
     stops = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,9 +17,9 @@ from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from vmckpt.api.imagining import Imagined
-    from vmckpt.evacuate.placement import Going
-    from vmckpt.evacuate.plan import Checked, Plan
-    from vmckpt.evacuate.report import Report
+    from vmckpt.evacuation.plan.placement import Going
+    from vmckpt.evacuation.plan.plan import Checked, Plan
+    from vmckpt.evacuation.report import Report
 
 _NAMED = 8
 """So many guests are named that go somewhere for one reason."""
@@ -84,7 +84,7 @@ class Story:
 
 def show_plan(plan: "Plan", console: Console) -> None:
     """Who goes where and why, how full hosts become, and what stands against it."""
-    from vmckpt.evacuate.task import Kind
+    from vmckpt.evacuation.task import Kind
 
     host = plan.task.host
     if plan.going:
@@ -143,7 +143,7 @@ def _moves(plan: "Plan", console: Console) -> None:
 
 def _size(going: "Going", found: "Checked | None") -> str:
     """Of its memory; of one that is off, what travels."""
-    from vmckpt.evacuate.seen import Way
+    from vmckpt.evacuation.plan.inventory import Way
 
     if found is None or found.mode != Way.OFFLINE:
         return show_bytes(going.tenant.travels)
@@ -176,7 +176,7 @@ def show_plays(found: "Imagined") -> None:
 
 def show_report(report: "Report") -> None:
     """What became of each guest."""
-    from vmckpt.evacuate.task import Kind
+    from vmckpt.evacuation.task import Kind
 
     if report.arrived:
         table = output.table("guest", "from", "to", ">took", ">downtime", "job")

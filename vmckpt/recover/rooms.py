@@ -42,7 +42,7 @@ async def _settle_move(case: Unattended, policies: Sequence[Policy]) -> Settled:
 
 
 async def _settle_evacuation(case: Unattended, policies: Sequence[Policy]) -> Settled:
-    from vmckpt.evacuate import settling as evacuations  # noqa: PLC0415
+    from vmckpt.evacuation import service as evacuations  # noqa: PLC0415
     from vmckpt.recover import engine  # noqa: PLC0415
 
     async def resolve(job: str) -> Outcome | None:

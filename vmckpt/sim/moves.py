@@ -9,11 +9,23 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from vmckpt.evacuate import course as courses
-from vmckpt.evacuate.course import Blame, Course, Failed, Terms
-from vmckpt.evacuate.fleet import Fleet
-from vmckpt.evacuate.links import Move, Under, advance, begin, over, shares
-from vmckpt.evacuate.schedule import links_of
+from vmckpt.evacuation import state as states
+from vmckpt.evacuation.bandwidth import (
+    Move,
+    Under,
+    advance,
+    begin,
+    over,
+    shares,
+)
+from vmckpt.evacuation.plan.fleet import Fleet
+from vmckpt.evacuation.schedule import links_of
+from vmckpt.evacuation.state import (
+    Blame,
+    Course,
+    Failed,
+    Terms,
+)
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 _LONGEST = Seconds(7 * 86400.0)
@@ -96,7 +108,7 @@ class Sim:
         here = {one.name: one.host for one in self.fleet.tenants}
         closed = {one.name for one in self.fleet.places if one.closed is not None}
         asked = frozenset(name for name in self._asked if here[name] in closed)
-        self.course = courses.planned(
+        self.course = states.planned(
             self.course, self.fleet, self._terms.rules, self.now, asked=asked
         )
 
@@ -104,11 +116,11 @@ class Sim:
         if self._luck.most is not None:  # else nobody learns anything by looking
             rates = shares(self._real, links_of(self.fleet))
             seen = {name: BytesPerSecond(round(rate)) for name, rate in rates.items()}
-            self.course = courses.carrying(self.course, seen)
+            self.course = states.carrying(self.course, seen)
         near = {one.move.name for one in self._real if one.ending}
-        self.course = courses.nearing(self.course, near)
-        begun = courses.due(self.course, self.fleet, self._terms, self.now, changed=self._changed)
-        self.course = courses.begins(self.course, begun)
+        self.course = states.nearing(self.course, near)
+        begun = states.due(self.course, self.fleet, self._terms, self.now, changed=self._changed)
+        self.course = states.begins(self.course, begun)
         for move in begun:
             fate = self._luck.of(self._seed, move, self._tries[move.name])
             self._tries[move.name] += 1
@@ -117,7 +129,7 @@ class Sim:
 
     def _step(self) -> bool:
         """Until something changes; False: nothing ever will."""
-        wakes = courses.wakes(self.course, self.now, self._terms.patience)
+        wakes = states.wakes(self.course, self.now, self._terms.patience)
         if not self._real:
             if wakes is None:
                 return False
@@ -146,7 +158,7 @@ class Sim:
         move = next(one.move for one in self.course.running if one.move.name == guest)
         why = self._fate[guest]
         if why is None:
-            self.course = courses.succeeded(self.course, guest)
+            self.course = states.succeeded(self.course, guest)
             self.moved.append(move)
             self.fleet = replace(
                 self.fleet,
@@ -157,4 +169,4 @@ class Sim:
             )
             return
         failure = Failed(target=move.target, at=self.now, why=why, blame=Blame.TARGET)
-        self.course = courses.failed(self.course, guest, failure, self._terms.patience)
+        self.course = states.failed(self.course, guest, failure, self._terms.patience)

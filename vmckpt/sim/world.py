@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vmckpt.errors import BadInput, Blocked, GuestBusy
-from vmckpt.evacuate.task import Kind, Task
+from vmckpt.evacuation.task import Kind, Task
 from vmckpt.journal.jobs import JobDetail, JobView
 from vmckpt.journal.records import MAINTENANCE, RequestKind, StoredEvent
 from vmckpt.journal.serialization import as_record

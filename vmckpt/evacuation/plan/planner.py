@@ -5,15 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vmckpt.errors import HypervisorError, PolicyError, VmckptError
-from vmckpt.evacuate import balance, offline
-from vmckpt.evacuate import plan as plans
-from vmckpt.evacuate import seen as sights
-from vmckpt.evacuate.course import Terms
-from vmckpt.evacuate.gather import Hosts
-from vmckpt.evacuate.placement import Going, Left, Placement
-from vmckpt.evacuate.plan import Checked, Checks, Plan
-from vmckpt.evacuate.seen import Protected, Seen, Way
-from vmckpt.evacuate.task import Kind, Task, terms
+from vmckpt.evacuation import offline_move
+from vmckpt.evacuation.plan import balance
+from vmckpt.evacuation.plan import inventory as sights
+from vmckpt.evacuation.plan import plan as plans
+from vmckpt.evacuation.plan.gather import Hosts
+from vmckpt.evacuation.plan.inventory import Protected, Seen, Way
+from vmckpt.evacuation.plan.placement import Going, Left, Placement
+from vmckpt.evacuation.plan.plan import Checked, Checks, Plan
+from vmckpt.evacuation.state import Terms
+from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance
 from vmckpt.migration import service
@@ -216,10 +217,10 @@ class _Looking:
             return await _standing(scope, known, target, caller)
         if known.way is Way.OFFLINE:
             async with self._hosts.logins(known.host, target) as remotes:
-                ends = offline.Ends(
+                ends = offline_move.Ends(
                     source=hosts.host(known.host), target=hosts.host(target), remotes=remotes
                 )
-                return await offline.check(known, ends, self._links)
+                return await offline_move.check(known, ends, self._links)
         if known.way is not Way.LIVE:
             return Checked(policy=known.policy.name, mode=str(known.way))
         setting = Setting(

@@ -1,7 +1,8 @@
-"""What hosts say of themselves and their guests, made into a fleet. Pure.
+"""What hosts say about themselves and their guests, made into a fleet. Pure.
 
 Which files two hosts share and which CPU a host can give is asked of the hosts themselves; here the
-answers become what a place offers and a guest needs, by names that say what they mean.
+answers become what a place offers and a guest needs, by names that say what they mean. What in a
+guest itself keeps it where it is, whatever policies and other hosts say, is found here, too.
 """
 
 import hashlib
@@ -11,12 +12,56 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from vmckpt.evacuate import movable
-from vmckpt.evacuate.fleet import Fleet, Needs, Place, Tenant
+from vmckpt.evacuation.plan.fleet import (
+    Fleet,
+    Needs,
+    Place,
+    Tenant,
+)
 from vmckpt.model.guest import Guest, GuestState
 from vmckpt.model.host import Host, HostFacts
 from vmckpt.policy.model import CopyKind, Evacuation, Policy, Strategy
 from vmckpt.units import MIB, Bytes, BytesPerSecond
+
+
+def fixed(guest: Guest) -> str | None:
+    """Why a guest that runs cannot move; preflight would say so of any target. None: it can."""
+    if (why := tied(guest)) is not None:
+        return why
+    if guest.snapshots:
+        return _snapshots(guest)
+    if not guest.state.runs:
+        return f"it is {guest.state}"
+    return None
+
+
+def immovable(guest: Guest) -> str | None:
+    """Why a guest that is off is not defined elsewhere: nobody tries there before it is started,
+    and libvirt moves its definition without what belongs to it."""
+    if guest.snapshots:
+        return _snapshots(guest)
+    if (why := tied(guest)) is not None:
+        return why
+    if guest.saved:
+        return "its memory is saved on its host (managed save): elsewhere it would begin anew"
+    if guest.tpm:
+        return "its TPM's state is its host's, and moves only while it runs"
+    for disk in guest.disks:
+        if disk.kind not in ("file", "network") and not disk.read_only:
+            return f"nobody can see whether another host has its disk {disk.target} ({disk.kind})"
+    return None
+
+
+def tied(guest: Guest) -> str | None:
+    """What of a guest neither moves nor can be saved."""
+    if guest.host_devices:
+        return f"it holds a device of its host: {guest.host_devices[0]}"
+    return None
+
+
+def _snapshots(guest: Guest) -> str:
+    return f"libvirt moves no guest with snapshots; it has {guest.snapshots}"
+
 
 OVERHEAD = 128 * MIB
 """QEMU's own memory beside the guest's, as preflight counts it."""
@@ -256,7 +301,7 @@ def _stays(guest: Guest, look: Look, answers: Answers, policy: Policy, way: Way)
     if policy.evacuation.strategy is Strategy.LEAVE:
         return f"its policy {policy.name} leaves it where it is"
     if way is Way.OFFLINE:
-        return movable.immovable(guest) if policy.evacuation.move_shut_off else _LEFT_OFF
+        return immovable(guest) if policy.evacuation.move_shut_off else _LEFT_OFF
     if way is Way.SWITCH:
         return _unswitchable(guest, look, answers)
     if guest.leaves:
@@ -265,14 +310,14 @@ def _stays(guest: Guest, look: Look, answers: Answers, policy: Policy, way: Way)
         return f"a job holds it: {guest.job}"
     if policy.evacuation.strategy.stops:
         return _unstoppable(guest, policy.evacuation.strategy)
-    return movable.fixed(guest)
+    return fixed(guest)
 
 
 def _unstoppable(guest: Guest, strategy: Strategy) -> str | None:
     """Why a guest cannot be stopped for a while; None: it can."""
     if not guest.persistent:
         return "it is not defined on its host: once stopped it would be gone"
-    return movable.tied(guest) if strategy is Strategy.SUSPEND else None
+    return tied(guest) if strategy is Strategy.SUSPEND else None
 
 
 def _unswitchable(guest: Guest, look: Look, answers: Answers) -> str | None:

@@ -7,8 +7,8 @@ two share for a moment carries as much as before, an idle one nothing: rather ea
 import math
 from collections import deque
 
-from vmckpt.evacuate.links import SETUP
-from vmckpt.evacuate.plan import Checked
+from vmckpt.evacuation.bandwidth import SETUP
+from vmckpt.evacuation.plan.plan import Checked
 from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.events import Estimate
 from vmckpt.model.migration import JobSample

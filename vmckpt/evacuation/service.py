@@ -1,31 +1,37 @@
-"""Empty a host, or bring its guests back: from the plan to the report, in the journal."""
+"""Empty a host, or bring its guests back: plan, run, report, and resume after a crash."""
 
 import asyncio
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 
 from vmckpt.errors import (
     Blocked,
     Cancelled,
     GuestBusy,
+    PolicyError,
 )
-from vmckpt.evacuate import report as reports
-from vmckpt.evacuate.engine import Run
-from vmckpt.evacuate.gather import Hosts
-from vmckpt.evacuate.plan import NO_CHECKS, Plan
-from vmckpt.evacuate.report import Bare, Report
-from vmckpt.evacuate.site import Orders, Site
-from vmckpt.evacuate.world import Arrived
+from vmckpt.evacuation import report as reports
+from vmckpt.evacuation.engine import PAUSED, STOPPING, Run
+from vmckpt.evacuation.host_actions import Orders, Resolve, Site
+from vmckpt.evacuation.interfaces import Arrived
+from vmckpt.evacuation.plan.gather import Hosts
+from vmckpt.evacuation.plan.plan import NO_CHECKS, Plan
+from vmckpt.evacuation.plan.planner import Scope
+from vmckpt.evacuation.report import Bare, Report
+from vmckpt.evacuation.task import Task
 from vmckpt.journal import jobs
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.evacuation_progress import MOVE, SHUT_DOWN, STANDBY
-from vmckpt.journal.recorder import JournalDesk, Recorder
-from vmckpt.journal.records import NewOperation, StepState
+from vmckpt.journal.recorder import JournalDesk, Recorder, Unattended
+from vmckpt.journal.records import NewOperation, Operation, StepState
 from vmckpt.lease.controller_lease import host_resource
 from vmckpt.model.events import Decided
 from vmckpt.model.migration import Outcome
-from vmckpt.policy import loader
+from vmckpt.model.recovery import Settled
+from vmckpt.policy import loader, parse
+from vmckpt.policy.model import Policy
 from vmckpt.protection import active
 
 _SHOWN = ("guest", "from", "to", "begins_ms", "ends_ms")
@@ -126,4 +132,50 @@ def noted(job: str, stay: Container[str]) -> Noted:
         told=frozenset(str(one.intent["uuid"]) for one in ordered),
         moved=(*moved, *wait), shut=tuple(dict.fromkeys(str(one["uuid"]) for one in stops)),
         saved=frozenset(str(one["uuid"]) for one in stops if one.get("saved")), bare=bare,
+    )  # fmt: skip
+
+
+def in_force(operation: Operation, policies: Sequence[Policy]) -> tuple[Policy, ...]:
+    """These, and the policy that was asked for as it was then."""
+    name = operation.policy or "policy"
+    try:
+        asked = parse.parse(operation.detail[POLICY] or "", Path(name))
+    except (KeyError, PolicyError):
+        return tuple(policies)
+    return (asked, *(one for one in policies if one.name != asked.name))
+
+
+async def settle(case: Unattended, policies: Sequence[Policy], resolve: Resolve) -> Settled:
+    """See recover.rooms.Room. Guests on their way have jobs of their own, and are left to those."""
+    operation = case.operation
+    try:
+        task = Task.from_json(operation.detail["task"])
+    except (KeyError, ValueError, TypeError):
+        return case.ended(Settled(truth="it had not begun", outcome=Outcome.FAILED))
+    doing = f"{operation.kind} of {task.host}"
+    if case.recorder is None or not case.adopt:
+        return Settled(
+            truth=f"{doing} is unfinished", outcome=None, goes_on=True,
+            settle="vmckpt recover goes on with it",
+        )  # fmt: skip
+    scope = Scope(inventory=case.inventory, policies=in_force(operation, policies))
+    caller = case.caller
+    if operation.phase in (PAUSED, STOPPING):
+        # Somebody had said that nothing new is to begin.
+        caller = replace(caller, stop=asyncio.Event())
+        caller.stop.set()
+    orders = Orders(scope=scope, task=task, caller=caller, abort=case.caller.stop, resolve=resolve)
+    async with Hosts(scope.hosts) as hosts:
+        told = await carry_out(orders, hosts, None, case.recorder)
+    left = [f"{one.tenant.name}: {one.why}" for one in told.ended.left]
+    bare = [f"{one.guest} has no standby any more: {one.mend}" for one in told.bare]
+    how = "was ended" if told.ended.stopped else "was gone on with"
+    if operation.phase in (PAUSED, STOPPING):
+        how = f"was {operation.phase} when its controller ended, and is ended"
+    return Settled(
+        truth=f"{doing} {how}: {len(told.arrived)} moved in all, {len(left)} left"
+        + (f", {len(bare)} without a standby" if bare else ""),
+        outcome=told.outcome, did=tuple(f"moved {one.guest} to {one.target}"
+                                        for one in told.ended.arrived),
+        warnings=(*left, *bare),
     )  # fmt: skip

@@ -6,11 +6,21 @@ from enum import StrEnum
 from typing import Any, Self
 
 from vmckpt.errors import BadInput
-from vmckpt.evacuate.course import Patience, Terms
-from vmckpt.evacuate.fleet import Fleet, Rules, Tenant, Weights
-from vmckpt.evacuate.placement import Left
-from vmckpt.evacuate.schedule import Windows
-from vmckpt.evacuate.seen import Known, Seen, Way, started
+from vmckpt.evacuation.plan.fleet import (
+    Fleet,
+    Rules,
+    Tenant,
+    Weights,
+)
+from vmckpt.evacuation.plan.inventory import (
+    Known,
+    Seen,
+    Way,
+    started,
+)
+from vmckpt.evacuation.plan.placement import Left
+from vmckpt.evacuation.schedule import Windows
+from vmckpt.evacuation.state import Patience, Terms
 from vmckpt.policy.model import Evacuation
 from vmckpt.units import Bytes
 

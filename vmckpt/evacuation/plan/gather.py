@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from types import MappingProxyType, TracebackType
 
 from vmckpt.errors import HypervisorError, RemoteError
-from vmckpt.evacuate import seen
-from vmckpt.evacuate.seen import Answers, Look, Protected
+from vmckpt.evacuation.plan import inventory
+from vmckpt.evacuation.plan.inventory import Answers, Look, Protected
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor import host_facts as host_host_facts
 from vmckpt.hypervisor.connection import Hypervisor
@@ -103,7 +103,7 @@ class Hosts:
         kinds: dict[str, Guest] = {}
         for look in looks:
             for guest in look.guests:
-                kinds.setdefault(seen.cpu(guest), guest)
+                kinds.setdefault(inventory.cpu(guest), guest)
         open_ = [one for one in looks if one.error is None]
         found = await asyncio.gather(*(self._fitting(one, kinds) for one in open_))
         return MappingProxyType(
@@ -134,7 +134,9 @@ class Hosts:
         ]  # fmt: skip
 
         async def one(source: str, target: str) -> dict[str, bool]:
-            wanted = sorted({file for guest in leaving[source] for file in seen.all_files(guest)})
+            wanted = sorted(
+                {file for guest in leaving[source] for file in inventory.all_files(guest)}
+            )
             try:
                 return await probe.same_files(self._ssh[source], self._ssh[target], wanted)
             except RemoteError:

@@ -14,19 +14,19 @@ from vmckpt.errors import (
     LeaseLost,
     VmckptError,
 )
-from vmckpt.evacuate import offline, scouting, waking
-from vmckpt.evacuate import report as reports
-from vmckpt.evacuate.ahead import Turn
-from vmckpt.evacuate.course import Blame
-from vmckpt.evacuate.gather import Hosts
-from vmckpt.evacuate.nearing import Nearing
-from vmckpt.evacuate.placement import Left
-from vmckpt.evacuate.plan import Checks
-from vmckpt.evacuate.scouting import Scope
-from vmckpt.evacuate.seen import Known, Seen, Way
-from vmckpt.evacuate.streams import Streams
-from vmckpt.evacuate.task import Task
-from vmckpt.evacuate.world import Moved
+from vmckpt.evacuation import offline_move, restart
+from vmckpt.evacuation import report as reports
+from vmckpt.evacuation.arrival_estimate import Nearing
+from vmckpt.evacuation.bandwidth import Streams
+from vmckpt.evacuation.interfaces import Moved, Turn
+from vmckpt.evacuation.plan import planner
+from vmckpt.evacuation.plan.gather import Hosts
+from vmckpt.evacuation.plan.inventory import Known, Seen, Way
+from vmckpt.evacuation.plan.placement import Left
+from vmckpt.evacuation.plan.plan import Checks
+from vmckpt.evacuation.plan.planner import Scope
+from vmckpt.evacuation.state import Blame
+from vmckpt.evacuation.task import Task
 from vmckpt.hypervisor import lifecycle
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import jobs
@@ -69,7 +69,7 @@ class Site:
         self._nearing, self._streams = Nearing(), Streams()
 
     async def look(self) -> Seen:
-        return await scouting.look(self._hosts, self._orders.scope, self._orders.task)
+        return await planner.look(self._hosts, self._orders.scope, self._orders.task)
 
     async def move(self, known: Known, target: str, turn: Turn) -> Moved:
         """See world.World."""
@@ -178,9 +178,9 @@ class Site:
             following(orders.abort) as stop,
             self._hosts.logins(known.host, target) as remotes,
         ):
-            ends = offline.Ends(source=host(known.host), target=host(target), remotes=remotes)
+            ends = offline_move.Ends(source=host(known.host), target=host(target), remotes=remotes)
             try:
-                troubles = await offline.move(known, ends, self._recorder, stop, tell)
+                troubles = await offline_move.move(known, ends, self._recorder, stop, tell)
             finally:
                 tell(None)
         for one in troubles:
@@ -190,11 +190,13 @@ class Site:
     async def tidy(self) -> None:
         """Images that were made for guests who never came go; what has to stay is told."""
         job = self._recorder.id
-        if job is None or not (open_ := await asyncio.to_thread(offline.left_by, job)):
+        if job is None or not (open_ := await asyncio.to_thread(offline_move.left_by, job)):
             return
         host = self._orders.scope.inventory.host
         with suppress(LeaseLost):  # then they are another controller's
-            for one in await offline.undo_left(open_, host, self._hosts.logins, self._recorder):
+            for one in await offline_move.undo_left(
+                open_, host, self._hosts.logins, self._recorder
+            ):
                 self._orders.caller.warn(one)
 
     @asynccontextmanager
@@ -231,7 +233,7 @@ class Site:
 
         The target is to blame only for what is told of it: both others have their own troubles."""
         orders, began = self._orders, time.monotonic()
-        another = await asyncio.to_thread(scouting.another, orders.scope, known, target)
+        another = await asyncio.to_thread(planner.another, orders.scope, known, target)
         final = ""
         try:
             async with following(orders.abort) as stop:
@@ -312,7 +314,7 @@ class Site:
             return (), tuple(
                 reports.off(named.get(one, one), task.host, why) for one in sorted(task.start)
             )
-        found = waking.decide(task, await self.look())
+        found = restart.decide(task, await self.look())
         for said in found.elsewhere:
             self._orders.caller.warn(said)
         started, off = list[str](), list(found.left)

@@ -3,11 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vmckpt.evacuate import schedule
-from vmckpt.evacuate.fleet import Fleet, Rules
-from vmckpt.evacuate.links import Move, Under, advance, begin, over
-from vmckpt.evacuate.schedule import Windows
-from vmckpt.evacuate.seating import Seating
+from vmckpt.evacuation import schedule
+from vmckpt.evacuation.bandwidth import (
+    Move,
+    Under,
+    advance,
+    begin,
+    over,
+)
+from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.fleet import Fleet, Rules
+from vmckpt.evacuation.schedule import Windows
 from vmckpt.units import Bytes, Seconds
 
 

@@ -4,11 +4,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.evacuate.course import Blame
-from vmckpt.evacuate.fleet import Tenant
-from vmckpt.evacuate.placement import Left
-from vmckpt.evacuate.task import Task
-from vmckpt.evacuate.world import Arrived, Ended, Moved
+from vmckpt.evacuation.interfaces import Arrived, Ended, Moved
+from vmckpt.evacuation.plan.fleet import Tenant
+from vmckpt.evacuation.plan.placement import Left
+from vmckpt.evacuation.state import Blame
+from vmckpt.evacuation.task import Task
 from vmckpt.journal.records import Operation
 from vmckpt.migration.report import MigrationReport
 from vmckpt.model.finding import Severity

@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 
 from vmckpt.errors import HypervisorError, JournalError, LeaseLost, RemoteError, VmckptError
-from vmckpt.evacuate.plan import Checked
-from vmckpt.evacuate.seen import Known, Way, all_files
+from vmckpt.evacuation.plan.inventory import Known, Way, all_files
+from vmckpt.evacuation.plan.plan import Checked
 from vmckpt.hypervisor import domains, lifecycle, storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import jobs

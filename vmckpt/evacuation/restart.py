@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vmckpt.evacuate.fleet import Rules, Tenant
-from vmckpt.evacuate.placement import Left
-from vmckpt.evacuate.seating import Seating
-from vmckpt.evacuate.seen import Seen, Way, started
-from vmckpt.evacuate.task import Task
+from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.fleet import Rules, Tenant
+from vmckpt.evacuation.plan.inventory import Seen, Way, started
+from vmckpt.evacuation.plan.placement import Left
+from vmckpt.evacuation.task import Task
 from vmckpt.units import Bytes, show_bytes
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vmckpt.evacuate.fleet import Fleet, Rules, Tenant
-from vmckpt.evacuate.seating import Seating
+from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
 from vmckpt.units import Seconds
 
 LEAST = 0.002

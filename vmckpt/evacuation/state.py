@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from vmckpt.evacuate import links, placement, schedule
-from vmckpt.evacuate.fleet import Fleet, Rules, Tenant
-from vmckpt.evacuate.links import Move, Under
-from vmckpt.evacuate.placement import Left
-from vmckpt.evacuate.schedule import Windows
-from vmckpt.evacuate.seating import Seating
+from vmckpt.evacuation import bandwidth, schedule
+from vmckpt.evacuation.bandwidth import Move, Under
+from vmckpt.evacuation.plan import placement
+from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
+from vmckpt.evacuation.plan.placement import Left
+from vmckpt.evacuation.schedule import Windows
 from vmckpt.units import BytesPerSecond, Seconds
 
 _ELSEWHERE = 0.1
@@ -109,7 +110,7 @@ def begins(course: Course, moves: Iterable[Move]) -> Course:
     names = {one.name for one in begun}
     return replace(
         course, waiting=tuple(one for one in course.waiting if one.name not in names),
-        running=_beside((*course.running, *(links.begin(one) for one in begun))),
+        running=_beside((*course.running, *(bandwidth.begin(one) for one in begun))),
     )  # fmt: skip
 
 

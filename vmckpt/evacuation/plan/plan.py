@@ -5,14 +5,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from vmckpt.evacuate import outlook, placement, waking
-from vmckpt.evacuate.course import Terms
-from vmckpt.evacuate.fleet import Fleet, Tenant
-from vmckpt.evacuate.links import Move
-from vmckpt.evacuate.outlook import Load, Outlook
-from vmckpt.evacuate.placement import Going, Left
-from vmckpt.evacuate.seen import Seen, Way
-from vmckpt.evacuate.task import Task
+from vmckpt.evacuation import restart
+from vmckpt.evacuation.bandwidth import Move
+from vmckpt.evacuation.plan import forecast, placement
+from vmckpt.evacuation.plan.fleet import Fleet, Tenant
+from vmckpt.evacuation.plan.forecast import Load, Outlook
+from vmckpt.evacuation.plan.inventory import Seen, Way
+from vmckpt.evacuation.plan.placement import Going, Left
+from vmckpt.evacuation.state import Terms
+from vmckpt.evacuation.task import Task
 from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.disk import Room
 from vmckpt.model.finding import Finding, Severity
@@ -87,7 +88,7 @@ class Plan:
             "silent": dict(self.silent),
         }  # fmt: skip
 
-    def _move(self, going: Going, begins: Mapping[str, outlook.Step]) -> dict[str, Any]:
+    def _move(self, going: Going, begins: Mapping[str, forecast.Step]) -> dict[str, Any]:
         found, step = self.check(going), begins.get(going.tenant.name)
         return {
             "guest": going.tenant.name, "from": going.tenant.host, "to": going.target,
@@ -213,13 +214,13 @@ def made(task: Task, seen: Seen, found: placement.Placement, checks: Checks, ter
     """The plan of a placement whose moves were all looked at."""
     fleet = task.fleet(seen)
     plays = [
-        outlook.play(world, _moves(world, found.going), terms.rules, terms.windows)
+        forecast.play(world, _moves(world, found.going), terms.rules, terms.windows)
         for world in (expected(fleet, found.going, checks, share) for share in (0.0, None, 1.0))
     ]
     stuck = {one.name for one in plays[1].stuck}
     stops = [one for one in fleet.tenants if one.name in task.to_stop(seen)]
     saved = {one.name for one in stops if seen.known[one.name].suspends}
-    wakes = waking.decide(task, seen)
+    wakes = restart.decide(task, seen)
     return Plan(
         task=task, going=tuple(one for one in found.going if one.tenant.name not in stuck),
         left=(*found.left, *(_never(one) for one in found.going if one.tenant.name in stuck)),

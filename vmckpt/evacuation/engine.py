@@ -7,18 +7,29 @@ from contextlib import suppress
 from dataclasses import replace
 
 from vmckpt.errors import Blocked, Cancelled
-from vmckpt.evacuate import course as courses
-from vmckpt.evacuate import plan as plans
-from vmckpt.evacuate import seen as sights
-from vmckpt.evacuate.ahead import Ahead, Turn
-from vmckpt.evacuate.course import Course, Failed, Terms
-from vmckpt.evacuate.fleet import Fleet, Tenant
-from vmckpt.evacuate.links import Move
-from vmckpt.evacuate.placement import Left
-from vmckpt.evacuate.plan import Plan
-from vmckpt.evacuate.seen import ON_ITS_WAY, Known, Seen, Way
-from vmckpt.evacuate.task import FLEET, Task
-from vmckpt.evacuate.world import Arrived, Ended, Moved, World
+from vmckpt.evacuation import state as states
+from vmckpt.evacuation.bandwidth import Move
+from vmckpt.evacuation.interfaces import (
+    Ahead,
+    Arrived,
+    Ended,
+    Moved,
+    Turn,
+    World,
+)
+from vmckpt.evacuation.plan import inventory as sights
+from vmckpt.evacuation.plan import plan as plans
+from vmckpt.evacuation.plan.fleet import Fleet, Tenant
+from vmckpt.evacuation.plan.inventory import (
+    ON_ITS_WAY,
+    Known,
+    Seen,
+    Way,
+)
+from vmckpt.evacuation.plan.placement import Left
+from vmckpt.evacuation.plan.plan import Plan
+from vmckpt.evacuation.state import Course, Failed, Terms
+from vmckpt.evacuation.task import FLEET, Task
 from vmckpt.journal.records import Request, RequestKind
 from vmckpt.migration.run.operator_requests import Desk
 from vmckpt.model.events import Decided
@@ -188,7 +199,7 @@ class Run:
         for name in sorted(foreign - self._foreign):
             self._tell(name, "is on its way by another order; waited for until it is there", "wait")
         self._foreign = foreign
-        self._course = courses.planned(
+        self._course = states.planned(
             self._course, self._fleet(seen), self._terms.rules, _now(), asked=asked - self._foreign
         )
 
@@ -203,17 +214,17 @@ class Run:
     def _begin(self) -> None:
         if self._stop.is_set() or self._seen is None:
             return
-        self._course = courses.carrying(self._course, self._world.streams())
-        self._course = courses.nearing(self._course, self._world.nearing())
+        self._course = states.carrying(self._course, self._world.streams())
+        self._course = states.nearing(self._course, self._world.nearing())
         if self._course is self._asked and _now() < self._asked_until:
             return  # nothing is other than when nobody could begin
         fleet = self._fleet(self._seen)
-        for move in courses.due(self._course, fleet, self._terms, _now()):
-            self._course = courses.begins(self._course, [move])
+        for move in states.due(self._course, fleet, self._terms, _now()):
+            self._course = states.begins(self._course, [move])
             self._moves[self._ahead.begin(move)] = move
             self._tell(f"{move.name} → {move.target}", "begins", "evacuate")
-        self._next = courses.next_ones(self._course, fleet, self._terms, _now())
-        wakes = courses.wakes(self._course, _now(), self._terms.patience)
+        self._next = states.next_ones(self._course, fleet, self._terms, _now())
+        wakes = states.wakes(self._course, _now(), self._terms.patience)
         self._asked = self._course
         self._asked_until = Seconds(math.inf) if wakes is None else Seconds(wakes)
 
@@ -236,7 +247,7 @@ class Run:
         good = [self._end(self._moves.pop(one), one.result()) for one in ended]
         for move, work in self._ahead.ended():
             # Who fails before its turn has had it.
-            self._course = courses.begins(self._course, [move])
+            self._course = states.begins(self._course, [move])
             good.append(self._end(move, work.result()))
         last = not self._course.waiting or self._course.hoping
         return bool(good), bool(good) and bool(last or not all(good))
@@ -252,7 +263,7 @@ class Run:
     async def _idle(self) -> None:
         """Nobody moves: until somebody may be tried again, or a look may show something new."""
         now = _now()
-        wakes = courses.wakes(self._course, now, self._terms.patience)
+        wakes = states.wakes(self._course, now, self._terms.patience)
         until = now + _SILENT if wakes is None else wakes
         while not self._stop.is_set() and (_now() < until or self._course.paused):
             await asyncio.sleep(POLL)
@@ -270,7 +281,7 @@ class Run:
             self._stuck = stuck
         else:
             for one in self._course.waiting:
-                self._course = courses.stuck(self._course, one)
+                self._course = states.stuck(self._course, one)
 
     def _lost(self) -> None:
         """The host says nothing any more: what becomes of those who are still there nobody sees."""
@@ -287,7 +298,7 @@ class Run:
         assert self._seen is not None
         known = self._known[move.name]
         if moved.good:
-            self._course = courses.succeeded(self._course, move.name)
+            self._course = states.succeeded(self._course, move.name)
             self._seen = sights.moved(self._seen, move.name, move.target)
             self._stuck = 0
             self._arrived.append(
@@ -301,10 +312,10 @@ class Run:
             return True
         self._tell(f"{move.name} → {move.target}", f"failed: {moved.why}", "evacuate")
         if moved.final:
-            self._course = courses.given_up(self._course, move.name, moved.why, moved.final)
+            self._course = states.given_up(self._course, move.name, moved.why, moved.final)
             return False
         failure = Failed(target=move.target, at=_now(), why=moved.why, blame=moved.blame)
-        self._course = courses.failed(self._course, move.name, failure, self._terms.patience)
+        self._course = states.failed(self._course, move.name, failure, self._terms.patience)
         return False
 
     def _arrived_text(self, moved: Moved) -> str:

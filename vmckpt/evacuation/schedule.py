@@ -10,10 +10,16 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vmckpt.evacuate.fleet import Fleet
-from vmckpt.evacuate.links import Move, Under, alone, begin, pays
-from vmckpt.evacuate.placement import cheapest
-from vmckpt.evacuate.seating import Seating
+from vmckpt.evacuation.bandwidth import (
+    Move,
+    Under,
+    alone,
+    begin,
+    pays,
+)
+from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.fleet import Fleet
+from vmckpt.evacuation.plan.placement import cheapest
 from vmckpt.policy.model import Order
 from vmckpt.units import BytesPerSecond
 

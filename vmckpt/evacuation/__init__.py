@@ -1,0 +1,1 @@
+"""Move all guests away from a host: placement, order, and the run itself."""

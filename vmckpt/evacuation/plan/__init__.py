@@ -1,0 +1,1 @@
+"""Where each guest goes, and what the run will be like."""
