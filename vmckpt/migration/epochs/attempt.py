@@ -85,7 +85,9 @@ class _Attempt:
         )
         beginning = Beginning(
             Setting(primary=setting.source, backup=setting.target, lease=None),
-            epochs_request.request(self._policy, self._guest, setting.target.name, self._plan.copies),
+            epochs_request.request(
+                self._policy, self._guest, setting.target.name, self._plan.copies
+            ),
             self._guest, looked=looked, desk=around.desk,
             caller=Caller(emit=around.emit, warn=self._tell.warn, stop=around.stop),
         )  # fmt: skip

@@ -77,10 +77,6 @@ class Aborting:
             self._warn(f"the abort was not taken: {exc.message}")
 
 
-def _now() -> Seconds:
-    return Seconds(asyncio.get_running_loop().time())
-
-
 # Without a byte for so long nobody is let switch or pause.
 _SILENT = Seconds(2.0)
 # How long both hosts are asked what became of the guest before we say that we do not know.
