@@ -12,7 +12,7 @@ from vmckpt.migration.recovery import direct_control
 from vmckpt.migration.recovery import recover as moves
 from vmckpt.model.recovery import Settled
 from vmckpt.protection.migration import recovery
-from vmckpt.recover.rooms import ROOMS
+from vmckpt.recovery import ROOMS
 
 
 def step(name: str, state: StepState = StepState.INTENDED) -> StoredStep:

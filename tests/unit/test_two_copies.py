@@ -13,6 +13,7 @@ from tests.support.builders import GUEST
 from tests.support.replicas import LEASE, session
 from tests.tui.still import FLEET, NOW, PROTECT, entry, guest
 from tests.unit.test_monitoring import key, scraped
+from vmckpt import recovery as recovering
 from vmckpt.agent.replication import orders, teardown
 from vmckpt.api import fleet, migration, policy_files, protecting
 from vmckpt.cli import hosts as hosts_command
@@ -41,8 +42,7 @@ from vmckpt.monitor.paging import State
 from vmckpt.monitor.standing import Standing, troubles
 from vmckpt.protection import agent_client
 from vmckpt.protection.copies import of_protections, second_copy
-from vmckpt.recover import engine as recovering
-from vmckpt.recover.engine import Recovered
+from vmckpt.recovery import Recovered
 from vmckpt.units import Seconds
 
 WEB = replace(GUEST, name="web1", uuid="u-1", state=GuestState.RUNNING)

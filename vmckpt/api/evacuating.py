@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vmckpt import recovery as recovering
 from vmckpt.errors import BadInput, Blocked, Cancelled, GuestBusy
 from vmckpt.evacuation import service
 from vmckpt.evacuation.host_actions import Orders
@@ -21,7 +22,6 @@ from vmckpt.lease.controller_lease import host_resource
 from vmckpt.model.events import Caller
 from vmckpt.model.migration import Outcome
 from vmckpt.policy.model import Policy
-from vmckpt.recover import engine as recovering
 
 
 class Emptying:

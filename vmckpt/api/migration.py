@@ -8,6 +8,7 @@ from typing import Any
 
 from vmckpt import api
 from vmckpt import inventory as inventories
+from vmckpt import recovery as recovering
 from vmckpt.api import fleet
 from vmckpt.errors import (
     BadInput,
@@ -40,8 +41,7 @@ from vmckpt.model.migration import Mode, Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy import loader, select
 from vmckpt.policy.model import Policy
-from vmckpt.recover import engine as recovering
-from vmckpt.recover.engine import Recovered
+from vmckpt.recovery import Recovered
 
 
 async def migrate(

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from vmckpt import recovery as recovering
 from vmckpt.api import fleet, groups, keeping, snapshots
 from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
@@ -16,7 +17,6 @@ from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
 from vmckpt.model.webhook import NOBODY, Wishes
 from vmckpt.policy.model import Auto, Policy
-from vmckpt.recover import engine as recovering
 from vmckpt.service import paying
 from vmckpt.service.claims import VIGIL, Claims, Whose
 from vmckpt.service.doing import Hands

@@ -19,7 +19,7 @@ from vmckpt.model.guest import Copies
 from vmckpt.units import Seconds
 
 if TYPE_CHECKING:
-    from vmckpt.recover.engine import Recovered
+    from vmckpt.recovery import Recovered
 
 _ANSWERS = Seconds(3.0)
 """A host that has not told its guests by then is left out of the look for two copies."""

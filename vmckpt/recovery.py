@@ -1,23 +1,80 @@
-"""After any crash: each operation that nobody attends is looked at, and finished or undone."""
+"""After any crash: each unattended operation is examined, and finished or undone."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vmckpt.errors import Cancelled, GuestBusy, LeaseLost, TwoCopies, VmckptError
 from vmckpt.inventory import Inventory
-from vmckpt.journal import jobs, location, recorder
+from vmckpt.journal import jobs, location, maintenance, recorder
 from vmckpt.journal.recorder import Recorder, Unattended
-from vmckpt.journal.records import Operation
+from vmckpt.journal.records import MAINTENANCE, Operation
 from vmckpt.migration.cancellable import stoppable
+from vmckpt.migration.recovery import recover as moves
 from vmckpt.model.events import Caller
+from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.model import Policy
-from vmckpt.recover.rooms import ROOMS
+from vmckpt.protection.steps import Step
+from vmckpt.snapshot import prepare
+from vmckpt.snapshot import recovery as snapshots
+from vmckpt.snapshot.recovery import settle_guard, settle_proof, settle_service
 
 if TYPE_CHECKING:
     from vmckpt.journal.store import Journal
+
+
+class Room(Protocol):
+    """How a room finishes and undoes its operations."""
+
+    async def __call__(self, case: Unattended, policies: Sequence[Policy]) -> Settled:
+        """Look at the hosts, decide, and do it, as far as the case says."""
+
+
+async def _settle_protection(case: Unattended, policies: Sequence[Policy]) -> Settled:
+    # Only who recovers one pays for what it needs.
+    from vmckpt.protection import recovery as protections  # noqa: PLC0415
+
+    return await protections.settle(case, policies)
+
+
+async def _settle_move(case: Unattended, policies: Sequence[Policy]) -> Settled:
+    """Whoever drove it: libvirt, or agents as those of a protection."""
+    if not any(step.name == Step.PROTECT for step in case.steps):
+        return await moves.settle(case, policies)
+    from vmckpt.protection.migration import recovery  # noqa: PLC0415
+
+    if recovery.begun(case.steps) is None:
+        return await moves.settle(case, policies)
+    return await recovery.settle(case, policies)
+
+
+async def _settle_evacuation(case: Unattended, policies: Sequence[Policy]) -> Settled:
+    from vmckpt.evacuation import service as evacuations  # noqa: PLC0415
+
+    async def resolve(job: str) -> Outcome | None:
+        return (await one(case.inventory, policies, case.caller, job)).outcome
+
+    return await evacuations.settle(case, policies, resolve)
+
+
+ROOMS: Mapping[str, Room] = {
+    "migrate": _settle_move,
+    "resume": moves.settle,
+    "snapshot": snapshots.settle,
+    "restore": snapshots.settle_restore,
+    "guard": settle_guard,
+    "prepare": prepare.settle,
+    "proof": settle_proof,
+    "protect": _settle_protection,
+    "run": settle_service,
+    "evacuate": _settle_evacuation,
+    "repopulate": _settle_evacuation,
+    "balance": _settle_evacuation,
+    MAINTENANCE: maintenance.settle,
+}
+"""By the operation's kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

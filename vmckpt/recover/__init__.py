@@ -1,1 +1,0 @@
-"""Takes over what controllers that are gone have left behind."""
