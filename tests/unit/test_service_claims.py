@@ -18,8 +18,8 @@ from vmckpt.journal.store import Journal
 from vmckpt.model.webhook import NOBODY
 from vmckpt.monitor.paging import Page, State
 from vmckpt.monitor.standing import Trouble
-from vmckpt.service import claims
-from vmckpt.service.claims import Claims, Whose
+from vmckpt.scheduler import leases as scheduler_leases
+from vmckpt.scheduler.leases import Claims, Whose
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def killed(what: str) -> str:
     with Journal() as journal:
         dead = replace(leases.this_process(), pid=1, started=1)
         id_ = journal.begin(NewOperation(kind="run", guest="schedules"), controller=dead)
-        journal.acquire(id_, claims.lease_of(what), by=dead)
+        journal.acquire(id_, scheduler_leases.lease_of(what), by=dead)
     return id_
 
 
@@ -99,11 +99,11 @@ def test_pages_wait_until_it_is_sure_who_sends_them() -> None:
 async def test_a_watch_is_kept_by_a_service_that_lives_and_has_it() -> None:
     other = Claims("here", print)  # runs, and does not keep watch
     assert not protecting._watch_is_kept()
-    dead = killed(claims.VIGIL)
+    dead = killed(scheduler_leases.VIGIL)
     assert not protecting._watch_is_kept()
     with Journal() as journal:
         journal.finish(dead, "failed", None)
-    assert other.whose(claims.VIGIL) is Whose.OURS
+    assert other.whose(scheduler_leases.VIGIL) is Whose.OURS
     assert protecting._watch_is_kept()
     await other.end()
     assert not protecting._watch_is_kept()

@@ -17,8 +17,25 @@ from vmckpt.policy.model import (
     Proof,
     Schedule,
 )
-from vmckpt.service.due import COLLECT, Held, Order, Scene, Seat, Trouble, agenda, troubled
-from vmckpt.service.tending import Collect, Copy, Cut, Prune, Take, Verify, Work
+from vmckpt.scheduler.agenda import (
+    COLLECT,
+    Held,
+    Order,
+    Scene,
+    Seat,
+    Trouble,
+    agenda,
+    troubled,
+)
+from vmckpt.scheduler.jobs import (
+    Collect,
+    Copy,
+    Cut,
+    Prune,
+    Take,
+    Verify,
+    Work,
+)
 from vmckpt.snapshot.retention import Kept
 from vmckpt.units import Seconds
 

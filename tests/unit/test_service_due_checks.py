@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tests.unit.test_service_due import BEGIN, DAY, DB, World, order
 from vmckpt.policy.model import Check, Keep, Proof
-from vmckpt.service.tending import Verify
+from vmckpt.scheduler.jobs import Verify
 from vmckpt.units import Seconds
 
 

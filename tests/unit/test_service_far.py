@@ -10,7 +10,7 @@ from tests.support.bucket import CREDENTIALS, Server
 from tests.support.stocking import Stock, flip, stocked
 from tests.unit.test_service_run import World
 from vmckpt.errors import StoreError
-from vmckpt.service.shelves import Shelves
+from vmckpt.scheduler.store_cache import Shelves
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.repository import Store
 

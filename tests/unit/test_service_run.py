@@ -27,10 +27,10 @@ from vmckpt.model.host import Host
 from vmckpt.policy import loader
 from vmckpt.policy.calendar import Interval
 from vmckpt.policy.model import Auto
-from vmckpt.service import paying
-from vmckpt.service.claims import Claims
-from vmckpt.service.ordering import Wanted
-from vmckpt.service.serving import Told
+from vmckpt.scheduler import schedules
+from vmckpt.scheduler.leases import Claims
+from vmckpt.scheduler.schedules import Wanted
+from vmckpt.scheduler.service import Told
 from vmckpt.snapshot.request import Taken, TakeRequest
 from vmckpt.units import Bytes, Seconds
 
@@ -326,7 +326,7 @@ def test_auto_is_reckoned_from_the_journal(world: World) -> None:
             id_ = journal.begin(NewOperation(kind=kind, guest="web1", guest_uuid="u"))
             journal.finish(id_, "completed", report)
         past = journal.recent("u", 0.0)
-        found = paying.reckoned(Auto(Seconds(86400.0)), past, journal.now())
+        found = schedules.reckoned(Auto(Seconds(86400.0)), past, journal.now())
 
     # C = 0.01 + 0.3 * 2 = 0.61 s; M = 1 day / 2; sqrt(2 * 0.61 * 43200) = 229.6 s
     assert found.when == Interval(Seconds(300.0))

@@ -19,9 +19,9 @@ from vmckpt.policy.model import Failover, Protection
 from vmckpt.protection import active, solo_permission, stop
 from vmckpt.protection.host_death import Case
 from vmckpt.protection.stop import Ended, Known
-from vmckpt.service import vigil
-from vmckpt.service.serving import Told
-from vmckpt.service.vigil import Vigil
+from vmckpt.scheduler import failure_detector
+from vmckpt.scheduler.failure_detector import Vigil
+from vmckpt.scheduler.service import Told
 from vmckpt.units import Seconds
 
 HOSTS = {name: Host(name=name, uri=f"qemu+tcp://{name}/system") for name in ("alpha", "beta")}
@@ -123,8 +123,8 @@ def one(monkeypatch: pytest.MonkeyPatch) -> World:
                         (solo_permission, ("note", "give", "stands"))):  # fmt: skip
         for name in names:
             monkeypatch.setattr(room, name, getattr(made, name))
-    monkeypatch.setattr(vigil, "_LOOK", Seconds(0.01))
-    monkeypatch.setattr(vigil, "_EACH", Seconds(0.0))
+    monkeypatch.setattr(failure_detector, "_LOOK", Seconds(0.01))
+    monkeypatch.setattr(failure_detector, "_EACH", Seconds(0.0))
     return made
 
 

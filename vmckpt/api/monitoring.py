@@ -21,7 +21,7 @@ from vmckpt.monitor.metrics import Exporter, Served
 from vmckpt.monitor.paging import Lasting, Page
 from vmckpt.monitor.standing import Standing, troubles
 from vmckpt.monitor.webhooks import MOST, Poster
-from vmckpt.service.claims import Whose
+from vmckpt.scheduler.leases import Whose
 from vmckpt.units import Seconds
 
 if TYPE_CHECKING:

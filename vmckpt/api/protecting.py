@@ -38,7 +38,7 @@ from vmckpt.protection.resync import Earlier
 from vmckpt.protection.start import Told
 from vmckpt.protection.stop import Ended, Known
 from vmckpt.protection.test_failover import Tested
-from vmckpt.service import claims
+from vmckpt.scheduler import leases
 from vmckpt.units import Seconds
 
 _AT_ONCE = Seconds(1.0)
@@ -190,7 +190,7 @@ async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, 
 def _watch_is_kept() -> bool:
     """Whether a service does, and lives."""
     with jobs.open_journal(read_only=True) as journal:
-        holder = journal.holder(claims.lease_of(claims.VIGIL))
+        holder = journal.holder(leases.lease_of(leases.VIGIL))
         return holder is not None and jobs.attended(journal, holder) is not False
 
 

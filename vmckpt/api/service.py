@@ -17,16 +17,15 @@ from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
 from vmckpt.model.webhook import NOBODY, Wishes
 from vmckpt.policy.model import Auto, Policy
-from vmckpt.service import paying
-from vmckpt.service.claims import VIGIL, Claims, Whose
-from vmckpt.service.doing import Hands
-from vmckpt.service.due import Agenda, Scene
-from vmckpt.service.ordering import Wanted
-from vmckpt.service.paying import Reckoned
-from vmckpt.service.serving import Service, Setting, Told
-from vmckpt.service.shelves import Shelves
-from vmckpt.service.tending import Cut, Take
-from vmckpt.service.vigil import Vigil
+from vmckpt.scheduler import schedules
+from vmckpt.scheduler.agenda import Agenda, Scene
+from vmckpt.scheduler.executor import Hands
+from vmckpt.scheduler.failure_detector import Vigil
+from vmckpt.scheduler.jobs import Cut, Take
+from vmckpt.scheduler.leases import VIGIL, Claims, Whose
+from vmckpt.scheduler.schedules import Reckoned, Wanted
+from vmckpt.scheduler.service import Service, Setting, Told
+from vmckpt.scheduler.store_cache import Shelves
 from vmckpt.snapshot.catalog import Identity
 from vmckpt.snapshot.group.create import GroupTaken
 from vmckpt.snapshot.request import Taken, TakeRequest
@@ -187,7 +186,7 @@ class _Past:
         known = self._known.get(guest)
         if known is None or not 0 <= now - known[0] < _FRESH:
             known = self._known[guest] = (now, _past(guest, now))
-        return paying.reckoned(auto, known[1], now)
+        return schedules.reckoned(auto, known[1], now)
 
 
 def _past(guest: str, now: float) -> Sequence[Operation]:

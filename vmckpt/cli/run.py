@@ -18,9 +18,9 @@ from vmckpt.policy.model import Policy
 
 if TYPE_CHECKING:
     from vmckpt import api
-    from vmckpt.service.due import Agenda, Row, Scene
-    from vmckpt.service.ordering import Wanted
-    from vmckpt.service.serving import Told
+    from vmckpt.scheduler.agenda import Agenda, Row, Scene
+    from vmckpt.scheduler.schedules import Wanted
+    from vmckpt.scheduler.service import Told
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -79,7 +79,7 @@ def run(
     """
     from vmckpt import api
     from vmckpt.api import policy_files, service
-    from vmckpt.service.ordering import Wanted
+    from vmckpt.scheduler.schedules import Wanted
 
     known = api.load_inventory(inventory)
     everything, forced = policy_files.load_policies(known, policies, policy)
@@ -184,7 +184,7 @@ def _row_json(row: "Row") -> dict[str, Any]:
 
 
 def _print_agenda(told: "Agenda", scene: "Scene") -> None:
-    from vmckpt.service.tending import Cut, Take
+    from vmckpt.scheduler.jobs import Cut, Take
 
     table = output.table("guest", "host", "schedule", "when", "into", "last", "due", "why")
     for row in told.rows:

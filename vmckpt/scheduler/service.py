@@ -13,12 +13,27 @@ from vmckpt.errors import Cancelled, GuestBusy, LeaseLost, StoreError, VmckptErr
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.policy.model import Policy
-from vmckpt.service import ordering
-from vmckpt.service.claims import Claims
-from vmckpt.service.doing import Hands
-from vmckpt.service.due import Agenda, Order, Row, Scene, Shelf, Trouble, agenda, troubled
-from vmckpt.service.ordering import Reckon, Sighted, Wanted
-from vmckpt.service.tending import Collect, Cut, Take, Verify, Work
+from vmckpt.scheduler import schedules
+from vmckpt.scheduler.agenda import (
+    Agenda,
+    Order,
+    Row,
+    Scene,
+    Shelf,
+    Trouble,
+    agenda,
+    troubled,
+)
+from vmckpt.scheduler.executor import Hands
+from vmckpt.scheduler.jobs import (
+    Collect,
+    Cut,
+    Take,
+    Verify,
+    Work,
+)
+from vmckpt.scheduler.leases import Claims
+from vmckpt.scheduler.schedules import Reckon, Sighted, Wanted
 from vmckpt.snapshot.group.create import GroupTaken
 from vmckpt.snapshot.request import Taken
 from vmckpt.units import Seconds, show_bytes, show_seconds
@@ -145,9 +160,9 @@ class Service:
             self._say_once(f"host {name}", f"{name} does not answer: {why}")
         for name in {host.name for host, _ in found} - set(silent):
             self._answers_again(f"host {name}")
-        self._sighted = ordering.sighted(found, silent, self._sighted)
+        self._sighted = schedules.sighted(found, silent, self._sighted)
         orders, wrong = await asyncio.to_thread(
-            ordering.ordered, self._sighted.values(), setting.policies, setting.stores,
+            schedules.ordered, self._sighted.values(), setting.policies, setting.stores,
             setting.wanted, setting.reckon,
         )  # fmt: skip
         for line in wrong:

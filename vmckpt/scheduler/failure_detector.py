@@ -21,7 +21,7 @@ from vmckpt.protection.failover_policy import Decision, Do
 from vmckpt.protection.host_death import Case
 from vmckpt.protection.request import Judge
 from vmckpt.protection.stop import Known
-from vmckpt.service.serving import Told
+from vmckpt.scheduler.service import Told
 from vmckpt.units import Seconds
 
 _LOOK = Seconds(3.0)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreError, StoreNewer
-from vmckpt.service.due import Held, Shelf
+from vmckpt.scheduler.agenda import Held, Shelf
 from vmckpt.snapshot.retention import Kept
 from vmckpt.snapshot.verify import results
 from vmckpt.snapshot.verify.results import UNKNOWN, Verdict

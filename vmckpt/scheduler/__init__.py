@@ -1,0 +1,1 @@
+"""Work that runs by itself: the snapshots that policies ask for."""
