@@ -12,7 +12,7 @@ from vmckpt.journal import leases
 from vmckpt.journal.follow import ENDED, Happening
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
-from vmckpt.monitor import paging
+from vmckpt.monitor import alerts
 
 HOSTS = "hosts: {alpha: {uri: 'test:///default'}}\n"
 
@@ -44,8 +44,8 @@ def test_what_is_forgotten_is_told_as_anything_that_was_settled(
         [ended] = journal.ended(0.0)
     values = {"outcome": ended.outcome, "error": None}
     happened = Happening(at=0.0, kind=ENDED, operation=ended, values=values)
-    assert paging.of_happening(happened) is None, "who said so knows it"
-    assert paging.of_happening(replace(happened, operation=replace(ended, report={})))
+    assert alerts.of_happening(happened) is None, "who said so knows it"
+    assert alerts.of_happening(replace(happened, operation=replace(ended, report={})))
 
 
 @pytest.mark.parametrize(

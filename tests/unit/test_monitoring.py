@@ -14,10 +14,10 @@ from vmckpt.journal.evacuation_progress import turns
 from vmckpt.journal.follow import Happening
 from vmckpt.model.guest import SnapshotNow
 from vmckpt.model.webhook import Address
-from vmckpt.monitor import paging
-from vmckpt.monitor.metrics import Exporter, Served
-from vmckpt.monitor.paging import Lasting, Page, State
-from vmckpt.monitor.standing import Standing, Trouble, troubles
+from vmckpt.monitor import alerts
+from vmckpt.monitor.alerts import Lasting, Page, State
+from vmckpt.monitor.health import Standing, Trouble, troubles
+from vmckpt.monitor.prometheus import Exporter, Served
 from vmckpt.units import Seconds
 
 Key = tuple[str, frozenset[tuple[str, str]]]
@@ -172,7 +172,7 @@ def pages(story: Sequence[tuple[float, set[str]]]) -> list[tuple[float, str, str
     for at, names in story:
         found = {name: Trouble(text=name, mend="look") for name in names}
         # The clock on the wall was put back an hour.
-        known, now = paging.watch(known, found, Seconds(at), at - 3600)
+        known, now = alerts.watch(known, found, Seconds(at), at - 3600)
         sent += now
     return [(one.at + 3600, one.key, str(one.state)) for one in sent]
 
@@ -231,13 +231,13 @@ def test_what_lasts_is_told_once(
     ],
 )  # fmt: skip
 def test_what_an_end_is_worth(one: Happening, text: str | None, mend: str | None) -> None:
-    page = paging.of_happening(one)
+    page = alerts.of_happening(one)
     assert (None, None) if page is None else (page.trouble.text, page.trouble.mend) == (text, mend)
     assert (page is None) == (text is None)
 
 
 def test_a_page_keeps_its_id_when_it_is_sent_again() -> None:
-    page = paging.of_happening(ended("lost"))
+    page = alerts.of_happening(ended("lost"))
     assert page is not None
     told = page.as_json()
     assert told == page.as_json()

@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 from tests.tui.still import FLEET
 from tests.unit.test_monitoring import NOW_STANDING
 from vmckpt.model.webhook import Address
-from vmckpt.monitor.metrics import Exporter, Served
+from vmckpt.monitor.prometheus import Exporter, Served
 
 _PROGRAM = ROOT / ".tools/usr/bin/prometheus"
 _CONFIG = """\

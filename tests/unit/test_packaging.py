@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 from tests.tui.still import FLEET
 from tests.unit.test_monitoring import NOW_STANDING, REPORT, ended, happened
 from vmckpt.model.guest import Copies
-from vmckpt.monitor.metrics import Exporter
+from vmckpt.monitor.prometheus import Exporter
 
 PACKAGING = ROOT / "packaging"
 UNIT = PACKAGING / "systemd/vmckpt.service"

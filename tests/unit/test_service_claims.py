@@ -16,8 +16,8 @@ from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.model.webhook import NOBODY
-from vmckpt.monitor.paging import Page, State
-from vmckpt.monitor.standing import Trouble
+from vmckpt.monitor.alerts import Page, State
+from vmckpt.monitor.health import Trouble
 from vmckpt.scheduler import leases as scheduler_leases
 from vmckpt.scheduler.leases import Claims, Whose
 

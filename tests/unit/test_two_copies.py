@@ -36,10 +36,10 @@ from vmckpt.model.guest import (
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
-from vmckpt.monitor import paging
-from vmckpt.monitor.metrics import Exporter
-from vmckpt.monitor.paging import State
-from vmckpt.monitor.standing import Standing, troubles
+from vmckpt.monitor import alerts
+from vmckpt.monitor.alerts import State
+from vmckpt.monitor.health import Standing, troubles
+from vmckpt.monitor.prometheus import Exporter
 from vmckpt.protection import agent_client
 from vmckpt.protection.copies import of_protections, second_copy
 from vmckpt.recovery import Recovered
@@ -289,11 +289,11 @@ def test_prometheus_and_the_operator_are_told(standing: Standing, guest_name: st
     assert trouble.text.startswith(f"two copies: {guest_name} runs on alpha and beta")
     assert (trouble.mend, trouble.guest, trouble.host) == (MEND, guest_name, "alpha")
 
-    known, pages = paging.watch({}, {name: trouble}, Seconds(0.0), NOW)
+    known, pages = alerts.watch({}, {name: trouble}, Seconds(0.0), NOW)
     assert pages == []
-    known, pages = paging.watch(known, {name: trouble}, Seconds(31.0), NOW)
+    known, pages = alerts.watch(known, {name: trouble}, Seconds(31.0), NOW)
     assert [(page.state, page.as_json()["guest"]) for page in pages] == [(State.FIRING, guest_name)]
-    _, pages = paging.watch(known, {}, Seconds(60.0), NOW)
+    _, pages = alerts.watch(known, {}, Seconds(60.0), NOW)
     assert [page.state for page in pages] == [State.RESOLVED]
 
 

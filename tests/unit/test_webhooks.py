@@ -13,8 +13,8 @@ from aiohttp import web
 from vmckpt.errors import BadInput
 from vmckpt.model.webhook import Webhook
 from vmckpt.monitor import webhooks
-from vmckpt.monitor.paging import Page, State
-from vmckpt.monitor.standing import Trouble
+from vmckpt.monitor.alerts import Page, State
+from vmckpt.monitor.health import Trouble
 from vmckpt.monitor.webhooks import SIGNATURE, Poster, signature
 
 

@@ -66,7 +66,7 @@ def test_its_policies_its_lab_and_its_dashboard_came_along(installed: Path, tmp_
         for one in (installed.parents[1]).glob("lib/python*/site-packages/vmckpt/lab/assets/*")
     }
     assert "--simulate" in ran(installed, "dashboard", "--help", folder=tmp_path)
-    program = "import vmckpt_tui.app, vmckpt.agent.main, vmckpt.monitor.metrics, vmckpt.lab.lab"
+    program = "import vmckpt_tui.app, vmckpt.agent.main, vmckpt.monitor.prometheus, vmckpt.lab.lab"
     subprocess.run([installed, "-c", program], check=True, cwd=tmp_path)
 
 

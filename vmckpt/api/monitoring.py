@@ -16,10 +16,10 @@ from vmckpt.journal.follow import ENDED, Follower, Happening
 from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import WHOLE_HOST
 from vmckpt.model.webhook import Wishes
-from vmckpt.monitor import paging
-from vmckpt.monitor.metrics import Exporter, Served
-from vmckpt.monitor.paging import Lasting, Page
-from vmckpt.monitor.standing import Standing, troubles
+from vmckpt.monitor import alerts
+from vmckpt.monitor.alerts import Lasting, Page
+from vmckpt.monitor.health import Standing, troubles
+from vmckpt.monitor.prometheus import Exporter, Served
 from vmckpt.monitor.webhooks import MOST, Poster
 from vmckpt.scheduler.leases import Whose
 from vmckpt.units import Seconds
@@ -119,7 +119,7 @@ class Monitor:
             self.exporter.take(one)
             if one.kind == ENDED and one.operation.kind in ("snapshot", "verify"):
                 self._stores.set()
-        await self._send([page for one in happened if (page := paging.of_happening(one))])
+        await self._send([page for one in happened if (page := alerts.of_happening(one))])
 
     async def _look(self) -> None:
         """How hosts, jobs and protections stand."""
@@ -131,7 +131,7 @@ class Monitor:
                 await self._count_moves()
             found = troubles(self.exporter.now)
             now = Seconds(time.monotonic())
-            self._lasting, pages = paging.watch(self._lasting, found, now, time.time())
+            self._lasting, pages = alerts.watch(self._lasting, found, now, time.time())
             await self._send(pages)
             await asyncio.sleep(_LOOK)
 

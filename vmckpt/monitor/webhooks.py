@@ -19,7 +19,7 @@ from tenacity import (
 
 from vmckpt.errors import BadInput
 from vmckpt.model.webhook import Webhook
-from vmckpt.monitor.paging import Page
+from vmckpt.monitor.alerts import Page
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 from vmckpt.journal.follow import ENDED, Happening
 from vmckpt.journal.records import FORGOTTEN, utc
 from vmckpt.model.migration import Outcome
-from vmckpt.monitor.standing import Trouble
+from vmckpt.monitor.health import Trouble
 from vmckpt.units import Seconds
 
 PATIENCE = Seconds(30.0)

@@ -12,8 +12,8 @@ from vmckpt.journal.follow import ENDED, Happening
 from vmckpt.journal.records import WHOLE_HOST
 from vmckpt.model.migration import Outcome
 from vmckpt.model.webhook import Address
-from vmckpt.monitor import standing
-from vmckpt.monitor.standing import Standing
+from vmckpt.monitor import health
+from vmckpt.monitor.health import Standing
 
 _DOWNTIMES = (0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30)
 _DURATIONS = (1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 7200)
@@ -77,7 +77,7 @@ class Exporter(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """See Collector."""
-        return standing.families(self.now)
+        return health.families(self.now)
 
     def told(self, event: str) -> None:
         """Count what the service said."""
