@@ -100,7 +100,7 @@ def show(hosts: int, guests: int) -> None:
     """What runs in the terminal: made-up hosts, a real journal."""
     from vmckpt.api.looking import Live  # noqa: PLC0415
     from vmckpt.inventory import Inventory  # noqa: PLC0415
-    from vmckpt.sim.showing import Showing  # noqa: PLC0415
+    from vmckpt.simulation.source import Showing  # noqa: PLC0415
     from vmckpt_tui import app  # noqa: PLC0415
 
     class Mixed(Live):

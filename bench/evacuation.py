@@ -44,7 +44,7 @@ from vmckpt.evacuation.plan.fleet import (
 )
 from vmckpt.evacuation.schedule import Windows, links_of
 from vmckpt.evacuation.state import Patience, Terms
-from vmckpt.sim.moves import Luck, Sim
+from vmckpt.simulation.evacuation import Luck, Sim
 from vmckpt.units import GIB, Bytes, BytesPerSecond
 
 GBIT = 125_000_000

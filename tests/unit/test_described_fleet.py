@@ -11,7 +11,7 @@ from vmckpt.api import imagining
 from vmckpt.cli import main
 from vmckpt.errors import BadInput
 from vmckpt.evacuation.task import Kind, Task
-from vmckpt.sim import described
+from vmckpt.simulation import fleet_file
 from vmckpt.units import GIB
 
 PAGE = ROOT / "docs/evacuation.md"
@@ -25,7 +25,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_what_the_page_shows_can_be_read(tmp_path: Path) -> None:
     shown = PAGE.read_text().partition("    hosts:\n")[2].partition("\n\n")[0]
-    fleet = described.load(written(tmp_path, "hosts:\n" + textwrap.dedent(shown)), 4.0)
+    fleet = fleet_file.load(written(tmp_path, "hosts:\n" + textwrap.dedent(shown)), 4.0)
     assert [one.name for one in fleet.places][::20] == ["h01", "h21", "spare"]
     assert (fleet.places[0].memory, fleet.places[0].cpus) == (512 * GIB, 256)
     assert fleet.places[0].link == 25_000_000_000 / 8
@@ -57,7 +57,7 @@ def test_what_the_page_shows_can_be_read(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, why: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(BadInput) as caught:
-        described.load(path, 1.0)
+        fleet_file.load(path, 1.0)
     assert str(path) in str(caught.value)
     assert why in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -25,7 +25,7 @@ from vmckpt.evacuation.state import (
     Record,
     Terms,
 )
-from vmckpt.sim.moves import Luck, Sim
+from vmckpt.simulation.evacuation import Luck, Sim
 from vmckpt.units import BytesPerSecond
 
 TERMS = Terms(rules=Rules(keep_free=0.0))

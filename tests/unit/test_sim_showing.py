@@ -16,12 +16,12 @@ from vmckpt.journal.serialization import as_sampled
 from vmckpt.model.guest import FleetNow, GuestNow, GuestState
 from vmckpt.model.migration import JobPhase, Outcome
 from vmckpt.protection import status
-from vmckpt.sim import fleet as fleets
-from vmckpt.sim import jobs as moves
-from vmckpt.sim.fleet import Manner
-from vmckpt.sim.jobs import Made, Move
-from vmckpt.sim.replayed import Replayed
-from vmckpt.sim.showing import Showing
+from vmckpt.simulation import fleet as fleets
+from vmckpt.simulation import migrations as moves
+from vmckpt.simulation.fleet import Manner
+from vmckpt.simulation.migrations import Made, Move
+from vmckpt.simulation.replay import Replayed
+from vmckpt.simulation.source import Showing
 
 WIDTH = 80
 

@@ -13,8 +13,8 @@ from vmckpt.evacuation.plan.plan import Plan
 from vmckpt.evacuation.task import Task, terms
 from vmckpt.migration.forecast.forecast import Range
 from vmckpt.policy import loader
-from vmckpt.sim import described
-from vmckpt.sim.moves import Luck, Sim
+from vmckpt.simulation import fleet_file
+from vmckpt.simulation.evacuation import Luck, Sim
 from vmckpt.util.config_file import likely
 
 LUCK = Luck(off=0.3, fails=0.02)
@@ -46,7 +46,7 @@ def emptied(path: Path, task: Task, folder: Path | None) -> Imagined:
     durations are off and some moves fail. Raises BadInput, PolicyError."""
     run = loader.load_one(task.policy or planner.DEFAULT, loader.folder(folder, None)).evacuation
     limits = terms(run, task.kind)
-    found = described.load(path, run.cpu_overcommit)
+    found = fleet_file.load(path, run.cpu_overcommit)
     names = {one.name for one in found.places}
     for host in (task.host, *(task.to or ())):
         if host not in names:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from vmckpt.policy import loader
 from vmckpt.policy.model import Policy
-from vmckpt.sim import fleet
-from vmckpt.sim.replayed import Replayed
-from vmckpt.sim.showing import Showing
+from vmckpt.simulation import fleet
+from vmckpt.simulation.replay import Replayed
+from vmckpt.simulation.source import Showing
 
 
 def simulated(text: str) -> Showing:

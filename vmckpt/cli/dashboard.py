@@ -14,8 +14,8 @@ from vmckpt.errors import BadInput, PolicyError
 
 if TYPE_CHECKING:
     from vmckpt.policy.model import Policy
-    from vmckpt.sim.replayed import Replayed
-    from vmckpt.sim.showing import Showing
+    from vmckpt.simulation.replay import Replayed
+    from vmckpt.simulation.source import Showing
 
 app = typer.Typer(name="dashboard", rich_markup_mode=None, add_completion=False)
 _FLEET = "24x300"

@@ -19,10 +19,18 @@ from vmckpt.migration.run.actions import Action
 from vmckpt.model.events import Decided
 from vmckpt.model.guest import FleetNow, GuestNow, GuestState
 from vmckpt.model.migration import Decision, Outcome
-from vmckpt.sim import fleet as fleets
-from vmckpt.sim import jobs as moves
-from vmckpt.sim.fleet import Guarded, Manner, Site, held, operation, over, protection
-from vmckpt.sim.jobs import Made, Move
+from vmckpt.simulation import fleet as fleets
+from vmckpt.simulation import migrations as moves
+from vmckpt.simulation.fleet import (
+    Guarded,
+    Manner,
+    Site,
+    held,
+    operation,
+    over,
+    protection,
+)
+from vmckpt.simulation.migrations import Made, Move
 from vmckpt.units import GIB, Bytes, Seconds, show_seconds
 
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"

@@ -47,7 +47,12 @@ from vmckpt.model.migration import (
     Mode,
     Outcome,
 )
-from vmckpt.sim.fleet import WHO, Manner, operation, over
+from vmckpt.simulation.fleet import (
+    WHO,
+    Manner,
+    operation,
+    over,
+)
 from vmckpt.units import Bytes, BytesPerSecond, Seconds, show_bytes, show_seconds
 
 INTERVAL = Seconds(0.2)

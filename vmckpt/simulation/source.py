@@ -28,10 +28,10 @@ from vmckpt.migration.run.actions import (
 from vmckpt.model.events import Begun, Said
 from vmckpt.model.guest import FleetNow, SnapshotNow
 from vmckpt.model.migration import Mode, Outcome
-from vmckpt.sim import fleet as fleets
-from vmckpt.sim.fleet import Manner
-from vmckpt.sim.jobs import Made
-from vmckpt.sim.world import World
+from vmckpt.simulation import fleet as fleets
+from vmckpt.simulation.fleet import Manner
+from vmckpt.simulation.migrations import Made
+from vmckpt.simulation.world import World
 from vmckpt.units import parse_rate, parse_seconds, show_seconds
 
 _ACTIONS: Mapping[str, tuple[RequestKind, Action]] = {

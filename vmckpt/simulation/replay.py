@@ -24,8 +24,8 @@ from vmckpt.model.guest import (
 )
 from vmckpt.model.migration import JobPhase, Outcome
 from vmckpt.policy.model import Stall
-from vmckpt.sim.fleet import operation, over
-from vmckpt.sim.showing import at_once
+from vmckpt.simulation.fleet import operation, over
+from vmckpt.simulation.source import at_once
 from vmckpt.units import Bytes, Seconds
 
 _SOURCE, _TARGET = "source", "target"

@@ -1,0 +1,1 @@
+"""A fleet in memory, for forecasts, tests and the dashboard's demonstration."""
