@@ -98,7 +98,7 @@ class Terminal:
 
 def show(hosts: int, guests: int) -> None:
     """What runs in the terminal: made-up hosts, a real journal."""
-    from vmckpt.api.looking import Live  # noqa: PLC0415
+    from vmckpt.app.dashboard_source import Live  # noqa: PLC0415
     from vmckpt.inventory import Inventory  # noqa: PLC0415
     from vmckpt.simulation.source import Showing  # noqa: PLC0415
     from vmckpt_tui import app  # noqa: PLC0415

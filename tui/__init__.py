@@ -1,1 +1,1 @@
-"""The dashboard's package. It shows what vmckpt.api tells it and knows no other source."""
+"""The dashboard's package. It shows what vmckpt.app.controller tells it and knows no other source."""

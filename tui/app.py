@@ -13,7 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
 from textual.widgets import ContentSwitcher
 
-from vmckpt.api.looking import Source
+from vmckpt.app.dashboard_source import Source
 from vmckpt.errors import VmckptError
 from vmckpt.journal.jobs import JobView
 from vmckpt.model.events import Commands

@@ -13,7 +13,7 @@ from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widgets import Sparkline, Static
 
-from vmckpt.api.looking import Source
+from vmckpt.app.dashboard_source import Source
 from vmckpt.errors import VmckptError
 from vmckpt.journal.evacuation_progress import Turn, summary, turns
 from vmckpt.journal.jobs import JobDetail, JobView

@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler
 from textual_serve.server import Server
 from yarl import URL
 
-from vmckpt.api.launching import PROGRAM
+from vmckpt.app.subprocesses import PROGRAM
 from vmckpt.errors import BadInput
 
 _COOKIE = "vmckpt-token"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.lab.bench import Bench, until
-from vmckpt.api import groups
+from vmckpt.app import snapshots
 from vmckpt.lab import chat
 from vmckpt.lab.chat import Chat
 from vmckpt.model.events import Caller
@@ -109,7 +109,7 @@ def taken(bench: Bench, patch: pytest.MonkeyPatch, blow: Blow, stop: asyncio.Eve
     patch.setattr(Struck, "blow", staticmethod(blow), raising=False)
     caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=stop)
     request = TakeRequest(guest="")
-    return asyncio.run(groups.take(bench.inventory, None, list(PLACES), request, caller))
+    return asyncio.run(snapshots.take_group(bench.inventory, None, list(PLACES), request, caller))
 
 
 def agent_of(bench: Bench, guest: str) -> int:

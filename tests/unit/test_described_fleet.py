@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from vmckpt.api import imagining
+from vmckpt.app import evacuation
 from vmckpt.cli import main
 from vmckpt.errors import BadInput
 from vmckpt.evacuation.task import Kind, Task
@@ -74,7 +74,7 @@ RACK = """
 
 def test_a_plan_is_made_and_played(tmp_path: Path) -> None:
     order = Task(kind=Kind.EVACUATE, host="h1")
-    found = imagining.emptied(written(tmp_path, RACK), order, None)
+    found = evacuation.emptied(written(tmp_path, RACK), order, None)
     assert {one.tenant.name for one in found.plan.going} == {f"a{n}" for n in range(1, 7)}
     assert [(one.tenant.name, one.why) for one in found.plan.left] == [("fixed", "it holds a GPU")]
     assert found.arrived == 6

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.api import evacuating
+from vmckpt.app import evacuation
 from vmckpt.evacuation import service
 from vmckpt.evacuation.report import arrived_of
 from vmckpt.journal import evacuation_progress, jobs, maintenance
@@ -42,7 +42,7 @@ def emptied(
 
 def back() -> tuple[set[str], set[str]]:
     """UUIDs of those that go back, and of those that are started."""
-    task = evacuating.back_to("alpha", None)
+    task = evacuation.back_to("alpha", None)
     return {uuid for uuid, _ in task.goes}, set(task.start)
 
 
@@ -50,7 +50,7 @@ def test_who_only_made_room_elsewhere_is_not_brought() -> None:
     maintenance.enter("alpha", "")
     emptied(("a", "alpha"), ("b", "beta"))
     assert back() == ({"u-a"}, set())
-    assert dict(evacuating.back_to("alpha", None).called) == {"u-a": "a", "u-b": "b"}
+    assert dict(evacuation.back_to("alpha", None).called) == {"u-a": "a", "u-b": "b"}
 
 
 def test_all_that_left_since_the_maintenance_began_come_back_even_after_it_has_ended() -> None:

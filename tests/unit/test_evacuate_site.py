@@ -19,7 +19,7 @@ from tests.support.sights import (
     vm,
 )
 from vmckpt import inventory
-from vmckpt.api import rolling
+from vmckpt.app import rolling_maintenance
 from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError
 from vmckpt.evacuation import service
 from vmckpt.evacuation.host_actions import Orders, Site
@@ -252,15 +252,15 @@ async def test_the_command_on_a_host_is_not_run_after_it_was_stopped(
     async def runs(*told: object, **__: object) -> None:
         ran.append(told)
 
-    monkeypatch.setattr(rolling, "Emptying", Stopped)
-    monkeypatch.setattr(rolling, "_run", runs)
+    monkeypatch.setattr(rolling_maintenance, "Emptying", Stopped)
+    monkeypatch.setattr(rolling_maintenance, "_run", runs)
     host: Any = replace(HOST, name="alpha", ssh=object())  # type: ignore[arg-type]
     known_: Any = SimpleNamespace(may_act=lambda: None, host=lambda _: host)
-    wishes = rolling.Wishes(command="systemctl reboot", before=None, after=None, policy=None,
+    wishes = rolling_maintenance.Wishes(command="systemctl reboot", before=None, after=None, policy=None,
                             limit=Seconds(5.0), healthy_in=Seconds(5.0), why="")  # fmt: skip
     caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=stop)
     with pytest.raises(Cancelled, match="nothing was run there"):
-        await rolling.roll(known_, (), ["alpha"], wishes, caller, show=lambda _: None,
+        await rolling_maintenance.roll(known_, (), ["alpha"], wishes, caller, show=lambda _: None,
                            abort=asyncio.Event())  # fmt: skip
     assert not ran
 

@@ -439,9 +439,12 @@ def test_nothing_is_imported_from_the_current_directory(
         (place.theirs / name).write_text("raise SystemExit('not ours')")
     from vmckpt.agent import client  # noqa: PLC0415
     from vmckpt.agent.replication import watchdog  # noqa: PLC0415
-    from vmckpt.api import launching  # noqa: PLC0415
+    from vmckpt.app import subprocesses  # noqa: PLC0415
 
-    for words in ([sys.executable, *client._MODULE, "--version"], [*launching.PROGRAM, "--help"]):
+    for words in (
+        [sys.executable, *client._MODULE, "--version"],
+        [*subprocesses.PROGRAM, "--help"],
+    ):
         done = subprocess.run(words, cwd=place.theirs, capture_output=True, text=True, check=False)
         assert (done.returncode, "not ours" in done.stderr) == (0, False), done.stderr
     assert "-P" in watchdog.command(place.theirs)

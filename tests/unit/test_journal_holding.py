@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_journal_recorder import sampled, until
-from vmckpt.api import migration
+from vmckpt.app import migration
 from vmckpt.errors import BadInput, GuestBusy, JournalError, LeaseLost, Unattended
 from vmckpt.inventory import Inventory
 from vmckpt.journal import (

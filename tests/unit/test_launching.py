@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from vmckpt.api import launching
-from vmckpt.api.launching import Processes
+from vmckpt.app import subprocesses
+from vmckpt.app.subprocesses import Processes
 from vmckpt.model.events import Begun, Said
 
 
 @pytest.fixture(autouse=True)
 def shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "PROGRAM", ("sh", "-c"))
+    monkeypatch.setattr(subprocesses, "PROGRAM", ("sh", "-c"))
 
 
 def ended(begun: Begun) -> Said:

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support import postgres
 from vmckpt import inventory
-from vmckpt.api import doctoring, preparing
+from vmckpt.app import hosts
+from vmckpt.app import hosts as app_hosts
 from vmckpt.doctor import gather
 from vmckpt.doctor.checks import Examined
 from vmckpt.lease import replicas
@@ -166,7 +167,7 @@ async def test_doctor_and_prepare_tell_it(
     # The parser wants a witness that hosts can reach; this one is on a socket.
     text = "hosts: {alpha: {uri: 'qemu:///system'}}\nlease: postgresql://u@witness/d\n"
     known = replace(inventory.parse(text, Path("hosts.yaml")), lease=primary.url())
-    (found,) = await doctoring.doctor(known, [])
+    (found,) = await hosts.doctor(known, [])
     assert (found.code, found.severity) == ("lease-replicas", INFO)
     ready = Readiness(guest="web1", host="alpha", findings=(), lacks=False, restart=False)
-    assert (await preparing._with_lease_store(known, ready)).findings == (found,)
+    assert (await app_hosts._with_lease_store(known, ready)).findings == (found,)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.api import looking
-from vmckpt.api.looking import Live
+from vmckpt.app import dashboard_source
+from vmckpt.app.dashboard_source import Live
 from vmckpt.errors import HostUnreachable, JournalError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance
@@ -43,9 +43,9 @@ class Answers:
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Live, dict[str, Answers]]:
     monkeypatch.setenv("VMCKPT_JOURNAL", str(tmp_path / "journal.db"))
-    monkeypatch.setattr(looking, "_FIRST", 0.3)
-    monkeypatch.setattr(looking, "_LATER", 0.1)
-    monkeypatch.setattr(looking, "_REST", 0.0)
+    monkeypatch.setattr(dashboard_source, "_FIRST", 0.3)
+    monkeypatch.setattr(dashboard_source, "_LATER", 0.1)
+    monkeypatch.setattr(dashboard_source, "_REST", 0.0)
     hosts = {name: Host(name=name, uri="test:///default") for name in ("alpha", "beta")}
     made = Live(Inventory(path=tmp_path / "hosts.yaml", hosts=hosts, observer=None))
     answers = {name: Answers(name) for name in hosts}
@@ -127,7 +127,7 @@ async def test_no_journal_is_no_jobs_and_one_that_comes_later_is_read(
 async def test_who_was_silent_for_long_is_left_alone_for_a_while(
     live: tuple[Live, dict[str, Answers]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "_REST", 9.0)
+    monkeypatch.setattr(dashboard_source, "_REST", 9.0)
     looker, answers = live
     answers["beta"].dead, answers["beta"].late = True, 0.3
     async with asyncio.timeout(2.5):

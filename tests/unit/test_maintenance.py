@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vmckpt import inventory
-from vmckpt.api import snapshots
+from vmckpt.app import snapshots
 from vmckpt.errors import BadInput, Blocked, GuestBusy, JournalError, Unattended
 from vmckpt.journal import jobs, maintenance
 from vmckpt.journal import location as locations

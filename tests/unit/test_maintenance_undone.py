@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vmckpt.api.evacuating import Emptying
+from vmckpt.app.evacuation import Emptying
 from vmckpt.errors import Blocked, Cancelled, GuestBusy, VmckptError
 from vmckpt.evacuation import service
 from vmckpt.evacuation.task import Kind, Task

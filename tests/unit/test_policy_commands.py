@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.builders import GUEST, HOST
 from tests.support.policies import GOOD, LEAST
-from vmckpt.api import fleet
+from vmckpt.app import fleet
 from vmckpt.cli import main
 from vmckpt.inventory import Inventory
 from vmckpt.model.guest import GuestState

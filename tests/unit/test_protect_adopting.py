@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tests.support.builders import GUEST
 from vmckpt import inventory
-from vmckpt.api import fleet, protecting
+from vmckpt.app import fleet, protection
 from vmckpt.cli.main import app
 from vmckpt.errors import BadInput, GuestBusy, VmckptError
 from vmckpt.inventory import Inventory
@@ -113,9 +113,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 async def test_it_is_written_down_anew_and_ended_like_any_other(world: World) -> None:
     with pytest.raises(BadInput, match="web1 is not protected"):
-        await protecting.unprotect(world.inventory, "web1", world.caller)
+        await protection.unprotect(world.inventory, "web1", world.caller)
     with pytest.raises(BadInput, match="far enough"):
-        await protecting.unprotect(world.inventory, "web1", world.caller, lost_journal=True)
+        await protection.unprotect(world.inventory, "web1", world.caller, lost_journal=True)
     (known,) = world.ended
     assert (known.primary.name, known.backup.name, known.session) == ("alpha", "beta", "5e55")
     assert (known.lease, known.watched) == ("postgresql://vm@witness/vm", False)
@@ -129,18 +129,18 @@ async def test_it_is_written_down_anew_and_ended_like_any_other(world: World) ->
     # Asked again, it is the journal's: hosts are not asked.
     world.told = {}
     with pytest.raises(BadInput, match="far enough"):
-        await protecting.unprotect(world.inventory, "web1", world.caller, lost_journal=True)
+        await protection.unprotect(world.inventory, "web1", world.caller, lost_journal=True)
     assert world.ended[1].operation.id == operation.id
 
 
 async def test_a_standby_runs_by_a_persons_word_though_the_journal_is_lost(world: World) -> None:
     world.told = {"alpha": SILENT, "beta": {**BACKUP, "has_lease": False}}
     with pytest.raises(GuestBusy, match="failover web1 --host-is-off --lost-journal"):
-        await protecting.unprotect(world.inventory, "web1", world.caller, lost_journal=True)
+        await protection.unprotect(world.inventory, "web1", world.caller, lost_journal=True)
     with pytest.raises(BadInput, match="is not protected"):
-        await protecting.failover(world.inventory, "web1", world.caller, dead=True)
+        await protection.failover(world.inventory, "web1", world.caller, dead=True)
     with pytest.raises(BadInput, match="far enough"):
-        await protecting.failover(
+        await protection.failover(
             world.inventory, "web1", world.caller, dead=True, lost_journal=True
         )
     (known,) = world.ended

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from vmckpt.api import protecting
-from vmckpt.api.protecting import Request
+from vmckpt.app import protection
+from vmckpt.app.protection import Request
 from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs
@@ -181,7 +181,7 @@ def request(to: str | None, *, reverse: bool = True) -> Request:
 def test_the_host_is_the_one_before_or_the_one_that_is_named(
     asked: Request, known: Earlier | None, host: str
 ) -> None:
-    assert protecting._to(asked, known, "beta") == host
+    assert protection._to(asked, known, "beta") == host
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_host_that_nobody_can_mean_is_refused(
     asked: Request, known: Earlier | None, text: str
 ) -> None:
     with pytest.raises(BadInput, match=text):
-        protecting._to(asked, known, "beta")
+        protection._to(asked, known, "beta")
 
 
 def journal(monkeypatch: pytest.MonkeyPatch, *found: Operation) -> None:
@@ -220,13 +220,13 @@ def operation(name: str, *, kind: str = "protect", active: bool = False) -> Oper
 def test_a_protection_that_has_not_ended_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     journal(monkeypatch, operation("P2", active=True), operation("P1"))
     with pytest.raises(GuestBusy, match=r"protected \(P2\)") as raised:
-        protecting._earlier("u-1", "beta")
+        protection._earlier("u-1", "beta")
     assert "vmckpt recover" in str(raised.value.mend)
 
 
 def test_only_protections_count(monkeypatch: pytest.MonkeyPatch) -> None:
     journal(monkeypatch, operation("M3", kind="migrate", active=True), operation("P1"))
-    assert protecting._earlier("u-1", "beta") == KNOWN
+    assert protection._earlier("u-1", "beta") == KNOWN
 
 
 async def test_a_failover_that_recovery_finds_is_written_down_as_one(

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from vmckpt.api import protecting
+from vmckpt.app import protection
 from vmckpt.cli import protect
 from vmckpt.errors import BadInput, Cancelled, GuestBusy, OutcomeUnknown, VmckptError
 from vmckpt.journal.records import Operation
@@ -149,7 +149,7 @@ def test_a_test_is_nothing_else_as_well(other: str, monkeypatch: pytest.MonkeyPa
         pytest.fail("it was asked for")
 
     for name in ("test", "end_test", "failover"):
-        monkeypatch.setattr(protecting, name, never)
+        monkeypatch.setattr(protection, name, never)
     result = CliRunner().invoke(protect.failover_app, ["web1", "--test", other])
     assert isinstance(result.exception, BadInput)
     assert "say one of them" in str(result.exception)

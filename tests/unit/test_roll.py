@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import HOST
-from vmckpt.api import doctoring, evacuating, rolling
+from vmckpt.app import evacuation, hosts, rolling_maintenance
 from vmckpt.errors import Blocked, HookFailed, RemoteError
 from vmckpt.journal import leases, maintenance
 from vmckpt.journal import location as locations
@@ -46,15 +46,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     async def doctor(*_: object) -> list[Any]:
         return []
 
-    monkeypatch.setattr(doctoring, "doctor", doctor)
-    monkeypatch.setattr(rolling, "_AGAIN", Seconds(0.01))
+    monkeypatch.setattr(hosts, "doctor", doctor)
+    monkeypatch.setattr(rolling_maintenance, "_AGAIN", Seconds(0.01))
 
 
 async def through(monkeypatch: pytest.MonkeyPatch, host: Host, limit: float = 5.0) -> None:
-    monkeypatch.setattr(rolling, "Remote", host)
-    left = await rolling._run(HOST, "the command", "upgrade", Seconds(5.0), "empty", may_go=True)
+    monkeypatch.setattr(rolling_maintenance, "Remote", host)
+    left = await rolling_maintenance._run(
+        HOST, "the command", "upgrade", Seconds(5.0), "empty", may_go=True
+    )
     inventory: Any = None
-    await rolling._well(inventory, HOST, Seconds(limit), asyncio.Event(), left=left)
+    await rolling_maintenance._well(inventory, HOST, Seconds(limit), asyncio.Event(), left=left)
 
 
 async def test_a_connection_that_breaks_is_no_reboot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,15 +88,15 @@ def test_a_host_that_somebody_closed_for_another_reason_is_left_alone(
 ) -> None:
     monkeypatch.setenv(locations.VARIABLE, str(tmp_path / "journal.db"))
     maintenance.enter("beta", "kernel")
-    rolling._free(["alpha", "beta"], "kernel")
+    rolling_maintenance._free(["alpha", "beta"], "kernel")
     with pytest.raises(Blocked, match="beta: it is in maintenance") as caught:
-        rolling._free(["alpha", "beta"], "")
+        rolling_maintenance._free(["alpha", "beta"], "")
     assert "vmckpt maintenance leave beta" in (caught.value.mend or "")
     # Who ended that by hand would give up who is to come back.
-    monkeypatch.setattr(evacuating, "was_emptied", lambda _: True)
+    monkeypatch.setattr(evacuation, "was_emptied", lambda _: True)
     with pytest.raises(Blocked) as caught:
-        rolling._free(["beta"], "")
+        rolling_maintenance._free(["beta"], "")
     assert "vmckpt repopulate beta" in (caught.value.mend or "")
     monkeypatch.setattr(leases, "asked_by", lambda: "alice@desk")
     with pytest.raises(Blocked):
-        rolling._free(["beta"], "kernel")
+        rolling_maintenance._free(["beta"], "kernel")

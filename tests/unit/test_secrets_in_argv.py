@@ -18,7 +18,7 @@ from tests.support import postgres
 from tests.support.fence_agents import SECRET as FENCE_SECRET
 from tests.support.fence_agents import FakeAgent
 from tests.support.processes import command_lines, environment
-from vmckpt.api.launching import Processes
+from vmckpt.app.subprocesses import Processes
 from vmckpt.errors import Cancelled
 from vmckpt.journal import location
 from vmckpt.journal.store import Journal

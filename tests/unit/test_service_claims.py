@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from vmckpt.api import protecting
-from vmckpt.api.monitoring import Monitor
+from vmckpt.app import protection
+from vmckpt.app.monitoring import Monitor
 from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import leases
@@ -98,12 +98,12 @@ def test_pages_wait_until_it_is_sure_who_sends_them() -> None:
 
 async def test_a_watch_is_kept_by_a_service_that_lives_and_has_it() -> None:
     other = Claims("here", print)  # runs, and does not keep watch
-    assert not protecting._watch_is_kept()
+    assert not protection._watch_is_kept()
     dead = killed(scheduler_leases.VIGIL)
-    assert not protecting._watch_is_kept()
+    assert not protection._watch_is_kept()
     with Journal() as journal:
         journal.finish(dead, "failed", None)
     assert other.whose(scheduler_leases.VIGIL) is Whose.OURS
-    assert protecting._watch_is_kept()
+    assert protection._watch_is_kept()
     await other.end()
-    assert not protecting._watch_is_kept()
+    assert not protection._watch_is_kept()

@@ -12,8 +12,7 @@ import pytest
 
 from tests.support.builders import GUEST
 from tests.support.stocking import Stock, flip, stocked
-from vmckpt import api
-from vmckpt.api import fleet, service, snapshots
+from vmckpt.app import controller, fleet, scheduler, snapshots
 from vmckpt.cli import main
 from vmckpt.errors import BadInput, Cancelled, GuestBusy, HypervisorError, PolicyError
 from vmckpt.inventory import Inventory
@@ -74,7 +73,7 @@ class World:
 
     @property
     def inventory(self) -> Inventory:
-        return api.load_inventory(self.stock.folder / "hosts.yaml")
+        return controller.load_inventory(self.stock.folder / "hosts.yaml")
 
     async def take(self, store: str, request: TakeRequest, caller: Caller) -> Taken:
         self.asked.append((store, request))
@@ -95,7 +94,7 @@ class World:
 
     async def run(self, *, once: bool = True, limit: float = 20.0, **wanted: Any) -> int:
         policies = loader.load_all(self.stock.folder / "policies")
-        running = service.run(
+        running = scheduler.run(
             self.inventory, policies, Wanted(**wanted), identity=None, once=once, stop=self.stop,
             tell=self.told.append,
         )  # fmt: skip

@@ -19,8 +19,7 @@ from tests.support.stocking import (
     stocked,
 )
 from tests.unit.test_store_basics import mounted
-from vmckpt import api
-from vmckpt.api import keeping
+from vmckpt.app import controller, snapshot_store
 from vmckpt.errors import StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.policy.model import Keep
@@ -156,7 +155,9 @@ def test_pruning_needs_a_rule_and_one_schedule(stock: Stock) -> None:
 
 def test_pinned_meanwhile_stays(stock: Stock) -> None:
     made = scheduled(stock)
-    found = keeping.prune(keeping_inventory(stock), None, Keep(last=1), "nightly", dry_run=False)
+    found = snapshot_store.prune(
+        keeping_inventory(stock), None, Keep(last=1), "nightly", dry_run=False
+    )
     stock.store().pin(made[1])
     stock.store().delete(made[2])
 
@@ -167,25 +168,25 @@ def test_pinned_meanwhile_stays(stock: Stock) -> None:
 
 
 def keeping_inventory(stock: Stock) -> Inventory:
-    return api.load_inventory(stock.folder / "hosts.yaml")
+    return controller.load_inventory(stock.folder / "hosts.yaml")
 
 
 def test_days_are_those_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     summer = datetime(2025, 7, 1, tzinfo=UTC)
     monkeypatch.setenv("TZ", "Europe/Berlin")
-    zone = keeping.local_zone()
+    zone = snapshot_store.local_zone()
     assert isinstance(zone, ZoneInfo)
     assert summer.astimezone(zone).hour == 2
     file = Path(zoneinfo.TZPATH[0], "Asia/Kolkata")
     monkeypatch.setenv("TZ", f":{file}" if file.exists() else "Asia/Kolkata")
-    assert summer.astimezone(keeping.local_zone()).strftime("%z") == "+0530"
-    monkeypatch.setattr(keeping, "_LOCAL_TIME", Path("/nowhere"))
+    assert summer.astimezone(snapshot_store.local_zone()).strftime("%z") == "+0530"
+    monkeypatch.setattr(snapshot_store, "_LOCAL_TIME", Path("/nowhere"))
     for odd in ("/etc/passwd", "/nowhere/at/all"):
         monkeypatch.setenv("TZ", odd)
-        assert keeping.local_zone() is UTC
+        assert snapshot_store.local_zone() is UTC
     for odd in ("Nowhere/Never", "../../etc/passwd", "", ":UTC"):
         monkeypatch.setenv("TZ", odd)
-        summer.astimezone(keeping.local_zone())
+        summer.astimezone(snapshot_store.local_zone())
     empty = Survey(known={}, left={}, pins=frozenset())
     assert plan(empty, Keep(last=1), schedule="a", now=0.0, zone=zone) == ()
 

@@ -9,9 +9,8 @@ import pytest
 
 from tests.fixtures.make_store_v1 import secret
 from tests.support.stocking import Stock, flip, stocked
-from vmckpt import api
-from vmckpt.api import keeping
-from vmckpt.api.snapshots import opened_anywhere
+from vmckpt.app import controller, snapshot_store
+from vmckpt.app.snapshots import opened_anywhere
 from vmckpt.errors import NotInStore, StoreDamaged
 from vmckpt.snapshot.catalog import look, opened
 from vmckpt.snapshot.verify import results
@@ -39,9 +38,9 @@ def both(stock: Stock) -> str:
 
 def chunks(stock: Stock, id_: str) -> tuple[list[bytes], int, list[str]]:
     """All chunks of a snapshot, how many were borrowed, and what is said of it."""
-    known = api.load_inventory()
+    known = controller.load_inventory()
     one = opened_anywhere(known, None, id_, None)
-    store = keeping.open_store(known, one.store.name)
+    store = snapshot_store.open_store(known, one.store.name)
     looked = look(store, id_, one.trusted)
     private, sealing = opened(store, looked, None, one.trusted)
     with TieredReader([store, *others(one.others, None)], sealing) as reader:

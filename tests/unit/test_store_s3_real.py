@@ -21,7 +21,7 @@ from tests.support.storing import (
     write,
 )
 from vmckpt import inventory
-from vmckpt.api import doctoring
+from vmckpt.app import hosts
 from vmckpt.doctor import checks as doctor_checks
 from vmckpt.errors import StoreError
 from vmckpt.lab.pki import Authority
@@ -141,7 +141,7 @@ def found_by_doctor(bucket: str, endpoint: str, *, read_only: bool = False) -> F
     text = f"hosts: {{a: {{uri: 'qemu:///system'}}}}\nstores: {{far: 's3://{bucket}/x?endpoint="
     text += f"{endpoint}'}}\nread_only: {str(read_only).lower()}\n"
     known = inventory.parse(text, Path("hosts.yaml"))
-    found = doctor_checks.of_controller(doctoring._controller(known))
+    found = doctor_checks.of_controller(hosts._controller(known))
     return next(one for one in found if one.code == "snapshot-store")
 
 

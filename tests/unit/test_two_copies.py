@@ -15,7 +15,12 @@ from tests.tui.still import FLEET, NOW, PROTECT, entry, guest
 from tests.unit.test_monitoring import key, scraped
 from vmckpt import recovery as recovering
 from vmckpt.agent.replication import orders, teardown
-from vmckpt.api import fleet, migration, policy_files, protecting
+from vmckpt.app import (
+    fleet,
+    migration,
+    policies,
+    protection,
+)
 from vmckpt.cli import hosts as hosts_command
 from vmckpt.cli import jobs as jobs_command
 from vmckpt.cli import main
@@ -131,7 +136,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, *looks: Found) -> list[Seconds | None
         return next(answers), {}
 
     monkeypatch.setattr(fleet, "guests", guests)
-    monkeypatch.setattr("vmckpt.api.load_inventory", lambda _: INVENTORY)
+    monkeypatch.setattr("vmckpt.app.controller.load_inventory", lambda _: INVENTORY)
     return limits
 
 
@@ -162,7 +167,7 @@ async def test_a_primary_is_asked_after_a_backup_that_has_taken_over(
         return {name: ours if name == "alpha" else dict(OVER) for name in hosts}
 
     monkeypatch.setattr(agent_client, "both", both)
-    told = await protecting.stands(INVENTORY, PROTECT.operation)
+    told = await protection.stands(INVENTORY, PROTECT.operation)
     assert rounds == [["alpha", "beta"], ["alpha"]]
     assert of_protections([told]) == ()
 
@@ -252,7 +257,7 @@ def test_recovery_looks_for_it_and_ends_with_an_exit_code_of_its_own(
         return found
 
     monkeypatch.setattr(migration, "recover", recover)
-    monkeypatch.setattr(policy_files, "survey_policies", lambda *_: SimpleNamespace(policies=()))
+    monkeypatch.setattr(policies, "survey_policies", lambda *_: SimpleNamespace(policies=()))
     assert main.run(["recover"]) == code
     assert words in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from vmckpt import api
+from vmckpt.app import controller
 from vmckpt.cli import main, output, watching_protection
 from vmckpt.errors import InventoryError, Unattended
 from vmckpt.inventory import Inventory
@@ -216,7 +216,7 @@ def test_without_an_inventory_the_journal_is_what_there_is(
 
     lines: list[str] = []
     monkeypatch.setattr(output, "say", lines.append)
-    monkeypatch.setattr(api, "load_inventory", none)
+    monkeypatch.setattr(controller, "load_inventory", none)
     assert "protecting" in ran("jobs")
     assert lines == ["protections are shown as the journal has them: no inventory"]
     assert "protection" not in json.loads(ran("jobs", "--json"))[0]

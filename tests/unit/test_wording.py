@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vmckpt import inventory
-from vmckpt.api import snapshots
+from vmckpt.app import snapshots
 from vmckpt.errors import BadInput, at_host, meant
 from vmckpt.journal import wording
 

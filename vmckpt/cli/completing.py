@@ -41,9 +41,9 @@ def _quietly(names: Callable[[typer.Context], Iterable[str]]) -> Complete:
 
 
 def _inventory(ctx: typer.Context) -> "Inventory":
-    from vmckpt import api
+    from vmckpt.app import controller
 
-    return api.load_inventory(ctx.params.get("inventory"))
+    return controller.load_inventory(ctx.params.get("inventory"))
 
 
 @_quietly
@@ -55,7 +55,7 @@ def hosts(ctx: typer.Context) -> Iterable[str]:
 @_quietly
 def guests(ctx: typer.Context) -> Iterable[str]:
     """Guests of the hosts that answer at once."""
-    from vmckpt.api import fleet
+    from vmckpt.app import fleet
 
     found, _ = asyncio.run(fleet.guests(_inventory(ctx), _SOON))
     return [guest.name for _, guest in found]

@@ -81,14 +81,14 @@ def dashboard(
 def _serve(
     fleet: str | None, replay: Path | None, *, simulate: bool, host: str, port: int, url: str | None
 ) -> None:
-    from vmckpt import api
+    from vmckpt.app import controller
     from vmckpt_tui import serving  # only who serves loads a web server
 
     # What is wrong with it is told here, not in a browser.
     if simulate or replay is not None:
         _made_up(fleet, replay)
     else:
-        api.load_inventory()
+        controller.load_inventory()
     words = ["dashboard"]
     words += ["--simulate", fleet or _FLEET] if simulate else []
     words += ["--replay", str(replay.absolute())] if replay is not None else []
@@ -101,17 +101,18 @@ def _made_up(
     fleet: str | None, replay: Path | None
 ) -> "tuple[Showing | Replayed, Sequence[Policy]]":
     """What stands for hosts and commands, and the policies. Raises BadInput."""
-    from vmckpt.api import pretending
+    from vmckpt.app import dashboard_source
 
-    made = pretending.replayed(replay) if replay else pretending.simulated(fleet or _FLEET)
-    return made, pretending.policies()
+    made = (
+        dashboard_source.replayed(replay) if replay else dashboard_source.simulated(fleet or _FLEET)
+    )
+    return made, dashboard_source.policies()
 
 
 def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
     # The terminal toolkit is loaded by this command alone.
-    from vmckpt import api
     from vmckpt import inventory as inventories
-    from vmckpt.api import policy_files
+    from vmckpt.app import controller, policies
     from vmckpt.policy.loader import Shelf
     from vmckpt_tui import app as shown
 
@@ -119,18 +120,19 @@ def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
         made, shelf = _made_up(fleet, replay)
         shown.run(shown.Setting(source=made, commands=made, policies=shelf))
         return
-    from vmckpt.api import launching, looking
+    from vmckpt.app import dashboard_source as app_dashboard_source
+    from vmckpt.app import subprocesses
     from vmckpt.journal import leases
 
-    known = api.load_inventory()
+    known = controller.load_inventory()
     try:
-        found = policy_files.survey_policies(known)
+        found = policies.survey_policies(known)
     except PolicyError as exc:  # there is no such folder
         found = Shelf((), (str(exc),))
     place = {} if known.path is None else {inventories.VARIABLE: str(Path(known.path).absolute())}
     shown.run(
         shown.Setting(
-            source=looking.Live(known), commands=launching.Processes(place),
+            source=app_dashboard_source.Live(known), commands=subprocesses.Processes(place),
             policies=found.policies, wrong_policies=found.wrong,
             read_only=known.read_only, here=leases.this_process().host,
         )

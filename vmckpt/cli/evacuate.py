@@ -17,7 +17,7 @@ from vmckpt.errors import BadInput, Blocked, SomeLeft
 from vmckpt.policy.model import Policy
 
 if TYPE_CHECKING:
-    from vmckpt import api
+    from vmckpt.app import controller
     from vmckpt.evacuation.plan.plan import Plan
     from vmckpt.evacuation.report import Report
     from vmckpt.evacuation.task import Task
@@ -113,9 +113,9 @@ def repopulate(
 
         vmckpt repopulate alpha --yes
     """
-    from vmckpt.api import evacuating
+    from vmckpt.app import evacuation
 
-    order = evacuating.back_to(host, policy)
+    order = evacuation.back_to(host, policy)
     _ask(order, _Wishes(dry_run, yes, partly, "", json), inventory, policies)
 
 
@@ -147,9 +147,9 @@ def balance(
 
 
 def _imagine(order: "Task", fleet: Path, policies: Path | None, *, json: bool) -> None:
-    from vmckpt.api import imagining
+    from vmckpt.app import evacuation as app_evacuation
 
-    found = imagining.emptied(fleet, order, policies)
+    found = app_evacuation.emptied(fleet, order, policies)
     if json:
         output.print_json(found.as_json())
     else:
@@ -199,22 +199,21 @@ def _ask(order: "Task", wishes: _Wishes, inventory: Path | None, folder: Path | 
 async def _run(
     order: "Task", wishes: _Wishes, inventory: Path | None, folder: Path | None
 ) -> "Report | None":
-    from vmckpt import api
-    from vmckpt.api import evacuating
-    from vmckpt.api.evacuating import Emptying
+    from vmckpt.app import controller, evacuation
+    from vmckpt.app.evacuation import Emptying
 
     abort = asyncio.Event()
     stop = stop_on_signals(
         "stopping: nothing new begins; what is on its way arrives (once more: it goes back)",
         "what is on its way goes back", abort,
     )  # fmt: skip
-    known = api.load_inventory(inventory)
+    known = controller.load_inventory(inventory)
     shelf, forced = with_policy(known, folder, order.policy)
     order = replace(order, policy=forced)
     story = Story()
-    caller = api.Caller(emit=story.take, warn=output.say, stop=stop)
+    caller = controller.Caller(emit=story.take, warn=output.say, stop=stop)
     if not wishes.dry_run:
-        await evacuating.put_in_order(known, shelf, caller)
+        await evacuation.put_in_order(known, shelf, caller)
     async with Emptying(known, shelf, order, caller) as emptying:
         with story.looking(f"looking at {len(known.hosts)} hosts and their guests"):
             plan = await emptying.plan()
@@ -235,14 +234,14 @@ async def _run(
 
 
 def with_policy(
-    known: "api.Inventory", folder: Path | None, policy: str | None
+    known: "controller.Inventory", folder: Path | None, policy: str | None
 ) -> tuple[tuple[Policy, ...], str | None]:
     """All policies, that of a file among them, and the name of the one asked for."""
-    from vmckpt.api import policy_files
+    from vmckpt.app import policies as app_policies
 
-    shelf, forced = policy_files.load_policies(known, folder, policy)
+    shelf, forced = app_policies.load_policies(known, folder, policy)
     if forced is not None and policy != forced:  # a file: the others are needed, too
-        rest = policy_files.load_policies(known, folder)[0]
+        rest = app_policies.load_policies(known, folder)[0]
         shelf = (*shelf, *(one for one in rest if one.name != forced))
     return tuple(shelf), forced
 

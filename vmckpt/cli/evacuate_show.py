@@ -16,7 +16,7 @@ from vmckpt.model.events import Decided, Event, OnItsWay, Sampled
 from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from vmckpt.api.imagining import Imagined
+    from vmckpt.app.evacuation import Imagined
     from vmckpt.evacuation.plan.placement import Going
     from vmckpt.evacuation.plan.plan import Checked, Plan
     from vmckpt.evacuation.report import Report
@@ -164,12 +164,12 @@ def _hosts(plan: "Plan", console: Console) -> None:
 
 def show_plays(found: "Imagined") -> None:
     """How a plan on paper went when it was played."""
-    from vmckpt.api import imagining
+    from vmckpt.app import evacuation
 
     if found.plan.going:
         output.out.print(
-            f"played {found.plays} times, durations off by up to {imagining.LUCK.off:.0%} and"
-            f" {imagining.LUCK.fails:.0%} of the moves failing: {found.total.show(show_seconds)},"
+            f"played {found.plays} times, durations off by up to {evacuation.LUCK.off:.0%} and"
+            f" {evacuation.LUCK.fails:.0%} of the moves failing: {found.total.show(show_seconds)},"
             f" {found.arrived} of {len(found.plan.going)} arrived each time"
         )
 

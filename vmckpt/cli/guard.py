@@ -14,7 +14,7 @@ from vmckpt.errors import BadInput, Cancelled, HookFailed, VmckptError, WentBack
 from vmckpt.units import Seconds, show_seconds
 
 if TYPE_CHECKING:
-    from vmckpt import api
+    from vmckpt.app import controller
     from vmckpt.snapshot.catalog import Identity
     from vmckpt.snapshot.guard import Outside
     from vmckpt.snapshot.guard_rules import Guarded, GuardRequest
@@ -64,13 +64,13 @@ def guard(
 
         vmckpt guard db1 --check 'pg_isready -h db1' --check-for 5m --drop -- ./new-firmware.sh
     """
-    from vmckpt import api
+    from vmckpt.app import controller
     from vmckpt.snapshot.guard import Outside
     from vmckpt.snapshot.guard_rules import CHECK_FOR, Ending, GuardRequest
 
     if not command:
         raise BadInput("no command to be guarded", mend="add it after --")
-    known = api.load_inventory(inventory)
+    known = controller.load_inventory(inventory)
     request = GuardRequest(
         guest=guest, command=tuple(command), name=name, check=check,
         check_for=check_for or CHECK_FOR, drop=drop, on_restore=on_restore,
@@ -86,15 +86,15 @@ def guard(
 
 
 async def _guard(
-    inventory: "api.Inventory", store: str | None, request: "GuardRequest",
+    inventory: "controller.Inventory", store: str | None, request: "GuardRequest",
     key: "Identity | None", outside: "Outside",
 ) -> "Guarded":  # fmt: skip
-    from vmckpt import api
-    from vmckpt.api import guarding
+    from vmckpt.app import controller
+    from vmckpt.app import guard as app_guard
 
     stop = stop_of(outside)
-    caller = api.Caller(emit=Ticker().take, warn=output.say, stop=stop)
-    return await guarding.guard(inventory, store, request, caller, identity=key, outside=outside)
+    caller = controller.Caller(emit=Ticker().take, warn=output.say, stop=stop)
+    return await app_guard.guard(inventory, store, request, caller, identity=key, outside=outside)
 
 
 def stop_of(outside: "Outside") -> asyncio.Event:

@@ -15,7 +15,7 @@ from vmckpt.model.host import Host
 from vmckpt.units import show_bytes
 
 if TYPE_CHECKING:
-    from vmckpt.api import fleet
+    from vmckpt.app import fleet
 
 
 def hosts(inventory: INVENTORY = None, json: JSON = False) -> None:
@@ -25,10 +25,9 @@ def hosts(inventory: INVENTORY = None, json: JSON = False) -> None:
 
         vmckpt hosts --json
     """
-    from vmckpt import api
-    from vmckpt.api import fleet
+    from vmckpt.app import controller, fleet
 
-    views = asyncio.run(fleet.hosts(api.load_inventory(inventory)))
+    views = asyncio.run(fleet.hosts(controller.load_inventory(inventory)))
     if json:
         output.print_json([_host_json(view) for view in views])
     else:
@@ -82,10 +81,9 @@ def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
 
         vmckpt guests
     """
-    from vmckpt import api
-    from vmckpt.api import fleet
+    from vmckpt.app import controller, fleet
 
-    known = api.load_inventory(inventory)
+    known = controller.load_inventory(inventory)
     found, errors = asyncio.run(fleet.guests(known))
     if json:
         output.print_json([_guest_json(host, guest) for host, guest in found])
@@ -126,8 +124,7 @@ def label(
 
         vmckpt label web1 owner-
     """
-    from vmckpt import api
-    from vmckpt.api import fleet
+    from vmckpt.app import controller, fleet
 
     changes: dict[str, str | None] = {}
     for text in labels:
@@ -135,7 +132,7 @@ def label(
         if not equals and not text.endswith("-"):
             raise typer.BadParameter(f"{text!r}: write KEY=VALUE, or KEY- to take it away")
         changes[key if equals else text[:-1]] = value if equals else None
-    now = asyncio.run(fleet.label(api.load_inventory(inventory), guest, changes))
+    now = asyncio.run(fleet.label(controller.load_inventory(inventory), guest, changes))
     if json:
         output.print_json(dict(now))
     else:
@@ -179,10 +176,10 @@ def doctor(
 
         vmckpt doctor alpha beta
     """
-    from vmckpt import api
-    from vmckpt.api import doctoring
+    from vmckpt.app import controller
+    from vmckpt.app import hosts as app_hosts
 
-    found = asyncio.run(doctoring.doctor(api.load_inventory(inventory), hosts or []))
+    found = asyncio.run(app_hosts.doctor(controller.load_inventory(inventory), hosts or []))
     fine = (Severity.OK, Severity.INFO) if quiet else ()
     shown = [finding for finding in found if finding.severity not in fine]
     if json:

@@ -69,7 +69,7 @@ def protections(
     views: "Sequence[JobView]", inventory: Path | None
 ) -> Mapping[str, Mapping[str, Any]]:
     """How those of them stand that agents go on with, by job; none without an inventory."""
-    from vmckpt import api
+    from vmckpt.app import controller as app_controller
 
     found = [
         view.operation
@@ -79,16 +79,16 @@ def protections(
     if not found:
         return {}
     # What protections need is loaded by those alone who have one.
-    from vmckpt.api import protecting
+    from vmckpt.app import protection
 
     try:
-        known = api.load_inventory(inventory)
+        known = app_controller.load_inventory(inventory)
     except InventoryError as exc:
         if inventory is not None:
             raise
         output.say(f"protections are shown as the journal has them: {exc}")
         return {}
-    return asyncio.run(protecting.glances(known, found))
+    return asyncio.run(protection.glances(known, found))
 
 
 def _as_json(view: "JobView", entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -304,8 +304,8 @@ def _ask(
     json: bool,
 ) -> None:
     """Ask one thing after the other, and say what became of each."""
-    from vmckpt import api
-    from vmckpt.api import migration
+    from vmckpt.app import controller as app_controller
+    from vmckpt.app import migration
     from vmckpt.journal import jobs as journal_jobs
 
     refused, told = [], []
@@ -313,7 +313,7 @@ def _ask(
         id_ = journal.operation(job).id
     for kind, arguments in wanted:
         answer = migration.control(
-            lambda: api.load_inventory(inventory), id_, kind, arguments, output.say
+            lambda: app_controller.load_inventory(inventory), id_, kind, arguments, output.say
         )
         one = {"request": str(kind), "arguments": arguments}
         told.append({**one, "ok": answer.ok, "answer": answer.text})

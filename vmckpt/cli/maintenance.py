@@ -12,7 +12,7 @@ from vmckpt.cli.arguments import HOST, INVENTORY, JSON, help_alone
 from vmckpt.journal import wording
 
 if TYPE_CHECKING:
-    from vmckpt import api
+    from vmckpt.app import controller
 
 app = typer.Typer(name="maintenance", invoke_without_command=True, rich_markup_mode=None)
 
@@ -31,9 +31,9 @@ def list_(json: JSON = False) -> None:
 
         vmckpt maintenance list --json
     """
-    from vmckpt.api import evacuating
+    from vmckpt.app import evacuation
 
-    found = evacuating.maintained()
+    found = evacuation.maintained()
     if json:
         output.print_json(
             [
@@ -65,9 +65,9 @@ def enter(
 
         vmckpt maintenance enter alpha --why "kernel"
     """
-    from vmckpt.api import evacuating
+    from vmckpt.app import evacuation
 
-    held, new = evacuating.enter(_known(inventory), host, why)
+    held, new = evacuation.enter(_known(inventory), host, why)
     said = "is in maintenance" if new else f"was in maintenance already, by {held.asked_by}"
     output.say(f"{held.host} {said}")
 
@@ -80,16 +80,16 @@ def leave(host: HOST, inventory: INVENTORY = None) -> None:
 
         vmckpt maintenance leave alpha
     """
-    from vmckpt.api import evacuating
+    from vmckpt.app import evacuation
 
-    held = evacuating.leave(_known(inventory), host)
+    held = evacuation.leave(_known(inventory), host)
     output.say(f"{held.host} may take guests again")
 
 
-def _known(path: Path | None) -> "api.Inventory":
-    from vmckpt import api
+def _known(path: Path | None) -> "controller.Inventory":
+    from vmckpt.app import controller
 
-    return api.load_inventory(path)
+    return controller.load_inventory(path)
 
 
 def _when(seconds: float) -> str:

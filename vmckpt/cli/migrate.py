@@ -122,15 +122,15 @@ def migrate(
 async def _run(
     request: "MigrateRequest", inventory: Path | None, folder: Path | None
 ) -> MigrationReport:
-    from vmckpt import api
-    from vmckpt.api import migration, policy_files
+    from vmckpt.app import controller, migration
+    from vmckpt.app import policies as app_policies
 
     stop = stop_on_signals("stopping: waiting until the guest is seen running on the source")
-    known = api.load_inventory(inventory)
-    shelf, forced = policy_files.load_policies(known, folder, request.policy)
+    known = controller.load_inventory(inventory)
+    shelf, forced = app_policies.load_policies(known, folder, request.policy)
     request = dataclasses.replace(request, policy=forced)
     with Progress(f"{request.guest} → {request.to}") as progress:
-        caller = api.Caller(emit=progress.take, warn=output.say, stop=stop)
+        caller = controller.Caller(emit=progress.take, warn=output.say, stop=stop)
         return await migration.migrate(known, shelf, request, caller)
 
 
@@ -151,11 +151,10 @@ def resume(
 
         vmckpt resume e-4b7x
     """
-    from vmckpt import api
-    from vmckpt.api import migration
+    from vmckpt.app import controller, migration
 
     if migration.of_whole_host(job):
-        answer = migration.go_on(lambda: api.load_inventory(inventory), job)
+        answer = migration.go_on(lambda: controller.load_inventory(inventory), job)
         if not answer.ok:
             raise BadInput(answer.text, mend=f"see vmckpt job {job}")
         if json:
@@ -173,14 +172,14 @@ def resume(
 
 
 async def _resume(job: str, inventory: Path | None, folder: Path | None) -> MigrationReport:
-    from vmckpt import api
-    from vmckpt.api import migration, policy_files
+    from vmckpt.app import controller, migration
+    from vmckpt.app import policies as app_policies
 
-    known = api.load_inventory(inventory)
-    policies = policy_files.survey_policies(known, folder).policies
+    known = controller.load_inventory(inventory)
+    policies = app_policies.survey_policies(known, folder).policies
     stop = stop_on_signals("stopping: both parts of the guest stay as they are")
     with Progress(f"resume {job}") as progress:
-        caller = api.Caller(emit=progress.take, warn=output.say, stop=stop)
+        caller = controller.Caller(emit=progress.take, warn=output.say, stop=stop)
         return await migration.resume(known, policies, job, caller)
 
 

@@ -74,14 +74,14 @@ def plan(
 async def _plan(
     request: "MigrateRequest", inventory: Path | None, folder: Path | None
 ) -> "tuple[Plan, Host, Host]":
-    from vmckpt import api
-    from vmckpt.api import migration, policy_files
+    from vmckpt.app import controller, migration
+    from vmckpt.app import policies as app_policies
 
-    known = api.load_inventory(inventory)
-    shelf, forced = policy_files.load_policies(known, folder, request.policy)
+    known = controller.load_inventory(inventory)
+    shelf, forced = app_policies.load_policies(known, folder, request.policy)
     stop = stop_on_signals("stopping")
     with Progress(f"plan {request.guest} → {request.to}", warnings=False) as progress:
-        caller = api.Caller(emit=progress.take, warn=output.say, stop=stop)
+        caller = controller.Caller(emit=progress.take, warn=output.say, stop=stop)
         return await migration.plan(
             known, shelf, dataclasses.replace(request, policy=forced), caller
         )
@@ -171,7 +171,7 @@ def replay(
 
         vmckpt policy replay slow-night.jsonl --policy must-finish
     """
-    from vmckpt.api import migration
+    from vmckpt.app import migration
 
     told = migration.replay(file, policies, policy, mode)
     if json:

@@ -203,10 +203,9 @@ def _folder(policies: Path | None, inventory: Path | None) -> Path | None:
 
 def _find(name: str, inventory: Path | None) -> tuple[Host, Guest]:
     """A guest and the host it is on, rather one where it is active."""
-    from vmckpt import api
-    from vmckpt.api import fleet
+    from vmckpt.app import controller, fleet
 
-    known = api.load_inventory(inventory)
+    known = controller.load_inventory(inventory)
     found, errors = asyncio.run(fleet.guests(known))
     called = [(host, guest) for host, guest in found if name in (guest.name, guest.uuid)]
     if called:

@@ -11,7 +11,7 @@ from vmckpt.cli.snapshot_options import DRY_RUN, YES, sure
 from vmckpt.model.events import Event
 
 if TYPE_CHECKING:
-    from vmckpt import api
+    from vmckpt.app import controller
     from vmckpt.snapshot.prepare import Readiness
 
 app = typer.Typer(name="prepare", rich_markup_mode=None, add_completion=False)
@@ -37,11 +37,10 @@ def prepare(
 
         vmckpt prepare web1 --yes --json
     """
-    from vmckpt import api
-    from vmckpt.api import preparing
+    from vmckpt.app import controller, hosts
 
-    known = api.load_inventory(inventory)
-    found = asyncio.run(preparing.look(known, guest))
+    known = controller.load_inventory(inventory)
+    found = asyncio.run(hosts.look(known, guest))
     if found.lacks and not dry_run:
         if not json:
             output.findings(output.out, found.findings)
@@ -55,15 +54,14 @@ def prepare(
         output.out.print(_in_words(found, dry_run=dry_run))
 
 
-async def _make_ready(inventory: "api.Inventory", guest: str) -> "Readiness":
-    from vmckpt import api
-    from vmckpt.api import preparing
+async def _make_ready(inventory: "controller.Inventory", guest: str) -> "Readiness":
+    from vmckpt.app import controller, hosts
 
     def unheard(_: Event) -> None:
         """It is over before anybody could read."""
 
-    caller = api.Caller(emit=unheard, warn=output.say, stop=asyncio.Event())
-    return await preparing.make_ready(inventory, guest, caller)
+    caller = controller.Caller(emit=unheard, warn=output.say, stop=asyncio.Event())
+    return await hosts.make_ready(inventory, guest, caller)
 
 
 def _in_words(found: "Readiness", *, dry_run: bool) -> str:

@@ -15,8 +15,8 @@ from vmckpt.policy.model import Failover, Policy
 from vmckpt.units import Seconds, parse_seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from vmckpt import api
-    from vmckpt.api.protecting import Request
+    from vmckpt.app import controller
+    from vmckpt.app.protection import Request
     from vmckpt.protection.request import Protected
     from vmckpt.protection.stop import Ended
     from vmckpt.protection.test_failover import Tested
@@ -94,12 +94,12 @@ def protect(
 
         vmckpt protect web1 --to beta --dry-run --json
     """
-    from vmckpt import api
-    from vmckpt.api import policy_files
-    from vmckpt.api.protecting import Request
+    from vmckpt.app import controller
+    from vmckpt.app import policies as app_policies
+    from vmckpt.app.protection import Request
 
-    known = api.load_inventory(inventory)
-    shelf, forced = policy_files.load_policies(known, policies, policy)
+    known = controller.load_inventory(inventory)
+    shelf, forced = app_policies.load_policies(known, policies, policy)
     wishes: dict[str, Any] = {}
     if interval is not None:
         wishes["interval"] = _interval(interval)
@@ -132,15 +132,14 @@ def _interval(text: str) -> Seconds | None:
 
 
 async def _protect(
-    inventory: "api.Inventory", shelf: Sequence[Policy], request: "Request"
+    inventory: "controller.Inventory", shelf: Sequence[Policy], request: "Request"
 ) -> "Protected":
-    from vmckpt import api
-    from vmckpt.api import protecting
+    from vmckpt.app import controller, protection
 
     stop = stop_on_signals("stopping: the guest will be as it was")
     told = _Progress()
-    caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
-    return await protecting.protect(inventory, shelf, request, caller, told)
+    caller = controller.Caller(emit=lambda _: None, warn=output.say, stop=stop)
+    return await protection.protect(inventory, shelf, request, caller, told)
 
 
 class _Progress:
@@ -211,20 +210,21 @@ def unprotect(
 
         vmckpt unprotect web1 --lost-journal
     """
-    from vmckpt import api
+    from vmckpt.app import controller
 
-    known = api.load_inventory(inventory)
+    known = controller.load_inventory(inventory)
     ended = asyncio.run(_unprotect(known, guest, lost_journal=lost_journal))
     _show_ended(ended, "is not protected any more", json=json)
 
 
-async def _unprotect(inventory: "api.Inventory", guest: str, *, lost_journal: bool) -> "Ended":
-    from vmckpt import api
-    from vmckpt.api import protecting
+async def _unprotect(
+    inventory: "controller.Inventory", guest: str, *, lost_journal: bool
+) -> "Ended":
+    from vmckpt.app import controller, protection
 
     stop = stop_on_signals("this ends by itself in a moment")
-    caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
-    return await protecting.unprotect(inventory, guest, caller, lost_journal=lost_journal)
+    caller = controller.Caller(emit=lambda _: None, warn=output.say, stop=stop)
+    return await protection.unprotect(inventory, guest, caller, lost_journal=lost_journal)
 
 
 @failover_app.command()
@@ -276,7 +276,7 @@ def failover(
 
         vmckpt failover web1 --fence
     """
-    from vmckpt import api
+    from vmckpt.app import controller
 
     if planned + off + fence + test + end_test > 1:
         raise BadInput(
@@ -288,7 +288,7 @@ def failover(
             "--lost-journal goes with --host-is-off",
             mend="while the guest's host answers: vmckpt unprotect --lost-journal",
         )
-    known = api.load_inventory(inventory)
+    known = controller.load_inventory(inventory)
     if test or end_test:
         tested = asyncio.run(_test(known, guest, begin=test))
         protect_trial.show(tested, runs=test, json=json)
@@ -298,22 +298,20 @@ def failover(
     _show_ended(ended, f"runs on {ended.runs_on}", json=json)
 
 
-async def _failover(inventory: "api.Inventory", guest: str, **how: bool) -> "Ended":
-    from vmckpt import api
-    from vmckpt.api import protecting
+async def _failover(inventory: "controller.Inventory", guest: str, **how: bool) -> "Ended":
+    from vmckpt.app import controller, protection
 
     stop = stop_on_signals("what was asked for may happen yet: see vmckpt status")
-    caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
-    return await protecting.failover(inventory, guest, caller, **how)
+    caller = controller.Caller(emit=lambda _: None, warn=output.say, stop=stop)
+    return await protection.failover(inventory, guest, caller, **how)
 
 
-async def _test(inventory: "api.Inventory", guest: str, *, begin: bool) -> "Tested":
-    from vmckpt import api
-    from vmckpt.api import protecting
+async def _test(inventory: "controller.Inventory", guest: str, *, begin: bool) -> "Tested":
+    from vmckpt.app import controller, protection
 
     stop = stop_on_signals("the copy is taken away" if begin else "this ends by itself in a moment")
-    caller = api.Caller(emit=lambda _: None, warn=output.say, stop=stop)
-    return await (protecting.test if begin else protecting.end_test)(inventory, guest, caller)
+    caller = controller.Caller(emit=lambda _: None, warn=output.say, stop=stop)
+    return await (protection.test if begin else protection.end_test)(inventory, guest, caller)
 
 
 def _show_ended(ended: "Ended", what: str, *, json: bool) -> None:
@@ -346,11 +344,10 @@ def status(
 
         vmckpt status web1 --json
     """
-    from vmckpt import api
-    from vmckpt.api import protecting
+    from vmckpt.app import controller, protection
 
-    known = api.load_inventory(inventory)
-    found = asyncio.run(protecting.status(known, guest))
+    known = controller.load_inventory(inventory)
+    found = asyncio.run(protection.status(known, guest))
     if json:
         output.print_json(list(found))
         return

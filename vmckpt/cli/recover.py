@@ -53,14 +53,13 @@ def recover(
 
         vmckpt recover --forget m-7k3f
     """
-    from vmckpt import api
-    from vmckpt.api import migration
+    from vmckpt.app import controller, migration
 
     twice: Sequence[Copies] = ()
     if forget is not None:
         if dry_run:
             raise typer.BadParameter("--forget asks no host: there is nothing to try")
-        found = [migration.forget(lambda: api.load_inventory(inventory), forget)]
+        found = [migration.forget(lambda: controller.load_inventory(inventory), forget)]
     else:
         found, twice = asyncio.run(_run(inventory, policies, dry_run))
     if json:
@@ -94,13 +93,13 @@ def _complain(found: "list[Recovered]", twice: Sequence[Copies]) -> None:
 async def _run(
     inventory: Path | None, folder: Path | None, dry_run: bool
 ) -> "tuple[list[Recovered], Sequence[Copies]]":
-    from vmckpt import api
-    from vmckpt.api import fleet, migration, policy_files
+    from vmckpt.app import controller, fleet, migration
+    from vmckpt.app import policies as app_policies
 
-    known = api.load_inventory(inventory)
-    policies = policy_files.survey_policies(known, folder).policies
+    known = controller.load_inventory(inventory)
+    policies = app_policies.survey_policies(known, folder).policies
     stop = stop_on_signals("stopping: what still runs goes on without us")
-    caller = api.Caller(emit=_Log().take, warn=output.say, stop=stop)
+    caller = controller.Caller(emit=_Log().take, warn=output.say, stop=stop)
     found = await migration.recover(known, policies, caller, dry_run=dry_run)
     return found, await fleet.copies(known, within=_ANSWERS)
 

@@ -17,7 +17,7 @@ from vmckpt.errors import BadInput
 from vmckpt.units import Seconds
 
 if TYPE_CHECKING:
-    from vmckpt.api.rolling import Rolled, Wishes
+    from vmckpt.app.rolling_maintenance import Rolled, Wishes
 
 app = typer.Typer(name="roll", rich_markup_mode=None, add_completion=False)
 
@@ -69,7 +69,7 @@ def roll(
 
         vmckpt roll alpha --before "silence alpha" --run "systemctl reboot" --after "speak alpha"
     """
-    from vmckpt.api.rolling import Wishes
+    from vmckpt.app.rolling_maintenance import Wishes
 
     if not yes and not sys.stdin.isatty():
         raise BadInput("nobody is there to say yes", mend="add --yes")
@@ -93,22 +93,21 @@ def roll(
 async def _run(
     hosts: list[str], wishes: "Wishes", inventory: Path | None, folder: Path | None, *, json: bool
 ) -> "list[Rolled]":
-    from vmckpt import api
-    from vmckpt.api import evacuating, rolling
+    from vmckpt.app import controller, evacuation, rolling_maintenance
 
     abort = asyncio.Event()
     stop = stop_on_signals(
         "stopping: nothing new begins; what is on its way arrives (once more: it goes back)",
         "what is on its way goes back", abort,
     )  # fmt: skip
-    known = api.load_inventory(inventory)
+    known = controller.load_inventory(inventory)
     shelf, forced = with_policy(known, folder, wishes.policy)
     wishes = replace(wishes, policy=forced)
     story = Story()
-    caller = api.Caller(emit=story.take, warn=output.say, stop=stop)
-    await evacuating.put_in_order(known, shelf, caller)
+    caller = controller.Caller(emit=story.take, warn=output.say, stop=stop)
+    await evacuation.put_in_order(known, shelf, caller)
     with story.going(f"roll {', '.join(hosts)}"):
-        return await rolling.roll(
+        return await rolling_maintenance.roll(
             known, shelf, hosts, wishes, caller, abort=abort,
             # What is shown besides on a terminal would erase what another console has written.
             show=lambda plan: show_plan(

@@ -17,7 +17,7 @@ from vmckpt.model.webhook import NOBODY, Address, Wishes
 from vmckpt.policy.model import Policy
 
 if TYPE_CHECKING:
-    from vmckpt import api
+    from vmckpt.app import controller
     from vmckpt.scheduler.agenda import Agenda, Row, Scene
     from vmckpt.scheduler.schedules import Wanted
     from vmckpt.scheduler.service import Told
@@ -77,16 +77,16 @@ def run(
 
         vmckpt run web1 --policy ./nightly.yaml --once --json
     """
-    from vmckpt import api
-    from vmckpt.api import policy_files, service
+    from vmckpt.app import controller, scheduler
+    from vmckpt.app import policies as app_policies
     from vmckpt.scheduler.schedules import Wanted
 
-    known = api.load_inventory(inventory)
-    everything, forced = policy_files.load_policies(known, policies, policy)
+    known = controller.load_inventory(inventory)
+    everything, forced = app_policies.load_policies(known, policies, policy)
     wanted = Wanted(guests=tuple(guests or ()), policy=forced)
     say = _Teller(json=json)
     if dry_run:
-        told, scene = asyncio.run(service.look(known, everything, wanted, say.aside))
+        told, scene = asyncio.run(scheduler.look(known, everything, wanted, say.aside))
         if json:
             output.print_json(_agenda_json(told))
         else:
@@ -95,7 +95,7 @@ def run(
     if once and metrics is not None:
         raise typer.BadParameter("--metrics is for a service that stays, --once for one that ends")
     wishes = Wishes(metrics=metrics, webhooks=bool(known.webhooks) and not once)
-    if wishes == NOBODY and (once or not service.keeps_watch(known)):
+    if wishes == NOBODY and (once or not scheduler.keeps_watch(known)):
         _something(everything, wanted)
     wrong = asyncio.run(
         _run(known, everything, wanted, say, once=once, identity=identity, wishes=wishes)
@@ -106,7 +106,7 @@ def run(
 
 
 async def _run(
-    inventory: "api.Inventory",
+    inventory: "controller.Inventory",
     policies: Sequence[Policy],
     wanted: "Wanted",
     say: "_Teller",
@@ -115,10 +115,10 @@ async def _run(
     identity: Any,
     wishes: Wishes,
 ) -> int:
-    from vmckpt.api import service
+    from vmckpt.app import scheduler
 
     stop = stop_on_signals("stopping: what is being taken is given up")
-    return await service.run(
+    return await scheduler.run(
         inventory, policies, wanted, identity=identity_of(identity), once=once, stop=stop,
         tell=say.take, wishes=wishes,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from vmckpt.cli.snapshot_options import STORE
 from vmckpt.units import Bytes, show_bytes
 
 if TYPE_CHECKING:
-    from vmckpt.api.snapshots import Listed
+    from vmckpt.app.snapshots import Listed
 
 app = typer.Typer(name="snapshot", invoke_without_command=True, rich_markup_mode=None)
 
@@ -40,10 +40,9 @@ def init(store: STORE = None, inventory: INVENTORY = None) -> None:
 
         vmckpt snapshot init --store far
     """
-    from vmckpt import api
-    from vmckpt.api import snapshots
+    from vmckpt.app import controller, snapshots
 
-    where = snapshots.init(api.load_inventory(inventory), store)
+    where = snapshots.init(controller.load_inventory(inventory), store)
     output.say(f"{where} is a store now")
 
 
@@ -62,10 +61,9 @@ def list_(
 
         vmckpt snapshot list web1 --json
     """
-    from vmckpt import api
-    from vmckpt.api import snapshots
+    from vmckpt.app import controller, snapshots
 
-    known = api.load_inventory(inventory)
+    known = controller.load_inventory(inventory)
     found = asyncio.run(snapshots.listed(known, store, guest))
     if json:
         output.print_json([_as_json(one) for one in found])

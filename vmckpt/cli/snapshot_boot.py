@@ -15,7 +15,7 @@ from vmckpt.errors import BadInput, StoreDamaged
 from vmckpt.units import Seconds, show_seconds
 
 if TYPE_CHECKING:
-    from vmckpt import api
+    from vmckpt.app import controller
     from vmckpt.snapshot.catalog import Identity
     from vmckpt.snapshot.verify.boot_test import Booted
 
@@ -35,12 +35,11 @@ FOR = Annotated[
 
 
 def boot(
-    inventory: "api.Inventory", store: str | None, words: Sequence[str], key: "Identity | None",
+    inventory: "controller.Inventory", store: str | None, words: Sequence[str], key: "Identity | None",
     *, on: str | None, scratch: Path | None, watch: Seconds | None,
 ) -> "tuple[Booted, ...]":  # fmt: skip
     """Bring them to life, one after the other; without words the newest of every guest."""
-    from vmckpt import api
-    from vmckpt.api import booting
+    from vmckpt.app import boot_test, controller
     from vmckpt.snapshot.verify.boot_test import WATCH
 
     if scratch is not None and not scratch.is_absolute():
@@ -48,8 +47,8 @@ def boot(
 
     async def run() -> "tuple[Booted, ...]":
         stop = stop_on_signals("stopping: the restored guest will be taken away")
-        caller = api.Caller(emit=Ticker().take, warn=output.say, stop=stop)
-        return await booting.boot(
+        caller = controller.Caller(emit=Ticker().take, warn=output.say, stop=stop)
+        return await boot_test.boot(
             inventory, store, words, caller,
             on=on, folder=None if scratch is None else str(scratch), watch=watch or WATCH,
             identity=key, each=_say,

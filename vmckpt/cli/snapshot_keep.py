@@ -21,7 +21,7 @@ from vmckpt.errors import StoreDamaged
 from vmckpt.units import Seconds, show_bytes
 
 if TYPE_CHECKING:
-    from vmckpt.api.keeping import Pruning
+    from vmckpt.app.snapshot_store import Pruning
     from vmckpt.snapshot.copy import Moved
     from vmckpt.snapshot.prune import Fate
     from vmckpt.store.gc import Collected
@@ -50,10 +50,9 @@ def pin(
 
         vmckpt snapshot pin before-upgrade --why "until the audit is over"
     """
-    from vmckpt import api
-    from vmckpt.api import keeping
+    from vmckpt.app import controller, snapshot_store
 
-    id_ = keeping.pin(api.load_inventory(inventory), store, snapshot, why)
+    id_ = snapshot_store.pin(controller.load_inventory(inventory), store, snapshot, why)
     _done({"id": id_, "pinned": True}, f"{id_} is pinned", json=json)
 
 
@@ -66,10 +65,9 @@ def unpin(
 
         vmckpt snapshot unpin before-upgrade
     """
-    from vmckpt import api
-    from vmckpt.api import keeping
+    from vmckpt.app import controller, snapshot_store
 
-    id_ = keeping.unpin(api.load_inventory(inventory), store, snapshot)
+    id_ = snapshot_store.unpin(controller.load_inventory(inventory), store, snapshot)
     _done({"id": id_, "pinned": False}, f"{id_} is not pinned", json=json)
 
 
@@ -88,10 +86,9 @@ def delete(
 
         vmckpt snapshot delete monday tuesday --yes --json
     """
-    from vmckpt import api
-    from vmckpt.api import keeping
+    from vmckpt.app import controller, snapshot_store
 
-    doomed = keeping.doomed(api.load_inventory(inventory), store, snapshots)
+    doomed = snapshot_store.doomed(controller.load_inventory(inventory), store, snapshots)
     named = [
         f"{id_} ({doomed.known[id_].name} of {doomed.known[id_].guest})"
         if id_ in doomed.known
@@ -142,8 +139,7 @@ def prune(
 
         vmckpt snapshot prune --schedule nightly --keep-daily 7 --keep-monthly 12 --yes
     """
-    from vmckpt import api
-    from vmckpt.api import keeping
+    from vmckpt.app import controller, snapshot_store
     from vmckpt.policy.model import Keep
 
     keep = Keep(
@@ -153,7 +149,9 @@ def prune(
         weekly=keep_weekly,
         monthly=keep_monthly,
     )
-    found = keeping.prune(api.load_inventory(inventory), store, keep, schedule, dry_run=dry_run)
+    found = snapshot_store.prune(
+        controller.load_inventory(inventory), store, keep, schedule, dry_run=dry_run
+    )
     going = [one.id for one in found.fates if not one.stays]
     if all(one.public is None or one.public.schedule != found.schedule for one in found.fates):
         output.say(f"warning: no snapshot here was made by schedule {found.schedule}")
@@ -225,13 +223,12 @@ def gc(
 
         vmckpt snapshot gc --grace 12h --store far
     """
-    from vmckpt import api
-    from vmckpt.api import keeping
+    from vmckpt.app import controller, snapshot_store
     from vmckpt.store.gc import GRACE
 
-    known = api.load_inventory(inventory)
+    known = controller.load_inventory(inventory)
     after = GRACE if grace is None else grace
-    where, done = keeping.collect(known, store, grace=after, dry_run=dry_run, say=output.say)
+    where, done = snapshot_store.collect(known, store, grace=after, dry_run=dry_run, say=output.say)
     if json:
         output.print_json(_collected_json(where, done, dry_run=dry_run))
     else:
@@ -294,12 +291,11 @@ def copy(
 
         vmckpt snapshot copy s-k3fq s-m2aa --store far --to near --json
     """
-    from vmckpt import api
-    from vmckpt.api import keeping
+    from vmckpt.app import controller, snapshot_store
 
-    known = api.load_inventory(inventory)
+    known = controller.load_inventory(inventory)
     moved = []
-    for one in keeping.copy(known, snapshots, store, to, Ticker().take):
+    for one in snapshot_store.copy(known, snapshots, store, to, Ticker().take):
         moved.append(one)
         if not json:
             _print_moved(one, to)
@@ -322,11 +318,10 @@ def export(
 
         vmckpt snapshot export before-upgrade /mnt/stick/web1.vmckpt
     """
-    from vmckpt import api
-    from vmckpt.api import keeping
+    from vmckpt.app import controller, snapshot_store
 
-    known = api.load_inventory(inventory)
-    moved = keeping.export(known, store, snapshot, file, Ticker().take)
+    known = controller.load_inventory(inventory)
+    moved = snapshot_store.export(known, store, snapshot, file, Ticker().take)
     if json:
         told = moved.as_json()
         output.print_json(
@@ -353,12 +348,11 @@ def import_(
 
         vmckpt snapshot import /mnt/stick/web1.vmckpt --store near
     """
-    from vmckpt import api
-    from vmckpt.api import keeping
+    from vmckpt.app import controller, snapshot_store
 
-    known = api.load_inventory(inventory)
+    known = controller.load_inventory(inventory)
     place = known.store(store).name
-    moved = keeping.import_(known, store, file, Ticker().take)
+    moved = snapshot_store.import_(known, store, file, Ticker().take)
     if json:
         output.print_json(moved.as_json() | {"store": place})
     else:

@@ -19,7 +19,7 @@ from vmckpt.cli.snapshot_options import (
 from vmckpt.errors import KeyRefused, StoreDamaged
 
 if TYPE_CHECKING:
-    from vmckpt.api.keeping_keys import Keys
+    from vmckpt.app.snapshot_store import Keys
     from vmckpt.snapshot.rekey import Rotated
     from vmckpt.store.keys.keyring import Named
 
@@ -47,9 +47,9 @@ def list_(json: JSON = False) -> None:
 
         vmckpt snapshot keys list
     """
-    from vmckpt.api import keeping_keys
+    from vmckpt.app import snapshot_store
 
-    found = keeping_keys.keys()
+    found = snapshot_store.keys()
     if json:
         output.print_json(
             {
@@ -101,11 +101,11 @@ def new(
 
         VMCKPT_PASSPHRASE_FILE=/run/secret vmckpt snapshot keys new vmckpt.key --json
     """
-    from vmckpt.api import keeping_keys
+    from vmckpt.app import snapshot_store
     from vmckpt.store.keys.key_files import KeyKind, key_text
 
     passphrase = None if no_passphrase else chosen_passphrase()
-    text = key_text(KeyKind.ADMIN, keeping_keys.new_identity(file, passphrase))
+    text = key_text(KeyKind.ADMIN, snapshot_store.new_identity(file, passphrase))
     if json:
         output.print_json({"file": str(file), "key": text, "passphrase": passphrase is not None})
         return
@@ -127,10 +127,10 @@ def add(
 
         vmckpt snapshot keys add alice vmckpt-admin-pub:…
     """
-    from vmckpt.api import keeping_keys
+    from vmckpt.app import snapshot_store
 
-    first = not keeping_keys.keys().admins
-    added = keeping_keys.add_key(name, key)
+    first = not snapshot_store.keys().admins
+    added = snapshot_store.add_key(name, key)
     if json:
         output.print_json(_json(added))
         return
@@ -151,9 +151,9 @@ def remove(name: NAME, json: JSON = False) -> None:
 
         vmckpt snapshot keys remove alice
     """
-    from vmckpt.api import keeping_keys
+    from vmckpt.app import snapshot_store
 
-    keeping_keys.remove_key(name)
+    snapshot_store.remove_key(name)
     _told(name, f"new snapshots are not for {name}", json=json)
     output.say("for those there are: vmckpt snapshot keys rotate --identity FILE")
 
@@ -170,9 +170,9 @@ def trust(
 
         vmckpt snapshot keys trust other-controller vmckpt-writer-pub:…
     """
-    from vmckpt.api import keeping_keys
+    from vmckpt.app import snapshot_store
 
-    added = keeping_keys.trust(name, key)
+    added = snapshot_store.trust(name, key)
     if json:
         output.print_json(_json(added))
     else:
@@ -187,9 +187,9 @@ def distrust(name: NAME, json: JSON = False) -> None:
 
         vmckpt snapshot keys distrust other-controller
     """
-    from vmckpt.api import keeping_keys
+    from vmckpt.app import snapshot_store
 
-    keeping_keys.distrust(name)
+    snapshot_store.distrust(name)
     _told(name, f"what {name} has signed is not believed", json=json)
 
 
@@ -225,20 +225,19 @@ def rotate(
 
         vmckpt snapshot keys rotate --identity ~/vmckpt.key --drop alice --yes
     """
-    from vmckpt import api
-    from vmckpt.api import keeping_keys
+    from vmckpt.app import controller, snapshot_store
 
     key = identity_of(identity)
     if key is None:
         raise KeyRefused("an identity must open the snapshots first", mend="name it: --identity")
-    known = api.load_inventory(inventory)
-    left = keeping_keys.heirs(drop)
+    known = controller.load_inventory(inventory)
+    left = snapshot_store.heirs(drop)
     names = ", ".join(one.name for one in left)
     if not dry_run:
         known.may_act()
         sure(f"make all snapshots open for {names} alone?", yes=yes)
     done = []
-    for one in keeping_keys.rotate(
+    for one in snapshot_store.rotate(
         known, store or (), key, drop, dry_run=dry_run, progress=Ticker().count
     ):
         done.append(one)

@@ -12,7 +12,7 @@ from vmckpt.errors import BadInput, StoreError
 from vmckpt.units import Bytes, show_bytes
 
 if TYPE_CHECKING:
-    from vmckpt.api.keeping import Compared, Shown
+    from vmckpt.app.snapshot_store import Compared, Shown
     from vmckpt.snapshot.verify.boot_test import Booted
     from vmckpt.snapshot.verify.repair import Repaired
     from vmckpt.snapshot.verify.verify import Proved
@@ -44,11 +44,10 @@ def show(
 
         vmckpt snapshot show s-k3fq --identity ~/vmckpt.key --xml > web1.xml
     """
-    from vmckpt import api
-    from vmckpt.api import keeping
+    from vmckpt.app import controller, snapshot_store
 
-    known = api.load_inventory(inventory)
-    found = keeping.show(known, store, snapshot, identity_of(identity))
+    known = controller.load_inventory(inventory)
+    found = snapshot_store.show(known, store, snapshot, identity_of(identity))
     if xml:
         output.out.print(found.open().facts.domain_xml, soft_wrap=True)
         return
@@ -88,11 +87,10 @@ def diff(
 
         vmckpt snapshot diff monday tuesday --json
     """
-    from vmckpt import api
-    from vmckpt.api import keeping
+    from vmckpt.app import controller, snapshot_store
 
-    known = api.load_inventory(inventory)
-    found = keeping.compare(known, store, (before, after), identity_of(identity))
+    known = controller.load_inventory(inventory)
+    found = snapshot_store.compare(known, store, (before, after), identity_of(identity))
     if found.before.guest_uuid != found.after.guest_uuid:
         output.say(f"warning: {found.before.guest} and {found.after.guest} are different guests")
     if json:
@@ -148,8 +146,7 @@ def verify(
 
         vmckpt snapshot verify before-upgrade --boot --on beta --scratch /srv/scratch
     """
-    from vmckpt import api
-    from vmckpt.api import keeping
+    from vmckpt.app import controller, snapshot_store
     from vmckpt.snapshot.verify.verify import Depth
 
     if sealed and deep:
@@ -163,10 +160,10 @@ def verify(
     if repair and snapshots:
         raise BadInput("--repair mends all of a store", mend="name no snapshots with it")
     depth = Depth.SEALED if sealed else Depth.DEEP if deep else Depth.OPENED
-    known = api.load_inventory(inventory)
+    known = controller.load_inventory(inventory)
     key = None if sealed else identity_of(identity)
-    mended = keeping.repair(known, store, from_ or (), Ticker().take) if repair else None
-    found = keeping.verify(
+    mended = snapshot_store.repair(known, store, from_ or (), Ticker().take) if repair else None
+    found = snapshot_store.verify(
         known, store, snapshots or (), depth, identity=key, progress=Ticker().take, warn=output.say
     )
     booted: tuple[Booted, ...] = ()

@@ -82,13 +82,12 @@ def open_(
 
         vmckpt snapshot open before-upgrade --core web1.core && crash vmlinux web1.core
     """
-    from vmckpt import api
-    from vmckpt.api import opening
+    from vmckpt.app import controller, snapshot_store
 
     _at_most_one(nbd, listen, files, get, core)
     port = None if listen is None else _port(listen)
-    known = api.load_inventory(inventory)
-    with opening.opened(known, store, snapshot, identity_of(identity)) as browse:
+    known = controller.load_inventory(inventory)
+    with snapshot_store.opened(known, store, snapshot, identity_of(identity)) as browse:
         if core is not None:
             _core(browse, core, json=json)
         elif files is not None or get is not None:

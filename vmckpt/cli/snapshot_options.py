@@ -89,11 +89,11 @@ def sure(question: str, *, yes: bool) -> None:
 
 def identity_of(path: Path | None) -> "Identity | None":
     """What loads the identity that was named, if one was."""
-    from vmckpt.api import keeping_keys
+    from vmckpt.app import snapshot_store
 
     if path is None:
         return None
-    return keeping_keys.load_identity(path, lambda: asked_passphrase(path))
+    return snapshot_store.load_identity(path, lambda: asked_passphrase(path))
 
 
 def asked_passphrase(path: Path) -> str:

@@ -13,7 +13,7 @@ from vmckpt.errors import HookFailed
 from vmckpt.units import show_seconds
 
 if TYPE_CHECKING:
-    from vmckpt import api
+    from vmckpt.app import controller
     from vmckpt.snapshot.catalog import Identity
     from vmckpt.snapshot.group.restore import GroupRestored
     from vmckpt.snapshot.request import Restored, RestoreRequest
@@ -100,12 +100,12 @@ def restore(
 
         vmckpt snapshot restore g-uq6nkk3ydjr4zqhe --replace
     """
-    from vmckpt import api
+    from vmckpt.app import controller
     from vmckpt.snapshot.group.restore import GroupRestored
     from vmckpt.snapshot.request import Restored, RestoreRequest
     from vmckpt.snapshot.restore import hook
 
-    known = api.load_inventory(inventory)
+    known = controller.load_inventory(inventory)
     request = RestoreRequest(
         snapshot=snapshot, fork=as_, folder=folder, link_up=link, end_running=replace,
         paused=paused, on_restore=on_restore, lazy=lazy, trust_definition=trust_definition,
@@ -141,19 +141,19 @@ def _show(done: "Restored", *, paused: bool) -> None:
 
 
 async def _restore(
-    inventory: "api.Inventory",
+    inventory: "controller.Inventory",
     store: str | None,
     request: "RestoreRequest",
     on: str | None,
     key: "Identity | None",
 ) -> "Restored | GroupRestored":
-    from vmckpt import api
-    from vmckpt.api import groups, snapshots
+    from vmckpt.app import controller, snapshots
+    from vmckpt.app import snapshots as app_snapshots
     from vmckpt.snapshot.group import rules
 
     whole = rules.is_id(request.snapshot)
     becomes = "it is told how each guest stands" if whole else "disks will be as before"
     stop = stop_on_signals(f"stopping: {becomes}")
-    caller = api.Caller(emit=Ticker().take, warn=output.say, stop=stop)
-    back = groups.restore if whole else snapshots.restore
+    caller = controller.Caller(emit=Ticker().take, warn=output.say, stop=stop)
+    back = app_snapshots.restore_group if whole else snapshots.restore
     return await back(inventory, store, request, caller, on=on, identity=key)

@@ -34,10 +34,10 @@ def export_salt(
 
         vmckpt snapshot keys export-salt salt.key
     """
-    from vmckpt.api import keeping_keys
+    from vmckpt.app import snapshot_store
 
     passphrase = None if no_passphrase else chosen_passphrase()
-    domain = keeping_keys.export_salt(file, passphrase)
+    domain = snapshot_store.export_salt(file, passphrase)
     if json:
         output.print_json(
             {"file": str(file), "domain": domain, "passphrase": passphrase is not None}
@@ -56,10 +56,10 @@ def import_salt(file: FILE, json: JSON = False) -> None:
 
         vmckpt snapshot keys import-salt salt.key
     """
-    from vmckpt.api import keeping_keys
+    from vmckpt.app import snapshot_store
 
-    domain = keeping_keys.import_salt(file, lambda: asked_passphrase(file))
-    encrypts = bool(keeping_keys.keys().admins)
+    domain = snapshot_store.import_salt(file, lambda: asked_passphrase(file))
+    encrypts = bool(snapshot_store.keys().admins)
     if json:
         output.print_json({"domain": domain, "encrypts": encrypts})
         return

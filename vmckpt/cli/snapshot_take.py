@@ -14,7 +14,7 @@ from vmckpt.errors import BadInput
 from vmckpt.units import Seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from vmckpt import api
+    from vmckpt.app import controller
     from vmckpt.snapshot.group.create import GroupTaken
     from vmckpt.snapshot.request import Taken, TakeRequest
 
@@ -67,7 +67,7 @@ def create(
 
         vmckpt snapshot create --group web1,web2,db1 --name before-upgrade
     """
-    from vmckpt import api
+    from vmckpt.app import controller
     from vmckpt.snapshot.request import TakeRequest
 
     if (guest is None) == (group is None):
@@ -76,7 +76,7 @@ def create(
         raise BadInput(
             f"{told} {also} a group is named", mend="name a guest, or several with --group web1,db1"
         )
-    known = api.load_inventory(inventory)
+    known = controller.load_inventory(inventory)
     request = TakeRequest(guest=guest or "", name=name, memory=memory, way=way)
     if group is not None:
         cut = asyncio.run(_create_group(known, store, group, request))
@@ -92,26 +92,28 @@ def create(
         _show_taken(taken)
 
 
-def _caller(words: str) -> "api.Caller":
-    from vmckpt import api
+def _caller(words: str) -> "controller.Caller":
+    from vmckpt.app import controller
 
-    return api.Caller(emit=Ticker().take, warn=output.say, stop=stop_on_signals(words))
+    return controller.Caller(emit=Ticker().take, warn=output.say, stop=stop_on_signals(words))
 
 
-async def _create(inventory: "api.Inventory", store: str | None, request: "TakeRequest") -> "Taken":
-    from vmckpt.api import snapshots
+async def _create(
+    inventory: "controller.Inventory", store: str | None, request: "TakeRequest"
+) -> "Taken":
+    from vmckpt.app import snapshots
 
     caller = _caller("stopping: the guest will be as it was")
     return await snapshots.take(inventory, store, request, caller)
 
 
 async def _create_group(
-    inventory: "api.Inventory", store: str | None, group: str, request: "TakeRequest"
+    inventory: "controller.Inventory", store: str | None, group: str, request: "TakeRequest"
 ) -> "GroupTaken":
-    from vmckpt.api import groups
+    from vmckpt.app import snapshots as app_snapshots
 
     caller = _caller("stopping: the guests will be as they were")
-    return await groups.take(inventory, store, group.split(","), request, caller)
+    return await app_snapshots.take_group(inventory, store, group.split(","), request, caller)
 
 
 def _show_group(cut: "GroupTaken") -> None:

@@ -72,7 +72,8 @@ def _watch_protection(
     follower: "Follower", guest: str, inventory: Path | None, *, json: bool
 ) -> None:
     # What protections need is loaded by those alone who have one.
-    from vmckpt.api import load_inventory, protecting
+    from vmckpt.app import protection
+    from vmckpt.app.controller import load_inventory
     from vmckpt.cli import watching_protection as watched
 
     known = load_inventory(inventory)
@@ -87,7 +88,7 @@ def _watch_protection(
     with asyncio.Runner() as runner:
         why = watched.follow(
             follower,
-            lambda one: runner.run(protecting.stands(known, one, at_once=True)),
+            lambda one: runner.run(protection.stands(known, one, at_once=True)),
             take,
             output.say,
         )

@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vmckpt import api
 from vmckpt import inventory as inventories
 from vmckpt import recovery as recovering
-from vmckpt.api import fleet
+from vmckpt.app import controller, fleet
 from vmckpt.errors import (
     BadInput,
     HostUnreachable,
@@ -148,7 +147,9 @@ def replay(path: Path, folder: Path | None, wanted: str | None, mode: Mode | Non
 
     Raises BadInput and PolicyError.
     """
-    policy = loader.load_one(wanted or select.DEFAULT, loader.folder(folder, api.inventory_path()))
+    policy = loader.load_one(
+        wanted or select.DEFAULT, loader.folder(folder, controller.inventory_path())
+    )
     return migration_replay.replayed(path, replace(policy, mode=mode or policy.mode))
 
 

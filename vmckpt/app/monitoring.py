@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from vmckpt.api.looking import Live
+from vmckpt.app.dashboard_source import Live
 from vmckpt.errors import JournalError, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import evacuation_progress, jobs

@@ -1,17 +1,19 @@
-"""The facade's part for what is in stores: looking, proving, pruning, copying."""
+"""What is in snapshot stores: show, verify, prune, copy, browse, and their keys."""
 
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
+from functools import cache
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from vmckpt.api.snapshots import keyring, open_place
-from vmckpt.errors import BadInput, StoreError
+from vmckpt import inventory as inventories
+from vmckpt.app.snapshots import keyring, open_place
+from vmckpt.errors import BadInput, KeyRefused, StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import leases as journal_leases
 from vmckpt.policy.model import Keep
@@ -19,6 +21,7 @@ from vmckpt.snapshot import (
     archive,
     catalog,
     diff,
+    rekey,
 )
 from vmckpt.snapshot import (
     catalog as snapshot_catalog,
@@ -29,10 +32,12 @@ from vmckpt.snapshot import (
 from vmckpt.snapshot import (
     prune as snapshot_prune,
 )
+from vmckpt.snapshot.browse import Browse
 from vmckpt.snapshot.catalog import Found, Identity, Looked, Progress
 from vmckpt.snapshot.copy import Moved
 from vmckpt.snapshot.diff import RegionDiff
 from vmckpt.snapshot.prune import Fate
+from vmckpt.snapshot.rekey import Rotated
 from vmckpt.snapshot.verify import repair as verify_repair
 from vmckpt.snapshot.verify import results
 from vmckpt.snapshot.verify import verify as verify_verify
@@ -43,8 +48,11 @@ from vmckpt.store import gc as collecting
 from vmckpt.store.format.metadata import Public
 from vmckpt.store.format.private_part import Private
 from vmckpt.store.gc import Collected
+from vmckpt.store.keys import identity as keys_identity
+from vmckpt.store.keys import keyring as keys_keyring
 from vmckpt.store.keys.keyring import Named
 from vmckpt.store.repository import Store
+from vmckpt.store.tiered_reader import TieredReader
 from vmckpt.units import Seconds
 
 _LOCAL_TIME = Path("/etc/localtime")
@@ -319,3 +327,132 @@ def import_(inventory: Inventory, store: str | None, path: Path, progress: Progr
     """Put what a file holds into a store. Raises KeyRefused, StoreError."""
     inventory.may_act()
     return archive.import_(open_store(inventory, store), path, keyring().trusted(), progress)
+
+
+def load_identity(path: Path, passphrase: keys_identity.Passphrase | None) -> Identity:
+    """Loads the identity in a file when it is first needed, and once."""
+    return cache(lambda: keys_identity.load(path, passphrase))
+
+
+def new_identity(path: Path, passphrase: str | None) -> bytes:
+    """Make an administrator's identity; its public key. Raises KeyRefused."""
+    inventories.may_act()
+    return keys_identity.create(path, passphrase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """The keys of this controller, without any secret."""
+
+    writer: Named | None
+    """Its own, under which others can trust it; None: it has signed nothing yet."""
+    domain: str | None
+    admins: tuple[Named, ...]
+    writers: tuple[Named, ...]
+
+
+def keys() -> Keys:
+    """What this controller encrypts for, signs with and trusts. Raises KeyRefused."""
+    ring = keyring()
+    writers = ring.writers()
+    others = {one.key for one in writers}
+    return Keys(
+        # Looking makes no key.
+        writer=ring.writer() if ring.trusted() - others else None,
+        domain=ring.domain(),
+        admins=ring.admins(),
+        writers=writers,
+    )
+
+
+def add_key(name: str, text: str) -> Named:
+    """Encrypt new snapshots for one more. Raises KeyRefused."""
+    inventories.may_act()
+    return keyring().add_admin(name, text)
+
+
+def remove_key(name: str) -> None:
+    """Encrypt new snapshots no more for somebody. Raises KeyRefused."""
+    inventories.may_act()
+    keyring().remove_admin(name)
+
+
+def trust(name: str, text: str) -> Named:
+    """Believe what one more writer has signed. Raises KeyRefused."""
+    inventories.may_act()
+    return keyring().trust(name, text)
+
+
+def distrust(name: str) -> None:
+    """Believe a writer no more. Raises KeyRefused."""
+    inventories.may_act()
+    keyring().distrust(name)
+
+
+def export_salt(path: Path, passphrase: str | None) -> str:
+    """Put the domain's salt into a new file; the domain. Raises KeyRefused."""
+    inventories.may_act()
+    return keys_keyring.write(keyring(), path, passphrase)
+
+
+def import_salt(path: Path, passphrase: keys_identity.Passphrase | None) -> str:
+    """Join the domain whose salt is in a file; the domain. Raises KeyRefused."""
+    inventories.may_act()
+    return keys_keyring.load(keyring(), path, passphrase)
+
+
+def heirs(drop: str | None) -> tuple[Named, ...]:
+    """For whom snapshots are after a rotation. Raises KeyRefused if there is nobody."""
+    admins = keyring().admins()
+    if drop is not None and drop not in {one.name for one in admins}:
+        raise KeyRefused(
+            f"no key named {drop[:80]!r}",
+            mend="if it was removed already, rotate without --drop; see vmckpt snapshot keys list",
+        )
+    left = tuple(one for one in admins if one.name != drop)
+    if not left:
+        raise KeyRefused(
+            "no administrator's key would be left: nobody could read the snapshots",
+            mend="add one with vmckpt snapshot keys add NAME KEY",
+        )
+    return left
+
+
+def rotate(
+    inventory: Inventory,
+    stores: Sequence[str],
+    identity: Identity,
+    drop: str | None,
+    *,
+    dry_run: bool,
+    progress: Callable[[int, int], None],
+) -> Iterator[Rotated]:
+    """Wrap the keys of all snapshots anew, in these stores or all; tells of each store.
+
+    Raises KeyRefused, StoreError.
+    """
+    if not dry_run:
+        inventory.may_act()
+    left = heirs(drop)
+    key, trusted = identity(), keyring().trusted()
+    opened = [open_store(inventory, name) for name in stores or inventory.stores]
+    if drop is not None and not dry_run:
+        # First: what is made meanwhile is not for the key that goes.
+        keyring().remove_admin(drop)
+    admins = [one.key for one in left]
+    for store in opened:
+        yield rekey.rotate(store, key, admins, trusted, dry_run=dry_run, progress=progress)
+
+
+@contextmanager
+def opened(
+    inventory: Inventory, store: str | None, snapshot: str, identity: Identity | None
+) -> Iterator[Browse]:
+    """A snapshot that a trusted writer signed, to be looked into, in the store of that name or
+    wherever it is. Raises StoreError, BadInput."""
+    found = located(inventory, store, snapshot)
+    trusted = keyring().trusted()
+    looked = catalog.look(found.store, found.id, trusted)
+    private, sealing = catalog.opened(found.store, looked, identity, trusted)
+    with TieredReader([one.store for one in found.tiers], sealing) as reader:
+        yield Browse(looked.public, private, reader)

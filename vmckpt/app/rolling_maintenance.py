@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.api import doctoring, evacuating
-from vmckpt.api.evacuating import Emptying
+from vmckpt.app import evacuation
+from vmckpt.app import hosts as app_hosts
+from vmckpt.app.evacuation import Emptying
 from vmckpt.errors import BadInput, Blocked, Cancelled, HookFailed, RemoteError, SomeLeft
 from vmckpt.evacuation.plan.plan import Plan
 from vmckpt.evacuation.report import Report
@@ -105,7 +106,7 @@ def _free(hosts: Sequence[str], why: str) -> None:
         one = held.get(name)
         if one is not None and (one.asked_by, one.why) != (leases.asked_by(), why):
             # Who ends it by hand gives up who was moved away: they come back by repopulate alone.
-            ends = "repopulate" if evacuating.was_emptied(name) else "maintenance leave"
+            ends = "repopulate" if evacuation.was_emptied(name) else "maintenance leave"
             raise Blocked(
                 f"{name}: {one.closed}; it is untouched",
                 mend=f"leave it out, or end that with vmckpt {ends} {name}",
@@ -145,9 +146,9 @@ async def _one(
     left = await _run(host, "the command", wishes.command, wishes.limit, empty, may_go=True)
     caller.warn(f"{host.name}: waiting until it is well")
     await _well(inventory, host, wishes.healthy_in, caller.stop, left=left)
-    back = evacuating.away_from(host.name, wishes.policy)
+    back = evacuation.away_from(host.name, wishes.policy)
     if back is None:  # nobody was there
-        evacuating.leave(inventory, host.name)
+        evacuation.leave(inventory, host.name)
         filled = None
     else:
         filled = await through(back)
@@ -220,7 +221,7 @@ async def _unwell(inventory: Inventory, host: Host, left: str | None) -> str | N
             "the connection to the command broke and the host has not been restarted since: the"
             " command may still be at work there"
         )
-    found = await doctoring.doctor(inventory, [host.name])
+    found = await app_hosts.doctor(inventory, [host.name])
     return next((one.text for one in found if one.severity is Severity.BLOCKER), None)
 
 

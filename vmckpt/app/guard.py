@@ -4,7 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from vmckpt.api import fleet, snapshots
+from vmckpt.app import fleet, snapshots
 from vmckpt.errors import BadInput, Cancelled, KeyRefused, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import recorder as journal

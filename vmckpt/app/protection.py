@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vmckpt.api import fleet
-from vmckpt.api.snapshots import host_of
+from vmckpt.app import fleet
+from vmckpt.app.snapshots import host_of
 from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs, maintenance

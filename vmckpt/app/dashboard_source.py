@@ -1,4 +1,4 @@
-"""The facade's part for those who look on all the time: the dashboard's only source."""
+"""What the dashboard shows: real hosts and the journal, a simulation, or a recording."""
 
 import asyncio
 import time
@@ -25,6 +25,13 @@ from vmckpt.model.guest import (
 
 if TYPE_CHECKING:
     from vmckpt.journal.store import Journal
+from pathlib import Path
+
+from vmckpt.policy import loader
+from vmckpt.policy.model import Policy
+from vmckpt.simulation import fleet
+from vmckpt.simulation.replay import Replayed
+from vmckpt.simulation.source import Showing
 
 T = TypeVar("T")
 _AT_ONCE = 16
@@ -148,10 +155,10 @@ class Live:
         return await self._read(lambda journal: journal_jobs.parts(journal, id_))
 
     async def protections(self) -> Mapping[str, Mapping[str, Any]]:
-        from vmckpt.api import protecting  # noqa: PLC0415  # what it needs is loaded at need
+        from vmckpt.app import protection  # noqa: PLC0415  # what it needs is loaded at need
 
         found = await self._read(lambda journal: journal.entrusted()) if _journal() else ()
-        return await protecting.glances(
+        return await protection.glances(
             self._inventory, [one for one in found if one.kind == "protect"]
         )
 
@@ -188,7 +195,7 @@ def _jobs(journal: "Journal", ended: int) -> Sequence[JobView]:
 
 def _snapshots(inventory: Inventory) -> Sequence[SnapshotNow]:
     # Who keeps no snapshots does not load what they need.
-    from vmckpt.api import snapshots  # noqa: PLC0415
+    from vmckpt.app import snapshots  # noqa: PLC0415
 
     found: list[SnapshotNow] = []
     for name in inventory.stores:
@@ -215,3 +222,19 @@ def _snapshot(store: str, one: Any) -> SnapshotNow:
         verified_at=None if last is None else last.at,
         wrong=None if one.trusted else "its writer is not trusted here",
     )  # fmt: skip
+
+
+def simulated(text: str) -> Showing:
+    """Hosts and guests that are made up: "24x300". Raises BadInput."""
+    hosts, guests = fleet.parsed(text)
+    return Showing(hosts, guests)
+
+
+def replayed(path: Path) -> Replayed:
+    """A recorded migration, as it went. Raises BadInput."""
+    return Replayed(path)
+
+
+def policies() -> Sequence[Policy]:
+    """Those that come with vmckpt."""
+    return loader.survey(loader.folder(None, None)).policies

@@ -1,4 +1,4 @@
-"""The facade's part for snapshots."""
+"""Snapshots of one guest and of a group: create, list, restore."""
 
 import asyncio
 import os
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vmckpt.api import fleet
-from vmckpt.errors import BadInput, HostUnreachable, at_host
+from vmckpt.app import fleet
+from vmckpt.errors import BadInput, HostUnreachable, NotInStore, StoreError, at_host
 from vmckpt.inventory import Inventory
 from vmckpt.journal import location, maintenance
 from vmckpt.model.disk import StorePlace
@@ -17,7 +17,11 @@ from vmckpt.model.host import Host
 from vmckpt.snapshot import catalog, create
 from vmckpt.snapshot import catalog as snapshot_catalog
 from vmckpt.snapshot.catalog import Identity
+from vmckpt.snapshot.group import create as group_create
+from vmckpt.snapshot.group import restore as group_restore
 from vmckpt.snapshot.group import rules
+from vmckpt.snapshot.group.create import GroupTaken
+from vmckpt.snapshot.group.restore import GroupRestored
 from vmckpt.snapshot.group.rules import Standing
 from vmckpt.snapshot.request import (
     Restored,
@@ -195,3 +199,80 @@ def listing(inventory: Inventory, name: str | None, guest: str | None = None) ->
         for one in found
     ]
     return sorted(found, key=lambda one: (one.public is None, one.public and one.public.made_at))
+
+
+async def take_group(
+    inventory: Inventory,
+    store: str | None,
+    names: Sequence[str],
+    request: TakeRequest,
+    caller: Caller,
+) -> GroupTaken:
+    """Take a snapshot of several guests as one cut, wherever they run; see snapshot.grouping."""
+    inventory.may_act()
+    told = rules.check_names(names)
+    kept_in = inventory.store(store)
+    found = await fleet.guests(inventory)
+    places = [(host_of(inventory, name, found), name) for name in told]
+    return await group_create.take(
+        places, kept_in, keyring(), request, caller, hosts=inventory.hosts
+    )
+
+
+async def restore_group(
+    inventory: Inventory,
+    store: str | None,
+    request: RestoreRequest,
+    caller: Caller,
+    *,
+    on: str | None,
+    identity: Identity | None,
+) -> GroupRestored:
+    """Bring a whole group back (`request.snapshot` is its id); see snapshot.restoring_group.
+
+    Raises NotInStore if it is not whole in one store, BadInput.
+    """
+    inventory.may_act()
+    alone = {
+        "--as": request.fork, "--folder": request.folder, "--link": request.link_up,
+        "--lazy": request.lazy, "--on-restore": request.on_restore,
+    }  # fmt: skip
+    said = next((name for name, value in alone.items() if value), None)
+    if said is not None:
+        raise BadInput(f"{said} is for one guest, and {request.snapshot} is a group")
+    opened = await asyncio.to_thread(_opened, inventory, store, request.snapshot, identity)
+    members = [(inventory.host(on or one.public.host), one) for one in opened]
+    for host in {one.name for one, _ in members}:
+        await asyncio.to_thread(maintenance.refuse, host)
+    return await group_restore.restore(
+        request.snapshot, members, request, caller, hosts=inventory.hosts
+    )
+
+
+def _opened(
+    inventory: Inventory, name: str | None, id_: str, identity: Identity | None
+) -> list[Opened]:
+    """All snapshots of a group."""
+    members = _members(inventory, name, id_)
+    return [opened_anywhere(inventory, name, one.id, identity) for one in members]
+
+
+def _members(inventory: Inventory, name: str | None, id_: str) -> Sequence[Public]:
+    """Those of the first store that has the group whole. Raises NotInStore, StoreError."""
+    places = [inventory.store(name)] if name else list(inventory.stores.values())
+    there = []
+    for place in places or [inventory.store()]:
+        try:
+            told = catalog.readable(open_place(place)).values()
+        except StoreError as exc:
+            if len(places) < 2:
+                raise
+            there.append(f"{place.name} does not answer ({exc.message})")
+            continue
+        standing = rules.standing(told).get(id_)
+        if standing is not None and standing.whole:
+            return [one for one in told if one.group == id_]
+        if standing is not None:
+            there.append(f"{place.name}: {standing}")
+    said = "; ".join([f"no store has a whole group {id_}", *there])
+    raise NotInStore(said, mend="vmckpt snapshot list shows what is there")

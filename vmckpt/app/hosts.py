@@ -1,12 +1,14 @@
-"""The facade's part for vmckpt doctor."""
+"""Hosts: doctor, and preparing guests for snapshots and replication."""
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from vmckpt.agent import client
-from vmckpt.api.keeping import open_store
-from vmckpt.api.snapshots import keyring
+from vmckpt.app import fleet, snapshots
+from vmckpt.app.snapshot_store import open_store
+from vmckpt.app.snapshots import keyring
 from vmckpt.doctor import checks, gather
 from vmckpt.doctor import checks as doctor_checks
 from vmckpt.doctor import gather as doctor_gather
@@ -14,8 +16,11 @@ from vmckpt.doctor.checks import ControllerReady, StoreReady
 from vmckpt.errors import VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.lease import replicas
+from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding
 from vmckpt.model.host import Host
+from vmckpt.snapshot import prepare
+from vmckpt.snapshot.prepare import Readiness
 
 
 async def doctor(inventory: Inventory, names: Sequence[str]) -> tuple[Finding, ...]:
@@ -59,3 +64,24 @@ def _controller(inventory: Inventory) -> ControllerReady:
     except VmckptError as exc:
         return ControllerReady(stores=stores, admins=(), keys=exc.message)
     return ControllerReady(stores=stores, admins=admins, keys=None)
+
+
+async def look(inventory: Inventory, guest: str) -> Readiness:
+    """What a guest lacks, wherever it is; see snapshot.preparing."""
+    host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
+    return await _with_lease_store(inventory, await prepare.look(host, guest))
+
+
+async def make_ready(inventory: Inventory, guest: str, caller: Caller) -> Readiness:
+    """Change what is stored of it; see snapshot.preparing."""
+    inventory.may_act()
+    host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
+    return await _with_lease_store(inventory, await prepare.make_ready(host, guest, caller))
+
+
+async def _with_lease_store(inventory: Inventory, found: Readiness) -> Readiness:
+    """A guest is ready for replication only if what decides a failover is."""
+    if inventory.lease is None:
+        return found
+    seen = await asyncio.to_thread(replicas.look, inventory.lease)
+    return replace(found, findings=(*found.findings, seen))

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from vmckpt.api import snapshots
+from vmckpt.app import snapshots
 from vmckpt.errors import BadInput, StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import leases as identities

@@ -1,27 +1,37 @@
-"""The facade's part for emptying hosts and filling them again."""
+"""Evacuate hosts and bring guests back, on real hosts or on those that a file describes."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from vmckpt import recovery as recovering
 from vmckpt.errors import BadInput, Blocked, Cancelled, GuestBusy
 from vmckpt.evacuation import service
 from vmckpt.evacuation.host_actions import Orders
+from vmckpt.evacuation.plan import plan as plans
 from vmckpt.evacuation.plan import planner
 from vmckpt.evacuation.plan.gather import Hosts
+from vmckpt.evacuation.plan.inventory import Seen
 from vmckpt.evacuation.plan.plan import Plan
 from vmckpt.evacuation.plan.planner import Scope
 from vmckpt.evacuation.report import Report
-from vmckpt.evacuation.task import FLEET, Kind, Task
+from vmckpt.evacuation.task import FLEET, Kind, Task, terms
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs, maintenance
 from vmckpt.journal.maintenance import Held
 from vmckpt.journal.records import MAINTENANCE
 from vmckpt.lease.controller_lease import host_resource
+from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.events import Caller
 from vmckpt.model.migration import Outcome
+from vmckpt.policy import loader
 from vmckpt.policy.model import Policy
+from vmckpt.simulation import fleet_file
+from vmckpt.simulation.evacuation import Luck, Sim
+from vmckpt.util.config_file import likely
 
 
 class Emptying:
@@ -173,3 +183,51 @@ def leave(inventory: Inventory, host: str) -> Held:
     """It may take guests again. Raises BadInput if it is in no maintenance."""
     inventory.may_act()
     return maintenance.leave(host)
+
+
+LUCK = Luck(off=0.3, fails=0.02)
+_PLAYS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imagined:
+    """A plan for a fleet of a file, and how it went when it was played."""
+
+    plan: Plan
+    plays: int
+    total: Range
+    """Seconds, of the plays."""
+    arrived: int
+    """Guests that did in every play."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As a plan, and `played`; times in milliseconds."""
+        told = {
+            "plays": self.plays, "arrived": self.arrived,
+            "total_ms": [round(self.total.low * 1000, 1), round(self.total.high * 1000, 1)],
+        }  # fmt: skip
+        return self.plan.as_json() | {"played": told}
+
+
+def emptied(path: Path, task: Task, folder: Path | None) -> Imagined:
+    """How a host of a fleet that a file describes would be emptied, and how that would go where
+    durations are off and some moves fail. Raises BadInput, PolicyError."""
+    run = loader.load_one(task.policy or planner.DEFAULT, loader.folder(folder, None)).evacuation
+    limits = terms(run, task.kind)
+    found = fleet_file.load(path, run.cpu_overcommit)
+    names = {one.name for one in found.places}
+    for host in (task.host, *(task.to or ())):
+        if host not in names:
+            raise BadInput(f"{path}: no host {host!r}{likely(host, names)}")
+    seen = Seen(fleet=found, known=MappingProxyType({}), silent=MappingProxyType({}))
+    there, asked = task.fleet(seen), task.asked(seen)
+    plan = plans.made(task, seen, plans.placed(there, asked, limits), plans.NO_CHECKS, limits)
+    able = frozenset(one.tenant.name for one in plan.going)
+    plays = [Sim(there, able, limits, luck=LUCK, seed=seed) for seed in range(_PLAYS)]
+    for one in plays:
+        one.run()
+    arrived = [len(able & {move.name for move in one.moved}) for one in plays]
+    return Imagined(
+        plan=plan, plays=len(plays), arrived=min(arrived),
+        total=Range(min(one.now for one in plays), max(one.now for one in plays)),
+    )  # fmt: skip

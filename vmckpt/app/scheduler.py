@@ -9,7 +9,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from vmckpt import recovery as recovering
-from vmckpt.api import fleet, groups, keeping, snapshots
+from vmckpt.app import (
+    fleet,
+    snapshot_store,
+    snapshots,
+)
+from vmckpt.app import (
+    snapshots as app_snapshots,
+)
 from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs
@@ -68,7 +75,7 @@ async def run(
         around.push_async_callback(claims.end)
         if wishes != NOBODY:
             # Only who tells others loads what that needs.
-            from vmckpt.api.monitoring import Monitor  # noqa: PLC0415
+            from vmckpt.app.monitoring import Monitor  # noqa: PLC0415
 
             whose = functools.partial(asyncio.to_thread, claims.whose, PAGES)
             monitor = Monitor(inventory, wishes, warn, whose)
@@ -142,7 +149,7 @@ def _setting(
     mend: Callable[[], Awaitable[None]],
 ) -> Setting:
     ring = snapshots.keyring()
-    shelves = Shelves(lambda name: keeping.open_store(inventory, name), ring.trusted)
+    shelves = Shelves(lambda name: snapshot_store.open_store(inventory, name), ring.trusted)
 
     def calling(stop: asyncio.Event) -> Caller:
         def warn(line: str) -> None:
@@ -157,7 +164,7 @@ def _setting(
     async def cut(work: Cut, stop: asyncio.Event) -> GroupTaken:
         request = TakeRequest(guest="", tags={SCHEDULE: work.schedule})
         names = [uuid for uuid, _, _ in work.guests]
-        return await groups.take(inventory, work.store, names, request, calling(stop))
+        return await app_snapshots.take_group(inventory, work.store, names, request, calling(stop))
 
     return Setting(
         stores=tuple(inventory.stores),
@@ -169,7 +176,7 @@ def _setting(
         reckon=_Past().reckon,
         mend=mend,
         hands=Hands(shelves=shelves, keys=ring, identity=identity, stop=threading.Event()),
-        zone=keeping.local_zone(),
+        zone=snapshot_store.local_zone(),
         tell=tell,
     )
 

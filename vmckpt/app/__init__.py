@@ -1,0 +1,1 @@
+"""Application services: what the command line and the dashboard may do."""
