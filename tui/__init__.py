@@ -1,1 +1,1 @@
-"""The dashboard's package. It shows what vmckpt.app.controller tells it and knows no other source."""
+"""The dashboard. It shows what vmckpt.app tells it and knows no other source."""

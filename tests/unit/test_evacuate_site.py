@@ -256,12 +256,15 @@ async def test_the_command_on_a_host_is_not_run_after_it_was_stopped(
     monkeypatch.setattr(rolling_maintenance, "_run", runs)
     host: Any = replace(HOST, name="alpha", ssh=object())  # type: ignore[arg-type]
     known_: Any = SimpleNamespace(may_act=lambda: None, host=lambda _: host)
-    wishes = rolling_maintenance.Wishes(command="systemctl reboot", before=None, after=None, policy=None,
-                            limit=Seconds(5.0), healthy_in=Seconds(5.0), why="")  # fmt: skip
+    wishes = rolling_maintenance.Wishes(
+        command="systemctl reboot", before=None, after=None, policy=None, limit=Seconds(5.0),
+        healthy_in=Seconds(5.0), why="",
+    )  # fmt: skip
     caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=stop)
     with pytest.raises(Cancelled, match="nothing was run there"):
-        await rolling_maintenance.roll(known_, (), ["alpha"], wishes, caller, show=lambda _: None,
-                           abort=asyncio.Event())  # fmt: skip
+        await rolling_maintenance.roll(
+            known_, (), ["alpha"], wishes, caller, show=lambda _: None, abort=asyncio.Event()
+        )
     assert not ran
 
 

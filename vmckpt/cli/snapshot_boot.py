@@ -35,8 +35,8 @@ FOR = Annotated[
 
 
 def boot(
-    inventory: "controller.Inventory", store: str | None, words: Sequence[str], key: "Identity | None",
-    *, on: str | None, scratch: Path | None, watch: Seconds | None,
+    inventory: "controller.Inventory", store: str | None, words: Sequence[str],
+    key: "Identity | None", *, on: str | None, scratch: Path | None, watch: Seconds | None,
 ) -> "tuple[Booted, ...]":  # fmt: skip
     """Bring them to life, one after the other; without words the newest of every guest."""
     from vmckpt.app import boot_test, controller
