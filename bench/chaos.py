@@ -47,7 +47,7 @@ def shaken(seed: int, operations: int, *, postgres: bool) -> list[dict[str, Any]
 
 def run(seed: int, first: int, operations: int, *, postgres: bool) -> dict[str, Any]:
     """One lab until the first trouble; its tally."""
-    command = [sys.executable, "-m", "vmckpt.cli.main", "lab", "chaos", "--json"]
+    command = [sys.executable, "-m", "vmckpt.cli.app", "lab", "chaos", "--json"]
     command += ["--seed", str(seed), "--first", str(first), "--operations", str(operations)]
     command += ["--postgres"] if postgres else []
     done = subprocess.run(

@@ -208,7 +208,7 @@ def measured(args: argparse.Namespace, environment: dict[str, str]) -> dict[str,
 def version(environment: dict[str, str]) -> float:
     """Seconds that `vmckpt --version` takes."""
     began = time.monotonic()
-    words = [sys.executable, "-m", "vmckpt.cli.main", "--version"]
+    words = [sys.executable, "-m", "vmckpt.cli.app", "--version"]
     subprocess.run(words, env=environment, check=True, capture_output=True)
     return round(time.monotonic() - began, 3)
 

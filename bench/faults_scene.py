@@ -92,7 +92,7 @@ class Scene:
             "VMCKPT_STATE": str(self.plan.folder / "state"),
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "vmckpt.cli.main", *words], env={**os.environ, **more},
+            [sys.executable, "-m", "vmckpt.cli.app", *words], env={**os.environ, **more},
             text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         return Command(words, process)

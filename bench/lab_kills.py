@@ -22,7 +22,7 @@ from vmckpt.lab.campaign import EVIDENCE
 from vmckpt.lab.plan import LabPlan
 from vmckpt.lab.recorder import Recorder
 
-_PROGRAM = (sys.executable, "-m", "vmckpt.cli.main")
+_PROGRAM = (sys.executable, "-m", "vmckpt.cli.app")
 _WISHES: dict[str, Any] = {"memory": "192MiB", "dirty": "16MiB@1MiB/s", "disk": "32MiB"}
 _LONGEST = 300.0
 

@@ -37,7 +37,7 @@ class Hands:
 
     def vmckpt(self, *words: str) -> Any:
         """A command's JSON, or nothing; Failed if it fails."""
-        program = [sys.executable, "-m", "vmckpt.cli.main", *words]
+        program = [sys.executable, "-m", "vmckpt.cli.app", *words]
         more = {
             "VMCKPT_INVENTORY": str(self.plan.inventory),
             "VMCKPT_STATE": str(self.plan.folder / "state"),

@@ -54,7 +54,7 @@ def test_pyproject_lists_every_package_and_every_module_that_says_it_is_pure() -
 
 def test_the_core_runs_without_the_dashboard_and_its_library() -> None:
     code = (
-        "import vmckpt.cli.main, sys; print('textual' in sys.modules, 'vmckpt_tui' in sys.modules)"
+        "import vmckpt.cli.app, sys; print('textual' in sys.modules, 'vmckpt_tui' in sys.modules)"
     )
     seen = subprocess.run(
         [ROOT / ".venv/bin/python", "-c", code], capture_output=True, text=True, check=True

@@ -25,7 +25,7 @@ from vmckpt.lab.sightings import View
 from vmckpt.units import parse_rate
 
 T = TypeVar("T")
-VMCKPT = [sys.executable, "-m", "vmckpt.cli.main"]
+VMCKPT = [sys.executable, "-m", "vmckpt.cli.app"]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import jsonschema
 import typer
 from typer._click.globals import get_current_context
 
-from vmckpt.cli import main, schema
+from vmckpt.cli import app, docs
 
 SAMPLES = "VMCKPT_SAMPLES"
 
@@ -66,7 +66,7 @@ def called(words: tuple[str, ...]) -> str | None:
 @cache
 def commands() -> frozenset[str]:
     """Commands that have --json."""
-    return frozenset(_below("", typer.main.get_command(main.app), None))
+    return frozenset(_below("", typer.main.get_command(app.app), None))
 
 
 def _below(name: str, command: Any, parent: Any) -> list[str]:
@@ -85,4 +85,4 @@ def _below(name: str, command: Any, parent: Any) -> list[str]:
 
 @cache
 def _validator(name: str) -> Any:
-    return jsonschema.Draft202012Validator(schema.of(name))
+    return jsonschema.Draft202012Validator(docs.of(name))

@@ -11,7 +11,7 @@ import pytest
 from blake3 import blake3
 
 from tests.fixtures.make_store_v1 import ALICE, FACTS, PUBLIC, locked_identity, secret
-from vmckpt.cli import main
+from vmckpt.cli import app
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format.chunk_map import (
     SLOTS,
@@ -60,7 +60,7 @@ class Stock:
 
     def __call__(self, *args: str) -> tuple[int, str, str]:
         """Run a command of `vmckpt snapshot`: exit code, stdout, stderr."""
-        code = main.run(["snapshot", *args])
+        code = app.run(["snapshot", *args])
         told = self.capsys.readouterr()
         return code, told.out, told.err
 

@@ -39,7 +39,7 @@ def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str
     """A dashboard that is served: where, and its token."""
     port = free_port()
     prepare = getattr(request, "param", None)
-    words = [sys.executable, "-m", "vmckpt.cli.main", "dashboard", "--simulate", "4x12", "--serve"]
+    words = [sys.executable, "-m", "vmckpt.cli.app", "dashboard", "--simulate", "4x12", "--serve"]
     log = tmp_path / "log"
     with log.open("w") as out:
         process = subprocess.Popen(

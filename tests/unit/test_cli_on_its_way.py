@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from tests.support.builders import sample
-from vmckpt.cli import moving, output, watching
-from vmckpt.cli.evacuate_show import Story
-from vmckpt.cli.moving import Row
+from vmckpt.cli import output, progress, watch
+from vmckpt.cli.evacuate import Story
+from vmckpt.cli.progress import Row
 from vmckpt.journal import jobs
 from vmckpt.journal.records import Batch, NewOperation
 from vmckpt.journal.serialization import as_record
@@ -46,7 +46,7 @@ def on_its_way(guest: str, sampled: Sampled | None = SAMPLED) -> OnItsWay:
 def test_a_log_says_now_and_then_how_far_each_guest_is(
     said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving, "LOG_EVERY", 0.0)
+    monkeypatch.setattr(progress, "LOG_EVERY", 0.0)
     story = Story()
     for event in (on_its_way("web1"), on_its_way("db"), on_its_way("web1", None), on_its_way("db")):
         story.take(event)
@@ -69,7 +69,7 @@ def test_the_panel_of_many_long_names_fits_into_80_columns() -> None:
     screen = StringIO()
     console = Console(file=screen, width=80, color_system=None)
     rows = [Row(f"a-guest-with-a-long-name-{n}", "rack-2-host-17", SAMPLED) for n in range(14)]
-    console.print(moving.panel("evacuate alpha", "14 on their way", Seconds(7.0), rows))
+    console.print(progress.rows_panel("evacuate alpha", "14 on their way", Seconds(7.0), rows))
     lines = screen.getvalue().splitlines()
 
     assert max(map(len, lines)) <= 80
@@ -97,9 +97,9 @@ def emptying(journal: Journal) -> str:
 def test_who_watches_sees_how_many_are_there_and_how_far_the_others_are(
     journal: Journal, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving, "LOG_EVERY", -1000.0)
+    monkeypatch.setattr(progress, "LOG_EVERY", -1000.0)
     id_ = emptying(journal)
-    watching.Window(terminal=False).take(jobs.Follower(journal, id_).look())
+    watch.Window(terminal=False).take(jobs.Follower(journal, id_).look())
 
     assert said[-1].endswith("1 of 2 there; on their way: db → beta 62% (3.0 s to 5.0 s)")
 
@@ -111,7 +111,7 @@ def test_the_panel_of_who_watches_names_the_host(
     screen = StringIO()
     console = Console(file=screen, width=80, height=24, force_terminal=True, color_system=None)
     monkeypatch.setattr(output, "err", console)
-    window = watching.Window(terminal=True)
+    window = watch.Window(terminal=True)
     window.take(jobs.Follower(journal, id_).look())
     console.print(window._panel())
     lines = screen.getvalue().splitlines()

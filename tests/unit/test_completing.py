@@ -26,7 +26,7 @@ def completed(folder: Path, line: str) -> list[str]:
         "VMCKPT_INVENTORY": str(folder / "hosts.yaml"),
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "vmckpt.cli.main"], env=environment, text=True, timeout=60,
+        [sys.executable, "-m", "vmckpt.cli.app"], env=environment, text=True, timeout=60,
         capture_output=True, check=False,
     )  # fmt: skip
     assert done.stderr == ""

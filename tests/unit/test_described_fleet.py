@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from vmckpt.app import evacuation
-from vmckpt.cli import main
+from vmckpt.cli import app
 from vmckpt.errors import BadInput
 from vmckpt.evacuation.task import Kind, Task
 from vmckpt.simulation import fleet_file
@@ -84,19 +84,19 @@ def test_a_plan_is_made_and_played(tmp_path: Path) -> None:
 
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(written(tmp_path, RACK))
-    assert main.run(["evacuate", "h1", "--fleet", path]) == 2
+    assert app.run(["evacuate", "h1", "--fleet", path]) == 2
     assert "add --dry-run" in capsys.readouterr().err
-    assert main.run(["evacuate", "h9", "--fleet", path, "--dry-run"]) == 2
+    assert app.run(["evacuate", "h9", "--fleet", path, "--dry-run"]) == 2
     assert "no host 'h9'; known are h1, h2" in capsys.readouterr().err
-    assert main.run(["evacuate", "h1", "--to", "h2,h1", "--fleet", path, "--dry-run"]) == 2
+    assert app.run(["evacuate", "h1", "--to", "h2,h1", "--fleet", path, "--dry-run"]) == 2
     assert "h1 is to be emptied; name other hosts with --to" in capsys.readouterr().err
-    assert main.run(["evacuate", "h1", "--fleet", path, "--dry-run"]) == 21
+    assert app.run(["evacuate", "h1", "--fleet", path, "--dry-run"]) == 21
     said = capsys.readouterr()
     assert "played 10 times, durations off by up to 30% and 2% of the moves failing" in said.out
     assert "6 of 6 arrived each time" in said.out
     assert all(len(line) <= 80 for line in said.out.splitlines() if line.startswith("a"))
     assert "a1, a4 → h2: " in said.out
     assert "fixed: it holds a GPU" in said.err
-    assert main.run(["evacuate", "h1", "--fleet", path, "--dry-run", "--json"]) == 21
+    assert app.run(["evacuate", "h1", "--fleet", path, "--dry-run", "--json"]) == 21
     told = json.loads(capsys.readouterr().out)
     assert len(told["moves"]) == told["played"]["arrived"] == 6

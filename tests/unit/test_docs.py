@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from tests.support.paths import ROOT
-from vmckpt.cli import main
+from vmckpt.cli import app
 
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("vagrant/*.md")])
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
@@ -44,7 +44,7 @@ def commands() -> Iterator[Any]:
 
 def taken(words: list[str]) -> None:
     """Raises what the program would say of it; nothing is run."""
-    command: Any = typer.main.get_command(main.app)
+    command: Any = typer.main.get_command(app.app)
     context = command.make_context("vmckpt", list(words))
     while hasattr(command, "resolve_command"):
         name, command, rest = command.resolve_command(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.builders import HOST
 from tests.support.stocking import stocked
-from vmckpt.cli import main
+from vmckpt.cli import app
 from vmckpt.doctor import checks, gather
 from vmckpt.doctor.checks import ControllerReady, HostReady, StoreReady
 from vmckpt.model.finding import Finding, Severity
@@ -88,11 +88,11 @@ def test_the_command_tells_of_stores_and_keys(
 ) -> None:
     stock = stocked(tmp_path, monkeypatch, capsys)
     (stock.folder / "far" / "format").unlink()
-    main.run(["doctor", "--json", "--quiet"])
+    app.run(["doctor", "--json", "--quiet"])
     found = json.loads(capsys.readouterr().out)
     told = {one["text"] for one in found if one["where"] == "controller"}
     assert told == {f"store far: {tmp_path}/far is no store", "snapshots are not encrypted"}
     stock.encrypt()
-    main.run(["doctor", "--json"])
+    app.run(["doctor", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert "snapshots are encrypted for alice" in {one["text"] for one in found}

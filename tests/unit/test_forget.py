@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.cli import main
+from vmckpt.cli import app
 from vmckpt.errors import ReadOnly
 from vmckpt.journal import leases
 from vmckpt.journal.follow import ENDED, Happening
@@ -35,7 +35,7 @@ def test_what_is_forgotten_is_told_as_anything_that_was_settled(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     id_ = left()
-    assert main.run(["recover", "--forget", id_, "--json"]) == 0
+    assert app.run(["recover", "--forget", id_, "--json"]) == 0
     [told] = json.loads(capsys.readouterr().out)
     assert (told["job"], told["outcome"], told["guest"]) == (id_, "unknown", "web1")
     assert "by your word" in told["truth"]
@@ -56,7 +56,7 @@ def test_who_may_only_look_ends_nothing_and_lets_nothing_go_on(
 ) -> None:
     id_ = left(kind)
     (state / "hosts.yaml").write_text(HOSTS + "read_only: true\n")
-    done = main.run([*words, id_, "--inventory", str(state / "hosts.yaml")])
+    done = app.run([*words, id_, "--inventory", str(state / "hosts.yaml")])
     assert done == ReadOnly.exit_code
     assert "nothing was changed" in capsys.readouterr().err
     with Journal() as journal:

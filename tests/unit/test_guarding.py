@@ -13,7 +13,7 @@ import pytest
 from tests.support.snapshots import PUBLIC
 from tests.support.stocking import stocked
 from vmckpt.agent.restore.leftovers import Verdict
-from vmckpt.cli import main
+from vmckpt.cli import app
 from vmckpt.cli.guard import ended, stop_of
 from vmckpt.errors import BadInput, Cancelled, HookFailed, WentBack
 from vmckpt.model.guest import GuestState
@@ -205,8 +205,8 @@ def test_without_a_way_back_nothing_is_begun(
         ([], "no way back without a key; nothing was done"),
         (["--identity", str(stranger)], "not encrypted for this identity; nothing was done"),
     ):
-        assert main.run(["guard", "test", *more, *run]) == 43
+        assert app.run(["guard", "test", *more, *run]) == 43
         told = capsys.readouterr().err
         assert (why in told, len(told.splitlines())) == (True, 1), told
     assert not (tmp_path / "ran").exists()
-    assert main.run(["guard", "test"]) == 2
+    assert app.run(["guard", "test"]) == 2

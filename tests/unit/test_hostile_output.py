@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from vmckpt.cli import main, output
+from vmckpt.cli import app, output
 from vmckpt.cli.progress import panel
 from vmckpt.errors import VmckptError
 from vmckpt.model.finding import Finding, Severity
@@ -114,9 +114,9 @@ def test_an_error_with_a_hostile_name_is_one_harmless_line(
     def fail(*_: object, **__: object) -> None:
         raise VmckptError(f"no guest {EVIL}\nerror: all is well")
 
-    monkeypatch.setattr(main, "app", fail)
+    monkeypatch.setattr(app, "app", fail)
 
-    assert main.run([]) == 1
+    assert app.run([]) == 1
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert STEERING.search(OWN.sub("", told)) is None
@@ -126,8 +126,8 @@ def test_an_error_with_a_hostile_name_is_one_harmless_line(
 def test_a_hostile_argument_is_one_harmless_line(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.run(["migrate", word]) == 2
-    assert main.run(["plan", "web1", "--to", "beta", "--probe", word.replace("\udcff", "")]) == 2
+    assert app.run(["migrate", word]) == 2
+    assert app.run(["plan", "web1", "--to", "beta", "--probe", word.replace("\udcff", "")]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 2
     assert STEERING.search(OWN.sub("", told)) is None

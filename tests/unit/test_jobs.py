@@ -18,7 +18,16 @@ from typer.testing import CliRunner
 
 from tests.support.builders import sample
 from tests.support.paths import ROOT
-from vmckpt.cli import jobs, main, output, watching
+from vmckpt.cli import (
+    app as cli_app,
+)
+from vmckpt.cli import (
+    jobs,
+    output,
+)
+from vmckpt.cli import (
+    watch as cli_watch,
+)
 from vmckpt.errors import BadInput, OutcomeUnknown, ReadOnly, Unattended, VmckptError
 from vmckpt.journal import jobs as journal_jobs
 from vmckpt.journal import leases, recorder
@@ -33,7 +42,7 @@ from vmckpt.units import Seconds
 WEB1 = NewOperation(kind="migrate", guest="web1", source="alpha", target="beta")
 SHORT = Seconds(0.3)
 
-app = main.app
+app = cli_app.app
 
 
 @pytest.fixture
@@ -283,7 +292,7 @@ def test_watching_ends_with_the_job_and_says_how_it_ended(
     id_ = filled(journal)
     lines: list[str] = []
     monkeypatch.setattr(output, "say", lines.append)
-    monkeypatch.setattr(watching, "_LOOK_EVERY", 0.05)
+    monkeypatch.setattr(cli_watch, "_LOOK_EVERY", 0.05)
 
     def rest() -> None:
         record = as_record(sampled(4.0, done=0.9), Seconds(0.0), Seconds(0.0))
@@ -326,7 +335,7 @@ def test_the_panel_fits_into_80_columns(journal: Journal, monkeypatch: pytest.Mo
     screen = StringIO()
     console = Console(file=screen, width=80, height=24, force_terminal=True, color_system=None)
     monkeypatch.setattr(output, "err", console)
-    window = watching.Window(terminal=True)
+    window = cli_watch.Window(terminal=True)
     window.take(journal_jobs.Follower(journal, id_).look())
     console.print(window._panel())
     lines = screen.getvalue().splitlines()

@@ -7,13 +7,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from vmckpt.cli import main, manual
+from vmckpt.cli import app, docs
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("man") / "man1"
-    done = CliRunner().invoke(manual.app, ["--to", str(found)], catch_exceptions=False)
+    done = CliRunner().invoke(docs.manual_app, ["--to", str(found)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return found
 
@@ -25,7 +25,7 @@ def test_every_command_has_a_page_with_its_options_and_examples(folder: Path) ->
     for words in (".SH NAME", ".SH EXAMPLES", "\\-\\-to", "vmckpt migrate web1 \\-\\-to beta"):
         assert words in told
     everything = (folder / "vmckpt.1").read_text()
-    context = typer.main.get_command(main.app)
+    context = typer.main.get_command(app.app)
     for name in context.list_commands(None):  # type: ignore[attr-defined]
         assert f"vmckpt\\-{name}" in everything
 

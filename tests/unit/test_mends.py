@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from tests.support.paths import ROOT
-from vmckpt.cli import main
+from vmckpt.cli import app
 
 _TOLD = re.compile(r"\bvmckpt ([a-z][a-z-]*(?:[ \n]+[^\s;,:()\"'`|…]+)*)")
 
@@ -39,7 +39,7 @@ def told() -> Iterator[tuple[Path, str]]:
 
 def wrong(words: list[str]) -> str | None:
     """What the program does not know of it."""
-    command: Any = typer.main.get_command(main.app)
+    command: Any = typer.main.get_command(app.app)
     context = command.make_context("vmckpt", [], resilient_parsing=True)
     names = command.list_commands(context)
     if words[0] not in names:  # "vmckpt that made it", but no "vmckpt snapshots"

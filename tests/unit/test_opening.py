@@ -147,7 +147,7 @@ def test_single_files_come_out_of_a_disk(filled: Export, tmp_path: Path) -> None
 def serving(*words: str) -> Iterator[dict[str, Any]]:
     """`snapshot open` of "one" in a process: what it says once it serves; then Ctrl-C."""
     server = subprocess.Popen(
-        [sys.executable, "-m", "vmckpt.cli.main", "snapshot", "open", "one", "--json", *words],
+        [sys.executable, "-m", "vmckpt.cli.app", "snapshot", "open", "one", "--json", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

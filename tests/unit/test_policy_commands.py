@@ -7,7 +7,7 @@ import pytest
 from tests.support.builders import GUEST, HOST
 from tests.support.policies import GOOD, LEAST
 from vmckpt.app import fleet
-from vmckpt.cli import main
+from vmckpt.cli import app
 from vmckpt.inventory import Inventory
 from vmckpt.model.guest import GuestState
 
@@ -38,7 +38,7 @@ class Run:
         self._capsys = capsys
 
     def __call__(self, *args: str) -> tuple[int, str, str]:
-        code = main.run(["policy", *args])
+        code = app.run(["policy", *args])
         told = self._capsys.readouterr()
         return code, told.out, told.err
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tests.support.builders import GUEST
 from vmckpt import inventory
 from vmckpt.app import fleet, protection
-from vmckpt.cli.main import app
+from vmckpt.cli.app import app
 from vmckpt.errors import BadInput, GuestBusy, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal.store import Journal

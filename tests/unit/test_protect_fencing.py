@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.fence_agents import SECRET, FakeAgent, host
-from vmckpt.cli.main import app
+from vmckpt.cli.app import app
 from vmckpt.doctor import gather
 from vmckpt.doctor.checks import DeviceSeen
 from vmckpt.errors import FencingFailed, JournalError, LeaseLost

@@ -25,7 +25,7 @@ from vmckpt.agent.restore import replace_file, restore
 from vmckpt.agent.restore import restore as restore_restore
 from vmckpt.agent.restore.files import Images
 from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
-from vmckpt.cli import snapshot_restore
+from vmckpt.cli.snapshot import restore as cli_snapshot_restore
 from vmckpt.errors import BadInput, GuestBusy, HypervisorError, OutcomeUnknown, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
@@ -289,7 +289,7 @@ async def test_a_failure_after_the_guest_was_ended_says_so(
 
 
 def test_a_guest_that_is_paused_is_not_told_to_run(capsys: pytest.CaptureFixture[str]) -> None:
-    snapshot_restore._show(RESTORED, paused=True)
-    snapshot_restore._show(RESTORED, paused=False)
+    cli_snapshot_restore._show(RESTORED, paused=True)
+    cli_snapshot_restore._show(RESTORED, paused=False)
     first, second = capsys.readouterr().out.splitlines()[:2]
     assert ("is back, paused," in first, "web1 runs on alpha" in second) == (True, True)

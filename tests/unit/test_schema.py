@@ -6,28 +6,28 @@ import jsonschema
 import pytest
 
 from tests.support import schemas
-from vmckpt.cli import main, schema
+from vmckpt.cli import app, docs
 
 
 def test_every_command_that_prints_json_has_a_schema() -> None:
-    assert set(schema.names()) == schemas.commands() - {"schema"}
+    assert set(docs.names()) == schemas.commands() - {"schema"}
 
 
-@pytest.mark.parametrize("name", schema.names())
+@pytest.mark.parametrize("name", docs.names())
 def test_schemas_are_schemas_and_name_their_command(name: str) -> None:
-    found = schema.of(name)
+    found = docs.of(name)
     jsonschema.Draft202012Validator.check_schema(found)
     assert found["title"] == f"vmckpt {name} --json"
 
 
 def test_they_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["schema"]) == 0
+    assert app.run(["schema"]) == 0
     assert "snapshot create" in capsys.readouterr().out.splitlines()
-    assert main.run(["schema", "--json"]) == 0
+    assert app.run(["schema", "--json"]) == 0
     assert "migrate" in json.loads(capsys.readouterr().out)
-    assert main.run(["schema", "snapshot", "create"]) == 0
-    assert json.loads(capsys.readouterr().out) == schema.of("snapshot create")
-    assert main.run(["schema", "snapshot"]) == 2
+    assert app.run(["schema", "snapshot", "create"]) == 0
+    assert json.loads(capsys.readouterr().out) == docs.of("snapshot create")
+    assert app.run(["schema", "snapshot"]) == 2
     assert "no command 'snapshot' prints JSON" in capsys.readouterr().err
 
 

@@ -27,7 +27,7 @@ from vmckpt.protection import start
 from vmckpt.remote import fence_agent
 
 SECRET = "geheim7"
-VMCKPT = (sys.executable, "-m", "vmckpt.cli.main")
+VMCKPT = (sys.executable, "-m", "vmckpt.cli.app")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-PROGRAM = (sys.executable, "-m", "vmckpt.cli.start")
+PROGRAM = (sys.executable, "-m", "vmckpt.cli.__main__")
 
 
 def closing(*numbers: int) -> Callable[[], None]:
@@ -37,10 +37,10 @@ def test_ctrl_c_while_it_loads_ends_it_in_silence() -> None:
 import sys
 class Interrupted:
     def find_spec(self, name, *_):
-        if name == "vmckpt.cli.main":
+        if name == "vmckpt.cli.app":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupted())
-from vmckpt.cli.start import main
+from vmckpt.cli.__main__ import main
 main()
 """
     words = [sys.executable, "-c", program]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from vmckpt.cli.app import loaded
 from vmckpt.cli.commands import COMMANDS
-from vmckpt.cli.main import loaded
 
 # Loads what every command needs, then asks each command for its help in a fork of its own.
 _PROGRAM = """

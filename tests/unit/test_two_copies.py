@@ -21,9 +21,9 @@ from vmckpt.app import (
     policies,
     protection,
 )
+from vmckpt.cli import app
 from vmckpt.cli import hosts as hosts_command
 from vmckpt.cli import jobs as jobs_command
-from vmckpt.cli import main
 from vmckpt.errors import TwoCopies
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.inventory import Inventory
@@ -216,12 +216,12 @@ def test_the_list_of_jobs_names_it(
     monkeypatch.setattr(jobs, "jobs", lambda *_, **__: [PROTECT])
     monkeypatch.setattr(jobs_command, "protections", lambda *_: {"p-9abc": BOTH})
     args = ["jobs", "--json"] if json else ["jobs"]
-    assert main.run(args) == 27
+    assert app.run(args) == 27
     told = capsys.readouterr()
     assert "safe runs on alpha and beta: its standby has taken over" in told.err
     assert ('"two_copies"' if json else "two copies") in told.out
     monkeypatch.setattr(jobs_command, "protections", lambda *_: {"p-9abc": entry()})
-    assert main.run(args) == 0
+    assert app.run(args) == 0
     assert "copies" not in capsys.readouterr().out
 
 
@@ -258,7 +258,7 @@ def test_recovery_looks_for_it_and_ends_with_an_exit_code_of_its_own(
 
     monkeypatch.setattr(migration, "recover", recover)
     monkeypatch.setattr(policies, "survey_policies", lambda *_: SimpleNamespace(policies=()))
-    assert main.run(["recover"]) == code
+    assert app.run(["recover"]) == code
     assert words in capsys.readouterr().err
 
 

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from vmckpt.app import controller
-from vmckpt.cli import main, output, watching_protection
+from vmckpt.cli import app as cli_app
+from vmckpt.cli import output, watch
 from vmckpt.errors import InventoryError, Unattended
 from vmckpt.inventory import Inventory
 from vmckpt.journal import leases
@@ -35,7 +36,7 @@ FULL: dict[str, Any] = {
     "median": {"pause_s": 0.02, "pause_stop_s": 0.002, "busy_s": 0.01, "bytes": 2048, "pages": 3},
 }  # fmt: skip
 
-app = main.app
+app = cli_app.app
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal
     hosts = tmp_path / "hosts.yaml"
     hosts.write_text("hosts:\n  alpha: {uri: 'qemu:///system'}\n  beta: {uri: 'qemu:///system'}\n")
     monkeypatch.setenv("VMCKPT_INVENTORY", str(hosts))
-    monkeypatch.setattr(watching_protection, "_ASK_EVERY", Seconds(0.02))
+    monkeypatch.setattr(watch, "_ASK_EVERY", Seconds(0.02))
     with Journal() as made:
         yield made
 

@@ -44,7 +44,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ran(installed: Path, *words: str, folder: Path) -> str:
-    program = "import sys; from vmckpt.cli.start import main; sys.argv[0] = 'vmckpt'; main()"
+    program = "import sys; from vmckpt.cli.__main__ import main; sys.argv[0] = 'vmckpt'; main()"
     clean = {key: value for key, value in os.environ.items() if not key.startswith("VMCKPT")}
     done = subprocess.run(
         [installed, "-c", program, *words], cwd=folder, capture_output=True, text=True, check=False,

@@ -16,7 +16,7 @@ from typing import IO
 
 from vmckpt.model.events import Begun, Said
 
-PROGRAM = (sys.executable, "-P", "-m", "vmckpt.cli.main")
+PROGRAM = (sys.executable, "-P", "-m", "vmckpt.cli.app")
 _MOST = 1 << 20
 """Of a command's output so many bytes are read, the last ones."""
 

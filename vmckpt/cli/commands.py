@@ -37,7 +37,7 @@ COMMANDS = {
     "job": Place(
         "jobs", "job", "Show everything there is on a job: report, decisions, forecast, requests."
     ),
-    "watch": Place("watching", "watch", "Watch a job of another terminal until it ends."),
+    "watch": Place("watch", "watch", "Watch a job of another terminal until it ends."),
     "postcopy": Place(
         "jobs",
         "postcopy",
@@ -70,10 +70,10 @@ COMMANDS = {
         "Run a risky command under guard: if it or the check fails, the guest goes back.",
     ),
     "manual": Place(
-        "manual", "app", "Write a manual page for every command, from the same text as --help."
+        "docs", "manual_app", "Write a manual page for every command, from the same text as --help."
     ),
     "prepare": Place(
-        "prepare", "app", "Make a guest ready for fast snapshots and for replication."
+        "hosts", "prepare_app", "Make a guest ready for fast snapshots and for replication."
     ),
     "run": Place(
         "run",
@@ -81,13 +81,13 @@ COMMANDS = {
         "Take, copy, verify and prune snapshots as the guests' policies say, until it is stopped.",
     ),
     "schema": Place(
-        "schema",
-        "app",
+        "docs",
+        "schema_app",
         "Print the JSON Schema of what a command prints with --json; without COMMAND, which"
         " have one.",
     ),
     "snapshot": Place(
-        "snapshot", "app", "Snapshots of memory and disks, in a store that can be proved."
+        "snapshot.app", "app", "Snapshots of memory and disks, in a store that can be proved."
     ),
     "protect": Place(
         "protect",
@@ -117,8 +117,8 @@ COMMANDS = {
         "evacuate", "balance_app", "Even out how full hosts are, by moves that pay for themselves."
     ),
     "roll": Place(
-        "roll",
-        "app",
+        "maintenance",
+        "roll_app",
         "Host after host: empty it, run a command on it, wait until it is well, bring guests back.",
     ),
     "maintenance": Place(

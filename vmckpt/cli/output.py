@@ -1,13 +1,15 @@
-"""Where output goes: results to stdout, everything else to stderr.
+"""Where output goes: results to stdout, everything else to stderr; Ctrl-C and SIGTERM.
 
 Names, errors and what hosts say are others' words: what would steer a terminal in them is shown
 (as "\\x1b"), never sent.
 """
 
+import asyncio
 import json
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -159,3 +161,27 @@ def table(*columns: str) -> Table:
         right = column.startswith(">")
         made.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=right)
     return made
+
+
+_STILL = "still stopping; it cannot be left half done"
+
+
+def stop_on_signals(
+    first: str, second: str = _STILL, again: asyncio.Event | None = None
+) -> asyncio.Event:
+    """Set by Ctrl-C and SIGTERM, which say `first`; the next ones say `second`, and set `again`."""
+    stop = asyncio.Event()
+
+    def cancel() -> None:
+        if not stop.is_set():
+            say(first)
+            stop.set()
+        elif again is None or again.is_set():
+            say(_STILL)
+        else:
+            say(second)
+            again.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, cancel)
+    return stop

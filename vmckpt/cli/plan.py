@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt.cli import completing, output
+from vmckpt.cli import arguments, output
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, POLICY, PROBE
+from vmckpt.cli.output import stop_on_signals
 from vmckpt.cli.progress import Progress
-from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import Blocked
 from vmckpt.model.finding import Severity
 from vmckpt.model.host import Host
@@ -29,10 +29,10 @@ _LOOK = Seconds(10.0)
 def plan(
     guest: GUEST,
     to: Annotated[
-        str, typer.Option("--to", help="Host it would move to.", autocompletion=completing.hosts)
+        str, typer.Option("--to", help="Host it would move to.", autocompletion=arguments.hosts)
     ],
     from_: Annotated[
-        str | None, typer.Option("--from", help="Host it is on.", autocompletion=completing.hosts)
+        str | None, typer.Option("--from", help="Host it is on.", autocompletion=arguments.hosts)
     ] = None,
     policy: POLICY = None,
     policies: POLICIES = None,

@@ -1,7 +1,10 @@
-"""Live progress of a migration: a panel on a terminal, else a log line a second."""
+"""Live progress of a migration, or of all moves of an evacuation: a panel, or lines of a log."""
 
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.live import Live
@@ -10,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vmckpt.cli import output
-from vmckpt.journal import wording
+from vmckpt.journal import serialization, wording
 from vmckpt.model.events import (
     Checked,
     Copied,
@@ -24,6 +27,9 @@ from vmckpt.model.events import (
 from vmckpt.model.finding import Severity
 from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
+
+if TYPE_CHECKING:
+    from vmckpt.journal.jobs import JobView
 
 _LOG_EVERY = 1.0
 
@@ -124,3 +130,57 @@ def line(event: Sampled) -> str:
         f" bandwidth={show_rate(sample.bandwidth)} dirty={dirty}"
         f" expected-downtime={show_downtime(sample)} left={_left(event.estimate)}"
     )
+
+
+LOG_EVERY = 10.0
+_SHOWN = 10
+"""So many at once are shown; more say nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One guest on its way."""
+
+    guest: str
+    target: str
+    sampled: Sampled
+
+    @property
+    def left(self) -> str:
+        """How long it will still take, in words."""
+        estimate = self.sampled.estimate
+        return wording.left(estimate.low, estimate.high, converging=estimate.converging)
+
+
+def rows_of(parts: "Iterable[JobView]") -> list[Row]:
+    """Those migrations of a job that run and have been measured."""
+    return [
+        Row(one.operation.guest, one.operation.target or "?", serialization.as_sampled(one.sample))
+        for one in parts
+        if one.operation.active and one.sample is not None
+    ]
+
+
+def rows_panel(title: str, doing: str, elapsed: Seconds, rows: list[Row]) -> Group:
+    """What a terminal shows; fits into 80 columns."""
+    head = Table.grid(padding=(0, 2))
+    head.add_row(Text(title, "bold"), doing, show_seconds(elapsed))
+    grid = Table.grid(padding=(0, 2))
+    for row in rows[:_SHOWN]:
+        sample = row.sampled.sample
+        grid.add_row(
+            f"{row.guest} → {row.target}",
+            ProgressBar(total=1.0, completed=row.sampled.done, width=16),
+            f"{show_bytes(sample.remaining)} left",
+            show_rate(sample.bandwidth),
+            row.left,
+        )
+    more = [Text(f"and {len(rows) - _SHOWN} more")] if len(rows) > _SHOWN else []
+    return Group(head, grid, *more)
+
+
+def rows_line(rows: list[Row]) -> str:
+    """The same in a line."""
+    shown = [f"{row.guest} → {row.target} {row.sampled.done:.0%} ({row.left})" for row in rows]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return f"on their way: {', '.join(shown[:_SHOWN])}{more}"

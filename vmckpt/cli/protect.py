@@ -1,18 +1,26 @@
 """vmckpt protect, unprotect, failover and status."""
 
+import time
+from typing import TYPE_CHECKING, Any
+
+from vmckpt.cli import output
+from vmckpt.units import show_seconds
+
+if TYPE_CHECKING:
+    from vmckpt.protection.test_failover import Tested
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli import completing, output, protect_trial
+from vmckpt.cli import arguments
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, POLICY, seconds
-from vmckpt.cli.signals import stop_on_signals
+from vmckpt.cli.output import stop_on_signals
 from vmckpt.errors import BadInput, Blocked
 from vmckpt.model.finding import Severity
 from vmckpt.policy.model import Failover, Policy
-from vmckpt.units import Seconds, parse_seconds, show_bytes, show_seconds
+from vmckpt.units import Seconds, parse_seconds, show_bytes
 
 if TYPE_CHECKING:
     from vmckpt.app import controller
@@ -20,6 +28,36 @@ if TYPE_CHECKING:
     from vmckpt.protection.request import Protected
     from vmckpt.protection.stop import Ended
     from vmckpt.protection.test_failover import Tested
+
+
+def show(done: "Tested", *, runs: bool, json: bool) -> None:
+    """A copy that runs, or has ended."""
+    if json:
+        output.print_json({**done.as_json(), "runs": runs})
+        return
+    took = show_seconds(done.took)
+    if not runs:
+        output.out.print(f"nothing of {done.name} is left on {done.host}; took {took}")
+        return
+    old = "" if done.age is None else f", {show_seconds(done.age)} old by then"
+    output.out.print(
+        f"{done.name} runs on {done.host}: a copy of {done.guest}, epoch {done.epoch}{old}, without"
+        f" network; took {took}"
+    )
+    output.out.print(f"look at it: {' or '.join(done.look)}")
+    output.out.print(f"end it: {' or '.join(done.end)}")
+
+
+def line(test: dict[str, Any]) -> str:
+    """The same in a protection's status."""
+    name = test.get("name") or "a copy"
+    if test["state"] == "failed":
+        return f"{name} failed: {test['why']}"
+    if test["state"] == "copying":
+        return f"{name} is made, for {show_seconds(time.time() - test['begun'])}"
+    since = show_seconds(time.time() - test["since"])
+    return f"{name} runs, a copy of epoch {test['epoch']}, for {since}"
+
 
 app = typer.Typer(name="protect", rich_markup_mode=None, add_completion=False)
 _LOST = Annotated[
@@ -40,7 +78,7 @@ def protect(
     guest: GUEST,
     to: Annotated[
         str | None,
-        typer.Option("--to", help="Host of the standby.", autocompletion=completing.hosts),
+        typer.Option("--to", help="Host of the standby.", autocompletion=arguments.hosts),
     ] = None,
     reverse: Annotated[
         bool,
@@ -291,7 +329,7 @@ def failover(
     known = controller.load_inventory(inventory)
     if test or end_test:
         tested = asyncio.run(_test(known, guest, begin=test))
-        protect_trial.show(tested, runs=test, json=json)
+        show(tested, runs=test, json=json)
         return
     how = {"planned": planned, "dead": off, "fence": fence, "lost_journal": lost_journal}
     ended = asyncio.run(_failover(known, guest, **how))
@@ -327,7 +365,7 @@ def _show_ended(ended: "Ended", what: str, *, json: bool) -> None:
 def status(
     guest: Annotated[
         str | None,
-        typer.Argument(help="Its name or UUID; else all.", autocompletion=completing.guests),
+        typer.Argument(help="Its name or UUID; else all.", autocompletion=arguments.guests),
     ] = None,
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -383,7 +421,7 @@ def _rows(
     ready = "ready" if standby["ready"] else "not ready"
     found = [("standby", f"{ready}: {standby['why']}")]
     if (test := theirs.get("test")) is not None:
-        found.append(("test", protect_trial.line(test)))
+        found.append(("test", line(test)))
     if ours.get("says"):
         found.append(("in the way", str(ours["says"])))
     if ours.get("outcome"):

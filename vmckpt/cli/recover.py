@@ -10,8 +10,8 @@ import typer
 
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES
+from vmckpt.cli.output import stop_on_signals
 from vmckpt.cli.progress import line
-from vmckpt.cli.signals import stop_on_signals
 from vmckpt.errors import OutcomeUnknown, TwoCopies
 from vmckpt.model import guest
 from vmckpt.model.events import Decided, Event, PhaseChanged, Sampled

@@ -10,8 +10,8 @@ import typer
 
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY
-from vmckpt.cli.signals import stop_on_signals
-from vmckpt.cli.snapshot_options import DRY_RUN, IDENTITY, identity_of
+from vmckpt.cli.output import stop_on_signals
+from vmckpt.cli.snapshot.options import DRY_RUN, IDENTITY, identity_of
 from vmckpt.errors import BadInput, StoreError
 from vmckpt.model.webhook import NOBODY, Address, Wishes
 from vmckpt.policy.model import Policy

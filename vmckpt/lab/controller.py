@@ -16,7 +16,7 @@ from vmckpt.errors import LabError
 from vmckpt.lab.pace import Deadline
 from vmckpt.lab.plan import LabPlan
 
-PROGRAM = (sys.executable, "-m", "vmckpt.cli.main")
+PROGRAM = (sys.executable, "-m", "vmckpt.cli.app")
 _PHASE = re.compile(r"s phase=(\S+)")
 _PASS = re.compile(r" iteration=(\d+)")
 

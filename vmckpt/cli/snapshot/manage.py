@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vmckpt import units
-from vmckpt.cli import output, snapshot_look
+from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON
-from vmckpt.cli.snapshot_options import (
+from vmckpt.cli.snapshot import inspect
+from vmckpt.cli.snapshot.options import (
     DRY_RUN,
     SNAPSHOT,
     SNAPSHOTS,
@@ -31,7 +32,7 @@ _MOST = 100_000
 
 def add_to(app: typer.Typer) -> None:
     """Make these, and those that look, commands of `app`."""
-    snapshot_look.add_to(app)
+    inspect.add_to(app)
     for command in (pin, unpin, delete, prune, gc, copy, export):
         app.command()(command)
     app.command("import")(import_)

@@ -1,7 +1,9 @@
-"""vmckpt manual: pages for man, made from what --help shows."""
+"""vmckpt manual and vmckpt schema: manual pages, and the schemas of what --json prints."""
 
+import json as jsonlib
 import re
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,12 +11,13 @@ import typer
 
 import vmckpt
 from vmckpt.cli import output
+from vmckpt.cli.arguments import JSON
 from vmckpt.errors import BadInput
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+manual_app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.command()
+@manual_app.command()
 def manual(
     folder: Annotated[
         Path, typer.Option("--to", metavar="DIR", help="A folder man1, of a MANPATH; it is made.")
@@ -29,9 +32,9 @@ def manual(
         vmckpt manual --to /usr/local/share/man/man1
     """
     # The page of all commands needs all of them: they are loaded here alone.
-    from vmckpt.cli import main
+    from vmckpt.cli import app as cli_app
 
-    found = pages("vmckpt", typer.main.get_command(main.app))
+    found = pages("vmckpt", typer.main.get_command(cli_app.app))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in found.items():
@@ -101,3 +104,56 @@ def _roff(text: str) -> str:
     """A text as troff takes it."""
     plain = text.replace("\\", "\\e").replace("-", "\\-")
     return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line for line in plain.split("\n"))
+
+
+schema_app = typer.Typer(rich_markup_mode=None, add_completion=False)
+_END = ".json"
+
+
+@schema_app.command()
+def schema(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[COMMAND]...", help="As it is typed.")
+    ] = None,
+    json: JSON = False,
+) -> None:
+    """Print the JSON Schema of what a command prints with --json; without COMMAND, which have one.
+
+    What a command tells line by line has the schema of a line. Fields may be added; none goes or
+    changes its meaning without a word in the change log.
+
+    Examples:
+
+        vmckpt schema migrate
+
+        vmckpt schema snapshot create > created.schema.json
+    """
+    if words:
+        output.print_json(of(" ".join(words)))
+        return
+    found = names()
+    if json:
+        output.print_json(found)
+        return
+    for one in found:
+        output.out.print(one)
+
+
+def names() -> list[str]:
+    """Commands that print JSON, as they are typed."""
+    files = (one.name for one in _folder().iterdir())
+    return sorted(one.removesuffix(_END).replace("_", " ") for one in files if one.endswith(_END))
+
+
+def of(name: str) -> dict[str, Any]:
+    """The schema of a command's output. Raises BadInput."""
+    if name not in names():
+        raise BadInput(
+            f"no command {name!r} prints JSON", mend="vmckpt schema tells which commands do"
+        )
+    text = _folder().joinpath(name.replace(" ", "_") + _END).read_text()
+    return dict(jsonlib.loads(text))
+
+
+def _folder() -> Any:
+    return resources.files("vmckpt.cli") / "schemas"

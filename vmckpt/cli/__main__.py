@@ -9,7 +9,7 @@ def main() -> None:
     """Run the command line and exit with the code that README documents."""
     _open_what_is_closed()
     try:
-        from vmckpt.cli.main import run
+        from vmckpt.cli.app import run
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(run(sys.argv[1:]))

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vmckpt.agent.snapshot.choose_method import Way
-from vmckpt.cli import completing, output
+from vmckpt.cli import arguments, output
 from vmckpt.cli.arguments import INVENTORY, JSON
-from vmckpt.cli.signals import stop_on_signals
-from vmckpt.cli.snapshot_options import STORE, Ticker
+from vmckpt.cli.output import stop_on_signals
+from vmckpt.cli.snapshot.options import STORE, Ticker
 from vmckpt.errors import BadInput
 from vmckpt.units import Seconds, show_bytes, show_seconds
 
@@ -26,7 +26,7 @@ def add_to(app: typer.Typer) -> None:
 
 def create(
     guest: Annotated[
-        str | None, typer.Argument(help="Its name or UUID.", autocompletion=completing.guests)
+        str | None, typer.Argument(help="Its name or UUID.", autocompletion=arguments.guests)
     ] = None,
     name: Annotated[str | None, typer.Option(help="What it is called; else the time.")] = None,
     memory: Annotated[

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt.cli import (
-    output,
-    snapshot_keep,
-    snapshot_keys,
-    snapshot_open,
-    snapshot_restore,
-    snapshot_take,
-)
+from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON, help_alone
-from vmckpt.cli.snapshot_options import STORE
+from vmckpt.cli.snapshot import (
+    browse,
+    create,
+    keys,
+    manage,
+    restore,
+)
+from vmckpt.cli.snapshot.options import STORE
 from vmckpt.units import Bytes, show_bytes
 
 if TYPE_CHECKING:
@@ -126,5 +126,5 @@ def _as_json(one: "Listed") -> dict[str, Any]:
     }
 
 
-for part in (snapshot_take, snapshot_restore, snapshot_open, snapshot_keep, snapshot_keys):
+for part in (create, restore, browse, manage, keys):
     part.add_to(app)

@@ -5,10 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli import completing, output
+from vmckpt.cli import arguments, output
 from vmckpt.cli.arguments import INVENTORY, JSON
-from vmckpt.cli.signals import stop_on_signals
-from vmckpt.cli.snapshot_options import IDENTITY, STORE, Ticker, identity_of
+from vmckpt.cli.output import stop_on_signals
+from vmckpt.cli.snapshot.options import (
+    IDENTITY,
+    STORE,
+    Ticker,
+    identity_of,
+)
 from vmckpt.errors import HookFailed
 from vmckpt.units import show_seconds
 
@@ -29,7 +34,7 @@ def restore(
     on: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST", help="Else where it was taken.", autocompletion=completing.hosts
+            metavar="HOST", help="Else where it was taken.", autocompletion=arguments.hosts
         ),
     ] = None,
     as_: Annotated[

@@ -1,0 +1,1 @@
+"""vmckpt snapshot."""
