@@ -34,10 +34,16 @@ from vmckpt import inventory
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import find_guest
 from vmckpt.hypervisor.migration import LibvirtMover
-from vmckpt.lab import guests, lab, ledger, network, observer_client
-from vmckpt.lab.plan import LabPlan
 from vmckpt.model.migration import JobSample
 from vmckpt.units import Seconds, parse_rate
+from vmckpt_lab import (
+    guests,
+    lab,
+    ledger,
+    network,
+)
+from vmckpt_lab.observer import client
+from vmckpt_lab.plan import LabPlan
 
 OTHER = {"alpha": "beta", "beta": "alpha"}
 PEERS = ("vmckpt", "virsh", "throttled", "schedule")
@@ -176,7 +182,7 @@ async def move(plan: LabPlan, peer: str, source: str, limit: float) -> Run:
         if peer != "vmckpt":
             await mover.set_max_downtime(Seconds(0.3))
         watch = Stopwatch(mover, run, schedule(mover) if peer == "schedule" else None)
-        quiet = observer_client.status(
+        quiet = client.status(
             plan.observer_socket, "web1", since=time.monotonic() - 2.0, until=time.monotonic()
         )
         began = time.monotonic()
@@ -189,9 +195,7 @@ async def move(plan: LabPlan, peer: str, source: str, limit: float) -> Run:
         await asyncio.sleep(0.3)
         totals = await mover.totals() if run.finished and not run.switched else None
         run.by_libvirt = None if totals is None else float(totals.total)
-        seen = observer_client.status(
-            plan.observer_socket, "web1", since=began, until=time.monotonic()
-        )
+        seen = client.status(plan.observer_socket, "web1", since=began, until=time.monotonic())
     run.setup = watch.first - began
     run.total = (watch.last if run.finished else ended) - watch.first
     run.blackout, run.undisturbed = seen.blackout, quiet.blackout

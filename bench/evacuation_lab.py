@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.bench import Bench
-from vmckpt.lab import lab, network
 from vmckpt.units import parse_rate
+from vmckpt_lab import lab, network
 
 MEMORY, DIRTY = "160MiB", "16MiB@4MiB/s"
 MAINTENANCE = Path(__file__).parents[1] / "policies/maintenance.yaml"

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from bench.faults_plan import ENDS, How, Kind, Round, Victim
 from bench.faults_scene import GUEST, HOSTS, Scene, go_on
 from vmckpt.errors import LabError
-from vmckpt.lab import faults, host, network
-from vmckpt.lab.plan import GUEST_BRIDGE
-from vmckpt.lab.shell import run
+from vmckpt_lab import host, network
+from vmckpt_lab.faults import inject
+from vmckpt_lab.plan import GUEST_BRIDGE
+from vmckpt_lab.shell import run
 
 FROZEN = 6.0
 _RESTARTED = 1.5
@@ -44,7 +45,7 @@ class Strike:
             Kind.HOST: self._host,
         }[self.round.kind]()
         if self.stopped is not None and not self._keeps(self.stopped):
-            faults.send(self.stopped, signal.SIGCONT)
+            inject.send(self.stopped, signal.SIGCONT)
 
     def over(self) -> None:
         """Nothing of it comes later any more."""
@@ -76,12 +77,12 @@ class Strike:
         found = {one: self.scene.victims(self.at, one, order=order) for one in self.round.victims}
         for processes in found.values():
             for process in processes:
-                faults.send(process, number)
+                inject.send(process, number)
         self.struck = [f"{one}: {len(processes)}" for one, processes in found.items()]
         if self.round.how is How.STOP:
             self._after(self.round.seconds, lambda: go_on(self.scene, self.at))
         elif Victim.LIBVIRTD in self.round.victims and self.round.how is How.KILL:
-            self._after(_RESTARTED, lambda: faults.start_libvirtd(self.scene.plan, self.at))
+            self._after(_RESTARTED, lambda: inject.start_libvirtd(self.scene.plan, self.at))
 
     def _one_way(self) -> None:
         assert self.round.link is not None
@@ -169,7 +170,7 @@ def end(scene: Scene, on: str, how: str) -> None:
     if not doomed:
         raise LabError(f"nothing to kill on {on}")
     for process in doomed:
-        faults.kill(process)
+        inject.kill(process)
 
 
 def _freeze(scene: Scene, name: str) -> None:
@@ -177,7 +178,7 @@ def _freeze(scene: Scene, name: str) -> None:
     first = scene.first(name)
     for one in scene.processes(name):
         if one != first:
-            faults.send(one, signal.SIGSTOP)
+            inject.send(one, signal.SIGSTOP)
     time.sleep(FROZEN)
     go_on(scene, name)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from bench.faults_plan import Victim
 from bench.faults_scene import FILES, GUEST, HOSTS, Scene
 from vmckpt.errors import LabError
-from vmckpt.lab import host, ledger
-from vmckpt.lab.processes import Census
+from vmckpt_lab import host, ledger
+from vmckpt_lab.processes import Census
 
 _LOOKS = 0.1
 _RUNS = 5_000_000

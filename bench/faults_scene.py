@@ -14,13 +14,20 @@ from typing import Any
 from bench import points
 from bench.faults_plan import Victim
 from vmckpt.errors import LabError, RemoteError
-from vmckpt.lab import faults, guests, host, lab, network, observer_client
-from vmckpt.lab.faults import Clock
-from vmckpt.lab.pace import Deadline
-from vmckpt.lab.plan import LabPlan
-from vmckpt.lab.sightings import View
-from vmckpt.lab.witness_pair import WitnessPair
 from vmckpt.replication import control_socket
+from vmckpt_lab import (
+    guests,
+    host,
+    lab,
+    network,
+)
+from vmckpt_lab.faults import inject
+from vmckpt_lab.faults.inject import Clock
+from vmckpt_lab.lease_store_pair import WitnessPair
+from vmckpt_lab.machine_speed import Deadline
+from vmckpt_lab.observer import client
+from vmckpt_lab.observer.analysis import View
+from vmckpt_lab.plan import LabPlan
 
 GUEST = "web1"
 WISHES: Mapping[str, Any] = {
@@ -147,7 +154,7 @@ class Scene:
         ]  # fmt: skip
 
     def seen(self, **window: float) -> View:
-        return observer_client.status(self.plan.observer_socket, GUEST, **window)
+        return client.status(self.plan.observer_socket, GUEST, **window)
 
     def heard(self, since: float) -> bool:
         return (self.seen().answered_at or 0.0) > since
@@ -262,7 +269,7 @@ def heal(made: Scene) -> None:
         with suppress(LabError):
             made.inside(name, _CLOCK).unlink(missing_ok=True)
         go_on(made, name)
-        faults.start_libvirtd(made.plan, name)
+        inject.start_libvirtd(made.plan, name)
     network.unmute(f"{made.plan.prefix}witness")
     network.unmute(f"{made.plan.prefix}replica")
     made.clock.jump(0)
@@ -274,7 +281,7 @@ def go_on(made: Scene, name: str) -> None:
     """Every process of a host that was stopped."""
     for one in made.processes(name):
         if _state(one) == "T":
-            faults.send(one, signal.SIGCONT)
+            inject.send(one, signal.SIGCONT)
 
 
 def _is(words: list[bytes], what: Victim, *, order: bool) -> bool:

@@ -27,8 +27,6 @@ from vmckpt import inventory
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import find_guest
 from vmckpt.journal.migration_history import PastMove
-from vmckpt.lab import guests, lab
-from vmckpt.lab.plan import LabPlan
 from vmckpt.migration.forecast import history as forecast_history
 from vmckpt.migration.forecast.choose_mode import Measured, score
 from vmckpt.migration.forecast.forecast import (
@@ -44,6 +42,8 @@ from vmckpt.policy import loader
 from vmckpt.policy.model import Policy
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds, parse_rate
+from vmckpt_lab import guests, lab
+from vmckpt_lab.plan import LabPlan
 
 POLICY = """\
 version: vmckpt/v1

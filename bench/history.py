@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.histories import World, untold
-from vmckpt.lab.history import History, Kind
-from vmckpt.lab.key_value import KeyValue
-from vmckpt.lab.linearizability import check
+from vmckpt_lab.history.history import History, Kind
+from vmckpt_lab.history.key_value import KeyValue
+from vmckpt_lab.history.linearizability import check
 
 CLIENTS = 16
 _LIMIT = 120.0

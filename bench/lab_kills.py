@@ -17,10 +17,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from vmckpt.lab import guests, host, lab, ledger
-from vmckpt.lab.campaign import EVIDENCE
-from vmckpt.lab.plan import LabPlan
-from vmckpt.lab.recorder import Recorder
+from vmckpt_lab import (
+    guests,
+    host,
+    lab,
+    ledger,
+)
+from vmckpt_lab.chaos.run import EVIDENCE
+from vmckpt_lab.history.recorder import Recorder
+from vmckpt_lab.plan import LabPlan
 
 _PROGRAM = (sys.executable, "-m", "vmckpt.cli.app")
 _WISHES: dict[str, Any] = {"memory": "192MiB", "dirty": "16MiB@1MiB/s", "disk": "32MiB"}

@@ -24,9 +24,10 @@ from vmckpt import inventory
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import find_guest
 from vmckpt.hypervisor.migration import LibvirtMover
-from vmckpt.lab import guests, lab, ledger, observer_client
-from vmckpt.lab.plan import LabPlan
 from vmckpt.units import parse_rate
+from vmckpt_lab import guests, lab, ledger
+from vmckpt_lab.observer import client
+from vmckpt_lab.plan import LabPlan
 
 Figures = dict[str, float]
 
@@ -70,8 +71,8 @@ def measure(plan: LabPlan, command: list[str], to: str) -> Figures:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
     time.sleep(0.3)
     total, downtime = asyncio.run(_totals(plan, to))
-    seen = observer_client.status(plan.observer_socket, "web1", since=began, until=ended + 0.2)
-    quiet = observer_client.status(plan.observer_socket, "web1", since=began - 1.0, until=began)
+    seen = client.status(plan.observer_socket, "web1", since=began, until=ended + 0.2)
+    quiet = client.status(plan.observer_socket, "web1", since=began - 1.0, until=began)
     return {
         "total_ms": total,
         "downtime_ms": downtime,

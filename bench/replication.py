@@ -29,8 +29,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.snapshot_live import Hands, Work
-from vmckpt.lab import guests, host, lab, ledger, network, observer_client
-from vmckpt.lab.plan import LabPlan
+from vmckpt_lab import (
+    guests,
+    host,
+    lab,
+    ledger,
+    network,
+)
+from vmckpt_lab.observer import client
+from vmckpt_lab.plan import LabPlan
 
 PHASES = ("pause", "bare", "curve", "loaded", "failover", "moves")
 INTERVALS = (50, 100, 250, 500, 1000)
@@ -218,9 +225,7 @@ def moves(hands: Hands, turns: int) -> dict[str, Any]:
             began = time.monotonic()
             words = ("migrate", GUEST, "--to", place, "--mode", mode, "--tls", "off", "--json")
             told = hands.vmckpt(*words)
-            seen = observer_client.status(
-                plan.observer_socket, GUEST, since=began, until=time.monotonic()
-            )
+            seen = client.status(plan.observer_socket, GUEST, since=began, until=time.monotonic())
             row = {
                 "downtime_ms": told["downtime_ms"], "silent_ms": 1e3 * seen.blackout,
                 "total_ms": told["total_ms"], "sent_bytes": told["bytes_transferred"],
@@ -241,7 +246,7 @@ def first_after(plan: LabPlan, died: float) -> float:
     """When the guest is heard again, by the observer's clock, which is ours."""
     while time.monotonic() < died + _WITHIN:
         now = time.monotonic()
-        seen = observer_client.status(plan.observer_socket, GUEST, since=died, until=now)
+        seen = client.status(plan.observer_socket, GUEST, since=died, until=now)
         if seen.answered_at is not None and seen.answered_at > died + 0.1:
             return died + seen.blackout
         time.sleep(0.01)

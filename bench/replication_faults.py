@@ -12,7 +12,7 @@ taken away; a host that loses power or cables, freezes, or loses its QEMU.
 
 Then all is mended, `vmckpt recover` and `unprotect` end what is left, and these must hold: never
 two copies ran, or were heard; memory, disk, and what the outside was told agree; one copy can have
-answered what clients of its key-value store saw in the round (vmckpt/lab/recorder.py); it runs,
+answered what clients of its key-value store saw in the round (lab/history/recorder.py); it runs,
 unless its host died without a valid standby; nothing of the protection is left. The first violation
 ends the campaign; its row has the agents' logs and what commands said. With --more it goes on after
 the rounds that the file has.
@@ -36,13 +36,13 @@ from bench.faults_checks import TapWatch
 from bench.faults_plan import Kind, Round, Way, round_of
 from bench.faults_scene import GUEST, HOSTS, Command, Done, Scene, begin, heal, scene
 from vmckpt.errors import LabError, VmckptError
-from vmckpt.lab import guests, host
-from vmckpt.lab.campaign import EVIDENCE
-from vmckpt.lab.faults import send
-from vmckpt.lab.lookout import Lookout
-from vmckpt.lab.pace import Deadline
-from vmckpt.lab.recorder import Recorder
-from vmckpt.lab.shell import run
+from vmckpt_lab import guests, host
+from vmckpt_lab.chaos.run import EVIDENCE
+from vmckpt_lab.faults.inject import send
+from vmckpt_lab.history.recorder import Recorder
+from vmckpt_lab.invariants import Lookout
+from vmckpt_lab.machine_speed import Deadline
+from vmckpt_lab.shell import run
 
 _REACHED: dict[Way, float] = {
     Way.BEGINNING: 25.0, Way.EPOCH: 8.0, Way.ALONE: 15.0, Way.TAKEOVER: 15.0, Way.SWITCH: 15.0,

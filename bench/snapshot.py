@@ -34,7 +34,7 @@ from bench import (
 )
 from bench.snapshot_peers import MIB, PROGRAMS, Failed, Program, Ran
 from vmckpt.errors import LabError
-from vmckpt.lab import lab
+from vmckpt_lab import lab
 
 SEED = 11
 CHANGED = 0.01

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from bench.snapshot_peers import Failed
-from vmckpt.lab import guests, host, ledger, observer_client
-from vmckpt.lab.plan import LabPlan
+from vmckpt_lab import guests, host, ledger
+from vmckpt_lab.observer import client
+from vmckpt_lab.plan import LabPlan
 
 ROOT = Path(__file__).parent.parent
 HOST = "alpha"
@@ -172,7 +173,7 @@ class Work:
 
     def _run(self) -> None:
         while not self._over.wait(0.03):
-            seen = observer_client.status(self._plan.observer_socket, self._guest)
+            seen = client.status(self._plan.observer_socket, self._guest)
             self._seen.append((seen.now, seen.pages_written))
 
     def rate(self, began: float, ended: float) -> float:

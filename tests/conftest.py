@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from tests.support import schemas
 from vmckpt.cli import output
-from vmckpt.lab import lab
+from vmckpt_lab import lab
 
 # By the clock an example takes as long as whoever has the cores leaves it.
 settings.register_profile("vmckpt", deadline=None)

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.bench import Bench, traces
-from vmckpt.lab import faults, guests, lab
-from vmckpt.lab.injuries import Fault
+from vmckpt_lab import guests, lab
+from vmckpt_lab.faults import inject
+from vmckpt_lab.faults.scenarios import Fault
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +36,9 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     fitting = "witnessed_lab" if database else "shaken_lab"
     bench: Bench = request.getfixturevalue(fitting)
     yield bench
-    faults.mend_everything(bench.plan)
+    inject.mend_everything(bench.plan)
     for guest in guests.stored(bench.plan):
-        faults.root_out(bench.plan, guest.name)
+        inject.root_out(bench.plan, guest.name)
         guests.remove(bench.plan, guest.name)
 
 

@@ -6,9 +6,9 @@ along; its disk stays. Nobody else's death may end it.
 
 from dataclasses import dataclass
 
-from vmckpt.lab.controller import Moment
-from vmckpt.lab.injuries import Fault
-from vmckpt.lab.trial import Ends
+from vmckpt_lab.command_runner import Moment
+from vmckpt_lab.faults.scenarios import Fault
+from vmckpt_lab.faults.trial import Ends
 
 PREFLIGHT, SETUP, FIRST, LATE, SWITCHOVER, POST_COPY, CLEANUP = Moment
 

@@ -2,9 +2,8 @@
 
 from tests.lab.bench import Bench, until
 from vmckpt.hypervisor.domains import define_and_start
-from vmckpt.lab import guests, image
-from vmckpt.lab.checker import Checker
-from vmckpt.lab.lookout import Lookout
+from vmckpt_lab import guest_image, guests
+from vmckpt_lab.invariants import Checker, Lookout
 
 
 def test_two_running_copies_are_seen_and_one_is_not(bench: Bench) -> None:
@@ -17,7 +16,7 @@ def test_two_running_copies_are_seen_and_one_is_not(bench: Bench) -> None:
         assert lookout.two_copies() == []
         assert checker.settled("web1", ["alpha"]) == []
         bench.inside("beta", "truncate", "--size", "8M", guest.disk_path)
-        xml = guests.domain_xml(bench.plan, guest, image.prepare())
+        xml = guests.domain_xml(bench.plan, guest, guest_image.prepare())
         bench.ask("beta", lambda hypervisor: define_and_start(hypervisor, xml))
         until(lambda: "web1 on beta" in " ".join(lookout.two_copies()))
 

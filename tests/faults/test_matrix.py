@@ -9,15 +9,15 @@ import pytest
 from tests.faults.matrix import INSIDE, MATRIX, STAGES, Cell
 from tests.lab.bench import Bench
 from tests.support import tables
-from vmckpt.lab import guests, network, trial
-from vmckpt.lab.campaign import EVIDENCE
-from vmckpt.lab.checker import Checker
-from vmckpt.lab.controller import Moment
-from vmckpt.lab.injuries import FAULTS, Fault, Scene
-from vmckpt.lab.lookout import Lookout
-from vmckpt.lab.recorder import Recorder
-from vmckpt.lab.trial import Ends
 from vmckpt.units import parse_rate
+from vmckpt_lab import guests, network
+from vmckpt_lab.chaos.run import EVIDENCE
+from vmckpt_lab.command_runner import Moment
+from vmckpt_lab.faults import trial
+from vmckpt_lab.faults.scenarios import FAULTS, Fault, Scene
+from vmckpt_lab.faults.trial import Ends
+from vmckpt_lab.history.recorder import Recorder
+from vmckpt_lab.invariants import Checker, Lookout
 
 GUEST = "web1"
 TRIES = 3

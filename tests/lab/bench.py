@@ -18,11 +18,12 @@ from tests.support import schemas
 from vmckpt import inventory
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
-from vmckpt.lab import guests, host, ledger, observer_client
-from vmckpt.lab.pace import Deadline
-from vmckpt.lab.plan import LabPlan
-from vmckpt.lab.sightings import View
 from vmckpt.units import parse_rate
+from vmckpt_lab import guests, host, ledger
+from vmckpt_lab.machine_speed import Deadline
+from vmckpt_lab.observer import client
+from vmckpt_lab.observer.analysis import View
+from vmckpt_lab.plan import LabPlan
 
 T = TypeVar("T")
 VMCKPT = [sys.executable, "-m", "vmckpt.cli.app"]
@@ -89,7 +90,7 @@ class Bench:
         return asyncio.run(guests.whereabouts(self.plan, name))
 
     def seen(self, name: str = "web1", **window: float) -> View:
-        return observer_client.status(self.plan.observer_socket, name, **window)
+        return client.status(self.plan.observer_socket, name, **window)
 
     def ledgers(self, name: str = "web1") -> dict[str, bool]:
         found = ledger.audit(self.plan, name).entries

@@ -13,8 +13,6 @@ import pytest
 
 from tests.lab.bench import Bench, until
 from vmckpt.app import snapshots
-from vmckpt.lab import chat
-from vmckpt.lab.chat import Chat
 from vmckpt.model.events import Caller
 from vmckpt.model.recovery import Phase
 from vmckpt.snapshot.group import create
@@ -26,6 +24,8 @@ from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.format.chunk_map import UNIT, Kind
 from vmckpt.store.format.manifest import decode
 from vmckpt.store.repository import Store
+from vmckpt_lab import guest_chat
+from vmckpt_lab.guest_chat import Chat
 
 PLACES = {"web1": "alpha", "web2": "beta", "db1": "alpha"}
 """The guests, and where they run."""
@@ -65,11 +65,11 @@ class Archive:
             memory = Assembly(region.kind, region.size, region.map, private.chunks, reader)
             guest = found.public.guest
             if guest in self._pages:
-                told = chat.parse(memory.read(self._pages[guest], 1))
+                told = guest_chat.parse(memory.read(self._pages[guest], 1))
                 if told is not None:
                     return told
             self._pages[guest] = _search(memory)
-            told = chat.parse(memory.read(self._pages[guest], 1))
+            told = guest_chat.parse(memory.read(self._pages[guest], 1))
             assert told is not None
             return told
 
@@ -77,7 +77,7 @@ class Archive:
 def _search(memory: Assembly) -> int:
     """The one page that begins with the mark."""
     unit = int(UNIT[Kind.RAM])
-    mark = np.frombuffer(chat.MARK, dtype=np.uint8)
+    mark = np.frombuffer(guest_chat.MARK, dtype=np.uint8)
     found: list[int] = []
     for piece in memory.pieces():
         if piece.data is not None:

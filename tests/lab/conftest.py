@@ -4,10 +4,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.bench import Bench, traces
-from vmckpt.lab import guests, lab, sightings
+from vmckpt_lab import guests, lab
+from vmckpt_lab.observer import analysis
 
 # A quarter of what measurements need: no test waits for a few milliseconds, and each probe costs.
-os.environ.setdefault(sightings.PROBES, "50")
+os.environ.setdefault(analysis.PROBES, "50")
 
 LONGEST = (
     "test_migrate", "test_snapshots", "test_qemu_user", "test_evacuate_off", "test_ways",

@@ -11,8 +11,8 @@ from typing import Any
 
 from tests.lab.bench import WHOLE, Bench, traces, until
 from tests.lab.protecting import epochs
-from vmckpt.lab import guests, host, lab
-from vmckpt.lab.processes import Census
+from vmckpt_lab import guests, host, lab
+from vmckpt_lab.processes import Census
 
 GUEST: dict[str, Any] = {
     "memory": "160MiB", "dirty": "32MiB@10MiB/s", "shared_memory": True, "disk": "32MiB",
@@ -24,7 +24,7 @@ AGENT = """\
 #!{python}
 import sys, time
 from pathlib import Path
-from vmckpt.lab import host, lab, network
+from vmckpt_lab import host, lab, network
 
 options = dict(line.rstrip("\\n").split("=", 1) for line in sys.stdin)
 if options["password"] != {secret!r}:

@@ -18,11 +18,17 @@ from tests.lab.locking_words import Asked, Then, Under
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.lab import controller, guests, host, lab, network
-from vmckpt.lab.controller import Controller, End
-from vmckpt.lab.plan import HostPlan
 from vmckpt.model.guest import Presence
 from vmckpt.units import parse_rate
+from vmckpt_lab import (
+    command_runner,
+    guests,
+    host,
+    lab,
+    network,
+)
+from vmckpt_lab.command_runner import Controller, End
+from vmckpt_lab.plan import HostPlan
 
 Doing = Callable[["Scene"], object]
 
@@ -93,7 +99,7 @@ class Scene:
     def moving(self) -> bool:
         """Whether its controller says that it is sending."""
         one = self.controller
-        moments = controller.Moment.FIRST, controller.Moment.LATE
+        moments = command_runner.Moment.FIRST, command_runner.Moment.LATE
         return one is not None and any(one.is_at(moment) for moment in moments)
 
     def start(self, *args: str) -> None:
@@ -151,7 +157,7 @@ class Scene:
         if (ours := OURS.get(asked)) is not None:
             more = ELSEWHERE if asked is Asked.MIGRATE_ELSEWHERE else {}
             named = {name: self.filled((value,))[0] for name, value in more.items()}
-            return controller.run(self.bench.plan, *self.filled(ours), limit=limit, more=named)
+            return command_runner.run(self.bench.plan, *self.filled(ours), limit=limit, more=named)
         at = self.other if asked is Asked.DESTROY_OTHER else self.home
         return self.virsh(*VIRSH[asked], at=at)
 
@@ -313,7 +319,7 @@ class Scene:
         if self.controller is not None and self.controller.running:
             self.controller.kill()
         if self.under is Under.PROTECTED:
-            controller.run(plan, "unprotect", "web1", limit=60.0)
+            command_runner.run(plan, "unprotect", "web1", limit=60.0)
         for name in ("alpha", "beta"):
             self.virsh("destroy", "web1", at=name)
             gone = self.virsh("undefine", "web1", "--managed-save", "--snapshots-metadata", at=name)
@@ -327,7 +333,7 @@ class Scene:
         for guest in guests.stored(plan):
             guests.remove(plan, guest.name)
         with suppress(VmckptError):
-            controller.run(plan, "recover", limit=60.0)
+            command_runner.run(plan, "recover", limit=60.0)
         for path in plan.shared.iterdir():
             if path.is_file():
                 path.unlink()

@@ -19,8 +19,8 @@ from tests.lab.locking_commands import (
 )
 from tests.lab.locking_scenes import Doing, Scene
 from tests.lab.locking_words import Asked, Under
-from vmckpt.lab import controller, network
-from vmckpt.lab.controller import Controller
+from vmckpt_lab import command_runner, network
+from vmckpt_lab.command_runner import Controller
 
 
 def _precopy(scene: Scene) -> None:
@@ -34,7 +34,7 @@ def _postcopy(scene: Scene) -> None:
     scene.slow()
     one = Controller(scene.bench.plan, *scene.filled((*MOVE, "--mode", "postcopy")))
     scene.controller = one
-    assert one.reach(controller.Moment.POST_COPY, limit=60.0)
+    assert one.reach(command_runner.Moment.POST_COPY, limit=60.0)
     scene.slow("10mbit")
 
 

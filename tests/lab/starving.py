@@ -12,12 +12,13 @@ from pathlib import Path
 
 from tests.lab.bench import Bench
 from tests.lab.protecting import LEFT, SOON, agent
-from vmckpt.lab import faults, host
-from vmckpt.lab.pace import Deadline
-from vmckpt.lab.processes import Census
 from vmckpt.lease.clock import boottime
 from vmckpt.replication.watchdog.process import LOG
 from vmckpt.replication.watchdog.shared_page import GuardPage
+from vmckpt_lab import host
+from vmckpt_lab.faults import inject
+from vmckpt_lab.machine_speed import Deadline
+from vmckpt_lab.processes import Census
 
 LOAD = 16
 _SPIN = "import os\nos.setpriority(os.PRIO_PROCESS, 0, 0)\nwhile True: pass"
@@ -63,7 +64,7 @@ class Victim:
         (path,) = Path(f"/proc/{first}/root{LEFT}").glob("*/page")
         self._folder = path.parent
         self.page = GuardPage.open(path)
-        found = faults.qemu(bench.plan, "web1", "alpha")
+        found = inject.qemu(bench.plan, "web1", "alpha")
         assert found is not None
         self._copy, self._census = found, Census(bench.plan)
 
@@ -117,7 +118,7 @@ class Victim:
     def _renewed(self, last: float, struck: float, limit: float) -> float | None:
         give_up = Deadline(limit)
         while self.page.renewed == last:
-            if give_up.passed() or faults.qemu(self._bench.plan, "web1", "alpha") is None:
+            if give_up.passed() or inject.qemu(self._bench.plan, "web1", "alpha") is None:
                 return None
             time.sleep(0.01)
         return boottime() - struck

@@ -12,8 +12,8 @@ import pytest
 import vmckpt
 from tests.lab.bench import VMCKPT, WHOLE, Bench, Done, finish, traces, until
 from tests.lab.protecting import GUEST, agent, left, ours
-from vmckpt.lab import guests, lab
 from vmckpt.remote import agent_install
+from vmckpt_lab import guests, lab
 
 CHECKOUT = Path(vmckpt.__file__).parents[1]
 HOSTS = ("alpha", "beta")

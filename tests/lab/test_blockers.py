@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.bench import BUSY, SLOW, Bench, codes, finish, first_line, migrate
-from vmckpt.lab import network
+from vmckpt_lab import network
 
 
 def test_a_dry_run_changes_nothing(bench: Bench) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from tests.lab.bench import WHOLE, Bench, until, usable
 from tests.support.paths import ROOT
-from vmckpt.lab import host
-from vmckpt.lab.pace import slowness
+from vmckpt_lab import host
+from vmckpt_lab.machine_speed import slowness
 
 IDLE: dict[str, Any] = {"memory": "192MiB", "dirty": "32MiB@20MiB/s"}
 FOLDER = "/dev/shm/captured"

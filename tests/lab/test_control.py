@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from tests.lab.bench import BUSY, SLOW, WHOLE, Bench, finish, first_line, until
-from vmckpt.lab import network
 from vmckpt.units import parse_rate
+from vmckpt_lab import network
 
 
 def running(bench: Bench, *more: str) -> "subprocess.Popen[str]":

@@ -12,8 +12,8 @@ import pytest
 from tests.lab.bench import BUSY, SLOW, VMCKPT, WHOLE, Bench, until
 from tests.lab.protecting import GUEST, lab_with_witness, protect, tidied
 from tests.support.tmux import Tmux, terminal
-from vmckpt.lab import network
 from vmckpt.units import parse_rate
+from vmckpt_lab import network
 
 QUIET = {"memory": "160MiB", "dirty": "32MiB@6MiB/s"}
 

@@ -9,9 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.bench import WHOLE, Bench, Done, finish, first_line, migrate, traces, until
-from vmckpt.lab import guests, host, lab, network
-from vmckpt.lab.pace import slowness
 from vmckpt.units import parse_rate
+from vmckpt_lab import (
+    guests,
+    host,
+    lab,
+    network,
+)
+from vmckpt_lab.machine_speed import slowness
 
 SMALL = {"memory": "128MiB", "dirty": "8MiB@1MiB/s", "disk": "16MiB"}
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.lab.bench import WHOLE, Bench, finish, first_line, until
 from tests.lab.test_firmware import NVRAM, with_nvram
-from vmckpt.lab import network
 from vmckpt.units import parse_rate
+from vmckpt_lab import network
 
 OWN: dict[str, Any] = {
     "memory": "128MiB", "dirty": "8MiB@1MiB/s", "disk": "96MiB", "written": "40MiB",

@@ -18,12 +18,19 @@ from tests.lab.bench import Bench, until
 from tests.lab.chatting import GROUP, PLACES, Archive, free, held
 from tests.lab.test_snapshots import ids, left
 from vmckpt.errors import Cancelled, CannotCapture, RemoteError
-from vmckpt.lab import chat, faults, guests, lab, network, observer_client
-from vmckpt.lab.pace import slowness
 from vmckpt.model.recovery import Phase
 from vmckpt.snapshot.request import Taken
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.repository import Store
+from vmckpt_lab import (
+    guest_chat,
+    guests,
+    lab,
+    network,
+)
+from vmckpt_lab.faults import inject
+from vmckpt_lab.machine_speed import slowness
+from vmckpt_lab.observer import client
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +74,12 @@ def consistent(archive: Archive, made: Sequence[str], *, whole: bool = True) -> 
     """
     chats = archive.chats(made)
     assert len(chats) == len(PLACES)
-    assert chat.violations(chats) == []
+    assert guest_chat.violations(chats) == []
     if whole:
         assert lost(chats) == 0
 
 
-def lost(chats: Sequence[chat.Chat]) -> int:
+def lost(chats: Sequence[guest_chat.Chat]) -> int:
     """Return how many messages never came, since the guests began to chat."""
     return sum(peer.lost for one in chats for peer in one.peers.values())
 
@@ -80,7 +87,7 @@ def lost(chats: Sequence[chat.Chat]) -> int:
 def one_after_the_other(bench: Bench, archive: Archive) -> list[str]:
     """What the same check finds in three snapshots that are no cut."""
     taken = [bench.good("snapshot", "create", guest, "--json").json["id"] for guest in PLACES]
-    return chat.violations(archive.chats(taken))
+    return guest_chat.violations(archive.chats(taken))
 
 
 @pytest.mark.campaign
@@ -114,9 +121,7 @@ def test_a_group_comes_back_as_one(talking: Bench) -> None:
     let_go(talking)
     # They went back in time and tell again what they had told: for later tests that is the past.
     for one in guests.stored(talking.plan):
-        observer_client.ask(
-            talking.plan.observer_socket, op="watch", guest=one.name, address=one.address
-        )
+        client.ask(talking.plan.observer_socket, op="watch", guest=one.name, address=one.address)
 
 
 def nothing(_: str, __: Phase) -> None:
@@ -237,7 +242,7 @@ _KILLED = """
 import asyncio, os, signal, sys
 from tests.lab import chatting
 from tests.lab.bench import Bench
-from vmckpt.lab import lab
+from vmckpt_lab import lab
 from vmckpt.model.recovery import Phase
 import pytest
 def blow(member, at):
@@ -272,7 +277,7 @@ def test_the_last_watchdog_is_qemu_itself(talking: Bench, monkeypatch: pytest.Mo
             for process in (agent, *map(int, keepers)):
                 os.kill(process, signal.SIGSTOP)
             for process in (agent, *map(int, keepers)):
-                faults.kill(process)
+                inject.kill(process)
 
     with pytest.raises(RemoteError, match="web2"):
         chatting.taken(talking, monkeypatch, blow, asyncio.Event())

@@ -15,9 +15,9 @@ from tests.lab.test_disk_capture import Sitting, uuid
 from vmckpt.capture.fs_freeze import Quiet, QuietUndo
 from vmckpt.hypervisor import qmp
 from vmckpt.hypervisor.guest_agent import GuestAgent, thaw_left
-from vmckpt.lab import guests, image
-from vmckpt.lab.plan import LabPlan
 from vmckpt.units import Seconds
+from vmckpt_lab import guest_image, guests
+from vmckpt_lab.plan import LabPlan
 
 # Stands in for qemu-ga: what is "frozen" is the program that writes.
 RESPONDER = r"""#!/bin/sh
@@ -48,7 +48,7 @@ CHANNEL = """<channel type='unix'><target type='virtio' name='org.qemu.guest_age
   </devices>"""
 
 
-def with_responder(known: image.Image, folder: Path) -> image.Image:
+def with_responder(known: guest_image.Image, folder: Path) -> guest_image.Image:
     """The lab's image with a responder; what comes later in an initramfs replaces what was."""
     root = folder / "root"
     (root / "modules").mkdir(parents=True)
@@ -56,7 +56,7 @@ def with_responder(known: image.Image, folder: Path) -> image.Image:
     module = found.read_bytes()
     module = lzma.decompress(module) if found.suffix == ".xz" else module
     (root / "modules/virtio_console.ko").write_bytes(module)
-    init = (resources.files("vmckpt.lab") / "assets/init").read_text()
+    init = (resources.files("vmckpt_lab") / "assets/init").read_text()
     for name, text in (("init", init.replace("\n/prover", "\n/agent &\n/prover")),
                        ("agent", RESPONDER)):  # fmt: skip
         (root / name).write_text(text)
@@ -68,7 +68,7 @@ def with_responder(known: image.Image, folder: Path) -> image.Image:
     )  # fmt: skip
     both = folder / "initramfs"
     both.write_bytes(known.initramfs.read_bytes() + gzip.compress(packed.stdout))
-    return image.Image(known.kernel, both)
+    return guest_image.Image(known.kernel, both)
 
 
 def started(
@@ -77,12 +77,12 @@ def started(
 ) -> None:  # fmt: skip
     """A guest with a responder. The image must be where the hosts see it, and `stays` there if it
     is to be started again elsewhere."""
-    known, describe = image.prepare(), guests.domain_xml
+    known, describe = guest_image.prepare(), guests.domain_xml
     made = with_responder(known, folder)
     seen = bench.plan.shared / "agent-initramfs"
     seen.write_bytes(made.initramfs.read_bytes())
 
-    def described(lab: LabPlan, guest: guests.LabGuest, booted: image.Image) -> str:
+    def described(lab: LabPlan, guest: guests.LabGuest, booted: guest_image.Image) -> str:
         words = f" VMC_SLOW_AGENT={slow:g}</cmdline>" if slow else "</cmdline>"
         return (
             describe(lab, guest, booted)
@@ -91,7 +91,7 @@ def started(
         )  # fmt: skip
 
     with monkeypatch.context() as patch:
-        patch.setattr(image, "prepare", lambda: image.Image(known.kernel, seen))
+        patch.setattr(guest_image, "prepare", lambda: guest_image.Image(known.kernel, seen))
         patch.setattr(guests, "domain_xml", described)
         try:
             bench.guest(

@@ -14,10 +14,10 @@ from vmckpt.errors import HostKeyRefused, HostUnreachable, RemoteError
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import find_guest
 from vmckpt.hypervisor.host_facts import host_facts
-from vmckpt.lab import host as lab_host
-from vmckpt.lab import network
 from vmckpt.model.host import Host, SshAddress
 from vmckpt.remote.ssh import Remote
+from vmckpt_lab import host as lab_host
+from vmckpt_lab import network
 
 
 @pytest.mark.parametrize(

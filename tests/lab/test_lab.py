@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.lab.bench import VMCKPT, WHOLE, Bench, code_of, first_line, traces, until
-from vmckpt.lab import guests, lab, network
 from vmckpt.units import parse_rate
+from vmckpt_lab import guests, lab, network
 
 
 def vmckpt(*args: str) -> subprocess.CompletedProcess[str]:

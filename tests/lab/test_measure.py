@@ -11,7 +11,6 @@ from vmckpt.errors import RemoteError
 from vmckpt.hypervisor import dirty_rate
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import find_guest
-from vmckpt.lab import network
 from vmckpt.migration.forecast.forecast import Facts
 from vmckpt.migration.forecast.measure import measure
 from vmckpt.model.guest import Guest
@@ -19,6 +18,7 @@ from vmckpt.model.migration import DirtyPoint
 from vmckpt.remote import measure as remote
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, Seconds, parse_rate
+from vmckpt_lab import network
 
 T = TypeVar("T")
 Question = Callable[[Hypervisor, Remote, Guest], Awaitable[T]]

@@ -8,9 +8,9 @@ import pytest
 
 from tests.lab.bench import BUSY, SLOW, WHOLE, Bench, code_of, finish, first_line, migrate, until
 from vmckpt.hypervisor.domains import find_guest
-from vmckpt.lab import network
-from vmckpt.lab.pace import slowness
 from vmckpt.units import parse_rate
+from vmckpt_lab import network
+from vmckpt_lab.machine_speed import slowness
 
 SHORT = ("--max-downtime", "20ms")
 # Converges also beside other tests: of a post-copy libvirt 9.0 keeps no statistics.

@@ -13,10 +13,10 @@ import pytest
 from tests.lab.bench import WHOLE, Bench, Done, codes, first_line, until
 from tests.lab.bench import finish as finish_soon
 from tests.lab.protecting import agent, left, on_qemu, stored
-from vmckpt.lab import network
-from vmckpt.lab.guests import LabGuest
-from vmckpt.lab.pace import slowness
 from vmckpt.units import parse_rate
+from vmckpt_lab import network
+from vmckpt_lab.guests import LabGuest
+from vmckpt_lab.machine_speed import slowness
 
 pytestmark = pytest.mark.long
 

@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.lab.bench import Bench, finish, migrate, until
 from tests.lab.test_run import Told
-from vmckpt.lab import lab
-from vmckpt.lab.pace import slowness
 from vmckpt.monitor.webhooks import SIGNATURE, signature
+from vmckpt_lab import lab
+from vmckpt_lab.machine_speed import slowness
 
 SMALL = {"memory": "128MiB", "dirty": "8MiB@1MiB/s", "disk": "16MiB"}
 SECRET = b"of the lab"

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.lab.bench import SLOW, WHOLE, Bench, migrate
-from vmckpt.lab import delay, network
-from vmckpt.lab.pace import slowness
 from vmckpt.units import Seconds
+from vmckpt_lab import delay_proxy, network
+from vmckpt_lab.machine_speed import slowness
 
 # Over SLOW its region is dirty again after each pass: only a rule ends it.
 HOT = {"memory": "224MiB", "dirty": "80MiB@60MiB/s"}
@@ -94,11 +94,11 @@ def test_huge_memory_sends_over_several_connections(bench: Bench) -> None:
 @pytest.mark.long
 def test_wan_carries_a_guest_far_away_encrypted(bench: Bench) -> None:
     bench.guest(memory="192MiB", dirty="32MiB@4MiB/s")
-    delay.put(bench.plan, "beta", Seconds(0.04))
+    delay_proxy.put(bench.plan, "beta", Seconds(0.04))
     try:
         done = migrate(bench, "beta", "--policy", "wan")
     finally:
-        delay.put(bench.plan, "beta", None)
+        delay_proxy.put(bench.plan, "beta", None)
 
     assert done.code == 0, done.err
     assert bench.where() == ["beta"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.lab.bench import SLOW, WHOLE, Bench, Done, answers, finish, first_line, until
-from vmckpt.lab import network
+from vmckpt_lab import network
 
 # Over SLOW its 96 MiB are dirty again after each pass: only post-copy ends it.
 HOT = {"memory": "224MiB", "dirty": "96MiB@60MiB/s"}

@@ -16,7 +16,7 @@ from tests.lab.test_replication_security import imitation
 from tests.lab.test_snapshots import left as left_of_snapshots
 from tests.lab.test_snapshots import proofs, taken
 from tests.lab.test_transport import pki, verdict
-from vmckpt.lab import host
+from vmckpt_lab import host
 
 USER = "libvirt-qemu"
 PRIVATE: dict[str, Any] = {"memory": "160MiB", "dirty": "16MiB@4MiB/s", "disk": "32MiB"}

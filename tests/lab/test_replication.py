@@ -27,8 +27,8 @@ from tests.lab.protecting import (
     tidied,
 )
 from tests.lab.test_guest_agent import started
-from vmckpt.lab import host, lab, network
-from vmckpt.lab.pace import slowness
+from vmckpt_lab import host, lab, network
+from vmckpt_lab.machine_speed import slowness
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 
 from tests.lab.bench import WHOLE, until
 from tests.lab.fenced import SECRET, SOON, Fencing, fenced_lab, goes_on, protected
-from vmckpt.lab import lab, network
-from vmckpt.lab.lookout import Lookout
+from vmckpt_lab import lab, network
+from vmckpt_lab.invariants import Lookout
 
 
 @pytest.fixture(scope="module")

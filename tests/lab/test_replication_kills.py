@@ -25,9 +25,9 @@ from tests.lab.protecting import (
     tidied,
 )
 from tests.support.paths import ROOT
-from vmckpt.lab import host
-from vmckpt.lab.pace import slowness
 from vmckpt.replication.watchdog.shared_page import GuardPage
+from vmckpt_lab import host
+from vmckpt_lab.machine_speed import slowness
 
 pytestmark = pytest.mark.long
 

@@ -17,7 +17,7 @@ from tests.lab.protecting import (
     stored,
     tidied,
 )
-from vmckpt.lab import host
+from vmckpt_lab import host
 
 pytestmark = pytest.mark.long
 

@@ -24,10 +24,11 @@ from tests.lab.protecting import (
     protect,
     tidied,
 )
-from vmckpt.lab import faults, image
-from vmckpt.lab.image import Image
-from vmckpt.lab.plan import GUEST_BRIDGE
-from vmckpt.lab.shell import run
+from vmckpt_lab import guest_image
+from vmckpt_lab.faults import inject
+from vmckpt_lab.guest_image import Image
+from vmckpt_lab.plan import GUEST_BRIDGE
+from vmckpt_lab.shell import run
 
 pytestmark = pytest.mark.long
 
@@ -54,7 +55,7 @@ def pair(witnessed: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """Its guests use a second card by themselves."""
     folder = witnessed.plan.shared / "sends"  # a host sees no /tmp but its own
     made = sending(folder)
-    monkeypatch.setattr(image, "prepare", lambda: made)
+    monkeypatch.setattr(guest_image, "prepare", lambda: made)
     with tidied(witnessed) as bench:
         yield bench
     shutil.rmtree(folder)
@@ -62,14 +63,14 @@ def pair(witnessed: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 def sending(folder: Path) -> Image:
     """The guest's image; files of a later archive replace those of one before."""
-    usual, root = image.prepare(), folder / "root"
+    usual, root = guest_image.prepare(), folder / "root"
     root.mkdir(parents=True)
-    init = (Path(image.__file__).parent / "assets/init").read_text()
+    init = (Path(guest_image.__file__).parent / "assets/init").read_text()
     (root / "init").write_text(init.replace("\n/prover\n", "\n/sends &\n/prover\n"))
     (root / "sends").write_text(SENDS)
     for name in ("init", "sends"):
         (root / name).chmod(0o755)
-    image._pack(root, folder / "more.cpio")
+    guest_image._pack(root, folder / "more.cpio")
     both = folder / "initramfs.cpio"
     both.write_bytes(usual.initramfs.read_bytes() + (folder / "more.cpio").read_bytes())
     run(["chmod", "-R", "a+rX", str(folder)])
@@ -101,14 +102,14 @@ def test_a_card_that_is_plugged_in_sends_nothing_until_the_standby_is_invalid(
     protect(pair, "--ttl", "40s")  # to stop a database takes seconds on a busy machine
     epochs(pair)
     agent = asked(pair)["process"]
-    command = faults.stop_postgres(pair.plan)
+    command = inject.stop_postgres(pair.plan)
     try:  # while the lease store is away, nothing can be recorded there
         plug(pair)
         over = time.monotonic() + 4.0
         while time.monotonic() < over:
             assert sent(pair) == 0
     finally:
-        faults.start_postgres(pair.plan, command)
+        inject.start_postgres(pair.plan, command)
     until(lambda: asked(pair).get("phase") == "alone", limit=SOON)
     until(lambda: sent(pair) > 0, limit=SOON)
     assert "plugged in or out" in asked(pair)["says"]

@@ -11,8 +11,8 @@ import pytest
 
 from tests.lab.bench import WHOLE, Bench, answers, finish, traces, until
 from tests.lab.protecting import LEFT, TTL, agent, epochs, left, on_qemu, stored
-from vmckpt.lab import guests, host, lab
 from vmckpt.units import MIB
+from vmckpt_lab import guests, host, lab
 
 GUEST: dict[str, Any] = {
     "memory": "160MiB", "dirty": "32MiB@10MiB/s", "shared_memory": True, "disk": "128MiB",

@@ -29,7 +29,8 @@ from tests.lab.protecting import (
     tidied,
 )
 from tests.support.processes import command_lines
-from vmckpt.lab import faults, host
+from vmckpt_lab import host
+from vmckpt_lab.faults import inject
 
 pytestmark = pytest.mark.long
 
@@ -57,7 +58,7 @@ def test_a_guest_whose_agent_and_guard_are_killed_ends_with_its_lease(pair: Benc
     for word in (GUARD, AGENT):
         signalled(pair, "alpha", word, signal.SIGKILL)
     killed = time.monotonic()
-    until(lambda: faults.qemu(pair.plan, "web1", "alpha") is None, limit=SOON)
+    until(lambda: inject.qemu(pair.plan, "web1", "alpha") is None, limit=SOON)
     lasted = time.monotonic() - killed
     assert lasted < TTL
     until(lambda: pair.where() == ["beta"], limit=SOON)
@@ -74,7 +75,7 @@ def test_all_of_ours_stopped_at_once_leave_no_second_copy(pair: Bench) -> None:
     epochs(pair)
     for word in (GUARD, AGENT):
         signalled(pair, "alpha", word, signal.SIGSTOP)
-    until(lambda: faults.qemu(pair.plan, "web1", "alpha") is None, limit=SOON)
+    until(lambda: inject.qemu(pair.plan, "web1", "alpha") is None, limit=SOON)
     until(lambda: pair.where() == ["beta"], limit=SOON)
     for word in (GUARD, AGENT):
         signalled(pair, "alpha", word, signal.SIGCONT)

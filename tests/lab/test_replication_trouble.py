@@ -28,12 +28,13 @@ from tests.lab.protecting import (
     tidied,
 )
 from tests.support.paths import ROOT
-from vmckpt.lab import faults, guests, network
-from vmckpt.lab.faults import SmallDisk
-from vmckpt.lab.pace import slowness
-from vmckpt.lab.processes import Census
-from vmckpt.lab.shell import in_namespace
 from vmckpt.units import parse_rate
+from vmckpt_lab import guests, network
+from vmckpt_lab.faults import inject
+from vmckpt_lab.faults.inject import SmallDisk
+from vmckpt_lab.machine_speed import slowness
+from vmckpt_lab.processes import Census
+from vmckpt_lab.shell import in_namespace
 
 pytestmark = pytest.mark.long
 
@@ -187,14 +188,14 @@ def test_without_the_lease_store_the_guest_ends_with_its_lease_and_runs_once_it_
     protect(pair)
     epochs(pair)
     stopped = time.monotonic()
-    command = faults.stop_postgres(pair.plan)
+    command = inject.stop_postgres(pair.plan)
     try:
-        until(lambda: faults.qemu(pair.plan, "web1", "alpha") is None, limit=SOON)
+        until(lambda: inject.qemu(pair.plan, "web1", "alpha") is None, limit=SOON)
         gone = time.monotonic()
         lasted = gone - stopped
         # A lease, less a fifth, from when the last renewal was sent.
         assert 0.375 * TTL < lasted < 0.8 * TTL + SETTLES * slowness()
-        waits = faults.qemu(pair.plan, "web1", "beta")
+        waits = inject.qemu(pair.plan, "web1", "beta")
         assert waits is not None
         census = Census(pair.plan)
         before = census.ran(waits)
@@ -205,7 +206,7 @@ def test_without_the_lease_store_the_guest_ends_with_its_lease_and_runs_once_it_
         assert "ended the guest: the lease has ended" in found["says"]["alpha"]["why"]
         assert not heard(pair, gone)
     finally:
-        faults.start_postgres(pair.plan, command)
+        inject.start_postgres(pair.plan, command)
     back = time.monotonic()
     until(lambda: heard(pair, back), limit=SOON)
     took = time.monotonic() - back
@@ -223,9 +224,9 @@ def test_a_lease_store_that_is_away_for_less_than_a_lease_is_not_noticed(pair: B
     protect(pair, "--ttl", "20s")
     epochs(pair)
     before, began = ours(pair), time.monotonic()
-    command = faults.stop_postgres(pair.plan)
+    command = inject.stop_postgres(pair.plan)
     time.sleep(2.0)
-    faults.start_postgres(pair.plan, command)
+    inject.start_postgres(pair.plan, command)
     time.sleep(24.0)  # longer than a lease: nothing comes of it
     found = answered(pair, "alpha", "beta")
     assert found["says"]["alpha"]["phase"] == "protecting"

@@ -12,9 +12,9 @@ import pytest
 
 from tests.lab.bench import WHOLE, finish, until
 from tests.lab.fenced import SECRET, SOON, Fencing, fenced_lab, goes_on, protected
-from vmckpt.lab import host, lab, network
-from vmckpt.lab.lookout import Lookout
-from vmckpt.lab.processes import Census
+from vmckpt_lab import host, lab, network
+from vmckpt_lab.invariants import Lookout
+from vmckpt_lab.processes import Census
 
 NOBODY = "02:00:00:00:00:99"
 

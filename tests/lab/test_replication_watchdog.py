@@ -23,7 +23,8 @@ from tests.lab.protecting import (
 )
 from tests.lab.starving import Victim, busy
 from tests.support.paths import ROOT
-from vmckpt.lab import faults, host, network
+from vmckpt_lab import host, network
+from vmckpt_lab.faults import inject
 
 pytestmark = pytest.mark.long
 
@@ -122,7 +123,7 @@ def test_where_ptrace_is_refused_two_watchdogs_restart_each_other_and_end_the_gu
     network.cut(pair.plan, "alpha")
     os.kill(_pair(pair)[0], signal.SIGKILL)
     signalled(pair, "alpha", AGENT, signal.SIGKILL)
-    until(lambda: faults.qemu(pair.plan, "web1", "alpha") is None, limit=SOON)
+    until(lambda: inject.qemu(pair.plan, "web1", "alpha") is None, limit=SOON)
     network.heal(pair.plan, "alpha")
     until(lambda: pair.where() == ["beta"], limit=SOON)
     assert "the watchdog ended the guest" in ours(pair)["why"]

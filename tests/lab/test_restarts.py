@@ -7,16 +7,16 @@ import pytest
 
 from tests.lab.bench import WHOLE, Bench, finish, first_line
 from tests.lab.test_snapshots import SMALL, ids, kept, left, taken
-from vmckpt.lab import faults
+from vmckpt_lab.faults import inject
 
 __all__ = ["kept"]
 
 
 def restart(bench: Bench, seconds: float) -> None:
     """alpha's libvirtd is killed, and comes back after so long."""
-    faults.kill(faults.libvirtd(bench.plan, "alpha"))
+    inject.kill(inject.libvirtd(bench.plan, "alpha"))
     time.sleep(seconds)  # for as long as it is down
-    faults.start_libvirtd(bench.plan, "alpha")
+    inject.start_libvirtd(bench.plan, "alpha")
 
 
 def asked(bench: Bench, command: str) -> dict[str, object]:

@@ -14,9 +14,9 @@ import yaml
 from tests.lab.bench import Bench, ended_late, finish, until
 from tests.lab.test_snapshots import SMALL, kept, left, proofs
 from vmckpt.journal.store import Journal
-from vmckpt.lab.pace import Deadline
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.repository import Store
+from vmckpt_lab.machine_speed import Deadline
 
 __all__ = ["kept"]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.lab.bench import Bench, Done, finish, first_line, until
-from vmckpt.lab import ledger
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.format.manifest import decode
 from vmckpt.store.repository import Store
+from vmckpt_lab import ledger
 
 SMALL = {"memory": "192MiB", "dirty": "16MiB@1MiB/s", "disk": "32MiB"}
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.lab.bench import VMCKPT, Done, finish, first_line, traces
 from tests.support.paths import ROOT
-from vmckpt.lab.plan import LABS
+from vmckpt_lab.plan import LABS
 
 PAGE = ROOT / "docs/start.md"
 _BROKEN = "migrate web1 --to alpha --mode precopy"

@@ -10,14 +10,14 @@ import pytest
 
 from tests.lab.bench import WHOLE, Bench, until
 from tests.lab.moving import Moved, move, other
-from vmckpt.lab.capture import Capture
-from vmckpt.lab.guests import FILLING
-from vmckpt.lab.pki import Authority, install
 from vmckpt.migration.plan.tls_checks import TlsVerdict, names_of, tls_findings
 from vmckpt.model.migration import AutoConverge, Compression
 from vmckpt.remote import probe
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, parse_rate
+from vmckpt_lab.certificates import Authority, install
+from vmckpt_lab.guests import FILLING
+from vmckpt_lab.packet_capture import Capture
 
 SLOWLY = AutoConverge(initial=30, increment=20, at_most=80)
 TLS: dict[str, Any] = {"tls_name": "HOST"}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.lab.bench import Bench, finish, first_line, until
 from tests.lab.test_snapshots import kept, left, proofs, taken
-from vmckpt.lab import host, ledger
+from vmckpt_lab import host, ledger
 
 __all__ = ["kept"]
 

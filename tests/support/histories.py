@@ -12,9 +12,10 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from vmckpt.lab import history, wire
-from vmckpt.lab.history import History, Kind
-from vmckpt.lab.workload import Client
+from vmckpt_lab.history import history
+from vmckpt_lab.history.history import History, Kind
+from vmckpt_lab.history.workload import Client
+from vmckpt_lab.observer import messages
 
 _WORD = 1 << 64
 
@@ -28,7 +29,7 @@ class Store:
     cells: dict[int, int] = field(default_factory=dict)
     sessions: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def answer(self, request: wire.Request) -> wire.Reply | None:
+    def answer(self, request: messages.Request) -> messages.Reply | None:
         if request.recording < self.recording:
             return None
         if request.recording > self.recording:
@@ -39,7 +40,7 @@ class Store:
         if request.sequence > last:
             before = self._carried_out(request.asked)
             self.sessions[request.session] = (request.sequence, before)
-        return wire.Reply(
+        return messages.Reply(
             recording=request.recording, session=request.session, sequence=request.sequence,
             run=self.run, before=before,
         )  # fmt: skip
@@ -72,7 +73,7 @@ class _Copy:
     holds: bool
     """Whether answers wait for a commit."""
     alive: bool = True
-    held: list[wire.Reply] = field(default_factory=list)
+    held: list[messages.Reply] = field(default_factory=list)
 
 
 class World:
@@ -141,12 +142,12 @@ class World:
             return
         if not ask.again:
             self.lines.append(history.call_line(client.number, ask.sequence, ask.asked, now))
-        request = wire.Request(
+        request = messages.Request(
             recording=1, session=client.number, sequence=ask.sequence, asked=ask.asked
         )
         self._at(now + self._travels(), lambda at: self._arrives(request, at))
 
-    def _arrives(self, request: wire.Request, now: float) -> None:
+    def _arrives(self, request: messages.Request, now: float) -> None:
         copy = self._primary
         if self._backup is not None and (not copy.alive or request.session % 2):
             copy = self._backup
@@ -158,7 +159,7 @@ class World:
         elif reply is not None:
             self._leaves(reply, now)
 
-    def _leaves(self, reply: wire.Reply, now: float) -> None:
+    def _leaves(self, reply: messages.Reply, now: float) -> None:
         def act(at: float) -> None:
             line = history.return_line(
                 reply.session, reply.sequence, at, output=reply.before, run=reply.run

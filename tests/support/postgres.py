@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from vmckpt.lab.pace import Deadline
+from vmckpt_lab.machine_speed import Deadline
 
 _PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vmckpt.lab.pace import Deadline
+from vmckpt_lab.machine_speed import Deadline
 
 _RESTS = 3.0
 """Seconds for a program to deal with a key; ours need a tenth of one."""

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from tests.support.processes import command_lines
-from vmckpt.lab.pace import slowness
+from vmckpt_lab.machine_speed import slowness
 
 
 def free_port() -> int:

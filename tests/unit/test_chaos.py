@@ -9,38 +9,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.lab import chaos
-from vmckpt.lab.campaign import Tally, replay_command
-from vmckpt.lab.checker import Seen, judge, truthful
-from vmckpt.lab.controller import LATE, Moment, Progress
-from vmckpt.lab.injuries import FAULTS, Fault
-from vmckpt.lab.lookout import RUNS, Together
-from vmckpt.lab.processes import Copy
-from vmckpt.lab.trial import Ends
 from vmckpt.model.guest import GuestState
 from vmckpt.policy import parse
 from vmckpt.units import Seconds, parse_rate
+from vmckpt_lab.chaos import plan
+from vmckpt_lab.chaos.run import Tally, replay_command
+from vmckpt_lab.command_runner import LATE, Moment, Progress
+from vmckpt_lab.faults.scenarios import FAULTS, Fault
+from vmckpt_lab.faults.trial import Ends
+from vmckpt_lab.invariants import RUNS, Seen, Together, judge, truthful
+from vmckpt_lab.processes import Copy
 
 SEEDS = st.integers(0, 10**6)
-MANY = [chaos.operation(7, number) for number in range(1, 1500)]
+MANY = [plan.operation(7, number) for number in range(1, 1500)]
 
 
 @given(SEEDS, st.integers(1, 1000))
 def test_an_operation_follows_from_seed_and_number_alone(seed: int, number: int) -> None:
-    one = chaos.operation(seed, number)
+    one = plan.operation(seed, number)
 
-    assert one == chaos.operation(seed, number)
+    assert one == plan.operation(seed, number)
     assert one.number == number
-    assert one.guest in {wish.name for wish in chaos.guests(seed)}
+    assert one.guest in {wish.name for wish in plan.guests(seed)}
     assert one.link is None or parse_rate(one.link) > 0
-    policy, problems = parse.examine(chaos.policy(one), Path("chaos.yaml"))
+    policy, problems = parse.examine(plan.policy(one), Path("chaos.yaml"))
     assert problems == ()
     assert policy is not None
 
 
 def test_two_seeds_are_two_runs() -> None:
-    assert [chaos.operation(1, n) for n in range(1, 9)] != [
-        chaos.operation(2, n) for n in range(1, 9)
+    assert [plan.operation(1, n) for n in range(1, 9)] != [
+        plan.operation(2, n) for n in range(1, 9)
     ]
 
 
@@ -52,7 +51,7 @@ def test_every_fault_and_every_moment_comes() -> None:
     assert set(moments) == set(Moment)
     assert faults[Fault.CONTROLLER_KILLED] == max(faults.values())
     assert set(FAULTS) == set(Fault)
-    with_database = {chaos.operation(7, n, postgres=True).fault for n in range(1, 500)}
+    with_database = {plan.operation(7, n, postgres=True).fault for n in range(1, 500)}
     assert Fault.POSTGRES in with_database
 
 
@@ -69,7 +68,7 @@ def test_late_moments_are_for_the_guest_that_writes_much() -> None:
     [("alpha", 1, "beta"), ("alpha", 2, "gamma"), ("gamma", 1, "alpha"), ("beta", 2, "alpha")],
 )
 def test_a_target_is_so_many_hosts_further(source: str, further: int, target: str) -> None:
-    assert chaos.target(["alpha", "beta", "gamma"], source, further) == target
+    assert plan.target(["alpha", "beta", "gamma"], source, further) == target
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_only_who_has_the_guest_may_take_it_along(
 ) -> None:
     one = replace(MANY[0], fault=fault, moment=moment, delay=0.0)
 
-    assert chaos.ends(one, hit=hit) is ends
+    assert plan.ends(one, hit=hit) is ends
 
 
 def test_how_to_do_it_again_is_said() -> None:

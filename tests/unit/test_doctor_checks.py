@@ -7,11 +7,11 @@ import pytest
 from tests.support.builders import HOST, PROBE, host_facts
 from vmckpt.doctor import checks, gather
 from vmckpt.doctor.checks import DeviceSeen, Examined, FenceSeen
-from vmckpt.lab import pki
 from vmckpt.model.fencing import Ran
 from vmckpt.model.finding import Severity
 from vmckpt.model.host import Host, HostFacts, NoTrace
 from vmckpt.units import Bytes, Seconds
+from vmckpt_lab import certificates
 
 NOW = datetime.now(UTC)
 GOOD = Examined(
@@ -137,7 +137,7 @@ def test_a_skew_that_the_round_trip_explains_is_none() -> None:
     ("days", "severity"), [(10, None), (350, Severity.WARNING), (400, Severity.BLOCKER)]
 )
 def test_certificates_are_warned_of_before_they_end(days: int, severity: Severity | None) -> None:
-    pem = pki.Authority("test").issue("alpha", ["10.0.0.1"])[1].decode()
+    pem = certificates.Authority("test").issue("alpha", ["10.0.0.1"])[1].decode()
     found = wrong(probed(certificates={"/x.pem": pem}), NOW + timedelta(days=days))
 
     assert found == ({} if severity is None else {"certificate": severity})

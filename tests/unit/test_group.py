@@ -14,14 +14,14 @@ from tests.support.stocking import Stock, stocked
 from vmckpt.agent.snapshot import create
 from vmckpt.capture import network_hold
 from vmckpt.errors import BadInput, CaptureFailed, RemoteError
-from vmckpt.lab import chat
-from vmckpt.lab.chat import Chat, Peer
 from vmckpt.model.events import Copied
 from vmckpt.model.recovery import Phase
 from vmckpt.snapshot.group import rules
 from vmckpt.snapshot.group.barrier import Cutting
 from vmckpt.snapshot.group.rules import Meeting
 from vmckpt.units import Bytes, Seconds
+from vmckpt_lab import guest_chat
+from vmckpt_lab.guest_chat import Chat, Peer
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_the_check_finds_what_was_received_and_not_sent(
 ) -> None:
     one = Chat(own=0, run=1, peers={1: peer(sent, 0)})
     other = Chat(own=1, run=2, peers={0: peer(0, received)})
-    assert len(chat.violations([one, other])) == wrong
+    assert len(guest_chat.violations([one, other])) == wrong
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ from vmckpt.hypervisor import (
 )
 from vmckpt.hypervisor.connection import NONSENSE, Hypervisor, Lane
 from vmckpt.hypervisor.migration import LibvirtMover
-from vmckpt.lab.pace import slowness
 from vmckpt.model.host import Host
 from vmckpt.units import Seconds
+from vmckpt_lab.machine_speed import slowness
 
 HOST = Host(name="alpha", uri="qemu:///system")
 ODD: list[Any] = [None, -1, 2**64, 10**30, "x", "", 1.5, [], {}, (), b"x", True, object(), [None]]

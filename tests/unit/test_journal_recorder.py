@@ -19,11 +19,11 @@ from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation, Request, StepState, StoredSample
 from vmckpt.journal.serialization import as_record, as_sampled
 from vmckpt.journal.store import Journal
-from vmckpt.lab.pace import slowness
 from vmckpt.model.events import Checked, Decided, Estimate, PhaseChanged, Sampled
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.migration import Decision, JobPhase
 from vmckpt.units import MIB, Bytes, Seconds
+from vmckpt_lab.machine_speed import slowness
 
 WEB1 = NewOperation(kind="migrate", guest="web1", source="alpha", target="beta")
 UNKNOWN = Estimate(low=None, high=None, converging=None)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from vmckpt.lab import pace
+from vmckpt_lab import machine_speed
 
 
 @pytest.fixture
@@ -18,8 +18,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_machine_of_half_the_speed_gets_twice_the_time(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "slowness", lambda: 2.0)
-    deadline = pace.Deadline(10.0)
+    monkeypatch.setattr(machine_speed, "slowness", lambda: 2.0)
+    deadline = machine_speed.Deadline(10.0)
     for now, passed in ((109.9, False), (110.1, False), (119.9, False), (120.1, True)):
         clock[0] = now
         assert deadline.passed() is passed
@@ -28,11 +28,11 @@ def test_a_machine_of_half_the_speed_gets_twice_the_time(
 def test_once_stretched_a_limit_is_not_shortened(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deadline = pace.Deadline(10.0)
-    monkeypatch.setattr(pace, "slowness", lambda: 3.0)
+    deadline = machine_speed.Deadline(10.0)
+    monkeypatch.setattr(machine_speed, "slowness", lambda: 3.0)
     clock[0] = 111.0
     assert not deadline.passed()
-    monkeypatch.setattr(pace, "slowness", lambda: 1.0)
+    monkeypatch.setattr(machine_speed, "slowness", lambda: 1.0)
     clock[0] = 129.0
     assert not deadline.passed()
     clock[0] = 130.0
@@ -42,12 +42,12 @@ def test_once_stretched_a_limit_is_not_shortened(
 def test_a_wait_that_ends_in_time_measures_nothing(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "slowness", lambda: pytest.fail("measured"))
-    deadline = pace.Deadline(10.0)
+    monkeypatch.setattr(machine_speed, "slowness", lambda: pytest.fail("measured"))
+    deadline = machine_speed.Deadline(10.0)
     clock[0] = 109.0
     assert not deadline.passed()
 
 
 def test_no_machine_is_faster_than_the_limits_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "_sample", lambda: pace.REFERENCE / 4)
-    assert pace.slowness() == 1.0
+    monkeypatch.setattr(machine_speed, "_sample", lambda: machine_speed.REFERENCE / 4)
+    assert machine_speed.slowness() == 1.0

@@ -5,9 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.lab import configs, ledger, plan, wire
-from vmckpt.lab.plan import LabPlan
-from vmckpt.lab.sightings import Output, Rhythm, Sightings, View, blackout
+from vmckpt_lab import config_files, ledger, plan
+from vmckpt_lab.observer import messages
+from vmckpt_lab.observer.analysis import (
+    Output,
+    Rhythm,
+    Sightings,
+    View,
+    blackout,
+)
+from vmckpt_lab.plan import LabPlan
 
 WORDS = st.integers(0, (1 << 64) - 1)
 
@@ -38,19 +45,19 @@ def test_a_taken_subnet_is_passed_over() -> None:
 
 @given(st.lists(WORDS, min_size=11, max_size=11))
 def test_a_message_survives_the_wire(words: list[int]) -> None:
-    names = list(wire.Message.__dataclass_fields__)
-    message = wire.Message(**dict(zip(names, words, strict=True)))
+    names = list(messages.Message.__dataclass_fields__)
+    message = messages.Message(**dict(zip(names, words, strict=True)))
 
-    assert wire.decode(wire.encode(message)) == message
+    assert messages.decode(messages.encode(message)) == message
 
 
 @given(st.binary(max_size=200))
 def test_any_other_datagram_is_not_ours(datagram: bytes) -> None:
-    assert wire.decode(datagram) is None
+    assert messages.decode(datagram) is None
 
 
-def number(n: int, clock: int = 0) -> wire.Message:
-    return wire.Message(kind=wire.NUMBER, run=1, number=n, clock_ns=clock or n)
+def number(n: int, clock: int = 0) -> messages.Message:
+    return messages.Message(kind=messages.NUMBER, run=1, number=n, clock_ns=clock or n)
 
 
 def test_numbers_in_order_with_losses_are_no_conflict() -> None:
@@ -89,8 +96,8 @@ def test_a_second_copy_of_a_guest_betrays_itself(n: int) -> None:
     assert output.conflicts == 1
 
 
-def pong(n: int, token: int) -> wire.Message:
-    return replace(number(n), kind=wire.PONG, token=token)
+def pong(n: int, token: int) -> messages.Message:
+    return replace(number(n), kind=messages.PONG, token=token)
 
 
 def test_an_answer_that_forgets_a_number_is_noticed() -> None:
@@ -184,7 +191,7 @@ def test_a_record_in_a_wrong_place_is_broken() -> None:
     assert ledger.read_records(image((5, record(1))), 1, 1).broken == 1
 
 
-CHECKED = wire.Message(kind=wire.VERIFIED, number=9, pages_checked=10, records_checked=9)
+CHECKED = messages.Message(kind=messages.VERIFIED, number=9, pages_checked=10, records_checked=9)
 VIEW = View(
     now=1.0, blackout=0.005, answered_at=1.0,
     runs=1, run=1, ticks=1, pages_written=1, highest=9, heard=9,
@@ -222,7 +229,7 @@ def test_each_loss_breaks_its_ledger(view: View, records: ledger.Records, expect
 
 def test_a_host_sees_the_program_wherever_it_is() -> None:
     plan = LabPlan(name="a", subnet=1, host_count=2)
-    script = configs.boot_script(plan, plan.hosts[0], ("/usr/lib/x", "/tmp/a b/v", "/root/v"))
+    script = config_files.boot_script(plan, plan.hosts[0], ("/usr/lib/x", "/tmp/a b/v", "/root/v"))
     lines = script.splitlines()
     held = lines.index("exec 8<'/tmp/a b/v'")
     shown = lines.index("mount -c --bind /proc/self/fd/8 '/tmp/a b/v'")

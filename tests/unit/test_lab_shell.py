@@ -6,7 +6,7 @@ from types import FrameType
 
 import pytest
 
-from vmckpt.lab.shell import run
+from vmckpt_lab.shell import run
 
 
 def children() -> set[str]:

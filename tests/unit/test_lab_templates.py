@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from vmckpt.lab import guests, image, templates
-from vmckpt.lab.plan import LabPlan
 from vmckpt.units import Bytes, BytesPerSecond
+from vmckpt_lab import guest_image, guest_templates, guests
+from vmckpt_lab.plan import LabPlan
 
 LAB = LabPlan(name="t1", subnet=7, host_count=2)
-BOOTED = image.Image(Path("/cache/vmlinuz"), Path("/cache/initramfs-1.cpio"))
+BOOTED = guest_image.Image(Path("/cache/vmlinuz"), Path("/cache/initramfs-1.cpio"))
 
 
-def template(lab: LabPlan = LAB, booted: image.Image = BOOTED, **other: Any) -> str:
+def template(lab: LabPlan = LAB, booted: guest_image.Image = BOOTED, **other: Any) -> str:
     usual: dict[str, Any] = {
         "name": "web1", "address": lab.guest_address(0), "memory": Bytes(256 << 20), "vcpus": 1,
         "dirty": Bytes(64 << 20), "dirty_rate": BytesPerSecond(20 << 20), "disk": Bytes(64 << 20),
@@ -21,7 +21,7 @@ def template(lab: LabPlan = LAB, booted: image.Image = BOOTED, **other: Any) -> 
         "shared_memory": False,
     }  # fmt: skip
     guest = guests.LabGuest(**(usual | other))
-    return templates.generalised(guests.domain_xml(lab, guest, booted))
+    return guest_templates.generalised(guests.domain_xml(lab, guest, booted))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_guests_that_differ_in_settings_and_paths_share_one(other: dict[str, Any
         {"disk": Bytes(0)},
         {"shared_memory": True},
         {"dirty": Bytes(32 << 20)},
-        {"booted": image.Image(Path("/cache/vmlinuz"), Path("/cache/initramfs-2.cpio"))},
+        {"booted": guest_image.Image(Path("/cache/vmlinuz"), Path("/cache/initramfs-2.cpio"))},
     ],
 )
 def test_guests_with_other_hardware_memory_or_image_do_not(other: dict[str, Any]) -> None:

@@ -18,12 +18,12 @@ from tests.support.lease_protection import (
     waited,
 )
 from vmckpt.errors import BadInput, LeaseLost
-from vmckpt.lab.pace import slowness
 from vmckpt.lease import client as lease_client
 from vmckpt.lease.client import Denied, LeaseClient, TakenOver
 from vmckpt.lease.clock import boottime
 from vmckpt.lease.connection import LeaseRefused, LeaseUnreachable
 from vmckpt.units import Seconds
+from vmckpt_lab.machine_speed import slowness
 
 
 @pytest.fixture

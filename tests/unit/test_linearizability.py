@@ -9,10 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.histories import Broken, World, untold
-from vmckpt.lab.history import Input, Kind, Operation
-from vmckpt.lab.key_value import KeyValue
-from vmckpt.lab.linearizability import Linearizable, NotLinearizable, Unknown, check
-from vmckpt.lab.recorder import judge
+from vmckpt_lab.history.history import Input, Kind, Operation
+from vmckpt_lab.history.key_value import KeyValue
+from vmckpt_lab.history.linearizability import (
+    Linearizable,
+    NotLinearizable,
+    Unknown,
+    check,
+)
+from vmckpt_lab.history.recorder import judge
 
 
 def never() -> bool:

@@ -13,10 +13,10 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
-from vmckpt.lab.pace import slowness
 from vmckpt.model.guest import GuestNow, GuestState, HostNow
 from vmckpt.model.host import Host
 from vmckpt.units import GIB, Bytes
+from vmckpt_lab.machine_speed import slowness
 
 
 class Answers:

@@ -15,9 +15,9 @@ import pytest
 from vmckpt.hypervisor.qemu_process import injection, lease_timer
 from vmckpt.hypervisor.qemu_process.injection import CannotInject, Why
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
-from vmckpt.lab.pace import Deadline
 from vmckpt.lease.clock import boottime
 from vmckpt.units import Seconds
+from vmckpt_lab.machine_speed import Deadline
 
 _GETPPID, _DUP, _CLOSE = 110, 32, 3
 _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"

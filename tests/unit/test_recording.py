@@ -17,9 +17,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.histories import Store, World
-from vmckpt.lab import history, recorder, wire
-from vmckpt.lab.history import OPERATOR, Input, Kind, call_line, parse, return_line
-from vmckpt.lab.workload import ASKS_AGAIN, GIVES_UP, THINKS, Client
+from vmckpt_lab.history import history, recorder
+from vmckpt_lab.history.history import (
+    OPERATOR,
+    Input,
+    Kind,
+    call_line,
+    parse,
+    return_line,
+)
+from vmckpt_lab.history.workload import (
+    ASKS_AGAIN,
+    GIVES_UP,
+    THINKS,
+    Client,
+)
+from vmckpt_lab.observer import messages
 
 WORDS = st.integers(0, (1 << 64) - 1)
 READ = Input(kind=Kind.READ, key=1)
@@ -118,31 +131,31 @@ def test_a_history_is_kept_as_it_was(tmp_path: Path) -> None:
         assert set(parse(file).operations) == set(known.operations)
 
 
-@given(st.sampled_from(list(wire.STORE_KINDS)), st.lists(WORDS, min_size=6, max_size=6))
+@given(st.sampled_from(list(messages.STORE_KINDS)), st.lists(WORDS, min_size=6, max_size=6))
 def test_a_request_survives_the_wire(kind: Kind, words: list[int]) -> None:
     recording, session, sequence, key, value, expected = words
     asked = Input(kind=kind, key=key, value=value, expected=expected)
-    request = wire.Request(recording=recording, session=session, sequence=sequence, asked=asked)
+    request = messages.Request(recording=recording, session=session, sequence=sequence, asked=asked)
 
-    assert wire.decode_request(wire.encode_request(request)) == request
-    assert wire.decode_reply(wire.encode_request(request)) is None
+    assert messages.decode_request(messages.encode_request(request)) == request
+    assert messages.decode_reply(messages.encode_request(request)) is None
 
 
 @given(st.lists(WORDS, min_size=5, max_size=5))
 def test_a_reply_survives_the_wire(words: list[int]) -> None:
     recording, session, sequence, run, before = words
-    reply = wire.Reply(
+    reply = messages.Reply(
         recording=recording, session=session, sequence=sequence, run=run, before=before
     )
 
-    assert wire.decode_reply(wire.encode_reply(reply)) == reply
-    assert wire.decode_request(wire.encode_reply(reply)) is None
+    assert messages.decode_reply(messages.encode_reply(reply)) == reply
+    assert messages.decode_request(messages.encode_reply(reply)) is None
 
 
 @given(st.binary(max_size=80))
 def test_another_datagram_is_neither(datagram: bytes) -> None:
-    assert wire.decode_request(datagram) is None
-    assert wire.decode_reply(datagram) is None
+    assert messages.decode_request(datagram) is None
+    assert messages.decode_reply(datagram) is None
 
 
 def client(seed: int = 1) -> Client:
@@ -211,10 +224,10 @@ def served(store: Store) -> Iterator[int]:
             while not over.is_set():
                 with suppress(TimeoutError):
                     datagram, sender = sock.recvfrom(256)
-                    request = wire.decode_request(datagram)
+                    request = messages.decode_request(datagram)
                     reply = None if request is None else store.answer(request)
                     if reply is not None:
-                        sock.sendto(wire.encode_reply(reply), sender)
+                        sock.sendto(messages.encode_reply(reply), sender)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -225,7 +238,7 @@ def served(store: Store) -> Iterator[int]:
 
 @contextmanager
 def clients(port: int, file: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    program = [sys.executable, "-m", "vmckpt.lab.history_clients", "127.0.0.1", str(file)]
+    program = [sys.executable, "-m", "vmckpt_lab.history.clients", "127.0.0.1", str(file)]
     with subprocess.Popen([*program, "--port", str(port)]) as process:
         yield process
         process.kill()
@@ -250,7 +263,7 @@ def test_clients_record_what_a_store_answers(tmp_path: Path) -> None:
     assert known.answered >= 200
     assert known.pending == 0
     assert {one.client for one in known.operations} == set(range(8))
-    assert {one.input.kind for one in known.operations} == set(wire.STORE_KINDS)
+    assert {one.input.kind for one in known.operations} == set(messages.STORE_KINDS)
     found = recorder.judge(known, never)
     assert (found.wrong, found.unknown) == ((), ())
 
@@ -274,7 +287,7 @@ def test_clients_betray_a_store_that_goes_back_in_time(tmp_path: Path) -> None:
 
 
 def test_too_many_clients_are_refused(tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "vmckpt.lab.history_clients", "127.0.0.1"]
+    program = [sys.executable, "-m", "vmckpt_lab.history.clients", "127.0.0.1"]
     done = subprocess.run(
         [*program, str(tmp_path / "x"), "--clients", "65"], capture_output=True, text=True,
         check=False,

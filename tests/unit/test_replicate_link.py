@@ -16,7 +16,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from vmckpt.lab.pace import Deadline
 from vmckpt.replication.protocol import connection
 from vmckpt.replication.protocol.connection import Cut, Line
 from vmckpt.replication.protocol.messages import (
@@ -26,6 +25,7 @@ from vmckpt.replication.protocol.messages import (
     WrongToken,
 )
 from vmckpt.units import Seconds
+from vmckpt_lab.machine_speed import Deadline
 
 SHORT = Seconds(5.0)
 

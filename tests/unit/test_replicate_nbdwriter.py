@@ -16,10 +16,10 @@ from tests.support.nbd_peers import qemu_nbd, run, scripted
 from vmckpt.capture.nbd import protocol as wire
 from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import HypervisorError
-from vmckpt.lab.pace import Deadline
 from vmckpt.replication.backup.standby import NbdWriter
 from vmckpt.replication.disks import write_log
 from vmckpt.units import MIB
+from vmckpt_lab.machine_speed import Deadline
 
 SIZE = 8 * MIB
 

@@ -7,11 +7,11 @@ import pytest
 
 from tests.support.primaries import World, world
 from tests.support.replicas import until
-from vmckpt.lab.pace import slowness
 from vmckpt.replication.control_socket import Wish
 from vmckpt.replication.primary import loop
 from vmckpt.replication.session import Terms
 from vmckpt.units import Seconds
+from vmckpt_lab.machine_speed import slowness
 
 OFTEN = Terms(interval=Seconds(0.02), automatic=False)
 RARELY = Terms(interval=Seconds(9.0), automatic=False)

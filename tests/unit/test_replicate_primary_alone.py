@@ -7,7 +7,6 @@ import pytest
 
 from tests.support.primaries import World, world
 from tests.support.replicas import LEASE, until
-from vmckpt.lab.pace import slowness
 from vmckpt.replication.control_socket import Wishes
 from vmckpt.replication.dirty_pages.finder import Changed
 from vmckpt.replication.primary import loop
@@ -15,6 +14,7 @@ from vmckpt.replication.primary.sender import Sender
 from vmckpt.replication.session import Terms
 from vmckpt.replication.status import Phase
 from vmckpt.units import Seconds
+from vmckpt_lab.machine_speed import slowness
 
 HOLDS = Terms(interval=Seconds(0.02), automatic=False, hold=Seconds(0.3))
 RARELY = Terms(interval=Seconds(9.0), automatic=False)

@@ -24,12 +24,12 @@ from vmckpt import inventory
 from vmckpt.app import hosts
 from vmckpt.doctor import checks as doctor_checks
 from vmckpt.errors import StoreError
-from vmckpt.lab.pki import Authority
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.store.backend import s3
 from vmckpt.store.backend.s3 import S3
 from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
+from vmckpt_lab.certificates import Authority
 
 
 @pytest.fixture(autouse=True)

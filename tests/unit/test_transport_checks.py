@@ -11,8 +11,6 @@ from cryptography import x509
 
 from tests.support.builders import HOST
 from vmckpt.errors import RemoteError
-from vmckpt.lab import capture
-from vmckpt.lab.pki import Authority
 from vmckpt.migration.plan.tls_checks import TlsVerdict, names_of, tls_findings
 from vmckpt.model.finding import Severity
 from vmckpt.model.host import (
@@ -24,6 +22,8 @@ from vmckpt.model.host import (
     QemuCertificates,
 )
 from vmckpt.remote import probe
+from vmckpt_lab import packet_capture
+from vmckpt_lab.certificates import Authority
 
 NOW = datetime.datetime.now(datetime.UTC)
 OURS, THEIRS = Authority("ours"), Authority("theirs")
@@ -188,8 +188,8 @@ def test_only_migration_ports_are_listened_to(port: int, payload: bytes | None) 
     ip = bytes([0x45, 0, 0, 43, 0, 0, 0, 0, 64, 6]) + bytes(10)
     tcp = (40000).to_bytes(2, "big") + port.to_bytes(2, "big") + bytes(8) + b"\x50" + bytes(7)
 
-    assert capture.migration_payload(ethernet + ip + tcp + b"abc") == payload
-    assert capture.migration_payload(b"\x86\xdd" + ethernet) is None
+    assert packet_capture.migration_payload(ethernet + ip + tcp + b"abc") == payload
+    assert packet_capture.migration_payload(b"\x86\xdd" + ethernet) is None
 
 
 @pytest.mark.parametrize(

@@ -63,10 +63,10 @@ def test_its_policies_its_lab_and_its_dashboard_came_along(installed: Path, tmp_
     assert {"balanced", "maintenance", "busy"} <= names
     assert "prover.c" in {
         one.name
-        for one in (installed.parents[1]).glob("lib/python*/site-packages/vmckpt/lab/assets/*")
+        for one in (installed.parents[1]).glob("lib/python*/site-packages/vmckpt_lab/assets/*")
     }
     assert "--simulate" in ran(installed, "dashboard", "--help", folder=tmp_path)
-    program = "import vmckpt_tui.app, vmckpt.agent.main, vmckpt.monitor.prometheus, vmckpt.lab.lab"
+    program = "import vmckpt_tui.app, vmckpt.agent.main, vmckpt.monitor.prometheus, vmckpt_lab.lab"
     subprocess.run([installed, "-c", program], check=True, cwd=tmp_path)
 
 

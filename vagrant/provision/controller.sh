@@ -66,7 +66,7 @@ Description=vmckpt, what is seen of the lab's guests from outside
 After=network-online.target
 
 [Service]
-ExecStart=/opt/vmckpt/.venv/bin/python -m vmckpt.lab.observer 198.19.$subnet.1 $lab/observer.sock
+ExecStart=/opt/vmckpt/.venv/bin/python -m vmckpt_lab.observer.server 198.19.$subnet.1 $lab/observer.sock
 Restart=on-failure
 
 [Install]

@@ -9,8 +9,8 @@ from pathlib import Path
 from vmckpt import inventory as inventories
 from vmckpt.errors import InventoryError
 from vmckpt.inventory import Inventory
-from vmckpt.lab import running
 from vmckpt.model.events import Caller
+from vmckpt_lab import current
 
 __all__ = ["Caller", "Inventory"]
 
@@ -28,4 +28,4 @@ def load_inventory(explicit: Path | None = None) -> Inventory:
 
 def inventory_path(explicit: Path | None = None) -> Path | None:
     """Where `load_inventory` finds it; None if there is none."""
-    return inventories.find(explicit) or running.inventory()
+    return inventories.find(explicit) or current.inventory()

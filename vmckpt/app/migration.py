@@ -20,7 +20,6 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs, leases, recorder
 from vmckpt.journal.jobs import Answer
 from vmckpt.journal.records import FORGOTTEN, MIGRATE, WHOLE_HOST, Operation, RequestKind
-from vmckpt.lab import observer_client
 from vmckpt.migration import replay as migration_replay
 from vmckpt.migration import service
 from vmckpt.migration.cancellable import stoppable
@@ -41,6 +40,7 @@ from vmckpt.model.recovery import Settled
 from vmckpt.policy import loader, select
 from vmckpt.policy.model import Policy
 from vmckpt.recovery import Recovered
+from vmckpt_lab.observer import client
 
 
 async def migrate(
@@ -101,7 +101,7 @@ async def _setting(
     if source is None:
         finding = _find(inventory, request.guest, request.to)
         source = await stoppable(finding, caller.stop)
-    watcher = observer_client.LabObserver(inventory.observer) if inventory.observer else None
+    watcher = client.LabObserver(inventory.observer) if inventory.observer else None
     return Setting(source=source, target=target, policies=policies, outside=watcher)
 
 

@@ -15,12 +15,20 @@ import typer
 from vmckpt.cli import arguments, output
 from vmckpt.cli.arguments import JSON
 from vmckpt.errors import BadInput, LabError
-from vmckpt.lab import campaign, guests, host, lab, ledger, network, observer_client
-from vmckpt.lab import chaos as plans
-from vmckpt.lab import delay as far
-from vmckpt.lab.campaign import Campaign, Wrong
-from vmckpt.lab.plan import LabPlan
 from vmckpt.units import BytesPerSecond, show_bytes, show_rate, show_seconds
+from vmckpt_lab import delay_proxy as far
+from vmckpt_lab import (
+    guests,
+    host,
+    lab,
+    ledger,
+    network,
+)
+from vmckpt_lab.chaos import plan as plans
+from vmckpt_lab.chaos import run as chaos_run
+from vmckpt_lab.chaos.run import Campaign, Wrong
+from vmckpt_lab.observer import client
+from vmckpt_lab.plan import LabPlan
 
 _HOSTS = 3
 
@@ -64,7 +72,7 @@ def chaos(
                     shaken.run(plans.operation(seed, number, postgres=postgres))
         except Wrong as exc:
             shaken.tally.failed = exc.message
-            again = campaign.replay_command(seed, first, exc.operation, postgres=postgres)
+            again = chaos_run.replay_command(seed, first, exc.operation, postgres=postgres)
             raise LabError(f"seed {seed}, {exc.message}", mend=f"do it again: {again}") from exc
         finally:
             if json:
@@ -96,7 +104,7 @@ def _lab(name: str | None, *, postgres: bool) -> Iterator[LabPlan]:
         lab.down(own)
 
 
-def _show(tally: campaign.Tally) -> None:
+def _show(tally: chaos_run.Tally) -> None:
     """For people."""
     shown = output.table("fault", ">times")
     for fault, times in sorted(tally.faults.items()):
@@ -194,7 +202,7 @@ def status(name: NAME = "lab", json: JSON = False) -> None:
 
 def _guest_status(found: LabPlan, guest: guests.LabGuest) -> dict[str, Any]:
     try:
-        heard: int | None = observer_client.status(found.observer_socket, guest.name).heard
+        heard: int | None = client.status(found.observer_socket, guest.name).heard
     except LabError:
         heard = None
     return {"name": guest.name, "address": guest.address, "heard": heard}
@@ -349,7 +357,7 @@ def observe(
     while not seconds or time.monotonic() - began < seconds:
         time.sleep(1.0)
         now = time.monotonic()
-        seen = observer_client.status(found.observer_socket, guest, since=last, until=now)
+        seen = client.status(found.observer_socket, guest, since=last, until=now)
         written = 0 if pages is None else (seen.pages_written - pages) * 4096 / (now - last)
         pages, last = seen.pages_written, now
         output.out.print(

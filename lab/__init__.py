@@ -1,0 +1,1 @@
+"""Real libvirt hosts on one machine, each in its own namespaces, for tests and demonstrations."""

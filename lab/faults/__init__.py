@@ -1,0 +1,1 @@
+"""Faults that the lab can inject."""

@@ -1,0 +1,191 @@
+"""One migration, one fault at one moment, recovery, and what is then wrong."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from vmckpt_lab import command_runner, network
+from vmckpt_lab.command_runner import End, Moment
+from vmckpt_lab.faults.scenarios import Injury, Scene
+from vmckpt_lab.invariants import Checker, Seen, truthful
+from vmckpt_lab.machine_speed import Deadline
+from vmckpt_lab.processes import Census, Copy
+
+# Longer than every time limit of a controller: who needs more hangs.
+PATIENCE = 150.0
+_TO_THE_MOMENT = 40.0
+# CPU time after which an arriving guest certainly runs.
+_RUNS = 1_500_000
+# Exit codes for inventories and policies that cannot be read.
+_COMMAND_LINE = (3, 4)
+
+
+class Ends(StrEnum):
+    """How a trial may end."""
+
+    STAYS = "whole on the source"
+    MOVES = "whole on the target"
+    LIVES = "whole, on the source or a target"
+    GONE = "rightly gone; its disk is whole"
+    LIVES_OR_GONE = "one or the other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What happened in a trial, before it is checked."""
+
+    hit: bool
+    """The fault was there at its moment."""
+    end: End | None
+    """None: the controller was killed."""
+    others: tuple[End, ...] = ()
+    recovered: End | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the checker found."""
+
+    wrong: list[str]
+    gone: bool
+    """The guest rightly died with whoever had it."""
+
+
+def play(
+    scene: Scene,
+    injury: Injury,
+    moment: Moment,
+    *,
+    delay: float = 0.0,
+    inside: bool = False,
+    cancel: bool = False,
+) -> Told:
+    """Start the migration, strike at the moment (and `delay` seconds), mend, wait for its end.
+
+    `inside`: the cleanup that is meant is libvirt's own. `cancel`: the operator stops it, too.
+    The injury must be prepared, and is not cleared: the journal may be on what was made for it.
+    """
+    hit = False
+    try:
+        began = scene.controller = scene.start(scene.target)
+        injury.aim()
+        if moment is Moment.CLEANUP and inside:
+            hit = _arrives(scene) and injury.strike()
+        else:
+            reached = began.reach(moment, limit=_TO_THE_MOMENT)
+            time.sleep(delay if reached else 0.0)
+            hit = reached and began.is_at(moment) and injury.strike()
+        if cancel and began.running:
+            began.interrupt()
+        end = _after(scene, injury, killed=not began.running and hit)
+    finally:
+        injury.mend()
+        for one in scene.plan.hosts:
+            network.shape(scene.plan, one.name, None)
+        if scene.controller is not None:
+            scene.controller.kill()
+    return Told(hit=hit, end=end, others=tuple(scene.ends))
+
+
+def _after(scene: Scene, injury: Injury, *, killed: bool) -> End | None:
+    """Mend in time, and wait for the controller's end."""
+    assert scene.controller is not None
+    for_good = injury.lasts == float("inf")
+    if not for_good:
+        time.sleep(injury.lasts)
+        injury.mend()
+    for one in scene.plan.hosts:
+        network.shape(scene.plan, one.name, None)
+    end = scene.controller.end(limit=PATIENCE)
+    if for_good:
+        injury.mend()
+    return None if killed and end.code < 0 else end
+
+
+def _arrives(scene: Scene) -> bool:
+    """Wait until the guest runs on the target and its source is still there."""
+    assert scene.controller is not None
+    census, first = Census(scene.plan), dict[Copy, int]()
+    give_up = Deadline(_TO_THE_MOMENT)
+    while scene.controller.running and not give_up.passed():
+        copies = census.copies(scene.guest)
+        for copy in copies:
+            ran = census.ran(copy)
+            if copy.host == scene.target and ran - first.setdefault(copy, ran) > _RUNS:
+                return any(one.host == scene.source for one in copies)
+        time.sleep(0.003)
+    return False
+
+
+def recovered(scene: Scene, told: Told) -> Told:
+    """After vmckpt recover, with the journal of the trial's controllers."""
+    more = {"VMCKPT_STATE": str(scene.state), **scene.more}
+    end = command_runner.run(scene.plan, "recover", "--json", limit=PATIENCE, more=more)
+    return replace(told, recovered=end)
+
+
+def unsettled(scene: Scene) -> list[str]:
+    """Jobs that the journal still takes for active."""
+    more = {"VMCKPT_STATE": str(scene.state), **scene.more}
+    jobs = command_runner.run(scene.plan, "jobs", "--json", more=more)
+    if jobs.code != 0:
+        return [f"vmckpt jobs: {jobs.err.strip()}"]
+    return [f"{one.get('job')} is still active" for one in jobs.report.get("all", [])]
+
+
+def homes(ends: Ends, scene: Scene) -> tuple[str, ...]:
+    """The hosts on which the guest may be."""
+    match ends:
+        case Ends.STAYS:
+            return (scene.source,)
+        case Ends.MOVES:
+            return (scene.target,)
+        case Ends.LIVES | Ends.LIVES_OR_GONE:
+            return (scene.source, scene.target, *((scene.other,) if scene.ends else ()))
+        case Ends.GONE:
+            return ()
+
+
+def check(scene: Scene, told: Told, ends: Ends, checker: Checker) -> Verdict:
+    """Everything that is wrong then. A guest that is rightly gone runs again afterwards."""
+    wrong = []
+    if told.end is not None and told.end.code in _COMMAND_LINE:
+        wrong.append(f"the command was no good: {told.end.err.strip()}")
+    lives = any(one.runs for one in checker.look(scene.guest))
+    gone = ends is Ends.GONE or (ends is Ends.LIVES_OR_GONE and not lives)
+    if told.recovered is not None and told.recovered.code != 0 and not gone:
+        wrong.append(f"recover ended with {told.recovered.code}: {told.recovered.err.strip()}")
+    if gone:
+        return Verdict(wrong + rightly_gone(scene, told, checker), gone=True)
+    wrong += checker.settled(scene.guest, homes(ends, scene))
+    places = checker.places(scene.guest)
+    if told.end is not None and not any(one.outcome == "completed" for one in told.others):
+        way = {"source": scene.source, "target": scene.target}
+        wrong += filter(None, [truthful(told.end.outcome, places, **way)])
+    wrong += checker.ledgers(scene.guest) + checker.strays(scene.guest, scene.source)
+    return Verdict(wrong, gone=False)
+
+
+def rightly_gone(scene: Scene, told: Told, checker: Checker) -> list[str]:
+    """Nothing may run, the disk must be whole, and it must start again."""
+    seen = checker.look(scene.guest)
+    wrong = [f"it should be gone and runs on {one.host}" for one in seen if one.runs]
+    wrong += _remains(seen, told)
+    places = [one.host for one in seen if one.runs]
+    if told.end is not None:
+        way = {"source": scene.source, "target": scene.target}
+        wrong += filter(None, [truthful(told.end.outcome, places, **way)])
+    if not wrong:
+        wrong += checker.image(scene.guest, scene.source)
+        wrong += checker.revive(scene.guest, scene.source) or checker.ledgers(scene.guest)
+    return wrong
+
+
+def _remains(seen: Sequence[Seen], told: Told) -> list[str]:
+    """What is left of a guest in two parts is kept for the operator; then that must be said."""
+    kept = [one.host for one in seen if one.processes]
+    said = f"{told.end.out if told.end else ''}{told.recovered.out if told.recovered else ''}"
+    if kept and "lost" not in said:
+        return [f"a part of it is on {' and '.join(kept)}, and nobody says that it is lost"]
+    return []

@@ -1,0 +1,314 @@
+"""Lab guests: their XML, their disks, and where they are written down."""
+
+import asyncio
+import json
+import re
+import secrets
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
+
+from vmckpt import inventory
+from vmckpt.errors import BadInput, LabError, VmckptError
+from vmckpt.hypervisor import domains as hypervisor_domains
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.model.guest import Guest
+from vmckpt.model.host import Host
+from vmckpt.units import MIB, Bytes, BytesPerSecond, parse_bytes, parse_rate
+from vmckpt_lab import guest_image, guest_templates, host
+from vmckpt_lab.lab import Say, silent
+from vmckpt_lab.machine_speed import Deadline
+from vmckpt_lab.observer import client
+from vmckpt_lab.plan import GUEST_BRIDGE, LabPlan, check_name
+from vmckpt_lab.shell import run
+
+# A byte that a disk can be filled with, to be looked for elsewhere.
+FILLING = b"\xa7"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabGuest:
+    """What was asked for, and the address the guest got."""
+
+    name: str
+    address: str
+    memory: Bytes
+    vcpus: int
+    dirty: Bytes
+    dirty_rate: BytesPerSecond
+    disk: Bytes
+    """0: no disk."""
+    disk_format: str
+    disk_path: str
+    private_disk: bool
+    shared_memory: bool
+    seed: int = 0
+    """Makes its random numbers differ from those of other guests that started from one template."""
+    chat: int = 0
+    """That many guests, from the lab's first address on, send each other numbered messages."""
+
+
+def parse_dirty(text: str) -> tuple[Bytes, BytesPerSecond]:
+    """Read "64MiB@20MiB/s": a region and how fast it is rewritten."""
+    region, _, rate = text.partition("@")
+    return parse_bytes(region), parse_rate(rate) if rate else BytesPerSecond(0)
+
+
+def domain_xml(lab: LabPlan, guest: LabGuest, booted: guest_image.Image) -> str:
+    """The guest as libvirt wants it described."""
+    mac = "52:54:00:" + ":".join(f"{int(part):02x}" for part in guest.address.split(".")[1:])
+    # pti=on: with every return to user space QEMU's TCG flushes its TLB, without which QEMU 7.2
+    # forgets to note writes during a long pre-copy (docs/adr/0005-tcg-lost-writes.md).
+    words = (
+        "console=ttyS0 quiet panic=-1 pti=on cryptomgr.notests"
+        f" VMC_ADDRESS={guest.address}/24"
+        f" VMC_OBSERVER={lab.observer_address} VMC_MEMORY_MIB={guest.dirty // MIB}"
+        f" VMC_DIRTY_KIB={guest.dirty_rate // 1024} VMC_MAC={mac} VMC_SEED={guest.seed}"
+    )
+    if guest.chat:
+        first = lab.guest_address(0)
+        own = int(guest.address.rpartition(".")[2]) - int(first.rpartition(".")[2])
+        words += f" VMC_CHAT_FIRST={first} VMC_CHAT_PEERS={guest.chat} VMC_CHAT_SELF={own}"
+    backing = (
+        "<memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>"
+        if guest.shared_memory
+        else ""
+    )
+    disk = (
+        f"<disk type='file' device='disk'><driver name='qemu' type='{guest.disk_format}'"
+        f" cache='none'/><source file={quoteattr(guest.disk_path)}/>"
+        "<target dev='vda' bus='virtio'/></disk>"
+        if guest.disk
+        else ""
+    )
+    return f"""
+<domain type='qemu'>
+  <name>{guest.name}</name>
+  <memory unit='b'>{guest.memory}</memory>
+  {backing}
+  <vcpu>{guest.vcpus}</vcpu>
+  <os>
+    <type arch='x86_64' machine='pc'>hvm</type>
+    <kernel>{booted.kernel}</kernel>
+    <initrd>{booted.initramfs}</initrd>
+    <cmdline>{words}</cmdline>
+  </os>
+  <cpu mode='custom' match='exact'><model>qemu64</model></cpu>
+  <features><acpi/></features>
+  <on_reboot>destroy</on_reboot>
+  <devices>
+    {disk}
+    <interface type='bridge'><mac address='{mac}'/><source bridge='{GUEST_BRIDGE}'/>
+      <model type='virtio'/><driver name='qemu'/></interface>
+    <serial type='file'><source path='/var/log/libvirt/{guest.name}.console'/></serial>
+    <memballoon model='none'/>
+    <controller type='usb' model='none'/>
+  </devices>
+</domain>"""
+
+
+def start(
+    lab: LabPlan,
+    name: str,
+    on: str,
+    *,
+    memory: str = "256MiB",
+    dirty: str = "64MiB@20MiB/s",
+    disk: str = "64MiB",
+    disk_format: str = "raw",
+    private_disk: bool = False,
+    shared_memory: bool = False,
+    vcpus: int = 1,
+    written: str = "0",
+    chat: int = 0,
+    boot: bool = False,
+    say: Say = silent,
+) -> LabGuest:
+    """Make a guest, start it, and wait until the observer hears it.
+
+    `written`: this much in the middle of its disk is `FILLING` from the beginning. `chat`: see
+    LabGuest. `boot`: boot it, instead of starting it from the state of one that has booted.
+    """
+    try:
+        check_name(name)
+        region, rate = parse_dirty(dirty)
+        size, room, filling = parse_bytes(memory), parse_bytes(disk), parse_bytes(written)
+    except ValueError as exc:
+        raise BadInput(f"guest {name}: {exc}") from None
+    _check_host(lab, on)
+    _check(lab, name, size, region, disk_format)
+    folder = lab.private if private_disk else lab.shared
+    guest = LabGuest(
+        name=name,
+        address=lab.guest_address(_free_number(lab)),
+        memory=size,
+        vcpus=vcpus,
+        dirty=region,
+        dirty_rate=rate,
+        disk=room,
+        disk_format=disk_format,
+        disk_path=str(folder / f"{name}.{disk_format}"),
+        private_disk=private_disk,
+        shared_memory=shared_memory,
+        chat=chat,
+        seed=secrets.randbits(63),
+    )
+    booted = guest_image.prepare()
+    if room:
+        create = f"qemu-img create -q -f {disk_format} {guest.disk_path} {room}".split()
+        run(host.enter(lab.host(on), *create))
+    if filling:
+        write = f"write -P {FILLING[0]} {room // 2 // MIB * MIB} {filling}"
+        run(host.enter(lab.host(on), "qemu-io", "-f", disk_format, "-c", write, guest.disk_path))
+    _write_down(lab, [*stored(lab), guest])
+    say(f"{name}: starting on {on}")
+    try:
+        asyncio.run(_launch(lab, on, domain_xml(lab, guest, booted), None if boot else room))
+        client.ask(lab.observer_socket, op="watch", guest=name, address=guest.address)
+        _wait_until_heard(lab, on, name)
+    except BaseException:
+        remove(lab, name)
+        raise
+    say(f"{name}: answers at {guest.address}")
+    return guest
+
+
+def _check_host(lab: LabPlan, on: str) -> None:
+    names = [h.name for h in lab.hosts]
+    if on not in names:
+        raise BadInput(f"no host {on!r} in lab {lab.name!r}", mend=f"use one of {', '.join(names)}")
+
+
+def _check(lab: LabPlan, name: str, size: Bytes, region: Bytes, disk_format: str) -> None:
+    if disk_format not in ("raw", "qcow2"):
+        raise BadInput(f"disk format {disk_format!r}", mend="use raw or qcow2")
+    if any(guest.name == name for guest in stored(lab)):
+        raise BadInput(f"lab {lab.name!r} has a guest {name!r} already")
+    if size < 128 * MIB or region > size - 96 * MIB:
+        raise BadInput(
+            f"guest {name}: {size // MIB} MiB of memory for a region of {region // MIB} MiB",
+            mend="give at least 128 MiB and 96 MiB more than the region",
+        )
+
+
+def stored(lab: LabPlan) -> list[LabGuest]:
+    """The guests of a lab, as written down when they were made."""
+    path = lab.folder / "guests.json"
+    return [LabGuest(**one) for one in json.loads(path.read_text())] if path.exists() else []
+
+
+def find(lab: LabPlan, name: str) -> LabGuest:
+    """One guest of a lab; BadInput if there is none of that name."""
+    for guest in stored(lab):
+        if guest.name == name:
+            return guest
+    known = ", ".join(guest.name for guest in stored(lab)) or "none"
+    raise BadInput(f"lab {lab.name!r} has no guest {name!r} (guests: {known})")
+
+
+def _write_down(lab: LabPlan, guests: list[LabGuest]) -> None:
+    partial = lab.folder / "guests.json.new"
+    partial.write_text(json.dumps([asdict(guest) for guest in guests]))
+    partial.rename(lab.folder / "guests.json")
+
+
+def _free_number(lab: LabPlan) -> int:
+    taken = {guest.address for guest in stored(lab)}
+    return next(n for n in range(100) if lab.guest_address(n) not in taken)
+
+
+async def _launch(lab: LabPlan, on: str, xml: str, disk: Bytes | None) -> None:
+    """`disk`: its size, to start from a template; None boots."""
+    known = inventory.load(lab.inventory)
+    async with Hypervisor(known.host(on)) as hypervisor:
+        if disk is None:
+            await hypervisor_domains.define_and_start(hypervisor, xml)
+        else:
+            await guest_templates.start(hypervisor, lab.host(on), xml, disk=disk)
+
+
+def _wait_until_heard(lab: LabPlan, on: str, name: str, *, limit: float = 60.0) -> None:
+    give_up = Deadline(limit)
+    while client.status(lab.observer_socket, name).heard < 5:
+        if give_up.passed():
+            raise LabError(
+                f"guest {name} was not heard of within {limit:.0f} s and is removed",
+                mend=f"see {lab.host(on).root}/log/{name}.console; try again once the machine is"
+                " less busy",
+            )
+        time.sleep(0.05)
+
+
+def remove(lab: LabPlan, name: str) -> None:
+    """End a guest on every host that is up, with its disks; fine if it is not there.
+
+    Raises VmckptError, and keeps its disks, if a host that is up cannot be made to.
+    """
+    with suppress(LabError):
+        client.ask(lab.observer_socket, op="forget", guest=name)
+    asyncio.run(_remove_everywhere(lab, name))
+    for folder in (lab.shared, *(h.root / "private" for h in lab.hosts)):
+        for path in folder.rglob(f"{name}.*"):
+            if re.fullmatch(rf"{re.escape(name)}\.(raw|qcow2)", path.name):
+                path.unlink()
+    _write_down(lab, [guest for guest in stored(lab) if guest.name != name])
+
+
+async def _remove_everywhere(lab: LabPlan, name: str) -> None:
+    known = inventory.load(lab.inventory)
+    up = [known.host(one.name) for one in lab.hosts if host.is_up(one)]
+    ends = await asyncio.gather(*(_remove(one, name) for one in up), return_exceptions=True)
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
+
+
+# A busy machine may let a login time out, or QEMU take longer to end than libvirt waits.
+_again = retry(
+    retry=retry_if_exception_type(VmckptError), stop=stop_after_attempt(3), wait=wait_fixed(1),
+    reraise=True,
+)  # fmt: skip
+
+
+@_again
+async def _remove(known: Host, name: str) -> None:
+    async with Hypervisor(known) as hypervisor:
+        await hypervisor_domains.remove(hypervisor, name)
+
+
+async def whereabouts(lab: LabPlan, name: str) -> list[str]:
+    """The hosts on which a QEMU process of that guest exists; one that cannot be asked has none."""
+    known = inventory.load(lab.inventory)
+    found = []
+    for lab_host in lab.hosts:
+        if host.is_up(lab_host):
+            with suppress(VmckptError):
+                if await _is_active(known.host(lab_host.name), name):
+                    found.append(lab_host.name)
+    return found
+
+
+@_again
+async def _is_active(known: Host, name: str) -> bool:
+    async with Hypervisor(known) as hypervisor:
+        guest = await hypervisor_domains.find_guest(hypervisor, name)
+        return guest is not None and guest.state.is_active
+
+
+def disk_seen_from(lab: LabPlan, guest: LabGuest, on: str) -> Path:
+    """The guest's disk as a path of this machine, wherever on that host a move has put it."""
+    known = inventory.load(lab.inventory)
+
+    async def asked() -> Guest | None:
+        async with Hypervisor(known.host(on)) as hypervisor:
+            return await hypervisor_domains.find_guest(hypervisor, guest.name)
+
+    found = asyncio.run(asked())
+    path = Path(found.disks[0].source or "") if found is not None and found.disks else None
+    if path is not None and path.is_relative_to(lab.private):
+        return lab.host(on).root / "private" / path.relative_to(lab.private)
+    return path or Path(guest.disk_path)

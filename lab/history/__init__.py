@@ -1,0 +1,1 @@
+"""Histories of what clients of a guest saw, and whether they are linearizable."""

@@ -1,0 +1,100 @@
+"""The lab guest's key-value store as a sequential specification: what each answer must be. Pure.
+
+The store itself is in assets/prover.c. Every cell holds a 64-bit number, 0 in the beginning. A cell
+that is only read, written and compared is a register; one that is only read and added to is a
+counter.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from vmckpt_lab.history.history import Input, Kind, Operation
+
+_WORD = 1 << 64
+_OPERATORS = (Kind.SNAPSHOT, Kind.RESTORE)
+
+
+class Cell(NamedTuple):
+    """One cell."""
+
+    value: int = 0
+    kept: tuple[tuple[str, int], ...] = ()
+    """What it held in each snapshot, by the snapshot's name."""
+
+
+class KeyValue:
+    """A model for `linearizability.check`, in which each key is an object of its own.
+
+    Linearizability is local (Herlihy and Wing 1990, theorem 1): a history is linearizable if its
+    operations on each object are. That holds for snapshots and restores only in one direction, as
+    they touch all keys: that all keys come back from the same moment is not checked here.
+    """
+
+    start = Cell()
+
+    def parts(self, operations: Iterable[Operation]) -> Mapping[str, tuple[Operation, ...]]:
+        """Split by key. Pending operations that left no trace are dropped."""
+        known = list(operations)
+        restored = {one.input.snapshot for one in known if one.input.kind is Kind.RESTORE}
+        everywhere = [
+            one for one in known
+            if one.input.kind in _OPERATORS and one.input.snapshot in restored
+        ]  # fmt: skip
+        cells: dict[int, list[Operation]] = {}
+        for one in known:
+            if one.input.kind not in _OPERATORS:
+                cells.setdefault(one.input.key, []).append(one)
+        return {
+            f"key {key}": _noticeable([*cells[key], *everywhere]) for key in sorted(cells)
+        }  # fmt: skip
+
+    def step(self, state: Cell, operation: Operation) -> Cell | None:
+        """Carry out one operation. Returns None if the cell could not have answered so."""
+        asked = operation.input
+        if asked.kind is Kind.SNAPSHOT:
+            return Cell(state.value, (*state.kept, (asked.snapshot, state.value)))
+        if asked.kind is Kind.RESTORE:
+            return Cell(dict(state.kept).get(asked.snapshot, 0), state.kept)
+        if operation.output is not None and operation.output != state.value:
+            return None
+        value = _value_after(asked, state.value)
+        return state if value == state.value else Cell(value, state.kept)
+
+    def changes(self, operation: Operation) -> bool:
+        """Whether it can change the cell. An answer leaves it one state in which it is possible."""
+        asked = operation.input
+        if operation.output is not None:
+            return _value_after(asked, operation.output) != operation.output
+        return asked.kind is not Kind.READ
+
+
+def _value_after(asked: Input, before: int) -> int:
+    match asked.kind:
+        case Kind.WRITE:
+            return asked.value
+        case Kind.CAS:
+            return asked.value if before == asked.expected else before
+        case Kind.ADD:
+            return (before + asked.value) % _WORD
+        case _:
+            return before
+
+
+def _noticeable(operations: list[Operation]) -> tuple[Operation, ...]:
+    """Leave out pending operations without which every explanation holds as well.
+
+    A read changes nothing. What a pending write or comparison wrote matters only if some answer or
+    comparison depends on that very value. If anything was added to the cell, any value may matter.
+    """
+    added = any(one.input.kind is Kind.ADD for one in operations)
+    seen = {one.output for one in operations if one.output is not None}
+    seen |= {one.input.expected for one in operations if one.input.kind is Kind.CAS}
+
+    def matters(one: Operation) -> bool:
+        if one.returned is not None:
+            return True
+        if one.input.kind in (Kind.WRITE, Kind.CAS):
+            return added or one.input.value in seen
+        return one.input.kind is not Kind.READ
+
+    return tuple(one for one in operations if matters(one))

@@ -1,0 +1,188 @@
+"""Record what clients see of a lab guest, and check it: `Recorder` around whatever is done to it.
+
+`judge` decides and is pure but for the time it is given.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vmckpt.errors import LabError
+from vmckpt_lab import guests
+from vmckpt_lab.history import history
+from vmckpt_lab.history.history import (
+    OPERATOR,
+    History,
+    Input,
+    Kind,
+)
+from vmckpt_lab.history.key_value import KeyValue
+from vmckpt_lab.history.linearizability import NotLinearizable, Unknown, check
+from vmckpt_lab.machine_speed import Deadline
+from vmckpt_lab.plan import LabPlan
+from vmckpt_lab.shell import in_namespace
+
+TIME = 20.0
+"""Seconds for the check of one history; one of 10,000 operations takes less than one."""
+_ENDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What a history shows."""
+
+    answered: int
+    """Operations that returned."""
+    pending: int
+    wrong: tuple[str, ...]
+    """Why no single copy can have answered so; empty: one can."""
+    unknown: tuple[str, ...] = ()
+    """What was not found out in time."""
+
+
+def judge(known: History, over: Callable[[], bool]) -> Judgement:
+    """Check each of the guest's runs; `over` says whether the time for that is over."""
+    wrong = list(known.contradictions)
+    if not known.answered:
+        wrong.append("no operation was answered")
+    unknown = []
+    for number, operations in known.runs().items():
+        verdict = check(operations, KeyValue(), over)
+        if isinstance(verdict, NotLinearizable):
+            wrong.append(f"run {number:016x} is not linearizable: {verdict}")
+        elif isinstance(verdict, Unknown):
+            unknown.append(f"run {number:016x}, {verdict.part}: {verdict.why}")
+    return Judgement(
+        answered=known.answered,
+        pending=known.pending,
+        wrong=tuple(f"history: {one}" for one in wrong),
+        unknown=tuple(unknown),
+    )
+
+
+def judge_in_time(known: History) -> Judgement:
+    """The same, in `TIME` at most; longer on a slow machine."""
+    return judge(known, Deadline(TIME).passed)
+
+
+def keep(recording: Iterable[str], folder: Path) -> Path:
+    """Write a recording's lines into a file of its own that stays. Returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=folder, prefix="vmckpt-history-", suffix=".jsonl", delete=False
+    ) as file:
+        file.writelines(recording)
+    return Path(file.name)
+
+
+class Recorder:
+    """Clients that use a guest's key-value store. Use as a context manager, once.
+
+    They have had an answer when it is entered; LabError if they get none.
+
+    The recording is in `file`; what the operator does meanwhile is added by `taken` and `restored`.
+    """
+
+    def __init__(
+        self, plan: LabPlan, guest: str, *, clients: int = 8, keys: int = 4, seed: int = 0
+    ) -> None:
+        self._plan, self._guest = plan, guest
+        self._counts = ("--clients", str(clients), "--keys", str(keys), "--seed", str(seed))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._orders: list[str] = []
+        self.file = plan.folder / f"history-{guest}.jsonl"
+        self._log = plan.folder / f"history-{guest}.log"
+
+    def __enter__(self) -> "Recorder":
+        address = guests.find(self._plan, self._guest).address
+        program = [sys.executable, "-m", "vmckpt_lab.history.clients"]
+        command = in_namespace(
+            self._plan.observer_namespace, *program, address, str(self.file), *self._counts
+        )
+        self.file.unlink(missing_ok=True)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        try:
+            self.await_answers(1)
+        except BaseException:
+            self._kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kill()
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> History:
+        """End the clients and read what they wrote. Raises LabError if they failed before."""
+        process = self._process
+        if process is None:
+            raise LabError(f"the clients of guest {self._guest} were not started")
+        if process.poll() is None:
+            process.terminate()
+        try:
+            code = process.wait(_ENDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        if code != 0:
+            said = self._log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise LabError(f"the clients of guest {self._guest} ended with {code}: {said}")
+        return self.history()
+
+    def history(self) -> History:
+        """What was recorded until now."""
+        return history.parse(self._recording())
+
+    def _recording(self) -> list[str]:
+        try:
+            with self.file.open() as file:
+                return [*self._orders, *file]
+        except FileNotFoundError:
+            return self._orders
+
+    def check(self, folder: Path) -> Judgement:
+        """Check what was recorded until now. A history that is wrong is kept in a file there."""
+        recording = self._recording()
+        found = judge_in_time(history.parse(recording))
+        if not found.wrong:
+            return found
+        kept = f"\nThe history is kept in {keep(recording, folder)}."
+        return replace(found, wrong=tuple(f"{one}{kept}" for one in found.wrong))
+
+    def await_answers(self, count: int, *, limit: float = 60.0) -> None:
+        """Wait until so many more operations have returned. Raises LabError if they do not."""
+        give_up, before = Deadline(limit), self.history().answered
+        while (now := self.history().answered) < before + count:
+            if give_up.passed():
+                raise LabError(
+                    f"clients of guest {self._guest} got {now - before} answers in {limit:g} s"
+                )
+            time.sleep(0.2)
+
+    def taken(self, snapshot: str, began: float, ended: float) -> None:
+        """Note that a snapshot was taken between two times, monotonic seconds."""
+        self._order(Input(kind=Kind.SNAPSHOT, snapshot=snapshot), began, ended)
+
+    def restored(self, snapshot: str, began: float, ended: float | None) -> None:
+        """Note that the guest was restored between two times.
+
+        None: it may also have happened later, or never.
+        """
+        self._order(Input(kind=Kind.RESTORE, snapshot=snapshot), began, ended)
+
+    def _order(self, asked: Input, began: float, ended: float | None) -> None:
+        sequence = len(self._orders) + 1
+        self._orders.append(history.call_line(OPERATOR, sequence, asked, began))
+        if ended is not None:
+            self._orders.append(history.return_line(OPERATOR, sequence, ended))

@@ -1,0 +1,344 @@
+"""What must be true of a guest whatever was done to it: one copy, whole, nothing left.
+
+`judge`, `truthful` and `Together` decide and are pure; `Checker` and `Lookout` observe. That a copy
+runs is told by the CPU time of its CPU threads, which does not grow while a guest is paused; so it
+is seen with libvirtd dead, too.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+
+from vmckpt import inventory
+from vmckpt.errors import HypervisorError, LabError
+from vmckpt.hypervisor import domains as hypervisor_domains
+from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.migration import LibvirtMover
+from vmckpt.model.guest import Guest, GuestState
+from vmckpt.units import Seconds
+from vmckpt_lab import (
+    guest_image,
+    guests,
+    host,
+    ledger,
+)
+from vmckpt_lab.faults import inject
+from vmckpt_lab.machine_speed import Deadline
+from vmckpt_lab.observer import client
+from vmckpt_lab.plan import HostPlan, LabPlan
+from vmckpt_lab.processes import Census, Copy
+
+# What a lab guest's QEMU starts with, and must have again when it stayed.
+USUAL_DOWNTIME = Seconds(0.3)
+_FOLDERS = (
+    "run/libvirt/qemu",
+    "var/lib/libvirt/qemu",
+    "var/lib/libvirt/qemu/channel/target",
+    "dev/shm/ram/libvirt/qemu",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What one host has of a guest."""
+
+    host: str
+    processes: int = 0
+    in_parts: bool = False
+    """In post-copy: part of its memory is elsewhere."""
+    state: GuestState | None = None
+    """None: its libvirt does not know the guest."""
+    persistent: bool = False
+    job: str | None = None
+    max_downtime: Seconds | None = None
+    """None: nobody could be asked."""
+    files: tuple[str, ...] = ()
+    """What a QEMU that is gone has left, and images of a copied disk."""
+    error: str | None = None
+    """Why it could not be asked."""
+
+    @property
+    def runs(self) -> bool:
+        return (
+            self.processes == 1 and self.state is not None and self.state.runs and not self.in_parts
+        )
+
+
+def judge(seen: Sequence[Seen], *, allowed: Iterable[str]) -> list[str]:
+    """Everything that is wrong with a guest that must run on exactly one of these hosts."""
+    allowed = set(allowed)
+    wrong = [f"{one.host} does not answer: {one.error}" for one in seen if one.error]
+    places = [one.host for one in seen if one.processes]
+    if sum(one.processes for one in seen) != 1:
+        wrong.append(f"{sum(o.processes for o in seen)} QEMU processes, on {places or 'no host'}")
+    for one in seen:
+        if one.processes:
+            wrong += _at_home(one, allowed)
+        else:
+            wrong += _away(one, several=bool(places))
+    return wrong
+
+
+def _at_home(one: Seen, allowed: set[str]) -> list[str]:
+    wrong = []
+    if one.host not in allowed:
+        wrong.append(f"it is on {one.host}, not on {' or '.join(sorted(allowed))}")
+    if one.state is None or not one.state.runs:
+        wrong.append(f"{one.host} says that it is {one.state}")
+    if one.in_parts:
+        wrong.append(f"part of its memory is not on {one.host}")
+    if not one.persistent:
+        wrong.append(f"it is not defined on {one.host}, where it runs")
+    if one.job is not None:
+        wrong.append(f"a job is at it on {one.host}: {one.job}")
+    if one.max_downtime not in (None, USUAL_DOWNTIME):
+        wrong.append(f"its downtime limit is {one.max_downtime:g} s on {one.host}")
+    return wrong
+
+
+def _away(one: Seen, *, several: bool) -> list[str]:
+    """`several`: it has a process elsewhere, so that a definition here is one too many."""
+    wrong = [f"left on {one.host}: {file}" for file in one.files]
+    if one.state is not None and one.state.is_active:
+        wrong.append(f"{one.host} says that it is {one.state}, and there is no QEMU")
+    elif one.state is not None and several:
+        wrong.append(f"it is still defined on {one.host}")
+    return wrong
+
+
+_STAYED = ("cancelled", "timed-out", "not-converged", "failed")
+
+
+def truthful(outcome: str | None, places: Sequence[str], *, source: str, target: str) -> str | None:
+    """What is untrue about an outcome that was reported, the guest being found on `places`."""
+    where = f"it runs on {' and '.join(places) or 'no host'}"
+    if outcome == "completed" and list(places) != [target]:
+        return f"reported was {outcome}, but {where}"
+    if outcome in _STAYED and list(places) != [source]:
+        return f"reported was {outcome}, but {where}"
+    if outcome in ("shut-off", "lost") and places:
+        return f"reported was {outcome}, but {where}"
+    return None
+
+
+class Checker:
+    """Asks a lab's hosts about its guests."""
+
+    def __init__(self, plan: LabPlan) -> None:
+        self._plan = plan
+        self._census = Census(plan)
+        self._inventory = inventory.load(plan.inventory)
+
+    def look(self, guest: str) -> list[Seen]:
+        """What every host that is up has of a guest."""
+
+        async def everywhere() -> list[Seen]:
+            up = [one for one in self._plan.hosts if host.is_up(one)]
+            return list(await asyncio.gather(*(self._one(one, guest) for one in up)))
+
+        return asyncio.run(everywhere())
+
+    async def _one(self, where: HostPlan, guest: str) -> Seen:
+        found: Guest | None = None
+        limit: Seconds | None = None
+        error: str | None = None
+        in_parts = False
+        async with Hypervisor(self._inventory.host(where.name)) as hypervisor:
+            try:
+                found = await hypervisor_domains.find_guest(hypervisor, guest)
+                if found is not None and found.state.is_active:
+                    seen = await hypervisor_domains.presence(hypervisor, found.uuid)
+                    in_parts = seen.post_copy
+                if found is not None and found.state.runs and not in_parts:
+                    limit = await LibvirtMover(hypervisor, hypervisor, found.uuid).max_downtime()
+            except HypervisorError as exc:
+                error = exc.message
+        processes = [copy for copy in self._census.copies(guest) if copy.host == where.name]
+        return Seen(
+            host=where.name,
+            processes=len(processes),
+            in_parts=in_parts,
+            state=found.state if found is not None else None,
+            persistent=found is not None and found.persistent,
+            job=found.job if found is not None else None,
+            max_downtime=limit,
+            files=() if processes else tuple(_left(where, guest)),
+            error=error,
+        )
+
+    def places(self, guest: str) -> list[str]:
+        """The hosts with a QEMU of the guest."""
+        return [copy.host for copy in self._census.copies(guest)]
+
+    def settled(self, guest: str, allowed: Iterable[str], *, limit: float = 10.0) -> list[str]:
+        """What is wrong with where it is; libvirt is given a moment to clear away."""
+        give_up = Deadline(limit)
+        while (wrong := judge(self.look(guest), allowed=allowed)) and not give_up.passed():
+            time.sleep(0.2)
+        return wrong
+
+    def ledgers(self, guest: str) -> list[str]:
+        """What is wrong with its three ledgers."""
+        try:
+            audit = ledger.audit(self._plan, guest)
+        except LabError as exc:
+            return [f"no ledger: {exc.message}; {self._pulse(guest)}"]
+        return [f"{one.name} ledger: {one.text}" for one in audit.entries if not one.whole]
+
+    def _pulse(self, guest: str) -> str:
+        """What can be said of a guest that does not answer."""
+        seen = client.status(self._plan.observer_socket, guest)
+        since = "never" if seen.answered_at is None else f"{seen.now - seen.answered_at:.1f} s ago"
+        words = [f"it last answered {since} and told {seen.highest}"]
+        copies = self._census.copies(guest)
+        before = [self._census.ran(copy) for copy in copies]
+        time.sleep(0.5)
+        for copy, ran in zip(copies, before, strict=True):
+            share = (self._census.ran(copy) - ran) / 5e6
+            words.append(f"{copy} uses {share:.0f} % of a CPU")
+            console = self._plan.host(copy.host).root / f"log/{guest}.console"
+            if console.exists():
+                last = console.read_text(errors="replace").strip().splitlines()[-1:]
+                words.append(f"its console says {' '.join(last)!r}")
+        return "; ".join(words)
+
+    def strays(self, guest: str, source: str) -> list[str]:
+        """Images on hosts where a copied disk has no business: it is at home or was at `source`."""
+        home = self.places(guest)
+        return [
+            f"left on {one.name}: {path}"
+            for one in self._plan.hosts
+            if one.name not in (*home, source)
+            for path in (one.root / "private").glob(f"{guest}.*")
+        ]
+
+    def image(self, guest: str, on: str) -> list[str]:
+        """What is missing on the disk of a guest that is gone: all it has told must be there.
+
+        Only for raw disks.
+        """
+        known = guests.find(self._plan, guest)
+        seen = client.status(self._plan.observer_socket, guest)
+        path = guests.disk_seen_from(self._plan, known, on)
+        records = ledger.read_records(path.read_bytes(), seen.run, seen.highest)
+        wrong = [f"{records.broken} broken records on its disk"] if records.broken else []
+        if records.highest < seen.highest:
+            wrong.append(f"it told {seen.highest}, and its disk knows {records.highest}")
+        if seen.conflicts or seen.forgotten:
+            wrong.append(f"output: {seen.conflicts} told twice, {seen.forgotten} forgotten")
+        return wrong
+
+    def revive(self, guest: str, on: str) -> list[str]:
+        """Start a guest again from its disk, after whatever is left of it was removed."""
+        known = guests.find(self._plan, guest)
+        client.ask(self._plan.observer_socket, op="forget", guest=guest)
+        xml = guests.domain_xml(self._plan, known, guest_image.prepare())
+        inject.root_out(self._plan, guest)
+        asyncio.run(self._start(on, xml))
+        client.ask(self._plan.observer_socket, op="watch", guest=guest, address=known.address)
+        give_up = Deadline(40.0)
+        while client.status(self._plan.observer_socket, guest).heard < 5:
+            if give_up.passed():
+                return [f"started again on {on}, it does not answer"]
+            time.sleep(0.05)
+        return []
+
+    async def _start(self, on: str, xml: str) -> None:
+        async with Hypervisor(self._inventory.host(on)) as hypervisor:
+            await hypervisor_domains.define_and_start(hypervisor, xml)
+
+
+def _left(where: HostPlan, guest: str) -> list[str]:
+    """Files of a QEMU that is not there any more, in the host's own folders.
+
+    What is older than the host's power-on is libvirt's, which forgets it in a power cut.
+    """
+    pid = host.first_process(where)
+    if pid is None:
+        return []
+    # Its script is written anew at each power-on.
+    root, on_since = Path(f"/proc/{pid}/root"), (where.root / "boot.sh").stat().st_mtime
+    found = []
+    for folder in _FOLDERS:
+        with suppress(OSError):  # no such folder, or the file has just gone
+            for path in (root / folder).iterdir():
+                mine = path.name.startswith(f"{guest}.") or path.name.endswith(f"-{guest}")
+                if mine and path.stat().st_mtime > on_since:
+                    found.append(f"/{folder}/{path.name}")
+    return found
+
+
+INTERVAL = 0.1
+# Less than that in one interval is a thread that was woken to be told something.
+RUNS = 4_000_000
+
+
+@dataclass(slots=True)
+class Together:
+    """Readings of CPU time, one after the other, and what they say.
+
+    In a switchover the source runs in the first part of an interval and the target in the last.
+    Two copies that both run in each of two intervals next to each other did run at the same time.
+    """
+
+    seen: list[str] = field(default_factory=list)
+    """Every finding in a sentence."""
+    _before: Mapping[Copy, int] = field(default_factory=dict)
+    _ran_before: frozenset[Copy] = frozenset()
+
+    def take(self, ran: Mapping[Copy, int], at: float) -> None:
+        """CPU time of every copy, now."""
+        now = frozenset(
+            copy for copy, time_ in ran.items() if time_ - self._before.get(copy, time_) > RUNS
+        )
+        both = sorted(now & self._ran_before)
+        for first, second in pairwise(both):
+            if first.guest == second.guest:
+                self.seen.append(f"at {at:.2f}: {first} runs, and so does {second}")
+        self._before, self._ran_before = dict(ran), now
+
+
+class Lookout:
+    """Looks until it is left; use as a context manager around whatever is done to the lab."""
+
+    def __init__(self, plan: LabPlan) -> None:
+        self._census = Census(plan)
+        self._together = Together()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="lookout", daemon=True)
+        self._lock = threading.Lock()
+        self.looks = 0
+
+    def __enter__(self) -> "Lookout":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def two_copies(self) -> list[str]:
+        """Every time that two copies of one guest ran, and forget them."""
+        if not self._thread.is_alive():
+            raise LabError("the lookout has ended: nobody knows whether two copies ran")
+        with self._lock:
+            found, self._together.seen = self._together.seen, []
+        return found
+
+    def _look(self) -> None:
+        while not self._over.wait(INTERVAL):
+            ran = {copy: self._census.ran(copy) for copy in self._census.copies()}
+            with self._lock:
+                self._together.take(ran, time.monotonic())
+            self.looks += 1

@@ -1,0 +1,253 @@
+"""A lab: up, down, healed, found again by its name; and its lease store.
+
+The lease store is a PostgreSQL in a namespace that every host reaches and that is part of none.
+"""
+
+import fcntl
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from vmckpt.errors import BadInput, LabError
+from vmckpt.units import BytesPerSecond
+from vmckpt_lab import (
+    certificates,
+    config_files,
+    host,
+    network,
+    plan,
+)
+from vmckpt_lab.machine_speed import Deadline
+from vmckpt_lab.observer import client
+from vmckpt_lab.plan import LABS, LabPlan
+from vmckpt_lab.shell import in_namespace, run, start_daemon
+
+
+def start(plan: LabPlan) -> None:
+    """Create a cluster and start it; LabError if PostgreSQL is not installed or does not start."""
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not programs:
+        raise LabError("the witness needs PostgreSQL", mend="run apt-get install postgresql")
+    data = plan.folder / "witness"
+    data.mkdir(mode=0o700)
+    shutil.chown(data, "postgres", "postgres")
+    as_postgres = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
+    run(
+        [
+            *as_postgres,
+            f"{programs[-1]}/initdb",
+            "--auth=trust",
+            "--username=postgres",
+            "--encoding=UTF8",
+            "--no-sync",
+            str(data),
+        ]
+    )
+    network = f"198.18.{plan.subnet}.0/24"
+    with Path(data, "pg_hba.conf").open("a") as hba:
+        # Only the owner needs no password: other logins are as they are in life.
+        hba.write(f"host all postgres {network} trust\n")
+        hba.write(f"host all all {network} scram-sha-256\n")
+        hba.write(f"host replication postgres {network} trust\n")
+    with Path(data, "postgresql.conf").open("a") as settings:
+        # Of one that is killed nothing is to stay in /dev/shm.
+        settings.write("dynamic_shared_memory_type = mmap\n")
+    server = [f"{programs[-1]}/postgres", "-D", str(data)]
+    server += ["-c", f"listen_addresses={plan.witness_address}"]
+    server += ["-c", f"unix_socket_directories={data}"]
+    command = in_namespace(plan.witness_namespace, *as_postgres, *server)
+    start_daemon(command, plan.folder / "witness.log")
+    _wait(programs[-1], plan)
+
+
+def _wait(programs: Path, plan: LabPlan, *, limit: float = 30.0) -> None:
+    give_up = Deadline(limit)
+    ready = [f"{programs}/pg_isready", "-q", "-h", plan.witness_address]
+    while subprocess.run(ready, check=False).returncode != 0:
+        if give_up.passed():
+            raise LabError(f"PostgreSQL does not start; see {plan.folder}/witness.log")
+        time.sleep(0.1)
+
+
+Say = Callable[[str], None]
+
+
+def silent(_line: str) -> None:
+    """A listener for callers that want no progress."""
+
+
+def _may(name: str) -> None:
+    """Refuse names that could be mistaken, and everybody but root: namespaces need it."""
+    try:
+        plan.check_name(name)
+    except ValueError as exc:
+        raise BadInput(f"lab name {exc}") from None
+    if os.geteuid() != 0:
+        raise LabError("the lab makes network namespaces and needs root", mend="run it with sudo")
+
+
+@contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Hold the lab's lock, so that two `lab up` of one name come one after the other."""
+    path = LABS / f".{name}.lock"
+    while True:
+        LABS.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # The holder before us removed the file we waited on: then that lock guards nothing.
+            if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+                continue
+            try:
+                yield
+            finally:
+                path.unlink()
+                with suppress(OSError):
+                    LABS.rmdir()
+                    LABS.parent.rmdir()
+            return
+
+
+def names() -> list[str]:
+    """Every lab that has a folder or a namespace here, whole or not."""
+    found = {p.name for p in LABS.iterdir() if p.is_dir()} if LABS.is_dir() else set()
+    found |= {name.split(".")[1] for name in network.namespaces("vmckpt.")}
+    return sorted(found)
+
+
+def load(name: str) -> LabPlan:
+    """The plan of a lab that is up; LabError if there is none."""
+    path = LABS / name / "lab.json"
+    try:
+        stored = json.loads(path.read_text())
+        return LabPlan(**stored)
+    except FileNotFoundError:
+        others = ", ".join(names()) or "none"
+        raise LabError(
+            f"no lab {name!r} is up (labs here: {others})", mend="run vmckpt lab up"
+        ) from None
+    except (OSError, ValueError, TypeError) as exc:
+        raise LabError(f"{path}: {exc}", mend=f"run vmckpt lab down --name {name}") from exc
+
+
+def up(
+    name: str,
+    *,
+    hosts: int = 2,
+    shape: BytesPerSecond | None = None,
+    with_witness: bool = False,
+    qemu_user: str = "root",
+    say: Say = silent,
+) -> LabPlan:
+    """Build a lab, or find that it is up already; nothing stays if it cannot be built.
+
+    A lab that an earlier, broken run left is removed first. `qemu_user`: as whom hosts run QEMU.
+    Raises LabError, and BadInput if a lab of this name is up with another shape.
+    """
+    _may(name)
+    made = LabPlan(
+        name=name, subnet=0, host_count=hosts, witness=with_witness, qemu_user=_known(qemu_user)
+    )
+    with locked(name):
+        if (running := _whole(name)) is not None:
+            if replace(running, subnet=0) != made:
+                raise BadInput(
+                    f"lab {name!r} is up with {running.host_count} hosts,"
+                    f" {'a' if running.witness else 'no'} witness"
+                    f" and QEMU as {running.qemu_user}",
+                    mend=f"run vmckpt lab down --name {name} first",
+                )
+            say(f"lab {name} is up already")
+            return running
+        _remove(name, say)
+        try:
+            subnet = plan.free_subnet(name, network.subnets_in_use())
+            return _build(replace(made, subnet=subnet), shape, say)
+        except BaseException:
+            _remove(name, silent)
+            raise
+
+
+def _whole(name: str) -> LabPlan | None:
+    """The plan of this lab if it is up and every host lives, else None."""
+    try:
+        found = load(name)
+    except LabError:
+        return None
+    alive = all(host.is_up(h) for h in found.hosts) and client.answers(found)
+    return found if alive else None
+
+
+def _known(user: str) -> str:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        raise BadInput(f"this machine has no user {user!r} for QEMU") from None
+    return user
+
+
+def _build(made: LabPlan, shape: BytesPerSecond | None, say: Say) -> LabPlan:
+    say(
+        f"lab {made.name}: network 198.18.{made.subnet}.0/24, hosts "
+        + ", ".join(h.name for h in made.hosts)
+    )
+    for folder in (made.shared, made.private, made.folder / "hosts"):
+        folder.mkdir(parents=True)
+    made.folder.chmod(0o711)
+    network.build(made)
+    authority = certificates.Authority(made.name)
+    certificates.install_client(authority, made.folder / "pki")
+    host.befriend(made, {h.name: host.furnish(made, h, authority) for h in made.hosts})
+    for h in made.hosts:
+        host.power_on(made, h)
+    client.start(made)
+    if made.witness:
+        say("witness: PostgreSQL")
+        start(made)
+    for h in made.hosts:
+        host.wait_until_up(h)
+        say(f"{h.name}: libvirt and ssh answer at {h.address}")
+        if shape is not None:
+            network.shape(made, h.name, shape)
+    client.wait_until_up(made)
+    key, known = made.folder / "ssh/id_ed25519", made.folder / "ssh/known_hosts"
+    made.inventory.write_text(config_files.inventory(made, str(key), str(known)))
+    _store(made)
+    return made
+
+
+def _store(made: LabPlan) -> None:
+    """Published last: a lab without lab.json is not up."""
+    partial = made.folder / "lab.json.new"
+    partial.write_text(json.dumps(asdict(made)))
+    partial.rename(made.folder / "lab.json")
+
+
+def down(name: str, say: Say = silent) -> None:
+    """Remove a lab and all it made; fine if it is half built or not there."""
+    _may(name)
+    with locked(name):
+        _remove(name, say)
+
+
+def _remove(name: str, say: Say) -> None:
+    scratch = LabPlan(name=name, subnet=0, host_count=0)
+    if scratch.folder.exists() or network.namespaces(scratch.prefix):
+        say(f"lab {name}: removing")
+    network.remove(scratch.prefix, scratch.bridge)
+    shutil.rmtree(scratch.folder, ignore_errors=True)
+
+
+def heal(lab: LabPlan, name: str) -> None:
+    """Cables in, shaping off, and power on if the host is off."""
+    network.heal(lab, name)
+    network.shape(lab, name, None)
+    if not host.is_up(lab.host(name)):
+        host.power_on(lab, lab.host(name))
+    host.wait_until_up(lab.host(name))
