@@ -19,12 +19,17 @@ from vmckpt.journal.jobs import JobView
 from vmckpt.model.events import Commands
 from vmckpt.policy.model import Policy
 from vmckpt_tui import actions
-from vmckpt_tui.actions import Action, Words
-from vmckpt_tui.detail import Detail, DrainScreen, GuardScreen, MoveScreen
-from vmckpt_tui.grid import Grid
-from vmckpt_tui.help import Actions, Help
-from vmckpt_tui.order import Order
-from vmckpt_tui.output_pane import OutputPane
+from vmckpt_tui.action_lists.all import BY_NAME, TABLE
+from vmckpt_tui.actions import (
+    Action,
+    Model,
+    Scene,
+    Where,
+    Words,
+    is_move,
+    is_whole,
+)
+from vmckpt_tui.command_output import OutputPane, Run, Runs
 from vmckpt_tui.panes import (
     DoctorPane,
     FleetPane,
@@ -34,10 +39,22 @@ from vmckpt_tui.panes import (
     PoliciesPane,
     SnapshotsPane,
 )
-from vmckpt_tui.parts import Filter, Head, Keys, Tab, Trouble
-from vmckpt_tui.running import Run, Runs
-from vmckpt_tui.scene import Model, Scene, Where, is_move, is_whole
-from vmckpt_tui.table import BY_NAME, TABLE
+from vmckpt_tui.screens.confirm import Order
+from vmckpt_tui.screens.detail import (
+    Detail,
+    DrainScreen,
+    GuardScreen,
+    MoveScreen,
+)
+from vmckpt_tui.screens.help import Actions, Help
+from vmckpt_tui.widgets.basic import (
+    Filter,
+    Head,
+    Keys,
+    Tab,
+    Trouble,
+)
+from vmckpt_tui.widgets.data_grid import Grid
 
 T = TypeVar("T")
 _ENDED = 200

@@ -18,15 +18,14 @@ from vmckpt.model.events import Commands
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import FleetNow, GuestNow, HostNow
 from vmckpt.policy.model import Policy
-from vmckpt_tui import guard_view, policy_view, view
-from vmckpt_tui.actions import of
-from vmckpt_tui.columns import Column
-from vmckpt_tui.grid import Grid
-from vmckpt_tui.parts import Filter, Line
-from vmckpt_tui.policy_view import Use
-from vmckpt_tui.scene import Model, Scene, Where
-from vmckpt_tui.table import TABLE
-from vmckpt_tui.view import Leaf
+from vmckpt_tui import tables
+from vmckpt_tui import tables as view
+from vmckpt_tui.action_lists.all import TABLE
+from vmckpt_tui.actions import Model, Scene, Where, of
+from vmckpt_tui.screens import protection_view
+from vmckpt_tui.tables import Column, Leaf, Use
+from vmckpt_tui.widgets.basic import Filter, Line
+from vmckpt_tui.widgets.data_grid import Grid
 
 _AT_ONCE = 50
 """Guests that a policy is found for before keys are looked at again."""
@@ -219,7 +218,7 @@ class GuardPane(Pane):
     BINDINGS: ClassVar[list[BindingType]] = bindings(Where.GUARD)
 
     def compose(self) -> ComposeResult:
-        columns: Sequence[Column[Mapping[str, Any]]] = guard_view.guard_columns()
+        columns: Sequence[Column[Mapping[str, Any]]] = protection_view.guard_columns()
         yield Grid(columns, lambda one: str(one["job"]),
                    empty="no guest is protected; choose one in Fleet and press p")  # fmt: skip
 
@@ -265,7 +264,7 @@ class PoliciesPane(Pane):
         self._counted: Sequence[GuestNow] | None = None
 
     def compose(self) -> ComposeResult:
-        yield Grid(policy_view.policy_columns(), lambda one: one.policy.name, sort=0,
+        yield Grid(tables.policy_columns(), lambda one: one.policy.name, sort=0,
                    empty="no policy can be read; vmckpt policy list tells why")  # fmt: skip
 
     def fill(self) -> None:
@@ -283,7 +282,7 @@ class PoliciesPane(Pane):
         found: Counter[str] = Counter()
         for at in range(0, len(guests), _AT_ONCE):
             some = guests[at : at + _AT_ONCE]
-            found.update(policy_view.chosen(self._policies, one, hosts) for one in some)
+            found.update(tables.chosen(self._policies, one, hosts) for one in some)
             await asyncio.sleep(0.01)
         self._tell({one.name: found[one.name] for one in self._policies})
 

@@ -9,11 +9,11 @@ from vmckpt.errors import ReadOnly
 from vmckpt.model.events import Said
 from vmckpt.model.guest import GuestNow
 from vmckpt.policy import loader
-from vmckpt_tui import order
+from vmckpt_tui.action_lists.all import TABLE
 from vmckpt_tui.app import Dashboard, Setting
-from vmckpt_tui.grid import Grid
-from vmckpt_tui.order import Order
-from vmckpt_tui.table import TABLE
+from vmckpt_tui.screens import confirm
+from vmckpt_tui.screens.confirm import Order
+from vmckpt_tui.widgets.data_grid import Grid
 
 U = "00000000-0000-4000-8000-00000000000"
 POLICIES = loader.survey(loader.folder(None, None)).policies
@@ -114,7 +114,7 @@ def test_every_action_is_tried() -> None:
 @pytest.fixture(autouse=True)
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody types: what would come of it is looked up at once."""
-    monkeypatch.setattr(order, "_REST", 0.0)
+    monkeypatch.setattr(confirm, "_REST", 0.0)
 
 
 @pytest.mark.parametrize("name", ACTS)

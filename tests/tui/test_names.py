@@ -9,11 +9,11 @@ from tests.tui.test_actions import POLICIES, at_row, dashboard
 from vmckpt.model.guest import HostNow
 from vmckpt.policy.loader import Shelf
 from vmckpt_tui import actions
+from vmckpt_tui.action_lists.all import BY_NAME
+from vmckpt_tui.actions import Model, Scene, Where
 from vmckpt_tui.app import Dashboard, Setting
-from vmckpt_tui.grid import Grid
-from vmckpt_tui.order import Order
-from vmckpt_tui.scene import Model, Scene, Where
-from vmckpt_tui.table import BY_NAME
+from vmckpt_tui.screens.confirm import Order
+from vmckpt_tui.widgets.data_grid import Grid
 
 
 async def test_a_host_or_schedule_whose_name_is_markup_is_a_name() -> None:

@@ -14,10 +14,10 @@ from tests.tui.test_actions import at_row, dashboard
 from vmckpt.model.events import Said
 from vmckpt.model.guest import SnapshotNow
 from vmckpt_tui import actions
-from vmckpt_tui.grid import Grid
-from vmckpt_tui.order import Order
-from vmckpt_tui.scene import Model, Scene, Where
-from vmckpt_tui.table import BY_NAME
+from vmckpt_tui.action_lists.all import BY_NAME
+from vmckpt_tui.actions import Model, Scene, Where
+from vmckpt_tui.screens.confirm import Order
+from vmckpt_tui.widgets.data_grid import Grid
 
 
 async def test_a_mark_is_only_taken_where_marks_count() -> None:

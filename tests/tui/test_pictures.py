@@ -16,7 +16,7 @@ from textual.widgets import Input
 from tests.tui.still import NOW, Still
 from tests.tui.test_actions import dashboard
 from vmckpt_tui.app import Dashboard
-from vmckpt_tui.detail import GuardScreen
+from vmckpt_tui.screens.detail import GuardScreen
 
 BUSY = ("looking&#160;…", "asking&#160;", "no&#160;samples", "examining")
 PICTURES = Path(__file__).parent / "pictures"

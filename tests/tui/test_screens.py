@@ -16,12 +16,12 @@ from vmckpt.errors import JournalError
 from vmckpt.model.events import Said
 from vmckpt.model.guest import Copies, FleetNow
 from vmckpt_tui.app import Dashboard, Pace, Setting
-from vmckpt_tui.detail import DrainScreen, GuardScreen, MoveScreen
-from vmckpt_tui.grid import Grid
-from vmckpt_tui.help import Help
-from vmckpt_tui.order import Order
-from vmckpt_tui.output_pane import OutputPane
-from vmckpt_tui.parts import Trouble
+from vmckpt_tui.command_output import OutputPane
+from vmckpt_tui.screens.confirm import Order
+from vmckpt_tui.screens.detail import DrainScreen, GuardScreen, MoveScreen
+from vmckpt_tui.screens.help import Help
+from vmckpt_tui.widgets.basic import Trouble
+from vmckpt_tui.widgets.data_grid import Grid
 
 LONG = "جهاز" * 50
 

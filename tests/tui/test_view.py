@@ -12,8 +12,9 @@ from vmckpt.journal.evacuation_progress import summary, turns
 from vmckpt.journal.jobs import JobDetail, News
 from vmckpt.journal.records import Request, StepState, StoredStep
 from vmckpt.model.guest import FleetNow
-from vmckpt_tui import drain_view, guard_view, move_view, view, words
-from vmckpt_tui.scene import Model, Scene, Where
+from vmckpt_tui import tables, wording
+from vmckpt_tui.actions import Model, Scene, Where
+from vmckpt_tui.screens import evacuation_view, migration_view, protection_view
 
 MODEL = Model(
     fleet=FLEET, jobs=(MOVE, DRAIN, ENDED), protections={"p-9abc": entry()}, snapshots=SNAPSHOTS
@@ -28,8 +29,8 @@ def cells(columns: Sequence[object], row: object) -> list[str]:
 
 
 def test_a_guest_is_shown_with_its_job_its_standby_and_its_last_snapshot() -> None:
-    index = view.index(MODEL, NOW)
-    columns = view.guest_columns(lambda: index)
+    index = tables.index(MODEL, NOW)
+    columns = tables.guest_columns(lambda: index)
     by_name = {one.name: cells(columns, one) for one in FLEET.guests}
     assert by_name["busy"][7] == "m-7k3f 72%"
     assert by_name["safe"][5] == "✓ 110 ms"
@@ -39,8 +40,8 @@ def test_a_guest_is_shown_with_its_job_its_standby_and_its_last_snapshot() -> No
 
 
 def test_hosts_say_what_is_wrong_with_them() -> None:
-    index = view.index(MODEL, NOW)
-    told = {one.name: cells(view.host_columns(lambda: index), one) for one in FLEET.hosts}
+    index = tables.index(MODEL, NOW)
+    told = {one.name: cells(tables.host_columns(lambda: index), one) for one in FLEET.hosts}
     assert told["alpha"][6] == "3"
     assert told["omega"][1:3] == ["–", "–"]
     assert told["omega"][7].startswith("✗ omega: no answer")
@@ -59,27 +60,27 @@ def test_hosts_say_what_is_wrong_with_them() -> None:
     ],
 )
 def test_each_word_must_be_somewhere(text: str, names: list[str]) -> None:
-    assert [one.name for one in view.Finder().matching(FLEET.guests, text)] == names
+    assert [one.name for one in tables.Finder().matching(FLEET.guests, text)] == names
 
 
 def test_snapshots_are_trees_and_whoever_lost_a_parent_is_a_root() -> None:
-    found = view.leaves((*SNAPSHOTS, snapshot("s-eee", 1, "lost", parent="s-zzz")))
+    found = tables.leaves((*SNAPSHOTS, snapshot("s-eee", 1, "lost", parent="s-zzz")))
     told = [(one.snapshot.id, one.depth) for one in found]
     assert sorted(told) == [(id_, 0) for id_ in ("s-aaa", "s-bbb", "s-ccc", "s-ddd", "s-eee")]
     assert [id_ for id_, _ in told].index("s-bbb") == [id_ for id_, _ in told].index("s-aaa") + 1
-    branch = view.leaves((*SNAPSHOTS, snapshot("s-fff", 1, "other", parent="s-aaa")))
+    branch = tables.leaves((*SNAPSHOTS, snapshot("s-fff", 1, "other", parent="s-aaa")))
     assert {one.snapshot.id: one.depth for one in branch}["s-fff"] == 1
 
 
 def test_a_line_of_ten_thousand_snapshots_and_a_circle_are_shown() -> None:
     line = [snapshot(f"s-{n}", 1, f"n{n}", parent=f"s-{n - 1}", made_at=n) for n in range(10_000)]
-    assert len(view.leaves(line)) == 10_000
+    assert len(tables.leaves(line)) == 10_000
     circle = [snapshot("s-a", 1, "a", parent="s-b"), snapshot("s-b", 1, "b", parent="s-a")]
-    assert len(view.leaves(circle)) == 2
+    assert len(tables.leaves(circle)) == 2
 
 
 def test_passes_are_counted_from_the_samples() -> None:
-    found = move_view.passes(still.SAMPLES)
+    found = migration_view.passes(still.SAMPLES)
     assert [one.number for one in found] == [1, 2, 3]
     assert found[0].dirty is None
     assert found[1].lasted == pytest.approx(7.5)
@@ -87,21 +88,21 @@ def test_passes_are_counted_from_the_samples() -> None:
 
 
 def test_the_forecast_is_two_lines_from_all_to_nothing() -> None:
-    lines = move_view.remaining(still.SAMPLES, still.FORECAST)
+    lines = migration_view.remaining(still.SAMPLES, still.FORECAST)
     assert lines.band == (((0.0, 18.0), (4021.0, 0.0)), ((0.0, 29.0), (4021.0, 0.0)))
-    assert move_view.remaining(still.SAMPLES, None).band is None
+    assert migration_view.remaining(still.SAMPLES, None).band is None
 
 
 def test_a_long_migration_has_no_more_points_than_a_screen() -> None:
     many = [still.sample(number, number / 5) for number in range(1, 30_000)]
-    times, _ = move_view.rates(many).solid
+    times, _ = migration_view.rates(many).solid
     assert len(times) <= 802
     assert times[0] == many[0].at
     assert times[-1] == many[-1].at
 
 
 def test_facts_tell_the_downtime_beside_its_limit() -> None:
-    told = dict(move_view.facts(DETAIL))
+    told = dict(migration_view.facts(DETAIL))
     assert told["downtime now"] == "340 ms, limit 300 ms"
     assert told["time left"] == "4.0 s to 9.0 s"
     assert told["throttle"] == "none"
@@ -114,7 +115,7 @@ def test_the_story_has_decisions_with_reasons_and_what_was_asked_for() -> None:
         answer=None,
     )  # fmt: skip
     detail = JobDetail(view=MOVE, forecast=None, events=still.EVENTS, samples=(), requests=(asked,))
-    told = [one.text for one in move_view.story(detail)]
+    told = [one.text for one in migration_view.story(detail)]
     assert told[0] == "phase=setup"
     assert "because the last passes got no smaller remaining_mib=900" in told[-1]
     assert told[2] == "eva@desk asked for bandwidth bytes_per_second=1: not answered"
@@ -122,7 +123,7 @@ def test_the_story_has_decisions_with_reasons_and_what_was_asked_for() -> None:
 
 def test_news_are_added() -> None:
     more = still.sample(99, 30.0)
-    after = move_view.followed(DETAIL, News(view=MOVE, events=(), samples=(more,)))
+    after = migration_view.followed(DETAIL, News(view=MOVE, events=(), samples=(more,)))
     assert after.samples[-1] is more
     assert len(after.samples) == len(still.SAMPLES) + 1
 
@@ -132,7 +133,7 @@ def test_the_queue_of_moves_has_those_that_wait_behind_those_that_began() -> Non
     assert [(one.guest, one.state) for one in found] == [("web1", "pre-copy"), ("web2", "waits")]
     told = summary(found)
     assert (told.arrived, told.moving, told.waiting, told.failed) == (0, 1, 1, 0)
-    facts = drain_view.facts(DRAIN.operation, found, NOW)
+    facts = evacuation_view.facts(DRAIN.operation, found, NOW)
     assert "0 arrived, 1 on their way, 1 wait" in facts[0]
 
 
@@ -171,7 +172,7 @@ def test_a_move_that_is_no_migration_is_shown_as_its_last_step_has_it(
     assert [one.guest for one in found] == ["web1", "web2"]
     moved = found[1]
     assert (moved.tries, moved.target) == (len(states), f"host{len(states) - 1}")
-    assert cells(drain_view.turn_columns(), moved)[2] == shown
+    assert cells(evacuation_view.turn_columns(), moved)[2] == shown
     told = summary(found)
     assert (told.arrived, told.moving, told.waiting, told.failed) == counts
 
@@ -183,19 +184,19 @@ def test_a_step_whose_job_has_ended_was_broken_off() -> None:
 
 
 def test_hosts_of_an_evacuation_are_bars() -> None:
-    lines = drain_view.loads(FLEET, DRAIN.operation, turns(DRAIN.operation, (PART,), ()))
+    lines = evacuation_view.loads(FLEET, DRAIN.operation, turns(DRAIN.operation, (PART,), ()))
     assert [one.split()[0] for one in lines] == ["alpha", "beta", "gamma"]
     assert lines[0].endswith("12 GiB of 64 GiB")
 
 
 def test_a_protection_tells_parts_and_readiness() -> None:
-    told = dict(guard_view.rows(entry()))
+    told = dict(protection_view.rows(entry()))
     assert told["standby"].startswith("✓ ready")
     assert told["behind (RPO)"] == "110 ms, worst 400 ms"
-    names = [name for name, _, _ in guard_view.parts(entry(), 20)]
+    names = [name for name, _, _ in protection_view.parts(entry(), 20)]
     assert names == ["stop", "state", "compare"]
-    assert len(guard_view.strip(entry(), 60)) == 60
-    beat = guard_view.beat(entry())
+    assert len(protection_view.strip(entry(), 60)) == 60
+    beat = protection_view.beat(entry())
     assert beat is not None
     assert beat.pause_s == 0.012
 
@@ -203,14 +204,14 @@ def test_a_protection_tells_parts_and_readiness() -> None:
 def test_a_silent_primary_is_no_error() -> None:
     silent = entry()
     silent["says"]["alpha"] = {"error": "alpha is silent", "unreachable": True}
-    assert guard_view.beat(silent) is None
-    assert guard_view.strip(silent, 60) == ""
-    assert dict(guard_view.rows(silent))["in the way"] == "alpha is silent"
+    assert protection_view.beat(silent) is None
+    assert protection_view.strip(silent, 60) == ""
+    assert dict(protection_view.rows(silent))["in the way"] == "alpha is silent"
 
 
 @pytest.mark.parametrize("share", [-1.0, 0.0, 0.01, 0.5, 0.999, 1.0, 7.0])
 def test_a_bar_is_as_wide_as_asked(share: float) -> None:
-    assert len(words.bar(share, 10)) == 10
+    assert len(wording.bar(share, 10)) == 10
 
 
 def test_a_guest_is_called_by_its_uuid_if_its_name_is_none_for_a_command() -> None:

@@ -82,7 +82,7 @@ def _serve(
     fleet: str | None, replay: Path | None, *, simulate: bool, host: str, port: int, url: str | None
 ) -> None:
     from vmckpt.app import controller
-    from vmckpt_tui import serving  # only who serves loads a web server
+    from vmckpt_tui import web  # only who serves loads a web server
 
     # What is wrong with it is told here, not in a browser.
     if simulate or replay is not None:
@@ -94,7 +94,7 @@ def _serve(
     words += ["--replay", str(replay.absolute())] if replay is not None else []
     if host not in ("127.0.0.1", "::1", "localhost"):
         output.say(f"warning: {host} can be reached from outside; the token goes there in clear")
-    serving.serve(words, host=host, port=port, url=url, say=output.say)
+    web.serve(words, host=host, port=port, url=url, say=output.say)
 
 
 def _made_up(

@@ -1,20 +1,46 @@
-"""From what is known to what is shown: rows and their words. Pure."""
+"""Rows and columns of the dashboard's tables. Pure."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
+from vmckpt.errors import PolicyError
 from vmckpt.journal import wording
 from vmckpt.journal.jobs import JobView
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import GuestNow, GuestState, HostNow, SnapshotNow
+from vmckpt.policy import select
+from vmckpt.policy.model import Policy
+from vmckpt.policy.select import Subject
 from vmckpt.protection import status
 from vmckpt.protection.copies import of_protections
 from vmckpt.units import show_bytes, show_seconds
-from vmckpt_tui.columns import Cell, Column
-from vmckpt_tui.scene import Model
-from vmckpt_tui.words import ago, bar
+from vmckpt_tui.actions import Model
+from vmckpt_tui.wording import ago, bar
+
+T = TypeVar("T")
+Cell = tuple[str, str]
+"""A text and its tone: "", "good", "warn", "bad", "dim" or "bold"."""
+TONES = ("good", "warn", "bad", "dim", "bold")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column(Generic[T]):
+    """One column."""
+
+    label: str
+    cell: Callable[[T], Cell]
+    order: Callable[[T], object] | None = None
+    """What it is sorted by; None: it cannot be."""
+    width: int = 8
+    grows: int = 0
+    """Its share of what is left over."""
+    right: bool = False
+    from_width: int = 0
+    """It is only there on a screen at least so wide."""
+
 
 _STATES: Mapping[str, Cell] = {
     GuestState.RUNNING: ("▶ running", "good"),
@@ -360,4 +386,48 @@ def finding_columns() -> Sequence[Column[Finding]]:
         Column(label="finding", width=20, grows=4, cell=lambda one: (one.text, "")),
         Column(label="what mends it", width=16, grows=3, from_width=100,
                cell=lambda one: (one.mend or "", "dim")),
+    )  # fmt: skip
+
+
+UNDECIDED = "(two are equally specific)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """A policy, and the guests that get it."""
+
+    policy: Policy
+    guests: int | None
+    """None: they are being counted."""
+
+
+def chosen(policies: Sequence[Policy], guest: GuestNow, hosts: Mapping[str, HostNow]) -> str:
+    """The name of the policy that a guest gets."""
+    host = hosts.get(guest.host)
+    subject = Subject(
+        guest=guest.name, guest_labels=guest.labels, memory=guest.memory,
+        host_labels={} if host is None else host.labels,
+    )  # fmt: skip
+    try:
+        return select.choose(policies, subject).policy.name
+    except PolicyError:
+        return UNDECIDED
+
+
+def policy_columns() -> Sequence[Column[Use]]:
+    """Of the list of policies."""
+    return (
+        Column(label="policy", width=16, cell=lambda one: (one.policy.name, ""),
+               order=lambda one: one.policy.name),
+        Column(label="guests", width=6, right=True, order=lambda one: one.guests or 0,
+               cell=lambda one: ("…", "dim") if one.guests is None
+               else (f"{one.guests:,}", "" if one.guests else "dim")),
+        Column(label="mode", width=10, cell=lambda one: (str(one.policy.mode), "")),
+        Column(label="downtime", width=8, right=True,
+               cell=lambda one: (show_seconds(one.policy.limits.max_downtime), "")),
+        Column(label="post-copy", width=9,
+               cell=lambda one: ("yes" if one.policy.may_switch_early else "no", "")),
+        Column(label="file", width=10, grows=1, from_width=120,
+               cell=lambda one: ("shipped" if one.policy.shipped else str(one.policy.file), "dim")),
+        Column(label="what for", width=16, grows=3, cell=lambda one: (one.policy.description, "")),
     )  # fmt: skip

@@ -6,8 +6,7 @@ from typing import Any
 
 from vmckpt.protection import status
 from vmckpt.units import show_bytes, show_seconds
-from vmckpt_tui.columns import Cell, Column
-from vmckpt_tui.view import guarded
+from vmckpt_tui.tables import Cell, Column, guarded
 
 Entry = Mapping[str, Any]
 """See api.protecting.stands."""

@@ -11,8 +11,8 @@ from vmckpt.journal.evacuation_progress import (
 from vmckpt.journal.records import Operation
 from vmckpt.model.guest import FleetNow
 from vmckpt.units import show_bytes, show_seconds
-from vmckpt_tui.columns import Cell, Column
-from vmckpt_tui.words import bar, millis
+from vmckpt_tui.tables import Cell, Column
+from vmckpt_tui.wording import bar, millis
 
 
 def facts(operation: Operation, found: Sequence[Turn], now: float) -> Sequence[str]:

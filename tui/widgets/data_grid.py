@@ -13,7 +13,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from vmckpt_tui.columns import TONES, Column
+from vmckpt_tui.tables import TONES, Column
 
 T = TypeVar("T")
 _GAP = 2

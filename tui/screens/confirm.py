@@ -13,8 +13,7 @@ from textual.widgets import Button, Input, Label, Select, Static
 
 from vmckpt.model.events import Commands
 from vmckpt_tui import actions
-from vmckpt_tui.actions import Action, Field, Words, line
-from vmckpt_tui.scene import Scene
+from vmckpt_tui.actions import Action, Field, Scene, Words, line
 
 _FRAME = 10
 """Lines of everything but the fields and what is told."""

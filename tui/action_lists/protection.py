@@ -6,8 +6,7 @@ from typing import Any
 from vmckpt.protection import status
 from vmckpt.protection.status import Look
 from vmckpt.units import show_seconds
-from vmckpt_tui.actions import Action, Answers, Field, Words
-from vmckpt_tui.scene import Scene, Where
+from vmckpt_tui.actions import Action, Answers, Field, Scene, Where, Words
 
 _GUARD = (Where.GUARD,)
 

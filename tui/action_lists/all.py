@@ -1,11 +1,10 @@
 """All actions, and those of policies and of the doctor. Pure."""
 
-from vmckpt_tui.actions import Action, Field
-from vmckpt_tui.on_fleet import ON_FLEET
-from vmckpt_tui.on_guard import ON_GUARD
-from vmckpt_tui.on_jobs import ON_JOBS
-from vmckpt_tui.on_snapshots import ON_SNAPSHOTS
-from vmckpt_tui.scene import Scene, Where
+from vmckpt_tui.action_lists.fleet import ON_FLEET
+from vmckpt_tui.action_lists.jobs import ON_JOBS
+from vmckpt_tui.action_lists.protection import ON_GUARD
+from vmckpt_tui.action_lists.snapshots import ON_SNAPSHOTS
+from vmckpt_tui.actions import Action, Field, Scene, Where
 
 _POLICIES = (Where.POLICIES,)
 _TRACE = Field(name="trace", label="trace", hint="a file that vmckpt migrate --trace wrote")

@@ -7,7 +7,7 @@ from rich.text import Text
 from textual.app import RenderResult
 from textual.widget import Widget
 
-from vmckpt_tui.move_view import Lines, Points
+from vmckpt_tui.screens.migration_view import Lines, Points
 
 _LEAST = 20
 """Columns and lines below which nothing can be read from a chart."""

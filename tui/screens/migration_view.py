@@ -8,7 +8,7 @@ from vmckpt.journal import wording
 from vmckpt.journal.jobs import JobDetail, News
 from vmckpt.journal.records import StoredEvent, StoredForecast, StoredSample
 from vmckpt.units import MIB, Seconds, show_bytes, show_rate, show_seconds
-from vmckpt_tui.words import millis
+from vmckpt_tui.wording import millis
 
 Points = tuple[tuple[float, ...], tuple[float, ...]]
 """Times in seconds, and values."""

@@ -2,8 +2,7 @@
 
 from vmckpt.model.guest import GuestState
 from vmckpt.units import show_bytes
-from vmckpt_tui.actions import Action, Answers, Field, Words, option, policy, target
-from vmckpt_tui.scene import Scene, Where
+from vmckpt_tui.actions import Action, Answers, Field, Scene, Where, Words, option, policy, target
 
 _FLEET = (Where.FLEET,)
 

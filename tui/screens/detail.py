@@ -18,15 +18,15 @@ from vmckpt.errors import VmckptError
 from vmckpt.journal.evacuation_progress import Turn, summary, turns
 from vmckpt.journal.jobs import JobDetail, JobView
 from vmckpt.units import show_bytes, show_rate, show_seconds
-from vmckpt_tui import drain_view, guard_view, move_view
-from vmckpt_tui.chart import Chart
-from vmckpt_tui.columns import Column
-from vmckpt_tui.grid import Grid
-from vmckpt_tui.guard_view import Beat
-from vmckpt_tui.move_view import Pass, Told
+from vmckpt_tui.actions import Model, Scene, Where
 from vmckpt_tui.panes import bindings
-from vmckpt_tui.parts import Facts, Keys
-from vmckpt_tui.scene import Model, Scene, Where
+from vmckpt_tui.screens import evacuation_view, migration_view, protection_view
+from vmckpt_tui.screens.migration_view import Pass, Told
+from vmckpt_tui.screens.protection_view import Beat
+from vmckpt_tui.tables import Column
+from vmckpt_tui.widgets.basic import Facts, Keys
+from vmckpt_tui.widgets.chart import Chart
+from vmckpt_tui.widgets.data_grid import Grid
 
 _BACK = Binding("escape,q", "app.pop_screen", "Back")
 _BEATS = 300
@@ -160,23 +160,23 @@ class MoveScreen(Detail):
             news = await self.source.news(
                 self._job, events[-1].seq if events else 0, samples[-1].seq if samples else 0
             )
-            self._detail = move_view.followed(last, news)
+            self._detail = migration_view.followed(last, news)
             if not news.view.operation.active:  # with the report, and what was answered
                 self._detail = await self.source.job(self._job)
         self._draw(self._detail)
 
     def _draw(self, detail: JobDetail) -> None:
         one = detail.view.operation
-        took = move_view.elapsed(detail, time.time())
+        took = migration_view.elapsed(detail, time.time())
         done = f" · {detail.samples[-1].done:.0%}" if detail.samples and one.active else ""
         self.title_is(f"{one.id} {one.guest}: {one.way} · {detail.view.doing}{done} · {took}")
-        self.query_one(Facts).show(move_view.facts(detail))
-        self.query_one("#rates", Chart).show(move_view.rates(detail.samples))
-        left = move_view.remaining(detail.samples, detail.forecast)
+        self.query_one(Facts).show(migration_view.facts(detail))
+        self.query_one("#rates", Chart).show(migration_view.rates(detail.samples))
+        left = migration_view.remaining(detail.samples, detail.forecast)
         self.query_one("#remaining", Chart).show(left)
-        self.query_one("#passes", Grid).show(move_view.passes(detail.samples))
+        self.query_one("#passes", Grid).show(migration_view.passes(detail.samples))
         story: Grid[Told] = self.query_one("#story", Grid)
-        lines = move_view.story(detail)
+        lines = migration_view.story(detail)
         # Who reads further up is not torn away.
         newest = story.current is None or story.current is story.rows[-1]
         if list(lines) != list(story.rows):
@@ -221,7 +221,7 @@ class DrainScreen(Detail):
         yield Static("", id="facts", markup=False)
         with VerticalScroll(id="loads"):
             yield Static("", id="bars", markup=False)
-        yield Grid(drain_view.turn_columns(), lambda one: one.guest, id="turns",
+        yield Grid(evacuation_view.turn_columns(), lambda one: one.guest, id="turns",
                    empty="nobody is to move")  # fmt: skip
         yield Grid(_told_columns(), lambda one: f"{one.at} {one.text}", id="story",
                    empty="nothing was decided yet")  # fmt: skip
@@ -235,13 +235,13 @@ class DrainScreen(Detail):
         self._view, one = detail.view, detail.view.operation
         self._turns = turns(one, parts, detail.steps)
         self.title_is(f"{one.id} {one.way} · {detail.view.doing}")
-        facts = drain_view.facts(one, self._turns, time.time())
+        facts = evacuation_view.facts(one, self._turns, time.time())
         self.query_one("#facts", Static).update("\n".join(facts))
-        bars = drain_view.loads(self.model.fleet, one, self._turns)
+        bars = evacuation_view.loads(self.model.fleet, one, self._turns)
         self.query_one("#bars", Static).update("\n".join(bars))
         self.query_one("#turns", Grid).show(self._turns)
         story = self.query_one("#story", Grid)
-        story.show(move_view.story(detail))
+        story.show(migration_view.story(detail))
         if first:
             self.query_one("#turns").focus()
 
@@ -313,15 +313,15 @@ class GuardScreen(Detail):
 
     def _draw(self, entry: Mapping[str, Any]) -> None:
         self.title_is(f"{self._job} {entry['guest']}: {entry['primary']} → {entry['backup']}")
-        self.query_one(Facts).show(guard_view.rows(entry))
+        self.query_one(Facts).show(protection_view.rows(entry))
         width = max(10, self.size.width - 4)
         legend = "  ".join(
-            f"{bar[:1]} {name} {took}" for name, bar, took in guard_view.parts(entry, 10)
+            f"{bar[:1]} {name} {took}" for name, bar, took in protection_view.parts(entry, 10)
         )
         self.query_one("#epoch", Static).update(
-            f"an epoch: ─ the guest runs  {legend}\n{guard_view.strip(entry, width)}"
+            f"an epoch: ─ the guest runs  {legend}\n{protection_view.strip(entry, width)}"
         )
-        beat = guard_view.beat(entry)
+        beat = protection_view.beat(entry)
         if beat is not None:
             self._beats = [*self._beats, beat][-_BEATS:]
         for name, (label, show) in _SERIES.items():

@@ -13,9 +13,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from vmckpt_tui import actions
-from vmckpt_tui.actions import Action
-from vmckpt_tui.scene import Scene, Where
-from vmckpt_tui.table import TABLE
+from vmckpt_tui.action_lists.all import TABLE
+from vmckpt_tui.actions import Action, Scene, Where
 
 GENERAL = (
     ("1 … 7", "the parts; a click does it, too"),

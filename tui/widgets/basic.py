@@ -14,7 +14,7 @@ from textual.widgets import Footer, Input, Static
 from textual.widgets._footer import FooterKey
 
 from vmckpt.model.guest import MEND
-from vmckpt_tui.scene import Model
+from vmckpt_tui.actions import Model
 
 
 class Head(Horizontal):
