@@ -10,7 +10,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.migration import LibvirtMover
 from vmckpt.journal.recorder import JournalDesk
 from vmckpt.journal.records import StepState
-from vmckpt.migration import report, request, trace
+from vmckpt.migration import report_builder, request, trace
 from vmckpt.migration.cancellable import served
 from vmckpt.migration.plan import planner, storage_cleanup, storage_copy
 from vmckpt.migration.plan.host_facts import Remotes
@@ -82,7 +82,7 @@ class _Attempt:
 
     async def run(self) -> MigrationReport:
         around = self._around
-        not_begun = report.not_begun(self._plan, around.setting, self._guest.name)
+        not_begun = report_builder.not_begun(self._plan, around.setting, self._guest.name)
         order = await planner.order(self._plan, around.here)
         try:
             made = await served(self._make_images(), around.stop, around.desk)
@@ -108,7 +108,7 @@ class _Attempt:
         seen = await observed(
             around, self._guest.name, ending.outcome, ending.began, ending.elapsed
         )
-        return report.carried_out(not_begun, self._plan, ending, seen, tidied)
+        return report_builder.carried_out(not_begun, self._plan, ending, seen, tidied)
 
     async def _intend(self, order: MoveOrder) -> None:
         """Nothing is set and ordered before it is written down."""

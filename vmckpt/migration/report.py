@@ -1,15 +1,10 @@
 """The report of a plan and of a migration, for people and for scripts. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from vmckpt.migration.forecast import service
-from vmckpt.migration.plan.planner import Plan
-from vmckpt.migration.plan.storage_cleanup import Tidied
-from vmckpt.migration.request import Setting
-from vmckpt.migration.run.engine import Ending
-from vmckpt.model.finding import Finding, Severity
+from vmckpt.model.finding import Finding
 from vmckpt.model.migration import (
     Decision,
     Driver,
@@ -198,67 +193,3 @@ def decision_as_json(one: Decision, began: Seconds) -> dict[str, Any]:
         "reason": one.reason,
         "numbers": dict(one.numbers),
     }
-
-
-_NOTHING = Seconds(0.0)
-
-
-def not_begun(plan: Plan, setting: Setting, guest: str) -> MigrationReport:
-    """The report of a plan that was not carried out; `guest` as it was asked for."""
-    return MigrationReport(
-        guest=plan.facts.guest.name if plan.facts.guest is not None else guest,
-        source=setting.source.name,
-        target=setting.target.name,
-        outcome=Outcome.BLOCKED if plan.blocked else Outcome.PLANNED,
-        driver=None,
-        began=_NOTHING,
-        elapsed=_NOTHING,
-        totals=None,
-        observed_downtime=None,
-        warnings=_warnings(plan.findings),
-        findings=plan.findings,
-        policy=plan.policy.name if plan.policy is not None else None,
-        mode=plan.mode if plan.policy is not None else None,
-        limit=plan.policy.limits.bandwidth if plan.policy is not None else None,
-    )
-
-
-def carried_out(
-    begun: MigrationReport,
-    plan: Plan,
-    ending: Ending,
-    observed: Seconds | None,
-    tidied: Tidied,
-) -> MigrationReport:
-    """The report of an attempt, made from that of its plan."""
-    left = tuple(path for path in plan.copies.left_behind if path not in tidied.removed)
-    return replace(
-        begun,
-        outcome=ending.outcome,
-        driver=ending.driver,
-        began=ending.began,
-        elapsed=ending.elapsed,
-        totals=ending.totals,
-        observed_downtime=observed,
-        samples=ending.samples,
-        decisions=ending.decisions,
-        warnings=(*begun.warnings, *ending.warnings, *tidied.troubles, *tidied.stays),
-        error=ending.error,
-        switched=ending.switched,
-        forecast=_beside(plan, ending),
-        left_behind=left if ending.outcome is Outcome.COMPLETED else (),
-        removed=tidied.removed,
-        stays=tidied.stays,
-    )
-
-
-def _beside(plan: Plan, ending: Ending) -> dict[str, Any] | None:
-    """What was expected, beside what was measured."""
-    if plan.outlook is None:
-        return None
-    told = plan.outlook.as_json(plan.mode)
-    return {**told, "score": service.score(plan.outlook, plan.mode, ending)}
-
-
-def _warnings(findings: tuple[Finding, ...]) -> tuple[str, ...]:
-    return tuple(f"{f.where}: {f.text}" for f in findings if f.severity is Severity.WARNING)

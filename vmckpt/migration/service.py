@@ -14,7 +14,7 @@ from vmckpt.journal.migration_history import PastMove
 from vmckpt.journal.recorder import JournalDesk, Recorder
 from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.lease.controller_lease import guest_resource
-from vmckpt.migration import attempt, report
+from vmckpt.migration import attempt, report, report_builder
 from vmckpt.migration.attempt import Around
 from vmckpt.migration.cancellable import served, stoppable
 from vmckpt.migration.forecast.measure import Links
@@ -345,7 +345,7 @@ class _Move:
 
     def not_begun(self, plan: Plan) -> MigrationReport:
         """The report of a plan that was not carried out."""
-        return report.not_begun(plan, self._setting, self._request.guest)
+        return report_builder.not_begun(plan, self._setting, self._request.guest)
 
 
 def _asked(request: MigrateRequest) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from vmckpt.errors import BadInput, LeaseLost, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.journal.records import Request, StepState
-from vmckpt.migration import attempt, report
+from vmckpt.migration import attempt, report_builder
 from vmckpt.migration import request as migration_request
 from vmckpt.migration.attempt import Around
 from vmckpt.migration.cancellable import served
@@ -242,7 +242,7 @@ class _Attempt:
         self._tell.enter(JobPhase.DONE)
         if outcome not in (Outcome.COMPLETED, Outcome.UNKNOWN):
             await around.desk.settle(StepState.UNDONE)
-        begun = report.not_begun(self._plan, around.setting, self._guest.name)
+        begun = report_builder.not_begun(self._plan, around.setting, self._guest.name)
         completed = outcome is Outcome.COMPLETED
         totals = JobTotals(
             total=elapsed, setup=self._sampler.setup(self._began), downtime=downtime,
