@@ -1,6 +1,6 @@
 """What the lease store's functions answer: `witness_schema` in Python, on the model's clock.
 
-tests/unit/test_model_store.py asks a real PostgreSQL the same questions.
+tests/unit/project/test_model_store.py asks a real PostgreSQL the same questions.
 """
 
 from collections.abc import Callable

@@ -68,9 +68,14 @@ class Mutation:
         return text.replace(self.old, self.new)
 
 
+def _file(name: str) -> str:
+    folder, _, module = name.rpartition("/")
+    return f"{folder}/test_{module}.py".removeprefix("/")
+
+
 def unit(*names: str, keyword: str = "") -> Suite:
-    """Unit tests by name, without `test_` and `.py`."""
-    return Suite(tuple(f"tests/unit/test_{name}.py" for name in names), keyword)
+    """Unit tests by what they test: "lease/terms"."""
+    return Suite(tuple(f"tests/unit/{_file(name)}" for name in names), keyword)
 
 
 def chosen(table: Sequence[Mutation], words: Sequence[str]) -> tuple[Mutation, ...]:

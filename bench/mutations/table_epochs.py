@@ -2,14 +2,14 @@
 
 from bench.mutations.mutation import Area, Mutation, unit
 
-_PRIMARY = unit("replicate_primary")
-_ALONE = unit("replicate_primary_alone")
-_STANDSTILL = unit("capture_standstill", "replicate_capture")
-_BUFFERS = unit("replicate_buffers")
-_TIMER = unit("replicate_buffers_timer")
-_PLUGGED = unit("replicate_plugged")
-_ORDER = unit("replicate_order")
-_COMPARE = unit("compare", "replicate_finder")
+_PRIMARY = unit("replication/primary/loop")
+_ALONE = unit("replication/primary/loop_unprotected")
+_STANDSTILL = unit("capture/memory/shared_memory", "replication/primary/epoch_capture")
+_BUFFERS = unit("replication/primary/network_buffer")
+_TIMER = unit("replication/primary/network_buffer_timer")
+_PLUGGED = unit("replication/primary/new_nics")
+_ORDER = unit("replication/primary/loop_order")
+_COMPARE = unit("capture/memory/page_diff", "replication/dirty_pages/finder")
 _RELEASE = (
     "        self._switch(Kind.SINK, on=False)\n        self._switch(Kind.HOLDING, on=False)\n"
 )
@@ -37,7 +37,7 @@ _OUTPUT_ORDER = (
         file="vmckpt/agent/replication/devices.py",
         old="        if self._known is None:",
         new="        if not self._file.exists():",
-        suite=unit("agent_devices"),
+        suite=unit("agent/replication/devices"),
         breaks="A card that came while the standby was made sends what no epoch has.",
     ),
     Mutation(
@@ -45,7 +45,7 @@ _OUTPUT_ORDER = (
         file="vmckpt/replication/primary/loop.py",
         old="        if isinstance(found, Ack) and found.epoch == number:",
         new="        if isinstance(found, Ack):",
-        suite=unit("replicate_awaiting"),
+        suite=unit("replication/primary/loop_awaiting"),
         breaks="The output of an epoch gets out by the acknowledgement of another one.",
     ),
     Mutation(
@@ -69,7 +69,7 @@ _OUTPUT_ORDER = (
         file="vmckpt/replication/primary/loop.py",
         old="        if not parts.leave.has():",
         new="        if parts.leave.wanted:",
-        suite=unit("replicate_leave"),
+        suite=unit("replication/primary/solo_permission"),
         breaks="A guest runs unprotected while its controller fails it over.",
     ),
     Mutation(
@@ -77,7 +77,7 @@ _OUTPUT_ORDER = (
         file="vmckpt/replication/primary/solo_permission.py",
         old="self._asked is not None and secrets.compare_digest(name, self._asked)",
         new="self._asked is not None",
-        suite=unit("replicate_leave"),
+        suite=unit("replication/primary/solo_permission"),
         breaks="Permission that was given for an earlier wait lets output out in a later one.",
     ),
     Mutation(
@@ -103,7 +103,7 @@ _OUTPUT_ORDER = (
         "            line.send(Ack(epoch=epoch))",
         new="        line.send(Ack(epoch=seal.epoch))\n        try:\n"
         "            self._stage.seal(seal)",
-        suite=unit("replicate_backup"),
+        suite=unit("replication/backup/loop"),
         breaks="The backup acknowledges an epoch that it cannot commit.",
     ),
     Mutation(
@@ -128,7 +128,7 @@ _OUTPUT_ORDER = (
         file="vmckpt/replication/primary/network_buffer.py",
         old="        self._switch(Kind.HOLDING, on=True)\n        self._waits, self._there",
         new="        self._waits, self._there",
-        suite=unit("agent_filters"),
+        suite=unit("agent/replication/primary"),
         breaks="After an agent that died in the middle of a release nothing is held.",
     ),
     Mutation(
@@ -145,7 +145,7 @@ _OUTPUT_ORDER = (
         old="        tenure.invalidate()\n    else:\n",
         new="        buffers.remove(monitor, folder)\n"
         "        tenure.invalidate()\n    else:\n",
-        suite=unit("agent_afterlife"),
+        suite=unit("agent/replication/teardown"),
         breaks="The end of a protection lets output out while the standby may take over.",
     ),
     Mutation(
@@ -153,7 +153,7 @@ _OUTPUT_ORDER = (
         file="vmckpt/agent/replication/primary.py",
         old="    if alone:\n        buffers.remove(monitor, folder)",
         new="    if not held:\n        buffers.remove(monitor, folder)",
-        suite=unit("agent_filters"),
+        suite=unit("agent/replication/primary"),
         breaks="Where one card's filter is gone a new agent lets out what the others hold.",
     ),
     Mutation(
@@ -183,7 +183,7 @@ _OUTPUT_ORDER = (
         name="new-card-keeps-its-link", area=Area.OUTPUT_ORDER,
         file="vmckpt/replication/primary/new_nics.py",
         old="            if not self._holds:", new="            if self._holds:",
-        suite=unit("agent_devices"),
+        suite=unit("agent/replication/devices"),
         breaks="A card that is plugged in sends while the standby may take over.",
     ),
     Mutation(
@@ -296,7 +296,7 @@ _EPOCHS = (
         file="vmckpt/replication/backup/epoch_stage.py",
         old="            if record.standby != self._standby:",
         new="            if not record.standby:",
-        suite=unit("replicate_stage"),
+        suite=unit("replication/backup/epoch_stage"),
         breaks="A standby that was started anew counts as having what the last one had.",
     ),
     Mutation(
@@ -304,7 +304,7 @@ _EPOCHS = (
         file="vmckpt/replication/backup/epoch_stage.py",
         old="        if not all(kept):",
         new="        if not any(kept):",
-        suite=unit("replicate_stage"),
+        suite=unit("replication/backup/epoch_stage"),
         breaks="A standby is given memory or disk writes that are not as they were committed.",
     ),
     Mutation(
@@ -314,7 +314,7 @@ _EPOCHS = (
         "            redo.mark_applied(self._folder / _RECORD)",
         new="            redo.mark_applied(self._folder / _RECORD)\n"
         "            redo.put_writes(self._log, self._record.writes.length, self._disks)",
-        suite=unit("replicate_stage_crashes", keyword="killed"),
+        suite=unit("replication/backup/epoch_stage_crashes", keyword="killed"),
         breaks="A backup that dies while it applies an epoch leaves half of it for whole.",
     ),
     Mutation(
@@ -322,7 +322,7 @@ _EPOCHS = (
         file="vmckpt/replication/backup/epoch_stage.py",
         old="                if self._record is None:\n                    for disk",
         new="                if self._record is not None:\n                    for disk",
-        suite=unit("replicate_stage", "replicate_stage_crashes"),
+        suite=unit("replication/backup/epoch_stage", "replication/backup/epoch_stage_crashes"),
         breaks="A loss of power takes what the first copy brought, and nothing notices.",
     ),
 )  # fmt: skip
@@ -333,7 +333,7 @@ _CONNECTION = (
         file="vmckpt/replication/protocol/connection.py",
         old="        if made.getpeercert(binary_form=True) != wanted:",
         new="        if made.getpeercert(binary_form=True) == b\"\":",
-        suite=unit("replicate_link"),
+        suite=unit("replication/protocol/connection"),
         breaks="A certificate that the session's signed is taken for the session's.",
     ),
     Mutation(
@@ -341,14 +341,14 @@ _CONNECTION = (
         file="vmckpt/replication/protocol/connection.py",
         old="    context.verify_mode = ssl.CERT_REQUIRED",
         new="    context.verify_mode = ssl.CERT_NONE",
-        suite=unit("replicate_link"),
+        suite=unit("replication/protocol/connection"),
         breaks="A caller without any certificate reaches the standby's agent.",
     ),
     Mutation(
         name="old-protocol", area=Area.CONNECTION, file="vmckpt/replication/protocol/connection.py",
         old="    context.minimum_version = ssl.TLSVersion.TLSv1_3",
         new="    context.minimum_version = ssl.TLSVersion.TLSv1_2",
-        suite=unit("replicate_link"),
+        suite=unit("replication/protocol/connection"),
         breaks="An attacker in between may negotiate an older TLS.",
     ),
     Mutation(
@@ -356,7 +356,7 @@ _CONNECTION = (
         file="vmckpt/replication/protocol/framing.py",
         old="(token == self._token if isinstance(self._token, int) else self._token(token))",
         new="(token == self._token if isinstance(self._token, int) else token)",
-        suite=unit("replicate_link", "replicate_wire"),
+        suite=unit("replication/protocol/connection", "replication/protocol/messages"),
         breaks="An agent that has been replaced is still listened to.",
     ),
     Mutation(
@@ -364,7 +364,7 @@ _CONNECTION = (
         file="vmckpt/replication/protocol/framing.py",
         old="            if digest(header, told) != frame[_HEADER.size : _HEAD]:",
         new="            if len(frame) < _HEAD:",
-        suite=unit("replicate_wire"),
+        suite=unit("replication/protocol/messages"),
         breaks="A flipped bit reaches the guest's memory.",
     ),
     Mutation(
@@ -372,7 +372,7 @@ _CONNECTION = (
         file="vmckpt/replication/backup/loop.py",
         old="        if hello.session != self._session.session:",
         new="        if not hello.session:",
-        suite=unit("replicate_backup"),
+        suite=unit("replication/backup/loop"),
         breaks="A standby follows the guest of an earlier protection.",
     ),
     Mutation(
@@ -380,7 +380,7 @@ _CONNECTION = (
         file="vmckpt/replication/protocol/connection.py",
         old="            with suppress(OSError):  # one that has hung up",
         new="            with suppress(BlockingIOError):  # one that has hung up",
-        suite=unit("replicate_link", keyword="hang_up_at_once"),
+        suite=unit("replication/protocol/connection", keyword="hang_up_at_once"),
         breaks="Callers that hang up at once keep the primary from its standby.",
     ),
     Mutation(
@@ -388,7 +388,7 @@ _CONNECTION = (
         file="vmckpt/replication/protocol/connection.py",
         old="        if len(self._since) > _AT_ONCE:",
         new="        if len(self._since) > 1 << 20:",
-        suite=unit("replicate_link"),
+        suite=unit("replication/protocol/connection"),
         breaks="Callers that say nothing use up the agent's files.",
     ),
 )  # fmt: skip
@@ -463,7 +463,7 @@ _PAGE_COMPARISON = (
         file="vmckpt/replication/primary/sender.py",
         old="    rest[one.whole] = True\n",
         new="",
-        suite=unit("replicate_sender"),
+        suite=unit("replication/primary/sender"),
         breaks="Pages of a large epoch for which there was no room aside are not sent.",
     ),
 )  # fmt: skip

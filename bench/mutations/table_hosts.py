@@ -2,13 +2,13 @@
 
 from bench.mutations.mutation import Area, Mutation, unit
 
-_RULES = unit("fencing_rules")
-_PROOF = unit("protect_proof")
-_ENDING = unit("protect_ending")
-_PREFLIGHT = unit("preflight")
-_PROTECT = unit("protect_preflight")
-_IDENTITY = unit("qemu_identity")
-_HOSTDIRS = unit("hostdirs")
+_RULES = unit("model/fencing")
+_PROOF = unit("protection/host_death")
+_ENDING = unit("protection/stop")
+_PREFLIGHT = unit("migration/plan/preflight")
+_PROTECT = unit("protection/preflight")
+_IDENTITY = unit("hypervisor/qemu_process/identity")
+_HOSTDIRS = unit("util/host_directories")
 
 _FENCING = (
     Mutation(
@@ -44,14 +44,14 @@ _FENCING = (
         name="answering-host-is-off", area=Area.FENCING, file="vmckpt/model/fencing.py",
         old="    if not answers:\n",
         new="    if not answers or answers:\n",
-        suite=unit("fencing_agents"),
+        suite=unit("remote/fence_agent"),
         breaks="Another machine is powered off, and the guest runs twice.",
     ),
     Mutation(
         name="hanging-agent-is-off", area=Area.FENCING, file="vmckpt/remote/fence_agent.py",
         old="    return Ran(process.returncode if ended else None, limit, said)",
         new="    return Ran(process.returncode if ended else 0, limit, said)",
-        suite=unit("fencing_agents"),
+        suite=unit("remote/fence_agent"),
         breaks="A host counts as off because its fence agent hangs.",
     ),
     Mutation(
@@ -115,7 +115,7 @@ _FENCING = (
         name="failed-over-guest-is-primarys", area=Area.FENCING, file="vmckpt/protection/stop.py",
         old='    if theirs.get("outcome") == Fate.FAILED_OVER:\n        return True',
         new='    if theirs.get("outcome") == Fate.ENDED:\n        return True',
-        suite=unit("protect_settling", "protect_ending"),
+        suite=unit("protection/recovery", "protection/stop"),
         breaks="Recovery lets out a copy that another host has taken over.",
     ),
 )  # fmt: skip
@@ -329,7 +329,7 @@ _HOST_DIRECTORIES = (
         file="vmckpt/util/host_directories.py",
         old="        Folder(path, only_ours=True).close()",
         new="        Folder(path.resolve(), only_ours=True).close()",
-        suite=unit("hostile_users"),
+        suite=unit("attacks/local_users"),
         breaks="A local user moves root's link to an agent's state away, and puts its own there.",
     ),
     Mutation(
@@ -337,7 +337,7 @@ _HOST_DIRECTORIES = (
         file="vmckpt/hypervisor/qemu_process/identity.py",
         old="        if exc.errno not in _ENDED:\n            process.close()",
         new="        if exc.errno < 0:\n            process.close()",
-        suite=unit("qemu_identity"),
+        suite=unit("hypervisor/qemu_process/identity"),
         breaks="A guest whose QEMU cannot be looked at counts as ended, and its standby runs too.",
     ),
     Mutation(
@@ -360,7 +360,7 @@ _HOST_DIRECTORIES = (
         file="vmckpt/replication/session.py",
         old="    if memory.exists():\n        hostdirs.verify(memory)",
         new="    if not memory.exists():\n        hostdirs.verify(memory)",
-        suite=unit("replicate_facts"),
+        suite=unit("replication/session"),
         breaks="A guest's memory is copied into a local user's directory.",
     ),
     Mutation(
@@ -368,7 +368,7 @@ _HOST_DIRECTORIES = (
         file="vmckpt/replication/session.py",
         old="            hostdirs.verify(earlier)\n            return earlier",
         new="            return earlier",
-        suite=unit("replicate_facts"),
+        suite=unit("replication/session"),
         breaks="Root acts on a session that a local user wrote.",
     ),
 )  # fmt: skip

@@ -2,24 +2,24 @@
 
 from bench.mutations.mutation import Area, Mutation, unit
 
-_TENURE = unit("replicate_tenure")
-_TIMER = unit("lease_timer")
-_TAKEOVER = unit("replicate_takeover")
-_WITNESS = unit("lease_witness")
+_TENURE = unit("replication/primary/lease_holder")
+_TIMER = unit("hypervisor/qemu_process/lease_timer")
+_TAKEOVER = unit("replication/backup/takeover")
+_WITNESS = unit("lease/connection")
 
 _LEASE = (
     Mutation(
         name="unreplicated-change", area=Area.LEASE, file="vmckpt/lease/connection.py",
         old="        if self._warnings:",
         new="        if len(self._warnings) > 9:",
-        suite=unit("lease_witness_failover"),
+        suite=unit("lease/client_failover"),
         breaks="An invalid standby takes over at a replica that was never told.",
     ),
     Mutation(
         name="given-up-and-watched", area=Area.TAKEOVER, file="vmckpt/protection/start.py",
         old="                if not gone and _judge(",
         new="                if gone and _judge(",
-        suite=unit("protect_begun"),
+        suite=unit("protection/start"),
         breaks="A standby that stayed behind takes over a guest that was shut down.",
     ),
     Mutation(
@@ -27,21 +27,21 @@ _LEASE = (
         file="vmckpt/agent/replication/orders.py",
         old="    _stop_agent(folder)\n    _must_be_unheard(session, folder)",
         new="    _stop_agent(folder)",
-        suite=unit("agent_end_primary"),
+        suite=unit("agent/replication/teardown_primary"),
         breaks="A copy is killed whose output went out.",
     ),
     Mutation(
         name="guard-ends-late", area=Area.LEASE, file="vmckpt/replication/watchdog/rules.py",
         old="    return renewed != 0 and not now <= renewed + lasts",
         new="    return renewed != 0 and not now <= renewed + 2 * lasts",
-        suite=unit("replicate_guard", keyword="it_chooses or nothing_that_is_wrong"),
+        suite=unit("replication/watchdog/process", keyword="it_chooses or nothing_that_is_wrong"),
         breaks="The guard kills a guest only after another host may have taken over.",
     ),
     Mutation(
         name="guard-trusts-nonsense", area=Area.LEASE, file="vmckpt/replication/watchdog/rules.py",
         old="    return renewed != 0 and not now <= renewed + lasts",
         new="    return renewed != 0 and now > renewed + lasts",
-        suite=unit("replicate_guard", keyword="it_chooses or nothing_that_is_wrong"),
+        suite=unit("replication/watchdog/process", keyword="it_chooses or nothing_that_is_wrong"),
         breaks="A page of which a value is no number never ends a lease.",
     ),
     Mutation(
@@ -51,7 +51,7 @@ _LEASE = (
         new="    if seen.agent_lives and (hangs := _hangs(seen, now, rules)):\n"
         "        return KillAgent(hangs)\n"
         "    if _has_ended(seen.renewed, seen.lasts, now):\n        return KillGuest(",
-        suite=unit("replicate_guard", keyword="it_chooses or nothing_that_is_wrong"),
+        suite=unit("replication/watchdog/process", keyword="it_chooses or nothing_that_is_wrong"),
         breaks="A guest whose lease has ended lives on while its agent hangs.",
     ),
     Mutation(
@@ -59,7 +59,7 @@ _LEASE = (
         file="vmckpt/replication/watchdog/process.py",
         old="        if identity(process.pid) == known:",
         new="        if identity(process.pid):",
-        suite=unit("replicate_guard", keyword="number_of_another or is_another"),
+        suite=unit("replication/watchdog/process", keyword="number_of_another or is_another"),
         breaks="The guard kills a process that got the number of another one.",
     ),
     Mutation(
@@ -148,98 +148,98 @@ _LEASE = (
         name="others-wait-too-little", area=Area.LEASE, file="vmckpt/lease/terms.py",
         old="        return Seconds(self.ttl + self.margin)",
         new="        return Seconds(self.ttl)",
-        suite=unit("lease_terms"),
+        suite=unit("lease/terms"),
         breaks="Another host may take over while the holder's guest still runs.",
     ),
     Mutation(
         name="holder-has-no-margin", area=Area.LEASE, file="vmckpt/lease/terms.py",
         old="        return Seconds(self.ttl - self.margin)",
         new="        return Seconds(self.ttl)",
-        suite=unit("lease_terms"),
+        suite=unit("lease/terms"),
         breaks="The guard kills as late as another host may take over.",
     ),
     Mutation(
         name="margin-without-drift", area=Area.LEASE, file="vmckpt/lease/terms.py",
         old="    return Seconds((late + apart) / 2)",
         new="    return Seconds(late / 2)",
-        suite=unit("lease_terms"),
+        suite=unit("lease/terms"),
         breaks="A long lease has a margin that two clocks at the limit of their drift use up.",
     ),
     Mutation(
         name="renewal-counts-from-answer", area=Area.LEASE, file="vmckpt/lease/client.py",
         old='        return sent if told["said"] == "done" else None',
         new='        return self._clock() if told["said"] == "done" else None',
-        suite=unit("lease_client"),
+        suite=unit("lease/client"),
         breaks="A slow answer lets the guest run longer than the lease store believes.",
     ),
     Mutation(
         name="watch-counts-other-renewals", area=Area.LEASE, file="vmckpt/lease/client.py",
         old="            self._beat, self._since = beat, self._clock()",
         new="            self._beat, self._since = beat, self._since or self._clock()",
-        suite=unit("lease_client"),
+        suite=unit("lease/client"),
         breaks="A standby counts the time for which it saw renewals as time without any.",
     ),
     Mutation(
         name="takeover-by-one-clock", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="greatest(waits(l), span - CASE WHEN beat = p_beat THEN p_watched ELSE 0 END)",
         new="waits(l)",
-        suite=unit("lease_witness", keyword="clock_is_set_forward or has_not_watched"),
+        suite=unit("lease/connection", keyword="clock_is_set_forward or has_not_watched"),
         breaks="A lease store whose clock jumps forward lets another host in early.",
     ),
     Mutation(
         name="takeover-by-own-clock", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="greatest(waits(l), span - CASE WHEN beat = p_beat THEN p_watched ELSE 0 END)",
         new="greatest(0, span - CASE WHEN beat = p_beat THEN p_watched ELSE 0 END)",
-        suite=unit("lease_witness", keyword="own_clock_is_ahead"),
+        suite=unit("lease/connection", keyword="own_clock_is_ahead"),
         breaks="A standby whose clock runs fast takes over before the lease has run out.",
     ),
     Mutation(
         name="takeover-by-older-renewal", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="CASE WHEN beat = p_beat THEN p_watched ELSE 0 END",
         new="p_watched",
-        suite=unit("lease_witness", keyword="clock_is_set_forward"),
+        suite=unit("lease/connection", keyword="clock_is_set_forward"),
         breaks="A standby that saw an older renewal takes over before the newest has run out.",
     ),
     Mutation(
         name="takeover-with-old-token", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="        WHEN l.token <> p_token\n",
         new="        WHEN l.token < p_token\n",
-        suite=unit("lease_witness", keyword="not_valid_or_has_an_old_token"),
+        suite=unit("lease/connection", keyword="not_valid_or_has_an_old_token"),
         breaks="A standby that was left behind takes over.",
     ),
     Mutation(
         name="takeover-of-invalid-standby", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="        WHEN l.state <> 'protected' THEN 'the standby is not valid'",
         new="        WHEN l.state = 'ended' THEN 'the standby is not valid'",
-        suite=unit("lease_witness", keyword="not_valid_or_has_an_old_token"),
+        suite=unit("lease/connection", keyword="not_valid_or_has_an_old_token"),
         breaks="A standby takes over that has no whole epoch, or that the guest went on without.",
     ),
     Mutation(
         name="renewal-with-old-token", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="     WHERE role = session_user AND token = p_token AND holder = p_holder;",
         new="     WHERE role = session_user;",
-        suite=unit("lease_witness", keyword="silent_holder or planned_switch"),
+        suite=unit("lease/connection", keyword="silent_holder or planned_switch"),
         breaks="A host that lost the lease renews the other's and runs on.",
     ),
     Mutation(
         name="others-lease-acquired", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="    IF l.guest IS NULL OR coalesce(l.holder, p_holder) <> p_holder THEN",
         new="    IF l.guest IS NULL THEN",
-        suite=unit("lease_witness", keyword="planned_switch or silent_holder"),
+        suite=unit("lease/connection", keyword="planned_switch or silent_holder"),
         breaks="An agent that starts again takes the lease from the host that runs the guest.",
     ),
     Mutation(
         name="token-stays", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="    UPDATE lease SET token = l.token + 1, holder = p_holder,",
         new="    UPDATE lease SET token = l.token, holder = p_holder,",
-        suite=unit("lease_witness", keyword="restarted_holder or not_valid"),
+        suite=unit("lease/connection", keyword="restarted_holder or not_valid"),
         breaks="A standby that was declared invalid still has the token to take over with.",
     ),
     Mutation(
         name="token-told-before-disk", area=Area.LEASE, file="vmckpt/lease/schema.py",
         old="    PERFORM set_config('synchronous_commit', 'on', true);",
         new="    PERFORM set_config('synchronous_commit', 'off', true);",
-        suite=unit("lease_witness", keyword="change_the_token_waits"),
+        suite=unit("lease/connection", keyword="change_the_token_waits"),
         breaks="A lease store that crashes forgets that a standby was declared invalid.",
     ),
     Mutation(
@@ -247,14 +247,14 @@ _LEASE = (
         file="vmckpt/replication/backup/lease_claimant.py",
         old="        if token < self.token:\n            return False\n",
         new="",
-        suite=unit("replicate_claim"),
+        suite=unit("replication/backup/lease_claimant"),
         breaks="A standby follows a primary that has been replaced.",
     ),
     Mutation(
         name="live-controller-replaced", area=Area.LEASE, file="vmckpt/lease/controller_lease.py",
         old="        return not alive\n",
         new="        return True\n",
-        suite=unit("lease_rules"),
+        suite=unit("lease/controller_lease"),
         breaks="Two controllers act on one guest.",
     ),
     Mutation(
@@ -262,14 +262,14 @@ _LEASE = (
         file="vmckpt/lease/controller_lease.py",
         old="    return alive_until is not None and alive_until < now",
         new="    return alive_until is None or alive_until < now",
-        suite=unit("lease_rules"),
+        suite=unit("lease/controller_lease"),
         breaks="A controller that never gave its word for a time counts as gone at once.",
     ),
     Mutation(
         name="controller-has-no-margin", area=Area.LEASE, file="vmckpt/lease/controller_lease.py",
         old="    return now - beaten <= ttl - MARGIN",
         new="    return now - beaten <= ttl",
-        suite=unit("lease_rules"),
+        suite=unit("lease/controller_lease"),
         breaks="A controller still acts when another one may have taken its job over.",
     ),
 )  # fmt: skip
@@ -368,7 +368,7 @@ _LEASE_TIMER = (
         file="vmckpt/agent/replication/orders.py",
         old="        afterlife.renewed(session, sent)\n        _stop_agent(folder)",
         new="        _stop_agent(folder)\n        afterlife.renewed(session, sent)",
-        suite=unit("agent_end_primary"),
+        suite=unit("agent/replication/teardown_primary"),
         breaks="A guest whose protection is being ended is killed if the lease store is slow.",
     ),
 )  # fmt: skip
@@ -423,7 +423,7 @@ _TAKEOVERS = (
         name="hello-is-death", area=Area.TAKEOVER, file="vmckpt/replication/backup/loop.py",
         old="        self._wishes.drop(Wish.FAILOVER)\n        if hello.captured == 0:",
         new="        if hello.captured == 0:",
-        suite=unit("replicate_backup_takeover", keyword="comes_back"),
+        suite=unit("replication/backup/loop_takeover", keyword="comes_back"),
         breaks="A primary that comes back is taken for dead at its next hiccup.",
     ),
     Mutation(
@@ -431,7 +431,7 @@ _TAKEOVERS = (
         file="vmckpt/replication/backup/lease_claimant.py",
         old="        if found.holder != self._host:",
         new="        if found.holder is None:",
-        suite=unit("replicate_claim"),
+        suite=unit("replication/backup/lease_claimant"),
         breaks="A standby runs a guest whose lease a third host holds.",
     ),
     Mutation(
@@ -439,7 +439,7 @@ _TAKEOVERS = (
         file="vmckpt/agent/replication/teardown.py",
         old="    if identity.runs(session.guest):\n        return\n",
         new="",
-        suite=unit("agent_afterlife"),
+        suite=unit("agent/replication/teardown"),
         breaks="A guest is handed to the standby while its QEMU still runs here.",
     ),
     Mutation(
@@ -447,14 +447,14 @@ _TAKEOVERS = (
         file="vmckpt/agent/replication/orders.py",
         old="    if runs_here and not order.define and not session.moves:",
         new="    if runs_here and not order.define and session.moves:",
-        suite=unit("agent_end_primary"),
+        suite=unit("agent/replication/teardown_primary"),
         breaks="Recovery connects both copies of a guest to the network.",
     ),
     Mutation(
         name="heard-copy-is-killed", area=Area.TAKEOVER, file="vmckpt/agent/replication/orders.py",
         old="    if afterlife.is_alone(folder):\n        raise TwoCopies(",
         new="    if not folder:\n        raise TwoCopies(",
-        suite=unit("agent_end_primary"),
+        suite=unit("agent/replication/teardown_primary"),
         breaks="Of two copies that were both heard one is killed with all that it acknowledged.",
     ),
     Mutation(
@@ -462,7 +462,7 @@ _TAKEOVERS = (
         file="vmckpt/agent/replication/orders.py",
         old="        if _renewed(client, folder) is None:",
         new="        if _renewed(client, folder) == 0:",
-        suite=unit("agent_end_primary"),
+        suite=unit("agent/replication/teardown_primary"),
         breaks="Output is let out although another host holds the guest's lease.",
     ),
 )  # fmt: skip

@@ -2,10 +2,12 @@
 
 from bench.mutations.mutation import Area, Mutation, unit
 
-_MANIFEST = unit("snapshot_manifest", keyword="not flipped and not whatever and not large_guest")
-_REACHABILITY = unit("store_reachability")
-_BASICS = unit("store_basics")
-_SANE = unit("snapshot_sane")
+_MANIFEST = unit(
+    "store/format/manifest", keyword="not flipped and not whatever and not large_guest"
+)
+_REACHABILITY = unit("store/gc_plan")
+_BASICS = unit("store/repository")
+_SANE = unit("snapshot/restore/xml_safety")
 
 _SIGNATURE = (
     Mutation(
@@ -62,14 +64,14 @@ _SIGNATURE = (
         name="constant-nonce", area=Area.SIGNATURE, file="vmckpt/store/format/sealing.py",
         old='blake3(packed, key=derive(key, "vmckpt chunk nonce v1")).digest()[:_NONCE]',
         new="bytes(_NONCE)",
-        suite=unit("snapshot_sealing"),
+        suite=unit("store/format/sealing"),
         breaks="Two boxes under one key and nonce give their content away.",
     ),
     Mutation(
         name="content-not-compared", area=Area.SIGNATURE, file="vmckpt/store/format/sealing.py",
         old="        if blake3(plain).digest() != digest:",
         new="        if not digest:",
-        suite=unit("snapshot_sealing"),
+        suite=unit("store/format/sealing"),
         breaks="A chunk holds another content than it is named for.",
     ),
     Mutation(
@@ -77,7 +79,7 @@ _SIGNATURE = (
         file="vmckpt/store/format/sealing.py",
         old="        return blake3(digest, key=self._names).digest()",
         new="        return digest",
-        suite=unit("snapshot_sealing"),
+        suite=unit("store/format/sealing"),
         breaks="A store's operator recognises contents by their names.",
     ),
 )  # fmt: skip
@@ -127,14 +129,14 @@ _GARBAGE_COLLECTION = (
         name="keys-of-a-snapshot-go", area=Area.GARBAGE_COLLECTION, file="vmckpt/store/gc.py",
         old="    if any(backend.keys(manifest)):\n        return\n",
         new="",
-        suite=unit("store_gc_races"),
+        suite=unit("store/gc"),
         breaks="A snapshot that was copied meanwhile loses its wrapped keys.",
     ),
     Mutation(
         name="keys-are-not-put-back", area=Area.GARBAGE_COLLECTION, file="vmckpt/store/gc.py",
         old="            backend.put(key, content)",
         new="            pass",
-        suite=unit("store_gc_races"),
+        suite=unit("store/gc"),
         breaks="A snapshot that is published in that moment loses its wrapped keys.",
     ),
     Mutation(
@@ -142,7 +144,7 @@ _GARBAGE_COLLECTION = (
         file="vmckpt/store/repository.py",
         old="        if wraps is not None and self.wraps(id_) is None:",
         new="        if wraps is not None and not wraps:",
-        suite=unit("store_gc_races"),
+        suite=unit("store/gc"),
         breaks="A copy says that it is done although a collection took its wrapped keys.",
     ),
     Mutation(
@@ -195,7 +197,7 @@ _GARBAGE_COLLECTION = (
         name="s3-writes-over", area=Area.GARBAGE_COLLECTION, file="vmckpt/store/backend/s3.py",
         old="        if written:\n            at =",
         new="        if written is None:\n            at =",
-        suite=unit("store_s3_real", keyword="writes_over_what_is_there"),
+        suite=unit("store/backend/s3", keyword="writes_over_what_is_there"),
         breaks="A server is used on which two collections can hold one lock.",
     ),
     Mutation(
@@ -203,7 +205,7 @@ _GARBAGE_COLLECTION = (
         file="vmckpt/store/pending_deletion.py",
         old="    return frozenset(pack for one in judged for pack in one.packs)",
         new="    return frozenset(pack for one in judged[:0] for pack in one.packs)",
-        suite=unit("store_gc_races", "store_basics"),
+        suite=unit("store/gc", "store/repository"),
         breaks="A new snapshot counts on a pack that is about to be removed.",
     ),
 )  # fmt: skip
@@ -236,7 +238,7 @@ _DURABILITY = (
         old="        os.pwrite(self.file, _HEAD.pack(_MAGIC, epoch, content.length, digest), 0)\n"
         "        os.fdatasync(self.file)",
         new="        os.pwrite(self.file, _HEAD.pack(_MAGIC, epoch, content.length, digest), 0)",
-        suite=unit("replicate_stage"),
+        suite=unit("replication/backup/epoch_stage"),
         breaks="A loss of power takes disk writes that the guest was told are safe.",
     ),
     Mutation(
@@ -244,21 +246,21 @@ _DURABILITY = (
         file="vmckpt/replication/backup/redo_log.py",
         old="    for which in sorted(touched):\n        disks[which].flush()",
         new="    touched.clear()",
-        suite=unit("replicate_stage", "replicate_stage_crashes"),
+        suite=unit("replication/backup/epoch_stage", "replication/backup/epoch_stage_crashes"),
         breaks="An epoch's log is written over before its writes are on the standby's disks.",
     ),
     Mutation(
         name="small-file-not-on-disk", area=Area.DURABILITY, file="vmckpt/util/atomic_file.py",
         old="            out.flush()\n            os.fsync(out.fileno())",
         new="            out.flush()",
-        suite=unit("wholefile"),
+        suite=unit("util/atomic_file"),
         breaks="After a loss of power a guest's definition is an empty file.",
     ),
     Mutation(
         name="small-file-in-halves", area=Area.DURABILITY, file="vmckpt/util/atomic_file.py",
         old='    new = path.with_name(f"{path.name}.new")',
         new="    new = path",
-        suite=unit("wholefile"),
+        suite=unit("util/atomic_file"),
         breaks="An agent that dies while it writes a token leaves half of it.",
     ),
 )  # fmt: skip
@@ -363,7 +365,7 @@ _HARMLESS_XML = (
         file="vmckpt/snapshot/restore/restore.py",
         old="        if not request.trust_definition:",
         new="        if request.trust_definition:",
-        suite=unit("restore_trust"),
+        suite=unit("snapshot/restore/preflight"),
         breaks="A definition is started without a look although it is not said to be trusted.",
     ),
     Mutation(

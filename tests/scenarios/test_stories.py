@@ -63,7 +63,7 @@ def test_what_is_shown_as_done_stays_a_share(story: Story) -> None:
 
 def test_every_shipped_policy_has_a_story() -> None:
     # Where epochs take the place of passes there is nothing to converge by rules: those have tests
-    # of their own (tests/unit/test_protect_catching_up.py).
+    # of their own (tests/unit/protection/migration/test_switchover.py).
     told = {one.name for one in loader.load_all(None) if one.mode is not Mode.CHECKPOINT}
     assert told <= {one.policy for one in STORIES}
 

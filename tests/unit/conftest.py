@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import bucket, postgres
 
-LONGEST = ("test_hostile_shell", "test_replicate_mirror", "test_agent_bundle")
+LONGEST = ("test_shell_files", "test_mirror_job", "test_bundle")
 """Files of few tests that take a minute or more. They come first, so that none of them is the last;
 the others by their number of tests."""
 

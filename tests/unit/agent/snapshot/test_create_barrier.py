@@ -1,0 +1,135 @@
+"""A guest's part in a cut: when it holds its output, whom it waits for, and that it lets go."""
+
+import io
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.unit.capture.test_network_hold import Qemu, card
+from vmckpt.agent.protocol import Talk
+from vmckpt.agent.snapshot.create import Cut
+from vmckpt.capture.memory.background_snapshot import Hooks
+from vmckpt.capture.migration_settings import Undo
+from vmckpt.errors import Cancelled, CaptureFailed, VmckptError
+from vmckpt.model.recovery import Phase
+from vmckpt.units import Seconds
+
+FACTS = Undo(guest="u", capabilities={}, bandwidth=1, runs=True, folder="")
+
+
+class Controller:
+    """Answers what the agent asks, and says how QEMU was when it was asked."""
+
+    def __init__(self, qemu: Qemu, refuses: Phase | None = None) -> None:
+        self.asked: list[tuple[str, bool]] = []
+        self._qemu, self._refuses = qemu, refuses
+        self._lines: queue.Queue[str] = queue.Queue()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lines.get, "")
+
+    def readline(self) -> str:
+        return '{"do": "create"}\n'
+
+    def write(self, text: str) -> None:
+        told = json.loads(text)
+        about: dict[str, Any] = told["about"]
+        self.asked.append((str(about.get("phase") or about["step"]), bool(self._qemu.filters)))
+        no = self._refuses is not None and about.get("phase") == self._refuses
+        answer = {"refused": "b was late"} if no else {"answer": True}
+        self._lines.put(json.dumps(answer) + "\n")
+
+    def flush(self) -> None:
+        pass
+
+
+def opened(controller: Controller) -> Talk:
+    talk = Talk(controller, controller)  # type: ignore[arg-type]
+    talk.order()
+    return talk
+
+
+def run(cut: Cut, done: list[str]) -> None:
+    """As a capture calls its hooks."""
+    hooks = cut.hooks(
+        Hooks(
+            note=lambda _: done.append("note"),
+            barrier=lambda: done.append("barrier"),
+            captured=lambda: done.append("captured"),
+        )
+    )
+    assert hooks.barrier is not None
+    try:
+        hooks.note(FACTS)
+        hooks.barrier()
+        hooks.captured()
+    except BaseException:
+        hooks.given_up()
+        raise
+
+
+def test_output_is_held_while_the_others_are_waited_for() -> None:
+    qemu, done = Qemu(card()), list[str]()
+    controller = Controller(qemu)
+    with Cut(qemu, opened(controller)) as cut:  # type: ignore[arg-type]
+        run(cut, done)
+        assert qemu.filters == {}
+        assert cut.held >= 0
+    assert controller.asked == [
+        ("hold", False), ("ready", False), ("stopped", True), ("captured", True)
+    ]  # fmt: skip
+    assert done == ["note", "barrier", "captured"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "done"),
+    [
+        (Phase.READY, ["note"]),
+        (Phase.STOPPED, ["note"]),
+        (Phase.CAPTURED, ["note", "barrier", "captured"]),
+    ],
+)
+def test_a_no_lets_everything_go_at_once(phase: Phase, done: list[str]) -> None:
+    qemu, came = Qemu(card()), list[str]()
+    with Cut(qemu, opened(Controller(qemu, phase))) as cut:  # type: ignore[arg-type]
+        with pytest.raises(VmckptError, match="b was late"):
+            run(cut, came)
+        assert qemu.filters == {}
+    assert came == done
+
+
+def test_another_way_may_be_tried_only_before_the_guest_stood_still() -> None:
+    qemu = Qemu(card())
+    controller = Controller(qemu)
+    with Cut(qemu, opened(controller)) as cut:  # type: ignore[arg-type]
+        hooks = cut.hooks(Hooks(note=lambda _: None))
+        hooks.note(FACTS)
+        hooks.note(FACTS)  # the first way did not work
+        assert [one for one, _ in controller.asked] == ["hold", "ready"]
+        assert hooks.barrier is not None
+        hooks.barrier()
+        with pytest.raises(CaptureFailed, match="after the others had stopped"):
+            hooks.note(FACTS)
+    assert qemu.filters == {}
+
+
+def test_a_controller_that_is_silent_is_not_waited_for() -> None:
+    never = threading.Event()
+
+    class Silent(io.StringIO):
+        def readline(self, _: int | None = -1, /) -> str:  # type: ignore[override]
+            return "{}\n"
+
+        def __iter__(self) -> Any:
+            never.wait(30)
+            return iter(())
+
+    talk = Talk(Silent(), io.StringIO())
+    talk.order()
+    with pytest.raises(Cancelled, match=r"said nothing for 0\.05 s"):
+        talk.ask("cut", phase=Phase.STOPPED, limit=Seconds(0.05))
+    never.set()

@@ -1,0 +1,131 @@
+"""What is done about a guest whose host a fence agent decides about."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.protection.test_host_death import (
+    ANEW,
+    CASE,
+    DEAD,
+    DIED,
+    EMPTY,
+    ENDED,
+    ENDING,
+    GONE,
+    HANGS,
+    HEARS,
+    ODD,
+    OVER,
+    READY,
+    REFUSES,
+    WELL,
+)
+from vmckpt.errors import VmckptError
+from vmckpt.protection import failover_policy, host_death
+from vmckpt.protection.failover_policy import Do
+from vmckpt.protection.host_death import Case, Proof
+from vmckpt.units import Seconds
+
+PATIENCE = Seconds(5.0)
+WANTS = {
+    **WELL, "wants_leave": "17",
+    "says": "output waits until a controller lets the guest go on alone: no answer in 2 s",
+}  # fmt: skip
+ALONE = {**WELL, "phase": "alone", "says": "no answer in 2 s"}
+COPIES = {**WELL, "phase": "copying"}
+AFTER = 9.0
+
+
+def case(**changes: Any) -> Case:
+    return replace(CASE, **{"theirs": HEARS, "watched": True, **changes})
+
+
+def silent(seconds: float) -> dict[str, Any]:
+    return {**READY, "silent_s": seconds}
+
+
+@pytest.mark.parametrize(
+    ("seen", "do", "why"),
+    [
+        (case(ours=WELL), Do.WAIT, ""),
+        (case(ours=WELL, theirs=READY), Do.WAIT, ""),
+        (case(ours=WELL, theirs=GONE), Do.WAIT, ""),
+        (case(ours=HANGS, theirs=READY), Do.WAIT, ""),
+        (case(ours=REFUSES, theirs=READY), Do.WAIT, ""),
+        # Cut off from the backup alone: it goes on, and nothing may be run in its place.
+        (case(ours=WANTS, theirs=GONE), Do.LET_ALONE, "goes on without beta: no answer in 2 s"),
+        (case(ours=WANTS, theirs=READY), Do.LET_ALONE, "goes on without beta"),
+        (case(ours=WANTS, theirs=GONE, alone=True), Do.LET_ALONE, "goes on without beta"),
+        (case(ours=ALONE, theirs=READY, alone=True), Do.WAIT, "only a person"),
+        (case(ours=COPIES, alone=True), Do.WAIT, "only a person"),
+        (case(ours=WELL, theirs=READY, alone=True), Do.WAIT, "only a person"),
+        (case(ours=WELL, alone=True), Do.STANDS, "whole again"),
+        (case(theirs=silent(AFTER), alone=True), Do.WAIT, "only a person"),
+        (case(ours=ANEW, theirs=silent(AFTER), alone=True), Do.WAIT, "only a person"),
+        # Silent to all.
+        (case(theirs=HEARS), Do.WAIT, ""),
+        (case(theirs=silent(4.9)), Do.WAIT, "alpha is silent"),
+        (
+            case(theirs=silent(5.1)),
+            Do.FAIL_OVER,
+            "nothing answers on alpha, and beta has not heard",
+        ),
+        (case(theirs=EMPTY), Do.WAIT, "standby on beta is not ready: the primary copies"),
+        (case(theirs=GONE), Do.WAIT, "standby on beta is not ready: beta: no answer"),
+        # Its agent lives, and its QEMU is gone: there is nothing to run.
+        (case(theirs=silent(AFTER) | {"runs": False}), Do.WAIT, "standby on beta is not ready"),
+        (case(ours=DIED, theirs=silent(1.0) | {"runs": False}), Do.WAIT, "not ready"),
+        # Gone for sure.
+        (case(ours=DIED, theirs=silent(0.6)), Do.FAIL_OVER, "does not run on alpha any more"),
+        (case(ours=ANEW, theirs=silent(0.6)), Do.FAIL_OVER, "does not run on alpha any more"),
+        (case(ours=DIED, theirs=EMPTY), Do.WAIT, "not ready"),
+        (case(ours=ENDED, theirs=silent(AFTER)), Do.WAIT, ""),
+        (case(ours=ENDING, theirs=silent(AFTER)), Do.WAIT, ""),
+        (case(theirs=OVER), Do.FAIL_OVER, "it runs on beta"),
+        (case(ours=DIED, theirs=OVER), Do.FAIL_OVER, "it runs on beta"),
+        (case(ours=WELL, theirs=OVER), Do.WAIT, "alpha and beta both say that it runs there"),
+        (case(ours=WANTS, theirs=OVER), Do.WAIT, "alpha and beta both say that it runs there"),
+    ],
+)
+def test_each_case_is_decided_and_said(seen: Case, do: Do, why: str) -> None:
+    told = failover_policy.decide(seen, patience=PATIENCE)
+    assert told.do is do
+    assert (why in told.why) if why else not told.why
+
+
+def test_a_heartbeat_that_was_lost_is_no_dead_host_however_short_the_patience() -> None:
+    for seconds, do in ((2.9, Do.WAIT), (3.1, Do.FAIL_OVER)):
+        assert failover_policy.decide(case(theirs=silent(seconds)), patience=Seconds(0.5)).do is do
+
+
+def test_whatever_is_failed_over_unasked_is_made_sure_of() -> None:
+    """Its proof is one that needs no person, and no guest that had leave is forgotten."""
+    seen = [
+        case(ours=ours, theirs=theirs, alone=alone, has_fence=fence)
+        for ours in (WELL, HANGS, ODD, ANEW, DIED, ENDING, ENDED, DEAD, WANTS, ALONE, COPIES)
+        for theirs in (READY, HEARS, EMPTY, OVER, GONE, silent(0.1), silent(60.0))
+        for alone in (False, True)
+        for fence in (False, True)
+    ]
+    failed_over = 0
+    for one in seen:
+        if failover_policy.decide(one, patience=PATIENCE).do is not Do.FAIL_OVER:
+            continue
+        try:
+            why = host_death.decide(one)
+        except VmckptError:
+            assert not one.has_fence  # somebody took it out of the inventory
+            continue
+        failed_over += 1
+        assert why in (Proof.RUNS, Proof.GONE, Proof.FENCE)
+        assert why is Proof.RUNS or not one.alone
+    assert failed_over > 10
+
+
+def test_nobody_has_leave_and_a_dead_host_at_once() -> None:
+    """Who wants leave answers; who answers is not powered off."""
+    for theirs in (READY, HEARS, EMPTY, GONE, silent(60.0)):
+        told = failover_policy.decide(case(ours=WANTS, theirs=theirs), patience=PATIENCE)
+        assert told.do is Do.LET_ALONE

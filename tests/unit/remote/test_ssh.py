@@ -1,0 +1,315 @@
+"""Ssh servers that say nonsense, say it without an end, or say nothing at all."""
+
+import errno
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from tests.unit.attacks.test_names import HOSTILE
+from vmckpt.errors import RemoteError
+from vmckpt.model.host import Host, SshAddress
+from vmckpt.remote import ssh
+from vmckpt.remote.ssh import Remote
+from vmckpt.units import Seconds
+
+KEY = paramiko.ECDSAKey.generate()
+Behave = Callable[[paramiko.Channel, bytes], None]
+
+
+class Server(paramiko.ServerInterface):
+    """Lets everybody in and then behaves as it was told to."""
+
+    def __init__(self, behave: Behave, *, opens: bool, starts: bool) -> None:
+        self._behave = behave
+        self._opens = opens
+        self._starts = starts
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        return 0  # AUTH_SUCCESSFUL
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey"
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        if not self._opens:
+            time.sleep(1.0)
+        return 0  # OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        if not self._starts:
+            time.sleep(1.0)
+        threading.Thread(target=self._serve, args=(channel, command), daemon=True).start()
+        return True
+
+    def _serve(self, channel: paramiko.Channel, command: bytes) -> None:
+        time.sleep(0.02)  # the request is to be granted first
+        with suppress(OSError, EOFError, paramiko.SSHException):
+            self._behave(channel, command)
+
+
+class Sshd:
+    """Listens on a port of this machine until the test ends."""
+
+    def __init__(self) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.socket.getsockname()[1]
+        self.behave: Behave = lambda channel, _command: channel.close()
+        self.greet: Callable[[socket.socket], bool] = lambda _line: True
+        self.opens = self.starts = True
+        self._lines: list[socket.socket] = []
+        self._transports: list[paramiko.Transport] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                line, _ = self.socket.accept()
+            except OSError:
+                return
+            self._lines.append(line)
+            threading.Thread(target=self._serve, args=(line,), daemon=True).start()
+
+    def _serve(self, line: socket.socket) -> None:
+        with suppress(OSError, EOFError, paramiko.SSHException):
+            if self.greet(line):
+                transport = paramiko.Transport(line)
+                self._transports.append(transport)
+                transport.add_server_key(KEY)
+                server = Server(self.behave, opens=self.opens, starts=self.starts)
+                transport.start_server(server=server)
+
+    def close(self) -> None:
+        for transport in self._transports:
+            transport.close()
+        for one in (self.socket, *self._lines):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+@pytest.fixture
+def sshd() -> Iterator[Sshd]:
+    server = Sshd()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+async def remote(sshd: Sshd, tmp_path: Path) -> AsyncIterator[Remote]:
+    key, known = tmp_path / "key", tmp_path / "known"
+    KEY.write_private_key_file(str(key))
+    known.write_text(f"[127.0.0.1]:{sshd.port} {KEY.get_name()} {KEY.get_base64()}\n")
+    where = SshAddress(address="127.0.0.1", port=sshd.port, key_file=key, known_hosts=known)
+    async with Remote(Host(name="alpha", uri="qemu:///system", ssh=where)) as one:
+        yield one
+
+
+async def told(remote: Remote, *, limit: float = 0.4, within: float = 3.0) -> str:
+    """The one line with which a command fails, and soon."""
+    began = time.monotonic()
+    with pytest.raises(RemoteError) as caught:
+        await remote.run(["uname", "-a"], limit=Seconds(limit))
+    assert time.monotonic() - began < within
+    line = str(caught.value)
+    assert line.startswith("alpha: ")
+    assert "\n" not in line
+    assert len(line) < 500
+    return line
+
+
+def answer(out: bytes, err: bytes = b"", status: int = 0) -> Behave:
+    def behave(channel: paramiko.Channel, _command: bytes) -> None:
+        channel.sendall(out)
+        channel.sendall_stderr(err)
+        channel.send_exit_status(status)
+        channel.close()
+
+    return behave
+
+
+async def test_an_answer_is_an_answer(sshd: Sshd, remote: Remote) -> None:
+    sshd.behave = answer(b"x" * 3_000_000, b"\xff" * 3_000_000, 7)
+
+    seen = await remote.run(["uname"])
+
+    assert (seen.status, seen.out) == (7, "x" * 3_000_000)
+    assert seen.err == "�" * 3_000_000
+
+
+async def test_arguments_arrive_as_they_are_through_a_real_shell(
+    sshd: Sshd, remote: Remote, tmp_path: Path
+) -> None:
+    def behave(channel: paramiko.Channel, command: bytes) -> None:
+        done = subprocess.run(
+            [b"/bin/sh", b"-c", command], capture_output=True, check=False, cwd=tmp_path
+        )
+        answer(done.stdout, done.stderr, done.returncode)(channel, command)
+
+    sshd.behave = behave
+
+    seen = await remote.run(["printf", "%s\\0", *HOSTILE])
+
+    expected = [os.fsencode(one).decode(errors="replace") for one in HOSTILE]
+    assert seen.out.split("\0")[:-1] == expected
+    assert sorted(os.listdir(tmp_path)) == ["key", "known"]  # noqa: PTH208 - it blocks no less
+
+
+@pytest.mark.parametrize("stream", ["out", "err"])
+async def test_output_without_an_end_is_not_read_to_its_end(
+    sshd: Sshd, remote: Remote, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def behave(channel: paramiko.Channel, _command: bytes) -> None:
+        while True:
+            (channel.sendall if stream == "out" else channel.sendall_stderr)(b"y\n" * 10_000)
+
+    monkeypatch.setattr(ssh, "_MOST_OUTPUT", 1 << 20)
+    sshd.behave = behave
+
+    assert "uname answered with more than 1 MiB; see that" in await told(remote, limit=5.0)
+
+
+async def test_output_that_drips_is_not_waited_for(sshd: Sshd, remote: Remote) -> None:
+    def behave(channel: paramiko.Channel, _command: bytes) -> None:
+        while True:
+            channel.sendall(b".")
+            time.sleep(0.05)
+
+    sshd.behave = behave
+
+    assert await told(remote) == "alpha: uname gave no answer in 0.4 s"
+
+
+async def test_an_end_without_a_status_is_not_waited_for(sshd: Sshd, remote: Remote) -> None:
+    def behave(channel: paramiko.Channel, _command: bytes) -> None:
+        channel.shutdown_write()  # no status, and no closing
+        time.sleep(2)
+
+    sshd.behave = behave
+
+    assert await told(remote) == "alpha: uname gave no answer in 0.4 s"
+
+
+@pytest.mark.parametrize("what", ["opens", "starts"])
+async def test_a_channel_that_is_never_granted_is_not_waited_for(
+    sshd: Sshd, remote: Remote, what: str
+) -> None:
+    setattr(sshd, what, False)
+
+    assert "uname" in await told(remote)
+
+
+async def test_a_closed_channel_is_an_answer_without_success(sshd: Sshd, remote: Remote) -> None:
+    assert (await remote.run(["uname"])).status != 0
+
+
+def garbage(line: socket.socket) -> bool:
+    line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 200)
+    return False
+
+
+def packets(line: socket.socket) -> bool:
+    line.sendall(b"SSH-2.0-x\r\n" + os.urandom(2000) + b"\xff" * 2000)
+    return False
+
+
+def endless(line: socket.socket) -> bool:
+    while True:
+        line.sendall(b"x" * 1000)
+        time.sleep(0.01)
+
+
+def silent(line: socket.socket) -> bool:
+    time.sleep(3)
+    return False
+
+
+@pytest.mark.parametrize("greet", [garbage, packets, endless, silent])
+async def test_a_server_that_is_none_is_one_line(
+    sshd: Sshd, remote: Remote, greet: Callable[[socket.socket], bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(ssh, "CONNECT_LIMIT", 0.5)
+    monkeypatch.setattr(ssh, "_ENTER_LIMIT", 0.8)
+    sshd.greet = greet
+
+    assert "ssh to 127.0.0.1" in await told(remote)
+
+
+@pytest.mark.parametrize("address", ["a\0b", "x" * 300, "a..b", "", "-oProxyCommand=x", "\udcff"])
+async def test_an_address_that_is_none_is_one_line(address: str) -> None:
+    where = SshAddress(address=address, known_hosts=Path("/dev/null"))
+
+    await told(Remote(Host(name="alpha", uri="qemu:///system", ssh=where)))
+
+
+async def test_an_argument_that_no_line_carries_is_one_line(sshd: Sshd, remote: Remote) -> None:
+    for name in ("a\0b", "\ud800"):
+        with pytest.raises(RemoteError, match=r"alpha: rm cannot be told 'rm ") as caught:
+            await remote.run(["rm", name])
+        assert "\0" not in str(caught.value)
+
+
+async def test_a_hostile_known_hosts_file_is_passed_over(tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    known.write_bytes(b"\0\xff\n@revoked\na b\na ssh-rsa AAAA\na ssh-ed25519 !!!\n|1|x|y z w\n" * 9)
+    keys = paramiko.HostKeys()
+
+    ssh._know(keys, known)
+
+    assert len(keys) == 0
+
+
+async def test_a_host_that_says_anything_at_all_is_not_silent(sshd: Sshd, remote: Remote) -> None:
+    def rude(line: socket.socket) -> bool:
+        line.sendall(b"go away\r\n" * 40)
+        return False
+
+    sshd.greet = rude
+    with pytest.raises(RemoteError) as caught:
+        await remote.run(["uname"])
+    assert not caught.value.silent
+    sshd.close()
+    with pytest.raises(RemoteError, match="refused") as caught:
+        await remote.run(["uname"])
+    assert not caught.value.silent
+
+
+@pytest.mark.parametrize(
+    ("error", "silent"),
+    [
+        (TimeoutError(), True),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), True),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), True),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), False),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), False),
+        (socket.gaierror(socket.EAI_NONAME, "not known"), False),
+    ],
+)
+async def test_who_does_not_answer_in_any_way_is_silent(
+    error: OSError, silent: bool, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> socket.socket:
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    with pytest.raises(RemoteError) as caught:
+        await remote.run(["uname"])
+    assert caught.value.silent is silent
+
+
+async def test_a_login_without_an_end_is_no_silence(
+    sshd: Sshd, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "_ENTER_LIMIT", 0.4)
+    sshd.greet = lambda _line: False
+    with pytest.raises(RemoteError) as caught:
+        await remote.run(["uname"])
+    assert not caught.value.silent

@@ -1,0 +1,173 @@
+"""A guest never runs twice, no image is taken from another, and a fork writes into nothing."""
+
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.unit.snapshot.restore.test_domain_xml import XML
+from vmckpt.agent.restore import backing_chain
+from vmckpt.errors import BadInput, GuestBusy, HostUnreachable, VmckptError
+from vmckpt.hypervisor import storage
+from vmckpt.hypervisor.storage import User
+from vmckpt.snapshot.restore import domain_xml, exclusivity
+from vmckpt.snapshot.restore import domain_xml as restore_domain_xml
+from vmckpt.snapshot.restore.exclusivity import Heard
+
+IMAGE = "/s/web1.qcow2"
+HERE, RUNS_HERE = Heard(host="alpha", users={}), Heard(host="alpha", runs=True, users={})
+THERE = Heard(host="beta", users={"/s/web2.qcow2": User("web2", "qcow2")})
+
+
+@pytest.mark.parametrize(
+    ("heard", "error", "said"),
+    [
+        ([HERE, THERE], None, ""),
+        ([RUNS_HERE, THERE], None, ""),  # whether it may be ended is asked elsewhere
+        ([HERE, Heard(host="beta", runs=True, users={})], GuestBusy, "web1 runs on beta"),
+        ([HERE, Heard(host="beta", error="off")], HostUnreachable, "may run on beta"),
+        ([Heard(host="alpha", users={IMAGE: User("new", "qcow2")}), THERE], GuestBusy,
+         "/s/web1.qcow2 is an image of guest new on alpha"),
+        ([HERE, Heard(host="beta", users={IMAGE: User("new", "raw")})], GuestBusy, "new on beta"),
+    ],
+)  # fmt: skip
+def test_a_guests_old_place_is_its_own(
+    heard: list[Heard], error: type[VmckptError] | None, said: str
+) -> None:
+    if error is None:
+        exclusivity.check(heard, "alpha", "web1", [IMAGE])
+        return
+    with pytest.raises(error, match=said):
+        exclusivity.check(heard, "alpha", "web1", [IMAGE])
+
+
+def test_images_are_those_of_disks_with_all_below_them_and_the_nvram() -> None:
+    xml = XML.replace(
+        "<backingStore type='file'/>",
+        "<backingStore type='file'><format type='qcow2'/><source file='/s/base.qcow2'/>"
+        "<backingStore type='file'><source file='/s/root.raw'/></backingStore></backingStore>",
+    ).replace("</os>", "<nvram>/v/web1.fd</nvram></os>")
+    assert storage.images_in(xml) == {
+        IMAGE: "qcow2", "/s/base.qcow2": "", "/s/root.raw": "", "/v/web1.fd": "",
+    }  # fmt: skip
+
+
+def image(path: Path, *base: str) -> Path:
+    words = ["qemu-img", "create", "-q", "-f", "qcow2", *base, str(path)]
+    subprocess.run([*words, *([] if base else ["1M"])], check=True)
+    return path
+
+
+def test_an_image_below_that_of_a_guest_that_is_off_is_in_use(tmp_path: Path) -> None:
+    base = image(tmp_path / "base")
+    middle = image(tmp_path / "middle", "-F", "qcow2", "-b", str(base))
+    top = image(tmp_path / "top", "-F", "qcow2", "-b", str(middle))
+    users = {str(top): ("web2 on alpha", "qcow2"), "/nowhere": ("web3 on beta", "qcow2")}
+    for place in (base, middle, top):
+        with pytest.raises(GuestBusy, match="in use by guest web2 on alpha"):
+            backing_chain.check([place], users)
+    backing_chain.check([image(tmp_path / "other"), tmp_path / "new"], users)
+    (tmp_path / "link").symlink_to(base)
+    with pytest.raises(GuestBusy):
+        backing_chain.check([tmp_path / "link"], users)
+
+
+BLOCK = XML.replace("type='file' device='disk'", "type='block' device='disk'").replace(
+    f"file='{IMAGE}'", "dev='/dev/vg/web1'"
+)
+
+
+@pytest.mark.parametrize(
+    ("xml", "said"),
+    [
+        (BLOCK, r"disk vda is of the kind block \(/dev/vg/web1\): it cannot be restored"),
+        (XML.replace(f"file='{IMAGE}'", "pool='p' volume='v'").replace("'file' device='disk'",
+         "'volume' device='disk'"), "of the kind volume"),
+        (XML.replace(f"<source file='{IMAGE}'/>",
+         f"<source file='{IMAGE}'><encryption format='luks'/></source>"), "encrypted by QEMU"),
+        (XML.replace(f"<source file='{IMAGE}'/>",
+         f"<source file='{IMAGE}'><slices/></source>"), "a slice"),
+    ],
+)  # fmt: skip
+def test_a_disk_that_is_no_image_is_refused_by_name(xml: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        domain_xml.image_of(xml, "vda")
+    with pytest.raises(ValueError, match="disk vda"):
+        domain_xml.as_itself(xml, {"vda": "/s/other"})
+
+
+def test_a_fork_keeps_nothing_of_the_originals_image() -> None:
+    xml = XML.replace(f"file='{IMAGE}'", f"file='{IMAGE}' dev='/dev/vg/web1' index='1'")
+    source = ET.fromstring(domain_xml.as_itself(xml, {"vda": "/s/fork"})).find(
+        "devices/disk/source"
+    )
+    assert source is not None
+    assert source.attrib == {"file": "/s/fork"}
+
+
+def with_device(device: str) -> str:
+    return XML.replace("</devices>", f"{device}</devices>")
+
+
+SHARED = with_device(
+    "<disk type='file' device='disk'><source file='/s/data'/><target dev='vdb' bus='virtio'/>"
+    "<shareable/></disk>"
+)
+LUN = with_device(
+    "<disk type='block' device='lun'><source dev='/dev/sdx'/><target dev='sdb' bus='scsi'/></disk>"
+)
+IDE = with_device(
+    "<disk type='file' device='disk'><source file='/s/x'/><target dev='hda' bus='ide'/></disk>"
+)
+VIRTIOFS = with_device(
+    "<filesystem type='mount'><driver type='virtiofs'/><source dir='/srv/data'/></filesystem>"
+)
+NINE_P = with_device("<filesystem type='mount'><source dir='/srv/data'/></filesystem>")
+TPM_ELSEWHERE = "<tpm><backend type='emulator'><source type='dir' path='/srv/tpm'/></backend></tpm>"
+NVRAM_ELSEWHERE = "<nvram type='block'><source dev='/dev/vg/vars'/></nvram>"
+USB = with_device("<hostdev mode='subsystem' type='usb'/>")
+
+
+def drive(kind: str, source: str, target: str = "sda") -> str:
+    return f"<disk type='file' device='{kind}'><source {source}/><target dev='{target}'/></disk>"
+
+
+def test_a_cd_must_be_there_unless_the_guest_starts_without() -> None:
+    xml = with_device(
+        drive("cdrom", "file='/iso/debian.iso'") + drive("disk", "file='/s/data'", "vdb")
+        + drive("cdrom", "file='/iso/tools.iso' startupPolicy='optional'", "sdb")
+        + "<disk type='file' device='cdrom'><target dev='sdc'/></disk>"
+    )  # fmt: skip
+    assert restore_domain_xml.drives(xml) == {"sda": "/iso/debian.iso"}
+
+
+@pytest.mark.parametrize(
+    ("xml", "said", "able"),
+    [
+        (XML, "", True),
+        (SHARED, "disk vdb (/s/data)", True),
+        (NINE_P, "the shared folder /srv/data", True),
+        (LUN, "disk sdb (/dev/sdx)", False),
+        (IDE, "disk hda (/s/x)", False),
+        (VIRTIOFS, "the shared folder /srv/data", False),
+        (USB, "the host's usb device", False),
+        (with_device("<shmem name='s'/>"), "the shared memory s", False),
+        (with_device("<tpm><backend type='passthrough'/></tpm>"), "the host's TPM", False),
+        (with_device("<tpm><backend type='emulator'/></tpm>"), "", True),
+        (with_device(TPM_ELSEWHERE), "the TPM's state in /srv/tpm", False),
+        (XML.replace("</os>", f"{NVRAM_ELSEWHERE}</os>"), "the NVRAM on a block disk", False),
+    ],
+)
+def test_a_fork_writes_into_nothing_it_shares(xml: str, said: str, able: bool) -> None:
+    assert restore_domain_xml.beside(xml, {"vda"}) == ((said,) if said else ())
+    if able:
+        changed, told = restore_domain_xml.unshared(xml, {"vda"}, memory=True)
+        assert len(ET.fromstring(changed).findall("devices/*/readonly")) == bool(said)
+        assert told == ((f"{said} is read-only for the fork",) if said else ())
+    else:
+        with pytest.raises(BadInput, match="a fork would write into it"):
+            restore_domain_xml.unshared(xml, {"vda"}, memory=True)
+        changed, told = restore_domain_xml.unshared(xml, {"vda"}, memory=False)
+        assert told == (f"{said} was left out of the fork",)
+    assert restore_domain_xml.beside(changed, {"vda"}) == ()
