@@ -54,7 +54,7 @@ class Model:
     protections: Mapping[str, Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """By job; see api.protecting.stands."""
+    """By job; see app.protection.stands."""
     snapshots: Sequence[SnapshotNow] = ()
     policies: Sequence[str] = ()
     """Their names."""

@@ -90,7 +90,7 @@ _PATIENCE = 5.0
 
 
 class LabObserver:
-    """The observer as the port `model.ports.OutsideView`."""
+    """The observer as the port `model.migration.OutsideView`."""
 
     def __init__(self, control: Path) -> None:
         self._control = control

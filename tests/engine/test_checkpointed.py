@@ -56,7 +56,7 @@ class Desk(FakeDesk):
 
 
 class Beginning:
-    """As protect.engine.Beginning; `trouble` keeps it from starting."""
+    """As protection.start.Beginning; `trouble` keeps it from starting."""
 
     trouble: VmckptError | None = None
     asked: list[ProtectRequest]

@@ -9,7 +9,7 @@ from vmckpt.units import show_bytes, show_seconds
 from vmckpt_tui.tables import Cell, Column, guarded
 
 Entry = Mapping[str, Any]
-"""See api.protecting.stands."""
+"""See app.protection.stands."""
 _PARTS = "░▒▓█▚▞▙▟"
 """A pattern for each part of a pause, so that they can be told apart without colour."""
 

@@ -67,13 +67,13 @@ def _controller(inventory: Inventory) -> ControllerReady:
 
 
 async def look(inventory: Inventory, guest: str) -> Readiness:
-    """What a guest lacks, wherever it is; see snapshot.preparing."""
+    """What a guest lacks, wherever it is; see snapshot.prepare."""
     host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
     return await _with_lease_store(inventory, await prepare.look(host, guest))
 
 
 async def make_ready(inventory: Inventory, guest: str, caller: Caller) -> Readiness:
-    """Change what is stored of it; see snapshot.preparing."""
+    """Change what is stored of it; see snapshot.prepare."""
     inventory.may_act()
     host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
     return await _with_lease_store(inventory, await prepare.make_ready(host, guest, caller))

@@ -46,7 +46,7 @@ from vmckpt_lab.observer import client
 async def migrate(
     inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
 ) -> MigrationReport:
-    """See migrate.command.migrate; finds the guest's host if the request does not name it.
+    """See migration.service.migrate; finds the guest's host if the request does not name it.
 
     Raises ReadOnly, as everything here that acts, if only looking is allowed.
     """
@@ -88,7 +88,7 @@ async def _put_in_order_and_find(
 async def plan(
     inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
 ) -> tuple[Plan, Host, Host]:
-    """What a migration would be, by migrate.command.plan; and its source and target."""
+    """What a migration would be, by migration.service.plan; and its source and target."""
     setting = await _setting(inventory, policies, request, caller)
     return await service.plan(setting, request, caller), setting.source, setting.target
 

@@ -55,7 +55,7 @@ class Request:
     policy: str | None
     """By name; None: the guest's own."""
     wishes: Mapping[str, Any]
-    """Of policy.protection.Protection, instead of the policy's."""
+    """Of policy.model.Protection, instead of the policy's."""
     storage: str | None
     dry_run: bool
     reverse: bool = False
@@ -65,7 +65,7 @@ class Request:
 async def protect(
     inventory: Inventory, policies: Sequence[Policy], request: Request, caller: Caller, told: Told
 ) -> Protected:
-    """See protect.engine.protect; finds the guest's host, and the policy that is for it."""
+    """See protection.start.protect; finds the guest's host, and the policy that is for it."""
     if not request.dry_run:
         inventory.may_act()
     found = await fleet.guests(inventory)
@@ -125,7 +125,7 @@ def _to(request: Request, earlier: Earlier | None, host: str) -> str:
 async def unprotect(
     inventory: Inventory, guest: str, caller: Caller, *, lost_journal: bool = False
 ) -> Ended:
-    """See protect.ending.unprotect, and `_known`."""
+    """See protection.stop.unprotect, and `_known`."""
     inventory.may_act()
     known = await _known(inventory, guest, caller, lost_journal=lost_journal)
     return await stop.unprotect(known, caller)
@@ -135,7 +135,7 @@ async def _known(
     inventory: Inventory, guest: str, caller: Caller, *, lost_journal: bool, dead: bool = False
 ) -> Known:
     """A guest's protection as the journal has it. `lost_journal`: else as its hosts have it, see
-    protect.adopting. Raises VmckptError."""
+    protection.adopt. Raises VmckptError."""
     if not lost_journal:
         return active.of(inventory, guest)
     if (known := active.find(inventory, guest)) is not None:
@@ -152,7 +152,7 @@ async def failover(
     inventory: Inventory, guest: str, caller: Caller, *, planned: bool = False, dead: bool = False,
     fence: bool = False, lost_journal: bool = False,
 ) -> Ended:  # fmt: skip
-    """See protect.ending, and `_known`. `planned` goes with neither of the others, nor `dead` with
+    """See protection.stop, and `_known`. `planned` goes with neither of the others, nor `dead` with
     `fence`; `lost_journal` goes with `dead` alone."""
     inventory.may_act()
     known = await _known(inventory, guest, caller, lost_journal=lost_journal, dead=dead)
@@ -162,13 +162,13 @@ async def failover(
 
 
 async def test(inventory: Inventory, guest: str, caller: Caller) -> Tested:
-    """See protect.trying.begin."""
+    """See protection.test_failover.begin."""
     inventory.may_act()
     return await test_failover.begin(active.of(inventory, guest), caller)
 
 
 async def end_test(inventory: Inventory, guest: str, caller: Caller) -> Tested:
-    """See protect.trying.end."""
+    """See protection.test_failover.end."""
     inventory.may_act()
     return await test_failover.end(active.of(inventory, guest), caller)
 

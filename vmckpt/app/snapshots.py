@@ -69,7 +69,7 @@ def init(inventory: Inventory, name: str | None) -> str:
 async def take(
     inventory: Inventory, store: str | None, request: TakeRequest, caller: Caller
 ) -> Taken:
-    """Take a snapshot of a guest, wherever it runs; see snapshot.taking.take."""
+    """Take a snapshot of a guest, wherever it runs; see snapshot.create.take."""
     inventory.may_act()
     kept_in = inventory.store(store)
     host = host_of(inventory, request.guest, await fleet.guests(inventory))
@@ -105,7 +105,7 @@ async def restore(
     identity: Identity | None,
     closed_too: bool = False,
 ) -> Restored:
-    """Bring a snapshot back, on the host it was taken on or another; see snapshot.restoring.
+    """Bring a snapshot back, on the host it was taken on or another; see snapshot.restore.restore.
 
     Raises Blocked if that is in maintenance, but with `closed_too`: then the guest is there."""
     inventory.may_act()
@@ -208,7 +208,8 @@ async def take_group(
     request: TakeRequest,
     caller: Caller,
 ) -> GroupTaken:
-    """Take a snapshot of several guests as one cut, wherever they run; see snapshot.grouping."""
+    """Create a snapshot of several guests at one instant, wherever they run; see
+    snapshot.group.create."""
     inventory.may_act()
     told = rules.check_names(names)
     kept_in = inventory.store(store)
@@ -228,7 +229,7 @@ async def restore_group(
     on: str | None,
     identity: Identity | None,
 ) -> GroupRestored:
-    """Bring a whole group back (`request.snapshot` is its id); see snapshot.restoring_group.
+    """Bring a whole group back (`request.snapshot` is its id); see snapshot.group.restore.
 
     Raises NotInStore if it is not whole in one store, BadInput.
     """

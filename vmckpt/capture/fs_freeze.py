@@ -23,7 +23,7 @@ _BETWEEN = Seconds(0.5)
 
 
 class Agent(Protocol):
-    """What is used of `hypervisor.agent.GuestAgent`."""
+    """What is used of `hypervisor.guest_agent.GuestAgent`."""
 
     def there(self) -> bool: ...
     def frozen(self) -> bool: ...

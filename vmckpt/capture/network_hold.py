@@ -35,7 +35,7 @@ _VHOST = "/dev/vhost-net"
 
 
 class Commands(migration_settings.Commands, Protocol):
-    """What is used of `hypervisor.monitor.Monitor`."""
+    """What is used of `hypervisor.qmp.Monitor`."""
 
     def described(self) -> str: ...
 

@@ -225,7 +225,7 @@ def _print_news(news: "News") -> None:
 _ASK_EVERY = Seconds(1.0)
 
 Ask = Callable[[Operation], Mapping[str, Any]]
-"""How it stands by what its agents say; see api.protecting.stands."""
+"""How it stands by what its agents say; see app.protection.stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +312,7 @@ def line(look: Look) -> str:
 
 
 def word(entry: Mapping[str, Any]) -> str:
-    """In a word or three, for a list of jobs: what `api.protecting.glances` tells of one."""
+    """In a word or three, for a list of jobs: what `app.protection.glances` tells of one."""
     seen = status.look(entry)
     if seen.end is not None:
         return "ended"

@@ -198,7 +198,7 @@ def two_copies(
     """Decide which guests have two copies; one entry per guest.
 
     `found`: hosts with the guests that libvirt shows there; `told`: what agents say of protected
-    guests (see protect.copies.of_protections).
+    guests (see protection.copies.of_protections).
     """
     hosts: dict[str, list[str]] = {}
     names: dict[str, str] = {}

@@ -11,7 +11,7 @@ LEASE_HOLDER = "lease_holder"
 
 
 def of_protections(entries: Iterable[Mapping[str, Any]]) -> tuple[Copies, ...]:
-    """Of entries as `api.protecting.stands` makes them."""
+    """Of entries as `app.protection.stands` makes them."""
     found = (_of_protection(one) for one in entries)
     return tuple(one for one in found if one is not None)
 

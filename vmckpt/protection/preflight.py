@@ -28,7 +28,7 @@ class Seen:
     memory: Sequence[int]
     """Its files of memory, in bytes."""
     disks: Sequence[Mapping[str, Any]]
-    """As model.backups.DiskFacts in JSON."""
+    """As model.disk.DiskFacts in JSON."""
     devices: Sequence[str]
     """Kinds of devices in its description, as libvirt names them."""
     primary_facts: HostFacts

@@ -17,7 +17,7 @@ from vmckpt.replication.session import Fate
 
 
 async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
-    """See recover.rooms.Room."""
+    """See recovery.Room."""
     del policies
     begun = case.step(Step.PROTECT)
     if begun is None:

@@ -1,5 +1,8 @@
-"""Leave for a guest to go on without its standby (see replicate.leave): in the journal first, where
-every controller sees it before it powers a host off."""
+"""Permission for a guest to go on without its standby.
+
+It is in the journal first, where every controller sees it before it powers a host off (see
+replication.primary.solo_permission).
+"""
 
 import asyncio
 

@@ -62,7 +62,7 @@ class Look:
 
 
 def look(entry: Mapping[str, Any]) -> Look:
-    """From what `api.protecting.status` tells of one guest."""
+    """From what `app.protection.status` tells of one guest."""
     ours, theirs = _said(entry, "primary"), _said(entry, "backup")
     ready, why = readiness(ours, theirs)
     median: Mapping[str, Any] = ours.get("median") or {}

@@ -299,7 +299,7 @@ _CYCLE, _COPYING = Seconds(180.0), Seconds(45.0)
 
 
 def stands(one: Guarded, now: float) -> dict[str, Any]:
-    """How it stands, as api.protecting.stands tells it."""
+    """How it stands, as app.protection.stands tells it."""
     since = now - one.began
     copying = one.far and since % _CYCLE < _COPYING
     ours = _copying(one, since % _CYCLE) if copying else _protecting(one, since)

@@ -410,7 +410,7 @@ def ask(made: Made, now: float, kind: RequestKind, action: Action) -> Made:
 
 
 def _refusal(phase: JobPhase, mode: Mode, action: Action) -> str | None:
-    """As migrate.wishes has it."""
+    """As migration.run.operator_requests has it."""
     if phase is JobPhase.POST_COPY:
         return None if isinstance(action, Limit) else NO_WAY_BACK
     if phase in (JobPhase.SWITCHOVER, JobPhase.CANCELLING, JobPhase.CLEANUP, JobPhase.DONE):

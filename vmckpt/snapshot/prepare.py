@@ -113,7 +113,7 @@ def _told(
 
 
 async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
-    """See recover.rooms.Room. libvirt stores a definition whole, or keeps the one before."""
+    """See recovery.Room. libvirt stores a definition whole, or keeps the one before."""
     del policies
     found = await look(case.host, case.operation.guest_uuid or case.operation.guest)
     told = (

@@ -23,7 +23,7 @@ _NEVER = Settled(truth="it had not begun", outcome=Outcome.FAILED)
 
 
 async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
-    """See recover.rooms.Room."""
+    """See recovery.Room."""
     del policies
     begun = case.step(Step.TAKE)
     told = _NEVER
@@ -35,7 +35,7 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
 
 
 async def settle_restore(case: Unattended, policies: Sequence[Policy]) -> Settled:
-    """See recover.rooms.Room."""
+    """See recovery.Room."""
     del policies
     begun = case.step(Step.RESTORE)
     told = _NEVER
@@ -168,7 +168,7 @@ def _order(case: Unattended, begun: StoredStep) -> PutBackOrder:
 
 
 async def settle_guard(case: Unattended, policies: Sequence[Policy]) -> Settled:
-    """See recover.rooms.Room. Nothing is taken back: nobody here knows whether all went well."""
+    """See recovery.Room. Nothing is taken back: nobody here knows whether all went well."""
     del policies
     begun = case.step(Step.GUARD)
     told = guard_verdict(
@@ -189,7 +189,7 @@ def guard_verdict(checkpoint: tuple[str, str] | None) -> Settled:
 
 
 async def settle_proof(case: Unattended, policies: Sequence[Policy]) -> Settled:
-    """See recover.rooms.Room. A guest that was only to be looked at is taken away."""
+    """See recovery.Room. A guest that was only to be looked at is taken away."""
     del policies
     begun = case.step(Step.PROOF)
     if begun is not None and not case.dry:
@@ -209,7 +209,7 @@ async def settle_proof(case: Unattended, policies: Sequence[Policy]) -> Settled:
 
 
 async def settle_service(case: Unattended, policies: Sequence[Policy]) -> Settled:
-    """See recover.rooms.Room. The snapshots it was at are operations of their own."""
+    """See recovery.Room. The snapshots it was at are operations of their own."""
     del policies
     told = Settled(
         truth="the service has ended", outcome=Outcome.FAILED, did=("give its schedules back",)

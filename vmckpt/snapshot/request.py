@@ -18,7 +18,7 @@ class TakeRequest:
     memory: bool = True
     """False: its disks only."""
     way: str = "auto"
-    """How memory is captured: see agent.choosing.Way."""
+    """How memory is captured: see agent.snapshot.choose_method.Way."""
     tags: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -49,7 +49,7 @@ class Ticker:
         self._phase, self._from, self._since = "", 0, self._began
 
     def take(self, event: Event) -> None:
-        """See snapshot.keeping.Progress, and Caller.emit."""
+        """See snapshot.catalog.Progress, and Caller.emit."""
         if not isinstance(event, Copied):
             return
         now = time.monotonic()

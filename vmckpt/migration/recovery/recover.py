@@ -416,7 +416,7 @@ def setting_of(operation: Operation, inventory: Inventory, policies: Sequence[Po
 
 
 async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
-    """See recover.rooms.Room."""
+    """See recovery.Room."""
     setting = setting_of(case.operation, case.inventory, policies)
     async with Recovery(setting, left(case.operation, case.steps)) as recovery:
         verdict = await recovery.decide()

@@ -1,6 +1,6 @@
 """The steps of a migration in the journal: written down before each is taken.
 
-Each name here has its undoing and its finishing in `migrate.recovering`.
+Each name here has its undoing and its finishing in `migration.recovery.recover`.
 """
 
 from enum import StrEnum

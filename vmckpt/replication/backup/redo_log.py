@@ -61,7 +61,7 @@ def damaged(what: str) -> StageDamaged:
 
 
 class Memory(Protocol):
-    """A file of the standby's memory; `checkpoint.compare.Mapping` is one.
+    """A file of the standby's memory; `capture.memory.page_diff.Mapping` is one.
 
     All of it must be allocated: in a hole that a full tmpfs cannot fill we would be killed.
     """

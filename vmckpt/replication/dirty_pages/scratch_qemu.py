@@ -41,7 +41,7 @@ _WITH_US = ("setpriv", "--pdeathsig", "KILL")
 
 
 class Scratch:
-    """Use as `with Scratch() as guest`. It is `checkpoint.settings.Commands` itself.
+    """Use as `with Scratch() as guest`. It is `capture.migration_settings.Commands` itself.
 
     Entering raises HypervisorError, OSError: there is no such QEMU, or it has no such accelerator.
     """

@@ -41,7 +41,7 @@ _DIGEST = 8
 
 
 class Readable(Protocol):
-    """A disk as it is now; `checkpoint.nbd.Client` is one."""
+    """A disk as it is now; `capture.nbd.client.Client` is one."""
 
     @property
     def size(self) -> int:

@@ -22,7 +22,7 @@ _FILE = "cut-cards"
 
 
 class Commands(migration_settings.Commands, Protocol):
-    """What is used of `hypervisor.monitor.Monitor`."""
+    """What is used of `hypervisor.qmp.Monitor`."""
 
     def described(self) -> str: ...
 

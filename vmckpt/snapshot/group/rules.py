@@ -22,8 +22,8 @@ LIMITS: Mapping[Phase, Seconds | None] = {
     Phase.STORED: None,
 }
 """How long the first waits for the last. While they stand still or their output is held, less than
-an agent waits (agent.cut) and output is held at the most (checkpoint.outputs); nobody is harmed by
-one that takes long to store."""
+an agent waits (agent.snapshot.create) and output is held at the most (capture.network_hold); nobody
+is harmed by one that takes long to store."""
 SIZE = "group-size"
 """The tag that says how many snapshots a whole group has."""
 _ID = re.compile(r"g-[a-z2-7]{16}")

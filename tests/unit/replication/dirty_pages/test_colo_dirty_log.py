@@ -361,7 +361,7 @@ def test_a_qemu_that_dies_is_an_error_and_no_wait(rig: Rig) -> None:
 
 
 def _load(standby: Scratch, state: bytes) -> None:
-    """As `replicate.standby` does."""
+    """As `replication.backup.standby` does."""
     reading, writing = os.pipe()
     standby.tell("getfd", {"fdname": "in"}, files=(reading,))
     os.close(reading)
