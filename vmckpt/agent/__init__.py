@@ -1,1 +1,1 @@
-"""What runs on a host beside QEMU: one order, told in lines of JSON, and then it ends."""
+"""What runs on a host beside QEMU: it carries out one order, given in lines of JSON."""

@@ -1,1 +1,1 @@
-"""The command line: stdout is for results, stderr for progress and complaints."""
+"""The command line: results on stdout, progress and errors on stderr."""

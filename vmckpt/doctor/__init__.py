@@ -1,1 +1,1 @@
-"""Is a host fit for migrations? `checks` decides (pure), `gather` asks."""
+"""Whether a host is fit for vmckpt: `checks` decides (pure), `gather` asks."""

@@ -1,4 +1,1 @@
-"""The only room that knows libvirt: connections and their threads, guests, hosts, jobs.
-
-Foreign data is parsed once, here (`parse`); libvirt's errors become ours here (`library`).
-"""
+"""The only package that uses libvirt: connections and their threads, guests, hosts, jobs."""

@@ -1,1 +1,1 @@
-"""What was asked for, what was seen and what was decided: one SQLite file, several readers."""
+"""The journal: what was asked for, observed and decided, in SQLite or PostgreSQL."""

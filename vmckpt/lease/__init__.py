@@ -1,1 +1,1 @@
-"""Who may change a guest: leases, their tokens, and when a controller counts as gone."""
+"""Leases: which controller or host may act on a guest, and until when."""

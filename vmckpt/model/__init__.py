@@ -1,1 +1,1 @@
-"""What the rooms talk about: frozen data and a few ports. Standard library only."""
+"""Data that all packages share: frozen classes and a few protocols. Standard library only."""

@@ -1,1 +1,1 @@
-"""What others are told by themselves: Prometheus when it asks, and whoever is paged."""
+"""Metrics for Prometheus, alerts and webhooks."""

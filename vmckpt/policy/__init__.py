@@ -1,1 +1,1 @@
-"""How migrations are to be done: YAML files, and which of them holds for a guest."""
+"""Policies: YAML files that say how operations are done, and which guest gets which one."""

@@ -1,1 +1,1 @@
-"""The only room that knows paramiko: verified host keys, commands, and one look at a host."""
+"""The only package that uses paramiko: verified host keys, commands, and facts about a host."""

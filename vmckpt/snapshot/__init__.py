@@ -1,1 +1,1 @@
-"""Snapshots: taken, kept by a schedule, proved and restored."""
+"""Snapshots: create, verify, restore, copy, prune and browse them."""

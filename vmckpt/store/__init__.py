@@ -1,1 +1,1 @@
-"""The store: chunks, packs and manifests that can be proved, and the keys that open them."""
+"""The snapshot store: chunks, packs, manifests that can be verified, and their keys."""
