@@ -10,7 +10,6 @@ from vmckpt import inventory as inventories
 from vmckpt.errors import InventoryError
 from vmckpt.inventory import Inventory
 from vmckpt.model.events import Caller
-from vmckpt_lab import current
 
 __all__ = ["Caller", "Inventory"]
 
@@ -28,4 +27,9 @@ def load_inventory(explicit: Path | None = None) -> Inventory:
 
 def inventory_path(explicit: Path | None = None) -> Path | None:
     """Where `load_inventory` finds it; None if there is none."""
-    return inventories.find(explicit) or current.inventory()
+    if (found := inventories.find(explicit)) is not None:
+        return found
+    from vmckpt.util import plugins  # noqa: PLC0415 - reads what is installed, which takes a while
+
+    others = (find() for _, find in plugins.added("vmckpt.inventories"))
+    return next((path for path in others if path is not None), None)

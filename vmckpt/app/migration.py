@@ -35,12 +35,12 @@ from vmckpt.migration.report import MigrationReport
 from vmckpt.migration.request import MigrateRequest, Setting
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
-from vmckpt.model.migration import Mode, Outcome
+from vmckpt.model.migration import Mode, Outcome, OutsideView
 from vmckpt.model.recovery import Settled
 from vmckpt.policy import loader, select
 from vmckpt.policy.model import Policy
 from vmckpt.recovery import Recovered
-from vmckpt_lab.observer import client
+from vmckpt.util import plugins
 
 
 async def migrate(
@@ -93,6 +93,11 @@ async def plan(
     return await service.plan(setting, request, caller), setting.source, setting.target
 
 
+def _observer(control: Path) -> OutsideView | None:
+    """What watches guests from outside, if a package that does is installed."""
+    return next((made(control) for _, made in plugins.added("vmckpt.observers")), None)
+
+
 async def _setting(
     inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
 ) -> Setting:
@@ -101,7 +106,7 @@ async def _setting(
     if source is None:
         finding = _find(inventory, request.guest, request.to)
         source = await stoppable(finding, caller.stop)
-    watcher = client.LabObserver(inventory.observer) if inventory.observer else None
+    watcher = _observer(inventory.observer) if inventory.observer else None
     return Setting(source=source, target=target, policies=policies, outside=watcher)
 
 

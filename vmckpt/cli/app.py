@@ -12,7 +12,7 @@ import typer
 import vmckpt
 from vmckpt.cli import output
 from vmckpt.cli.arguments import help_alone
-from vmckpt.cli.commands import COMMANDS
+from vmckpt.cli.commands import Place, place_of, places
 from vmckpt.errors import BadInput, VmckptError
 from vmckpt.journal import location
 
@@ -24,23 +24,23 @@ class _Commands(typer.core.TyperGroup):
     """All commands, each loaded with the libraries it needs when it is asked for."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        return list(COMMANDS)
+        return list(places())
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
-        return loaded(cmd_name) if cmd_name in COMMANDS else None
+        place = place_of(cmd_name)
+        return None if place is None else loaded(cmd_name, place)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        room = formatter.width - 6 - max(map(len, COMMANDS))
+        room = formatter.width - 6 - max(map(len, places()))
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(name, _shortened(place.says, room)) for name, place in COMMANDS.items()]
+                [(name, _shortened(place.says, room)) for name, place in places().items()]
             )
 
 
-def loaded(name: str) -> Any:
+def loaded(name: str, place: Place) -> Any:
     """The command of that name as click has it."""
-    place = COMMANDS[name]
-    found = getattr(importlib.import_module(f"vmckpt.cli.{place.module}"), place.name)
+    found = getattr(importlib.import_module(f"{place.package}.{place.module}"), place.name)
     if not isinstance(found, typer.Typer):
         alone = typer.Typer(rich_markup_mode=None, add_completion=False)
         alone.command(name)(found)

@@ -1,17 +1,21 @@
 """Every command of `vmckpt`: where it is, and the first sentence of its help.
 
-`vmckpt --help` is made from this table and loads no command; the others load their own alone.
+`vmckpt --help` is made from this table and loads no command; the others load their own alone. Other
+packages add commands by entry points (see util.plugins), as the lab does.
 """
 
+from collections.abc import Mapping
+from functools import cache
 from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """A function or a Typer app in a module of vmckpt.cli, and its first sentence."""
+    """A function or a Typer app in a module, and its first sentence."""
 
     module: str
     name: str
     says: str
+    package: str = "vmckpt.cli"
 
 
 COMMANDS = {
@@ -50,7 +54,6 @@ COMMANDS = {
         "Let the guest of a running migration stand still, so that the migration can end.",
     ),
     "set": Place("jobs", "set_", "Change the limits of a running migration."),
-    "lab": Place("lab", "app", "Real libvirt hosts on this machine, each in its own namespaces."),
     "policy": Place(
         "policy", "app", "Policies: how migrations are to be done, and which one a guest gets."
     ),
@@ -125,3 +128,17 @@ COMMANDS = {
         "maintenance", "app", "Which hosts are in maintenance: nothing new is placed on them."
     ),
 }
+
+
+@cache
+def places() -> Mapping[str, Place]:
+    """All commands, with those of other packages."""
+    # Reads what is installed, which takes a while; only --help and names that are not ours need it.
+    from vmckpt.util import plugins
+
+    return COMMANDS | dict(plugins.added("vmckpt.commands"))
+
+
+def place_of(name: str) -> Place | None:
+    """Where a command is; other packages are asked only for what is none of ours."""
+    return COMMANDS.get(name) or places().get(name)

@@ -9,8 +9,8 @@ import pytest
 BOUND = """
 import sys
 from pathlib import Path
-from vmckpt.agent import replica
-replica._bound_log(Path(sys.argv[1]))
+from vmckpt.agent.replication import main
+main._bound_log(Path(sys.argv[1]))
 sys.stderr.write("the next line\\n")
 """
 

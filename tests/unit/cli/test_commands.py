@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from vmckpt.cli.app import loaded
-from vmckpt.cli.commands import COMMANDS
+from vmckpt.cli.commands import places
 
 # Loads what every command needs, then asks each command for its help in a fork of its own.
 _PROGRAM = """
 import io, json, os, sys
-from vmckpt.cli import main
+from vmckpt.cli import app
 found = {}
 for name in json.loads(sys.argv[1]):
     reads, writes = os.pipe()
     if (child := os.fork()) == 0:
         sys.stdout = sys.stderr = io.StringIO()
-        code = main.run([*name.split(), "--help"])
+        code = app.run([*name.split(), "--help"])
         tops = sorted({one.partition(".")[0] for one in sys.modules})
         ours = [one for one in sys.modules if one.startswith(("vmckpt.", "vmckpt_"))]
         told = json.dumps({"code": code, "tops": tops, "ours": ours, "all": len(sys.modules)})
@@ -46,14 +46,14 @@ ALL = 460
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
     told = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, json.dumps(["", *COMMANDS])],
+        [sys.executable, "-c", _PROGRAM, json.dumps(["", *places()])],
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
     found: dict[str, Any] = json.loads(told)
     return found
 
 
-@pytest.mark.parametrize("name", ["", *COMMANDS])
+@pytest.mark.parametrize("name", ["", *places()])
 def test_help_loads_nothing_that_only_the_command_needs(name: str, seen: dict[str, Any]) -> None:
     one = seen[name]
     assert one["code"] == 0
@@ -61,10 +61,10 @@ def test_help_loads_nothing_that_only_the_command_needs(name: str, seen: dict[st
     assert name == "lab" or (len(one["ours"]) <= OURS and one["all"] <= ALL)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", places())
 def test_the_table_says_what_the_command_says(name: str) -> None:
     first = " ".join((loaded(name).help or "").split("\n\n")[0].split())
-    assert (first.partition(". ")[0] + ".").replace("..", ".") == _ended(COMMANDS[name].says)
+    assert (first.partition(". ")[0] + ".").replace("..", ".") == _ended(places()[name].says)
 
 
 def _ended(text: str) -> str:

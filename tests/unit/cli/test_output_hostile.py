@@ -99,7 +99,7 @@ def test_a_log_is_harmless_too() -> None:
 
 def test_what_is_logged_is_told_by_that() -> None:
     program = (
-        "import logging; from vmckpt.cli import main; main.run(['-v', 'policy', 'list']);"
+        "import logging; from vmckpt.cli import app; app.run(['-v', 'policy', 'list']);"
         f" logging.getLogger('libvirt').warning({EVIL!r})"
     )
     words = [sys.executable, "-c", program]

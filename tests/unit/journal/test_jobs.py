@@ -347,8 +347,8 @@ def test_the_panel_fits_into_80_columns(journal: Journal, monkeypatch: pytest.Mo
 
 WATCH = """
 import sys
-from vmckpt.cli import main
-sys.exit(main.run(["watch", "web1"]))
+from vmckpt.cli import app
+sys.exit(app.run(["watch", "web1"]))
 """
 
 

@@ -172,14 +172,14 @@ def test_two_that_wait_for_each_other_are_told_apart_by_trying_again(
 
 STOPPED = """
 import os, signal, sys
-from vmckpt.journal import writing
+from vmckpt.journal import transactions
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 
 journal = Journal(sys.argv[1])
 id_ = sys.argv[2]
 def work(connection):
-    writing.guard(connection, id_)
+    transactions.guard(connection, id_)
     print("locked", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
 journal._database.write(work)

@@ -257,7 +257,7 @@ def test_a_fault_in_the_writer_itself_is_a_warning(
 FULL_DISK = """
 import resource, sys, time
 from pathlib import Path
-from tests.unit.test_journal_recorder import WEB1, sampled
+from tests.unit.journal.test_recorder import WEB1, sampled
 from vmckpt.journal import recorder
 from vmckpt.journal.store import Journal
 

@@ -1,0 +1,16 @@
+"""What other packages add to vmckpt: entry points, by group and name.
+
+vmckpt.commands      a `cli.commands.Place`, by the command's name
+vmckpt.inventories   a function that returns a hosts.yaml if nothing else names one, or None
+vmckpt.observers     a class that is given the inventory's `observer`; see migration.OutsideView
+"""
+
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Any
+
+
+def added(group: str) -> Iterator[tuple[str, Any]]:
+    """Each entry point of a group: its name, and what it names, which is loaded."""
+    for one in entry_points(group=group):
+        yield one.name, one.load()
