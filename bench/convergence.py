@@ -36,12 +36,7 @@ from vmckpt.hypervisor.domains import find_guest
 from vmckpt.hypervisor.migration import LibvirtMover
 from vmckpt.model.migration import JobSample
 from vmckpt.units import Seconds, parse_rate
-from vmckpt_lab import (
-    guests,
-    lab,
-    ledger,
-    network,
-)
+from vmckpt_lab import guests, lab, ledger, network
 from vmckpt_lab.observer import client
 from vmckpt_lab.plan import LabPlan
 

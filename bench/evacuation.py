@@ -26,22 +26,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from vmckpt.evacuation.bandwidth import (
-    Move,
-    Under,
-    advance,
-    begin,
-    gain,
-    over,
-)
+from vmckpt.evacuation.bandwidth import Move, Under, advance, begin, gain, over
 from vmckpt.evacuation.plan import forecast, placement
 from vmckpt.evacuation.plan.capacity import Seating
-from vmckpt.evacuation.plan.fleet import (
-    Fleet,
-    Place,
-    Rules,
-    Tenant,
-)
+from vmckpt.evacuation.plan.fleet import Fleet, Place, Rules, Tenant
 from vmckpt.evacuation.schedule import Windows, links_of
 from vmckpt.evacuation.state import Patience, Terms
 from vmckpt.simulation.evacuation import Luck, Sim

@@ -15,12 +15,7 @@ from bench import points
 from bench.faults_plan import Victim
 from vmckpt.errors import LabError, RemoteError
 from vmckpt.replication import control_socket
-from vmckpt_lab import (
-    guests,
-    host,
-    lab,
-    network,
-)
+from vmckpt_lab import guests, host, lab, network
 from vmckpt_lab.faults import inject
 from vmckpt_lab.faults.inject import Clock
 from vmckpt_lab.lease_store_pair import WitnessPair

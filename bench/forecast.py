@@ -29,12 +29,7 @@ from vmckpt.hypervisor.domains import find_guest
 from vmckpt.journal.migration_history import PastMove
 from vmckpt.migration.forecast import history as forecast_history
 from vmckpt.migration.forecast.choose_mode import Measured, score
-from vmckpt.migration.forecast.forecast import (
-    Facts,
-    Forecast,
-    forecast,
-    in_words,
-)
+from vmckpt.migration.forecast.forecast import Facts, Forecast, forecast, in_words
 from vmckpt.migration.forecast.measure import measure
 from vmckpt.model.guest import Guest
 from vmckpt.model.migration import LinkSeen, Mode

@@ -22,35 +22,17 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from vmckpt.policy.model import Keep
-from vmckpt.snapshot import (
-    archive,
-    catalog,
-)
-from vmckpt.snapshot import (
-    copy as snapshot_copy,
-)
-from vmckpt.snapshot import (
-    prune as snapshot_prune,
-)
+from vmckpt.snapshot import archive, catalog
+from vmckpt.snapshot import copy as snapshot_copy
+from vmckpt.snapshot import prune as snapshot_prune
 from vmckpt.snapshot.verify import repair as verify_repair
 from vmckpt.store import fault_injection, gc, parent_state
 from vmckpt.store.assemble import Assembly
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format import manifest
-from vmckpt.store.format.chunk_map import (
-    UNIT,
-    Extent,
-    Kind,
-    What,
-)
+from vmckpt.store.format.chunk_map import UNIT, Extent, Kind, What
 from vmckpt.store.format.manifest import Keys
-from vmckpt.store.format.metadata import (
-    Contents,
-    Facts,
-    Part,
-    Public,
-    new_id,
-)
+from vmckpt.store.format.metadata import Contents, Facts, Part, Public, new_id
 from vmckpt.store.format.private_part import Private, RegionMap, compacted
 from vmckpt.store.ingest import Ingest, Table, stored
 from vmckpt.store.keys import wrapped_keys

@@ -17,12 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from vmckpt_lab import (
-    guests,
-    host,
-    lab,
-    ledger,
-)
+from vmckpt_lab import guests, host, lab, ledger
 from vmckpt_lab.chaos.run import EVIDENCE
 from vmckpt_lab.history.recorder import Recorder
 from vmckpt_lab.plan import LabPlan

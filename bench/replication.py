@@ -29,13 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.snapshot_live import Hands, Work
-from vmckpt_lab import (
-    guests,
-    host,
-    lab,
-    ledger,
-    network,
-)
+from vmckpt_lab import guests, host, lab, ledger, network
 from vmckpt_lab.observer import client
 from vmckpt_lab.plan import LabPlan
 

@@ -30,20 +30,9 @@ from vmckpt.store.assemble import Assembly
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.chunk_reader import Reader
 from vmckpt.store.format import manifest
-from vmckpt.store.format.chunk_map import (
-    UNIT,
-    Extent,
-    Kind,
-    Region,
-    What,
-)
+from vmckpt.store.format.chunk_map import UNIT, Extent, Kind, Region, What
 from vmckpt.store.format.manifest import Keys
-from vmckpt.store.format.metadata import (
-    Contents,
-    Facts,
-    Public,
-    new_id,
-)
+from vmckpt.store.format.metadata import Contents, Facts, Public, new_id
 from vmckpt.store.format.private_part import Private, RegionMap, compacted
 from vmckpt.store.ingest import Ingest, Table
 from vmckpt.store.keys import identity as keys_identity

@@ -17,13 +17,7 @@ from vmckpt.cli.arguments import JSON
 from vmckpt.errors import BadInput, LabError
 from vmckpt.units import BytesPerSecond, show_bytes, show_rate, show_seconds
 from vmckpt_lab import delay_proxy as far
-from vmckpt_lab import (
-    guests,
-    host,
-    lab,
-    ledger,
-    network,
-)
+from vmckpt_lab import guests, host, lab, ledger, network
 from vmckpt_lab.chaos import plan as plans
 from vmckpt_lab.chaos import run as chaos_run
 from vmckpt_lab.chaos.run import Campaign, Wrong

@@ -22,12 +22,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.migration import LibvirtMover
 from vmckpt.model.guest import Guest, GuestState
 from vmckpt.units import Seconds
-from vmckpt_lab import (
-    guest_image,
-    guests,
-    host,
-    ledger,
-)
+from vmckpt_lab import guest_image, guests, host, ledger
 from vmckpt_lab.faults import inject
 from vmckpt_lab.machine_speed import Deadline
 from vmckpt_lab.observer import client

@@ -17,13 +17,7 @@ from pathlib import Path
 
 from vmckpt.errors import BadInput, LabError
 from vmckpt.units import BytesPerSecond
-from vmckpt_lab import (
-    certificates,
-    config_files,
-    host,
-    network,
-    plan,
-)
+from vmckpt_lab import certificates, config_files, host, network, plan
 from vmckpt_lab.machine_speed import Deadline
 from vmckpt_lab.observer import client
 from vmckpt_lab.plan import LABS, LabPlan

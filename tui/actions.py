@@ -13,14 +13,7 @@ from typing import Any
 
 from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import WHOLE_HOST
-from vmckpt.model.guest import (
-    Copies,
-    FleetNow,
-    GuestNow,
-    HostNow,
-    SnapshotNow,
-    merged,
-)
+from vmckpt.model.guest import Copies, FleetNow, GuestNow, HostNow, SnapshotNow, merged
 from vmckpt.protection.copies import of_protections
 from vmckpt_tui.wording import host_in_words
 

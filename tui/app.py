@@ -20,15 +20,7 @@ from vmckpt.model.events import Commands
 from vmckpt.policy.model import Policy
 from vmckpt_tui import actions
 from vmckpt_tui.action_lists.all import BY_NAME, TABLE
-from vmckpt_tui.actions import (
-    Action,
-    Model,
-    Scene,
-    Where,
-    Words,
-    is_move,
-    is_whole,
-)
+from vmckpt_tui.actions import Action, Model, Scene, Where, Words, is_move, is_whole
 from vmckpt_tui.command_output import OutputPane, Run, Runs
 from vmckpt_tui.panes import (
     DoctorPane,
@@ -40,20 +32,9 @@ from vmckpt_tui.panes import (
     SnapshotsPane,
 )
 from vmckpt_tui.screens.confirm import Order
-from vmckpt_tui.screens.detail import (
-    Detail,
-    DrainScreen,
-    GuardScreen,
-    MoveScreen,
-)
+from vmckpt_tui.screens.detail import Detail, DrainScreen, GuardScreen, MoveScreen
 from vmckpt_tui.screens.help import Actions, Help
-from vmckpt_tui.widgets.basic import (
-    Filter,
-    Head,
-    Keys,
-    Tab,
-    Trouble,
-)
+from vmckpt_tui.widgets.basic import Filter, Head, Keys, Tab, Trouble
 from vmckpt_tui.widgets.data_grid import Grid
 
 T = TypeVar("T")

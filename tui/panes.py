@@ -18,7 +18,6 @@ from vmckpt.model.events import Commands
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import FleetNow, GuestNow, HostNow
 from vmckpt.policy.model import Policy
-from vmckpt_tui import tables
 from vmckpt_tui import tables as view
 from vmckpt_tui.action_lists.all import TABLE
 from vmckpt_tui.actions import Model, Scene, Where, of
@@ -264,7 +263,7 @@ class PoliciesPane(Pane):
         self._counted: Sequence[GuestNow] | None = None
 
     def compose(self) -> ComposeResult:
-        yield Grid(tables.policy_columns(), lambda one: one.policy.name, sort=0,
+        yield Grid(view.policy_columns(), lambda one: one.policy.name, sort=0,
                    empty="no policy can be read; vmckpt policy list tells why")  # fmt: skip
 
     def fill(self) -> None:
@@ -282,7 +281,7 @@ class PoliciesPane(Pane):
         found: Counter[str] = Counter()
         for at in range(0, len(guests), _AT_ONCE):
             some = guests[at : at + _AT_ONCE]
-            found.update(tables.chosen(self._policies, one, hosts) for one in some)
+            found.update(view.chosen(self._policies, one, hosts) for one in some)
             await asyncio.sleep(0.01)
         self._tell({one.name: found[one.name] for one in self._policies})
 

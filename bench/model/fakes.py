@@ -12,15 +12,7 @@ from vmckpt.errors import HypervisorError
 from vmckpt.lease.client import LeaseClient
 from vmckpt.replication.primary.lease_holder import Tenure
 from vmckpt.replication.protocol.connection import Cut
-from vmckpt.replication.protocol.messages import (
-    Ack,
-    Beat,
-    End,
-    Hello,
-    Message,
-    Seal,
-    Welcome,
-)
+from vmckpt.replication.protocol.messages import Ack, Beat, End, Hello, Message, Seal, Welcome
 from vmckpt.replication.session import Lease, Session, Terms
 from vmckpt.units import Seconds
 

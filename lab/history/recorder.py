@@ -14,12 +14,7 @@ from pathlib import Path
 from vmckpt.errors import LabError
 from vmckpt_lab import guests
 from vmckpt_lab.history import history
-from vmckpt_lab.history.history import (
-    OPERATOR,
-    History,
-    Input,
-    Kind,
-)
+from vmckpt_lab.history.history import OPERATOR, History, Input, Kind
 from vmckpt_lab.history.key_value import KeyValue
 from vmckpt_lab.history.linearizability import NotLinearizable, Unknown, check
 from vmckpt_lab.machine_speed import Deadline

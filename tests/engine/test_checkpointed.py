@@ -9,14 +9,7 @@ import pytest
 
 from tests.engine.fakes import FakeDesk
 from tests.support.builders import FACTS, GUEST
-from tests.support.moves import (
-    ALPHA,
-    BETA,
-    COST,
-    SESSION,
-    UUID,
-    Hosts,
-)
+from tests.support.moves import ALPHA, BETA, COST, SESSION, UUID, Hosts
 from tests.support.policies import policy
 from vmckpt.errors import BadInput, LeaseLost, RemoteError, VmckptError
 from vmckpt.hypervisor import domains

@@ -7,13 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.engine.fakes import FakeDesk
-from tests.support.sights import (
-    answers,
-    at,
-    by,
-    seen,
-    vm,
-)
+from tests.support.sights import answers, at, by, seen, vm
 from vmckpt.errors import Cancelled
 from vmckpt.evacuation import state
 from vmckpt.evacuation.engine import Run

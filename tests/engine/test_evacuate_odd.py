@@ -7,22 +7,11 @@ import pytest
 
 from tests.engine.fakes import FakeDesk
 from tests.engine.test_evacuate import GOOD, ORDER, USUAL, Hosts, failing, hosts, run
-from tests.support.sights import (
-    answers,
-    at,
-    by,
-    seen,
-    vm,
-)
+from tests.support.sights import answers, at, by, seen, vm
 from vmckpt.errors import Blocked, Cancelled
 from vmckpt.evacuation.engine import Run
 from vmckpt.evacuation.interfaces import Ended, Moved, Turn
-from vmckpt.evacuation.plan.inventory import (
-    Known,
-    Protected,
-    Seen,
-    Way,
-)
+from vmckpt.evacuation.plan.inventory import Known, Protected, Seen, Way
 from vmckpt.evacuation.report import Report
 from vmckpt.evacuation.state import Blame
 from vmckpt.evacuation.task import Kind, Task, terms

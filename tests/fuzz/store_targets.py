@@ -24,16 +24,8 @@ from vmckpt.errors import HypervisorError, StoreError, VmckptError
 from vmckpt.snapshot import archive as snapshot_archive
 from vmckpt.store import locks, pending_deletion
 from vmckpt.store.backend.base import Stored
-from vmckpt.store.format import (
-    manifest,
-    private_part,
-)
-from vmckpt.store.format import (
-    manifest as format_manifest,
-)
-from vmckpt.store.format import (
-    pack as format_pack,
-)
+from vmckpt.store.format import manifest, private_part
+from vmckpt.store.format import pack as format_pack
 from vmckpt.store.format.chunk_map import unpack
 from vmckpt.store.format.sealing import Encrypted, Plain
 from vmckpt.store.keys import wrapped_keys
@@ -117,7 +109,7 @@ def _fitting(data: bytes) -> bytes:
 
 def read_small(data: bytes) -> None:
     for key in ("format", "locks/write-1", "condemned/1"):
-        raw = format_manifest.framed(key, data)
+        raw = manifest.framed(key, data)
         with _refused(StoreError):
             if key == "format":
                 parse_format(raw, "here")
@@ -126,7 +118,7 @@ def read_small(data: bytes) -> None:
         with _refused(StoreError):
             pending_deletion.load(_One(key, raw))  # type: ignore[arg-type]
     with _refused(StoreError):
-        format_manifest.parsed("format", data, "here")
+        manifest.parsed("format", data, "here")
 
 
 class _One:

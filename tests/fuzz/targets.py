@@ -24,14 +24,7 @@ from vmckpt.model.host import Host
 from vmckpt.model.migration import JobSample, MoveOrder
 from vmckpt.policy import explain, loader, parse
 from vmckpt.policy.model import Policy
-from vmckpt.remote import (
-    images,
-    measure,
-    probe,
-)
-from vmckpt.remote import (
-    probe as remote_probe,
-)
+from vmckpt.remote import images, measure, probe
 from vmckpt.units import MIB, Bytes, Seconds
 
 PATH = Path("file.yaml")
@@ -179,7 +172,7 @@ def read_probe(data: bytes) -> None:
     text = _text(data)
     for read in (
         lambda: probe.parse(text, asked=1.0, answered=2.0, host="alpha"),
-        lambda: remote_probe.parse_certificates(text, "alpha"),
+        lambda: probe.parse_certificates(text, "alpha"),
     ):
         try:
             seen = read()

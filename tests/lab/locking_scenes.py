@@ -20,13 +20,7 @@ from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.guest import Presence
 from vmckpt.units import parse_rate
-from vmckpt_lab import (
-    command_runner,
-    guests,
-    host,
-    lab,
-    network,
-)
+from vmckpt_lab import command_runner, guests, host, lab, network
 from vmckpt_lab.command_runner import Controller, End
 from vmckpt_lab.plan import HostPlan
 

@@ -12,12 +12,7 @@ from typing import Any
 from tests.lab.bench import Bench, traces, until
 from vmckpt.errors import RemoteError
 from vmckpt.replication import control_socket
-from vmckpt_lab import (
-    guests,
-    host,
-    lab,
-    network,
-)
+from vmckpt_lab import guests, host, lab, network
 
 GUEST: dict[str, Any] = {
     "memory": "160MiB",

@@ -14,12 +14,7 @@ import pytest
 from tests.lab.bench import WHOLE, Bench, until
 from tests.lab.moving import move
 from tests.lab.test_storage_copy import planned, prepared
-from vmckpt.capture.disks.live import (
-    DiskCapture,
-    DiskUndo,
-    put_back,
-    remove_left,
-)
+from vmckpt.capture.disks.live import DiskCapture, DiskUndo, put_back, remove_left
 from vmckpt.capture.disks.plan import How, Parent
 from vmckpt.capture.disks.reader import UNIT, DiskReader, State
 from vmckpt.errors import HypervisorError

@@ -10,12 +10,7 @@ import pytest
 
 from tests.lab.bench import WHOLE, Bench, Done, finish, first_line, migrate, traces, until
 from vmckpt.units import parse_rate
-from vmckpt_lab import (
-    guests,
-    host,
-    lab,
-    network,
-)
+from vmckpt_lab import guests, host, lab, network
 from vmckpt_lab.machine_speed import slowness
 
 SMALL = {"memory": "128MiB", "dirty": "8MiB@1MiB/s", "disk": "16MiB"}

@@ -22,12 +22,7 @@ from vmckpt.model.recovery import Phase
 from vmckpt.snapshot.request import Taken
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.repository import Store
-from vmckpt_lab import (
-    guest_chat,
-    guests,
-    lab,
-    network,
-)
+from vmckpt_lab import guest_chat, guests, lab, network
 from vmckpt_lab.faults import inject
 from vmckpt_lab.machine_speed import slowness
 from vmckpt_lab.observer import client

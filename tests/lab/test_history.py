@@ -11,12 +11,7 @@ import pytest
 from tests.lab.bench import Bench, migrate
 from tests.lab.protecting import GUEST, SOON, epochs, lab_with_witness, protect, tidied
 from vmckpt_lab import host, lab
-from vmckpt_lab.history.history import (
-    History,
-    Input,
-    Kind,
-    Operation,
-)
+from vmckpt_lab.history.history import History, Input, Kind, Operation
 from vmckpt_lab.history.recorder import Recorder, judge_in_time
 
 SMALL = {"memory": "128MiB", "dirty": "8MiB@10MiB/s", "disk": "8MiB"}

@@ -15,12 +15,7 @@ from tests.lab.bench import WHOLE, Bench, finish, traces, until
 from tests.lab.protecting import GUEST, LEFT, SOON, agent, epochs, left, on_qemu, protect, theirs
 from vmckpt.errors import RemoteError
 from vmckpt.replication import control_socket
-from vmckpt_lab import (
-    guests,
-    host,
-    lab,
-    ledger,
-)
+from vmckpt_lab import guests, host, lab, ledger
 from vmckpt_lab.machine_speed import slowness
 
 COPY = "web1-test"

@@ -3,12 +3,7 @@
 from collections.abc import Callable
 
 from tests.scenarios.story import Story
-from tests.support.simulated import (
-    GIB,
-    Machine,
-    Writer,
-    steady,
-)
+from tests.support.simulated import GIB, Machine, Writer, steady
 from vmckpt.model.migration import Mode
 from vmckpt.units import MIB
 

@@ -12,23 +12,8 @@ from pathlib import Path
 from tests.support.simulated import Machine
 from vmckpt.migration import report, trace
 from vmckpt.migration.forecast.dirty_curve import DirtyCurve
-from vmckpt.migration.run import (
-    actions,
-    decide,
-    progress,
-)
-from vmckpt.migration.run import (
-    progress as run_progress,
-)
-from vmckpt.migration.run.actions import (
-    Abort,
-    Cache,
-    Halt,
-    Limit,
-    SetDowntime,
-    Slow,
-    Switch,
-)
+from vmckpt.migration.run import actions, decide, progress
+from vmckpt.migration.run.actions import Abort, Cache, Halt, Limit, SetDowntime, Slow, Switch
 from vmckpt.migration.run.decide import Done
 from vmckpt.migration.run.outcome import PassCounter
 from vmckpt.migration.run.progress import Track
@@ -102,7 +87,7 @@ class Judge:
         self.counter = self.counter.after(raw.iteration)
         sample = replace(raw, iteration=self.counter.number(raw.iteration))
         if sample.iteration or sample.total:
-            self.track = run_progress.seen(self.track, sample, self.policy.stall)
+            self.track = progress.seen(self.track, sample, self.policy.stall)
             self._seen.append(sample)
             guess = progress.estimate(self._seen, self.done.max_downtime)
             self.shares.append(progress.share_done(guess, sample.at))

@@ -8,21 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support.replicas import (
-    SESSION,
-    SHORT,
-    Ends,
-    session,
-    two_ends,
-)
-from tests.support.staging import (
-    EMPTY,
-    Epoch,
-    Standby,
-    World,
-    epoch,
-    seal,
-)
+from tests.support.replicas import SESSION, SHORT, Ends, session, two_ends
+from tests.support.staging import EMPTY, Epoch, Standby, World, epoch, seal
 from vmckpt.errors import VmckptError
 from vmckpt.replication.backup import loop as loops
 from vmckpt.replication.backup.epoch_stage import Stage

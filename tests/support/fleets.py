@@ -3,12 +3,7 @@
 import random
 from dataclasses import replace
 
-from vmckpt.evacuation.plan.fleet import (
-    Fleet,
-    Needs,
-    Place,
-    Tenant,
-)
+from vmckpt.evacuation.plan.fleet import Fleet, Needs, Place, Tenant
 from vmckpt.units import Bytes, BytesPerSecond
 
 GIB = 1 << 30

@@ -11,12 +11,7 @@ from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.capture.qemu_stream.devices import Processor
 from vmckpt.capture.qemu_stream.elf_core import CoreWriter, Stretch
 from vmckpt.capture.qemu_stream.header import PAGE
-from vmckpt.capture.qemu_stream.stream import (
-    Addresses,
-    Buffer,
-    StreamWriter,
-    starts_as_zeros,
-)
+from vmckpt.capture.qemu_stream.stream import Addresses, Buffer, StreamWriter, starts_as_zeros
 
 _STEP = 1 << 20
 # Pages of a MiB, read with one call.

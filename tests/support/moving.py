@@ -8,14 +8,7 @@ from vmckpt.migration.forecast.dirty_curve import DirtyCurve
 from vmckpt.migration.run.decide import Terms
 from vmckpt.migration.run.progress import PassSeen, Track
 from vmckpt.model.migration import JobPhase, Mode
-from vmckpt.policy.model import (
-    Do,
-    MoveLimits,
-    Policy,
-    Rule,
-    RuleCondition,
-    Stall,
-)
+from vmckpt.policy.model import Do, MoveLimits, Policy, Rule, RuleCondition, Stall
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
 # Passes begin two seconds apart, over a link of 100 MiB/s.

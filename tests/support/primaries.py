@@ -9,15 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from tests.support.replicas import (
-    Ends,
-    GuestDisk,
-    GuestMemory,
-    Qemu,
-    session,
-    two_ends,
-    until,
-)
+from tests.support.replicas import Ends, GuestDisk, GuestMemory, Qemu, session, two_ends, until
 from tests.support.staging import Disk, Ram
 from vmckpt.errors import HypervisorError, LeaseLost, VmckptError
 from vmckpt.replication.backup.epoch_stage import Stage

@@ -6,12 +6,7 @@
 from collections.abc import Sequence
 
 from tests.support.paths import ROOT
-from vmckpt.migration.recovery.decide import (
-    ODD,
-    Seen,
-    Verdict,
-    judge,
-)
+from vmckpt.migration.recovery.decide import ODD, Seen, Verdict, judge
 from vmckpt.model.guest import GuestState, Presence
 
 DOCUMENT = ROOT / "docs/recovery.md"

@@ -23,12 +23,7 @@ from vmckpt.replication.disks.epoch_log import LogPlace, WriteLog
 from vmckpt.replication.disks.log_control import Control
 from vmckpt.replication.protocol import connection
 from vmckpt.replication.protocol.connection import Line
-from vmckpt.replication.session import (
-    Disk,
-    Lease,
-    Session,
-    Terms,
-)
+from vmckpt.replication.session import Disk, Lease, Session, Terms
 from vmckpt.units import Seconds
 
 SHORT = Seconds(5.0)

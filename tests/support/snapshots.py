@@ -6,13 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.fixtures.make_store_v1 import DATA_KEY, FACTS, ID, PUBLIC, SALT, SIGNING, WRITER, private
-from vmckpt.store.format.chunk_map import (
-    SLOTS,
-    UNIT,
-    ZERO,
-    Kind,
-    Map,
-)
+from vmckpt.store.format.chunk_map import SLOTS, UNIT, ZERO, Kind, Map
 from vmckpt.store.format.manifest import Keys
 from vmckpt.store.format.metadata import Facts
 from vmckpt.store.format.private_part import Private, RegionMap

@@ -19,14 +19,7 @@ from vmckpt.replication.backup.epoch_stage import Stage
 from vmckpt.replication.backup.redo_log import DiskLog, put_writes
 from vmckpt.replication.disks import write_log
 from vmckpt.replication.protocol import page_codec
-from vmckpt.replication.protocol.messages import (
-    Pages,
-    Part,
-    Seal,
-    State,
-    Tally,
-    Writes,
-)
+from vmckpt.replication.protocol.messages import Pages, Part, Seal, State, Tally, Writes
 
 PAGES = (12, 5)
 """Pages of each memory file."""

@@ -13,20 +13,9 @@ from blake3 import blake3
 from tests.fixtures.make_store_v1 import ALICE, FACTS, PUBLIC, locked_identity, secret
 from vmckpt.cli import app
 from vmckpt.store.backend.local import LocalFolder
-from vmckpt.store.format.chunk_map import (
-    SLOTS,
-    UNIT,
-    ZERO,
-    Kind,
-)
+from vmckpt.store.format.chunk_map import SLOTS, UNIT, ZERO, Kind
 from vmckpt.store.format.manifest import Keys, Signer, encode
-from vmckpt.store.format.metadata import (
-    DiskMake,
-    Facts,
-    Part,
-    RamBlock,
-    new_id,
-)
+from vmckpt.store.format.metadata import DiskMake, Facts, Part, RamBlock, new_id
 from vmckpt.store.format.private_part import Private, RegionMap
 from vmckpt.store.keys import wrapped_keys
 from vmckpt.store.keys.identity import public_of, text

@@ -11,15 +11,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.storing import (
-    SEALING,
-    chunk,
-    chunks,
-    gc,
-    manifest_of,
-    new_store,
-    write,
-)
+from tests.support.storing import SEALING, chunk, chunks, gc, manifest_of, new_store, write
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.repository import Store
 

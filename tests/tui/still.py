@@ -5,21 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vmckpt.journal.jobs import JobDetail, JobView, News
-from vmckpt.journal.records import (
-    Controller,
-    Operation,
-    StoredEvent,
-    StoredForecast,
-    StoredSample,
-)
+from vmckpt.journal.records import Controller, Operation, StoredEvent, StoredForecast, StoredSample
 from vmckpt.model.events import Begun, Said
-from vmckpt.model.guest import (
-    FleetNow,
-    GuestNow,
-    GuestState,
-    HostNow,
-    SnapshotNow,
-)
+from vmckpt.model.guest import FleetNow, GuestNow, GuestState, HostNow, SnapshotNow
 from vmckpt.units import GIB, MIB, Bytes, Seconds
 
 NOW = 1_800_000_000.0

@@ -2,16 +2,7 @@
 
 from vmckpt.model.migration import JobPhase
 from vmckpt.units import show_bytes
-from vmckpt_tui.actions import (
-    Action,
-    Answers,
-    Field,
-    Scene,
-    Where,
-    Words,
-    is_move,
-    is_whole,
-)
+from vmckpt_tui.actions import Action, Answers, Field, Scene, Where, Words, is_move, is_whole
 
 _ANY = (Where.JOBS, Where.MOVE, Where.DRAIN)
 _MOVE = (Where.JOBS, Where.MOVE)

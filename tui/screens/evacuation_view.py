@@ -2,12 +2,7 @@
 
 from collections.abc import Sequence
 
-from vmckpt.journal.evacuation_progress import (
-    COMPLETED,
-    WAITS,
-    Turn,
-    summary,
-)
+from vmckpt.journal.evacuation_progress import COMPLETED, WAITS, Turn, summary
 from vmckpt.journal.records import Operation
 from vmckpt.model.guest import FleetNow
 from vmckpt.units import show_bytes, show_seconds

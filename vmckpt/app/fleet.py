@@ -4,12 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vmckpt.errors import (
-    BadInput,
-    GuestBusy,
-    HypervisorError,
-    meant,
-)
+from vmckpt.errors import BadInput, GuestBusy, HypervisorError, meant
 from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor import host_facts as host_host_facts
 from vmckpt.hypervisor.connection import Hypervisor

@@ -18,13 +18,7 @@ from vmckpt.snapshot import guard_rules
 from vmckpt.snapshot.catalog import Identity
 from vmckpt.snapshot.guard import Outside, in_words
 from vmckpt.snapshot.guard_rules import Ending, Guarded, GuardRequest
-from vmckpt.snapshot.request import (
-    Restored,
-    RestoreRequest,
-    Step,
-    Taken,
-    TakeRequest,
-)
+from vmckpt.snapshot.request import Restored, RestoreRequest, Step, Taken, TakeRequest
 from vmckpt.snapshot.restore import restore
 from vmckpt.snapshot.restore.restore import Opened
 from vmckpt.store.backend.factory import backend_of

@@ -10,8 +10,6 @@ from vmckpt.app import fleet, snapshots
 from vmckpt.app.snapshot_store import open_store
 from vmckpt.app.snapshots import keyring
 from vmckpt.doctor import checks, gather
-from vmckpt.doctor import checks as doctor_checks
-from vmckpt.doctor import gather as doctor_gather
 from vmckpt.doctor.checks import ControllerReady, StoreReady
 from vmckpt.errors import VmckptError
 from vmckpt.inventory import Inventory
@@ -26,7 +24,7 @@ from vmckpt.snapshot.prepare import Readiness
 async def doctor(inventory: Inventory, names: Sequence[str]) -> tuple[Finding, ...]:
     """Examine the named hosts, or all."""
     chosen = [inventory.host(name) for name in names] or list(inventory.hosts.values())
-    examined = await doctor_gather.examine(chosen, list(inventory.hosts.values()))
+    examined = await gather.examine(chosen, list(inventory.hosts.values()))
     now = datetime.now(UTC)
     found = tuple(finding for one in examined for finding in checks.check(one, now))
     if inventory.lease is not None:
@@ -43,8 +41,8 @@ async def findings(inventory: Inventory, hosts: Sequence[Host]) -> tuple[Finding
     }
     asked = await asyncio.gather(*(gather.ask(host, folders, client.startable) for host in hosts))
     own = await asyncio.to_thread(_controller, inventory)
-    found = [one for host in asked if host is not None for one in doctor_checks.of_host(host)]
-    return (*found, *doctor_checks.of_controller(own))
+    found = [one for host in asked if host is not None for one in checks.of_host(host)]
+    return (*found, *checks.of_controller(own))
 
 
 def _store(inventory: Inventory, name: str) -> StoreReady:

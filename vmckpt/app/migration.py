@@ -9,13 +9,7 @@ from typing import Any
 from vmckpt import inventory as inventories
 from vmckpt import recovery as recovering
 from vmckpt.app import controller, fleet
-from vmckpt.errors import (
-    BadInput,
-    HostUnreachable,
-    JournalError,
-    VmckptError,
-    at_host,
-)
+from vmckpt.errors import BadInput, HostUnreachable, JournalError, VmckptError, at_host
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs, leases, recorder
 from vmckpt.journal.jobs import Answer
@@ -28,7 +22,6 @@ from vmckpt.migration.plan.locate import GuestAt
 from vmckpt.migration.plan.planner import Plan
 from vmckpt.migration.recovery import direct_control
 from vmckpt.migration.recovery import recover as migrate_recover
-from vmckpt.migration.recovery import recover as recovery_recover
 from vmckpt.migration.recovery import resume as recovery_resume
 from vmckpt.migration.replay import ReplayReport
 from vmckpt.migration.report import MigrationReport
@@ -192,7 +185,7 @@ async def resume(
                 f"{operation.id} is a {operation.kind} job: only a migration is resumed",
                 mend="run vmckpt recover",
             )
-        setting = recovery_recover.setting_of(operation, inventory, policies)
+        setting = migrate_recover.setting_of(operation, inventory, policies)
         with recorder.taken_over(journal, operation, caller.warn) as kept:
             left = migrate_recover.left(operation, journal.steps(operation.id))
             return await recovery_resume.resume(setting, left, kept, caller)

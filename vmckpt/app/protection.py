@@ -16,24 +16,9 @@ from vmckpt.model.host import Host
 from vmckpt.policy import select
 from vmckpt.policy.model import Policy
 from vmckpt.policy.select import Subject
-from vmckpt.protection import (
-    active,
-    adopt,
-    agent_client,
-    resync,
-    start,
-    stop,
-    test_failover,
-)
-from vmckpt.protection import (
-    status as protection_status,
-)
-from vmckpt.protection.request import (
-    Judge,
-    Protected,
-    ProtectRequest,
-    Setting,
-)
+from vmckpt.protection import active, adopt, agent_client, resync, start, stop, test_failover
+from vmckpt.protection import status as protection_status
+from vmckpt.protection.request import Judge, Protected, ProtectRequest, Setting
 from vmckpt.protection.resync import Earlier
 from vmckpt.protection.start import Told
 from vmckpt.protection.stop import Ended, Known

@@ -9,14 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from vmckpt import recovery as recovering
-from vmckpt.app import (
-    fleet,
-    snapshot_store,
-    snapshots,
-)
-from vmckpt.app import (
-    snapshots as app_snapshots,
-)
+from vmckpt.app import fleet, snapshot_store, snapshots
 from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs
@@ -164,7 +157,7 @@ def _setting(
     async def cut(work: Cut, stop: asyncio.Event) -> GroupTaken:
         request = TakeRequest(guest="", tags={SCHEDULE: work.schedule})
         names = [uuid for uuid, _, _ in work.guests]
-        return await app_snapshots.take_group(inventory, work.store, names, request, calling(stop))
+        return await snapshots.take_group(inventory, work.store, names, request, calling(stop))
 
     return Setting(
         stores=tuple(inventory.stores),

@@ -17,21 +17,9 @@ from vmckpt.errors import BadInput, KeyRefused, StoreError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import leases as journal_leases
 from vmckpt.policy.model import Keep
-from vmckpt.snapshot import (
-    archive,
-    catalog,
-    diff,
-    rekey,
-)
-from vmckpt.snapshot import (
-    catalog as snapshot_catalog,
-)
-from vmckpt.snapshot import (
-    copy as snapshot_copy,
-)
-from vmckpt.snapshot import (
-    prune as snapshot_prune,
-)
+from vmckpt.snapshot import archive, catalog, diff, rekey
+from vmckpt.snapshot import copy as snapshot_copy
+from vmckpt.snapshot import prune as snapshot_prune
 from vmckpt.snapshot.browse import Browse
 from vmckpt.snapshot.catalog import Found, Identity, Looked, Progress
 from vmckpt.snapshot.copy import Moved
@@ -66,7 +54,7 @@ def open_store(inventory: Inventory, name: str | None) -> Store:
 def located(inventory: Inventory, store: str | None, word: str) -> Found:
     """A snapshot in the store of that name, or wherever it is. Raises NotInStore, StoreError."""
     places = [inventory.store(store)] if store is not None else list(inventory.stores.values())
-    return snapshot_catalog.find_anywhere(places or [inventory.store()], open_place, word)
+    return catalog.find_anywhere(places or [inventory.store()], open_place, word)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ from vmckpt.model.events import Caller
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.snapshot import catalog, create
-from vmckpt.snapshot import catalog as snapshot_catalog
 from vmckpt.snapshot.catalog import Identity
 from vmckpt.snapshot.group import create as group_create
 from vmckpt.snapshot.group import restore as group_restore
@@ -23,12 +22,7 @@ from vmckpt.snapshot.group import rules
 from vmckpt.snapshot.group.create import GroupTaken
 from vmckpt.snapshot.group.restore import GroupRestored
 from vmckpt.snapshot.group.rules import Standing
-from vmckpt.snapshot.request import (
-    Restored,
-    RestoreRequest,
-    Taken,
-    TakeRequest,
-)
+from vmckpt.snapshot.request import Restored, RestoreRequest, Taken, TakeRequest
 from vmckpt.snapshot.restore import restore as restore_restore
 from vmckpt.snapshot.restore.restore import Opened
 from vmckpt.snapshot.verify import results
@@ -124,7 +118,7 @@ def opened_anywhere(
     places = list(inventory.stores.values()) or [inventory.store()]
     if name is not None:
         return opened_in(inventory.store(name), word, identity)
-    found = snapshot_catalog.find_anywhere(places, open_place, word)
+    found = catalog.find_anywhere(places, open_place, word)
     opened = opened_in(found.tiers[0].place, found.id, identity)
     # A chunk may be in a store that does not have this snapshot, but one that shares it.
     others = tuple(one for one in places if one.name != opened.store.name)

@@ -120,8 +120,7 @@ def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
         made, shelf = _made_up(fleet, replay)
         shown.run(shown.Setting(source=made, commands=made, policies=shelf))
         return
-    from vmckpt.app import dashboard_source as app_dashboard_source
-    from vmckpt.app import subprocesses
+    from vmckpt.app import dashboard_source, subprocesses
     from vmckpt.journal import leases
 
     known = controller.load_inventory()
@@ -132,7 +131,7 @@ def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
     place = {} if known.path is None else {inventories.VARIABLE: str(Path(known.path).absolute())}
     shown.run(
         shown.Setting(
-            source=app_dashboard_source.Live(known), commands=subprocesses.Processes(place),
+            source=dashboard_source.Live(known), commands=subprocesses.Processes(place),
             policies=found.policies, wrong_policies=found.wrong,
             read_only=known.read_only, here=leases.this_process().host,
         )

@@ -354,9 +354,9 @@ def balance(
 
 
 def _imagine(order: "Task", fleet: Path, policies: Path | None, *, json: bool) -> None:
-    from vmckpt.app import evacuation as app_evacuation
+    from vmckpt.app import evacuation
 
-    found = app_evacuation.emptied(fleet, order, policies)
+    found = evacuation.emptied(fleet, order, policies)
     if json:
         output.print_json(found.as_json())
     else:

@@ -9,12 +9,7 @@ import typer
 
 from vmckpt.cli import output
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, seconds
-from vmckpt.cli.snapshot.options import (
-    IDENTITY,
-    STORE,
-    Ticker,
-    identity_of,
-)
+from vmckpt.cli.snapshot.options import IDENTITY, STORE, Ticker, identity_of
 from vmckpt.errors import BadInput, Cancelled, HookFailed, VmckptError, WentBack
 from vmckpt.units import Seconds, show_seconds
 

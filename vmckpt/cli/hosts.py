@@ -222,10 +222,11 @@ def prepare(
 
         vmckpt prepare web1 --yes --json
     """
-    from vmckpt.app import controller, hosts
+    from vmckpt.app import controller
+    from vmckpt.app import hosts as app_hosts
 
     known = controller.load_inventory(inventory)
-    found = asyncio.run(hosts.look(known, guest))
+    found = asyncio.run(app_hosts.look(known, guest))
     if found.lacks and not dry_run:
         if not json:
             output.findings(output.out, found.findings)
@@ -240,13 +241,14 @@ def prepare(
 
 
 async def _make_ready(inventory: "controller.Inventory", guest: str) -> "Readiness":
-    from vmckpt.app import controller, hosts
+    from vmckpt.app import controller
+    from vmckpt.app import hosts as app_hosts
 
     def unheard(_: Event) -> None:
         """It is over before anybody could read."""
 
     caller = controller.Caller(emit=unheard, warn=output.say, stop=asyncio.Event())
-    return await hosts.make_ready(inventory, guest, caller)
+    return await app_hosts.make_ready(inventory, guest, caller)
 
 
 def _in_words(found: "Readiness", *, dry_run: bool) -> str:

@@ -108,12 +108,12 @@ def _state(view: "JobView", entries: Mapping[str, Mapping[str, Any]]) -> str | T
         return output.styled("bold red", "unattended")
     if (entry := entries.get(view.operation.id)) is None:
         return view.doing
-    from vmckpt.cli import watch
+    from vmckpt.cli import watch_protection
     from vmckpt.protection.copies import of_protections
 
     if of_protections([entry]):
         return output.styled("bold red", "two copies")
-    return watch.word(entry)
+    return watch_protection.word(entry)
 
 
 def table(

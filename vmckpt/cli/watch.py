@@ -1,4 +1,4 @@
-"""vmckpt watch: an operation, from the journal, or a protection, from its agents."""
+"""vmckpt watch: another terminal's operation, from the journal."""
 
 import asyncio
 import time
@@ -12,7 +12,6 @@ from rich.console import Group
 from rich.live import Live
 
 from vmckpt.cli import output, progress
-from vmckpt.cli import progress as cli_progress
 from vmckpt.cli.arguments import INVENTORY, JOB
 from vmckpt.errors import Unattended
 from vmckpt.journal import evacuation_progress, serialization, wording
@@ -22,13 +21,6 @@ from vmckpt.units import Seconds, show_seconds
 
 if TYPE_CHECKING:
     from vmckpt.journal.jobs import Follower, JobView, News
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
-from vmckpt.journal.jobs import Follower
-from vmckpt.protection import status
-from vmckpt.protection.status import Because, Look
 
 _LOOK_EVERY = 0.5
 _LOG_EVERY = 1.0
@@ -82,18 +74,19 @@ def _watch_protection(
     # What protections need is loaded by those alone who have one.
     from vmckpt.app import protection
     from vmckpt.app.controller import load_inventory
+    from vmckpt.cli import watch_protection
 
     known = load_inventory(inventory)
 
-    def take(told: Told) -> None:
+    def take(told: watch_protection.Told) -> None:
         if json:
             output.print_json(told.as_json(), line=True)
         else:
-            output.say(f"{told.at:7.1f}s {line(told.look)}")
+            output.say(f"{told.at:7.1f}s {watch_protection.line(told.look)}")
 
     # One loop for all looks: who did not answer one is not waited for at its end.
     with asyncio.Runner() as runner:
-        why = follow_protection(
+        why = watch_protection.follow(
             follower,
             lambda one: runner.run(protection.stands(known, one, at_once=True)),
             take,
@@ -192,11 +185,11 @@ class Window:
 
     def _moving(self, operation: Operation) -> list[tuple[Seconds, str | None]]:
         """A line on the guests of a whole host, if it is time for one."""
-        at, rows = Seconds(time.time() - operation.began_at), cli_progress.rows_of(self._parts)
-        if not rows or self._live is not None or at - self._logged < cli_progress.LOG_EVERY:
+        at, rows = Seconds(time.time() - operation.began_at), progress.rows_of(self._parts)
+        if not rows or self._live is not None or at - self._logged < progress.LOG_EVERY:
             return []
         self._logged = at
-        return [(at, f"{self._there(operation)}; {cli_progress.rows_line(rows)}")]
+        return [(at, f"{self._there(operation)}; {progress.rows_line(rows)}")]
 
     def _there(self, operation: Operation) -> str:
         found = evacuation_progress.turns(operation, self._parts, self._steps)
@@ -209,8 +202,8 @@ class Window:
         elapsed = Seconds((operation.ended_at or time.time()) - operation.began_at)
         if operation.kind in WHOLE_HOST:
             title = f"{operation.id} {operation.way}"
-            rows = cli_progress.rows_of(self._parts)
-            return cli_progress.rows_panel(title, self._there(operation), elapsed, rows)
+            rows = progress.rows_of(self._parts)
+            return progress.rows_panel(title, self._there(operation), elapsed, rows)
         title = f"{operation.id} {operation.guest} → {operation.target or '?'}"
         return progress.panel(title, self._view.doing, elapsed, self._last)
 
@@ -220,104 +213,3 @@ def _print_news(news: "News") -> None:
     lines += [(sample.at, {"kind": "sampled", **sample.as_json()}) for sample in news.samples]
     for _, line in sorted(lines, key=lambda line: line[0]):
         output.print_json(line, line=True)
-
-
-_ASK_EVERY = Seconds(1.0)
-
-Ask = Callable[[Operation], Mapping[str, Any]]
-"""How it stands by what its agents say; see app.protection.stands."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What is told of it."""
-
-    at: float
-    """Seconds since it began."""
-    because: tuple[Because, ...]
-    look: Look
-
-    def as_json(self) -> dict[str, Any]:
-        return {"kind": "stands", "at": self.at, "because": self.because, **self.look.as_json()}
-
-
-def follow_protection(
-    follower: Follower, ask: Ask, take: Callable[[Told], None], say: Callable[[str], None]
-) -> str:
-    """Ask its agents until it has ended; why it has. `say` is told who is at work with it.
-
-    Raises Unattended if whoever was died.
-    """
-    last: Look | None = None
-    told_at, said = 0.0, False
-    while True:
-        view = follower.look().view
-        operation = view.operation
-        if not operation.active:
-            return protection_ended(operation)
-        if view.unattended:
-            raise nobody(view)
-        if _in_hands(operation):
-            # Its agents are taken away, or moved: what they say meanwhile is half of it.
-            if not said:
-                said = True
-                controller = operation.controller
-                say(f"process {controller.pid} on {controller.host} is at work with it")
-        else:
-            said, now = False, status.look(ask(operation))
-            because = status.worth(last, Seconds(time.monotonic() - told_at), now)
-            if because:
-                last, told_at = now, time.monotonic()
-                take(Told(at=time.time() - operation.began_at, because=because, look=now))
-            if now.end is not None:
-                return now.end
-        time.sleep(_ASK_EVERY)
-
-
-def _in_hands(operation: Operation) -> bool:
-    """Whether a controller is at work with one that agents had gone on with."""
-    return operation.phase == "protecting" and not operation.controller.entrusted
-
-
-def protection_ended(operation: Operation) -> str:
-    """How one ended that the journal knows the end of."""
-    report = operation.report or {}
-    if report.get("failed_over"):
-        return f"the guest runs on {report['failed_over']}: {report.get('why')}"
-    if report.get("unprotected"):
-        return f"it is not protected any more; the guest runs on {report.get('runs_on')}"
-    return str(report.get("error") or operation.outcome)
-
-
-def line(look: Look) -> str:
-    """How it stands, in a line."""
-    parts = [look.phase]
-    if look.epoch is not None:
-        parts.append(f"epoch {look.epoch}")
-    if look.behind_s is not None:
-        parts.append(f"{show_seconds(look.behind_s)} behind")
-    if look.pause_s is not None:
-        parts.append(f"pause {show_seconds(look.pause_s)}")
-    if look.interval_s is not None:
-        parts.append(f"interval {show_seconds(look.interval_s)} ({look.interval_why})")
-    if look.output_delay_s is not None:
-        parts.append(f"output waits {show_seconds(look.output_delay_s)}")
-    if look.packets_lost:
-        parts.append(f"{look.packets_lost} packets lost")
-    ready = "ready" if look.ready else "not ready"
-    parts.append(f"standby {ready}: {look.ready_why}")
-    if look.in_the_way is not None:
-        parts.append(f"in the way: {look.in_the_way}")
-    return ", ".join(parts)
-
-
-def word(entry: Mapping[str, Any]) -> str:
-    """In a word or three, for a list of jobs: what `app.protection.glances` tells of one."""
-    seen = status.look(entry)
-    if seen.end is not None:
-        return "ended"
-    if "error" in (entry["says"].get(entry["primary"]) or {}):
-        return f"{entry['primary']} silent"
-    if seen.phase == "protecting" and seen.behind_s is not None:
-        return f"{show_seconds(seen.behind_s)} behind"
-    return seen.phase

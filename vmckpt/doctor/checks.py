@@ -8,12 +8,7 @@ from cryptography import x509
 
 from vmckpt.model.fencing import Power, Ran, power
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.model.host import (
-    Host,
-    HostFacts,
-    HostProbe,
-    NoTrace,
-)
+from vmckpt.model.host import Host, HostFacts, HostProbe, NoTrace
 from vmckpt.replication.watchdog import rules
 from vmckpt.replication.watchdog.rules import Keeper
 from vmckpt.units import MIB, Bytes, show_bytes, show_seconds

@@ -9,23 +9,11 @@ from dataclasses import replace
 from vmckpt.errors import Blocked, Cancelled
 from vmckpt.evacuation import state as states
 from vmckpt.evacuation.bandwidth import Move
-from vmckpt.evacuation.interfaces import (
-    Ahead,
-    Arrived,
-    Ended,
-    Moved,
-    Turn,
-    World,
-)
+from vmckpt.evacuation.interfaces import Ahead, Arrived, Ended, Moved, Turn, World
 from vmckpt.evacuation.plan import inventory as sights
 from vmckpt.evacuation.plan import plan as plans
 from vmckpt.evacuation.plan.fleet import Fleet, Tenant
-from vmckpt.evacuation.plan.inventory import (
-    ON_ITS_WAY,
-    Known,
-    Seen,
-    Way,
-)
+from vmckpt.evacuation.plan.inventory import ON_ITS_WAY, Known, Seen, Way
 from vmckpt.evacuation.plan.placement import Left
 from vmckpt.evacuation.plan.plan import Plan
 from vmckpt.evacuation.state import Course, Failed, Terms

@@ -22,12 +22,7 @@ from vmckpt.migration.forecast.forecast import Range
 from vmckpt.migration.forecast.measure import Links
 from vmckpt.migration.plan import preflight, storage_cleanup, storage_copy
 from vmckpt.migration.plan.host_facts import Remotes
-from vmckpt.model.disk import (
-    NVRAM,
-    CopyPlan,
-    Drive,
-    Made,
-)
+from vmckpt.model.disk import NVRAM, CopyPlan, Drive, Made
 from vmckpt.model.events import Estimate, Sampled
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import Host

@@ -10,13 +10,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vmckpt.evacuation.bandwidth import (
-    Move,
-    Under,
-    alone,
-    begin,
-    pays,
-)
+from vmckpt.evacuation.bandwidth import Move, Under, alone, begin, pays
 from vmckpt.evacuation.plan.capacity import Seating
 from vmckpt.evacuation.plan.fleet import Fleet
 from vmckpt.evacuation.plan.placement import cheapest

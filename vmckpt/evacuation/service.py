@@ -6,12 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from vmckpt.errors import (
-    Blocked,
-    Cancelled,
-    GuestBusy,
-    PolicyError,
-)
+from vmckpt.errors import Blocked, Cancelled, GuestBusy, PolicyError
 from vmckpt.evacuation import report as reports
 from vmckpt.evacuation.engine import PAUSED, STOPPING, Run
 from vmckpt.evacuation.host_actions import Orders, Resolve, Site

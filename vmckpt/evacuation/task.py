@@ -6,18 +6,8 @@ from enum import StrEnum
 from typing import Any, Self
 
 from vmckpt.errors import BadInput
-from vmckpt.evacuation.plan.fleet import (
-    Fleet,
-    Rules,
-    Tenant,
-    Weights,
-)
-from vmckpt.evacuation.plan.inventory import (
-    Known,
-    Seen,
-    Way,
-    started,
-)
+from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant, Weights
+from vmckpt.evacuation.plan.inventory import Known, Seen, Way, started
 from vmckpt.evacuation.plan.placement import Left
 from vmckpt.evacuation.schedule import Windows
 from vmckpt.evacuation.state import Patience, Terms

@@ -18,14 +18,7 @@ import libvirt
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import block, domain_xml
 from vmckpt.hypervisor.qmp import Seat
-from vmckpt.model.disk import (
-    MARK,
-    BackupOrder,
-    Checkpoint,
-    DiskFacts,
-    OpenBackup,
-    OpenDisk,
-)
+from vmckpt.model.disk import MARK, BackupOrder, Checkpoint, DiskFacts, OpenBackup, OpenDisk
 from vmckpt.units import Seconds
 
 _CHANGED = "changed"

@@ -13,12 +13,7 @@ from xml.etree import ElementTree as ET
 import libvirt
 
 from vmckpt.errors import BadInput
-from vmckpt.model.guest import (
-    Disk,
-    Guest,
-    GuestState,
-    Nic,
-)
+from vmckpt.model.guest import Disk, Guest, GuestState, Nic
 from vmckpt.model.migration import JobPhase, JobSample, JobTotals
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 

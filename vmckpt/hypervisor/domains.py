@@ -13,12 +13,7 @@ from vmckpt.hypervisor import block, domain_xml
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.qmp import Seat
 from vmckpt.model.disk import DiskFacts
-from vmckpt.model.guest import (
-    OUTGOING,
-    Guest,
-    GuestState,
-    Presence,
-)
+from vmckpt.model.guest import OUTGOING, Guest, GuestState, Presence
 from vmckpt.units import Seconds
 
 _JOBS = {

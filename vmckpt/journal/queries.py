@@ -6,12 +6,7 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Float, Select, Table, and_, func, literal, or_, select
 
 from vmckpt.errors import BadInput, meant
-from vmckpt.journal import (
-    leases,
-    migration_history,
-    schema,
-    serialization,
-)
+from vmckpt.journal import leases, migration_history, schema, serialization
 from vmckpt.journal.database import Database
 from vmckpt.journal.migration_history import PastMove
 from vmckpt.journal.records import (

@@ -9,20 +9,9 @@ from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from vmckpt.errors import BadInput, JournalError
-from vmckpt.journal import (
-    leases,
-    location,
-    schema,
-    serialization,
-    transactions,
-)
-from vmckpt.journal import (
-    leases as journal_leases,
-)
+from vmckpt.journal import leases, open_database, schema, serialization, transactions
 from vmckpt.journal import location as locations
-from vmckpt.journal import (
-    prune as journal_prune,
-)
+from vmckpt.journal import prune as journal_prune
 from vmckpt.journal.queries import Reader
 from vmckpt.journal.records import (
     Batch,
@@ -67,7 +56,7 @@ class Journal(Reader):
         read_only: bool = False,
     ) -> None:
         meant = locations.default() if place is None else place
-        super().__init__(location.open_database(meant, busy=busy, read_only=read_only), clock)
+        super().__init__(open_database.open_database(meant, busy=busy, read_only=read_only), clock)
         self.place = meant
         """What another journal of the same is opened with. A URL may hold a password."""
 
@@ -189,7 +178,7 @@ class Journal(Reader):
             .where(steps.c.operation == id_, steps.c.state == StepState.INTENDED)
             .values(**became)
         )
-        journal_leases.release_all(connection, id_)
+        leases.release_all(connection, id_)
         theirs = schema.requests.c.operation == id_
         self._answer(connection, theirs, f"{id_} has ended: {outcome}", ok=False)
 
@@ -264,14 +253,14 @@ class Journal(Reader):
         Raises GuestBusy if another operation holds it that has not ended.
         """
         return self._database.write(
-            lambda connection: journal_leases.acquire(
+            lambda connection: leases.acquire(
                 connection, self._database, id_, resource, now=self._now(), by=by
             )
         )
 
     def release(self, fence: Fence) -> None:
         """Give a lease back. The end of its operation does that, too."""
-        self._database.write(lambda connection: journal_leases.release(connection, fence))
+        self._database.write(lambda connection: leases.release(connection, fence))
 
     def heartbeat(
         self,
@@ -284,7 +273,7 @@ class Journal(Reader):
         """This process still runs the operation. Raises LeaseLost if it does not any more."""
         me = by or leases.this_process()
         self._database.write(
-            lambda connection: journal_leases.heartbeat(
+            lambda connection: leases.heartbeat(
                 connection, id_, ttl=ttl, fence=fence, now=self._now(), by=me
             )
         )
@@ -296,7 +285,7 @@ class Journal(Reader):
         """
         me = leases.this_process()
         return self._database.write(
-            lambda connection: journal_leases.take_over(
+            lambda connection: leases.take_over(
                 connection, self._database, operation, now=self._now(), by=me
             )
         )
@@ -307,7 +296,7 @@ class Journal(Reader):
         Whoever recovers may take it over at once. Raises LeaseLost if somebody has already.
         """
         me = by or leases.this_process()
-        self._database.write(lambda connection: journal_leases.leave(connection, id_, by=me))
+        self._database.write(lambda connection: leases.leave(connection, id_, by=me))
 
     def entrust(self, id_: str, to: str, *, by: Controller | None = None) -> None:
         """Leave an operation to agents on hosts, which go on without any controller.
@@ -315,7 +304,7 @@ class Journal(Reader):
         Raises LeaseLost if somebody else has taken it over.
         """
         me = by or leases.this_process()
-        self._database.write(lambda connection: journal_leases.entrust(connection, id_, to, by=me))
+        self._database.write(lambda connection: leases.entrust(connection, id_, to, by=me))
 
     # Steps: what is to be changed is written down first, and what came of it after
 

@@ -19,12 +19,7 @@ from psycopg import sql
 from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease import schema
 from vmckpt.lease.clock import boottime
-from vmckpt.lease.connection import (
-    LeaseRefused,
-    LeaseUnreachable,
-    Line,
-    settings,
-)
+from vmckpt.lease.connection import LeaseRefused, LeaseUnreachable, Line, settings
 from vmckpt.lease.terms import Terms
 from vmckpt.units import Seconds
 

@@ -17,22 +17,9 @@ from vmckpt.migration import request, trace
 from vmckpt.migration.forecast.dirty_curve import DirtyCurve
 from vmckpt.migration.forecast.forecast import BACKLOG, Range, planned_json
 from vmckpt.migration.forecast.history import STOP
-from vmckpt.migration.forecast.simulator import (
-    Planned,
-    Simulated,
-    Start,
-    World,
-    planned,
-    simulate,
-)
+from vmckpt.migration.forecast.simulator import Planned, Simulated, Start, World, planned, simulate
 from vmckpt.migration.run.actions import Switch, says
-from vmckpt.migration.run.decide import (
-    Done,
-    Terms,
-    Verdict,
-    decide,
-    time_limit,
-)
+from vmckpt.migration.run.decide import Done, Terms, Verdict, decide, time_limit
 from vmckpt.migration.run.progress import UNKNOWN, Track, seen
 from vmckpt.model.migration import Decision, JobPhase, JobSample, Mode
 from vmckpt.policy.model import Policy

@@ -5,14 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vmckpt.model.finding import Finding
-from vmckpt.model.migration import (
-    Decision,
-    Driver,
-    JobSample,
-    JobTotals,
-    Mode,
-    Outcome,
-)
+from vmckpt.model.migration import Decision, Driver, JobSample, JobTotals, Mode, Outcome
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 

@@ -10,23 +10,8 @@ from pydantic import TypeAdapter
 from vmckpt.migration.run.decide import Terms, time_limit
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
-from vmckpt.model.migration import (
-    AutoConverge,
-    Compression,
-    Driver,
-    Mode,
-    MoveOrder,
-    OutsideView,
-)
-from vmckpt.policy.model import (
-    Compress,
-    CopyKind,
-    LeftBehind,
-    MoveLimits,
-    Policy,
-    Throttle,
-    Tls,
-)
+from vmckpt.model.migration import AutoConverge, Compression, Driver, Mode, MoveOrder, OutsideView
+from vmckpt.policy.model import Compress, CopyKind, LeftBehind, MoveLimits, Policy, Throttle, Tls
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 # A job must be started for what a rule may switch on later. Until then it shall do next to nothing.

@@ -17,13 +17,7 @@ from vmckpt.errors import BadInput
 from vmckpt.migration import report
 from vmckpt.migration.forecast.dirty_curve import DirtyCurve
 from vmckpt.model.events import Decided, Event, Sampled
-from vmckpt.model.migration import (
-    Decision,
-    JobPhase,
-    JobSample,
-    Mode,
-    Outcome,
-)
+from vmckpt.model.migration import Decision, JobPhase, JobSample, Mode, Outcome
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 from vmckpt.util import config_file
 

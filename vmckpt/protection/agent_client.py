@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from vmckpt.agent import client
-from vmckpt.agent import client as agent_client
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.errors import RemoteError, VmckptError
 from vmckpt.model.events import Event
@@ -24,8 +23,8 @@ def _nobody(_: Event) -> None:
 async def order(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any]:
     """Have a short order carried out; what the agent answers. Raises VmckptError."""
     told = ReplicaOrder(what=what, guest=guest, uri=client.LIBVIRT, host=host.name, **more)
-    answer = await agent_client.carried_out(host, told.as_json(), _nobody, asyncio.Event())
-    with agent_client.sensible(host):
+    answer = await client.carried_out(host, told.as_json(), _nobody, asyncio.Event())
+    with client.sensible(host):
         agent_answers.check(what, answer)
     return answer
 

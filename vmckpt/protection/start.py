@@ -27,22 +27,11 @@ from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.protection import agent_client as protection_agent_client
 from vmckpt.protection import gather, preflight
-from vmckpt.protection.request import (
-    Judge,
-    Protected,
-    ProtectRequest,
-    Setting,
-)
+from vmckpt.protection.request import Judge, Protected, ProtectRequest, Setting
 from vmckpt.protection.resync import Earlier
 from vmckpt.protection.steps import READY, Step
 from vmckpt.replication.backup import standby_xml
-from vmckpt.replication.session import (
-    Disk,
-    Fate,
-    Lease,
-    Session,
-    Terms,
-)
+from vmckpt.replication.session import Disk, Fate, Lease, Session, Terms
 from vmckpt.units import Seconds
 
 _TURN = 0.2

@@ -15,12 +15,7 @@ from shlex import quote
 from typing import Any
 
 from vmckpt.errors import RemoteError
-from vmckpt.model.disk import (
-    DiskCopy,
-    Image,
-    Made,
-    Place,
-)
+from vmckpt.model.disk import DiskCopy, Image, Made, Place
 from vmckpt.remote.shell_files import FILES
 from vmckpt.remote.ssh import Answer, Remote, last_line
 from vmckpt.units import Bytes, Seconds

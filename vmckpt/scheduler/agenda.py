@@ -11,15 +11,7 @@ from datetime import tzinfo
 from vmckpt.policy import calendar
 from vmckpt.policy.calendar import When
 from vmckpt.policy.model import Check, Keep, Schedule
-from vmckpt.scheduler.jobs import (
-    Collect,
-    Copy,
-    Cut,
-    Prune,
-    Take,
-    Verify,
-    Work,
-)
+from vmckpt.scheduler.jobs import Collect, Copy, Cut, Prune, Take, Verify, Work
 from vmckpt.snapshot import retention
 from vmckpt.snapshot.retention import Kept
 from vmckpt.units import Seconds

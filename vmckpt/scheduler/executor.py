@@ -8,12 +8,7 @@ from typing import Any
 from vmckpt.errors import BadInput, Cancelled, NotInStore
 from vmckpt.journal import leases as identities
 from vmckpt.policy.model import Check
-from vmckpt.scheduler.jobs import (
-    Collect,
-    Copy,
-    Prune,
-    Verify,
-)
+from vmckpt.scheduler.jobs import Collect, Copy, Prune, Verify
 from vmckpt.scheduler.store_cache import Shelves
 from vmckpt.snapshot import catalog, copy
 from vmckpt.snapshot.catalog import Identity

@@ -11,12 +11,7 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
 from vmckpt.policy.model import Protection
-from vmckpt.protection import (
-    active,
-    failover_policy,
-    solo_permission,
-    stop,
-)
+from vmckpt.protection import active, failover_policy, solo_permission, stop
 from vmckpt.protection.failover_policy import Decision, Do
 from vmckpt.protection.host_death import Case
 from vmckpt.protection.request import Judge

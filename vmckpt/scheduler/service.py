@@ -14,24 +14,9 @@ from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.policy.model import Policy
 from vmckpt.scheduler import schedules
-from vmckpt.scheduler.agenda import (
-    Agenda,
-    Order,
-    Row,
-    Scene,
-    Shelf,
-    Trouble,
-    agenda,
-    troubled,
-)
+from vmckpt.scheduler.agenda import Agenda, Order, Row, Scene, Shelf, Trouble, agenda, troubled
 from vmckpt.scheduler.executor import Hands
-from vmckpt.scheduler.jobs import (
-    Collect,
-    Cut,
-    Take,
-    Verify,
-    Work,
-)
+from vmckpt.scheduler.jobs import Collect, Cut, Take, Verify, Work
 from vmckpt.scheduler.leases import Claims
 from vmckpt.scheduler.schedules import Reckon, Sighted, Wanted
 from vmckpt.snapshot.group.create import GroupTaken

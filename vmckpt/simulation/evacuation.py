@@ -10,22 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from vmckpt.evacuation import state as states
-from vmckpt.evacuation.bandwidth import (
-    Move,
-    Under,
-    advance,
-    begin,
-    over,
-    shares,
-)
+from vmckpt.evacuation.bandwidth import Move, Under, advance, begin, over, shares
 from vmckpt.evacuation.plan.fleet import Fleet
 from vmckpt.evacuation.schedule import links_of
-from vmckpt.evacuation.state import (
-    Blame,
-    Course,
-    Failed,
-    Terms,
-)
+from vmckpt.evacuation.state import Blame, Course, Failed, Terms
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 _LONGEST = Seconds(7 * 86400.0)

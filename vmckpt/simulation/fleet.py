@@ -15,13 +15,7 @@ from vmckpt.errors import BadInput
 from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import MAINTENANCE, Controller, Operation, State
 from vmckpt.migration.run.actions import Action, Slow, Switch
-from vmckpt.model.guest import (
-    FleetNow,
-    GuestNow,
-    GuestState,
-    HostNow,
-    SnapshotNow,
-)
+from vmckpt.model.guest import FleetNow, GuestNow, GuestState, HostNow, SnapshotNow
 from vmckpt.model.migration import AutoConverge, Mode
 from vmckpt.protection.request import Judge
 from vmckpt.units import GIB, MIB, Bytes, Seconds

@@ -17,12 +17,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from vmckpt.errors import BadInput
-from vmckpt.evacuation.plan.fleet import (
-    Fleet,
-    Needs,
-    Place,
-    Tenant,
-)
+from vmckpt.evacuation.plan.fleet import Fleet, Needs, Place, Tenant
 from vmckpt.evacuation.plan.inventory import OVERHEAD
 from vmckpt.policy.values import Size
 from vmckpt.units import Bytes, BytesPerSecond, parse_rate

@@ -47,12 +47,7 @@ from vmckpt.model.migration import (
     Mode,
     Outcome,
 )
-from vmckpt.simulation.fleet import (
-    WHO,
-    Manner,
-    operation,
-    over,
-)
+from vmckpt.simulation.fleet import WHO, Manner, operation, over
 from vmckpt.units import Bytes, BytesPerSecond, Seconds, show_bytes, show_seconds
 
 INTERVAL = Seconds(0.2)

@@ -15,13 +15,7 @@ from vmckpt.migration import report
 from vmckpt.migration import trace as traces
 from vmckpt.migration.run.progress import Sight
 from vmckpt.model.events import Begun, Decided, Event, PhaseChanged, Said, Sampled
-from vmckpt.model.guest import (
-    FleetNow,
-    GuestNow,
-    GuestState,
-    HostNow,
-    SnapshotNow,
-)
+from vmckpt.model.guest import FleetNow, GuestNow, GuestState, HostNow, SnapshotNow
 from vmckpt.model.migration import JobPhase, Outcome
 from vmckpt.policy.model import Stall
 from vmckpt.simulation.fleet import operation, over

@@ -15,16 +15,7 @@ from vmckpt.journal import queries
 from vmckpt.journal.jobs import JobDetail, JobView, News
 from vmckpt.journal.records import Operation, RequestKind
 from vmckpt.migration.forecast.forecast import in_words
-from vmckpt.migration.run.actions import (
-    Abort,
-    Action,
-    Halt,
-    Limit,
-    SetDowntime,
-    Stop,
-    Switch,
-    says,
-)
+from vmckpt.migration.run.actions import Abort, Action, Halt, Limit, SetDowntime, Stop, Switch, says
 from vmckpt.model.events import Begun, Said
 from vmckpt.model.guest import FleetNow, SnapshotNow
 from vmckpt.model.migration import Mode, Outcome

@@ -21,15 +21,7 @@ from vmckpt.model.guest import FleetNow, GuestNow, GuestState
 from vmckpt.model.migration import Decision, Outcome
 from vmckpt.simulation import fleet as fleets
 from vmckpt.simulation import migrations as moves
-from vmckpt.simulation.fleet import (
-    Guarded,
-    Manner,
-    Site,
-    held,
-    operation,
-    over,
-    protection,
-)
+from vmckpt.simulation.fleet import Guarded, Manner, Site, held, operation, over, protection
 from vmckpt.simulation.migrations import Made, Move
 from vmckpt.units import GIB, Bytes, Seconds, show_seconds
 

@@ -23,24 +23,10 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from vmckpt.errors import BadInput, NotInStore, StoreDamaged, StoreError, StoreFull, StoreNewer
-from vmckpt.snapshot.catalog import (
-    Progress,
-    silent,
-    told,
-    wrapped_of,
-)
-from vmckpt.snapshot.copy import (
-    Box,
-    Moved,
-    There,
-    boxes,
-    make_place,
-    moved,
-    there_already,
-)
+from vmckpt.snapshot.catalog import Progress, silent, told, wrapped_of
+from vmckpt.snapshot.copy import Box, Moved, There, boxes, make_place, moved, there_already
 from vmckpt.store.chunk_index import NameSet
 from vmckpt.store.format import manifest
-from vmckpt.store.format import manifest as format_manifest
 from vmckpt.store.format import pack as format_pack
 from vmckpt.store.format.manifest import Manifest
 from vmckpt.store.keys import wrapped_keys
@@ -72,10 +58,10 @@ def export(
         out = _Archive(file, int(found.public.made_at))
         made = datetime.fromtimestamp(found.public.made_at, UTC).isoformat(timespec="seconds")
         head = {"version": VERSION, "id": secrets.token_hex(16), "made": made}
-        out.add(_FORMAT, format_manifest.written(_FORMAT, head))
+        out.add(_FORMAT, manifest.written(_FORMAT, head))
         out.add(f"snapshots/{id_}", data)
         if wrapped is not None:
-            out.add(f"wraps/{id_}", format_manifest.framed(f"wraps/{id_}", wrapped))
+            out.add(f"wraps/{id_}", manifest.framed(f"wraps/{id_}", wrapped))
         for pack in _packed(boxes(store, NameSet([found.names.array()])), pack_size):
             out.add(format_pack.key_of(blake3(pack).hexdigest()), pack)
             progress(told("export", out.size))
@@ -100,7 +86,7 @@ def import_(
         wrapped = None
         if found.encrypted:
             raw = objects.expect(f"wraps/{id_}")
-            wrapped = format_manifest.unframed(f"wraps/{id_}", raw, str(path))
+            wrapped = manifest.unframed(f"wraps/{id_}", raw, str(path))
             wrapped_keys.recipients(wrapped, id_)
         there = there_already(store, found, data)
         with store.receiver(encrypted=found.encrypted) as receiver:

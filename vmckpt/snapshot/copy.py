@@ -8,21 +8,8 @@ from typing import Any
 import numpy as np
 
 from vmckpt.errors import BadInput, NotInStore, StoreDamaged
-from vmckpt.snapshot.catalog import (
-    Progress,
-    silent,
-    told,
-    wrapped_of,
-)
-from vmckpt.store.chunk_index import (
-    Entries,
-    Flags,
-    Index,
-    Names,
-    NameSet,
-    Numbers,
-    Run,
-)
+from vmckpt.snapshot.catalog import Progress, silent, told, wrapped_of
+from vmckpt.store.chunk_index import Entries, Flags, Index, Names, NameSet, Numbers, Run
 from vmckpt.store.format import manifest, pack
 from vmckpt.store.format.manifest import Manifest
 from vmckpt.store.receive import Present

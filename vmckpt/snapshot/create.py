@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from vmckpt.agent import client
-from vmckpt.agent import client as agent_client
 from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.protocol import error_as_json
 from vmckpt.agent.snapshot.transfer_parent_state import LineOrder
@@ -264,31 +263,27 @@ class Taking:
         self._where = where(guest, self._host)
         await self._desk.intend(Step.TAKE, meant)
         stop = self._caller.stop if self._cut is None else self._cut.stop
-        told = await agent_client.carried_out(
-            self._host, order.as_json(), self._emit, stop, self._answer
-        )
-        with agent_client.sensible(self._host):
+        told = await client.carried_out(self._host, order.as_json(), self._emit, stop, self._answer)
+        with client.sensible(self._host):
             return Taken(
                 id=order.snapshot,
                 name=order.name,
                 guest=guest.name,
                 host=self._host.name,
                 store=self._store.name,
-                pause=agent_client.seconds(told["pause"]),
+                pause=client.seconds(told["pause"]),
                 way=str(told["way"]),
                 why=str(told["why"]),
-                phases={
-                    str(name): agent_client.seconds(time) for name, time in told["phases"].items()
-                },
-                took=agent_client.seconds(told["took"]),
-                read=agent_client.size(told["read"]),
-                same=agent_client.size(told["same"]),
-                zero=agent_client.size(told["zero"]),
-                written=agent_client.size(told["written"]),
+                phases={str(name): client.seconds(time) for name, time in told["phases"].items()},
+                took=client.seconds(told["took"]),
+                read=client.size(told["read"]),
+                same=client.size(told["same"]),
+                zero=client.size(told["zero"]),
+                written=client.size(told["written"]),
                 encrypted=order.salt is not None,
-                warnings=agent_client.texts(told["warnings"]),
+                warnings=client.texts(told["warnings"]),
                 group=order.group,
-                held=None if told.get("held") is None else agent_client.seconds(told["held"]),
+                held=None if told.get("held") is None else client.seconds(told["held"]),
                 job=self._recorder.id,
             )
 

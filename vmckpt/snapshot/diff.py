@@ -11,13 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.store.format.chunk_map import (
-    SLOTS,
-    UNIT,
-    ZERO,
-    Kind,
-    Map,
-)
+from vmckpt.store.format.chunk_map import SLOTS, UNIT, ZERO, Kind, Map
 from vmckpt.store.format.private_part import Private, RegionMap
 from vmckpt.units import MIB, Bytes
 

@@ -7,7 +7,6 @@ from typing import Any
 from vmckpt.capture.prepare_domain import Prepared, prepare
 from vmckpt.errors import BadInput, GuestBusy
 from vmckpt.hypervisor import domains
-from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import Definition
 from vmckpt.journal.recorder import JournalDesk, Recorder, Unattended, recorded
@@ -92,7 +91,7 @@ async def _write(
 
 
 async def _guest(hypervisor: Hypervisor, name: str) -> Guest:
-    guest = await hypervisor_domains.find_guest(hypervisor, name)
+    guest = await domains.find_guest(hypervisor, name)
     if guest is None:
         raise BadInput(f"{hypervisor.host.name} has no guest {name}", mend="run vmckpt guests")
     return guest

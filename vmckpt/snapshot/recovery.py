@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from vmckpt.agent import client
-from vmckpt.agent import client as agent_client
 from vmckpt.agent.cleanup_orders import FinishOrder
 from vmckpt.agent.orders import PutBackOrder, UnrestoreOrder
 from vmckpt.agent.restore.leftovers import Verdict
@@ -66,9 +65,7 @@ async def _asked(
     case: Unattended, order: PutBackOrder | UnrestoreOrder | FinishOrder
 ) -> dict[str, Any]:
     """What an agent on the operation's host tells at its end."""
-    return await agent_client.carried_out(
-        case.host, order.as_json(), case.caller.emit, asyncio.Event()
-    )
+    return await client.carried_out(case.host, order.as_json(), case.caller.emit, asyncio.Event())
 
 
 def _unrestore(case: Unattended, begun: StoredStep) -> UnrestoreOrder:

@@ -9,14 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.errors import StoreDamaged
-from vmckpt.store.format.chunk_map import (
-    SLOTS,
-    UNIT,
-    ZERO,
-    Kind,
-    Map,
-    slots_of,
-)
+from vmckpt.store.format.chunk_map import SLOTS, UNIT, ZERO, Kind, Map, slots_of
 
 _WINDOW = 16 << 20
 """Bytes that are named ahead together, and the most that one piece has."""

@@ -18,12 +18,7 @@ from blake3 import blake3
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreError, StoreNewer
 from vmckpt.store.backend.base import Backend, Stored
-from vmckpt.store.chunk_index import (
-    ENTRY,
-    Index,
-    PackInfo,
-    Run,
-)
+from vmckpt.store.chunk_index import ENTRY, Index, PackInfo, Run
 from vmckpt.store.format import pack as format_pack
 
 _MAGIC = b"vmckptIX1"

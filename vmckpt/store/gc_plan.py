@@ -19,18 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.store.chunk_index import (
-    Index,
-    Names,
-    NameSet,
-    Run,
-)
-from vmckpt.store.format.pack import (
-    FOOTER,
-    HASH,
-    HEADER,
-    ROW,
-)
+from vmckpt.store.chunk_index import Index, Names, NameSet, Run
+from vmckpt.store.format.pack import FOOTER, HASH, HEADER, ROW
 from vmckpt.store.locks import LockSeen, Work
 from vmckpt.store.pending_deletion import Condemned
 from vmckpt.units import Bytes, Seconds

@@ -23,7 +23,6 @@ from vmckpt.store.backend.base import Backend
 from vmckpt.store.catalog import Catalog
 from vmckpt.store.chunk_index import Index, PackInfo
 from vmckpt.store.fault_injection import fault
-from vmckpt.store.format import pack
 from vmckpt.store.format import pack as format_pack
 from vmckpt.store.format.sealing import Sealing
 from vmckpt.store.locks import BEAT, Lock, Work
@@ -72,7 +71,7 @@ class Packing:
         self._sent: list[Future[None]] = []
 
     def add(self, name: bytes, box: bytes | memoryview, plain: int) -> None:
-        """Put a box into the next pack. Raises StoreError if an earlier pack failed."""
+        """Put a box into the next format_pack. Raises StoreError if an earlier pack failed."""
         format_pack.checked_box(name, box, plain)
         told = format_pack.box_hash(box)
         with self._guard:
@@ -261,7 +260,7 @@ class Writer:
         with self._guard:
             self._bytes_new += len(box)
 
-    def _arrived(self, info: PackInfo, rows: pack.Rows) -> None:
+    def _arrived(self, info: PackInfo, rows: format_pack.Rows) -> None:
         """A pack is in the store."""
         with self._guard:
             self._index.add(info, rows)

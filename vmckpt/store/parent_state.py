@@ -20,14 +20,7 @@ from typing import Any
 import blake3
 import numpy as np
 
-from vmckpt.store.format.chunk_map import (
-    ZERO,
-    Digests,
-    Kind,
-    Map,
-    nothing,
-    units,
-)
+from vmckpt.store.format.chunk_map import ZERO, Digests, Kind, Map, nothing, units
 from vmckpt.store.ingest import PRINT, Past, Prints
 from vmckpt.units import Seconds
 

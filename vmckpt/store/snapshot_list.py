@@ -9,13 +9,7 @@ from typing import Any
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreNewer
 from vmckpt.store.format import manifest
-from vmckpt.store.format import manifest as format_manifest
-from vmckpt.store.format.metadata import (
-    PUBLIC,
-    Public,
-    dumped,
-    loaded,
-)
+from vmckpt.store.format.metadata import PUBLIC, Public, dumped, loaded
 from vmckpt.store.repository import Published, Store
 
 Told = Public | StoreDamaged | StoreNewer
@@ -97,7 +91,7 @@ def _load(store: Store) -> Mapping[str, Any]:
     if store.cache is None:
         return {}
     try:
-        return format_manifest.parsed(_KEY, (store.cache / _KEY).read_bytes(), "")
+        return manifest.parsed(_KEY, (store.cache / _KEY).read_bytes(), "")
     except (OSError, StoreDamaged):
         return {}
 
@@ -110,7 +104,7 @@ def _save(store: Store, rows: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):
         store.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            temporary.write_bytes(format_manifest.written(_KEY, rows))
+            temporary.write_bytes(manifest.written(_KEY, rows))
             temporary.rename(store.cache / _KEY)
         finally:
             temporary.unlink(missing_ok=True)

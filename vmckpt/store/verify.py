@@ -17,12 +17,7 @@ from vmckpt.store.chunk_index import Names, NameSet, names_of
 from vmckpt.store.format import manifest
 from vmckpt.store.format import pack as format_pack
 from vmckpt.store.gc import References
-from vmckpt.store.repository import (
-    Store,
-    bare,
-    parse_format,
-    small_objects,
-)
+from vmckpt.store.repository import Store, bare, parse_format, small_objects
 from vmckpt.units import Bytes
 
 

@@ -16,15 +16,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from tests.support.bundles import (
-    BARE,
-    drafts,
-    ended,
-    installed,
-    small,
-    started,
-    versions,
-)
+from tests.support.bundles import BARE, drafts, ended, installed, small, started, versions
 from tests.unit.remote.test_ssh import KEY, Sshd, sshd
 from vmckpt import __version__
 from vmckpt.agent import bundle, client, main

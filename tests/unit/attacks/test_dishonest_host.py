@@ -15,19 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.agent import client
-from vmckpt.agent import client as agent_client
 from vmckpt.agent.protocol import error_from_json
 from vmckpt.errors import RemoteError, VmckptError
 from vmckpt.model.events import Event
 from vmckpt.model.host import Host
-from vmckpt.protection import (
-    agent_answers,
-    gather,
-    status,
-)
-from vmckpt.protection import (
-    agent_client as protection_agent_client,
-)
+from vmckpt.protection import agent_answers, gather, status
+from vmckpt.protection import agent_client as protection_agent_client
 from vmckpt.protection.host_death import Case, decide
 from vmckpt.remote import agent_channel
 from vmckpt.remote.agent_channel import Program
@@ -66,7 +59,7 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> type[Liar]:
     async def known(_: Host) -> tuple[str, ...]:
         return ("vmckpt-agent",)
 
-    monkeypatch.setattr(agent_client, "Program", Liar)
+    monkeypatch.setattr(client, "Program", Liar)
     monkeypatch.setattr(client, "known", known)
     monkeypatch.setattr(Liar, "said", [], raising=False)
     monkeypatch.setattr(Liar, "heard", [], raising=False)
@@ -74,7 +67,7 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> type[Liar]:
 
 
 async def carried_out(emitted: list[Event]) -> dict[str, Any]:
-    return await agent_client.carried_out(HERE, {"do": "x"}, emitted.append, asyncio.Event())
+    return await client.carried_out(HERE, {"do": "x"}, emitted.append, asyncio.Event())
 
 
 NONSENSE = [

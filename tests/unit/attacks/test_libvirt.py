@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 
 from tests.unit.hypervisor.test_domain_xml import XML, stats
 from vmckpt.errors import BadInput, HostUnreachable, HypervisorError, OutcomeUnknown, VmckptError
-from vmckpt.hypervisor import (
-    connection,
-    domain_xml,
-    domains,
-    host_facts,
-    storage,
-)
-from vmckpt.hypervisor import (
-    connection as hypervisor_connection,
-)
+from vmckpt.hypervisor import connection, domain_xml, domains, host_facts, storage
 from vmckpt.hypervisor.connection import NONSENSE, Hypervisor, Lane
 from vmckpt.hypervisor.migration import LibvirtMover
 from vmckpt.model.host import Host
@@ -70,7 +61,7 @@ def host(**changes: Any) -> Fake:
 @pytest.fixture
 def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """What libvirt.open gives from now on."""
-    monkeypatch.setattr(hypervisor_connection, "start", lambda: None)
+    monkeypatch.setattr(connection, "start", lambda: None)
 
     def use(answer: Any) -> None:
         opened = answer if callable(answer) and not isinstance(answer, Fake) else None

@@ -18,12 +18,7 @@ from tests.support.shell import Shell
 from vmckpt.errors import RemoteError
 from vmckpt.model.disk import Made
 from vmckpt.model.host import Host, SshAddress
-from vmckpt.remote import (
-    images,
-    measure,
-    probe,
-    ssh,
-)
+from vmckpt.remote import images, measure, probe, ssh
 from vmckpt.remote.ssh import Answer, Remote, command_line
 from vmckpt.units import Bytes
 

@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import HOST
-from tests.support.sights import (
-    answers,
-    at,
-    by,
-    seen,
-    vm,
-)
+from tests.support.sights import answers, at, by, seen, vm
 from vmckpt import inventory
 from vmckpt.app import rolling_maintenance
 from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError

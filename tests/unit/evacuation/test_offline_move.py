@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import HOST
-from tests.support.sights import (
-    answers,
-    at,
-    by,
-    seen,
-    vm,
-)
+from tests.support.sights import answers, at, by, seen, vm
 from vmckpt.errors import RemoteError
 from vmckpt.evacuation import offline_move
 from vmckpt.evacuation.offline_move import Ends
@@ -28,14 +22,7 @@ from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.migration.forecast.forecast import Range
 from vmckpt.migration.forecast.measure import Links
 from vmckpt.migration.plan import storage_cleanup, storage_copy
-from vmckpt.model.disk import (
-    NVRAM,
-    CopyPlan,
-    DiskCopy,
-    Drive,
-    Place,
-    Wish,
-)
+from vmckpt.model.disk import NVRAM, CopyPlan, DiskCopy, Drive, Place, Wish
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import GuestState, Presence
 from vmckpt.model.migration import LinkSeen

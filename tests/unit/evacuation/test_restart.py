@@ -3,13 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.support.sights import (
-    answers,
-    at,
-    by,
-    seen,
-    vm,
-)
+from tests.support.sights import answers, at, by, seen, vm
 from vmckpt.evacuation import restart
 from vmckpt.evacuation.plan import plan as plans
 from vmckpt.evacuation.plan.inventory import Answers

@@ -7,23 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.fleets import (
-    GIB,
-    fleet,
-    guest,
-    host,
-    random_fleet,
-)
-from vmckpt.evacuation.bandwidth import (
-    SETUP,
-    Move,
-    Under,
-    advance,
-    begin,
-    over,
-    pays,
-    shares,
-)
+from tests.support.fleets import GIB, fleet, guest, host, random_fleet
+from vmckpt.evacuation.bandwidth import SETUP, Move, Under, advance, begin, over, pays, shares
 from vmckpt.evacuation.plan.capacity import Seating
 from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
 from vmckpt.evacuation.plan.forecast import Outlook, play

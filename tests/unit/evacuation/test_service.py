@@ -9,7 +9,6 @@ import pytest
 
 from tests.tui.still import operation
 from vmckpt.evacuation import service
-from vmckpt.evacuation import service as evacuation_service
 from vmckpt.evacuation.task import Kind, Task
 from vmckpt.model.events import Caller
 from vmckpt.model.migration import Outcome
@@ -21,7 +20,7 @@ OWN = "version: vmckpt/v1\nname: {name}\nevacuate: {{tries: 9}}\n"
 def in_force(**told: Any) -> dict[str, int]:
     """Names of policies, and how often each tries."""
     one = operation("e-1", "evacuate", policy="nightly", **told)
-    found = evacuation_service.in_force(one, loader.load_all(None))
+    found = service.in_force(one, loader.load_all(None))
     return {policy.name: policy.evacuation.tries for policy in found}
 
 
@@ -65,7 +64,7 @@ async def test_what_was_told_to_begin_nothing_new_begins_nothing_new(
         recorder=object(), adopt=True, caller=caller, inventory=inventory,
     )  # fmt: skip
     resolve: Any = None
-    told = await evacuation_service.settle(case, (), resolve)
+    told = await service.settle(case, (), resolve)
     assert stopped == [bool(phase)]
     assert not caller.stop.is_set()  # whoever recovers goes on with the next one
     assert (f"was {phase} when its controller ended" in told.truth) == bool(phase)

@@ -7,24 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.fleets import (
-    fleet,
-    guest,
-    host,
-    random_fleet,
-)
+from tests.support.fleets import fleet, guest, host, random_fleet
 from vmckpt.evacuation import state as states
 from vmckpt.evacuation.bandwidth import Move
 from vmckpt.evacuation.plan.fleet import Fleet, Rules
 from vmckpt.evacuation.schedule import Windows
-from vmckpt.evacuation.state import (
-    Blame,
-    Course,
-    Failed,
-    Patience,
-    Record,
-    Terms,
-)
+from vmckpt.evacuation.state import Blame, Course, Failed, Patience, Record, Terms
 from vmckpt.simulation.evacuation import Luck, Sim
 from vmckpt.units import BytesPerSecond
 

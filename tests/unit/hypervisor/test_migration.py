@@ -8,12 +8,7 @@ import pytest
 from vmckpt.errors import HostUnreachable, HypervisorError
 from vmckpt.hypervisor import migration
 from vmckpt.model.host import Host
-from vmckpt.model.migration import (
-    AutoConverge,
-    Compression,
-    Driver,
-    MoveOrder,
-)
+from vmckpt.model.migration import AutoConverge, Compression, Driver, MoveOrder
 from vmckpt.units import MIB, BytesPerSecond
 
 BETA = Host(name="beta", uri="qemu:///system", migration_address="10.1.0.12")

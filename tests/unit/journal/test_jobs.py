@@ -18,16 +18,9 @@ from typer.testing import CliRunner
 
 from tests.support.builders import sample
 from tests.support.paths import ROOT
-from vmckpt.cli import (
-    app as cli_app,
-)
-from vmckpt.cli import (
-    jobs,
-    output,
-)
-from vmckpt.cli import (
-    watch as cli_watch,
-)
+from vmckpt.cli import app as cli_app
+from vmckpt.cli import jobs, output
+from vmckpt.cli import watch as cli_watch
 from vmckpt.errors import BadInput, OutcomeUnknown, ReadOnly, Unattended, VmckptError
 from vmckpt.journal import jobs as journal_jobs
 from vmckpt.journal import leases, recorder

@@ -8,14 +8,7 @@ import pytest
 
 from vmckpt.errors import GuestBusy, JournalError, LeaseLost
 from vmckpt.journal import leases
-from vmckpt.journal.records import (
-    Batch,
-    Controller,
-    NewOperation,
-    Operation,
-    Record,
-    StepState,
-)
+from vmckpt.journal.records import Batch, Controller, NewOperation, Operation, Record, StepState
 from vmckpt.journal.store import Journal
 from vmckpt.lease import controller_lease
 from vmckpt.lease.controller_lease import Fence

@@ -14,14 +14,7 @@ from tests.unit.journal.test_recorder import sampled, until
 from vmckpt.app import migration
 from vmckpt.errors import BadInput, GuestBusy, JournalError, LeaseLost, Unattended
 from vmckpt.inventory import Inventory
-from vmckpt.journal import (
-    jobs,
-    leases,
-    recorder,
-)
-from vmckpt.journal import (
-    recorder as journal_recorder,
-)
+from vmckpt.journal import jobs, leases, recorder
 from vmckpt.journal.jobs import Answer
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Controller, NewOperation, Operation, RequestKind, StepState
@@ -285,7 +278,7 @@ def test_what_agents_go_on_with_stays_theirs_whatever_fails_meanwhile(
     journal.entrust(id_, "alpha")
     with (
         pytest.raises(JournalError),
-        journal_recorder.taken_over(journal, journal.operation(id_), warnings.append),
+        recorder.taken_over(journal, journal.operation(id_), warnings.append),
     ):
         raise JournalError("alpha cannot be asked")
     assert [one.id for one in journal.entrusted()] == [id_]

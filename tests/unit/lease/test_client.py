@@ -6,12 +6,7 @@ from typing import Any
 import pytest
 
 from vmckpt.lease import client as lease_client
-from vmckpt.lease.client import (
-    Denied,
-    LeaseClient,
-    TakenOver,
-    Wait,
-)
+from vmckpt.lease.client import Denied, LeaseClient, TakenOver, Wait
 from vmckpt.units import Seconds
 
 

@@ -12,12 +12,7 @@ import psycopg
 import pytest
 
 from tests.support import postgres
-from tests.support.lease_protection import (
-    TERMS,
-    Protection,
-    protected,
-    waited,
-)
+from tests.support.lease_protection import TERMS, Protection, protected, waited
 from vmckpt.lease.client import Credential
 from vmckpt.lease.connection import LeaseUnreachable
 

@@ -11,19 +11,8 @@ from typing import cast
 import pytest
 
 from tests.support import postgres
-from tests.support.lease_protection import (
-    TERMS,
-    Protection,
-    protected,
-    waited,
-)
-from vmckpt.lease.client import (
-    Denied,
-    LeaseClient,
-    LeaseForgotten,
-    TakenOver,
-    TakeOver,
-)
+from tests.support.lease_protection import TERMS, Protection, protected, waited
+from vmckpt.lease.client import Denied, LeaseClient, LeaseForgotten, TakenOver, TakeOver
 from vmckpt.lease.connection import LeaseUnreachable
 
 

@@ -11,12 +11,7 @@ import psycopg
 import pytest
 
 from tests.support import postgres
-from tests.support.lease_protection import (
-    TERMS,
-    Protection,
-    protected,
-    waited,
-)
+from tests.support.lease_protection import TERMS, Protection, protected, waited
 from vmckpt.errors import BadInput, LeaseLost
 from vmckpt.lease import client as lease_client
 from vmckpt.lease.client import Denied, LeaseClient, TakenOver

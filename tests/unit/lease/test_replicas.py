@@ -10,7 +10,6 @@ import pytest
 from tests.support import postgres
 from vmckpt import inventory
 from vmckpt.app import hosts
-from vmckpt.app import hosts as app_hosts
 from vmckpt.doctor import gather
 from vmckpt.doctor.checks import Examined
 from vmckpt.lease import replicas
@@ -170,4 +169,4 @@ async def test_doctor_and_prepare_tell_it(
     (found,) = await hosts.doctor(known, [])
     assert (found.code, found.severity) == ("lease-replicas", INFO)
     ready = Readiness(guest="web1", host="alpha", findings=(), lacks=False, restart=False)
-    assert (await app_hosts._with_lease_store(known, ready)).findings == (found,)
+    assert (await hosts._with_lease_store(known, ready)).findings == (found,)

@@ -11,12 +11,7 @@ from vmckpt.migration import replay as migration_replay
 from vmckpt.migration.replay import fitted, replay
 from vmckpt.model.migration import Decision, JobPhase, JobSample, Mode
 from vmckpt.policy import loader
-from vmckpt.policy.model import (
-    RaiseDowntime,
-    Rule,
-    RuleCondition,
-    StartPostcopy,
-)
+from vmckpt.policy.model import RaiseDowntime, Rule, RuleCondition, StartPostcopy
 from vmckpt.units import MIB, Seconds
 
 BEGAN = Seconds(100.0)

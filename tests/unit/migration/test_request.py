@@ -8,22 +8,8 @@ from tests.support.moving import rule
 from tests.support.policies import GOOD, LEAST, policy
 from vmckpt.migration import request
 from vmckpt.migration.request import IDLE_THROTTLE, Wishes
-from vmckpt.model.migration import (
-    AutoConverge,
-    Compression,
-    Driver,
-    Mode,
-    MoveOrder,
-)
-from vmckpt.policy.model import (
-    Compress,
-    CopyKind,
-    LeftBehind,
-    Policy,
-    StartPostcopy,
-    Throttle,
-    Tls,
-)
+from vmckpt.model.migration import AutoConverge, Compression, Driver, Mode, MoveOrder
+from vmckpt.policy.model import Compress, CopyKind, LeftBehind, Policy, StartPostcopy, Throttle, Tls
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
 PLAIN = policy()

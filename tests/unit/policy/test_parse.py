@@ -7,16 +7,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.policies import (
-    GOOD,
-    LEAST,
-    PATH,
-    policy,
-)
+from tests.support.policies import GOOD, LEAST, PATH, policy
 from vmckpt.errors import PolicyError
 from vmckpt.model.migration import AutoConverge, Compression, Mode
 from vmckpt.policy import explain, parse
-from vmckpt.policy import explain as policy_explain
 from vmckpt.policy.model import (
     CopyKind,
     GiveUp,
@@ -346,8 +340,8 @@ def test_any_document_becomes_a_policy_or_a_policy_error_in_one_line(tree: dict[
     assert explain.values(found)
     assert explain.as_json(found)["name"] == found.name
     for rule in found.rules:
-        assert policy_explain.condition_text(rule.when)
-        assert policy_explain.action_text(rule.do)
+        assert explain.condition_text(rule.when)
+        assert explain.action_text(rule.do)
 
 
 @given(st.text(max_size=100))

@@ -9,15 +9,7 @@ from tests.support.policies import LEAST, policy
 from vmckpt.errors import PolicyError
 from vmckpt.policy import explain
 from vmckpt.policy.calendar import Interval, Weekly
-from vmckpt.policy.model import (
-    Auto,
-    Check,
-    CopyTo,
-    Keep,
-    Proof,
-    Schedule,
-    period,
-)
+from vmckpt.policy.model import Auto, Check, CopyTo, Keep, Proof, Schedule, period
 from vmckpt.units import Seconds
 
 FULL = """\

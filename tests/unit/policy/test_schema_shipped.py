@@ -10,24 +10,9 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.policies import GOOD, policy
 from vmckpt.model.migration import Mode
-from vmckpt.policy import (
-    compatibility,
-    explain,
-    json_schema,
-    loader,
-)
-from vmckpt.policy import (
-    explain as policy_explain,
-)
+from vmckpt.policy import compatibility, explain, json_schema, loader
 from vmckpt.policy.compatibility import Versions
-from vmckpt.policy.model import (
-    GiveUp,
-    Pause,
-    Policy,
-    RaiseDowntime,
-    StartPostcopy,
-    Throttle,
-)
+from vmckpt.policy.model import GiveUp, Pause, Policy, RaiseDowntime, StartPostcopy, Throttle
 
 ROOM = Path(str(resources.files("vmckpt_policies")))
 FILES = sorted(ROOM.glob("*.yaml"))
@@ -171,4 +156,4 @@ def test_a_policy_as_json_has_plain_numbers_and_no_empty_conditions() -> None:
 
 
 def test_a_rule_without_conditions_always_holds() -> None:
-    assert policy_explain.condition_text(policy(GOOD).rules[3].when) == "always"
+    assert explain.condition_text(policy(GOOD).rules[3].when) == "always"

@@ -13,12 +13,7 @@ import yaml
 
 from tests.support.paths import ROOT
 from tests.tui.still import FLEET
-from tests.unit.monitor.test_health import (
-    NOW_STANDING,
-    REPORT,
-    ended,
-    happened,
-)
+from tests.unit.monitor.test_health import NOW_STANDING, REPORT, ended, happened
 from vmckpt.model.guest import Copies
 from vmckpt.monitor.prometheus import Exporter
 

@@ -16,12 +16,7 @@ from vmckpt.errors import BadInput, GuestBusy, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal.store import Journal
 from vmckpt.model.events import Caller
-from vmckpt.protection import (
-    active,
-    adopt,
-    agent_client,
-    stop,
-)
+from vmckpt.protection import active, adopt, agent_client, stop
 from vmckpt.protection.adopt import Found
 from vmckpt.protection.request import Judge
 from vmckpt.protection.stop import Ended, Known

@@ -15,12 +15,7 @@ from tests.tui.still import FLEET, NOW, PROTECT, entry, guest
 from tests.unit.monitor.test_health import key, scraped
 from vmckpt import recovery as recovering
 from vmckpt.agent.replication import orders, teardown
-from vmckpt.app import (
-    fleet,
-    migration,
-    policies,
-    protection,
-)
+from vmckpt.app import fleet, migration, policies, protection
 from vmckpt.cli import app
 from vmckpt.cli import hosts as hosts_command
 from vmckpt.cli import jobs as jobs_command
@@ -29,15 +24,7 @@ from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs
 from vmckpt.lease.connection import LeaseUnreachable
-from vmckpt.model.guest import (
-    MEND,
-    Copies,
-    Guest,
-    GuestState,
-    confirmed,
-    merged,
-    two_copies,
-)
+from vmckpt.model.guest import MEND, Copies, Guest, GuestState, confirmed, merged, two_copies
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled

@@ -20,14 +20,7 @@ from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.protection import agent_client, recovery, stop
-from vmckpt.protection.resync import (
-    Before,
-    Earlier,
-    Taking,
-    decide,
-    earlier,
-    wanted,
-)
+from vmckpt.protection.resync import Before, Earlier, Taking, decide, earlier, wanted
 from vmckpt.replication.backup.standby_setup import Image
 from vmckpt.units import MIB, Bytes
 

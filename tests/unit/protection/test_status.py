@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-from vmckpt.protection.status import (
-    SUMMARY_EVERY,
-    Because,
-    Look,
-    look,
-    readiness,
-    worth,
-)
+from vmckpt.protection.status import SUMMARY_EVERY, Because, Look, look, readiness, worth
 from vmckpt.units import Seconds
 
 WORKS: dict[str, Any] = {

@@ -25,14 +25,7 @@ from vmckpt.model.events import Caller
 from vmckpt.model.fencing import Fenced, FenceDevice, FenceTopology
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
-from vmckpt.protection import (
-    agent_client,
-    solo_permission,
-    stop,
-)
-from vmckpt.protection import (
-    stop as protection_stop,
-)
+from vmckpt.protection import agent_client, solo_permission, stop
 from vmckpt.protection.stop import Known
 from vmckpt.units import Seconds
 
@@ -144,7 +137,7 @@ def one(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(agent_client, "ask", made.ask)
     monkeypatch.setattr(agent_client, "status", made.status)
     monkeypatch.setattr(stop, "attended", made.attended)
-    monkeypatch.setattr(protection_stop, "fence_host", made.fence)
+    monkeypatch.setattr(stop, "fence_host", made.fence)
     monkeypatch.setattr(solo_permission, "alone", made.had_leave)
     monkeypatch.setattr(solo_permission, "note", made.note)
     monkeypatch.setattr(client, "revoke", made.revoke)

@@ -19,14 +19,8 @@ from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.lease import client
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
-from vmckpt.protection import (
-    agent_client,
-    recovery,
-    start,
-)
-from vmckpt.protection import (
-    stop as protection_stop,
-)
+from vmckpt.protection import agent_client, recovery, start
+from vmckpt.protection import stop as protection_stop
 from vmckpt.protection.migration import finish
 from vmckpt.protection.request import Setting
 from vmckpt.protection.stop import Known

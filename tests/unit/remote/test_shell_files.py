@@ -10,24 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hostile import (
-    NOBODY,
-    Ground,
-    ground,
-    user,
-    within,
-)
+from tests.support.hostile import NOBODY, Ground, ground, user, within
 from tests.support.shell import Shell
 from vmckpt.agent import client
 from vmckpt.errors import RemoteError
 from vmckpt.model.disk import DiskCopy, Made
-from vmckpt.remote import (
-    agent_install,
-    image_copy,
-    images,
-    probe,
-    ssh,
-)
+from vmckpt.remote import agent_install, image_copy, images, probe, ssh
 from vmckpt.remote.shell_files import FILES
 from vmckpt.remote.ssh import Answer
 from vmckpt.units import MIB, Bytes, Seconds

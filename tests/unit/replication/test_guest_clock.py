@@ -14,12 +14,7 @@ from tests.support import replicas
 from vmckpt.agent.replication import clock as replication_clock
 from vmckpt.agent.replication.clock import ClockKeeper
 from vmckpt.hypervisor.guest_agent import GuestAgent
-from vmckpt.replication.guest_clock import (
-    WORTH,
-    Clock,
-    Reading,
-    decide,
-)
+from vmckpt.replication.guest_clock import WORTH, Clock, Reading, decide
 from vmckpt.replication.status import PrimaryStatus
 from vmckpt.units import Seconds
 

@@ -10,32 +10,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from vmckpt.policy import calendar
-from vmckpt.policy.model import (
-    Check,
-    CopyTo,
-    Keep,
-    Proof,
-    Schedule,
-)
-from vmckpt.scheduler.agenda import (
-    COLLECT,
-    Held,
-    Order,
-    Scene,
-    Seat,
-    Trouble,
-    agenda,
-    troubled,
-)
-from vmckpt.scheduler.jobs import (
-    Collect,
-    Copy,
-    Cut,
-    Prune,
-    Take,
-    Verify,
-    Work,
-)
+from vmckpt.policy.model import Check, CopyTo, Keep, Proof, Schedule
+from vmckpt.scheduler.agenda import COLLECT, Held, Order, Scene, Seat, Trouble, agenda, troubled
+from vmckpt.scheduler.jobs import Collect, Copy, Cut, Prune, Take, Verify, Work
 from vmckpt.snapshot.retention import Kept
 from vmckpt.units import Seconds
 

@@ -10,12 +10,7 @@ import pytest
 from blake3 import blake3
 
 from tests.fixtures.make_store_v1 import secret
-from tests.support.stocking import (
-    Stock,
-    id_of,
-    page,
-    stocked,
-)
+from tests.support.stocking import Stock, id_of, page, stocked
 from vmckpt.errors import StoreError
 from vmckpt.snapshot import archive as snapshot_archive
 from vmckpt.store.backend.local import LocalFolder

@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from tests.support.stocking import (
-    Stock,
-    flip,
-    id_of,
-    stocked,
-)
+from tests.support.stocking import Stock, flip, id_of, stocked
 from vmckpt.snapshot import catalog
 from vmckpt.store import gc
 from vmckpt.store.backend.local import LocalFolder

@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 
 from tests.support.snapshots import bare, maps, ram
 from vmckpt.snapshot.diff import RegionDiff, changed, compare
-from vmckpt.store.format.chunk_map import (
-    SLOTS,
-    UNIT,
-    ZERO,
-    Kind,
-    Map,
-)
+from vmckpt.store.format.chunk_map import SLOTS, UNIT, ZERO, Kind, Map
 from vmckpt.store.format.private_part import Private
 from vmckpt.units import Bytes
 

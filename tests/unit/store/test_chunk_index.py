@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 
 from vmckpt.errors import BadInput, StoreDamaged
 from vmckpt.store.backend.base import checked
-from vmckpt.store.chunk_index import (
-    Index,
-    NameSet,
-    PackInfo,
-    names_of,
-)
+from vmckpt.store.chunk_index import Index, NameSet, PackInfo, names_of
 from vmckpt.store.format import pack as format_pack
 
 # Few beginnings: names that share their first eight bytes are what a guest can make.

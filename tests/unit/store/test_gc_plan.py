@@ -8,23 +8,9 @@ import numpy as np
 import pytest
 
 from tests.support.storing import gc, new_store, write
-from vmckpt.store.chunk_index import (
-    Index,
-    NameSet,
-    PackInfo,
-    Run,
-    names_of,
-)
+from vmckpt.store.chunk_index import Index, NameSet, PackInfo, Run, names_of
 from vmckpt.store.format import pack as format_pack
-from vmckpt.store.gc_plan import (
-    Loose,
-    PackUse,
-    Scene,
-    Terms,
-    dead_locks,
-    decide,
-    use_of,
-)
+from vmckpt.store.gc_plan import Loose, PackUse, Scene, Terms, dead_locks, decide, use_of
 from vmckpt.store.locks import LockSeen, Work
 from vmckpt.store.pending_deletion import Condemned
 from vmckpt.units import Bytes, Seconds

@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 
 from vmckpt.errors import Cancelled, NotInStore, StoreDamaged, StoreError
 from vmckpt.store.assemble import Assembly
-from vmckpt.store.format.chunk_map import (
-    GROUP,
-    UNIT,
-    ZERO,
-    Extent,
-    Kind,
-    Map,
-    What,
-    units,
-)
+from vmckpt.store.format.chunk_map import GROUP, UNIT, ZERO, Extent, Kind, Map, What, units
 from vmckpt.store.ingest import PRINT, Counts, Ingest, Past, Table
 from vmckpt.units import Bytes
 

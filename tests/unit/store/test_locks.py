@@ -7,18 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import store_locking
-from tests.support.stocking import (
-    Stock,
-    id_of,
-    page,
-    stocked,
-)
-from tests.support.store_locking import (
-    CELLS,
-    Ask,
-    Cell,
-    Work,
-)
+from tests.support.stocking import Stock, id_of, page, stocked
+from tests.support.store_locking import CELLS, Ask, Cell, Work
 from vmckpt.snapshot import catalog
 from vmckpt.store import gc, locks
 from vmckpt.store.format import manifest

@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from tests.support.snapshots import bare, ram
 from vmckpt.store import ingest, parent_state
 from vmckpt.store.format import chunk_map, private_part
-from vmckpt.store.format.chunk_map import (
-    SLOTS,
-    UNIT,
-    ZERO,
-    Extent,
-    Kind,
-    What,
-)
+from vmckpt.store.format.chunk_map import SLOTS, UNIT, ZERO, Extent, Kind, What
 from vmckpt.store.ingest import Ingest, Table
 from vmckpt.store.parent_state import Draft
 from vmckpt.units import Bytes

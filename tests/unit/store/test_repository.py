@@ -26,14 +26,7 @@ from tests.support.storing import (
     references,
     write,
 )
-from vmckpt.errors import (
-    BadInput,
-    NotInStore,
-    StoreDamaged,
-    StoreError,
-    StoreFull,
-    StoreNewer,
-)
+from vmckpt.errors import BadInput, NotInStore, StoreDamaged, StoreError, StoreFull, StoreNewer
 from vmckpt.store import fault_injection, locks
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.backend.local import LocalFolder

@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.storing import (
-    chunks,
-    new_store,
-    read,
-    references,
-    write,
-)
+from tests.support.storing import chunks, new_store, read, references, write
 from vmckpt.errors import StoreDamaged
 from vmckpt.store import pending_deletion
 from vmckpt.store.gc import boxes_of

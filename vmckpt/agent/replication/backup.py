@@ -9,15 +9,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent.replication import (
-    clock,
-    handover,
-    teardown,
-    test_failover_files,
-)
-from vmckpt.agent.replication import (
-    watchdog as replication_watchdog,
-)
+from vmckpt.agent.replication import clock, handover, teardown, test_failover_files
+from vmckpt.agent.replication import watchdog as replication_watchdog
 from vmckpt.agent.replication.test_failover import Trials
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.guest_agent import GuestAgent

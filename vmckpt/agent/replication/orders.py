@@ -37,13 +37,7 @@ from vmckpt.replication import control_socket
 from vmckpt.replication.backup import standby as standbys
 from vmckpt.replication.backup import standby_setup
 from vmckpt.replication.protocol import connection as protocol_connection
-from vmckpt.replication.session import (
-    Fate,
-    Session,
-    folder_of,
-    make_folder,
-    remove_folder,
-)
+from vmckpt.replication.session import Fate, Session, folder_of, make_folder, remove_folder
 from vmckpt.replication.watchdog import process as watchdog_process
 from vmckpt.replication.watchdog.shared_page import GuardPage
 from vmckpt.units import Seconds

@@ -27,12 +27,7 @@ from vmckpt.replication.backup.epoch_stage import Stage
 from vmckpt.replication.backup.redo_log import Memory
 from vmckpt.replication.backup.standby import Standby, socket_of
 from vmckpt.replication.session import Session
-from vmckpt.replication.test_failover import (
-    disk_copy,
-    domain_xml,
-    memory_check,
-    memory_copy,
-)
+from vmckpt.replication.test_failover import disk_copy, domain_xml, memory_check, memory_copy
 from vmckpt.replication.test_failover.disk_copy import Fleece
 from vmckpt.replication.test_failover.memory_check import Room
 from vmckpt.replication.test_failover.memory_copy import Next, Touched

@@ -9,12 +9,7 @@ from typing import Any
 from vmckpt.agent.orders import UnrestoreOrder
 from vmckpt.agent.protocol import Talk
 from vmckpt.agent.restore import leftovers, replace_file
-from vmckpt.agent.restore.leftovers import (
-    Seat,
-    Seen,
-    Spot,
-    Verdict,
-)
+from vmckpt.agent.restore.leftovers import Seat, Seen, Spot, Verdict
 from vmckpt.agent.snapshot import spool
 from vmckpt.errors import GuestBusy, HypervisorError, QemuUnclear
 from vmckpt.hypervisor import connection

@@ -19,14 +19,8 @@ from numpy.typing import NDArray
 
 from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.protocol import Talk
-from vmckpt.agent.snapshot import (
-    describe,
-    memory_methods,
-    spool,
-)
-from vmckpt.agent.snapshot import (
-    parent_state as snapshot_parent_state,
-)
+from vmckpt.agent.snapshot import describe, memory_methods, spool
+from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
 from vmckpt.agent.snapshot.choose_method import Way
 from vmckpt.agent.snapshot.memory_methods import Memory, Wanted
 from vmckpt.capture import firmware, free_space, network_hold
@@ -49,13 +43,7 @@ from vmckpt.model.finding import Severity
 from vmckpt.model.recovery import Phase
 from vmckpt.store import ingest, parent_state, repository
 from vmckpt.store.format import manifest
-from vmckpt.store.format.chunk_map import (
-    UNIT,
-    Extent,
-    Kind,
-    Region,
-    What,
-)
+from vmckpt.store.format.chunk_map import UNIT, Extent, Kind, Region, What
 from vmckpt.store.format.manifest import Keys, Signer
 from vmckpt.store.format.metadata import Part
 from vmckpt.store.format.private_part import Private, RegionMap, compacted

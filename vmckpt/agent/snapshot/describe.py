@@ -10,13 +10,7 @@ from vmckpt.hypervisor import domain_xml
 from vmckpt.model.disk import DiskFacts
 from vmckpt.model.guest import Guest
 from vmckpt.store.format.chunk_map import Kind
-from vmckpt.store.format.metadata import (
-    Contents,
-    DiskMake,
-    Facts,
-    Public,
-    RamBlock,
-)
+from vmckpt.store.format.metadata import Contents, DiskMake, Facts, Public, RamBlock
 from vmckpt.store.format.private_part import Private
 
 _LONGEST, _MOST = 255, 64

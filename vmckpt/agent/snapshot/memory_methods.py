@@ -10,14 +10,7 @@ from vmckpt.agent.snapshot import choose_method, spool
 from vmckpt.agent.snapshot.choose_method import Choice, Seen, Way
 from vmckpt.capture import free_space
 from vmckpt.capture.disks import bitmaps
-from vmckpt.capture.memory import (
-    background_snapshot,
-    libvirt_save,
-    memory_files,
-)
-from vmckpt.capture.memory import (
-    memory_files as memory_memory_files,
-)
+from vmckpt.capture.memory import background_snapshot, libvirt_save, memory_files
 from vmckpt.capture.memory.background_snapshot import Captured, Hooks
 from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.capture.memory.page_diff import Flags
@@ -104,7 +97,7 @@ def _look(monitor: Monitor, way: Way) -> Seen:
         return Seen(runs=runs, private="its QEMU is not on this host")
     with process:
         try:
-            files = memory_memory_files.files(monitor, process)
+            files = memory_files.files(monitor, process)
         except CannotCapture as exc:
             return Seen(runs=runs, private=exc.message.partition(": ")[2] or exc.message)
     return Seen(

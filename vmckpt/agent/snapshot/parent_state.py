@@ -10,13 +10,7 @@ import numpy as np
 from vmckpt.agent.snapshot.memory_methods import Memory
 from vmckpt.capture.disks.plan import Parent
 from vmckpt.store import parent_state
-from vmckpt.store.format.chunk_map import (
-    SLOTS,
-    ZERO,
-    Kind,
-    Map,
-    slots_of,
-)
+from vmckpt.store.format.chunk_map import SLOTS, ZERO, Kind, Map, slots_of
 from vmckpt.store.format.private_part import Private
 from vmckpt.store.parent_state import Draft, Line
 from vmckpt.units import Bytes

@@ -10,12 +10,7 @@ from vmckpt.capture import network_hold
 from vmckpt.capture.disks import live
 from vmckpt.capture.disks.live import DiskUndo
 from vmckpt.capture.fs_freeze import QuietUndo
-from vmckpt.capture.memory import (
-    background_snapshot,
-    image,
-    memory_files,
-    undo_process,
-)
+from vmckpt.capture.memory import background_snapshot, image, memory_files, undo_process
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.capture.network_hold import HoldUndo
 from vmckpt.errors import BadInput, HypervisorError, VmckptError

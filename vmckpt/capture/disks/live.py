@@ -16,13 +16,7 @@ from vmckpt.capture.disks.reader import DiskReader, opened
 from vmckpt.capture.memory.undo_process import left_behind
 from vmckpt.errors import HypervisorError, OutcomeUnknown
 from vmckpt.hypervisor.backup import Backups, BitmapLost
-from vmckpt.model.disk import (
-    BackupOrder,
-    DiskFacts,
-    OpenBackup,
-    OpenDisk,
-    checkpoint_of,
-)
+from vmckpt.model.disk import BackupOrder, DiskFacts, OpenBackup, OpenDisk, checkpoint_of
 from vmckpt.util.host_files import Folder, path_of
 
 _PATIENCE = 30.0

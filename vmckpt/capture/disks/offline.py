@@ -14,22 +14,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from vmckpt.capture.disks.live import DiskUndo, remove_left
-from vmckpt.capture.disks.plan import (
-    DiskPlan,
-    How,
-    Parent,
-    plan,
-)
+from vmckpt.capture.disks.plan import DiskPlan, How, Parent, plan
 from vmckpt.capture.disks.reader import DiskReader, opened
 from vmckpt.errors import BadInput, GuestBusy, HypervisorError
 from vmckpt.hypervisor.backup import Backups
-from vmckpt.model.disk import (
-    MARK,
-    Bitmap,
-    DiskFacts,
-    OpenBackup,
-    OpenDisk,
-)
+from vmckpt.model.disk import MARK, Bitmap, DiskFacts, OpenBackup, OpenDisk
 from vmckpt.units import Bytes
 
 _PATIENCE = 30.0

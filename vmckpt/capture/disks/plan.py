@@ -5,13 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from vmckpt.model.disk import (
-    BackupOrder,
-    Checkpoint,
-    DiskFacts,
-    DiskOrder,
-    checkpoint_of,
-)
+from vmckpt.model.disk import BackupOrder, Checkpoint, DiskFacts, DiskOrder, checkpoint_of
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.units import Bytes
 

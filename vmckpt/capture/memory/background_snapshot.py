@@ -17,14 +17,7 @@ from vmckpt.capture import migration_settings
 from vmckpt.capture.memory.image import FrozenImage, ImageWriter
 from vmckpt.capture.memory.pipe_reader import Drain
 from vmckpt.capture.memory.undo_process import Keeper
-from vmckpt.capture.migration_settings import (
-    BACKGROUND,
-    PIPE,
-    STOPPED,
-    Commands,
-    Note,
-    Undo,
-)
+from vmckpt.capture.migration_settings import BACKGROUND, PIPE, STOPPED, Commands, Note, Undo
 from vmckpt.capture.qemu_stream.stream import StreamParser
 from vmckpt.errors import Cancelled, CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.hypervisor.qmp import Refused

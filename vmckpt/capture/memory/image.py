@@ -17,12 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.capture.qemu_stream import devices
-from vmckpt.capture.qemu_stream.header import (
-    PAGE,
-    Head,
-    RamBlock,
-    parse_head,
-)
+from vmckpt.capture.qemu_stream.header import PAGE, Head, RamBlock, parse_head
 from vmckpt.capture.qemu_stream.stream import Addresses, Pages
 from vmckpt.errors import CaptureFailed
 

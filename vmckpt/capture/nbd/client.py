@@ -14,14 +14,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from vmckpt.capture.nbd import protocol as wire
-from vmckpt.capture.nbd.protocol import (
-    Line,
-    Nonsense,
-    Place,
-    Tcp,
-    Unix,
-    agree,
-)
+from vmckpt.capture.nbd.protocol import Line, Nonsense, Place, Tcp, Unix, agree
 from vmckpt.errors import HypervisorError
 from vmckpt.units import MIB, Seconds
 

@@ -8,13 +8,7 @@ import typer
 
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON, help_alone
-from vmckpt.cli.snapshot import (
-    browse,
-    create,
-    keys,
-    manage,
-    restore,
-)
+from vmckpt.cli.snapshot import browse, create, keys, manage, restore
 from vmckpt.cli.snapshot.options import STORE
 from vmckpt.units import Bytes, show_bytes
 

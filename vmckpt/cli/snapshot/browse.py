@@ -14,13 +14,7 @@ import typer
 
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON
-from vmckpt.cli.snapshot.options import (
-    IDENTITY,
-    SNAPSHOT,
-    STORE,
-    Ticker,
-    identity_of,
-)
+from vmckpt.cli.snapshot.options import IDENTITY, SNAPSHOT, STORE, Ticker, identity_of
 from vmckpt.errors import BadInput
 from vmckpt.units import Bytes, show_bytes
 

@@ -110,10 +110,10 @@ async def _create(
 async def _create_group(
     inventory: "controller.Inventory", store: str | None, group: str, request: "TakeRequest"
 ) -> "GroupTaken":
-    from vmckpt.app import snapshots as app_snapshots
+    from vmckpt.app import snapshots
 
     caller = _caller("stopping: the guests will be as they were")
-    return await app_snapshots.take_group(inventory, store, group.split(","), request, caller)
+    return await snapshots.take_group(inventory, store, group.split(","), request, caller)
 
 
 def _show_group(cut: "GroupTaken") -> None:

@@ -23,12 +23,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from vmckpt.cli.arguments import INVENTORY, JSON
-from vmckpt.cli.snapshot.options import (
-    IDENTITY,
-    SNAPSHOT,
-    STORE,
-    identity_of,
-)
+from vmckpt.cli.snapshot.options import IDENTITY, SNAPSHOT, STORE, identity_of
 from vmckpt.errors import StoreError
 from vmckpt.units import Bytes, show_bytes
 

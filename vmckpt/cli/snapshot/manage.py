@@ -9,15 +9,7 @@ from vmckpt import units
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.snapshot import inspect
-from vmckpt.cli.snapshot.options import (
-    DRY_RUN,
-    SNAPSHOT,
-    SNAPSHOTS,
-    STORE,
-    YES,
-    Ticker,
-    sure,
-)
+from vmckpt.cli.snapshot.options import DRY_RUN, SNAPSHOT, SNAPSHOTS, STORE, YES, Ticker, sure
 from vmckpt.errors import StoreDamaged
 from vmckpt.units import Seconds, show_bytes
 

@@ -8,12 +8,7 @@ import typer
 from vmckpt.cli import arguments, output
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.output import stop_on_signals
-from vmckpt.cli.snapshot.options import (
-    IDENTITY,
-    STORE,
-    Ticker,
-    identity_of,
-)
+from vmckpt.cli.snapshot.options import IDENTITY, STORE, Ticker, identity_of
 from vmckpt.errors import HookFailed
 from vmckpt.units import show_seconds
 
@@ -153,12 +148,11 @@ async def _restore(
     key: "Identity | None",
 ) -> "Restored | GroupRestored":
     from vmckpt.app import controller, snapshots
-    from vmckpt.app import snapshots as app_snapshots
     from vmckpt.snapshot.group import rules
 
     whole = rules.is_id(request.snapshot)
     becomes = "it is told how each guest stands" if whole else "disks will be as before"
     stop = stop_on_signals(f"stopping: {becomes}")
     caller = controller.Caller(emit=Ticker().take, warn=output.say, stop=stop)
-    back = app_snapshots.restore_group if whole else snapshots.restore
+    back = snapshots.restore_group if whole else snapshots.restore
     return await back(inventory, store, request, caller, on=on, identity=key)

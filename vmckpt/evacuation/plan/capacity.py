@@ -8,12 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.evacuation.plan.fleet import (
-    Needs,
-    Place,
-    Rules,
-    Tenant,
-)
+from vmckpt.evacuation.plan.fleet import Needs, Place, Rules, Tenant
 from vmckpt.units import show_bytes
 
 Flags = NDArray[np.bool_]

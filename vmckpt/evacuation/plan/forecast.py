@@ -4,13 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vmckpt.evacuation import schedule
-from vmckpt.evacuation.bandwidth import (
-    Move,
-    Under,
-    advance,
-    begin,
-    over,
-)
+from vmckpt.evacuation.bandwidth import Move, Under, advance, begin, over
 from vmckpt.evacuation.plan.capacity import Seating
 from vmckpt.evacuation.plan.fleet import Fleet, Rules
 from vmckpt.evacuation.schedule import Windows

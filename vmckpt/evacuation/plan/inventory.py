@@ -12,12 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from vmckpt.evacuation.plan.fleet import (
-    Fleet,
-    Needs,
-    Place,
-    Tenant,
-)
+from vmckpt.evacuation.plan.fleet import Fleet, Needs, Place, Tenant
 from vmckpt.model.guest import Guest, GuestState
 from vmckpt.model.host import Host, HostFacts
 from vmckpt.policy.model import CopyKind, Evacuation, Policy, Strategy

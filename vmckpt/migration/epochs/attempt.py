@@ -28,12 +28,7 @@ from vmckpt.model.migration import Driver, JobPhase, JobTotals, Outcome
 from vmckpt.protection import agent_client
 from vmckpt.protection.migration import finish, switchover
 from vmckpt.protection.migration.finish import Pair
-from vmckpt.protection.migration.switchover import (
-    Do,
-    Limits,
-    Seen,
-    Verdict,
-)
+from vmckpt.protection.migration.switchover import Do, Limits, Seen, Verdict
 from vmckpt.protection.request import Setting
 from vmckpt.protection.start import Beginning
 from vmckpt.units import Bytes, Seconds

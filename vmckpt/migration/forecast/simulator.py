@@ -16,22 +16,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from vmckpt.migration.forecast.dirty_curve import DirtyCurve
-from vmckpt.migration.run.actions import (
-    Abort,
-    Cache,
-    Halt,
-    Limit,
-    SetDowntime,
-    Slow,
-    Switch,
-    says,
-)
-from vmckpt.migration.run.decide import (
-    Done,
-    Terms,
-    Verdict,
-    decide,
-)
+from vmckpt.migration.run.actions import Abort, Cache, Halt, Limit, SetDowntime, Slow, Switch, says
+from vmckpt.migration.run.decide import Done, Terms, Verdict, decide
 from vmckpt.migration.run.progress import Track, seen
 from vmckpt.model.migration import AutoConverge, JobPhase, JobSample, Mode
 from vmckpt.policy.model import RuleCondition

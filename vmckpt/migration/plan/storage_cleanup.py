@@ -15,7 +15,6 @@ from vmckpt.migration.plan import storage_copy
 from vmckpt.migration.plan.host_facts import Remotes
 from vmckpt.model.disk import CopyPlan, Made
 from vmckpt.remote import images, probe
-from vmckpt.remote import images as remote_images
 from vmckpt.remote.images import Has
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import Bytes
@@ -103,7 +102,7 @@ async def finish(
         # Guests that are off are held by no lock; those that run are not found by theirs alone.
         all_ = await storage.of_all(here)
         has = [Has(user.guest, path, user.format) for path, user in all_.items()]
-        users = await remote_images.users(remotes[0], has)
+        users = await images.users(remotes[0], has)
         for path, mark in old.items():
             check()
             if reason := _why_it_stays(mark, users):

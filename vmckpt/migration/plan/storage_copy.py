@@ -18,17 +18,7 @@ from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.records import StoredStep
 from vmckpt.migration.plan.host_facts import Remotes
-from vmckpt.model.disk import (
-    NVRAM,
-    CopyPlan,
-    DiskCopy,
-    Drive,
-    Image,
-    Made,
-    Place,
-    Room,
-    Wish,
-)
+from vmckpt.model.disk import NVRAM, CopyPlan, DiskCopy, Drive, Image, Made, Place, Room, Wish
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.policy.model import CopyKind, LeftBehind, Storage
 from vmckpt.remote import images as remote_images

@@ -14,15 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import NameOID
 
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.model.host import (
-    CA,
-    CLIENT,
-    CLIENT_KEY,
-    SERVER,
-    SERVER_KEY,
-    Host,
-    QemuCertificates,
-)
+from vmckpt.model.host import CA, CLIENT, CLIENT_KEY, SERVER, SERVER_KEY, Host, QemuCertificates
 
 _GUIDE = "see libvirt's TLS guide (kbase/tlscerts)"
 

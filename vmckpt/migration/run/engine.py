@@ -8,24 +8,9 @@ from vmckpt.errors import HypervisorError, JournalError, OutcomeUnknown, PeerLog
 from vmckpt.journal.records import Request
 from vmckpt.migration.forecast.dirty_curve import DirtyCurve
 from vmckpt.migration.recovery.steps import Step
-from vmckpt.migration.run import (
-    actions,
-    decide,
-    operator_requests,
-    progress,
-)
-from vmckpt.migration.run import (
-    outcome as run_outcome,
-)
-from vmckpt.migration.run.actions import (
-    Abort,
-    Action,
-    Halt,
-    Limit,
-    Slow,
-    Stop,
-    Switch,
-)
+from vmckpt.migration.run import actions, decide, operator_requests, progress
+from vmckpt.migration.run import outcome as run_outcome
+from vmckpt.migration.run.actions import Abort, Action, Halt, Limit, Slow, Stop, Switch
 from vmckpt.migration.run.actuator import Hands
 from vmckpt.migration.run.decide import Done, Terms
 from vmckpt.migration.run.events import Teller

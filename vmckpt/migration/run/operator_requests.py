@@ -4,15 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from vmckpt.journal.records import Request, RequestKind
-from vmckpt.migration.run.actions import (
-    Abort,
-    Action,
-    Halt,
-    Limit,
-    SetDowntime,
-    Stop,
-    Switch,
-)
+from vmckpt.migration.run.actions import Abort, Action, Halt, Limit, SetDowntime, Stop, Switch
 from vmckpt.migration.run.decide import Done, Terms
 from vmckpt.units import BytesPerSecond, Seconds
 

@@ -18,14 +18,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from vmckpt.replication.backup import redo_log
-from vmckpt.replication.backup.redo_log import (
-    DiskLog,
-    Memory,
-    Record,
-    Sink,
-    StagedFile,
-    StageError,
-)
+from vmckpt.replication.backup.redo_log import DiskLog, Memory, Record, Sink, StagedFile, StageError
 from vmckpt.replication.protocol import page_codec
 from vmckpt.replication.protocol.messages import (
     Order,

@@ -22,13 +22,7 @@ from vmckpt.capture.memory.memory_files import MemoryFile
 from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.capture.memory.pipe_reader import Drain, Tape
 from vmckpt.capture.memory.shared_memory import Marks, Standstill
-from vmckpt.capture.migration_settings import (
-    ACTIVE,
-    NO_LIMIT,
-    PIPE,
-    Commands,
-    Undo,
-)
+from vmckpt.capture.migration_settings import ACTIVE, NO_LIMIT, PIPE, Commands, Undo
 from vmckpt.capture.qemu_stream.header import Head, parse_head
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.replication.dirty_pages.colo_parser import ColoParser, Stage

@@ -15,13 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vmckpt.capture.memory.page_diff import (
-    Flags,
-    Mapping,
-    Numbers,
-    differing,
-    tasks,
-)
+from vmckpt.capture.memory.page_diff import Flags, Mapping, Numbers, differing, tasks
 
 Pages = NDArray[np.uint64]
 

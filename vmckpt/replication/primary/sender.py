@@ -13,13 +13,7 @@ from vmckpt.replication.primary.epoch_capture import Epoch
 from vmckpt.replication.protocol import page_codec
 from vmckpt.replication.protocol.connection import Line
 from vmckpt.replication.protocol.messages import Pages as PagesMessage
-from vmckpt.replication.protocol.messages import (
-    Part,
-    Seal,
-    State,
-    Tally,
-    Writes,
-)
+from vmckpt.replication.protocol.messages import Part, Seal, State, Tally, Writes
 from vmckpt.units import BytesPerSecond
 
 _MOST_PAGES = 2048

@@ -24,13 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from vmckpt.errors import RemoteError
 from vmckpt.replication.protocol import framing
-from vmckpt.replication.protocol.messages import (
-    Beat,
-    End,
-    Message,
-    Refused,
-    WireError,
-)
+from vmckpt.replication.protocol.messages import Beat, End, Message, Refused, WireError
 from vmckpt.units import Seconds
 
 T = TypeVar("T", bound=Message)

@@ -11,14 +11,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.finding import Severity
 from vmckpt.model.host import Host
 from vmckpt.remote.ssh import Remote
-from vmckpt.snapshot.restore import (
-    compatibility,
-    domain_xml,
-    xml_safety,
-)
-from vmckpt.snapshot.restore import (
-    domain_xml as restore_domain_xml,
-)
+from vmckpt.snapshot.restore import compatibility, domain_xml, xml_safety
 from vmckpt.snapshot.restore.compatibility import Side
 from vmckpt.snapshot.restore.xml_safety import Here
 from vmckpt.store.format.metadata import Public
@@ -36,7 +29,7 @@ async def checked(hypervisor: Hypervisor, public: Public, private: Private) -> t
         raise BadInput(f"snapshot {public.id}: its guest makes no sense: {exc}") from exc
     facts = await host_host_facts.host_facts(hypervisor)
     nets = {one.source for one in guest.nics if one.kind == "network" and one.source is not None}
-    drives = restore_domain_xml.drives(private.facts.domain_xml)
+    drives = domain_xml.drives(private.facts.domain_xml)
     # The sizes of images that are there do not matter: each is made anew.
     side = Side(
         host=host,

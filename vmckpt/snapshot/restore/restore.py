@@ -12,7 +12,6 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from vmckpt.agent import client
-from vmckpt.agent import client as agent_client
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import error_as_json
 from vmckpt.capture import firmware
@@ -25,7 +24,6 @@ from vmckpt.errors import (
     WaitedInVain,
 )
 from vmckpt.hypervisor import domains, lifecycle
-from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import JournalDesk, Recorder, recorded
 from vmckpt.journal.records import NewOperation
@@ -34,18 +32,7 @@ from vmckpt.model.events import Caller, Event
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.snapshot.request import Restored, RestoreRequest, Step
-from vmckpt.snapshot.restore import (
-    domain_xml,
-    exclusivity,
-    hook,
-    preflight,
-)
-from vmckpt.snapshot.restore import (
-    domain_xml as restore_domain_xml,
-)
-from vmckpt.snapshot.restore import (
-    domain_xml as snapshot_restore_domain_xml,
-)
+from vmckpt.snapshot.restore import domain_xml, exclusivity, hook, preflight
 from vmckpt.store.format.metadata import Contents, Public
 from vmckpt.store.format.private_part import Private
 
@@ -137,7 +124,7 @@ async def restore(
             work = _Restoring(hypervisor, opened, request, caller, recorder, gate=gate)
             users = await work.alone(plan, hosts)
             await _in_the_way(hypervisor, plan, request)
-            known = await hypervisor_domains.look(hypervisor, plan.uuid)
+            known = await domains.look(hypervisor, plan.uuid)
             restored = await work.run(plan, warnings, hosts, users)
             # A guest that ran without a stored definition is not given one.
             if not (known and known.active and known.stored is None):
@@ -169,23 +156,21 @@ def planned(opened: Opened, request: RestoreRequest) -> _Plan:
     try:
         images = {one.target: _image(facts.domain_xml, one.target, request) for one in facts.disks}
         if request.fork is None:
-            xml = restore_domain_xml.as_itself(facts.domain_xml, images)
+            xml = domain_xml.as_itself(facts.domain_xml, images)
             images |= firmware.places(opened.private.files, xml, public.guest_uuid)
-            beside = snapshot_restore_domain_xml.beside(xml, {one.target for one in facts.disks})
+            beside = domain_xml.beside(xml, {one.target for one in facts.disks})
             return _Plan(
                 guest=public.guest, uuid=public.guest_uuid, xml=xml, images=images,
                 warnings=tuple(f"{one} is not in the snapshot: as it is now" for one in beside),
             )  # fmt: skip
-        macs = [_new_mac() for _ in range(restore_domain_xml.cards(facts.domain_xml))]
+        macs = [_new_mac() for _ in range(domain_xml.cards(facts.domain_xml))]
         own = str(uuid.uuid4())
-        xml = restore_domain_xml.as_fork(
+        xml = domain_xml.as_fork(
             facts.domain_xml, images, name=request.fork, uuid=own, macs=macs,
             link_up=request.link_up and request.on_restore is None,
         )  # fmt: skip
         xml = firmware.own_nvram(xml, request.fork)
-        xml, said = snapshot_restore_domain_xml.unshared(
-            xml, {one.target for one in facts.disks}, memory=memory
-        )
+        xml, said = domain_xml.unshared(xml, {one.target for one in facts.disks}, memory=memory)
         images |= firmware.places(opened.private.files, xml, own)
     except ValueError as exc:
         raise BadInput(f"snapshot {public.id}: its guest makes no sense: {exc}") from exc
@@ -194,7 +179,7 @@ def planned(opened: Opened, request: RestoreRequest) -> _Plan:
 
 def _image(xml: str, target: str, request: RestoreRequest) -> str:
     """Where a disk goes: to its own place, or under the fork's name."""
-    path = PurePosixPath(restore_domain_xml.image_of(xml, target))
+    path = PurePosixPath(domain_xml.image_of(xml, target))
     if request.fork is None:
         return str(path)
     folder = PurePosixPath(request.folder) if request.folder else path.parent
@@ -250,7 +235,7 @@ async def _define(hypervisor: Hypervisor, plan: _Plan) -> tuple[str, ...]:
         return wanted
 
     try:
-        await hypervisor_domains.put_right(hypervisor, plan.uuid, decide)
+        await domains.put_right(hypervisor, plan.uuid, decide)
     except (HypervisorError, ValueError) as exc:
         return (f"{plan.guest} is back, but its definition on {host} could not be stored: {exc}",)
     if changed:
@@ -337,7 +322,7 @@ class _Restoring:
         stop = self._caller.stop
         ordered = order.as_json() | ({"do": "restore-lazy"} if self._request.lazy else {})
         try:
-            told = await agent_client.carried_out(
+            told = await client.carried_out(
                 self._host, ordered, self._emit, stop, _Answers(self, plan, hosts)
             )
         except VmckptError as exc:
@@ -346,15 +331,15 @@ class _Restoring:
                 exc.mend = f"start it with virsh start {plan.guest} on {self._host.name}"
             raise
         await self.follow(plan)
-        with agent_client.sensible(self._host):
-            warnings = (*warnings, *agent_client.texts(told.get("warnings", [])))
+        with client.sensible(self._host):
+            warnings = (*warnings, *client.texts(told.get("warnings", [])))
             return Restored(
                 snapshot=order.snapshot,
                 guest=plan.guest,
                 host=self._host.name,
-                disks=agent_client.seconds(told["disks"]),
-                memory=agent_client.seconds(told["memory"]),
-                took=agent_client.seconds(told["took"]),
+                disks=client.seconds(told["disks"]),
+                memory=client.seconds(told["memory"]),
+                took=client.seconds(told["took"]),
                 images=plan.images,
                 warnings=warnings,
                 job=self._recorder.id,

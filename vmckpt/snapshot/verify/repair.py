@@ -12,18 +12,11 @@ from typing import Any
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreNewer
 from vmckpt.snapshot import copy
-from vmckpt.snapshot.catalog import (
-    Progress,
-    references,
-    silent,
-    told,
-    wrapped_of,
-)
+from vmckpt.snapshot.catalog import Progress, references, silent, told, wrapped_of
 from vmckpt.store import gc, verify
 from vmckpt.store.chunk_index import Names, NameSet
 from vmckpt.store.fault_injection import fault
 from vmckpt.store.format import manifest
-from vmckpt.store.format import manifest as format_manifest
 from vmckpt.store.format import pack as format_pack
 from vmckpt.store.locks import LIFE, Lock
 from vmckpt.store.pack_writer import Packing
@@ -119,7 +112,7 @@ def _small(work: _Work, key: str) -> None:
     backend = work.store.backend
     work.lock.still_ours()
     if key.startswith("pins/"):
-        backend.put(key, format_manifest.written(key, {"why": "damaged, and mended"}), replace=True)
+        backend.put(key, manifest.written(key, {"why": "damaged, and mended"}), replace=True)
     else:
         backend.delete(key)
     work.removed.append(key)

@@ -35,13 +35,7 @@ from vmckpt.store.keys import wrapped_keys
 from vmckpt.store.keys.identity import public_of
 from vmckpt.store.keys.key_files import fingerprint
 from vmckpt.store.repository import Store, bare
-from vmckpt.store.verify import (
-    Verified,
-    VerifyProgress,
-    Wrong,
-    lacking,
-    unread,
-)
+from vmckpt.store.verify import Verified, VerifyProgress, Wrong, lacking, unread
 from vmckpt.units import Bytes
 
 Lengths = NDArray[np.uint32]

@@ -13,12 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vmckpt.errors import NotInStore, StoreError, StoreFull
-from vmckpt.store.backend.base import (
-    Data,
-    Stored,
-    checked,
-    is_key,
-)
+from vmckpt.store.backend.base import Data, Stored, checked, is_key
 from vmckpt.store.fault_injection import fault
 from vmckpt.units import Seconds
 from vmckpt.util.atomic_file import sync_folder

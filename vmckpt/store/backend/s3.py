@@ -20,12 +20,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 )
 
 from vmckpt.errors import NotInStore, StoreError, StoreFull
-from vmckpt.store.backend.base import (
-    Data,
-    Stored,
-    checked,
-    is_key,
-)
+from vmckpt.store.backend.base import Data, Stored, checked, is_key
 from vmckpt.units import Seconds
 
 _PART = 32 << 20

@@ -31,21 +31,9 @@ from vmckpt.errors import KeyRefused, StoreDamaged, StoreError, StoreNewer
 from vmckpt.store.backend.base import Data
 from vmckpt.store.format import private_part
 from vmckpt.store.format.chunk_map import Digests, ascending, ordered
-from vmckpt.store.format.metadata import (
-    PUBLIC,
-    Public,
-    dumped,
-    loaded,
-)
+from vmckpt.store.format.metadata import PUBLIC, Public, dumped, loaded
 from vmckpt.store.format.private_part import Private
-from vmckpt.store.format.sealing import (
-    PLAIN,
-    Encrypted,
-    Plain,
-    Sealing,
-    derive,
-    domain_of,
-)
+from vmckpt.store.format.sealing import PLAIN, Encrypted, Plain, Sealing, derive, domain_of
 from vmckpt.store.keys.key_files import KeyKind, key_text
 
 MAGIC = b"vmckptM\n"

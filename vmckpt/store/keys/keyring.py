@@ -18,21 +18,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from vmckpt.errors import KeyRefused
-from vmckpt.store.format.sealing import (
-    SALT,
-    Encrypted,
-    Plain,
-    Sealing,
-    domain_of,
-)
+from vmckpt.store.format.sealing import SALT, Encrypted, Plain, Sealing, domain_of
 from vmckpt.store.keys import identity, key_files
 from vmckpt.store.keys.identity import COST, LOCKED, Passphrase
-from vmckpt.store.keys.key_files import (
-    KeyKind,
-    fingerprint,
-    key_text,
-    parse_key,
-)
+from vmckpt.store.keys.key_files import KeyKind, fingerprint, key_text, parse_key
 
 FOLDER = "keys"
 """Below the state folder."""

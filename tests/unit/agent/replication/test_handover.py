@@ -12,12 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support.replicas import (
-    Ends,
-    session,
-    two_ends,
-    until,
-)
+from tests.support.replicas import Ends, session, two_ends, until
 from vmckpt.agent.replication import handover, teardown
 from vmckpt.errors import HypervisorError, RemoteError
 from vmckpt.hypervisor.qemu_process import identity

@@ -8,12 +8,7 @@ import pytest
 
 from tests.support.replicas import session
 from vmckpt.agent.orders import ReplicaOrder
-from vmckpt.agent.replication import (
-    handover,
-    mirrors,
-    orders,
-    teardown,
-)
+from vmckpt.agent.replication import handover, mirrors, orders, teardown
 
 SESSION = session(moves=True, disks=())
 

@@ -11,13 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.support.backing import (
-    ONE,
-    TWO,
-    Following,
-    commit,
-    following,
-)
+from tests.support.backing import ONE, TWO, Following, commit, following
 from tests.support.replicas import session, until
 from tests.support.staging import PAGES, World, epoch
 from vmckpt.agent.replication import test_failover, test_failover_files

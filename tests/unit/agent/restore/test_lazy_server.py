@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.stocking import (
-    PER_CHUNK,
-    Stock,
-    flip,
-    page,
-    stocked,
-)
+from tests.support.stocking import PER_CHUNK, Stock, flip, page, stocked
 from tests.support.storing import chunks, new_store, write
 from vmckpt.agent.restore import lazy_server
 from vmckpt.capture.disks.plan import How, Parent, plan

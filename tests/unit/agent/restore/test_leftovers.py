@@ -9,14 +9,7 @@ import pytest
 
 from vmckpt.agent.orders import UnrestoreOrder
 from vmckpt.agent.restore import replace_file, undo_restore
-from vmckpt.agent.restore.leftovers import (
-    Seat,
-    Seen,
-    Spot,
-    Verdict,
-    judge,
-    spot,
-)
+from vmckpt.agent.restore.leftovers import Seat, Seen, Spot, Verdict, judge, spot
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import connection
 from vmckpt.model.migration import Outcome

@@ -22,7 +22,6 @@ from vmckpt.agent import client
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import Talk
 from vmckpt.agent.restore import replace_file, restore
-from vmckpt.agent.restore import restore as restore_restore
 from vmckpt.agent.restore.files import Images
 from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
 from vmckpt.cli.snapshot import restore as cli_snapshot_restore
@@ -37,12 +36,7 @@ from vmckpt.snapshot.request import RestoreRequest
 from vmckpt.snapshot.restore import exclusivity
 from vmckpt.snapshot.restore import restore as snapshot_restore_restore
 from vmckpt.snapshot.restore.exclusivity import Heard
-from vmckpt.snapshot.restore.restore import (
-    Opened,
-    _Answers,
-    _Plan,
-    _Restoring,
-)
+from vmckpt.snapshot.restore.restore import Opened, _Answers, _Plan, _Restoring
 from vmckpt.store import parent_state, tiered_reader
 from vmckpt.store.assemble import Source
 from vmckpt.store.format.metadata import DiskMake, Facts
@@ -105,7 +99,7 @@ def carried_out(order: RestoreOrder, *answers: dict[str, Any]) -> list[dict[str,
 def test_what_is_about_to_be_put_there_is_told_before_anything_is_touched(
     order: RestoreOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore_restore, "start", lambda *_: None)
+    monkeypatch.setattr(restore, "start", lambda *_: None)
     said = carried_out(order, YES, YES)
     asked = next(one["about"] for one in said if one.get("ask") == "make way")
     place = Path(order.images["vda"])
@@ -133,7 +127,7 @@ def test_images_are_taken_back_only_from_a_guest_that_is_not_there(
     def start(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(restore_restore, "start", start)
+    monkeypatch.setattr(restore, "start", start)
     with pytest.raises(type(error)):
         carried_out(order, YES, YES)
     assert files(order) == left
@@ -152,7 +146,7 @@ def test_an_image_that_is_there_is_written_over_only_if_that_was_said(order: Res
 def test_the_folder_of_one_that_was_killed_is_in_nobodys_way(
     order: RestoreOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore_restore, "start", lambda *_: None)
+    monkeypatch.setattr(restore, "start", lambda *_: None)
     order.folder.mkdir(parents=True)
     (order.folder / "nbd").touch()
     carried_out(order, YES, YES)
@@ -162,7 +156,7 @@ def test_the_folder_of_one_that_was_killed_is_in_nobodys_way(
 def test_the_next_snapshot_goes_on_from_what_was_restored(
     order: RestoreOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore_restore, "start", lambda *_: None)
+    monkeypatch.setattr(restore, "start", lambda *_: None)
     folder = Path(order.state) / "lines" / f"{order.guest}-near"
     map_ = np.array([1, 2], dtype=np.uint32)
     with parent_state.Draft(folder) as draft:

@@ -23,13 +23,7 @@ from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.errors import CannotCapture
 from vmckpt.model.disk import DiskFacts
 from vmckpt.store import parent_state
-from vmckpt.store.format.chunk_map import (
-    SLOTS,
-    ZERO,
-    Extent,
-    Kind,
-    What,
-)
+from vmckpt.store.format.chunk_map import SLOTS, ZERO, Extent, Kind, What
 from vmckpt.store.format.metadata import Facts
 from vmckpt.store.format.private_part import Private, RegionMap
 from vmckpt.store.parent_state import Draft

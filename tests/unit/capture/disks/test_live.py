@@ -10,14 +10,7 @@ from vmckpt.capture.disks.live import DiskCapture, DiskUndo, put_back
 from vmckpt.capture.disks.plan import How, Parent
 from vmckpt.errors import CaptureFailed, HypervisorError, OutcomeUnknown, StoreError
 from vmckpt.hypervisor.backup import Backups, BitmapLost
-from vmckpt.model.disk import (
-    BackupOrder,
-    Bitmap,
-    Checkpoint,
-    DiskFacts,
-    OpenBackup,
-    OpenDisk,
-)
+from vmckpt.model.disk import BackupOrder, Bitmap, Checkpoint, DiskFacts, OpenBackup, OpenDisk
 from vmckpt.units import MIB, Bytes, Seconds
 
 VDA = DiskFacts(

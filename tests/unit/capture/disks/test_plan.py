@@ -6,12 +6,7 @@ from typing import Any
 import pytest
 
 from vmckpt.capture.disks.plan import How, Parent, plan
-from vmckpt.model.disk import (
-    Bitmap,
-    Checkpoint,
-    DiskFacts,
-    DiskOrder,
-)
+from vmckpt.model.disk import Bitmap, Checkpoint, DiskFacts, DiskOrder
 from vmckpt.model.finding import Severity
 from vmckpt.units import MIB, Bytes
 

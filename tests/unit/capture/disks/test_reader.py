@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.capture.disks.reader import (
-    UNIT,
-    DiskReader,
-    Run,
-    State,
-)
+from vmckpt.capture.disks.reader import UNIT, DiskReader, Run, State
 from vmckpt.capture.nbd import protocol as wire
 from vmckpt.capture.nbd.client import Extent, Piece
 

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.nbd_peers import (
-    image,
-    qemu_nbd,
-    run,
-    scripted,
-    write,
-)
+from tests.support.nbd_peers import image, qemu_nbd, run, scripted, write
 from vmckpt.capture.nbd import protocol as wire
 from vmckpt.capture.nbd.client import Client, Extent
 from vmckpt.capture.nbd.protocol import Place, Tcp, Unix

@@ -8,21 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.images import addresses
-from tests.support.streams import (
-    NAMES,
-    SHORT,
-    Collected,
-    parsed,
-    recorded,
-)
+from tests.support.streams import NAMES, SHORT, Collected, parsed, recorded
 from vmckpt.capture.qemu_stream import devices
-from vmckpt.capture.qemu_stream.header import (
-    PAGE,
-    SWITCHOVER_START,
-    Head,
-    RamBlock,
-    parse_head,
-)
+from vmckpt.capture.qemu_stream.header import PAGE, SWITCHOVER_START, Head, RamBlock, parse_head
 from vmckpt.capture.qemu_stream.stream import StreamParser, StreamWriter, starts_as_zeros
 from vmckpt.errors import StreamDamaged
 

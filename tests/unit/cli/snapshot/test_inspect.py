@@ -11,12 +11,7 @@ from blake3 import blake3
 
 from tests.fixtures.make_store_v1 import PASSPHRASE, secret
 from tests.support.snapshots import bare, ram
-from tests.support.stocking import (
-    Stock,
-    flip,
-    id_of,
-    stocked,
-)
+from tests.support.stocking import Stock, flip, id_of, stocked
 from vmckpt.snapshot.catalog import matching
 from vmckpt.snapshot.verify.verify import misfits
 from vmckpt.store.format import manifest

@@ -12,12 +12,7 @@ import pytest
 from blake3 import blake3
 
 from tests.support.bucket import CREDENTIALS
-from tests.support.stocking import (
-    Stock,
-    flip,
-    id_of,
-    stocked,
-)
+from tests.support.stocking import Stock, flip, id_of, stocked
 from vmckpt.store import pending_deletion
 from vmckpt.store.format import manifest, pack
 from vmckpt.store.locks import Lock, Work

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.make_store_v1 import BOB, secret
-from tests.support.stocking import (
-    ALICE_KEY,
-    Stock,
-    flip,
-    id_of,
-    stocked,
-)
+from tests.support.stocking import ALICE_KEY, Stock, flip, id_of, stocked
 from vmckpt.store.keys import wrapped_keys
 from vmckpt.store.keys.identity import public_of
 from vmckpt.store.keys.key_files import KeyKind, fingerprint, key_text

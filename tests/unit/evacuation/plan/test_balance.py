@@ -5,12 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.fleets import (
-    fleet,
-    guest,
-    host,
-    random_fleet,
-)
+from tests.support.fleets import fleet, guest, host, random_fleet
 from vmckpt.evacuation.plan import balance
 from vmckpt.evacuation.plan.capacity import Seating
 from vmckpt.evacuation.plan.fleet import Fleet, Rules

@@ -7,31 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.sights import (
-    answers,
-    at,
-    by,
-    seen,
-    vm,
-)
+from tests.support.sights import answers, at, by, seen, vm
 from vmckpt.evacuation.plan import plan as plans
-from vmckpt.evacuation.plan.inventory import (
-    ON_ITS_WAY,
-    Answers,
-    Look,
-    Protected,
-    Way,
-)
+from vmckpt.evacuation.plan.inventory import ON_ITS_WAY, Answers, Look, Protected, Way
 from vmckpt.evacuation.state import Terms
 from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.model.guest import (
-    OUTGOING,
-    Guest,
-    GuestState,
-    Nic,
-)
+from vmckpt.model.guest import OUTGOING, Guest, GuestState, Nic
 from vmckpt.policy.model import CopyKind, Policy
 from vmckpt.units import GIB, MIB, Bytes
 

@@ -7,20 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.fleets import (
-    fleet,
-    guest,
-    host,
-    needs,
-    random_fleet,
-)
+from tests.support.fleets import fleet, guest, host, needs, random_fleet
 from vmckpt.evacuation.plan.capacity import Seating, lacks
-from vmckpt.evacuation.plan.fleet import (
-    Fleet,
-    Rules,
-    Tenant,
-    Weights,
-)
+from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant, Weights
 from vmckpt.evacuation.plan.placement import Placement, place
 
 RULES = Rules(keep_free=0.0)

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 from tests.support.histories import Broken, World, untold
 from vmckpt_lab.history.history import Input, Kind, Operation
 from vmckpt_lab.history.key_value import KeyValue
-from vmckpt_lab.history.linearizability import (
-    Linearizable,
-    NotLinearizable,
-    Unknown,
-    check,
-)
+from vmckpt_lab.history.linearizability import Linearizable, NotLinearizable, Unknown, check
 from vmckpt_lab.history.recorder import judge
 
 

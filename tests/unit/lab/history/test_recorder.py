@@ -18,20 +18,8 @@ from hypothesis import strategies as st
 
 from tests.support.histories import Store, World
 from vmckpt_lab.history import history, recorder
-from vmckpt_lab.history.history import (
-    OPERATOR,
-    Input,
-    Kind,
-    call_line,
-    parse,
-    return_line,
-)
-from vmckpt_lab.history.workload import (
-    ASKS_AGAIN,
-    GIVES_UP,
-    THINKS,
-    Client,
-)
+from vmckpt_lab.history.history import OPERATOR, Input, Kind, call_line, parse, return_line
+from vmckpt_lab.history.workload import ASKS_AGAIN, GIVES_UP, THINKS, Client
 from vmckpt_lab.observer import messages
 
 WORDS = st.integers(0, (1 << 64) - 1)

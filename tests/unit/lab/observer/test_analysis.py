@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 
 from vmckpt_lab import config_files, ledger, plan
 from vmckpt_lab.observer import messages
-from vmckpt_lab.observer.analysis import (
-    Output,
-    Rhythm,
-    Sightings,
-    View,
-    blackout,
-)
+from vmckpt_lab.observer.analysis import Output, Rhythm, Sightings, View, blackout
 from vmckpt_lab.plan import LabPlan
 
 WORDS = st.integers(0, (1 << 64) - 1)

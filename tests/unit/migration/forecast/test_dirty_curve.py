@@ -2,12 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.migration.forecast.dirty_curve import (
-    Course,
-    DirtyCurve,
-    course,
-    saturates,
-)
+from vmckpt.migration.forecast.dirty_curve import Course, DirtyCurve, course, saturates
 from vmckpt.units import MIB, Seconds
 
 MEMORY = 4096.0 * MIB

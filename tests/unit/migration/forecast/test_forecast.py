@@ -7,12 +7,7 @@ import pytest
 
 from tests.support.worlds import facts, guest, policy
 from vmckpt.migration.forecast import choose_mode
-from vmckpt.migration.forecast.forecast import (
-    Facts,
-    Range,
-    forecast,
-    in_words,
-)
+from vmckpt.migration.forecast.forecast import Facts, Range, forecast, in_words
 from vmckpt.model.migration import DirtyPoint, Mode
 from vmckpt.policy.model import Rule, RuleCondition, StartPostcopy
 from vmckpt.units import MIB, Bytes, Seconds

@@ -20,7 +20,6 @@ from vmckpt.migration.plan.host_facts import Remotes
 from vmckpt.migration.plan.storage_cleanup import Tidied
 from vmckpt.model.disk import CopyPlan, DiskCopy
 from vmckpt.remote import images, probe
-from vmckpt.remote import images as remote_images
 from vmckpt.remote.ssh import COMMAND_LIMIT, Answer
 from vmckpt.units import MIB, Bytes, Seconds
 
@@ -262,7 +261,7 @@ async def test_after_a_crash_it_stays_and_is_named(scene: Scene, logins: bool) -
     ],
 )
 def test_files_behind_what_qemu_calls_a_file_name(name: str, files: list[str]) -> None:
-    assert list(remote_images.below(json.dumps([{"filename": name}]))) == files
+    assert list(images.below(json.dumps([{"filename": name}]))) == files
 
 
 @pytest.mark.parametrize(
@@ -278,4 +277,4 @@ def test_files_behind_what_qemu_calls_a_file_name(name: str, files: list[str]) -
 )
 def test_nonsense_of_qemu_img_is_refused(told: str) -> None:
     with pytest.raises(RemoteError, match="makes no sense"):
-        list(remote_images.below(told))
+        list(images.below(told))

@@ -5,13 +5,7 @@ from dataclasses import replace
 import pytest
 
 from vmckpt.migration.plan import storage_copy
-from vmckpt.model.disk import (
-    CopyPlan,
-    Drive,
-    Image,
-    Place,
-    Wish,
-)
+from vmckpt.model.disk import CopyPlan, Drive, Image, Place, Wish
 from vmckpt.model.finding import Severity
 from vmckpt.remote import images
 from vmckpt.units import MIB, Bytes

@@ -13,14 +13,7 @@ from tests.support.builders import HOST
 from vmckpt.errors import RemoteError
 from vmckpt.migration.plan.tls_checks import TlsVerdict, names_of, tls_findings
 from vmckpt.model.finding import Severity
-from vmckpt.model.host import (
-    CA,
-    CLIENT,
-    CLIENT_KEY,
-    SERVER,
-    SERVER_KEY,
-    QemuCertificates,
-)
+from vmckpt.model.host import CA, CLIENT, CLIENT_KEY, SERVER, SERVER_KEY, QemuCertificates
 from vmckpt.remote import probe
 from vmckpt_lab import packet_capture
 from vmckpt_lab.certificates import Authority

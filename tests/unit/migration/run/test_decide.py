@@ -21,13 +21,7 @@ from vmckpt.migration.run.actions import (
     Stop,
     Switch,
 )
-from vmckpt.migration.run.decide import (
-    Done,
-    Terms,
-    Verdict,
-    decide,
-    time_limit,
-)
+from vmckpt.migration.run.decide import Done, Terms, Verdict, decide, time_limit
 from vmckpt.migration.run.progress import Track
 from vmckpt.model.migration import AutoConverge, JobPhase, Mode
 from vmckpt.policy.model import (

@@ -6,15 +6,7 @@ import pytest
 from tests.support.moving import terms
 from vmckpt.journal.records import Request, RequestKind
 from vmckpt.migration.run import operator_requests
-from vmckpt.migration.run.actions import (
-    Abort,
-    Action,
-    Halt,
-    Limit,
-    SetDowntime,
-    Stop,
-    Switch,
-)
+from vmckpt.migration.run.actions import Abort, Action, Halt, Limit, SetDowntime, Stop, Switch
 from vmckpt.migration.run.decide import Done, Terms
 from vmckpt.model.migration import Mode
 from vmckpt.units import MIB, BytesPerSecond, Seconds

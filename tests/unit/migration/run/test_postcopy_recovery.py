@@ -1,13 +1,6 @@
 import pytest
 
-from vmckpt.migration.run.postcopy_recovery import (
-    Ask,
-    Resume,
-    State,
-    Wait,
-    backoff,
-    next_step,
-)
+from vmckpt.migration.run.postcopy_recovery import Ask, Resume, State, Wait, backoff, next_step
 from vmckpt.units import Seconds
 
 

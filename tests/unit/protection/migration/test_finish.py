@@ -6,14 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support.moves import (
-    ALPHA,
-    BETA,
-    PAIR,
-    SESSION,
-    UUID,
-    Hosts,
-)
+from tests.support.moves import ALPHA, BETA, PAIR, SESSION, UUID, Hosts
 from vmckpt.errors import OutcomeUnknown, RemoteError
 from vmckpt.journal.recorder import Unattended
 from vmckpt.journal.records import StepState, StoredStep

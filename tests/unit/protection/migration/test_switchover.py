@@ -5,14 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from vmckpt.protection.migration.switchover import (
-    Cost,
-    Do,
-    Limits,
-    Seen,
-    decide,
-    expected,
-)
+from vmckpt.protection.migration.switchover import Cost, Do, Limits, Seen, decide, expected
 from vmckpt.units import Seconds
 
 LIMITS = Limits(max_downtime=Seconds(0.3), time=Seconds(60.0))

@@ -29,12 +29,7 @@ from tests.support.staging import (
 )
 from vmckpt.replication.backup import redo_log
 from vmckpt.replication.backup.epoch_stage import LARGEST_WRITES, WRITES, Stage
-from vmckpt.replication.backup.redo_log import (
-    BODY,
-    StageDamaged,
-    StageError,
-    StageFull,
-)
+from vmckpt.replication.backup.redo_log import BODY, StageDamaged, StageError, StageFull
 from vmckpt.replication.disks import write_log
 from vmckpt.replication.protocol import page_codec
 from vmckpt.replication.protocol.messages import (

@@ -38,12 +38,7 @@ from vmckpt.replication.backup.epoch_stage import WRITES, Stage
 from vmckpt.replication.backup.redo_log import StageError, StageFull
 from vmckpt.replication.disks import write_log
 from vmckpt.replication.protocol import page_codec
-from vmckpt.replication.protocol.messages import (
-    Pages,
-    Part,
-    State,
-    Writes,
-)
+from vmckpt.replication.protocol.messages import Pages, Part, State, Writes
 
 FIRST = epoch(1, EMPTY)
 SECOND = epoch(2, FIRST.after)

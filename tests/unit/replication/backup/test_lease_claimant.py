@@ -10,13 +10,7 @@ import pytest
 from tests.support.replicas import until
 from tests.support.staging import in_memory
 from vmckpt.errors import VmckptError
-from vmckpt.lease.client import (
-    Denied,
-    State,
-    TakenOver,
-    TakeOver,
-    Wait,
-)
+from vmckpt.lease.client import Denied, State, TakenOver, TakeOver, Wait
 from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replication.backup import lease_claimant as lease_claimants
 from vmckpt.replication.backup.lease_claimant import LeaseClaim, Tokens

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.staging import (
-    EMPTY,
-    Standby,
-    epoch,
-    in_memory,
-    restarted,
-    run,
-)
+from tests.support.staging import EMPTY, Standby, epoch, in_memory, restarted, run
 from vmckpt.replication.backup import redo_log
 from vmckpt.replication.backup.epoch_stage import WRITES
 from vmckpt.replication.backup.redo_log import BODY, StageFull

@@ -5,12 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from vmckpt.replication.backup.takeover import (
-    Decision,
-    Seen,
-    Step,
-    decide,
-)
+from vmckpt.replication.backup.takeover import Decision, Seen, Step, decide
 from vmckpt.units import Seconds
 
 PATIENCE = Seconds(0.25)

@@ -24,13 +24,7 @@ from vmckpt.capture.qemu_stream.header import Head
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.replication.dirty_pages import colo_dirty_log, select
 from vmckpt.replication.dirty_pages.colo_dirty_log import DirtyLog
-from vmckpt.replication.dirty_pages.scratch_qemu import (
-    COUNTER,
-    PAGES,
-    QEMU,
-    SIZE,
-    Scratch,
-)
+from vmckpt.replication.dirty_pages.scratch_qemu import COUNTER, PAGES, QEMU, SIZE, Scratch
 from vmckpt.replication.primary.epoch_capture import Epoch
 
 MANY, APART = 50, 0.05

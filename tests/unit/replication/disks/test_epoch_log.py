@@ -12,16 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.disk_logs import (
-    CONTENT,
-    LIMIT,
-    SIZE,
-    Served,
-    records,
-    room,
-    serving,
-    until,
-)
+from tests.support.disk_logs import CONTENT, LIMIT, SIZE, Served, records, room, serving, until
 from vmckpt.errors import HypervisorError
 from vmckpt.replication.disks import nbdkit_server, write_log
 from vmckpt.replication.disks.epoch_log import DiskLogError, LogPlace, WriteLog

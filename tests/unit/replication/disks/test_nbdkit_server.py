@@ -10,15 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.disk_logs import (
-    LIMIT,
-    SIZE,
-    Served,
-    alive,
-    records,
-    serving,
-    until,
-)
+from tests.support.disk_logs import LIMIT, SIZE, Served, alive, records, serving, until
 from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import BadInput, HypervisorError
 from vmckpt.replication.backup.standby import NbdWriter

@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 
 from vmckpt.replication.disks import write_log
 from vmckpt.replication.disks.log_control import SIZE, Control
-from vmckpt.replication.disks.write_log import (
-    DATA,
-    HEADER,
-    TRIM,
-    ZEROS,
-    Record,
-)
+from vmckpt.replication.disks.write_log import DATA, HEADER, TRIM, ZEROS, Record
 
 Write = tuple[int, int, bytes | int]
 """Offset, kind, and the content or for how many bytes it is."""

@@ -8,13 +8,7 @@ import pytest
 
 from vmckpt.replication.primary import loop
 from vmckpt.replication.protocol.connection import Cut, Line
-from vmckpt.replication.protocol.messages import (
-    Ack,
-    Beat,
-    End,
-    Message,
-    Refused,
-)
+from vmckpt.replication.protocol.messages import Ack, Beat, End, Message, Refused
 from vmckpt.replication.status import PrimaryStatus
 from vmckpt.units import Seconds
 

@@ -9,12 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.replicas import (
-    SHORT,
-    GuestMemory,
-    mapped,
-    two_ends,
-)
+from tests.support.replicas import SHORT, GuestMemory, mapped, two_ends
 from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.replication.dirty_pages.finder import Changed
 from vmckpt.replication.primary import memory as memories

@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import filternet
-from tests.support.filternet import (
-    CARDS,
-    OWNER,
-    Net,
-    buffers_of,
-)
+from tests.support.filternet import CARDS, OWNER, Net, buffers_of
 from tests.support.staging import in_memory
 from vmckpt.errors import HypervisorError
 from vmckpt.replication.primary import network_buffer

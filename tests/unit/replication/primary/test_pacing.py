@@ -8,13 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.replication.primary.pacing import (
-    Cycle,
-    Pace,
-    Terms,
-    begin,
-    decide,
-)
+from vmckpt.replication.primary.pacing import Cycle, Pace, Terms, begin, decide
 from vmckpt.units import MIB, Bytes, Seconds, show_seconds
 
 TIME = st.floats(0, 100, allow_subnormal=False).map(Seconds)

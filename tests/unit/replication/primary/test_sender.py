@@ -11,13 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.replicas import (
-    SHORT,
-    GuestDisk,
-    GuestMemory,
-    mapped,
-    two_ends,
-)
+from tests.support.replicas import SHORT, GuestDisk, GuestMemory, mapped, two_ends
 from tests.support.staging import Disk, Ram
 from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.replication.backup.epoch_stage import Stage
@@ -26,12 +20,7 @@ from vmckpt.replication.primary import sender as senders
 from vmckpt.replication.primary.epoch_capture import Epoch
 from vmckpt.replication.primary.sender import Sender
 from vmckpt.replication.protocol.connection import Line
-from vmckpt.replication.protocol.messages import (
-    Pages,
-    Seal,
-    State,
-    Writes,
-)
+from vmckpt.replication.protocol.messages import Pages, Seal, State, Writes
 from vmckpt.units import BytesPerSecond, Seconds
 
 SIZES = (150, 8)

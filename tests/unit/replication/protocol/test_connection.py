@@ -18,12 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from vmckpt.replication.protocol import connection
 from vmckpt.replication.protocol.connection import Cut, Line
-from vmckpt.replication.protocol.messages import (
-    Ack,
-    Beat,
-    Pages,
-    WrongToken,
-)
+from vmckpt.replication.protocol.messages import Ack, Beat, Pages, WrongToken
 from vmckpt.units import Seconds
 from vmckpt_lab.machine_speed import Deadline
 

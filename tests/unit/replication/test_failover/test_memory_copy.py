@@ -8,13 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from vmckpt.replication.test_failover import memory_copy
-from vmckpt.replication.test_failover.memory_copy import (
-    ENOUGH,
-    MOST,
-    Next,
-    Touched,
-    decide,
-)
+from vmckpt.replication.test_failover.memory_copy import ENOUGH, MOST, Next, Touched, decide
 
 
 @dataclass

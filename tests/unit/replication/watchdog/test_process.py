@@ -13,13 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.guards import (
-    RULES,
-    Bench,
-    dead,
-    folder,
-    until,
-)
+from tests.support.guards import RULES, Bench, dead, folder, until
 from vmckpt.lease.clock import boottime
 from vmckpt.replication import priority
 from vmckpt.replication.watchdog import process as watchdog_process

@@ -14,12 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.guards import (
-    Bench,
-    dead,
-    folder,
-    until,
-)
+from tests.support.guards import Bench, dead, folder, until
 from vmckpt.lease.clock import boottime
 from vmckpt.replication.watchdog import process as watchdog_process
 from vmckpt.replication.watchdog import shared_page, systemd_unit

@@ -8,13 +8,7 @@ import pytest
 
 from tests.support.snapshots import PUBLIC
 from tests.support.stocking import Stock
-from tests.unit.agent.restore.test_restore import (
-    ABOUT,
-    ALPHA,
-    OPENED,
-    PLAN,
-    Side,
-)
+from tests.unit.agent.restore.test_restore import ABOUT, ALPHA, OPENED, PLAN, Side
 from tests.unit.agent.restore.test_restore import side as side  # noqa: PLC0414
 from tests.unit.snapshot.group.test_rules import stock as stock  # noqa: PLC0414
 from tests.unit.snapshot.test_guard_rules import RESTORED

@@ -9,7 +9,6 @@ from vmckpt.capture.disks import lazy_overlay
 from vmckpt.errors import BadInput
 from vmckpt.hypervisor import qemu_user
 from vmckpt.snapshot.restore import domain_xml
-from vmckpt.snapshot.restore import domain_xml as restore_domain_xml
 
 XML = """<domain type='kvm' id='7'>
   <name>web1</name><uuid>9c2589bc-79bb-4e20-b3a6-c67a4d7cb79a</uuid>
@@ -27,7 +26,7 @@ XML = """<domain type='kvm' id='7'>
     </interface>
   </devices>
 </domain>"""
-FORK = restore_domain_xml.as_fork(
+FORK = domain_xml.as_fork(
     XML, {"vda": "/s/fork-vda.qcow2"}, name="fork", uuid="u-1", macs=["52:54:00:00:00:02"],
     link_up=False,
 )  # fmt: skip

@@ -12,7 +12,6 @@ from vmckpt.errors import BadInput, GuestBusy, HostUnreachable, VmckptError
 from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.storage import User
 from vmckpt.snapshot.restore import domain_xml, exclusivity
-from vmckpt.snapshot.restore import domain_xml as restore_domain_xml
 from vmckpt.snapshot.restore.exclusivity import Heard
 
 IMAGE = "/s/web1.qcow2"
@@ -139,7 +138,7 @@ def test_a_cd_must_be_there_unless_the_guest_starts_without() -> None:
         + drive("cdrom", "file='/iso/tools.iso' startupPolicy='optional'", "sdb")
         + "<disk type='file' device='cdrom'><target dev='sdc'/></disk>"
     )  # fmt: skip
-    assert restore_domain_xml.drives(xml) == {"sda": "/iso/debian.iso"}
+    assert domain_xml.drives(xml) == {"sda": "/iso/debian.iso"}
 
 
 @pytest.mark.parametrize(
@@ -160,14 +159,14 @@ def test_a_cd_must_be_there_unless_the_guest_starts_without() -> None:
     ],
 )
 def test_a_fork_writes_into_nothing_it_shares(xml: str, said: str, able: bool) -> None:
-    assert restore_domain_xml.beside(xml, {"vda"}) == ((said,) if said else ())
+    assert domain_xml.beside(xml, {"vda"}) == ((said,) if said else ())
     if able:
-        changed, told = restore_domain_xml.unshared(xml, {"vda"}, memory=True)
+        changed, told = domain_xml.unshared(xml, {"vda"}, memory=True)
         assert len(ET.fromstring(changed).findall("devices/*/readonly")) == bool(said)
         assert told == ((f"{said} is read-only for the fork",) if said else ())
     else:
         with pytest.raises(BadInput, match="a fork would write into it"):
-            restore_domain_xml.unshared(xml, {"vda"}, memory=True)
-        changed, told = restore_domain_xml.unshared(xml, {"vda"}, memory=False)
+            domain_xml.unshared(xml, {"vda"}, memory=True)
+        changed, told = domain_xml.unshared(xml, {"vda"}, memory=False)
         assert told == (f"{said} was left out of the fork",)
-    assert restore_domain_xml.beside(changed, {"vda"}) == ()
+    assert domain_xml.beside(changed, {"vda"}) == ()

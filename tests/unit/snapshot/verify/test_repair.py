@@ -5,12 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.stocking import (
-    Stock,
-    flip,
-    id_of,
-    stocked,
-)
+from tests.support.stocking import Stock, flip, id_of, stocked
 from vmckpt.store import fault_injection, pending_deletion
 from vmckpt.store.format import pack
 

@@ -12,14 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.bucket import CREDENTIALS, Rclone, Seaweed
-from tests.support.storing import (
-    assert_no_garbage,
-    assert_whole,
-    chunks,
-    gc,
-    read,
-    write,
-)
+from tests.support.storing import assert_no_garbage, assert_whole, chunks, gc, read, write
 from vmckpt import inventory
 from vmckpt.app import hosts
 from vmckpt.doctor import checks as doctor_checks

@@ -7,14 +7,7 @@ import pytest
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
 from tests.support.bucket import CREDENTIALS, Moto, Server
-from tests.support.storing import (
-    assert_no_garbage,
-    assert_whole,
-    chunks,
-    gc,
-    read,
-    write,
-)
+from tests.support.storing import assert_no_garbage, assert_whole, chunks, gc, read, write
 from vmckpt.errors import NotInStore, StoreError, StoreFull
 from vmckpt.store.backend import s3
 from vmckpt.store.backend.factory import backend_of

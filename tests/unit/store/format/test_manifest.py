@@ -8,17 +8,7 @@ from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.snapshots import (
-    ID,
-    KEYS,
-    OPEN,
-    PUBLIC,
-    TRUSTED,
-    bare,
-    maps,
-    private,
-    ram,
-)
+from tests.support.snapshots import ID, KEYS, OPEN, PUBLIC, TRUSTED, bare, maps, private, ram
 from vmckpt.errors import KeyRefused, StoreDamaged, StoreError, StoreNewer
 from vmckpt.store.format import private_part
 from vmckpt.store.format.chunk_map import UNIT, Kind

@@ -13,13 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.errors import KeyRefused, StoreDamaged
-from vmckpt.store.format.sealing import (
-    MOST,
-    Encrypted,
-    Plain,
-    Sealing,
-    derive,
-)
+from vmckpt.store.format.sealing import MOST, Encrypted, Plain, Sealing, derive
 
 SALT, OTHER = bytes(range(32)), bytes(32)
 KINDS: list[Callable[[], Sealing]] = [Plain, lambda: Encrypted(SALT)]
