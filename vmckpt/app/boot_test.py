@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from vmckpt.app import snapshots
 from vmckpt.errors import BadInput, StoreError
 from vmckpt.inventory import Inventory
-from vmckpt.journal import leases as identities
+from vmckpt.journal import controller_identity
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller
 from vmckpt.snapshot import catalog
@@ -51,7 +51,8 @@ def _record(place: StorePlace, booted: Booted, caller: Caller) -> None:
     keys = snapshots.keyring().signing()
     found = Checked(
         depth=results.BOOT, at=time.time(), good=booted.lives,
-        what="" if booted.lives else booted.why, by=identities.asked_by(), signer=keys.public.hex(),
+        what="" if booted.lives else booted.why, by=controller_identity.asked_by(),
+        signer=keys.public.hex(),
     )  # fmt: skip
     try:
         results.record(snapshots.open_place(place), booted.snapshot, found, keys)

@@ -11,7 +11,7 @@ from vmckpt import recovery as recovering
 from vmckpt.app import controller, fleet
 from vmckpt.errors import BadInput, HostUnreachable, JournalError, VmckptError, at_host
 from vmckpt.inventory import Inventory
-from vmckpt.journal import jobs, leases, recorder
+from vmckpt.journal import controller_identity, jobs, recorder
 from vmckpt.journal.jobs import Answer
 from vmckpt.journal.records import FORGOTTEN, MIGRATE, WHOLE_HOST, Operation, RequestKind
 from vmckpt.migration import replay as migration_replay
@@ -124,7 +124,7 @@ def forget(inventory: Callable[[], Inventory], job: str) -> Recovered:
     with jobs.open_journal() as journal:
         operation = journal.operation(job)
         journal.take_over(operation)
-        journal.finish(operation.id, Outcome.UNKNOWN, {FORGOTTEN: leases.asked_by()})
+        journal.finish(operation.id, Outcome.UNKNOWN, {FORGOTTEN: controller_identity.asked_by()})
     ended = Settled(truth="it is over, by your word; no host was asked", outcome=Outcome.UNKNOWN)
     return Recovered(operation=operation, settled=ended)
 

@@ -13,7 +13,7 @@ from vmckpt.evacuation.plan.plan import Plan
 from vmckpt.evacuation.report import Report
 from vmckpt.evacuation.task import Kind, Task
 from vmckpt.inventory import Inventory
-from vmckpt.journal import leases, maintenance
+from vmckpt.journal import controller_identity, maintenance
 from vmckpt.model.events import Caller
 from vmckpt.model.finding import Severity
 from vmckpt.model.host import Host
@@ -104,7 +104,7 @@ def _free(hosts: Sequence[str], why: str) -> None:
     held = maintenance.held()
     for name in hosts:
         one = held.get(name)
-        if one is not None and (one.asked_by, one.why) != (leases.asked_by(), why):
+        if one is not None and (one.asked_by, one.why) != (controller_identity.asked_by(), why):
             # Who ends it by hand gives up who was moved away: they come back by repopulate alone.
             ends = "repopulate" if evacuation.was_emptied(name) else "maintenance leave"
             raise Blocked(

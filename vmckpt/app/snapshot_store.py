@@ -15,7 +15,7 @@ from vmckpt import inventory as inventories
 from vmckpt.app.snapshots import keyring, open_place
 from vmckpt.errors import BadInput, KeyRefused, StoreError
 from vmckpt.inventory import Inventory
-from vmckpt.journal import leases as journal_leases
+from vmckpt.journal import controller_identity
 from vmckpt.policy.model import Keep
 from vmckpt.snapshot import archive, catalog, diff, rekey
 from vmckpt.snapshot import copy as snapshot_copy
@@ -170,7 +170,7 @@ def verify(
     )
     if not inventory.read_only:
         try:
-            by = journal_leases.asked_by()
+            by = controller_identity.asked_by()
             results.write_down(opened, found, ring.signing(), by=by, at=time.time())
         except StoreError as exc:
             warn(f"what was found is not written down: {exc}")

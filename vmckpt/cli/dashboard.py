@@ -121,7 +121,7 @@ def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
         shown.run(shown.Setting(source=made, commands=made, policies=shelf))
         return
     from vmckpt.app import dashboard_source, subprocesses
-    from vmckpt.journal import leases
+    from vmckpt.journal import controller_identity
 
     known = controller.load_inventory()
     try:
@@ -133,6 +133,6 @@ def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
         shown.Setting(
             source=dashboard_source.Live(known), commands=subprocesses.Processes(place),
             policies=found.policies, wrong_policies=found.wrong,
-            read_only=known.read_only, here=leases.this_process().host,
+            read_only=known.read_only, here=controller_identity.this_process().host,
         )
     )  # fmt: skip

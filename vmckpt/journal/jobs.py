@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vmckpt.errors import BadInput, GuestBusy, JournalError, OutcomeUnknown, Unattended
 from vmckpt.inventory import looks_only
-from vmckpt.journal import leases, location
+from vmckpt.journal import controller_identity, location
 from vmckpt.journal.migration_history import PastMove
 from vmckpt.journal.records import (
     MAINTENANCE,
@@ -192,7 +192,7 @@ def attended(journal: "Journal", operation: Operation) -> bool | None:
     """Whether an active operation's controller lives; None if nothing is known of it."""
     if operation.controller.entrusted:
         return True  # by the agents on its hosts
-    alive = leases.is_alive(operation.controller)
+    alive = controller_identity.is_alive(operation.controller)
     if alive is not None or operation.alive_until is None:
         return alive
     return controller_lease.attended(None, operation.alive_until, journal.now())
@@ -292,7 +292,7 @@ def control(
     refuse_uncontrolled(operation)
     if attended(journal, operation) is False:
         return _without_it(operation, kind, arguments, direct)
-    request = journal.ask(operation.id, kind, arguments, leases.asked_by())
+    request = journal.ask(operation.id, kind, arguments, controller_identity.asked_by())
     answered = _wait(journal, operation, request, patience)
     if answered is not None:
         return answered
@@ -356,7 +356,7 @@ def _wait(
 def unattended(operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]) -> Unattended:
     """The error for a job that nobody attends, with what does the same by hand."""
     controller = operation.controller
-    seen = leases.is_alive(controller) is not None
+    seen = controller_identity.is_alive(controller) is not None
     gone = "has ended" if seen else "has not been heard of lately"
     which = f"its controller, process {controller.pid} on {controller.host},"
     if not controller.pid:  # it wrote down that it leaves

@@ -3,81 +3,19 @@
 A lease is held as long as its operation is active, attended or not: an interrupted operation keeps
 its guest until it is settled. Its token grows with each change of holder and is checked in the
 transaction that writes.
-
-Which process asks, and whether a controller still lives, is read from /proc: Linux only.
 """
 
-import os
-import pwd
-import socket
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, select, update
 
 from vmckpt.errors import GuestBusy
-from vmckpt.journal import schema, serialization, transactions
+from vmckpt.journal import controller_identity, row_mapping, schema, transactions
 from vmckpt.journal.database import Database
 from vmckpt.journal.records import Controller, Operation, utc
 from vmckpt.lease import controller_lease
 from vmckpt.lease.controller_lease import Fence, guest_of, guest_resource
 from vmckpt.units import Seconds
-
-_GONE = ("Z", "X", "x")
-"""A process that has ended, whether or not its parent has looked."""
-
-
-def asked_by() -> str:
-    """user@host of whoever runs this; behind sudo, the one who called it."""
-    user = os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
-    if not user:
-        try:
-            user = pwd.getpwuid(os.geteuid()).pw_name
-        except KeyError:
-            user = str(os.geteuid())
-    return f"{user}@{socket.gethostname()}"
-
-
-def asked_from() -> str | None:
-    """The address an ssh session comes from, else the terminal; None if there is neither."""
-    if words := os.environ.get("SSH_CONNECTION", "").split():
-        return words[0]
-    try:
-        return os.ttyname(0)
-    except OSError:
-        return None
-
-
-@cache
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _started(pid: int) -> int | None:
-    """When a process started, in ticks from boot; None if there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    # The second field is the program's name in parentheses, with whatever is in it.
-    state, *fields = text.rpartition(")")[2].split()
-    return None if state in _GONE else int(fields[18])
-
-
-def this_process() -> Controller:
-    """Ourselves."""
-    pid = os.getpid()
-    return Controller(host=socket.gethostname(), boot=_boot(), pid=pid, started=_started(pid) or 0)
-
-
-def is_alive(controller: Controller) -> bool | None:
-    """Whether that very process runs; None if it is on another machine and cannot be looked at."""
-    if controller.boot == _boot():  # this machine, whatever it was called then
-        return _started(controller.pid) == controller.started
-    # A host of our name that booted at another time is this one, before it was booted last.
-    return False if controller.host == socket.gethostname() else None
-
 
 Now = ColumnElement[float]
 
@@ -86,7 +24,7 @@ def abandoned(operation: Operation, now: float) -> bool:
     """Whether an operation is active and nobody attends it."""
     if operation.controller.entrusted:
         return False
-    alive = is_alive(operation.controller)
+    alive = controller_identity.is_alive(operation.controller)
     return operation.active and controller_lease.abandoned(alive, operation.alive_until, now)
 
 
@@ -174,7 +112,7 @@ def take_over(
             _refuse_held(connection, lease, now)
         fence = _hand_over(connection, lease, found.id, now)
     table = schema.operations
-    taken = {**serialization.controlled_by(by), "alive_until": now + controller_lease.TTL}
+    taken = {**row_mapping.controlled_by(by), "alive_until": now + controller_lease.TTL}
     connection.execute(update(table).where(table.c.id == found.id).values(**taken))
     return fence
 
@@ -182,7 +120,7 @@ def take_over(
 def leave(connection: Connection, id_: str, *, by: Controller) -> None:
     """Nobody attends an operation from now on that has not ended. Its lease it keeps."""
     transactions.guard(connection, id_, by=by)
-    nobody = serialization.controlled_by(replace(by, pid=0, started=0))
+    nobody = row_mapping.controlled_by(replace(by, pid=0, started=0))
     table = schema.operations
     connection.execute(update(table).where(table.c.id == id_).values(alive_until=0.0, **nobody))
 
@@ -190,7 +128,7 @@ def leave(connection: Connection, id_: str, *, by: Controller) -> None:
 def entrust(connection: Connection, id_: str, to: str, *, by: Controller) -> None:
     """Agents on hosts go on with an operation; `to` says where. Its lease it keeps."""
     transactions.guard(connection, id_, by=by)
-    agents = serialization.controlled_by(Controller(host=to, boot="", pid=0, started=0))
+    agents = row_mapping.controlled_by(Controller(host=to, boot="", pid=0, started=0))
     table = schema.operations
     connection.execute(update(table).where(table.c.id == id_).values(alive_until=None, **agents))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vmckpt.errors import BadInput, Blocked, JournalError
-from vmckpt.journal import jobs, leases, location
+from vmckpt.journal import controller_identity, jobs, location
 from vmckpt.journal.records import MAINTENANCE, NewOperation, Operation
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
@@ -103,7 +103,7 @@ def leave(host: str) -> Held:
         if not found:
             raise BadInput(f"{host} is not in maintenance", mend="see vmckpt maintenance list")
         for one in found:  # two controllers may have put it there at once
-            journal.finish(one.job, Outcome.COMPLETED, {"ended_by": leases.asked_by()})
+            journal.finish(one.job, Outcome.COMPLETED, {"ended_by": controller_identity.asked_by()})
         return found[0]
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Float, Select, Table, and_, func, literal, or_, select
 
 from vmckpt.errors import BadInput, meant
-from vmckpt.journal import leases, migration_history, schema, serialization
+from vmckpt.journal import leases, migration_history, row_mapping, schema
 from vmckpt.journal.database import Database
 from vmckpt.journal.migration_history import PastMove
 from vmckpt.journal.records import (
@@ -112,7 +112,7 @@ class Reader:
         fits = or_(called, table.c.guest == name)
         found = self._read(
             select(table).where(fits).order_by(table.c.began_at.desc()).limit(_MOST),
-            serialization.operation,
+            row_mapping.operation,
         )
         chosen = choose(name, found, ended=ended)
         if chosen is not None:
@@ -134,19 +134,19 @@ class Reader:
         if active is not None:
             ended = table.c.ended_at
             chosen = chosen.where(ended.is_(None) if active else ended.is_not(None))
-        return self._read(chosen, serialization.operation)
+        return self._read(chosen, row_mapping.operation)
 
     def ended(self, since: float) -> list[Operation]:
         """Those that ended then or later, the first one first."""
         table = schema.operations
         chosen = select(table).where(table.c.ended_at >= since).order_by(table.c.ended_at)
-        return self._read(chosen.limit(_MOST), serialization.operation)
+        return self._read(chosen.limit(_MOST), row_mapping.operation)
 
     def recent(self, guest_uuid: str, since: float) -> list[Operation]:
         """Operations on a guest that began after a time, the latest first."""
         table = schema.operations
         chosen = select(table).where(table.c.guest_uuid == guest_uuid, table.c.began_at >= since)
-        return self._read(chosen.order_by(table.c.began_at.desc()), serialization.operation)
+        return self._read(chosen.order_by(table.c.began_at.desc()), row_mapping.operation)
 
     def snapshots(self, guest_uuid: str, limit: int = 50) -> list[Operation]:
         """Ended snapshots of a guest, the latest first."""
@@ -157,14 +157,14 @@ class Reader:
             table.c.ended_at.is_not(None),
         )
         return self._read(
-            chosen.order_by(table.c.ended_at.desc()).limit(limit), serialization.operation
+            chosen.order_by(table.c.ended_at.desc()).limit(limit), row_mapping.operation
         )
 
     def parts(self, job: str, since: float) -> list[Operation]:
         """Migrations that are parts of a job which began then, the first one first."""
         table = schema.operations
         chosen = select(table).where(table.c.kind == MIGRATE, table.c.began_at >= since)
-        found = self._read(chosen.order_by(table.c.began_at).limit(_MOST), serialization.operation)
+        found = self._read(chosen.order_by(table.c.began_at).limit(_MOST), row_mapping.operation)
         return [one for one in found if one.detail.get("part_of") == job]
 
     def on_host(self, kinds: Sequence[str], host: str) -> list[Operation]:
@@ -172,7 +172,7 @@ class Reader:
         table = schema.operations
         chosen = select(table).where(table.c.kind.in_(kinds), table.c.source == host)
         return self._read(
-            chosen.order_by(table.c.began_at.desc()).limit(_MOST), serialization.operation
+            chosen.order_by(table.c.began_at.desc()).limit(_MOST), row_mapping.operation
         )
 
     def holder(self, resource: str) -> Operation | None:
@@ -180,7 +180,7 @@ class Reader:
         held = select(schema.leases.c.operation).where(schema.leases.c.resource == resource)
         table = schema.operations
         chosen = select(table).where(table.c.id.in_(held), table.c.ended_at.is_(None))
-        return next(iter(self._read(chosen, serialization.operation)), None)
+        return next(iter(self._read(chosen, row_mapping.operation)), None)
 
     def recent_moves(
         self, source: str, target: str, limit: int = 20, *, guest_uuid: str | None = None
@@ -196,15 +196,15 @@ class Reader:
         if guest_uuid is not None:
             chosen = chosen.where(table.c.guest_uuid == guest_uuid)
         found = self._read(
-            chosen.order_by(table.c.ended_at.desc()).limit(limit), serialization.operation
+            chosen.order_by(table.c.ended_at.desc()).limit(limit), row_mapping.operation
         )
         return [move for one in found if (move := migration_history.past_move(one)) is not None]
 
     def events(self, id_: str, after: int = 0) -> list[StoredEvent]:
-        return self._read(_after(schema.events, id_, after), serialization.stored_event)
+        return self._read(_after(schema.events, id_, after), row_mapping.stored_event)
 
     def samples(self, id_: str, after: int = 0) -> list[StoredSample]:
-        return self._read(_after(schema.samples, id_, after), serialization.stored_sample)
+        return self._read(_after(schema.samples, id_, after), row_mapping.stored_sample)
 
     def last_samples(self, ids: Sequence[str]) -> dict[str, StoredSample]:
         """The last one of each of these operations that has any."""
@@ -216,7 +216,7 @@ class Reader:
                 last, and_(table.c.operation == last.c.operation, table.c.seq == last.c.seq)
             )
             found |= dict(
-                self._read(chosen, lambda row: (row["operation"], serialization.stored_sample(row)))
+                self._read(chosen, lambda row: (row["operation"], row_mapping.stored_sample(row)))
             )
         return found
 
@@ -232,12 +232,12 @@ class Reader:
     def forecast(self, id_: str) -> StoredForecast | None:
         """The last one that was made."""
         return next(
-            iter(self._read(_last(schema.forecasts, id_), serialization.stored_forecast)), None
+            iter(self._read(_last(schema.forecasts, id_), row_mapping.stored_forecast)), None
         )
 
     def steps(self, id_: str) -> list[StoredStep]:
         """What the operation changed or was about to change, the first one first."""
-        return self._read(_after(schema.steps, id_, 0), serialization.stored_step)
+        return self._read(_after(schema.steps, id_, 0), row_mapping.stored_step)
 
     def abandoned(self) -> list[Operation]:
         """Active operations that nobody attends, the oldest first."""
@@ -258,7 +258,7 @@ class Reader:
 
     def _requests(self, *where: Any) -> list[Request]:
         chosen = select(schema.requests).where(*where).order_by(schema.requests.c.id)
-        return self._read(chosen, serialization.request)
+        return self._read(chosen, row_mapping.request)
 
     def _read(self, chosen: Select[Any], made: Callable[[Any], T]) -> list[T]:
         return self._database.read(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from vmckpt.errors import JournalError, LeaseLost
-from vmckpt.journal import leases
+from vmckpt.journal import controller_identity
 from vmckpt.journal import location as locations
 from vmckpt.journal.records import (
     Batch,
@@ -151,7 +151,7 @@ class Recorder:
         self._warned = False
         self._clock = clock
         self._began = Seconds(clock()) if began is None else began
-        self._me = leases.this_process()
+        self._me = controller_identity.this_process()
         self._beaten = boottime() if beaten is None else beaten
         self._lost: LeaseLost | None = None
         self._ended = False

@@ -1,4 +1,4 @@
-"""Events, samples and rows of the journal's tables, to JSON's types and back. Pure.
+"""Events and samples, in JSON's types, and samples back again. Pure.
 
 An event of any kind is stored field by field. Times are in milliseconds and say so in their names
 (`expected_downtime` becomes `expected_downtime_ms`), as in everything that `--json` prints.
@@ -12,20 +12,9 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from sqlalchemy import RowMapping
-
 from vmckpt.journal.records import (
-    Controller,
-    NewOperation,
-    Operation,
     Record,
-    Request,
-    State,
-    StepState,
-    StoredEvent,
-    StoredForecast,
     StoredSample,
-    StoredStep,
 )
 from vmckpt.model.events import Estimate, Sampled
 from vmckpt.model.migration import JobPhase, JobSample
@@ -130,105 +119,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list | set | frozenset):
         return [plain(one) for one in value]
     return str(value)
-
-
-def new_operation(
-    new: NewOperation, controller: Controller, *, asked_by: str, asked_from: str | None
-) -> dict[str, Any]:
-    """The row of an operation that begins, but for its id and the time."""
-    return {
-        "kind": new.kind,
-        "guest": new.guest,
-        "guest_uuid": new.guest_uuid,
-        "source": new.source,
-        "target": new.target,
-        "policy": new.policy,
-        "mode": new.mode,
-        "state": State.RUNNING,
-        "asked_by": asked_by,
-        "asked_from": asked_from,
-        **controlled_by(controller),
-        "thinned": 0,
-        "detail": plain(new.detail),
-    }
-
-
-def controlled_by(controller: Controller) -> dict[str, Any]:
-    """The columns that name a controller."""
-    return {
-        "controller_host": controller.host,
-        "controller_boot": controller.boot,
-        "controller_pid": controller.pid,
-        "controller_started": controller.started,
-    }
-
-
-CONTROLLER = ("host", "boot", "pid", "started")
-
-
-def controller(row: RowMapping) -> Controller:
-    """Who runs an operation."""
-    return Controller(
-        host=row["controller_host"],
-        boot=row["controller_boot"],
-        pid=row["controller_pid"],
-        started=row["controller_started"],
-    )
-
-
-def operation(row: RowMapping) -> Operation:
-    """An operation with its controller."""
-    return Operation(
-        id=row["id"],
-        kind=row["kind"],
-        guest=row["guest"],
-        guest_uuid=row["guest_uuid"],
-        source=row["source"],
-        target=row["target"],
-        policy=row["policy"],
-        mode=row["mode"],
-        state=row["state"],
-        phase=row["phase"],
-        outcome=row["outcome"],
-        asked_by=row["asked_by"],
-        asked_from=row["asked_from"],
-        controller=controller(row),
-        began_at=row["began_at"],
-        ended_at=row["ended_at"],
-        detail=row["detail"],
-        report=row["report"],
-        alive_until=row["alive_until"],
-    )
-
-
-def request(row: RowMapping) -> Request:
-    """A request; its columns are its fields."""
-    return Request(**row)
-
-
-def stored_event(row: RowMapping) -> StoredEvent:
-    """An event."""
-    return StoredEvent(seq=row["seq"], at=Seconds(row["at"]), kind=row["kind"], values=row["data"])
-
-
-def stored_sample(row: RowMapping) -> StoredSample:
-    """A sample."""
-    return StoredSample(seq=row["seq"], at=Seconds(row["at"]), values=row["data"])
-
-
-def stored_step(row: RowMapping) -> StoredStep:
-    """A step."""
-    return StoredStep(
-        seq=row["seq"],
-        name=row["name"],
-        intent=row["intent"],
-        state=StepState(row["state"]),
-        result=row["result"],
-        began_at=row["began_at"],
-        ended_at=row["ended_at"],
-    )
-
-
-def stored_forecast(row: RowMapping) -> StoredForecast:
-    """A forecast."""
-    return StoredForecast(made_at=row["made_at"], values=row["data"])

@@ -9,7 +9,14 @@ from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from vmckpt.errors import BadInput, JournalError
-from vmckpt.journal import leases, open_database, schema, serialization, transactions
+from vmckpt.journal import (
+    controller_identity,
+    leases,
+    open_database,
+    row_mapping,
+    schema,
+    transactions,
+)
 from vmckpt.journal import location as locations
 from vmckpt.journal import prune as journal_prune
 from vmckpt.journal.queries import Reader
@@ -83,11 +90,11 @@ class Journal(Reader):
 
         That is the first heartbeat, too.
         """
-        row = serialization.new_operation(
+        row = row_mapping.new_operation(
             new,
-            controller or leases.this_process(),
-            asked_by=asked_by or leases.asked_by(),
-            asked_from=asked_from or leases.asked_from(),
+            controller or controller_identity.this_process(),
+            asked_by=asked_by or controller_identity.asked_by(),
+            asked_from=asked_from or controller_identity.asked_from(),
         )
         now = self._now()
         made = insert(schema.operations).values(
@@ -215,7 +222,7 @@ class Journal(Reader):
 
         def work(connection: Connection) -> list[Request]:
             chosen = select(table).where(*fresh).order_by(table.c.id).with_for_update()
-            taken = [serialization.request(row) for row in connection.execute(chosen).mappings()]
+            taken = [row_mapping.request(row) for row in connection.execute(chosen).mappings()]
             # Not all that are fresh: one may have come in since.
             these = table.c.id.in_([one.id for one in taken])
             connection.execute(update(table).where(these).values(taken_at=self._now()))
@@ -271,7 +278,7 @@ class Journal(Reader):
         by: Controller | None = None,
     ) -> None:
         """This process still runs the operation. Raises LeaseLost if it does not any more."""
-        me = by or leases.this_process()
+        me = by or controller_identity.this_process()
         self._database.write(
             lambda connection: leases.heartbeat(
                 connection, id_, ttl=ttl, fence=fence, now=self._now(), by=me
@@ -283,7 +290,7 @@ class Journal(Reader):
 
         Raises GuestBusy if it is attended, has ended, or another operation has the guest.
         """
-        me = leases.this_process()
+        me = controller_identity.this_process()
         return self._database.write(
             lambda connection: leases.take_over(
                 connection, self._database, operation, now=self._now(), by=me
@@ -295,7 +302,7 @@ class Journal(Reader):
 
         Whoever recovers may take it over at once. Raises LeaseLost if somebody has already.
         """
-        me = by or leases.this_process()
+        me = by or controller_identity.this_process()
         self._database.write(lambda connection: leases.leave(connection, id_, by=me))
 
     def entrust(self, id_: str, to: str, *, by: Controller | None = None) -> None:
@@ -303,7 +310,7 @@ class Journal(Reader):
 
         Raises LeaseLost if somebody else has taken it over.
         """
-        me = by or leases.this_process()
+        me = by or controller_identity.this_process()
         self._database.write(lambda connection: leases.entrust(connection, id_, to, by=me))
 
     # Steps: what is to be changed is written down first, and what came of it after

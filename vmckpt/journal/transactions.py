@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import Connection, ScalarSelect, Table, func, insert, select
 
 from vmckpt.errors import JournalError, LeaseLost
-from vmckpt.journal import schema, serialization
+from vmckpt.journal import row_mapping, schema
 from vmckpt.journal.records import Controller, Operation
 from vmckpt.lease.controller_lease import Fence
 
@@ -19,7 +19,7 @@ def one(connection: Connection, id_: str, *, lock: bool = False) -> Operation | 
     if lock:
         chosen = chosen.with_for_update(key_share=True)  # means nothing to SQLite: see there
     row = connection.execute(chosen).mappings().first()
-    return None if row is None else serialization.operation(row)
+    return None if row is None else row_mapping.operation(row)
 
 
 def guard(
@@ -40,7 +40,7 @@ def guard(
     found = connection.execute(chosen).mappings().first()
     if found is None:
         raise JournalError(f"no job {id_} is in the journal")
-    controller = serialization.controller(found)
+    controller = row_mapping.controller(found)
     if by is not None and controller != by:
         taker = f"process {controller.pid} on {controller.host} has taken it over"
         raise _lost(id_, taker if controller.pid else "it was left for others to take over")
@@ -55,7 +55,7 @@ _GUARDED = [
     for name in (
         "ended_at",
         "outcome",
-        *(f"controller_{part}" for part in serialization.CONTROLLER),
+        *(f"controller_{part}" for part in row_mapping.CONTROLLER),
     )
 ]
 

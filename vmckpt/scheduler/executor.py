@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.errors import BadInput, Cancelled, NotInStore
-from vmckpt.journal import leases as identities
+from vmckpt.journal import controller_identity
 from vmckpt.policy.model import Check
 from vmckpt.scheduler.jobs import Collect, Copy, Prune, Verify
 from vmckpt.scheduler.store_cache import Shelves
@@ -90,7 +90,7 @@ class Hands:
             store, ids, depth, trusted=self.keys.trusted(), identity=self.identity,
             progress=self._heard,
         )  # fmt: skip
-        by = identities.asked_by()
+        by = controller_identity.asked_by()
         results.write_down(store, found, self.keys.signing(), by=by, at=time.time())
         closed = f", {len(found.closed)} not opened for want of the key" if found.closed else ""
         if not found.flaws:

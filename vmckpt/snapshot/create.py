@@ -19,7 +19,7 @@ from vmckpt.agent.snapshot.transfer_parent_state import LineOrder
 from vmckpt.errors import BadInput, GuestBusy, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal import jobs, leases
+from vmckpt.journal import controller_identity, jobs
 from vmckpt.journal.recorder import JournalDesk, Recorder, recorded
 from vmckpt.journal.records import NewOperation, Operation
 from vmckpt.model.disk import StorePlace
@@ -300,7 +300,7 @@ class Taking:
             state=self._host.agent_state,
             snapshot=new_id(secrets.token_bytes(10)),
             name=request.name or named_now(),
-            by=leases.asked_by(),
+            by=controller_identity.asked_by(),
             owner="" if fence is None else f"{fence.resource}#{fence.token}",
             memory=request.memory,
             tags=dict(request.tags),

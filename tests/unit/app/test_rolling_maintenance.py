@@ -10,7 +10,7 @@ import pytest
 from tests.support.builders import HOST
 from vmckpt.app import evacuation, hosts, rolling_maintenance
 from vmckpt.errors import Blocked, HookFailed, RemoteError
-from vmckpt.journal import leases, maintenance
+from vmckpt.journal import controller_identity, maintenance
 from vmckpt.journal import location as locations
 from vmckpt.units import Seconds
 
@@ -97,6 +97,6 @@ def test_a_host_that_somebody_closed_for_another_reason_is_left_alone(
     with pytest.raises(Blocked) as caught:
         rolling_maintenance._free(["beta"], "")
     assert "vmckpt repopulate beta" in (caught.value.mend or "")
-    monkeypatch.setattr(leases, "asked_by", lambda: "alice@desk")
+    monkeypatch.setattr(controller_identity, "asked_by", lambda: "alice@desk")
     with pytest.raises(Blocked):
         rolling_maintenance._free(["beta"], "kernel")

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from vmckpt.app import controller
 from vmckpt.cli import app as cli_app
-from vmckpt.cli import output, watch
+from vmckpt.cli import output, watch_protection
 from vmckpt.errors import InventoryError, Unattended
 from vmckpt.inventory import Inventory
-from vmckpt.journal import leases
+from vmckpt.journal import controller_identity
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.model.host import Host
@@ -45,7 +45,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal
     hosts = tmp_path / "hosts.yaml"
     hosts.write_text("hosts:\n  alpha: {uri: 'qemu:///system'}\n  beta: {uri: 'qemu:///system'}\n")
     monkeypatch.setenv("VMCKPT_INVENTORY", str(hosts))
-    monkeypatch.setattr(watch, "_ASK_EVERY", Seconds(0.02))
+    monkeypatch.setattr(watch_protection, "_ASK_EVERY", Seconds(0.02))
     with Journal() as made:
         yield made
 
@@ -144,7 +144,7 @@ def test_one_whose_controller_died_before_it_was_ready_is_nobodys(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agents(monkeypatch, lambda _: (WORKS, STANDS))
-    journal.begin(WEB1, controller=replace(leases.this_process(), started=1))
+    journal.begin(WEB1, controller=replace(controller_identity.this_process(), started=1))
 
     with pytest.raises(Unattended, match="nobody attends"):
         ran("watch", "web1")

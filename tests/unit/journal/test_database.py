@@ -16,7 +16,7 @@ from sqlalchemy import Connection, text
 
 from tests.support.paths import ROOT
 from vmckpt.errors import JournalError
-from vmckpt.journal import leases, location, schema
+from vmckpt.journal import controller_identity, location, schema
 from vmckpt.journal.records import Controller, NewOperation, Record
 from vmckpt.journal.store import Journal
 from vmckpt.units import Seconds
@@ -230,12 +230,12 @@ def test_a_writer_killed_in_the_middle_leaves_whole_batches_and_shows_as_dead(
             writer.stdout.readline()
             journal.add_samples(journal.begin(WEB1), sampled(0.0))  # two processes write at once
         controller = journal.operation(id_).controller
-        assert leases.is_alive(controller) is True
+        assert controller_identity.is_alive(controller) is True
         os.kill(writer.pid, signal.SIGKILL)
         os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)
-        assert leases.is_alive(controller) is False  # a zombie, until its parent looks
+        assert controller_identity.is_alive(controller) is False  # a zombie, until its parent looks
 
-    assert leases.is_alive(controller) is False
+    assert controller_identity.is_alive(controller) is False
     with Journal(path) as again:
         count = len(again.samples(id_))
         assert count >= 250
@@ -247,20 +247,20 @@ def test_a_writer_killed_in_the_middle_leaves_whole_batches_and_shows_as_dead(
 
 
 def test_a_controller_is_known_by_its_start_and_its_boot() -> None:
-    me = leases.this_process()
+    me = controller_identity.this_process()
 
     def other(**changes: object) -> Controller:
         fields = {"host": me.host, "boot": me.boot, "pid": me.pid, "started": me.started}
         return Controller(**{**fields, **changes})  # type: ignore[arg-type]
 
-    assert leases.is_alive(me) is True
-    assert leases.is_alive(other(started=me.started + 1)) is False
-    assert leases.is_alive(other(boot="another")) is False
-    assert leases.is_alive(other(pid=2**22 + 1)) is False
+    assert controller_identity.is_alive(me) is True
+    assert controller_identity.is_alive(other(started=me.started + 1)) is False
+    assert controller_identity.is_alive(other(boot="another")) is False
+    assert controller_identity.is_alive(other(pid=2**22 + 1)) is False
     # This machine, called otherwise since; another one; this one before it was booted.
-    assert leases.is_alive(other(host="elsewhere.invalid")) is True
-    assert leases.is_alive(other(host="elsewhere.invalid", pid=2**22 + 1)) is False
-    assert leases.is_alive(other(host="elsewhere.invalid", boot="another")) is None
+    assert controller_identity.is_alive(other(host="elsewhere.invalid")) is True
+    assert controller_identity.is_alive(other(host="elsewhere.invalid", pid=2**22 + 1)) is False
+    assert controller_identity.is_alive(other(host="elsewhere.invalid", boot="another")) is None
 
 
 def test_a_second_journal_in_one_process_does_not_cut_the_first_off(tmp_path: Path) -> None:

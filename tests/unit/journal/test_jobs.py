@@ -22,8 +22,8 @@ from vmckpt.cli import app as cli_app
 from vmckpt.cli import jobs, output
 from vmckpt.cli import watch as cli_watch
 from vmckpt.errors import BadInput, OutcomeUnknown, ReadOnly, Unattended, VmckptError
+from vmckpt.journal import controller_identity, recorder
 from vmckpt.journal import jobs as journal_jobs
-from vmckpt.journal import leases, recorder
 from vmckpt.journal.jobs import Answer
 from vmckpt.journal.records import Batch, NewOperation, Operation, RequestKind
 from vmckpt.journal.serialization import as_record
@@ -69,7 +69,7 @@ def filled(journal: Journal) -> str:
 
 def dead(journal: Journal) -> str:
     """A job whose controller has ended."""
-    controller = replace(leases.this_process(), started=1)
+    controller = replace(controller_identity.this_process(), started=1)
     return journal.begin(WEB1, controller=controller)
 
 

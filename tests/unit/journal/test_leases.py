@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vmckpt.errors import GuestBusy, JournalError, LeaseLost
-from vmckpt.journal import leases
+from vmckpt.journal import controller_identity
 from vmckpt.journal.records import Batch, Controller, NewOperation, Operation, Record, StepState
 from vmckpt.journal.store import Journal
 from vmckpt.lease import controller_lease
@@ -17,7 +17,7 @@ from vmckpt.units import Seconds
 WEB1 = NewOperation(kind="migrate", guest="web1", guest_uuid="u-1", source="alpha", target="beta")
 GUEST = "guest/u-1"
 FAR = Controller(host="far", boot="another", pid=7, started=9)
-DEAD = replace(leases.this_process(), started=1)
+DEAD = replace(controller_identity.this_process(), started=1)
 NOTED = Record(kind="noted", at=Seconds(1.0), values={})
 
 
@@ -220,7 +220,7 @@ def test_an_abandoned_operation_is_taken_over_with_its_guest(journal: Journal) -
 
     assert fence == Fence(resource=GUEST, token=2, operation=id_)
     assert journal.abandoned() == []
-    assert journal.operation(id_).controller == leases.this_process()
+    assert journal.operation(id_).controller == controller_identity.this_process()
     journal.conclude(id_, step, StepState.UNDONE, {}, fence)
     for refused in (
         lambda: journal.conclude(id_, step, StepState.DONE, {}, stale),

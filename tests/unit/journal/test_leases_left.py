@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.journal.test_jobs import journal, ran
 from vmckpt.errors import Unattended
-from vmckpt.journal import leases
+from vmckpt.journal import controller_identity
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 
@@ -17,7 +17,7 @@ __all__ = ["journal"]
 @pytest.mark.parametrize("kind", ["snapshot", "restore", "run", "evacuate", "protect"])
 def test_of_what_is_no_migration_libvirt_knows_nothing(journal: Journal, kind: str) -> None:
     """virsh suspend would stop a guest whose snapshot died."""
-    gone = replace(leases.this_process(), pid=1, started=1)
+    gone = replace(controller_identity.this_process(), pid=1, started=1)
     new = NewOperation(kind=kind, guest="web1", source="alpha")
     id_ = journal.begin(new, controller=gone)
     for word in ("cancel", "pause"):

@@ -14,7 +14,7 @@ from tests.unit.journal.test_recorder import sampled, until
 from vmckpt.app import migration
 from vmckpt.errors import BadInput, GuestBusy, JournalError, LeaseLost, Unattended
 from vmckpt.inventory import Inventory
-from vmckpt.journal import jobs, leases, recorder
+from vmckpt.journal import controller_identity, jobs, recorder
 from vmckpt.journal.jobs import Answer
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import Controller, NewOperation, Operation, RequestKind, StepState
@@ -29,7 +29,7 @@ GUEST = "guest/u-1"
 FAR = Controller(host="far", boot="another", pid=7, started=9)
 NO_HOSTS = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
 NOBODY = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
-DEAD = replace(leases.this_process(), started=1)
+DEAD = replace(controller_identity.this_process(), started=1)
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def taken_over(journal: Journal, id_: str, monkeypatch: pytest.MonkeyPatch) -> O
     """As another machine does it, to which ours is dead."""
     found = journal.operation(id_)
     with monkeypatch.context() as patched:
-        patched.setattr(leases, "is_alive", lambda _: False)
-        patched.setattr(leases, "this_process", lambda: FAR)
+        patched.setattr(controller_identity, "is_alive", lambda _: False)
+        patched.setattr(controller_identity, "this_process", lambda: FAR)
         journal.take_over(found)
     return journal.operation(id_)
 
@@ -228,7 +228,7 @@ def test_a_journal_that_does_not_answer_is_no_loss_yet(
 def aged(journal: Journal, id_: str, seconds: float) -> None:
     """The last word of an operation's controller is older than it was."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(leases, "this_process", lambda: FAR)
+        patched.setattr(controller_identity, "this_process", lambda: FAR)
         journal.heartbeat(id_, Seconds(-seconds))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vmckpt.errors import BadInput, JournalError
-from vmckpt.journal import leases, store
+from vmckpt.journal import controller_identity, store
 from vmckpt.journal.records import Batch, NewOperation, Record, State
 from vmckpt.journal.sample_thinning import Retention, Step
 from vmckpt.journal.store import Journal
@@ -54,7 +54,7 @@ def test_an_operation_is_read_as_it_was_written(journal: Journal, clock: Clock) 
     assert (found.state, found.phase, found.mode) == (State.RUNNING, "pre-copy", "hybrid")
     assert (found.asked_by, found.asked_from) == ("eve@desk", "10.0.0.7")
     assert (found.began_at, found.ended_at, found.active) == (clock.now, None, True)
-    assert found.controller == leases.this_process()
+    assert found.controller == controller_identity.this_process()
 
 
 def test_an_end_is_written_once_and_the_report_without_its_samples(journal: Journal) -> None:

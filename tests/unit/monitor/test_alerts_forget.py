@@ -8,7 +8,7 @@ import pytest
 
 from vmckpt.cli import app
 from vmckpt.errors import ReadOnly
-from vmckpt.journal import leases
+from vmckpt.journal import controller_identity
 from vmckpt.journal.follow import ENDED, Happening
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
@@ -26,7 +26,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def left(kind: str = "migrate") -> str:
     """A job whose controller died; its id."""
     with Journal() as journal:
-        dead = replace(leases.this_process(), pid=1, started=1)
+        dead = replace(controller_identity.this_process(), pid=1, started=1)
         new = NewOperation(kind=kind, guest="web1", source="alpha", target="beta")
         return journal.begin(new, controller=dead)
 

@@ -11,7 +11,7 @@ from vmckpt.app import protection
 from vmckpt.app.monitoring import Monitor
 from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
-from vmckpt.journal import leases
+from vmckpt.journal import controller_identity
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
@@ -30,7 +30,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def killed(what: str) -> str:
     """A service that died and held this; its job."""
     with Journal() as journal:
-        dead = replace(leases.this_process(), pid=1, started=1)
+        dead = replace(controller_identity.this_process(), pid=1, started=1)
         id_ = journal.begin(NewOperation(kind="run", guest="schedules"), controller=dead)
         journal.acquire(id_, scheduler_leases.lease_of(what), by=dead)
     return id_

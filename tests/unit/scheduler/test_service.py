@@ -16,7 +16,7 @@ from vmckpt.app import controller, fleet, scheduler, snapshots
 from vmckpt.cli import app
 from vmckpt.errors import BadInput, Cancelled, GuestBusy, HypervisorError, PolicyError
 from vmckpt.inventory import Inventory
-from vmckpt.journal import leases
+from vmckpt.journal import controller_identity
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.lease.controller_lease import guest_resource
@@ -211,7 +211,7 @@ async def test_two_services_do_not_take_both(world: World) -> None:
 
 async def test_what_a_killed_service_held_is_taken_over(world: World) -> None:
     with Journal() as journal:
-        dead = replace(leases.this_process(), pid=1, started=1)
+        dead = replace(controller_identity.this_process(), pid=1, started=1)
         id_ = journal.begin(NewOperation(kind="run", guest="schedules"), controller=dead)
         journal.acquire(id_, "schedule/mine/often", by=dead)
     await world.run()
