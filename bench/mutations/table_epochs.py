@@ -143,7 +143,7 @@ _OUTPUT_ORDER = (
         name="ended-before-invalid", area=Area.OUTPUT_ORDER,
         file="vmckpt/agent/replication/teardown.py",
         old="        tenure.invalidate()\n    else:\n",
-        new="        buffers.remove(monitor, folder)\n"
+        new="        network_buffer.remove(monitor, folder)\n"
         "        tenure.invalidate()\n    else:\n",
         suite=unit("agent/replication/teardown"),
         breaks="The end of a protection lets output out while the standby may take over.",
@@ -151,8 +151,8 @@ _OUTPUT_ORDER = (
     Mutation(
         name="filters-removed-when-gone", area=Area.OUTPUT_ORDER,
         file="vmckpt/agent/replication/primary.py",
-        old="    if alone:\n        buffers.remove(monitor, folder)",
-        new="    if not held:\n        buffers.remove(monitor, folder)",
+        old="    if alone:\n        network_buffer.remove(monitor, folder)",
+        new="    if not held:\n        network_buffer.remove(monitor, folder)",
         suite=unit("agent/replication/primary"),
         breaks="Where one card's filter is gone a new agent lets out what the others hold.",
     ),
@@ -207,10 +207,10 @@ _EPOCHS = (
     Mutation(
         name="runs-with-capabilities", area=Area.EPOCHS,
         file="vmckpt/capture/memory/shared_memory.py",
-        old="        settings.set_capabilities(monitor, self._undo.capabilities)\n"
+        old="        migration_settings.set_capabilities(monitor, self._undo.capabilities)\n"
         "        if goes_on:\n            monitor.tell(\"cont\", {})",
         new="        if goes_on:\n            monitor.tell(\"cont\", {})\n"
-        "        settings.set_capabilities(monitor, self._undo.capabilities)",
+        "        migration_settings.set_capabilities(monitor, self._undo.capabilities)",
         suite=_STANDSTILL,
         breaks="A `virsh save` between epochs loses the guest's memory.",
     ),
@@ -310,10 +310,10 @@ _EPOCHS = (
     Mutation(
         name="applied-before-it-is", area=Area.EPOCHS,
         file="vmckpt/replication/backup/epoch_stage.py",
-        old="            redo.put_writes(self._log, self._record.writes.length, self._disks)\n"
-        "            redo.mark_applied(self._folder / _RECORD)",
-        new="            redo.mark_applied(self._folder / _RECORD)\n"
-        "            redo.put_writes(self._log, self._record.writes.length, self._disks)",
+        old="            redo_log.put_writes(self._log, self._record.writes.length, self._disks)\n"
+        "            redo_log.mark_applied(self._folder / _RECORD)",
+        new="            redo_log.mark_applied(self._folder / _RECORD)\n"
+        "            redo_log.put_writes(self._log, self._record.writes.length, self._disks)",
         suite=unit("replication/backup/epoch_stage_crashes", keyword="killed"),
         breaks="A backup that dies while it applies an epoch leaves half of it for whole.",
     ),

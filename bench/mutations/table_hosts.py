@@ -358,15 +358,15 @@ _HOST_DIRECTORIES = (
     Mutation(
         name="planted-memory-is-used", area=Area.HOST_DIRECTORIES,
         file="vmckpt/replication/session.py",
-        old="    if memory.exists():\n        hostdirs.verify(memory)",
-        new="    if not memory.exists():\n        hostdirs.verify(memory)",
+        old="    if memory.exists():\n        host_directories.verify(memory)",
+        new="    if not memory.exists():\n        host_directories.verify(memory)",
         suite=unit("replication/session"),
         breaks="A guest's memory is copied into a local user's directory.",
     ),
     Mutation(
         name="planted-session-is-read", area=Area.HOST_DIRECTORIES,
         file="vmckpt/replication/session.py",
-        old="            hostdirs.verify(earlier)\n            return earlier",
+        old="            host_directories.verify(earlier)\n            return earlier",
         new="            return earlier",
         suite=unit("replication/session"),
         breaks="Root acts on a session that a local user wrote.",

@@ -366,8 +366,8 @@ _LEASE_TIMER = (
     Mutation(
         name="timer-forgotten-at-end", area=Area.LEASE_TIMER,
         file="vmckpt/agent/replication/orders.py",
-        old="        afterlife.renewed(session, sent)\n        _stop_agent(folder)",
-        new="        _stop_agent(folder)\n        afterlife.renewed(session, sent)",
+        old="        teardown.renewed(session, sent)\n        _stop_agent(folder)",
+        new="        _stop_agent(folder)\n        teardown.renewed(session, sent)",
         suite=unit("agent/replication/teardown_primary"),
         breaks="A guest whose protection is being ended is killed if the lease store is slow.",
     ),
@@ -452,7 +452,7 @@ _TAKEOVERS = (
     ),
     Mutation(
         name="heard-copy-is-killed", area=Area.TAKEOVER, file="vmckpt/agent/replication/orders.py",
-        old="    if afterlife.is_alone(folder):\n        raise TwoCopies(",
+        old="    if teardown.is_alone(folder):\n        raise TwoCopies(",
         new="    if not folder:\n        raise TwoCopies(",
         suite=unit("agent/replication/teardown_primary"),
         breaks="Of two copies that were both heard one is killed with all that it acknowledged.",

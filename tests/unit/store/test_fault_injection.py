@@ -68,7 +68,7 @@ def fresh(before: Path, folder: Path) -> Store:
 def children() -> Iterator[Callable[[str, Path, str], int]]:
     """Runs a story in a process of its own that ends at a point; its exit status."""
     program = subprocess.Popen(
-        [sys.executable, "-m", "tests.unit.store_stories"],
+        [sys.executable, "-m", "tests.support.store_stories"],
         cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
 
