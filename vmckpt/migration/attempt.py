@@ -20,7 +20,6 @@ from vmckpt.migration.recovery.decide import STAYS
 from vmckpt.migration.recovery.steps import Step
 from vmckpt.migration.report import MigrationReport
 from vmckpt.migration.request import Setting
-from vmckpt.migration.run.actuator import FencedMover
 from vmckpt.migration.run.engine import Ending, Migration
 from vmckpt.migration.trace import Tracer
 from vmckpt.model.disk import Made
@@ -214,12 +213,17 @@ def mover(
     uuid: str,
     check: Callable[[], None],
 ) -> Mover:
-    """What moves a guest as long as `check` allows it; it can free the target's end of a stream."""
+    """What moves a guest as long as `check` allows it; it can free the target's end of a stream.
+
+    `check` raises LeaseLost when another controller has taken over, and HypervisorError while that
+    cannot be known. Each call that changes something asks it in its host's lane, right before.
+    """
 
     async def free_target() -> None:
+        check()
         if remotes is not None:
             await ssh.drop(remotes[1], guest)
 
     for hypervisor in hosts:
-        hypervisor.guard = check  # once more in the lane: to connect may take seconds
-    return FencedMover(LibvirtMover(*hosts, uuid, free_target=free_target), check)
+        hypervisor.guard = check
+    return LibvirtMover(*hosts, uuid, free_target=free_target)
